@@ -38,7 +38,8 @@ class Cost:
     peak_gb: float
     """Their most memory at one time; a page that several processes share counts once (PSS)."""
     cpu_by_program: Mapping[str, float] = field(default_factory=dict)
-    """The CPU seconds of Spark's JVM, of Python's workers, and of the driver with the other processes."""
+    """The CPU seconds of Spark's JVM, of Python's workers, and of the driver with the other
+    processes."""
 
 
 JVM, WORKERS, DRIVER = "JVM", "workers", "driver"

@@ -28,7 +28,7 @@ from sluice.provision.machine_checks import find_java
 
 PEER = Path(__file__).with_name("TestDriverTimes.java")
 PEER_JARS = (
-    Module("org.apache.kafka", "kafka-streams-test-utils", "4.1.1"),
+    Module("org.apache.kafka", "kafka-streams-test-utils", "4.4.0"),
     Module("org.slf4j", "slf4j-nop", "1.7.36"),
 )
 RECORDS = 1_000

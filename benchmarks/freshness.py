@@ -66,7 +66,10 @@ def create_topics_of(platform: LocalPlatform) -> None:
 def measure(
     platform: LocalPlatform, airflow: Airflow, name: str, bursts: int, pause: float
 ) -> list[float]:
-    """Seconds from the first record of each burst to its answer. The first burst, which also warms up, is left out."""
+    """Seconds from the first record of each burst to its answer.
+
+    The first burst, which also warms up, is left out.
+    """
     chance = random.Random(1)
     seconds: list[float] = []
     with console.status(name) as status:

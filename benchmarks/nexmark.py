@@ -144,7 +144,10 @@ def of_flink(query: str, peer: Path, kafka: EmbeddedKafka, folder: Path) -> cost
 
 
 def produce_events(bootstrap: str, count: int) -> Counter[str]:
-    """Write the events to their topics, and the side input. Returns the number of records of each topic."""
+    """Write the events to their topics, and the side input.
+
+    Returns the number of records of each topic.
+    """
     config = {"bootstrap.servers": bootstrap}
     produce(config, "side_input", ((str(key), side_input(key).encode(), 0) for key in range(10)))
     for topic in ("persons", "auctions", "bids"):

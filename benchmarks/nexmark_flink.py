@@ -17,7 +17,8 @@ SOURCES = {
     ),
     "bids": "auction BIGINT, bidder BIGINT, price BIGINT, channel STRING, url STRING, extra STRING, `at` BIGINT",
 }
-"""Topic → its columns. As in the queries for Sluice, each stream's time is that of its records, without grace."""
+"""Topic → its columns. As in the queries for Sluice, each stream's time is that of its records,
+without grace."""
 
 _TEN_SECONDS = "INTERVAL '10' SECOND"
 _OF_BIDS = f"TUMBLE(TABLE bids, DESCRIPTOR(event_time), {_TEN_SECONDS})"
@@ -93,7 +94,8 @@ QUERIES = {
         "SELECT auction, split_index(url, '/', 3), split_index(url, '/', 4), split_index(url, '/', 5) FROM bids",
     ),
 }
-"""Query → the columns of its results, and its SQL. A primary key makes the results changes of a table."""
+"""Query → the columns of its results, and its SQL. A primary key makes the results changes of a
+table."""
 
 
 def main() -> None:

@@ -85,7 +85,8 @@ KINDS = {
     "tables": f'{_TABLES}).to("joined")',
     "foreign": f'{_TABLES}, on="concat(\'key-\', number % 25000)").to("joined")',
 }
-"""Kind of operator → the last lines of its pipeline. The kinds have the names of the Kafka Streams program."""
+"""Kind of operator → the last lines of its pipeline. The kinds have the names of the Kafka Streams
+program."""
 
 console = Console(stderr=True)
 
@@ -189,7 +190,10 @@ def _kafka_streams(kind: str, program: Path, kafka: EmbeddedKafka, home: Path, n
 
 
 def clicks(count: int, keys: int, chance: random.Random) -> Iterator[tuple[str, bytes, int]]:
-    """Records with random keys, one per millisecond of event time; a tenth is up to two seconds out of order."""
+    """Records with random keys, one per millisecond of event time.
+
+    A tenth is up to two seconds out of order.
+    """
     for number in range(count):
         timestamp = START_MS + number - chance.randrange(2_000) * (chance.random() < 0.1)
         yield f"key-{chance.randrange(keys)}", b'{"number":%d}' % number, timestamp

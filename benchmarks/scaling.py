@@ -160,7 +160,10 @@ def of_pipeline(name: str, text: str, records: Records) -> Measured:
 
 
 def of_shape(shape: Shape) -> tuple[Shape, Cost]:
-    """A run in which each record adds a key and is written to a topic. Returns its shape, with the actual batches."""
+    """A run in which each record adds a key and is written to a topic.
+
+    Returns its shape, with the actual batches.
+    """
     text = of_fields(["n: int"], [*TOTALS, 'values.to("scaling_copies")'], shape.workers)
     variables = {"SLUICE_MAX_RECORDS": str(-(-shape.records // shape.batches))}
     with case(text=text, partitions=shape.partitions, variables=variables) as made:
@@ -227,7 +230,10 @@ def number_of_partitions() -> Iterator[Measured]:
 
 
 def executors() -> Iterator[Measured]:
-    """A million new keys on a standalone cluster, with the shards in PostgreSQL; the figures are the driver's alone."""
+    """A million new keys on a standalone cluster, with the shards in PostgreSQL.
+
+    The figures are the driver's alone.
+    """
     keys = 1_000_000
     text = of_fields(["n: int"], TOTALS)
     with (
@@ -384,12 +390,16 @@ FITTED = (
     Shape(FITTED_RECORDS, 10, 64, 2),
     Shape(FITTED_RECORDS, 10, 4, 32),
 )
-"""Each of these runs differs from another in one part, so that five runs tell the five parts apart."""
+"""Each of these runs differs from another in one part, so that five runs tell the five parts
+apart."""
 PREDICTED = (Shape(4 * FITTED_RECORDS, 4, 16, 8), Shape(4 * FITTED_RECORDS, 2, 64, 32))
 
 
 def compare_with_model() -> Iterator[Table]:
-    """Fit the model to small runs. Yields a table of its parts, then one of its predictions beside other runs."""
+    """Fit the model to small runs.
+
+    Yields a table of its parts, then one of its predictions beside other runs.
+    """
     runs = [of_shape(shape) for shape in FITTED]
     model = Model.fit([(shape, cost.cpu_by_program) for shape, cost in runs])
     parts = Table("CPU ms per", *PROGRAMS, title="model: the CPU time of each part of a run")

@@ -56,7 +56,10 @@ _RECORDS_AT_ONCE = 20_000
 
 
 class Stopwatch:
-    """The CPU seconds of parts of the work. The time of a part leaves out the parts that run inside it."""
+    """The CPU seconds of parts of the work.
+
+    The time of a part leaves out the parts that run inside it.
+    """
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)

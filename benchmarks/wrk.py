@@ -51,7 +51,10 @@ class Result:
 
 
 def measure(home: Path, case: Case, connections: int, seconds: int) -> Result:
-    """Send requests for `seconds` over concurrent connections. Raises SystemExit if any answer is not 200."""
+    """Send requests for `seconds` over concurrent connections.
+
+    Raises SystemExit if any answer is not 200.
+    """
     (home / "paths").write_text("\n".join(case.paths))
     (home / "wrk.lua").write_text(SCRIPT)
     # The first request to a process may take seconds, because the process then loads the custom

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sphinx.application import Sphinx
+
 import sluice
 
 project = "Sluice"
@@ -19,3 +21,14 @@ html_title = "Sluice"
 html_static_path = ["style"]
 html_css_files = ["wide.css"]
 html_copy_source = False
+
+
+def setup(app: Sphinx) -> None:
+    """Leave the text of the project's own pages out of the search, so that it finds pages for users."""
+    app.connect("doctree-read", _leave_out_of_search)
+
+
+def _leave_out_of_search(app: Sphinx, _: object) -> None:
+    page = app.env.docname
+    if page.startswith("decisions/") or page == "licences":
+        app.env.metadata[page]["nosearch"] = "true"

@@ -42,7 +42,10 @@ def sentence(path: Path) -> str:
 
 
 def picture() -> str:
-    """The picture, as SVG: a row for each layer. A package imports only packages in the rows below its own."""
+    """The picture, as SVG: a row for each layer.
+
+    A package imports only packages in the rows below its own.
+    """
     boxes: list[str] = []
     top = _MARGIN
     for layer in layers():

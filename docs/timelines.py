@@ -1,4 +1,4 @@
-"""The timelines of docs/examples/windows.md, as SVG. `make docs` writes them."""
+"""The timelines of the topic pages and of docs/examples/windows.md, as SVG. `make docs` writes them."""
 
 from __future__ import annotations
 
@@ -71,12 +71,77 @@ def suppress() -> str:
     return _timeline("The newest result of four visits in each topic", (0, last), VISITS, rows)
 
 
+def silence() -> str:
+    """Draw a window that closes although no record comes, with `advance_when_idle="30 seconds"`."""
+    last_record, window_end, grace_end = 50_000, _MINUTE, _MINUTE + 15_000
+    closed = grace_end + 30_000
+    rows = {
+        "records": _points((10_000, "a"), (30_000, "b"), (last_record, "c")),
+        "window": [(0, window_end, "08:00 to 08:01")],
+        "stream time": [
+            (last_record, last_record + 30_000, "stands still"),
+            (80_000, 150_000, "follows the clock"),
+        ],
+        "window closes": [(closed, 150_000, "the final result is sent")],
+    }
+    return _timeline("Time without records, by the clock", (0, 150_000), (), rows)
+
+
+def within() -> str:
+    """Draw the records of two streams that a join with `within("10 seconds")` combines."""
+    sale, near = 30_000, 10_000
+    notes = {12_000: "n1", 24_000: "n2", 37_000: "n3"}
+    joined = [(time, label) for time, label in notes.items() if abs(time - sale) <= near]
+    results = [(max(time, sale), f"s, {label}") for time, label in joined]
+    rows = {
+        "sales": _points((sale, "s")),
+        "within 10 s of s": [(sale - near, sale + near, "")],
+        "notes": _points(*notes.items()),
+        "results": _points(*results),
+    }
+    return _timeline("A join of two streams", (0, 60_000), (), rows, tick=10_000)
+
+
+def table_rows() -> str:
+    """Draw the row of a key, its changes, and the row that a sale is joined with."""
+    rows = {
+        "records, key s1": _points((5_000, "Pune"), (25_000, "Goa"), (45_000, "null")),
+        "row of s1": [(5_000, 25_000, "Pune"), (25_000, 45_000, "Goa")],
+        "changes()": _points((5_000, "insert"), (25_000, "update"), (45_000, "delete")),
+        "sales, key s1": _points((15_000, "s"), (35_000, "s"), (55_000, "s")),
+        "sales.left_join": _points((15_000, "s, Pune"), (35_000, "s, Goa"), (55_000, "s, null")),
+    }
+    return _timeline("The table shops and a stream of sales", (0, 60_000), (), rows, tick=10_000)
+
+
+def updates() -> str:
+    """Draw the updates of a count: after every record, or once per batch."""
+    times = (5_000, 10_000, 25_000, 40_000, 50_000)
+    every = [(time, str(number)) for number, time in enumerate(times, start=1)]
+    rows = {
+        "records": _points(*((time, "r") for time in times)),
+        "batches": [(0, 30_000, "batch 1"), (30_000, 60_000, "batch 2")],
+        "every update": _points(*every),
+        "once per batch": _points((30_000, "3"), (60_000, "5")),
+    }
+    return _timeline("The updates of a count", (0, 65_000), (), rows, tick=10_000)
+
+
+def _points(*labels: tuple[int, str]) -> Bars:
+    """Return a bar for each point in time; `_timeline` makes it as wide as its label."""
+    return [(time, time, label) for time, label in labels]
+
+
 def _bars(counts: Mapping[Window, int]) -> list[tuple[int, int, str]]:
     return [(start, end, str(count)) for (_, start, end), count in sorted(counts.items())]
 
 
 def _timeline(
-    title: str, span: tuple[int, int], dots: Iterable[int], rows: Mapping[str, Bars]
+    title: str,
+    span: tuple[int, int],
+    dots: Iterable[int],
+    rows: Mapping[str, Bars],
+    tick: int = 30_000,
 ) -> str:
     first, last = span
 
@@ -91,7 +156,7 @@ def _timeline(
         '<rect width="100%" height="100%" fill="#ffffff"/>',
         f'<text x="10" y="20" font-weight="600">{escape(title)}</text>',
     ]
-    for time in range(first, last + 1, 30_000):
+    for time in range(first, last + 1, tick):
         clock = 8 * 3_600 + time // 1_000
         label = f"{clock // 3600:02}:{clock // 60 % 60:02}:{clock % 60:02}"
         parts.append(
@@ -105,10 +170,13 @@ def _timeline(
         parts.append(f'<text x="10" y="{y + 12}">{escape(name)}</text>')
         for lane in of_row:
             for start, end, label in lane:
-                width = max(x(end) - x(start), 6)
+                left, width = x(start), x(end) - x(start)
+                if start == end:
+                    width = 6 * len(label) + 8
+                    left -= width / 2
                 parts.append(
-                    f'<rect x="{x(start)}" y="{y}" width="{width:.1f}" height="{_BAR}" rx="3" fill="#dcfce7" '
-                    f'stroke="#16a34a"/><text x="{x(start) + width / 2:.1f}" y="{y + 12}" text-anchor="middle" '
+                    f'<rect x="{left:.1f}" y="{y}" width="{width:.1f}" height="{_BAR}" rx="3" fill="#dcfce7" '
+                    f'stroke="#16a34a"/><text x="{left + width / 2:.1f}" y="{y + 12}" text-anchor="middle" '
                     f'font-size="10">{escape(label)}</text>'
                 )
             y += _ROW
@@ -133,4 +201,14 @@ def _lanes(bars: Bars) -> list[list[tuple[int, int, str]]]:
     return lanes
 
 
-PICTURES = (kinds, grace, suppress, extractors)
+PICTURES = {
+    "windows-kinds": kinds,
+    "windows-grace": grace,
+    "windows-suppress": suppress,
+    "windows-extractors": extractors,
+    "time-silence": silence,
+    "joins-within": within,
+    "tables-rows": table_rows,
+    "aggregations-updates": updates,
+}
+"""Name of the file, without its ending, and the function that draws it."""

@@ -20,7 +20,8 @@ _MODULES = {
     "Stores": "sluice.api.routes.custom_routes",
     "read_store": "sluice.query.read_store",
 }
-"""Name that is not in `sluice.public_names`, because its module imports HTTP clients or a database → its module."""
+"""Name that is not in `sluice.public_names`, because its module imports HTTP clients or a database
+→ its module."""
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,8 @@ from sluice.values.sink_tables import connection_variable
 KAFKA = "kafka_default"
 SPARK = "spark_default"
 _LIBPQ = ("ssl", "options", "target_session_attrs", "keepalives", "channel_binding", "gssencmode")
-"""A Postgres connection's extras whose names begin with one of these texts are parameters of libpq."""
+"""A Postgres connection's extras whose names begin with one of these texts are parameters of
+libpq."""
 
 
 class KafkaConfigHook(KafkaBaseHook):
@@ -28,7 +29,7 @@ class KafkaConfigHook(KafkaBaseHook):
 
 
 def kafka_config(connection: str = KAFKA) -> dict[str, str]:
-    """The librdkafka settings of a Kafka connection, as text.
+    """Return the librdkafka settings of a Kafka connection, as text.
 
     Raises SettingsError if there is no such connection, or if Spark cannot use it.
     """
@@ -54,7 +55,7 @@ def kafka_config(connection: str = KAFKA) -> dict[str, str]:
 
 
 def kafka_or_settings() -> dict[str, str]:
-    """The settings of Airflow's Kafka connection, or the settings in SLUICE_KAFKA if there is no such connection.
+    """Return the settings of Airflow's Kafka connection, or the settings in SLUICE_KAFKA if there is no such connection.
 
     Raises SettingsError if there is a connection, but it cannot be used.
     """
@@ -70,7 +71,7 @@ def _text(value: object) -> str:
 
 
 def spark_master(connection: str = SPARK) -> str:
-    """The Spark master of a connection. Raises SettingsError if there is no such connection.
+    """Return the Spark master of a connection. Raises SettingsError if there is no such connection.
 
     Without the connection, the hook of Airflow's Spark provider would use YARN, and only log that
     it does.
@@ -88,7 +89,9 @@ def spark_master(connection: str = SPARK) -> str:
 
 
 def database_url(connection: str) -> str:
-    """The URL of a Postgres connection's database; an empty text if there is no such connection.
+    """Return the URL of a Postgres connection's database.
+
+    Return an empty text if there is no such connection.
 
     Raises SettingsError if the connection has another type.
     """

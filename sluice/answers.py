@@ -22,7 +22,10 @@ MAX_PAGE = 1_000
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The snapshot that an answer was read from; `positions` are the next offsets: topic → partition → offset."""
+    """The snapshot that an answer was read from.
+
+    `positions` are the next offsets: topic → partition → offset.
+    """
 
     id: str
     published_at: datetime
@@ -42,24 +45,40 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def unavailable(workers: Iterable[WorkerStatus]) -> list[str]:
-    """The workers that did not answer, each with the reason."""
+    """Return the workers that did not answer, each with the reason."""
     return [
         f"worker {worker.number}: {worker.reason}" for worker in workers if worker.status != "ok"
     ]
 
 
 def is_partial(workers: Iterable[WorkerStatus]) -> bool:
-    """Whether data may be missing because a worker did not answer."""
+    """Return whether data may be missing because a worker did not answer."""
     return any(worker.status != "ok" for worker in workers)
 
 
+class Header(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A header of a record. Names may occur several times."""
+
+    name: str
+    value: str | None
+    """The value as text, with � in place of bytes that are not UTF-8."""
+    base64: str | None = None
+    """The value in base64, if it is not UTF-8. Absent in dead letters."""
+
+
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A key and its value. In a windowed store, an entry also has the window's `start` and `end`."""
+    """A key and its value. In a windowed store, an entry also has the window's `start` and `end`.
+
+    In a store that keeps headers, an entry has the `headers` of the record that has last changed
+    it. In such a store of a processor, `headers_by_name` has the headers of each value of the key.
+    """
 
     key: str
     value: Any
     start: datetime | None = None
     end: datetime | None = None
+    headers: list[Header] = []
+    headers_by_name: dict[str, list[Header]] = {}
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -95,7 +114,10 @@ class Count(Answer, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Aggregates of one group. If no entry of the group has the field, `sum`, `min` and `max` are None."""
+    """Aggregates of one group.
+
+    If no entry of the group has the field, `sum`, `min` and `max` are None.
+    """
 
     group: Any
     entries: int
@@ -145,7 +167,8 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     windows: str | None
     """The definition of the windows; None for a store without windows."""
     window_ms: int | None
-    """The size of the windows; None if windows differ in size, as sessions and days of a time zone do."""
+    """The size of the windows; None if windows differ in size, as sessions and days of a time zone
+    do."""
     grace_ms: int | None
     retention_ms: int | None
     workers: tuple[WorkerStatus, ...]
@@ -153,7 +176,8 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     """The newest snapshot; None before the first snapshot."""
     partial: bool
     entries: int | None
-    """The number of entries on the workers that answered; None unless the request asked to count them."""
+    """The number of entries on the workers that answered; None unless the request asked to count
+    them."""
     topology: str
     """URL path of the pipeline's topology."""
 
@@ -168,11 +192,13 @@ class Health(StrEnum):
     RETIRED = "retired"
     """The pipeline is no longer run: see `sluice retire`."""
     DEGRADED = "degraded"
-    """The pipeline runs, but something is wrong: many rejected records, a silent host, a full disk, a wrong clock."""
+    """The pipeline runs, but something is wrong: many rejected records, a silent host, a full disk,
+    a wrong clock."""
     HELD = "held"
     """An open transaction of a producer has held back records for more than a minute."""
     WAITING = "waiting"
-    """The pipeline waits for others, and goes on by itself: for brokers or topics, a slot in Airflow, or a lease."""
+    """The pipeline waits for others, and goes on by itself: for brokers or topics, a slot in
+    Airflow, or a lease."""
     FAILED = "failed"
     """The last run failed."""
     BROKEN = "broken"
@@ -230,7 +256,8 @@ class Failure(msgspec.Struct, frozen=True):
     seen_at: datetime
     """When the failure was last seen. For a failed run: when its newest attempt failed."""
     outlook: str
-    """Whether and when a failed run is repeated without anybody's help; an empty text for other failures."""
+    """Whether and when a failed run is repeated without anybody's help; an empty text for other
+    failures."""
     repeats_at: datetime | None
     """When the next attempt or run starts by itself; None if that is unknown."""
 
@@ -242,7 +269,8 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     status: Health
     failures: list[Failure]
     generation: int | None
-    """The number of the current generation. None before the first run, when topics and stores are empty, too."""
+    """The number of the current generation. None before the first run, when topics and stores are
+    empty, too."""
     topics: tuple[str, ...]
     """The topics that the pipeline reads. Patterns of topics begin with `^`, and come before the topics that they
     match."""
@@ -268,7 +296,8 @@ class Standby(msgspec.Struct, frozen=True):
     host: str
     port: int
     snapshot: str | None
-    """The newest snapshot that the copy holds; None without a complete copy of the current generation."""
+    """The newest snapshot that the copy holds; None without a complete copy of the current
+    generation."""
 
 
 class Worker(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -283,7 +312,8 @@ class Worker(msgspec.Struct, frozen=True, omit_defaults=True):
     """`degraded` if only the worker's standby answers."""
     reason: str = ""
     bytes: int | None = None
-    """The size of the worker's shard, if this server opens the shard itself and the shard is a SQLite file."""
+    """The size of the worker's shard, if this server opens the shard itself and the shard is a
+    SQLite file."""
     standby: Standby | None = None
     """Absent if the worker has no standby."""
 
@@ -296,12 +326,14 @@ class PipelineHealth(StrEnum):
     FAILED = "failed"
     """The last run failed."""
     WAITING = "waiting"
-    """The pipeline waits for others, and goes on by itself: for brokers or topics, a slot in Airflow, or a lease."""
+    """The pipeline waits for others, and goes on by itself: for brokers or topics, a slot in
+    Airflow, or a lease."""
     RUNNING = "running"
     HELD = "held"
     """An open transaction of a producer has held back records for more than a minute."""
     DEGRADED = "degraded"
-    """The pipeline runs, but something is wrong: many rejected records, a silent host, a full disk, a wrong clock."""
+    """The pipeline runs, but something is wrong: many rejected records, a silent host, a full disk,
+    a wrong clock."""
     BEHIND = "behind"
     """There are unread records, but no run."""
     NOT_STARTED = "not_started"
@@ -371,7 +403,8 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: str
     published_at: datetime
     seconds: float | None
-    """The time from the batch's start until its snapshot was published; None if a rebuild repeated the batch."""
+    """The time from the batch's start until its snapshot was published; None if a rebuild repeated
+    the batch."""
     phases: dict[str, float]
     """Phase → seconds: `start` (planning by Spark), `state` (processing records and writing shards), `audit`
     (balancing the counts), `output` (writing tables and topics)."""
@@ -413,13 +446,6 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the topology equals the current generation's topology."""
 
 
-class Header(msgspec.Struct, frozen=True):
-    """A header of a record, with � in place of bytes that are not UTF-8. Names may occur several times."""
-
-    name: str
-    value: str | None
-
-
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """A record that could not be read, processed or written."""
 
@@ -429,7 +455,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     detail: str
     source: str
-    """TOPIC/PARTITION/OFFSET of the record; an empty text for an output record, and for a timer's failure."""
+    """TOPIC/PARTITION/OFFSET of the record; an empty text for an output record, and for a timer's
+    failure."""
     step: str
     key: str | None
     """The key as text, with � in place of bytes that are not UTF-8."""
@@ -439,7 +466,8 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     headers: list[Header]
     """The record's own headers, in order, up to 10,000 bytes."""
     sluice_headers: dict[str, str]
-    """The headers that Sluice has written. A header of the record itself never appears here, whatever its name."""
+    """The headers that Sluice has written. A header of the record itself never appears here,
+    whatever its name."""
     history: list[dict[str, str]]
     """Earlier failures of the same record, oldest first, if it was re-driven."""
     redriven_at: datetime | None
@@ -453,7 +481,8 @@ class DeadLetters(msgspec.Struct, frozen=True):
     pipeline: str
     topic: str
     reasons: dict[str, int]
-    """Reason → number of all matching dead letters, including letters that are not in `dead_letters`."""
+    """Reason → number of all matching dead letters, including letters that are not in
+    `dead_letters`."""
     complete: bool
     """Whether the search reached the end of the topic within its time limit."""
     dead_letters: list[DeadLetter]

@@ -224,7 +224,10 @@ def rebuild_changed(
 
 
 def _option_value(prefix: str, options: Iterable[str]) -> str:
-    """The text after `prefix` in the first option that begins with `prefix`; an empty text if no option does."""
+    """Return the text after `prefix` in the first option that begins with `prefix`.
+
+    Return an empty text if no option does.
+    """
     for option in options:
         if option.startswith(prefix):
             return option.removeprefix(prefix)

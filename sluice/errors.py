@@ -14,9 +14,11 @@ class SluiceError(Exception):
     title: ClassVar[str] = "Sluice error"
     next_step: str = ""
     is_lasting: ClassVar[bool] = False
-    """Whether the same run would fail again, so that repeating it is useless until somebody changes something."""
+    """Whether the same run would fail again, so that repeating it is useless until somebody changes
+    something."""
     extensions: Mapping[str, Any] = MappingProxyType({})
-    """Additional members of the problem document (RFC 9457) in which the REST API reports the error."""
+    """Additional members of the problem document (RFC 9457) in which the REST API reports the
+    error."""
 
     def __init__(
         self,
@@ -197,7 +199,7 @@ class BatchDiffers(EngineError):
 
     @classmethod
     def of(cls, pipeline: str, batch: int, differences: Iterable[str]) -> Self:
-        """The error for a batch whose results differ in these ways from the results that were written."""
+        """Return the error for a batch whose results differ in these ways from the results that were written."""
         return cls(
             f"Batch {batch} of {pipeline} was written, and then its driver ended. The batch is "
             f"repeated now and has other results: {'; '.join(differences)}. Its records, for "
@@ -218,7 +220,10 @@ class OutputError(EngineError):
 
 
 class LeaseError(EngineError):
-    """Another driver holds the lease or has taken it over. Only one driver at a time can write a pipeline's state."""
+    """Another driver holds the lease or has taken it over.
+
+    Only one driver at a time can write a pipeline's state.
+    """
 
     status = 409
     title = "Another driver runs the pipeline"
@@ -360,7 +365,10 @@ class Unreachable(StateError):
 
 
 def error_text(error: BaseException) -> str:
-    """The text of any error, with ? for characters that UTF-8 cannot encode. Never raises, even if `__str__` does."""
+    """Return the text of any error, with ? for characters that UTF-8 cannot encode.
+
+    Never raises, even if `__str__` does.
+    """
     try:
         return str(error).encode(errors="replace").decode()
     except Exception:
@@ -368,6 +376,6 @@ def error_text(error: BaseException) -> str:
 
 
 def sentence(message: object) -> str:
-    """The message of another program, with a full stop unless it ends as a sentence, such as `Is it running?`."""
+    """Return the message of another program, with a full stop unless it ends as a sentence, such as `Is it running?`."""
     text = str(message).strip()
     return text if text.endswith((".", "!", "?")) else f"{text}."

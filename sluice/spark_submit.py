@@ -71,7 +71,8 @@ nobody reads, with its first buffer."""
 QUIET_JVM = (*QUICK_JVM, _LOGGING)
 """Options for a short-lived JVM that starts quickly and logs only warnings."""
 _SHUFFLE_CONF = {"spark.shuffle.compress": "false"}
-"""Spark settings for a session without Delta tables: tasks have compressed the rows of all shuffles already."""
+"""Spark settings for a session without Delta tables: tasks have compressed the rows of all shuffles
+already."""
 _LOCAL_CONF = {"spark.task.maxDirectResultSize": "128m"}
 """Spark settings for a JVM that is driver and executor in one. By default, it stores a result of more than 1 MB as a
 block, and fetches the block from itself through a socket: 3 % of the time of ten million orders."""
@@ -90,10 +91,12 @@ _LEAST_HEAP_MB = 512
 CODE = "sluice.zip"
 """The archive of this package on executors."""
 FINISHED = "SLUICE_FINISHED"
-"""The environment variable with the path of the file that a driver makes after it has done everything."""
+"""The environment variable with the path of the file that a driver makes after it has done
+everything."""
 UNFINISHED = "The driver ended with status 0 before it had done everything. Look for code that ends the process."
 CONNECTION = "_PYSPARK_DRIVER_CONN_INFO_PATH"
-"""The environment variable with the path of the file in which a JVM that a driver starts writes how to connect."""
+"""The environment variable with the path of the file in which a JVM that a driver starts writes how
+to connect."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WRITES_ARCHIVE = "SLUICE_WRITES_ARCHIVE"
 """The environment variable that is set if the driver's JVM writes the archive when it exits."""
@@ -121,13 +124,18 @@ class Submission:
     is_first: bool = False
     """Whether the run also writes the archive of Java classes."""
     finished: Path | None = None
-    """The file that a driver makes after it has done everything; None if the command is not a driver."""
+    """The file that a driver makes after it has done everything; None if the command is not a
+    driver."""
     connection: Path | None = None
-    """The file in which a JVM that the driver starts writes how to connect; None if the command is not a driver."""
+    """The file in which a JVM that the driver starts writes how to connect; None if the command is
+    not a driver."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether the driver has done everything. Code that ends its process may also end it with status 0."""
+        """Whether the driver has done everything.
+
+        Code that ends its process may also end it with status 0.
+        """
         return self.finished is None or self.finished.exists()
 
     @property
@@ -170,7 +178,9 @@ class Submission:
         return words
 
     def run(self, patience_s: float = 5.0) -> int:
-        """Run the driver and return its status. A driver that ends with 0 before it has done everything counts as 1.
+        """Run the driver and return its status.
+
+        A driver that ends with 0 before it has done everything counts as 1.
 
         Java's warning about incubator modules is filtered out.
 
@@ -327,7 +337,10 @@ def submission(
 
 
 def deploy_mode_error(cause: str) -> SettingsError:
-    """The error for settings that ask for the deploy mode cluster. `cause` is a clause that names the setting."""
+    """Return the error for settings that ask for the deploy mode cluster.
+
+    `cause` is a clause that names the setting.
+    """
     return SettingsError(
         f"{cause}, but Sluice's driver only runs in client mode: in Airflow's task or in sluice run.",
         next_step="Set the deploy mode to client, or remove the setting. Executors run on the cluster in either mode.",
@@ -335,7 +348,7 @@ def deploy_mode_error(cause: str) -> SettingsError:
 
 
 def is_local(master: str) -> bool:
-    """Whether the executor runs in the driver's JVM: `local` or `local[2]`, but not `local-cluster[2,1,1024]`."""
+    """Return whether the executor runs in the driver's JVM: `local` or `local[2]`, but not `local-cluster[2,1,1024]`."""
     return master == "local" or master.startswith("local[")
 
 
@@ -349,7 +362,7 @@ def package_archive(folder: Path) -> Path:
 
 
 def executor_environment(settings: Settings) -> dict[str, str]:
-    """The Spark settings that set environment variables of executors.
+    """Return the Spark settings that set environment variables of executors.
 
     They contain no secrets: the driver sends secrets that a task needs, such as a token, with the
     task.
@@ -364,7 +377,7 @@ def executor_environment(settings: Settings) -> dict[str, str]:
 
 
 def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
-    """The settings as environment variables for the driver, so that secrets do not appear in process lists."""
+    """Return the settings as environment variables for the driver, so that secrets do not appear in process lists."""
     return {
         "SLUICE_HOME": str(settings.home),
         "SLUICE_PIPELINES": str(settings.pipelines),
@@ -395,7 +408,9 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
 
 
 def launcher_options(spark: Path | None) -> list[str]:
-    """Java's options for the short-lived JVM that assembles the driver's command. `spark` is Spark's folder.
+    """Java's options for the short-lived JVM that assembles the driver's command.
+
+    `spark` is Spark's folder.
 
     The launcher's class path has all of Spark's jars, and Java would open one after the other until
     it finds the launcher. So the launcher's jar is searched first.
@@ -407,7 +422,7 @@ def launcher_options(spark: Path | None) -> list[str]:
 
 
 def _heap(settings: Settings, master: str, *, delta: bool) -> dict[str, str]:
-    """The Spark setting for the heap of the JVM, unless the user has set it.
+    """Return the Spark setting for the heap of the JVM, unless the user has set it.
 
     On a cluster, the heap takes the results of many executors, and with Delta tables, the JVM
     writes their rows. So in both cases it keeps Spark's default.
@@ -421,20 +436,23 @@ def _heap(settings: Settings, master: str, *, delta: bool) -> dict[str, str]:
 
 
 def heap_mb(memory_mb: int) -> int:
-    """The heap of a local JVM in MiB. Tasks read and process the records, so it gets only a third of the memory."""
+    """Return the heap of a local JVM in MiB. Tasks read and process the records, so it gets only a third of the memory."""
     # Spark refuses less than 450 MiB.
     return max(_LEAST_HEAP_MB, memory_mb // 3)
 
 
 def delta_conf(settings: Settings) -> dict[str, str]:
-    """The Spark settings for Delta tables. They keep the extensions that SLUICE_SPARK_CONF sets."""
+    """Return the Spark settings for Delta tables.
+
+    They keep the extensions that SLUICE_SPARK_CONF sets.
+    """
     own = settings.spark_conf.get(_EXTENSIONS, "").split(",")
     extensions = dict.fromkeys([*own, DELTA_CONF[_EXTENSIONS]])
     return {**DELTA_CONF, _EXTENSIONS: ",".join(filter(None, extensions))}
 
 
 def delta_jars(settings: Settings) -> list[Path]:
-    """The jars of Delta Lake. Raises SettingsError if set-up has not downloaded them."""
+    """Return the jars of Delta Lake. Raises SettingsError if set-up has not downloaded them."""
     # Imported only here, because only runs with Delta tables need the module.
     from sluice.provision.jars import Bundle
 
@@ -449,7 +467,7 @@ def delta_jars(settings: Settings) -> list[Path]:
 
 
 def is_noise(line: str) -> bool:
-    """Whether a line is the warning, which Java prints at every start, that Spark uses an incubator module."""
+    """Return whether a line is the warning, which Java prints at every start, that Spark uses an incubator module."""
     return line.strip() == "WARNING: Using incubator modules: jdk.incubator.vector"
 
 

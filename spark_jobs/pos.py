@@ -63,7 +63,10 @@ class Notification(Struct):
 
 
 class Loyalty:
-    """Adds up the points of each card. The stream is keyed by card, so invoices of all stores count together."""
+    """Adds up the points of each card.
+
+    The stream is keyed by card, so invoices of all stores count together.
+    """
 
     def init(self, context: Context) -> None:
         self.context = context

@@ -1,4 +1,6 @@
-"""Page visits in windows of every kind. Results are sent at every change, when a window closes, or at a time limit.
+"""Page visits in windows of every kind.
+
+Results are sent at every change, when a window closes, or at a time limit.
 
 Each of the three topics uses a different event time: a field, the Kafka timestamp, or the time of
 processing.

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 _NUMBERS = itertools.count()
 _BROKER = "SLUICE_TESTS_BROKER"
-"""The environment variable with the folder of the broker that all processes of pytest-xdist share."""
+"""The environment variable with the folder of the broker that all processes of pytest-xdist
+share."""
 _DEALER: pytest.StashKey[Dealer] = pytest.StashKey()
 """The distribution of the tests over the processes of pytest-xdist."""
 
@@ -81,7 +82,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Stop the broker, if a test has started it. All processes of pytest-xdist have ended by now."""
+    """Stop the broker, if a test has started it.
+
+    All processes of pytest-xdist have ended by now.
+    """
     if not hasattr(config, "workerinput"):
         folder = Path(os.environ.pop(_BROKER))
         EmbeddedKafka(folder).stop()
@@ -112,7 +116,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Collect the garbage of the last tests. In the end, pytest would look for more five times, for a second."""
+    """Collect the garbage of the last tests.
+
+    In the end, pytest would look for more five times, for a second.
+    """
     gc.collect()
     gc.freeze()
 
@@ -187,7 +194,10 @@ def session(request: pytest.FixtureRequest) -> SparkSession | None:
 
 @pytest.fixture(scope="session")
 def kafka() -> EmbeddedKafka:
-    """One real broker for all tests, also of other processes. Names of topics and pipelines must be a test's own."""
+    """One real broker for all tests, also of other processes.
+
+    Names of topics and pipelines must be a test's own.
+    """
     folder = Path(os.environ[_BROKER])
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

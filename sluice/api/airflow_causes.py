@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 def explained(
     failures: Iterable[Failure], pipeline: str, dag: DagState, now: datetime | None = None
 ) -> list[Failure]:
-    """The failures of a pipeline with what Airflow's database knows about them.
+    """Return the failures of a pipeline with what Airflow's database knows about them.
 
     If the pipeline's task waits for a slot, or if its run was marked as failed, and `failures` does
     not contain this yet, adds a failure that says so.
@@ -65,7 +65,7 @@ def _is_long(waits: PoolWait, now: datetime) -> bool:
 
 
 def _slot(failure: Failure, dag: DagState) -> Failure:
-    """The failure, with the reason why Airflow does not start the run."""
+    """Return the failure, with the reason why Airflow does not start the run."""
     general = not_started(failure.pipeline, failure.at)
     detail, next_step = general.detail, general.next_step
     if dag.waits is not None:
@@ -81,7 +81,7 @@ def _slot(failure: Failure, dag: DagState) -> Failure:
 
 
 def _overdue(failure: Failure, dag: DagState) -> Failure:
-    """The failure, with what to do so that a run reads the records."""
+    """Return the failure, with what to do so that a run reads the records."""
     next_step = Overdue.next_step
     if dag.paused:
         next_step = (
@@ -93,7 +93,7 @@ def _overdue(failure: Failure, dag: DagState) -> Failure:
 
 
 def _run(failure: Failure, dag: DagState) -> Failure:
-    """The failure, with whether Airflow repeats the run.
+    """Return the failure, with whether Airflow repeats the run.
 
     The run's own process notes this, too. A process that was killed cannot do so.
     """
@@ -113,7 +113,7 @@ def _run(failure: Failure, dag: DagState) -> Failure:
 
 
 def _marked_run(pipeline: str, dag: DagState) -> Failure:
-    """The failure of a run that was marked as failed, and had not failed before."""
+    """Return the failure of a run that was marked as failed, and had not failed before."""
     assert dag.last_run is not None
     failure = Failure.of(
         EngineError(f"{_marked(dag)}."), pipeline, run=f"{pipeline}/{dag.last_run.run}"

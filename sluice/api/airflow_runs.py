@@ -100,7 +100,10 @@ class AirflowRuns:
         return waits
 
     def _holders(self, session: Session, pools: Iterable[str]) -> dict[str, list[Any]]:
-        """Pool → the tasks that occupy its slots. The task that has occupied its slots longest comes first."""
+        """Pool → the tasks that occupy its slots.
+
+        The task that has occupied its slots longest comes first.
+        """
         c = TaskInstance
         columns = c.dag_id, c.task_id, c.pool, c.pool_slots, c.state, c.start_date, c.queued_dttm
         is_counted = or_(
@@ -135,7 +138,7 @@ class AirflowRuns:
         return users
 
     def recent(self, pipeline: str, limit: int) -> list[Run]:
-        """The newest runs of a pipeline, newest first."""
+        """Return the newest runs of a pipeline, newest first."""
         with create_session() as session:
             newest = (
                 select(DagRun)
@@ -203,12 +206,15 @@ class AirflowRuns:
 
 
 def _rank(task: Any) -> tuple[bool, float]:
-    """A sort key, largest for the task whose log explains a run: a failed task, or else the task started last."""
+    """Return a sort key, largest for the task whose log explains a run: a failed task, or else the task started last."""
     return str(task.state) == "failed", task.start_date.timestamp() if task.start_date else 0.0
 
 
 def _attempts_left(task: Any) -> int | None:
-    """The attempts that a task has left; None if it has not failed, or an attempt goes on."""
+    """Return the attempts that a task has left.
+
+    Return None if it has not failed, or an attempt goes on.
+    """
     if task is None or task.state not in ("failed", "up_for_retry"):
         return None
     left: int = task.max_tries + 1 - task.try_number

@@ -16,7 +16,7 @@ from sluice.settings import settings
 
 
 def generic_app(folder: Path | None = None, services: Services | None = None) -> ASGIApp:
-    """The app for `/sluice`: the REST API and the page.
+    """Return the app for `/sluice`: the REST API and the page.
 
     `folder` has the files of pipelines and custom routes.
     """
@@ -28,5 +28,8 @@ def generic_app(folder: Path | None = None, services: Services | None = None) ->
 
 
 def custom_routes_app(folder: Path | None = None, services: Services | None = None) -> ASGIApp:
-    """The app for `/v1`: the custom routes. Ignores `services`, which `Mounted` passes to every app."""
+    """Return the app for `/v1`: the custom routes.
+
+    Ignores `services`, which `Mounted` passes to every app.
+    """
     return CustomRoutesApp(folder or settings().pipelines)

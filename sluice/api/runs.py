@@ -24,7 +24,8 @@ class PoolWait:
     """The number of slots that the pool has; -1 without a limit."""
     since: datetime
     holders: tuple[str, ...] = ()
-    """The tasks that occupy slots of the pool, such as `long_task of other_team (3 slots since 15:11:21 UTC)`."""
+    """The tasks that occupy slots of the pool, such as `long_task of other_team (3 slots since
+    15:11:21 UTC)`."""
     taken: int = 0
     """The number of slots that these tasks occupy."""
 
@@ -58,9 +59,11 @@ class DagState:
     waits: PoolWait | None = None
     """What the task of the last run waits for; None if it does not wait for a slot."""
     attempts_left: int | None = None
-    """How many attempts Airflow has left for the last run's task; None if no attempt has ended, or one goes on."""
+    """How many attempts Airflow has left for the last run's task; None if no attempt has ended, or
+    one goes on."""
     marked_by: str = ""
-    """Who has marked the last run as failed; empty if it has not failed, or if Airflow has noted nobody."""
+    """Who has marked the last run as failed; empty if it has not failed, or if Airflow has noted
+    nobody."""
 
 
 class Runs(Protocol):
@@ -73,7 +76,7 @@ class Runs(Protocol):
         """Pipeline → the state of its DAG."""
 
     def recent(self, pipeline: str, limit: int) -> list[Run]:
-        """The newest runs of a pipeline, newest first."""
+        """Return the newest runs of a pipeline, newest first."""
 
     def start(self, pipeline: str, parameters: Mapping[str, Any], user: str) -> str:
         """Start a run and return its id.

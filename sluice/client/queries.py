@@ -104,32 +104,40 @@ class Queries:
     _connection: Connection
 
     async def stores(self, *, entries: bool = False) -> list[Store]:
-        """All stores that you may read. With `entries=True`, each has its number of entries."""
+        """Return all stores that you may read.
+
+        With `entries=True`, each has its number of entries.
+        """
         return await self._send(_query(STORES, list[Store], entries=entries))
 
     async def overview(self) -> list[Overview]:
-        """The health, unread records, last run and dead letters of each pipeline; worst health first.
+        """Return the health, unread records, last run and dead letters of each pipeline; worst health first.
 
         The dead letters are those of the last 24 hours.
         """
         return await self._send(_query("/sluice/v1/overview", list[Overview]))
 
     async def batches(self, pipeline: str, *, limit: int = 100) -> list[BatchHistory]:
-        """The newest batches of a pipeline with their audits, newest first."""
+        """Return the newest batches of a pipeline with their audits, newest first."""
         return await self._send(
             _query(_of_pipeline(pipeline, "batches"), list[BatchHistory], limit=limit)
         )
 
     async def runs(self, pipeline: str, *, limit: int = 20) -> list[Run]:
-        """The newest runs of a pipeline's DAG in Airflow, newest first. A state server returns an empty list."""
+        """Return the newest runs of a pipeline's DAG in Airflow, newest first.
+
+        A state server returns an empty list.
+        """
         return await self._send(_query(_of_pipeline(pipeline, "runs"), list[Run], limit=limit))
 
     async def generations(self, pipeline: str) -> list[Generation]:
-        """A pipeline's current generation, and the generations of unfinished rebuilds or replays."""
+        """Return a pipeline's current generation, and the generations of unfinished rebuilds or replays."""
         return await self._send(_query(_of_pipeline(pipeline, "generations"), list[Generation]))
 
     async def get(self, store: str, key: Any, **moment: Unpack[ReadPoint]) -> Entries:
-        """The value of one key. In a store with windows, the values of all windows of the key.
+        """Return the value of one key.
+
+        In a store with windows, the values of all windows of the key.
 
         Raises NotFound if there is no value. A key that is not a str, such as a number, a date or a
         dict, is first turned into the text that `sluice.key_text` returns.
@@ -146,7 +154,9 @@ class Queries:
     async def multi_get(
         self, store: str, keys: Iterable[Any], **moment: Unpack[ReadPoint]
     ) -> Entries:
-        """The values of several keys, in the order of `keys`. Keys without a value are left out.
+        """Return the values of several keys, in the order of `keys`.
+
+        Keys without a value are left out.
 
         If the keys are too long for one request, the client sends several; all answers are from one
         snapshot.
@@ -166,7 +176,7 @@ class Queries:
         return join_answers(answers)
 
     async def windows(self, store: str, key: Any, **part: Unpack[RangeParameters]) -> Entries:
-        """The windows of a key that start between `start` and `end` (both included), in order."""
+        """Return the windows of a key that start between `start` and `end` (both included), in order."""
         return await self._send(_query(_path(store, "keys", lookup_key(key)), Entries, part))
 
     async def page(
@@ -178,7 +188,7 @@ class Queries:
         worker: int | None = None,
         **part: Unpack[RangeParameters],
     ) -> Entries:
-        """A page of entries, in order, from all workers or from one worker."""
+        """Return a page of entries, in order, from all workers or from one worker."""
         query = _query(
             _path(store), Entries, part, limit=limit, cursor=cursor or None, worker=worker
         )
@@ -192,7 +202,7 @@ class Queries:
         worker: int | None = None,
         **part: Unpack[RangeParameters],
     ) -> AsyncIterator[Entry]:
-        """All entries in order, from one snapshot. Requests `limit` entries at a time.
+        """Yield all entries in order, from one snapshot. Requests `limit` entries at a time.
 
         Raises StateError if a worker is unavailable. In this case, `page` still returns the entries
         of the other workers.
@@ -220,7 +230,7 @@ class Queries:
         smallest: bool = False,
         **part: Unpack[RangeParameters],
     ) -> Entries:
-        """The entries with the largest numbers in a field, or with the smallest."""
+        """Return the entries with the largest numbers in a field, or with the smallest."""
         query = _query(
             _path(store, "top"), Entries, part, field=field, limit=limit, smallest=smallest
         )
@@ -414,7 +424,7 @@ def _parameter_text(value: Any) -> str:
 
 
 def _requested_keys(keys: list[str]) -> list[list[str]]:
-    """The keys of each request of `multi_get`."""
+    """Return the keys of each request of `multi_get`."""
     requests: list[list[str]] = [[]]
     length = 0
     for key in keys:
@@ -469,7 +479,7 @@ def _decode(content: bytes, answer: type[T]) -> T:
 
 
 def error_of(response: httpx.Response) -> SluiceError:
-    """The error that a problem document reports."""
+    """Return the error that a problem document reports."""
     try:
         problem = msgspec.json.decode(response.content, type=dict[str, Any])
         detail, next_step = str(problem["detail"]), str(problem.get("nextStep", ""))
@@ -481,7 +491,7 @@ def error_of(response: httpx.Response) -> SluiceError:
 
 
 def _invalid(error: httpx.InvalidURL) -> QueryError:
-    """The error for a request whose URL is too long or invalid."""
+    """Return the error for a request whose URL is too long or invalid."""
     return QueryError(
         f"The request has no valid URL: {sentence(error)}",
         next_step="Correct the address, or shorten the key.",
@@ -500,7 +510,7 @@ def transport_errors() -> Iterator[None]:
 
 
 def _unreachable(error: httpx.RequestError) -> StateError:
-    """The error for a server that does not answer, or whose response cannot be decoded."""
+    """Return the error for a server that does not answer, or whose response cannot be decoded."""
     url = error.request.url
     return StateError(
         f"The REST API at {url.scheme}://{url.netloc.decode()} cannot be reached ({type(error).__name__}).",

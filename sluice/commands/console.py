@@ -145,7 +145,7 @@ def print_json(value: Any) -> None:
 
 
 def printable(text: str) -> Text:
-    """The text without control characters, and never interpreted as markup."""
+    """Return the text without control characters, and never interpreted as markup."""
     from rich.text import Text
 
     # Control characters in a record could change what the terminal shows.
@@ -173,7 +173,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 
 
 def _columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The names that occur in rows, in the order in which they occur first."""
+    """Return the names that occur in rows, in the order in which they occur first."""
     return list(dict.fromkeys(chain.from_iterable(rows)))
 
 

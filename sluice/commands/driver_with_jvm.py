@@ -14,7 +14,10 @@ from pathlib import Path
 
 
 def main() -> int:
-    """Start the JVM with the arguments in PYSPARK_SUBMIT_ARGS, and run the driver. Returns the driver's exit status."""
+    """Start the JVM with the arguments in PYSPARK_SUBMIT_ARGS, and run the driver.
+
+    Returns the driver's exit status.
+    """
     spark_submit = str(Path(sys.executable).parent / "spark-submit")
     command = [spark_submit, *shlex.split(os.environ["PYSPARK_SUBMIT_ARGS"])]
     # The JVM ends when its standard input ends, that is, together with this process.

@@ -28,7 +28,10 @@ def init(folder: Annotated[Path, typer.Argument(help="The new project's folder."
 
 
 def create(folder: Path) -> list[Path]:
-    """Write the project's files, and return them. Raises SettingsError if the folder is not empty or not writable."""
+    """Write the project's files, and return them.
+
+    Raises SettingsError if the folder is not empty or not writable.
+    """
     try:
         is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     except OSError as error:

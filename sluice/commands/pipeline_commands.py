@@ -217,7 +217,10 @@ def run(
 
 
 def _linger_ms(text: str) -> int:
-    """The milliseconds of the option --linger. Raises SettingsError if the text is not a duration."""
+    """Return the milliseconds of the option --linger.
+
+    Raises SettingsError if the text is not a duration.
+    """
     from sluice.topology.window_definitions import milliseconds
 
     try:
@@ -250,7 +253,9 @@ def rebuild(
 
 
 def repartition(pipeline: PipelineName) -> None:
-    """Spread a pipeline's state over the number of workers that its file now has. No run may be in progress.
+    """Spread a pipeline's state over the number of workers that its file now has.
+
+    No run may be in progress.
 
     Stores keep their values, and the next run continues where the last run stopped. The topics are
     not read.

@@ -288,7 +288,7 @@ def _difference_row(difference: Difference) -> dict[str, Any]:
 
 
 def _bounds(row: Difference | Entry) -> dict[str, str]:
-    """The bounds of the window; none in a store without windows."""
+    """Return the bounds of the window; none in a store without windows."""
     return {"start": _time(row.start), "end": _time(row.end)} if row.start and row.end else {}
 
 
@@ -314,7 +314,7 @@ def _client() -> Client:
 
 
 def _parameters(**parameters: str | None) -> Any:
-    """The parameters that have a value."""
+    """Return the parameters that have a value."""
     return {name: value for name, value in parameters.items() if value is not None}
 
 
@@ -323,8 +323,13 @@ def _print_entries(entries: Iterable[Entry], form: Form) -> None:
 
 
 def _row(entry: Entry) -> dict[str, Any]:
-    """The key, the window, and the fields of the value. A field named like another column becomes `value.NAME`."""
+    """Return the key, the window, the headers if there are any, and the fields of the value.
+
+    A field named like another column becomes `value.NAME`.
+    """
     row: dict[str, Any] = {"key": entry.key, **_bounds(entry)}
+    if entry.headers or entry.headers_by_name:
+        row["headers"] = msgspec.to_builtins(entry.headers or entry.headers_by_name)
     fields = entry.value if isinstance(entry.value, dict) else {"value": entry.value}
     for name, value in fields.items():
         column = name

@@ -28,7 +28,9 @@ def recover(
         ),
     ] = False,
 ) -> None:
-    """Bring the ledger up to date after it was lost, or has lost its newest commits. Reads no topics, writes no output.
+    """Bring the ledger up to date after it was lost, or has lost its newest commits.
+
+    Reads no topics, writes no output.
 
     The markers in Kafka say which batch was written last, and the shards have its state.
     """

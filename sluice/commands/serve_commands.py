@@ -96,7 +96,10 @@ def move(
     ],
     tls: Annotated[bool, typer.Option("--tls", help="The server has a TLS certificate.")] = False,
 ) -> None:
-    """Move a worker to another state server without interrupting queries. Repeat the command if it is interrupted."""
+    """Move a worker to another state server without interrupting queries.
+
+    Repeat the command if it is interrupted.
+    """
     from sluice.operations.moves import move as move_worker
     from sluice.state.ledger.ledger import Ledger
 

@@ -67,7 +67,9 @@ def add(
 
 @app.command()
 def refresh(pipeline: PipelineName) -> None:
-    """Copy the newest snapshot to a pipeline's standbys, and check all of their rows. No run may be in progress.
+    """Copy the newest snapshot to a pipeline's standbys, and check all of their rows.
+
+    No run may be in progress.
 
     A run refreshes the standbys when it has read all records.
     """

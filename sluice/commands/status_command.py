@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 _KAFKA_SECONDS = 2.0
 """How long the command waits for a broker."""
 _WATCH_SECONDS = 3.0
-"""How long the command watches an open transaction; most producers end their transactions earlier."""
+"""How long the command watches an open transaction; most producers end their transactions
+earlier."""
 
 
 def status() -> None:
@@ -113,7 +114,7 @@ def _naming(ledger: str) -> Iterator[None]:
 
 
 def _problem(same: Sequence[Failure]) -> str:
-    """What is wrong with a pipeline, or with several pipelines for the same reason."""
+    """Return what is wrong with a pipeline, or with several pipelines for the same reason."""
     first, names, runs = (
         same[0],
         [failure.pipeline for failure in same],
@@ -191,7 +192,7 @@ class Inputs:
         return inputs
 
     def failures_of(self, figures: LedgerFigures, pipeline: str) -> list[Failure]:
-        """What is wrong with a pipeline."""
+        """Return what is wrong with a pipeline."""
         from sluice.observe.health import failures_of
 
         lag, held_since = self.lags.get(pipeline), self.held.get(pipeline)
@@ -213,7 +214,10 @@ class Inputs:
         return names_by_reason
 
     def _look(self, kafka: Mapping[str, str], positions: Mapping[str, Offsets]) -> None:
-        """Read the lags of the pipelines and watch open transactions. `positions`: pipeline → offsets of its topics."""
+        """Read the lags of the pipelines and watch open transactions.
+
+        `positions`: pipeline → offsets of its topics.
+        """
         from sluice.kafka.brokers import silent_admin
         from sluice.kafka.open_transactions import HELD_SECONDS, oldest_held
         from sluice.kafka.unread_records import read_lag

@@ -120,7 +120,10 @@ def read(topic: TopicName, separator: KeySeparator = "") -> None:
 
 
 def record_of(line: str, separator: str) -> tuple[str | None, bytes | None, int]:
-    """The key, value and timestamp to send for a line; the timestamp 0 is the current time."""
+    """Return the key, value and timestamp to send for a line.
+
+    The timestamp 0 is the current time.
+    """
     if not separator:
         return None, line.encode(), 0
     key, has_value, value = line.partition(separator)
@@ -128,7 +131,7 @@ def record_of(line: str, separator: str) -> tuple[str | None, bytes | None, int]
 
 
 def line_of(key: str | bytes | None, value: str | bytes | None, separator: str) -> str:
-    """The line for a record, in the form that `record_of` reads."""
+    """Return the line for a record, in the form that `record_of` reads."""
     texts = [
         part.decode(errors="replace") if isinstance(part, bytes) else part
         for part in (key or b"", value)

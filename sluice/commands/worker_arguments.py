@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def current_generation(ledger: Ledger, pipeline: str) -> GenerationInfo:
-    """The pipeline's current generation. Raises NotFound for an unknown pipeline."""
+    """Return the pipeline's current generation. Raises NotFound for an unknown pipeline."""
     if (info := ledger.generations.current(pipeline)) is None:
         raise NotFound(
             f"The ledger has no pipeline {pipeline!r}.",
@@ -24,7 +24,7 @@ def current_generation(ledger: Ledger, pipeline: str) -> GenerationInfo:
 
 
 def place_of(pipeline: str, worker: int, address: str, tls: bool) -> Placement:
-    """The placement of a worker at HOST:PORT. Raises SettingsError for any other form of address."""
+    """Return the placement of a worker at HOST:PORT. Raises SettingsError for any other form of address."""
     from sluice.state.ledger.placement import Placement
 
     if (host_port := parse_address(address)) is None:

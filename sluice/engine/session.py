@@ -67,16 +67,19 @@ INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""Settings with which Spark interprets a query's expressions, rather than generate and compile Java code for them."""
+"""Settings with which Spark interprets a query's expressions, rather than generate and compile Java
+code for them."""
 COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 _ROWS_AT_ONCE = "spark.sql.execution.arrow.maxRecordsPerBatch"
 """The most rows that Spark hands to Python, or gets from Python, at once."""
 _RECORDS, _ROW_BATCHES = {_ROWS_AT_ONCE: "20000"}, {_ROWS_AT_ONCE: "4"}
-"""The settings for rows that are records, and for rows that are row batches, each of which has thousands of rows."""
+"""The settings for rows that are records, and for rows that are row batches, each of which has
+thousands of rows."""
 _CLASSES = ("PythonSQLUtils", "PythonUtils", "SimplePythonFunction", "functions")
 
 FEW_RECORDS = 50_000
-"""If a query reads fewer records than this, compiling its expressions takes longer than it saves."""
+"""If a query reads fewer records than this, compiling its expressions takes longer than it
+saves."""
 
 
 Starting: TypeAlias = "SparkSession | Future[SparkSession]"
@@ -84,7 +87,7 @@ Starting: TypeAlias = "SparkSession | Future[SparkSession]"
 
 
 def wait_for_session(spark: Starting) -> SparkSession:
-    """The session, after waiting for its start."""
+    """Return the session, after waiting for its start."""
     return spark.result() if isinstance(spark, Future) else spark
 
 
@@ -106,7 +109,9 @@ def let_jvm_end(spark: SparkContext) -> None:
 
 
 def stop(spark: SparkSession) -> None:
-    """Stop the session of a process that ends. PySpark's server of accumulators ends with the process.
+    """Stop the session of a process that ends.
+
+    PySpark's server of accumulators ends with the process.
 
     PySpark would wait for its server, which looks only once a second whether it must end.
     """
@@ -146,7 +151,9 @@ def jvm_errors() -> Iterator[None]:
 
 
 def session(settings: Settings, name: str) -> SparkSession:
-    """Create the Spark session. Its `configuration` takes precedence over the settings of spark-submit.
+    """Create the Spark session.
+
+    Its `configuration` takes precedence over the settings of spark-submit.
 
     Raises PreflightError without Java, and SettingsError if Spark refuses its settings.
     """
@@ -174,7 +181,7 @@ def session(settings: Settings, name: str) -> SparkSession:
 
 
 def configuration(settings: Settings) -> dict[str, Any]:
-    """The session's settings: SLUICE_SPARK_CONF, and `DEFAULTS` for settings that it leaves out."""
+    """Return the session's settings: SLUICE_SPARK_CONF, and `DEFAULTS` for settings that it leaves out."""
     return {**DEFAULTS, **settings.spark_conf}
 
 

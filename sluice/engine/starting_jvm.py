@@ -23,7 +23,9 @@ class StartingJvm:
     """The file in which the JVM writes its port and a secret when it has started."""
 
     def connect(self) -> None:
-        """Wait until the JVM has started, and tell PySpark how to connect. Several threads may call this.
+        """Wait until the JVM has started, and tell PySpark how to connect.
+
+        Several threads may call this.
 
         Raises SettingsError if the JVM ends before it has started.
         """

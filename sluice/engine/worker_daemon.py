@@ -1,4 +1,6 @@
-"""Spark's Python daemon. It imports the modules that tasks need before it forks the processes that run tasks.
+"""Spark's Python daemon.
+
+It imports the modules that tasks need before it forks the processes that run tasks.
 
 So these processes start fast, and share the memory of the modules.
 
@@ -105,7 +107,10 @@ def _take_over(caller: socket.socket) -> None:
 
 
 def hand_over() -> bool:
-    """Hand over to the prepared daemon, and wait until it ends. Returns False if no daemon is prepared."""
+    """Hand over to the prepared daemon, and wait until it ends.
+
+    Returns False if no daemon is prepared.
+    """
     path = os.environ.get(PREPARED_DAEMON)
     # The setting `spark.pyspark.python` may name another Python for tasks than the driver's.
     if not path or os.environ.get("PYSPARK_DRIVER_PYTHON") != sys.executable:

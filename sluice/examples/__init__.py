@@ -17,7 +17,7 @@ NAMES = ("greetings", "words", "products", "orders", "pos", "windows")
 
 
 def load_example(name: str) -> Example:
-    """The example with this name. Raises SettingsError unless the name is one of `NAMES`."""
+    """Return the example with this name. Raises SettingsError unless the name is one of `NAMES`."""
     if name not in NAMES:
         raise SettingsError(
             f"There is no example {name!r}.", next_step=f"Choose one of: {', '.join(NAMES)}."

@@ -113,7 +113,7 @@ class Example:
     key."""
 
     def actual_store(self, store: str, entries: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-        """A store's entries in the form of `Results.stores`."""
+        """Return a store's entries in the form of `Results.stores`."""
         values: dict[Any, Any] = {}
         for key, value in entries:
             if store in self.by_clock:
@@ -123,7 +123,7 @@ class Example:
         return values
 
     def actual(self, kafka: Mapping[str, str], expected: Results) -> Results:
-        """The pipeline's results in Kafka: output topics and dead letters, without stores."""
+        """Return the pipeline's results in Kafka: output topics and dead letters, without stores."""
         results = Results()
         for topic in expected.tables:
             results.tables[topic] = {}
@@ -188,7 +188,7 @@ def read_samples(kafka: Mapping[str, str], example: Example) -> list[Sample]:
 
 
 def json_bytes(value: Any) -> bytes:
-    """A value as JSON. A Decimal becomes a number with all of its digits."""
+    """Return a value as JSON. A Decimal becomes a number with all of its digits."""
     return _json(value).encode()
 
 
@@ -210,7 +210,7 @@ def _json(value: Any) -> str:
 
 
 def canonical(value: Any) -> str:
-    """A value as text. Equal values have the same text."""
+    """Return a value as text. Equal values have the same text."""
     match value:
         case dict():
             return (
@@ -229,7 +229,7 @@ def canonical(value: Any) -> str:
 
 
 def decoded(value: str | bytes | None) -> Any:
-    """A record's value, decoded from JSON if possible, otherwise as text."""
+    """Return a record's value, decoded from JSON if possible, otherwise as text."""
     if value is None:
         return None
     text = value.decode() if isinstance(value, bytes) else value

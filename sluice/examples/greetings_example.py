@@ -24,7 +24,7 @@ _BAD_EVERY = 50
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
-    """One greeting per second: two thirds are English; one third is JSON with a time, the rest is plain text."""
+    """Yield one greeting per second: two thirds are English; one third is JSON with a time, the rest is plain text."""
     random = Random(seed)
     for number in range(count):
         time_ms = start_ms + 1_000 * number
@@ -40,7 +40,7 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
 
 
 def expected(records: Iterable[Sample]) -> Results:
-    """The greetings in capitals, their words, and the letters of their short words."""
+    """Return the greetings in capitals, their words, and the letters of their short words."""
     results = Results()
     for record in records:
         text = (record.value or b"").decode()

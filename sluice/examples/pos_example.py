@@ -33,7 +33,7 @@ _HEADER = (
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
-    """One invoice per second, from one of six stores. The key of a record is the store.
+    """Yield one invoice per second, from one of six stores. The key of a record is the store.
 
     A few are invalid: the customer type is missing.
     """
@@ -85,7 +85,7 @@ def _line(random: Random) -> dict[str, Any]:
 
 
 def expected(records: Iterable[Sample]) -> Results:
-    """The shipments, the points of each card in the order of the invoices, and the lines without personal data."""
+    """Return the shipments, the points of each card in the order of the invoices, and the lines without personal data."""
     results, points = Results(), defaultdict[str, Decimal](Decimal)
     for record in records:
         # A float would change amounts, and their sums are compared digit by digit.

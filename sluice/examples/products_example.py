@@ -14,7 +14,7 @@ _BAD_EVERY = 97
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
-    """One delivery per second, of one of eight products.
+    """Yield one delivery per second, of one of eight products.
 
     Some have a negative quantity, a few are invalid.
     """
@@ -29,7 +29,7 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
 
 
 def expected(records: Iterable[Sample]) -> Results:
-    """The stock of each product, and the number of its deliveries."""
+    """Return the stock of each product, and the number of its deliveries."""
     results, stock = Results(), dict[str, dict[str, int]]()
     for record in records:
         delivery = json.loads(record.value or b"{}")

@@ -58,7 +58,7 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
 
 
 def expected(records: Iterable[Sample]) -> Results:
-    """The windows by visit times and by record timestamps, and the total of each page."""
+    """Return the windows by visit times and by record timestamps, and the total of each page."""
     results = Results()
     visits, timely = list[Visit](), list[Visit]()
     by_clock = Counter[str]()
@@ -123,12 +123,12 @@ def expected(records: Iterable[Sample]) -> Results:
 
 
 def minutes(visits: Iterable[Visit]) -> dict[Window, int]:
-    """The number of visits in each tumbling window."""
+    """Return the number of visits in each tumbling window."""
     return dict(Counter(_minute(*visit) for visit in visits))
 
 
 def overlapping_minutes(visits: Iterable[Visit]) -> dict[Window, int]:
-    """The number of visits in each hopping window."""
+    """Return the number of visits in each hopping window."""
     counts = Counter[Window]()
     for page, time_ms in visits:
         # As in Kafka Streams, windows begin at multiples of the advance since 1970.
@@ -138,7 +138,7 @@ def overlapping_minutes(visits: Iterable[Visit]) -> dict[Window, int]:
 
 
 def bursts(visits: Iterable[Visit]) -> dict[Window, int]:
-    """The number of visits in each sliding window.
+    """Return the number of visits in each sliding window.
 
     For each visit, one window ends at the visit. Another window begins right after the visit,
     unless it would contain no visits.
@@ -153,7 +153,7 @@ def bursts(visits: Iterable[Visit]) -> dict[Window, int]:
 
 
 def sessions(visits: Iterable[Visit]) -> dict[Window, int]:
-    """The number of visits in each session."""
+    """Return the number of visits in each session."""
     windows: dict[Window, int] = {}
     for page, times in _by_page(visits).items():
         ends = [
@@ -171,7 +171,7 @@ def totals_once_per(
     visits: Iterable[Visit],
     max_records: int,
 ) -> list[tuple[int, str, int]]:
-    """The results of a suppress step for the totals of pages: stream time, page and total.
+    """Return the results of a suppress step for the totals of pages: stream time, page and total.
 
     The step holds back the totals of at most `max_records` pages. A total has the time of the
     page's newest visit. The step sends a page's newest total when stream time is `limit_ms` after
@@ -208,7 +208,7 @@ def _by_page(visits: Iterable[Visit]) -> dict[str, list[int]]:
 
 
 def _in_utc(value: Any) -> Any:
-    """A visit with its time in a single format, because programs write times differently.
+    """Return a visit with its time in a single format, because programs write times differently.
 
     Counts are unchanged.
     """

@@ -61,7 +61,7 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
 
 
 def expected(records: Iterable[Sample]) -> Results:
-    """All tables, aggregates and joins of the pipeline."""
+    """Return all tables, aggregates and joins of the pipeline."""
     results, latest = Results(), dict[str, str]()
     counts, lengths = Counter[str](), Counter[str]()
     joined, letters = dict[str, str](), dict[str, dict[str, Any]]()

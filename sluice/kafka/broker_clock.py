@@ -1,7 +1,4 @@
-"""Reads the clock of a broker.
-
-It is the time that the broker gives to a record of a topic with its own timestamps.
-"""
+"""Reads the clock of a broker: the time that the broker gives to a record of a topic with its own timestamps."""
 
 from __future__ import annotations
 
@@ -19,11 +16,10 @@ _ANSWER_S = 5.0
 
 
 def milliseconds_ahead(kafka: Mapping[str, str], topic: str) -> int | None:
-    """Return how far this machine's clock is ahead of the broker's, in ms.
+    """Return how far this machine's clock is ahead of the broker's, in ms; negative if it is behind.
 
-    The number is negative if the clock is behind. Writes two records to the topic, which should be
-    compacted. Return None if the broker does not accept them, does not answer, or does not stamp
-    the topic's records.
+    Writes two records to the topic, which should be compacted. Returns None if the broker does not
+    accept them, does not answer, or does not stamp the topic's records.
     """
     stamps: list[int] = []
 

@@ -54,8 +54,8 @@ and a duration after it."""
 def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings for a client.
 
-    Leave out the settings in `CHOSEN_BY_CLIENT`: the caller adds its own. Clients log only critical
-    messages; the caller gets other errors as exceptions.
+    Leaves out the settings in `CHOSEN_BY_CLIENT`: the caller adds its own. Clients log only
+    critical messages; the caller gets other errors as exceptions.
     """
     return {
         "log_level": _CRITICAL,
@@ -67,7 +67,7 @@ def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
 
 
 def producer_of(kafka: Mapping[str, str], own: Mapping[str, Any]) -> Producer:
-    """Make a producer with a connection's settings, and with those in `own`, which take precedence.
+    """Return a producer with a connection's settings, and with the settings in `own`, which take precedence.
 
     The producer sends a key to the partition to which Kafka Streams and other Java programs send
     it. librdkafka's own partitioner would choose another partition.
@@ -97,7 +97,7 @@ def require_brokers(kafka: Mapping[str, str], seconds: float = ANSWER_SECONDS) -
 
 
 def with_certificates(kafka: Mapping[str, str]) -> dict[str, str]:
-    """Replace the files of certificates by their texts, so that executors need no copies of them.
+    """Return the settings with the certificates' texts in place of their files, so that executors need no copies of the files.
 
     A file that is missing stays a setting: the client's error names it. So do the files in
     `_READ_BY_EXECUTORS`.
@@ -113,7 +113,7 @@ def with_certificates(kafka: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def configuration_errors(kafka: Mapping[str, str]) -> Iterator[None]:
-    """Raise SettingsError if an invalid setting keeps the block from making a client."""
+    """Raise SettingsError if a client cannot be made in the block, because of an invalid setting."""
     try:
         yield
     except KafkaException as error:
@@ -135,7 +135,7 @@ def configuration_errors(kafka: Mapping[str, str]) -> Iterator[None]:
 def broker_errors(kafka: Mapping[str, str]) -> Iterator[None]:
     """Raise BrokersUnreachable, with the address, if a request fails or gets no answer in time.
 
-    Raise AccessDenied, a kind of BrokersUnreachable, if the broker denies the request.
+    Raises AccessDenied, a kind of BrokersUnreachable, if the broker denies the request.
     """
     try:
         yield
@@ -149,10 +149,7 @@ def broker_errors(kafka: Mapping[str, str]) -> Iterator[None]:
 
 
 def silent_admin(kafka: Mapping[str, str]) -> AdminClient:
-    """Make a client that logs no errors of its connections.
-
-    Its caller reports failed requests.
-    """
+    """Return a client that logs no errors of its connections, because its caller reports failed requests."""
     with configuration_errors(kafka):
         return AdminClient(quiet(kafka) | {"error_cb": lambda _: None})
 

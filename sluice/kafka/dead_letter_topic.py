@@ -20,7 +20,7 @@ from confluent_kafka import Message
 from sluice.errors import EngineError
 from sluice.kafka.brokers import ANSWER_SECONDS
 from sluice.kafka.topics import Headers, as_bytes, headers_of, read_topic, topic_ids
-from sluice.values.dead_letter_headers import FIRST, PREFIX, original
+from sluice.values.dead_letter_headers import FIRST, PREFIX, STREAMS_HEADERS, original
 from sluice.values.record_places import Place
 from sluice.values.utc_times import utc_datetime
 
@@ -72,7 +72,7 @@ def markers_of(pipeline: str) -> str:
 
 @dataclass(frozen=True)
 class DeadLetterFilter:
-    """Selects dead letters by reason, time, position, or the rejected record's partition."""
+    """Selects dead letters by reason, time, the rejected record's partition, or their own position."""
 
     reason: str = ""
     since: datetime | None = None
@@ -124,7 +124,7 @@ class DeadLetter:
         )
 
     def header(self, name: str) -> str:
-        """Return Sluice's header `sluice.NAME`; an empty text if it is missing."""
+        """Sluice's header `sluice.NAME`; an empty text if it is missing."""
         return self.sluice_headers.get(f"{PREFIX}{name}", "")
 
     @property
@@ -158,7 +158,7 @@ class DeadLetter:
         return not (self.header("step") or self.header("left_out"))
 
     def with_most(self, size: int) -> DeadLetter:
-        """Limit a dead letter to `size` bytes of its key, of its value, and of all headers."""
+        """Return the dead letter with at most `size` bytes of its key, of its value, and of all headers together."""
         headers: list[tuple[str, bytes | None]] = []
         left = size
         for name, content in self.headers:
@@ -209,9 +209,9 @@ def find_dead_letters(
     limit: int,
     most_bytes: int = _MOST_BYTES,
 ) -> LetterFilter:
-    """Find the newest `limit` chosen dead letters of a pipeline.
+    """Return the newest `limit` chosen dead letters of a pipeline, with at most `most_bytes` of each part of a record.
 
-    Each has at most `most_bytes` of each part of a record. Raise BrokersUnreachable.
+    Raises BrokersUnreachable.
     """
     matches = LetterFilter()
     topic_id = dead_letter_topic_id(kafka, pipeline)
@@ -237,9 +237,9 @@ def chosen_letters(
     pipeline: str,
     chosen: DeadLetterFilter,
 ) -> Iterator[DeadLetter]:
-    """Return the dead letters that a filter selects, in the order of each partition.
+    """Yield the dead letters that a filter selects, in the order of each partition.
 
-    Raise BrokersUnreachable if no records arrive for `_READ_SECONDS`.
+    Raises BrokersUnreachable if no records arrive for `_READ_SECONDS`.
     """
     since = None if chosen.since is None else round(chosen.since.timestamp() * 1_000)
     for message in read_topic(kafka, topic_of(pipeline), since, longest_silence_s=_READ_SECONDS):
@@ -253,10 +253,10 @@ def redrive_markers(
     pipeline: str,
     topic_id: str,
 ) -> dict[tuple[int, int], RedriveMarker]:
-    """Return the markers of re-drives (see `kafka.redrive`), by partition and offset.
+    """Partition and offset of a re-driven dead letter → the marker of its re-drive (see `kafka.redrive`).
 
-    These are the partition and the offset of the dead letter. Only for dead letters in the
-    dead-letter topic with the id `topic_id`. Raise errors as `chosen_letters`.
+    Only for dead letters in the dead-letter topic with the id `topic_id`. Raises errors as
+    `chosen_letters`.
     """
     if not topic_ids(kafka, [markers_of(pipeline)], ANSWER_SECONDS):
         return {}
@@ -291,7 +291,7 @@ def with_histories(
     letters: Iterable[DeadLetter],
     markers: Mapping[tuple[int, int], RedriveMarker],
 ) -> Iterator[DeadLetter]:
-    """Add the earlier failures of their records, from the markers of re-drives, to letters."""
+    """Yield the dead letters with the earlier failures of their records, according to the markers of the re-drives."""
     histories: dict[tuple[str, int, int], Sequence[Failure]] = {}
     for marker in markers.values():
         histories[marker.topic, marker.partition, marker.offset] = marker.history
@@ -300,7 +300,7 @@ def with_histories(
 
 
 def _separate_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
-    """Divide a dead letter's headers into the rejected record's own, and Sluice's as text."""
+    """Return the headers of a dead letter: the rejected record's own, and Sluice's as text."""
     # The rejected record may also have a header with the name `FIRST`. The last one is Sluice's.
     first = max(
         (number for number, (name, _) in enumerate(headers) if name == FIRST), default=len(headers)
@@ -310,7 +310,7 @@ def _separate_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
     for name, content in headers[first:]:
         if name in _SLUICE_HEADERS:
             of_sluice[name] = (content or b"").decode(errors="replace")
-        else:
+        elif name not in STREAMS_HEADERS:
             of_record.append((original(name), content))
     return of_record, of_sluice
 

@@ -1,4 +1,4 @@
-"""Asks Kafka for offsets of partitions: begins, ends, or those of the largest timestamps."""
+"""Asks Kafka for offsets of partitions: their begins, their ends, or those of the largest timestamps."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def list_offsets(
     seconds: float,
     isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[TopicPartition, ListOffsetsResultInfo]:
-    """Return partition → the offset and timestamp that `which` asks for.
+    """Partition → the offset and timestamp that `which` asks for.
 
     For a reader of committed records, a partition ends before the first record of its oldest open
-    transaction. Raise KafkaException or TimeoutError if no broker answers within `seconds`.
+    transaction. Raises KafkaException or TimeoutError if no broker answers within `seconds`.
     """
     requests = dict.fromkeys(partitions, which)
     # The client refuses an empty request.

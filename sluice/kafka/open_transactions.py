@@ -27,7 +27,7 @@ class HeldPartitions:
     def since(self, lag: Lag, now: datetime) -> datetime | None:
         """Return when the oldest transaction that holds back a lag's records was first seen.
 
-        None without a transaction.
+        Return None without a transaction.
         """
         times: list[datetime] = []
         for topic, ends in lag.held_ends.items():
@@ -41,9 +41,9 @@ class HeldPartitions:
 
 
 def oldest_held(kafka: Mapping[str, str], lag: Lag) -> datetime | None:
-    """Return the earliest timestamp at which a transaction begins that holds back records.
+    """Return the earliest timestamp of the first records of the transactions that hold back records.
 
-    None if no transaction holds back records. Raise BrokersUnreachable.
+    None if no transaction holds back records. Raises BrokersUnreachable.
     """
     first_records: dict[tuple[str, int], int] = {}
     for topic, ends in lag.held_ends.items():

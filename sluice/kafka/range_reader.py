@@ -1,10 +1,12 @@
 """Reads ranges of offsets.
 
-No other module needs to know what gaps, ends and errors of partitions look like. A range can have
-fewer records than offsets: compaction removes records, and a reader of committed records sees
-neither the markers of transactions nor the records of aborted transactions. Such offsets can be at
-the beginning of a range, at its end, or everywhere. A range has therefore been read completely as
-soon as the reader gets a record from after the range, or reaches the end of the partition there.
+No other module needs to know what gaps, ends and errors of partitions look like.
+
+A range can have fewer records than offsets: compaction removes records, and a reader of committed
+records sees neither the markers of transactions nor the records of aborted transactions. Such
+offsets can be at the beginning of a range, at its end, or everywhere. A range has therefore been
+read completely as soon as the reader gets a record from after the range, or reaches the end of the
+partition there.
 """
 
 from __future__ import annotations
@@ -52,8 +54,8 @@ _ANSWER_S = 5.0
 _WAIT_S = 0.05
 """How long a call waits until it has read as many records as it asks for."""
 _AT_ONCE, _BYTES_AT_ONCE = 4_000, 4_194_304
-"""About how many records and bytes a call asks for. With 20,000 messages at once, which do not fit
-into a processor's caches, each message takes a sixth more CPU time."""
+"""About how many records and bytes a call asks for. With 20,000 messages at once, which do not fit into a processor's
+caches, each message takes a sixth more CPU time."""
 _SIZES_READ = 100
 # A consumer that chooses its partitions itself needs no group, but the client asks for the group's
 # coordinator.
@@ -146,9 +148,9 @@ class RangeReader:
         self.consumer.close()
 
     def read(self, ranges: Iterable[Range]) -> Iterator[PartitionRecords]:
-        """Read ranges of different partitions, all at the same time.
+        """Yield the records of ranges of different partitions, all of which are read at the same time.
 
-        Raise BrokersUnreachable if no records arrive for `longest_silence_s`, and EngineError if
+        Raises BrokersUnreachable if no records arrive for `longest_silence_s`, and EngineError if
         records of a range are no longer in the topic, or for another error of Kafka.
         """
         self._ranges = {(part.topic, part.partition): part for part in ranges}
@@ -223,7 +225,7 @@ class RangeReader:
         )
 
     def _of_ranges(self, messages: Sequence[Message]) -> Iterator[PartitionRecords]:
-        """Group the messages by partition, without those after the ranges."""
+        """Yield the messages by partition, without those after the ranges."""
         # Imported only here, because commands that import this module need no NumPy, unless they
         # read records.
         import numpy as np
@@ -246,7 +248,7 @@ class RangeReader:
     def _handle(self, message: Message) -> bool:
         """Take note of the end of a partition, or of an error.
 
-        Return False if the client has stopped reading a partition, so that it must be assigned
+        Returns False if the client has stopped reading a partition, so that it must be assigned
         again.
         """
         error, partition = message.error(), _partition(message)
@@ -301,10 +303,7 @@ class RangeReader:
             self._reach(partition, part.end)
 
     def _require_topics(self) -> None:
-        """Raise EngineError if a broker says that the topic or partition cannot be read.
-
-        It does not exist, or may not be read.
-        """
+        """Raise EngineError if a broker says that it has no such topic or partition, or that it may not be read."""
         for topic, partition in sorted(self._wanted):
             try:
                 known = self.consumer.list_topics(topic, _ANSWER_S).topics[topic]

@@ -31,10 +31,10 @@ class OldestUnread:
         """Partition and offset → the timestamp of the first record at this offset or after it."""
 
     def of(self, lags: Iterable[Lag]) -> dict[tuple[Partition, int], datetime]:
-        """Return partition and first unread offset → the timestamp of the first unread record.
+        """Partition and first unread offset → the timestamp of the first unread record.
 
-        Omit partitions without unread records, and partitions whose record cannot be read in time.
-        Raise BrokersUnreachable.
+        Omits partitions without unread records, and partitions whose record cannot be read in time.
+        Raises BrokersUnreachable.
         """
         unread: set[tuple[Partition, int]] = set()
         for lag in lags:
@@ -55,9 +55,9 @@ def timestamps_at(
     kafka: Mapping[str, str],
     offsets: Mapping[Partition, int],
 ) -> dict[Partition, datetime]:
-    """Return partition → the timestamp of its first record at or after an offset.
+    """Partition → the timestamp of its first record at or after an offset.
 
-    Also reads records of open transactions. Omit partitions without such a record. Raise
+    Also reads records of open transactions. Omits partitions without such a record. Raises
     BrokersUnreachable.
     """
     places = [

@@ -85,10 +85,10 @@ def redrive(
     chosen: DeadLetterFilter,
     limit: int = MOST,
 ) -> RedriveOutcome:
-    """Write the chosen dead letters' records to their source topics again, and mark them.
+    """Write the chosen dead letters' records to their source topics again, oldest first, and mark them.
 
-    The oldest come first. `topics` are the names and the patterns of the pipeline's source topics.
-    Raise EngineError if another process takes over, or for an error of Kafka.
+    `topics` are the names and the patterns of the pipeline's source topics. Raises EngineError if
+    another process takes over, or for an error of Kafka.
     """
     outcome = RedriveOutcome()
     topic_id = dead_letter_topic_id(kafka, pipeline)
@@ -147,7 +147,7 @@ def redrive(
 def redrive_obstacle(
     letter: DeadLetter, topics: Iterable[str], marker: RedriveMarker | None
 ) -> str:
-    """Say why a dead letter cannot be re-driven; empty if it can be re-driven."""
+    """Return why a dead letter cannot be re-driven; an empty text if it can be re-driven."""
     if marker is not None:
         return "re-driven already"
     if letter.source is None:
@@ -161,7 +161,7 @@ def _obstacle(
     partitions: Mapping[str, int],
     markers: Mapping[tuple[int, int], RedriveMarker],
 ) -> str:
-    """Like `redrive_obstacle`, but also check the record's partition and the filter `chosen`.
+    """Like `redrive_obstacle`, but also checks the partition of the dead letter's record and the filter `chosen`.
 
     `partitions`: each topic that the pipeline reads → its number of partitions.
     """
@@ -185,7 +185,7 @@ def _send(
     letters: Sequence[DeadLetter],
     outcome: RedriveOutcome,
 ) -> Sequence[DeadLetter]:
-    """Write records and their markers in one transaction. Return the dead letters that are left.
+    """Write records and their markers in one transaction. Returns the dead letters that are left.
 
     If the broker refuses a record, nothing is written, and all other dead letters are left.
     Otherwise, none is left.
@@ -340,7 +340,7 @@ def _original(letter: DeadLetter, sources: Mapping[Place, Record]) -> Record | s
 def _milliseconds(iso: str) -> int:
     """Return a timestamp header as epoch ms.
 
-    Return 0 if the header is missing: the record then gets the current time.
+    Returns 0 if the header is missing: the record then gets the current time.
     """
     # A time before the year 1 or after the year 9999 is a number.
     number = iso.removesuffix(" ms")

@@ -60,7 +60,7 @@ def require_redrive_topic(kafka: Mapping[str, str], pipeline: str, producer: Pro
 def accept_redrive_topic(kafka: Mapping[str, str], pipeline: str) -> str | None:
     """Let the next re-drive use the topic as it is now.
 
-    Return the topic's name if it was deleted, or else None.
+    Returns the topic's name if it was deleted, or else None.
     """
     topic = markers_of(pipeline)
     remembered = _remembered_id(kafka, pipeline)

@@ -130,7 +130,7 @@ def watermark_offsets(
 ) -> tuple[int, int]:
     """Return the first offset of a partition, and the offset that its next record will get.
 
-    If the partition is new, wait until a broker leads it.
+    If the partition is new, waits until a broker leads it.
     """
     until = time.monotonic() + timeout_s
     while True:
@@ -172,7 +172,7 @@ def produce(
 ) -> None:
     """Send records (key, value, timestamp in ms) in order; a timestamp of 0 means the current time.
 
-    Raise EngineError if the topic does not exist or the broker refuses a record, and
+    Raises EngineError if the topic does not exist or the broker refuses a record, and
     BrokersUnreachable if no broker answers.
     """
     errors: list[KafkaError] = []
@@ -220,7 +220,7 @@ def _require_topic(kafka: Mapping[str, str], client: Producer, topic: str) -> No
 
 
 def require_delivery(error: KafkaError | None, message: Message) -> None:
-    """Raise EngineError if the broker refused the record: a delivery callback."""
+    """Raise EngineError if the broker refused the record. This is a callback of deliveries."""
     if error is not None:
         raise EngineError(f"A record was not written to {message.topic()}: {sentence(error)}")
 
@@ -232,12 +232,11 @@ def read_topic(
     *,
     longest_silence_s: float | None = None,
 ) -> Iterator[Message]:
-    """Read the committed records of a topic from its beginning to its current end.
+    """Yield the committed records of a topic from its beginning to its current end, in the order of each partition.
 
-    They come in the order of each partition. With `since_ms`, start at each partition's first
-    record with this timestamp or a later timestamp. Raise BrokersUnreachable if no broker answers,
-    or no records arrive for `longest_silence_s` (see `RangeReader`), and EngineError if the topic
-    cannot be read.
+    With `since_ms`, starts at each partition's first record with this timestamp or a later
+    timestamp. Raises BrokersUnreachable if no broker answers, or no records arrive for
+    `longest_silence_s` (see `RangeReader`), and EngineError if the topic cannot be read.
     """
     with RangeReader(kafka, skips_lost=True, longest_silence_s=longest_silence_s) as reader:
         with broker_errors(kafka):
@@ -270,10 +269,7 @@ def _offsets_since(
     bounds: Mapping[int, tuple[int, int]],
     since_ms: int,
 ) -> dict[int, int]:
-    """Return the offset of each partition's first record from `since_ms` on, or its end.
-
-    The record is the first with a timestamp of at least `since_ms`.
-    """
+    """Partition → the offset of its first record with a timestamp of at least `since_ms`, or its end."""
     times = [TopicPartition(topic, number, since_ms) for number in bounds]
     offsets: dict[int, int] = {}
     for answer in consumer.offsets_for_times(times, _TIMEOUT_S):
@@ -292,9 +288,9 @@ def topic_ids(
     topics: Iterable[str],
     seconds: float = _TIMEOUT_S,
 ) -> dict[str, str]:
-    """Return topic → its Kafka id, which is new after the topic is deleted and created again.
+    """Topic → its Kafka id, which is new after the topic is deleted and created again.
 
-    Omit missing topics. Raise BrokersUnreachable if no broker answers within `seconds`.
+    Omits missing topics. Raises BrokersUnreachable if no broker answers within `seconds`.
     """
     with broker_errors(kafka):
         return ids_of(described_topics(silent_admin(kafka), topics, seconds))
@@ -317,12 +313,12 @@ def described_topics(
     *,
     with_operations: bool = False,
 ) -> dict[str, TopicDescription]:
-    """Return topic → its description. Omit missing topics.
+    """Topic → its description, without the missing topics. The broker reads only these topics.
 
-    The broker reads only these topics. With `with_operations`, the broker also says which
-    operations it allows to this client, unless it cannot say that.
+    With `with_operations`, the broker also says which operations it allows to this client, unless
+    it cannot say that.
 
-    Raise KafkaException if no broker answers within `seconds`, or if the client may not describe a
+    Raises KafkaException if no broker answers within `seconds`, or if the client may not describe a
     topic.
     """
     futures = admin.describe_topics(
@@ -374,7 +370,7 @@ _NO_HEADERS: Headers = []
 
 
 def headers_of(message: Message) -> Headers:
-    """Return the headers of a record. Call this once per message."""
+    """Return the headers of a record. Call it once per message."""
     try:
         return _pairs(message.headers())
     except _NAME_IS_NOT_UTF_8:
@@ -382,7 +378,7 @@ def headers_of(message: Message) -> Headers:
 
 
 def headers_of_each(messages: Sequence[Message]) -> list[Headers]:
-    """Return the headers of each record. Call this once per message.
+    """Return the headers of each record. Call it once per message.
 
     A record without headers takes a tenth of the time of `headers_of`.
     """
@@ -408,10 +404,9 @@ def _pairs(headers: Any) -> Headers:
 def records_at(
     kafka: Mapping[str, str], places: Iterable[Place]
 ) -> Iterator[tuple[Place, Message]]:
-    """Read the committed records at these places, each with its place.
+    """Yield the committed records at these places, each with its place; places without a record are left out.
 
-    Leave out places without a record. Raise BrokersUnreachable if no broker answers, and
-    EngineError if a topic cannot be read.
+    Raises BrokersUnreachable if no broker answers, and EngineError if a topic cannot be read.
     """
     wanted = {*places}
     with RangeReader(kafka, _FEW_RECORDS, skips_lost=True) as reader:
@@ -427,7 +422,7 @@ def records_at(
 
 
 def _rounds(places: Iterable[Place]) -> Iterator[list[Range]]:
-    """Return ranges that cover the places. Each list has at most one range of a partition.
+    """Ranges that cover the places. Each list has at most one range of a partition.
 
     Two places are in the same range if it is quicker to read on from one to the other than to ask
     the broker again.

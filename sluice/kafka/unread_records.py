@@ -1,4 +1,4 @@
-"""The records that a pipeline has not read: `Lag` counts them by its topics' offsets."""
+"""The number of records that a pipeline has not read: `Lag` counts them, from the offsets of its topics."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Lag:
     def missing(self, topics: Iterable[str]) -> list[str]:
         """Return the topics that do not exist, or that this client may not describe, sorted.
 
-        Include patterns that match no topic, and topics once read through a pattern but since
-        deleted.
+        Includes patterns that match no topic, and topics that a pattern matched when they were
+        read.
         """
         topics = [*topics]
         read = named_or_matching(topics, self.positions)
@@ -81,7 +81,7 @@ class Lag:
         return held
 
     def partitions(self) -> Iterator[tuple[str, int]]:
-        """Return the topic and number of each partition."""
+        """Yield the topic and number of each partition."""
         for topic, ends in self.ends.items():
             for partition in ends:
                 yield topic, partition
@@ -93,15 +93,15 @@ class Lag:
         return max(self.full_ends.get(topic, {}).get(partition, 0), self.ends[topic][partition])
 
     def unread_in(self, topic: str, partition: int) -> int:
-        """Count the unread records of a partition."""
+        """Return the number of unread records of a partition."""
         return self._count(topic, partition, self.full_end(topic, partition))
 
     def held_in(self, topic: str, partition: int) -> int:
-        """Count the records of a partition that an open transaction holds back."""
+        """Return the number of records of a partition that an open transaction holds back."""
         return self.full_end(topic, partition) - self.ends[topic][partition]
 
     def first_unread(self) -> Iterator[tuple[tuple[str, int], int]]:
-        """Return the partitions with unread records, each with its first unread offset."""
+        """Yield the topic and number of each partition with unread records, and the offset of its first unread record."""
         for topic, partition in self.partitions():
             if self.unread_in(topic, partition):
                 yield (
@@ -110,13 +110,13 @@ class Lag:
                 )
 
     def of_pipeline(self, topics: Iterable[str], positions: Offsets) -> Lag:
-        """Select the lag of one pipeline from this lag of several pipelines."""
+        """Return the lag of one pipeline, from this lag, which has the topics of several pipelines."""
         read = named_or_matching(topics, self.ends)
         ends = {topic: self.ends[topic] for topic in read if topic in self.ends}
         return Lag(ends, positions, self.begins, self.full_ends, self.broker, self.denied)
 
     def still_held(self, later: Lag) -> Lag:
-        """Reduce a later lag to partitions that the same transaction still holds back."""
+        """Return a later lag, with only the partitions in which the same transaction holds back records as in this lag."""
         before = self.held_ends
         ends: Offsets = {}
         for topic, later_ends in later.held_ends.items():
@@ -127,14 +127,17 @@ class Lag:
         return Lag(ends, later.positions, later.begins, later.full_ends, later.broker, later.denied)
 
     def _count(self, topic: str, partition: int, end: int) -> int:
-        """Count the offsets before `end` that the pipeline has not read."""
+        """Return the number of offsets before `end` that the pipeline has not read."""
         # If the topic was deleted and created again, it counts as at least one record, even if it
         # is empty, so that a run starts and reports the change.
         is_new = self.positions.get(topic, {}).get(partition, 0) > end
         return max(end - self._first(topic, partition, end), int(is_new))
 
     def _first(self, topic: str, partition: int, end: int) -> int:
-        """Return the offset of the first unread record before `end`, or `end`."""
+        """Return the offset of the first record before `end` that the pipeline has not read.
+
+        `end` if it has read all.
+        """
         begin = self.begins.get(topic, {}).get(partition, 0)
         position = self.positions.get(topic, {}).get(partition, begin)
         # A position after the end means that the topic was deleted and created again: all records
@@ -143,9 +146,9 @@ class Lag:
 
 
 def read_lag(admin: AdminClient, topics: Iterable[str], positions: Offsets) -> Lag:
-    """Read the lag of a pipeline that has read its topics up to `positions`.
+    """Return the lag of a pipeline that has read its topics up to `positions`.
 
-    `topics` are names and patterns. Topics that do not exist are omitted. Raise KafkaException or
+    `topics` are names and patterns. Topics that do not exist are omitted. Raises KafkaException or
     TimeoutError if no broker answers.
     """
     partitions, broker, denied = _partitions(admin, topics)

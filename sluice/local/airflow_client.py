@@ -36,7 +36,10 @@ class Airflow:
         self._client.close()
 
     def unhealthy(self) -> list[str]:
-        """Return the components that are not healthy; only the API server if it does not answer."""
+        """Return the components that are not healthy.
+
+        If the API server does not answer, only this server.
+        """
         try:
             answer = self._client.get("/api/v2/monitor/health", timeout=5.0)
         except httpx.TransportError:
@@ -50,13 +53,13 @@ class Airflow:
         ]
 
     def ask(self, path: str, **parameters: Any) -> httpx.Response:
-        """Get a path as the user."""
+        """GET a path as the user."""
         return self._client.get(path, params=parameters or None, headers=self._headers())
 
     def json(self, path: str, **parameters: Any) -> Any:
-        """Get JSON, with decimal numbers as Decimal.
+        """GET JSON, with decimal numbers as Decimal.
 
-        Raise EngineError unless the status is 200.
+        Raises EngineError unless the status is 200.
         """
         answer = self.ask(path, **parameters)
         if answer.status_code != httpx.codes.OK:

@@ -91,13 +91,12 @@ class Broker:
 
 
 class EmbeddedKafka:
-    """A Kafka broker that runs during a `with` block, with its data in `folder`.
+    """A Kafka broker that runs during a `with` block, with its data in `folder`, on `port` or on any free port.
 
-    It listens on `port`, or on any free port. The data are kept when the broker stops, so that it
-    can be started again with the same folder. A `quick` broker needs a third less processor time to
-    start, but can handle fewer records per second. `config` has more settings of the broker. If
-    `config` names listeners, the broker has them in addition to its default listener, which has no
-    security.
+    The data are kept when the broker stops, so that it can be started again with the same folder. A
+    `quick` broker needs a third less processor time to start, but can handle fewer records per
+    second. `config` has more settings of the broker. If `config` names listeners, the broker has
+    them in addition to its default listener, which has no security.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class EmbeddedKafka:
     def start(self) -> None:
         """Start the broker and wait until it answers.
 
-        Raise PreflightError with the end of the broker's log if the broker does not answer.
+        Raises PreflightError with the end of the broker's log if the broker does not answer.
         """
         start(self.folder, self.port, quick=self.quick, config=self.config)
 
@@ -156,7 +155,7 @@ def start(
 ) -> Broker:
     """Start a broker with its data in `folder`, and wait until it answers.
 
-    The broker keeps running after this process ends, until `stop(folder)`. Raise PreflightError if
+    The broker keeps running after this process ends, until `stop(folder)`. Raises PreflightError if
     a broker already uses the folder, if the port is in use, if Java or the jars are missing, or if
     the broker ends or does not answer. In the last two cases, the error has the end of the log.
     """
@@ -199,8 +198,8 @@ def start(
 def stop(folder: Path) -> Broker | None:
     """Stop the broker of `folder` and wait until it has ended.
 
-    Return the broker, or None if no broker was running. The process gets SIGTERM, and SIGKILL if it
-    has not ended after 20 seconds.
+    Returns the broker, or None if no broker was running. The process gets SIGTERM, and SIGKILL if
+    it has not ended after 20 seconds.
     """
     folder = folder.absolute()
     broker = running(folder)
@@ -219,7 +218,7 @@ def stop(folder: Path) -> Broker | None:
 def running(folder: Path) -> Broker | None:
     """Return the running broker of `folder`, or None.
 
-    Check that the process id does not belong to another program now.
+    Checks that the process id does not belong to another program now.
     """
     folder = folder.absolute()
     try:
@@ -286,7 +285,7 @@ def _format(java: list[str], folder: Path, configuration: Path) -> None:
 def _spawn(command: list[str], log: Path) -> int:
     """Start `command` in a new session, so that it does not get this process's Ctrl-C.
 
-    Return the process id.
+    Returns the process id.
     """
     to_log = (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     from_nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)

@@ -1,7 +1,4 @@
-"""Starts Kafka and Airflow on this machine for the demo and the tests.
-
-Afterwards, removes all of their files.
-"""
+"""Starts Kafka and Airflow on this machine for the demo and the tests, and removes all of their files afterwards."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ def _silent(_: str) -> None: ...
 
 @dataclass
 class LocalPlatform:
-    """A broker and Airflow's components, on the loopback address, with files in `home`.
+    """A broker and Airflow with all its components, on the loopback address, with their files in `home`.
 
     As a context manager, it ends all of its processes, however the block ends.
     """
@@ -100,7 +97,7 @@ class LocalPlatform:
         self.stop()
 
     def start(self, fill: Callable[[], None] = lambda: None) -> None:
-        """Start the broker and call `fill` while Airflow migrates its database; start Airflow."""
+        """Start the broker and call `fill` while Airflow migrates its database; then start Airflow."""
         with ThreadPoolExecutor(2) as together:
             tasks = [together.submit(self.start_kafka, fill), together.submit(self.lay_out_airflow)]
             for task in tasks:
@@ -148,7 +145,7 @@ class LocalPlatform:
     def wait_for_airflow(self, say: Say = _silent) -> None:
         """Wait until all components are healthy.
 
-        Raise EngineError if a component ends, or if it takes too long.
+        Raises EngineError if a component ends, or if it takes too long.
         """
         airflow = Airflow(self.url)
         for _ in self.ticks(START_SECONDS, "Airflow is not up"):
@@ -161,7 +158,7 @@ class LocalPlatform:
     def ticks(self, seconds: float, what: str, pause_s: float = 0.5) -> Iterator[float]:
         """Yield the elapsed seconds every `pause_s`.
 
-        Raise EngineError after `seconds`, or if a component ends.
+        Raises EngineError after `seconds`, or if a component ends.
         """
         began = time.monotonic()
         while (gone := time.monotonic() - began) < seconds:
@@ -176,7 +173,7 @@ class LocalPlatform:
 
     @contextmanager
     def as_user(self, log_in: LogIn | None = None) -> Iterator[Airflow]:
-        """Make a client of Airflow as a user, by default the admin."""
+        """Yield a client of Airflow as a user, by default the admin."""
         airflow = Airflow(self.url, log_in or self.admin)
         try:
             yield airflow
@@ -268,8 +265,8 @@ def clear(home: Path) -> None:
 def _is_ours(session: int, created: float) -> bool:
     """Return whether the processes with this session id belong to the recorded session.
 
-    If the session's first process has ended, they do: its id is not reused while any process of the
-    session is alive.
+    If the session's first process has ended, they do: its id is not reused while any process of
+    the session is alive.
     """
     try:
         return psutil.Process(session).create_time() == created
@@ -286,7 +283,7 @@ def write_secret(file: Path, text: str) -> None:
 
 
 def _secrets() -> dict[str, str]:
-    """Return secrets that Airflow's components share.
+    """Secrets that Airflow's components share.
 
     Without them, each component would write secrets of its own to airflow.cfg.
     """

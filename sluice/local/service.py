@@ -58,7 +58,7 @@ class Service:
             )
 
     def finish(self) -> None:
-        """Wait for the program to end. Raise EngineError if its status is not 0."""
+        """Wait for the program to end. Raises EngineError if its status is not 0."""
         if self.process.wait():
             self.check()
 
@@ -68,10 +68,7 @@ class Service:
 
 
 def stop(services: Iterable[Service], patience_s: float = 8.0) -> None:
-    """Stop the services and all processes that they have started.
-
-    They get SIGTERM, and SIGKILL after `patience_s`.
-    """
+    """Stop the services and all processes that they have started, with SIGTERM, and SIGKILL after `patience_s`."""
     sessions = {service.process.pid for service in services}
     end_sessions(sessions, patience_s)
     for service in services:

@@ -1,4 +1,7 @@
-"""The connection to a database in which records are looked up. The driver of a run sends it to Spark's tasks."""
+"""The connection to a database in which records are looked up.
+
+The driver of a run sends it to Spark's tasks.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ class Connection:
     url: str = field(repr=False)
 
     def engine_url(self) -> URL:
-        """Parse the URL for SQLAlchemy. Raises SettingsError if it is missing or invalid; the error omits the URL."""
+        """Parse the URL for SQLAlchemy.
+
+        Raises SettingsError if it is missing or invalid; the error omits the URL.
+        """
         from sqlalchemy.engine import make_url
         from sqlalchemy.exc import ArgumentError
 

@@ -33,7 +33,7 @@ from sluice.values.stored_values import has_models
 
 
 def _whole_number(key: str) -> int:
-    """The number that a key's text stands for.
+    """Return the number that a key's text stands for.
 
     Raises ValueError for a text such as 007, because as a key, it differs from the text 7.
     """
@@ -50,12 +50,16 @@ _KEY_TYPES: Mapping[type, Callable[[str], Any]] = {
     UUID: UUID,
     date: date.fromisoformat,
 }
-"""Python type of a column's values → the function that makes such a value from the text of a key."""
+"""Python type of a column's values → the function that makes such a value from the text of a
+key."""
 
 
 @dataclass(frozen=True)
 class DatabaseTable:
-    """Reads rows of a table by the texts of their keys. The fields of `row_type` are the columns of a row."""
+    """Reads rows of a table by the texts of their keys.
+
+    The fields of `row_type` are the columns of a row.
+    """
 
     table: LookedUpTable
     connection: Connection
@@ -64,7 +68,7 @@ class DatabaseTable:
     """The step's name in errors."""
 
     def read(self, keys: Sequence[str]) -> Rows:
-        """The rows of these keys, from the cache or in one statement.
+        """Return the rows of these keys, from the cache or in one statement.
 
         In place of a row that cannot be used, there is an exception that says why.
         Raises EngineError if the database refuses the table.
@@ -86,7 +90,7 @@ class DatabaseTable:
         return {key: row for key, row in rows.items() if row is not None}
 
     def _read(self, keys: Sequence[str]) -> dict[str, Row]:
-        """The rows of these keys in the database. Keys without a row are missing."""
+        """Return the rows of these keys in the database. Keys without a row are missing."""
         values: dict[str, Any] = {}
         for key in keys:
             value = self._key_value(key)
@@ -129,7 +133,7 @@ class DatabaseTable:
         }
 
     def _row(self, rows: Sequence[Sequence[Any]], key: str) -> str | BaseException:
-        """The only row of a key, as JSON."""
+        """Return the only row of a key, as JSON."""
         if len(rows) > 1:
             return LookupError(
                 f"{len(rows)} rows of {self.table.table} have the {self.table.column} {key!r}"
@@ -144,7 +148,10 @@ class DatabaseTable:
             return error.with_traceback(None)
 
     def _key_value(self, key: str) -> Any:
-        """The value of the key column for the text of a key; None if the column cannot have such a value."""
+        """Return the value of the key column for the text of a key.
+
+        Return None if the column cannot have such a value.
+        """
         try:
             return self._make_value(key)
         except (ValueError, InvalidOperation):
@@ -166,7 +173,10 @@ class DatabaseTable:
 
     @cached_property
     def _table(self) -> Table:
-        """The table as the database describes it. Raises EngineError if the table or a column is missing."""
+        """The table as the database describes it.
+
+        Raises EngineError if the table or a column is missing.
+        """
         schema, _, name = self.table.table.rpartition(".")
         try:
             table = Table(
@@ -200,7 +210,7 @@ class DatabaseTable:
 
 
 def _first_cause(error: BaseException) -> str:
-    """The database's own error on one line, without the statement."""
+    """Return the database's own error on one line, without the statement."""
     cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     return " ".join(str(cause).split()) or type(cause).__name__
 
@@ -214,7 +224,7 @@ def _engine(connection: str, url: URL) -> Engine:
 
 @lru_cache(maxsize=100)
 def _row_cache(connection: Connection, table: LookedUpTable, row_type: Any) -> RowCache:
-    """The cache of a table in this process. Several batches and workers use it.
+    """Return the cache of a table in this process. Several batches and workers use it.
 
     The cached rows have been checked against `row_type` and encoded, so each row type has its own
     cache.

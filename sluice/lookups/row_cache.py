@@ -9,12 +9,16 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 Row = str | BaseException | None
-"""A row as JSON, or the exception that says why the row cannot be used; None for a key without a row."""
+"""A row as JSON, or the exception that says why the row cannot be used; None for a key without a
+row."""
 
 
 @dataclass
 class RowCache:
-    """Rows by key. A key without a row is cached, too, so that a missing row is not read for every record."""
+    """Rows by key.
+
+    A key without a row is cached, too, so that a missing row is not read for every record.
+    """
 
     size: int
     staleness_ms: int
@@ -26,7 +30,7 @@ class RowCache:
     _lock: Lock = field(default_factory=Lock)
 
     def rows(self, keys: Sequence[str]) -> tuple[dict[str, Row], list[str]]:
-        """The cached rows of these keys, and the keys whose rows have to be read."""
+        """Return the cached rows of these keys, and the keys whose rows have to be read."""
         since = self.clock() - self.staleness_ms / 1_000
         cached: dict[str, Row] = {}
         missing: list[str] = []

@@ -61,7 +61,7 @@ def _chosen(ledger: Ledger, info: GenerationInfo, run: str) -> list[Audit]:
 
 
 def _names(audit: Audit) -> tuple[str, ...]:
-    """The texts that select an audit. An empty text selects all audits."""
+    """Return the texts that select an audit. An empty text selects all audits."""
     # The ledger stores a run as DAG/RUN/TASK, and users may write RUN alone.
     middle = audit.run.split("/")[1:2]
     return ("", f"{audit.generation}.{audit.batch}", audit.run, *middle)
@@ -166,7 +166,10 @@ def _is_standby_damaged(
     worker: WorkerInfo,
     out: Console,
 ) -> bool:
-    """Verify a worker's standby. Returns True if it is damaged or cannot be read. A refresh replaces a damaged copy."""
+    """Verify a worker's standby.
+
+    Returns True if it is damaged or cannot be read. A refresh replaces a damaged copy.
+    """
     standby = worker.standby
     if standby is None or standby.batch < 0:
         return False

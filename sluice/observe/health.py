@@ -37,7 +37,7 @@ def failures_of(
     lag_error: str = "",
     held_since: datetime | None = None,
 ) -> list[Failure]:
-    """The recorded failures of a pipeline, and the present failures of its input.
+    """Return the recorded failures of a pipeline, and the present failures of its input.
 
     `lag` is None if it is unknown, and `lag_error` says why. `held_since` is the time since which a
     transaction holds back records, as far as the caller has seen; None if no transaction hangs.
@@ -67,7 +67,7 @@ def input_away(
     read: Mapping[str, Mapping[int, int]] = NOTHING,
     denied: Collection[str] = (),
 ) -> InputAway:
-    """The error for topics that do not exist, or for brokers that do not answer.
+    """Return the error for topics that do not exist, or for brokers that do not answer.
 
     `read` has the offsets up to which the pipeline has read its topics. A missing topic that has
     such offsets was deleted, unless it is one of the topics in `denied`, which Sluice may not
@@ -114,13 +114,13 @@ def _topics(names: Sequence[str]) -> str:
 
 
 def not_started(pipeline: str, since: datetime) -> Failure:
-    """The failure of a pipeline for which Airflow was asked for a run at `since`, and has not started a driver."""
+    """Return the failure of a pipeline for which Airflow was asked for a run at `since`, and has not started a driver."""
     error = NoSlot(f"A run was asked for at {since:%H:%M:%S} UTC, and no driver has started.")
     return msgspec.structs.replace(Failure.of(error, pipeline, kind="slot"), at=since)
 
 
 def held_failure(pipeline: str, lag: Lag, since: datetime) -> Failure:
-    """The failure of a pipeline whose records a transaction has held back since a time."""
+    """Return the failure of a pipeline whose records a transaction has held back since a time."""
     held = {
         partition: count for partition in lag.partitions() if (count := lag.held_in(*partition))
     }
@@ -134,7 +134,7 @@ def held_failure(pipeline: str, lag: Lag, since: datetime) -> Failure:
 
 
 def _end_transaction(lag: Lag, topic: str, partition: int) -> str:
-    """The commands that find the producer of the transaction in a partition, and end the transaction."""
+    """Return the commands that find the producer of the transaction in a partition, and end the transaction."""
     command = f"kafka-transactions.sh --bootstrap-server {lag.broker}"
     where = f"--topic {topic} --partition {partition}"
     # A reader of committed records stops at the first record of the oldest open transaction.
@@ -166,7 +166,7 @@ def calm_of(figures: LedgerFigures, pipeline: str) -> Calm | None:
 
 
 def severity(kinds: Collection[FailureKind]) -> int:
-    """A number for sorting: 0 for the worst health that failures of these kinds cause."""
+    """Return a number for sorting: 0 for the worst health that failures of these kinds cause."""
     trouble = trouble_of(kinds)
     return len(_WORST_FIRST) if trouble is None else _WORST_FIRST.index(trouble)
 

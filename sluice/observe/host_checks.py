@@ -105,7 +105,7 @@ class Observer:
 
 
 def needed_bytes(size: int) -> int:
-    """How many bytes of a disk of `size` bytes must be free, or else the disk is nearly full."""
+    """Return how many bytes of a disk of `size` bytes must be free, or else the disk is nearly full."""
     return round(min(max(_FREE_SHARE * size, _LEAST_FREE), _MOST_NEEDED))
 
 
@@ -195,7 +195,7 @@ def _look_at_servers(servers: Mapping[str, str]) -> tuple[dict[str, Sight], set[
 
 
 def _error_of(url: str, address: str) -> SluiceError | None:
-    """The error of a request to a state server; None if it answers."""
+    """Return the error of a request to a state server; None if it answers."""
     try:
         fetch_card(url, address, verify_certificate=False)
     except SluiceError as error:

@@ -116,7 +116,9 @@ def gauges(
     sizes: Mapping[WorkerOf, int] | None = None,
     oldest_unread: Mapping[tuple[Partition, int], datetime] | None = None,
 ) -> Iterator[Measurement]:
-    """A pipeline's gauges. Pass None as the `lag`, and the reason as `lag_error`, if no broker answers.
+    """Yield a pipeline's gauges.
+
+    Pass None as the `lag`, and the reason as `lag_error`, if no broker answers.
 
     `sizes` is the result of `shard_sizes`, and `oldest_unread` the result of `OldestUnread.of`.
     """
@@ -147,7 +149,7 @@ def gauges(
 
 
 def _of_failures(failures: Sequence[Failure], now: datetime) -> Iterator[Measurement]:
-    """The gauges of the pipeline's health."""
+    """Yield the gauges of the pipeline's health."""
     since: dict[FailureKind, datetime] = {}
     for failure in failures:
         since[failure.kind] = min(failure.at, since.get(failure.kind, failure.at))
@@ -168,7 +170,7 @@ def _of_lag(
     oldest_unread: Mapping[tuple[Partition, int], datetime],
     now: datetime,
 ) -> Iterator[Measurement]:
-    """The gauges of unread records."""
+    """Yield the gauges of unread records."""
     for topic, partition in sorted(lag.partitions()):
         labels = (("topic", topic), ("partition", str(partition)))
         yield Measurement("lag_records", lag.unread_in(topic, partition), labels)
@@ -190,7 +192,7 @@ def _of_lag(
 
 
 def _of_batch(batch: BatchHistory, now: datetime) -> Iterator[Measurement]:
-    """The gauges of the newest batch."""
+    """Yield the gauges of the newest batch."""
     yield Measurement("snapshot_age_seconds", max((now - batch.published_at).total_seconds(), 0.0))
     yield Measurement("batch_records", batch.records)
     for store, count in batch.late.items():
@@ -224,7 +226,7 @@ def shard_sizes(
 
 
 def histogram_samples(measurements: Iterable[Measurement]) -> Iterator[Measurement]:
-    """The samples of Prometheus for the measurements of histograms: cumulative buckets, sums and counts.
+    """Yield the samples of Prometheus for the measurements of histograms: cumulative buckets, sums and counts.
 
     Measurements of other metrics stay as they are.
     """
@@ -246,7 +248,7 @@ def histogram_samples(measurements: Iterable[Measurement]) -> Iterator[Measureme
 
 
 def of_pipeline(pipeline: str, measurements: Iterable[Measurement]) -> Iterator[Measurement]:
-    """The measurements, each with the label `pipeline` added."""
+    """Yield the measurements, each with the label `pipeline` added."""
     for name, value, labels in measurements:
         yield Measurement(name, value, (("pipeline", pipeline), *labels))
 
@@ -270,7 +272,10 @@ def prometheus(measurements: Iterable[Measurement]) -> str:
 
 
 def _metric_of(sample: str) -> str:
-    """The metric to which a sample belongs. A histogram's samples have its name with one of three endings."""
+    """Return the metric to which a sample belongs.
+
+    A histogram's samples have its name with one of three endings.
+    """
     for ending in (BUCKET, SUM, COUNT):
         if sample.endswith(ending) and sample.removesuffix(ending) in METRICS:
             return sample.removesuffix(ending)

@@ -47,7 +47,8 @@ class LedgerFigures:
     retired: frozenset[str]
     """The pipelines that are no longer run."""
     kept_batches: Mapping[GenerationRef, KeptBatches]
-    """Current generation → the oldest and the newest of its batches that retention has not removed."""
+    """Current generation → the oldest and the newest of its batches that retention has not
+    removed."""
 
     @classmethod
     def read(cls, ledger: Ledger, now: datetime | None = None) -> Self:
@@ -87,7 +88,7 @@ class LedgerFigures:
         return positions
 
     def newest_batch(self, pipeline: str) -> answers.BatchHistory | None:
-        """The newest published batch of a pipeline."""
+        """Return the newest published batch of a pipeline."""
         snapshot = self.snapshots.get(pipeline)
         if snapshot is None:
             return None
@@ -103,7 +104,7 @@ def batches(
     limit: int,
     airflow: str = "",
 ) -> list[answers.BatchHistory]:
-    """The newest batches of a pipeline's current generation, newest first.
+    """Return the newest batches of a pipeline's current generation, newest first.
 
     `airflow` is Airflow's root path.
     """
@@ -142,13 +143,13 @@ def generations(
     pipeline: str,
     now: datetime | None = None,
 ) -> list[answers.Generation]:
-    """All generations of a pipeline: the current generation, and the generations of unfinished rebuilds and replays."""
+    """Return all generations of a pipeline: the current generation, and the generations of unfinished rebuilds and replays."""
     current, now = ledger.generations.current(pipeline), now or datetime.now(UTC)
     return [_generation(ledger, info, current, now) for info in ledger.generations.all(pipeline)]
 
 
 def run_figures(ledger: Ledger, pipeline: str, run: str) -> dict[str, Any]:
-    """The snapshots that a run published, and the sums of its batches' counts, for programs that wait for the run."""
+    """Return the snapshots that a run published, and the sums of its batches' counts, for programs that wait for the run."""
     counts: Counter[str] = Counter()
     snapshots: list[str] = []
     current = ledger.generations.current(pipeline)
@@ -170,7 +171,7 @@ def run_figures(ledger: Ledger, pipeline: str, run: str) -> dict[str, Any]:
 
 
 def run_audits(ledger: Ledger, pipeline: str, run: str) -> list[Audit]:
-    """The audits of a run's batches, oldest first, of the newest generation that the run has published.
+    """Return the audits of a run's batches, oldest first, of the newest generation that the run has published.
 
     This need not be the current generation: a replay publishes a generation beside it. A run that
     restores damaged state publishes a new generation, which becomes current.
@@ -183,7 +184,7 @@ def run_audits(ledger: Ledger, pipeline: str, run: str) -> list[Audit]:
 
 
 def log_path(run: str, airflow: str = "") -> str:
-    """The path of a task's log in Airflow, from the run's name DAG/RUN/TASK in the ledger; empty for other names."""
+    """Return the path of a task's log in Airflow, from the run's name DAG/RUN/TASK in the ledger; empty for other names."""
     dag, _, rest = run.partition("/")
     name, _, task = rest.rpartition("/")
     if not (dag and name and task):
@@ -192,7 +193,7 @@ def log_path(run: str, airflow: str = "") -> str:
 
 
 def snapshot_answer(snapshot: Snapshot, now: datetime) -> answers.Snapshot:
-    """A snapshot with its age."""
+    """Return a snapshot with its age."""
     age = age_seconds(snapshot.published_at, now)
     return answers.Snapshot(snapshot.id, snapshot.published_at, age, snapshot.positions)
 
@@ -253,7 +254,7 @@ def _newest(ledger: Ledger, ref: GenerationRef) -> Snapshot | None:
 
 
 def _counts_with(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
-    """The counts above zero whose names begin with `prefix`: name without the prefix → count."""
+    """Return the counts above zero whose names begin with `prefix`: name without the prefix → count."""
     return {
         name.removeprefix(prefix): count
         for name, count in counts.items()

@@ -48,7 +48,7 @@ def _add(configuration: Settings, pipeline: str, outcome: str, ready: list[float
 
 
 def _processes() -> list[psutil.Process]:
-    """The processes of the run: Spark's JVM, this process, and all processes that they have started."""
+    """Return the processes of the run: Spark's JVM, this process, and all processes that they have started."""
     import psutil
 
     own = psutil.Process()
@@ -63,7 +63,7 @@ def _processes() -> list[psutil.Process]:
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
-    """The CPU time of a process and of its children that have ended."""
+    """Return the CPU time of a process and of its children that have ended."""
     import psutil
 
     with suppress(psutil.Error):
@@ -73,7 +73,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def _most_bytes(process: psutil.Process) -> int:
-    """The most memory that a process had; on systems without `/proc`, the memory that it has now."""
+    """Return the most memory that a process had; on systems without `/proc`, the memory that it has now."""
     import psutil
 
     with suppress(OSError):

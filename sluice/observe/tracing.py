@@ -26,7 +26,8 @@ log = structlog.get_logger()
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _CONTEXT = ("traceparent", "tracestate")
-"""The names that W3C gives to a trace's context. Environment variables have these names in capitals."""
+"""The names that W3C gives to a trace's context. Environment variables have these names in
+capitals."""
 _FLUSH_SECONDS = 5.0
 """A run waits no longer than this for a collector that does not answer."""
 _MILLISECOND = 1_000_000
@@ -99,7 +100,10 @@ def trace_batch(batch: str, phases_ms: Mapping[str, int], counts: Mapping[str, i
 
 
 def _provider() -> TracerProvider:
-    """A provider that sends spans to the endpoint. Raises ImportError if a package is missing."""
+    """Return a provider that sends spans to the endpoint.
+
+    Raises ImportError if a package is missing.
+    """
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter

@@ -1,1 +1,1 @@
-"""Changes or copies whole states: rebuild, repartition, restore, move, back up, import."""
+"""What changes or copies the whole state of a pipeline: rebuild, repartition, restore, move, back up, import."""

@@ -20,13 +20,13 @@ from sluice.state.ledger.ledger import Ledger
 def accept_topics(job: Job, settings: Settings, *, restored: bool = False) -> list[str]:
     """Accept the topics of outputs, dead letters and re-drive markers as they are now.
 
-    Return those that were deleted.
+    Returns those that were deleted.
 
     With `restored`, the topics have all of their records again. Otherwise, the next run creates the
     topics that are missing, and if it repeats a batch whose driver has ended, it writes the batch's
     records to these topics again.
 
-    Raise LeaseError while a run is in progress, and EngineError if a topic cannot be restored
+    Raises LeaseError while a run is in progress, and EngineError if a topic cannot be restored
     because it is missing.
     """
     kafka, name, markers = settings.kafka, job.pipeline.name, job.pipeline.markers

@@ -1,4 +1,4 @@
-"""Computes a pipeline's new and changed stores from its topics, and keeps its other state.
+"""Computes the new and changed stores of a pipeline from its topics, and keeps the state of its other stores.
 
 The changed stores, and what they need, are computed as a job of their own, in a generation that
 readers do not see, while runs go on. The rows of this generation and the kept rows of the newest
@@ -67,11 +67,11 @@ class ChangedStores:
     def run(self) -> int:
         """Compute the changed stores and promote a new generation.
 
-        Return the new generation's number. If no store has changed, do nothing and return the
+        Returns the new generation's number. If no store has changed, does nothing and returns the
         current generation's number. Runs go on while the stores are computed, and wait while the
         newest records are read and the generation is promoted.
 
-        Raise CompatibilityError for a change that concerns all stores; EngineError without
+        Raises CompatibilityError for a change that concerns all stores; EngineError without
         published state, after an interrupted batch, or if the state has been replaced meanwhile;
         InputError if the topics no longer have all records that the changed stores need, unless
         `from_topics`; DamagedState if the state is not as published.
@@ -108,7 +108,7 @@ class ChangedStores:
                 return self._promote(ledger, lease, state, part)
 
     def _lease(self, ledger: Ledger) -> AbstractContextManager[Lease]:
-        """Hold the lease of the current generation. Wait until no run holds it."""
+        """Return the lease of the current generation. Waits until no run holds it."""
         return current_lease(ledger, self.job.pipeline.name, self._holder, BETWEEN_RUNS)
 
     @property
@@ -161,12 +161,11 @@ class ChangedStores:
     def _begin(
         self, ledger: Ledger, lease: Lease, added: frozenset[str]
     ) -> tuple[Rebuild, ComputedStores, Sequence[ReplayStep]]:
-        """Register a generation of the changed stores.
+        """Register a generation of the changed stores, or continue with the generation of a call that was killed.
 
-        Continue with the generation of a call that was killed, if there is one. Return the
-        generation's rebuild, the changed stores, and the batches published so far, which the
-        generation has to read. From now on, runs of the changed pipeline leave the added stores
-        out.
+        Returns the generation's rebuild, the changed stores, and the batches published so far,
+        which the generation has to read. From now on, runs of the changed pipeline leave the added
+        stores out.
         """
         job = self.plan_of(added)
         operators = job.operators if self.from_topics else ()
@@ -203,7 +202,7 @@ class ChangedStores:
         return rebuild, ComputedStores(job, info), steps
 
     def _info(self, ledger: Ledger, job: Job, generation: int) -> GenerationInfo:
-        """Describe a generation for readers."""
+        """Return the description of a generation for readers."""
         storage = Storage.of(job, generation, self.settings).placed(ledger.placements)
         return JobQuery(
             self.spark, storage, NoRecords(self.spark), dict.fromkeys(job.topics, 1)
@@ -218,7 +217,7 @@ class ChangedStores:
     ) -> _State:
         """Read the state again.
 
-        Raise EngineError if another command has replaced the state, or removed the changed stores.
+        Raises EngineError if another command has replaced the state, or removed the changed stores.
         """
         state = self._state(ledger, lease)
         is_there = part.info.generation in ledger.generations.numbers(part.info.pipeline)
@@ -239,7 +238,7 @@ class ChangedStores:
     ) -> int:
         """Fill a new generation with the kept and the computed state, and promote it.
 
-        Return its number.
+        Returns its number.
         """
         old, batch, changes = state.info, state.published.batch, state.changes
         # A run may have been interrupted while the stores were computed.

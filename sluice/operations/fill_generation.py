@@ -1,8 +1,7 @@
-"""Fills a new generation's shards with kept state and with computed stores.
+"""Fills a new generation's shards with the kept state of the old generation and the computed state of changed stores.
 
-The kept state is the old generation's; the stores are those that have changed. The old generation
-and the generation of the changed stores number their groups and operators differently. If a group
-has kept and changed stores, its rows combine values from both generations.
+The old generation and the generation of the changed stores number their groups and operators
+differently. If a group has kept and changed stores, its rows combine values from both generations.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ from sluice.state.shard.pages import pages_of_answers
 from sluice.state.shard.shard import Checksums, Shard, Version
 
 _SIDES = (".any", ".0", ".1")
-"""What follows an operator's name in the names of its stream times: `.any` for all of its rows,
-`.0` and `.1` for the left and the right input of a join (see `engine.stages.timeline`)."""
+"""What follows an operator's name in the names of its stream times: `.any` for all of its rows, `.0`
+and `.1` for the left and the right input of a join (see `engine.stages.timeline`)."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class ComputedStores:
 
 @dataclass(frozen=True)
 class _Input:
-    """A group, old or of the changed stores, from which a new group gets values."""
+    """A group of the old generation, or of the changed stores, from which a new group gets values."""
 
     kept: bool
     """Whether the group belongs to the old generation, rather than to the changed stores."""
@@ -300,7 +299,7 @@ def processors_of(job: Job) -> dict[str, str]:
 
 
 def _merge_rows(group: _Group, old: Shard, part: Shard | None, batch: int) -> Iterator[Version]:
-    """Combine the rows of a group's inputs into its sorted rows in the new generation."""
+    """Yield the sorted rows of a group in the new generation, combined from the rows of its inputs."""
     shards = [old if source.kept else part for source in group.inputs]
     sources: list[Iterator[tuple[int, Version]]] = []
     for number, (source, shard) in enumerate(zip(group.inputs, shards, strict=True)):

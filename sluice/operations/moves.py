@@ -27,9 +27,9 @@ from sluice.values.host_ports import address_of
 
 
 def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) -> int:
-    """Move a worker with all its shards to `place`. Return the number of copied versions.
+    """Move a worker with all its shards to `place`. Returns the number of copied versions.
 
-    The call can be repeated. Raise NotFound if the pipeline has no such worker, and Refused if
+    The call can be repeated. Raises NotFound if the pipeline has no such worker, and Refused if
     another server answers at that address, if the server is the worker's standby, or if another
     command has changed the worker's placement meanwhile.
     """
@@ -82,10 +82,9 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
 
 
 def require_server(ledger: Ledger, place: Placement, database: str = "") -> None:
-    """Raise StateError if no state server answers at this placement's address.
+    """Raise StateError if no state server answers at this placement's address, and Refused if another server answers.
 
-    Raise Refused if another server answers. With `database`, raise Refused if the server has its
-    shards in another kind of database.
+    With `database`, raise Refused if the server has its shards in another kind of database.
     """
     address = place.host_port
     card = server_identity.fetch_card(place.url, address)
@@ -149,7 +148,7 @@ def _shards(
 
 
 def _difference(ledger: Ledger, info: GenerationInfo, worker: int, shard: Shard) -> str:
-    """Describe how a shard differs from the published state; empty if it does not differ."""
+    """Return how a shard differs from the published state; an empty text if it does not differ."""
     audit = ledger.audits.newest(info.ref)
     published = None if audit is None else audit.published_checksums(worker)
     if audit is None or published is None:
@@ -173,9 +172,9 @@ def fill_and_seal(
 ) -> None:
     """Fill a copy of a shard that is in use, and seal the shard.
 
-    Raise DamagedState, and leaves the source unsealed, if the copy differs. `require_newest` is
-    called before each change of the source's seal. It raises an error if another command has taken
-    over, because only that command may now seal and unseal the source.
+    Raises DamagedState, and leaves the source unsealed, if the copy differs. `require_newest` is
+    called before each change of the source's seal. It raises an error if another command has
+    taken over, because only that command may now seal and unseal the source.
     """
 
     def seal(*, sealed: bool = True) -> None:

@@ -81,9 +81,9 @@ class Rebuild:
     why: str = ""
 
     def run(self) -> int:
-        """Build and promote a new generation. Return the generation's number.
+        """Build and promote a new generation. Returns the generation's number.
 
-        Raise InputError if the topics no longer have all records that were read, unless
+        Raises InputError if the topics no longer have all records that were read, unless
         `from_topics`; LeaseError while a driver works on the pipeline; EngineError if the result
         differs from what was published.
         """
@@ -123,8 +123,10 @@ class Rebuild:
     def _is_known(self) -> bool:
         """Return whether the ledger knows the pipeline.
 
-        A ledger that was lost is recovered from the markers first. With `from_topics`, the pipeline
-        may be unknown. Without, raises Refused if it cannot be recovered.
+        A ledger that was lost is recovered from the markers first.
+
+        With `from_topics`, the pipeline may be unknown. Without, raises Refused if it cannot be
+        recovered.
         """
         name = self.job.pipeline.name
         with Ledger.open(self.settings.ledger) as ledger:
@@ -142,7 +144,7 @@ class Rebuild:
         """Build a first generation from the topics, of a pipeline that the ledger does not know.
 
         Writes no output for the records up to the newest marker or, without markers, for those that
-        the topics have now. Return the generation's number.
+        the topics have now. Returns the generation's number.
         """
         name = self.job.pipeline.name
         note = "The ledger did not know the pipeline, so its state was built from the topics, without output."
@@ -172,9 +174,9 @@ class Rebuild:
     def replay(self, span: Span = EVERYTHING) -> int:
         """Build a new generation from a part of the topics, without promoting it.
 
-        Return its number. The new generation replaces an earlier replay's generation. Its state may
-        differ from the current state; the user decides whether to promote it. Raise the same errors
-        as `run`, and EngineError if no record was read in that part.
+        Returns its number. The new generation replaces an earlier replay's generation. Its state
+        may differ from the current state; the user decides whether to promote it. Raises the same
+        errors as `run`, and EngineError if no record was read in that part.
         """
         with Ledger.open(self.settings.ledger) as ledger:
             with self._current(ledger) as lease:
@@ -195,7 +197,7 @@ class Rebuild:
     ) -> tuple[GenerationRef, Sequence[ReplayStep]]:
         """Begin a generation beside the current one, and remove all others.
 
-        Return the new generation, and the batches to pass to `build` once the lease is released.
+        Returns the new generation, and the batches to pass to `build` once the lease is released.
         `lease` is the lease of the current generation.
         """
         old = lease.ref
@@ -223,10 +225,10 @@ class Rebuild:
     def steps_since(
         self, ledger: Ledger, old: GenerationRef, new: GenerationRef
     ) -> ReplayedHistory:
-        """Return the current generation's batches with which a generation beside it catches up.
+        """Return the batches of the current generation with which a generation beside it catches up.
 
-        The caller holds the lease of the current generation. Raise InputError if the topics have
-        lost records that the generation beside it has not read yet.
+        Needs the lease of the current generation. Raises InputError if the topics have lost records
+        that the generation beside it has not read yet.
         """
         sources, now = self._sources_of(ledger, old, new)
         return self._history(ledger, old, sources, now, built=_positions_read(ledger, new))
@@ -234,8 +236,8 @@ class Rebuild:
     def promote(self) -> int:
         """Bring the generation that `replay` has built up to date, and make it current.
 
-        Return its number. Does nothing if the promotion is repeated, such as after the connection
-        to the ledger was lost. Raise EngineError if there is no such generation, and the same
+        Returns its number. Does nothing if the promotion is repeated, such as after the connection
+        to the ledger was lost. Raises EngineError if there is no such generation, and the same
         errors as `run`.
         """
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
@@ -282,7 +284,7 @@ class Rebuild:
         )
 
     def with_topics(self, ledger: Ledger, old: GenerationRef) -> Rebuild:
-        """Return this rebuild, with a job that lists the topics that match its patterns.
+        """Return this rebuild, with a job that lists the topics that match the pipeline's patterns.
 
         Without `from_topics`, these include the topics that the old generation has read, even if
         they no longer exist.
@@ -311,7 +313,7 @@ class Rebuild:
         """Return where a new generation begins to read, and the topics as they are now.
 
         By default, it begins where the old generation began. Topics that the old generation did not
-        read are read from their beginning. Raise InputError if the topics have lost records that
+        read are read from their beginning. Raises InputError if the topics have lost records that
         the new generation would read, unless `from_topics`.
         """
         sources, read = self._sources_read(ledger, old), _positions_read(ledger, old)
@@ -336,7 +338,7 @@ class Rebuild:
     ) -> tuple[list[SourcePartition], Mapping[str, TopicState]]:
         """Return where a generation that was built began to read, and the topics as they are now.
 
-        Raise InputError if the topics have lost records that the generation has not read yet.
+        Raises InputError if the topics have lost records that the generation has not read yet.
         """
         sources, reached = self._sources_read(ledger, new), _positions_read(ledger, new)
         now = describe_topics(self.settings.kafka, self.job.topics)
@@ -358,7 +360,7 @@ class Rebuild:
         ref: GenerationRef,
         now: Mapping[str, TopicState],
     ) -> None:
-        """Raise InputError if a partition has other records where a generation has read."""
+        """Raise InputError if a partition now has other records at offsets that a generation has read."""
         identity = SourceIdentity(
             self.settings.kafka, ledger.sources, ref, self.job.topics, ledger.audits
         )
@@ -428,11 +430,11 @@ class Rebuild:
         latest: Snapshot | None,
         old: GenerationRef,
     ) -> list[Batch]:
-        """Return the batch whose output was written but whose snapshot was not published.
+        """Return the batch whose output was written but whose snapshot was not published, because the driver ended.
 
-        Its driver ended in between. If the ledger was restored from a backup, several batches may
-        have been written after the backup. They are returned as one batch, which has the last
-        batch's number and the records of all these batches.
+        If the ledger was restored from a backup, several batches may have been written after the
+        backup. They are returned as one batch, which has the last batch's number and the records of
+        all these batches.
         """
         # `fence` keeps other drivers from writing, and reads the markers. Without it, a driver that
         # has not noticed the loss of its lease could write another batch after the markers were
@@ -457,10 +459,7 @@ class Rebuild:
         old: GenerationRef,
         latest: Snapshot | None,
     ) -> None:
-        """Raise EngineError if a batch may have been written whose marker is gone.
-
-        With `from_topics`, this does not matter.
-        """
+        """Raise EngineError, unless `from_topics`, if a batch may have been written whose marker is gone."""
         markers, published = self.job.pipeline.markers, -1 if latest is None else latest.batch
         planned = ledger.plans.unpublished(old)
         if planned is None:
@@ -499,7 +498,7 @@ class Rebuild:
         new: GenerationRef,
         history: ReplayedHistory,
     ) -> None:
-        """Raise EngineError if the same topology and records give another state."""
+        """Raise EngineError if the same topology and records do not reproduce the published state."""
         before, after = ledger.generations.get(old), ledger.generations.get(new)
         assert before is not None
         assert after is not None
@@ -541,10 +540,7 @@ class ReplayedHistory:
 
 
 def _checksums(audit: Audit | None, history: ReplayedHistory) -> dict[str, str]:
-    """Return the checksum of each worker's state rows.
-
-    If the batches are the same, also that of its operator states.
-    """
+    """Worker → the checksum of its state rows and, if the batches are the same, of its operator states."""
     if audit is None:
         return {}
     if not history.complete:
@@ -571,7 +567,7 @@ _NEW_TOPICS = (
 def _require_records(
     history: ReplayedHistory, sources: Iterable[SourcePartition], span: Span
 ) -> None:
-    """Raise EngineError if the old generation has read nothing in the part of the topics."""
+    """Raise EngineError if the old generation has read no record in the chosen part of the topics."""
     last = history.published[-1].ends if history.published else {}
     if span != EVERYTHING and not any(
         position(last, source, source.first) > source.first for source in sources
@@ -592,7 +588,7 @@ def _positions_read(ledger: Ledger, ref: GenerationRef) -> Positions:
 def _same_topics(
     ledger: Ledger, old: GenerationRef, now: Mapping[str, TopicState]
 ) -> dict[str, TopicState]:
-    """Return the topics that were not created again since a generation began to read them."""
+    """Return the topics that were not deleted and created again since a generation began to read them."""
     ids = {source.topic: source.topic_id for source in ledger.sources.get(old)}
     return {name: topic for name, topic in now.items() if ids.get(name) == topic.id}
 
@@ -600,7 +596,7 @@ def _same_topics(
 def _new_topics(
     ledger: Ledger, old: GenerationRef, now: Mapping[str, TopicState]
 ) -> dict[str, TopicState]:
-    """Return the topics that were added to the pipeline after a generation."""
+    """Return the topics that a generation does not read, because they were added to the pipeline later."""
     earlier = {source.topic for source in ledger.sources.get(old)} | _positions_read(
         ledger, old
     ).keys()
@@ -612,10 +608,7 @@ def _added_ends(
     ends: Mapping[str, Sequence[tuple[int, int]]],
     built: Positions | None,
 ) -> dict[str, dict[str, int]]:
-    """Return the end offsets of topics that the old generation did not read.
-
-    They come from `built` if it is given, else from `ends`.
-    """
+    """Return the end offsets of topics that the old generation did not read: from `built` if it is given, else from `ends`."""
     added_ends: dict[str, dict[str, int]] = {}
     for topic in new_topics:
         if built is None:
@@ -630,17 +623,17 @@ def _steps_within(
     steps: Iterable[ReplayStep],
     added_ends: Positions,
 ) -> list[ReplayStep]:
-    """Limit steps to the ranges of offsets, with `added_ends` as the ends of added topics."""
+    """Return the steps, with `added_ends` as the ends of added topics.
+
+    All ends are limited to the ranges of offsets.
+    """
     return [
         replace(step, ends=limit_to_ranges(ranges, {**step.ends, **added_ends})) for step in steps
     ]
 
 
 def _stops(written: Positions, firsts: Mapping[Partition, int]) -> dict[Partition, int]:
-    """Return where to stop.
-
-    A partition that the marker does not name has no record whose output was written.
-    """
+    """Return where to stop: a partition that the marker does not name has no record whose output was written."""
     stops = dict(firsts)
     for topic, partitions in written.items():
         for number, end in partitions.items():
@@ -649,10 +642,7 @@ def _stops(written: Positions, firsts: Mapping[Partition, int]) -> dict[Partitio
 
 
 def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
-    """Return whether the current generation is the last that a replay has built.
-
-    Nothing is left to promote then.
-    """
+    """Return whether the current generation is the last generation that a replay built, so that nothing is left to promote."""
     new = ledger.generations.new(current.pipeline)
     # Numbers are never used twice. If the next number follows the current generation's number, no
     # generation was begun after the current one.
@@ -663,7 +653,7 @@ def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
 def replayed_generation(ledger: Ledger, current: GenerationRef) -> GenerationRef:
     """Return the generation that a replay has built beside the current generation.
 
-    Raise EngineError before a replay.
+    Raises EngineError before a replay.
     """
     numbers = ledger.generations.numbers(current.pipeline)
     if numbers[-1] <= current.generation:
@@ -675,9 +665,9 @@ def replayed_generation(ledger: Ledger, current: GenerationRef) -> GenerationRef
 
 
 def drop_built(job: Job, settings: Settings) -> int:
-    """Remove the generation that a replay built. Return its number.
+    """Remove the generation that a replay built. Returns its number.
 
-    Raise EngineError before a replay. If a drop is repeated, such as after it was interrupted,
+    Raises EngineError before a replay. If a drop is repeated, such as after it was interrupted,
     removes what is left.
     """
     name = job.pipeline.name
@@ -702,10 +692,10 @@ def drop_other_generations(
     *,
     but: Collection[GenerationRef] = (),
 ) -> None:
-    """Remove a pipeline's generations, except the lease's generation and `but`.
+    """Remove a pipeline's generations, even unfinished generations, except the lease's generation and `but`.
 
-    Unfinished generations are removed, too. Raise LeaseError and deletes nothing if the lease is no
-    longer held, because another generation may be current by now.
+    Raises LeaseError and deletes nothing if the lease is no longer held, because another generation
+    may be current by now.
     """
     for generation in ledger.generations.numbers(name):
         # The ledger forgets the generation before its shards are removed, so that no other driver

@@ -43,7 +43,7 @@ _MOST_LOST_GENERATIONS = 20
 
 @dataclass(frozen=True)
 class Recovery:
-    """What can be recovered of a pipeline whose ledger lacks the batch that was written last."""
+    """What can be recovered of a pipeline whose ledger does not have the batch that was written last."""
 
     known: Snapshot | None
     """The newest snapshot in the ledger."""
@@ -84,8 +84,9 @@ class Recovery:
 def find_recovery(ledger: Ledger, job: Job, settings: Settings) -> Recovery | None:
     """Return what can be recovered of a pipeline.
 
-    None if the ledger has the batch that was written last. Raise Refused if the topic of markers
-    does not say enough.
+    Return None if the ledger has the batch that was written last.
+
+    Raises Refused if the topic of markers does not say enough.
     """
     name, topic = job.pipeline.name, job.pipeline.markers
     markers = MarkerTopic()
@@ -144,7 +145,7 @@ def _published(marker: Marker, worker: int) -> Checksums:
 
 
 def _leftovers(settings: Settings, info: GenerationInfo) -> Iterator[str]:
-    """Return the shards at this process's own addresses of generations after that of the marker."""
+    """Yield the shards at this process's own addresses of generations after that of the marker."""
     for above in range(1, _MOST_LOST_GENERATIONS + 1):
         yield from leftover_shards(settings, GenerationRef(info.pipeline, info.generation + above))
 
@@ -159,9 +160,9 @@ def leftover_shards(settings: Settings, ref: GenerationRef) -> Iterator[str]:
 
 
 def recover(job: Job, settings: Settings) -> Recovery | None:
-    """Bring the ledger up to date. Return what was recovered; None if the ledger was up to date.
+    """Bring the ledger up to date. Returns what was recovered; None if the ledger was up to date.
 
-    Raise Refused if the topic of markers does not say enough, and LeaseError while a driver works
+    Raises Refused if the topic of markers does not say enough, and LeaseError while a driver works
     on the pipeline.
     """
     name = job.pipeline.name
@@ -191,7 +192,7 @@ def recover(job: Job, settings: Settings) -> Recovery | None:
 
 @contextmanager
 def _leases(ledger: Ledger, ref: GenerationRef, settings: Settings) -> Iterator[Lease]:
-    """Hold the leases of the marker's generation and of the ledger's current generation."""
+    """Hold the lease of the marker's generation, and that of the ledger's current one if it is another."""
     holder = this_process(settings.run or "recover")
     current = ledger.generations.current_number(ref.pipeline)
     with Lease(ledger.leases, ref, holder) as lease:
@@ -203,10 +204,7 @@ def _leases(ledger: Ledger, ref: GenerationRef, settings: Settings) -> Iterator[
 
 
 def _fence(lease: Lease, worker: WorkerInfo, found: Recovery) -> None:
-    """Keep drivers with a lost lease from writing the shard.
-
-    Remove what was not published.
-    """
+    """Keep drivers that work under a lost lease from writing the shard, and remove what was not published."""
     batch = found.marker.batch.number
     # The next run reports a shard that is gone or damaged.
     with suppress(StateError), open_shard(worker.location, to_write=True) as shard:
@@ -279,7 +277,7 @@ def _positions(marker: Marker) -> dict[str, dict[str, int]]:
 def forget(job: Job, settings: Settings) -> tuple[str, ...]:
     """Remove the shards of a pipeline of which neither the ledger nor the markers know anything.
 
-    The pipeline's next run then begins anew. Return the addresses of the shards. Raise Refused if
+    The pipeline's next run then begins anew. Returns the addresses of the shards. Raises Refused if
     the ledger knows the pipeline, or if its markers say what was written.
     """
     name, topic = job.pipeline.name, job.pipeline.markers

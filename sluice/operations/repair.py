@@ -1,11 +1,11 @@
-"""Restores lost or damaged state before a run.
+"""Restores lost or damaged state before a run: from standbys, or from the topics if they still have all records.
 
-It comes from standbys, or from the topics if they still have all records. A standby takes the place
-of a worker's shard that is damaged, or whose state server does not answer, if the standby has the
-newest snapshot and matches its checksums. Otherwise, damaged state is restored from the topics by a
-rebuild: a new generation is built, compared with the published checksums, and promoted. Until then,
-readers get the intact part of the damaged generation, marked as partial. If the driver is killed,
-the next run removes the unfinished generation and starts again.
+A standby takes the place of a worker's shard that is damaged, or whose state server does not
+answer, if the standby has the newest snapshot and matches its checksums. Otherwise, damaged state
+is restored from the topics by a rebuild: a new generation is built, compared with the published
+checksums, and promoted. Until then, readers get the intact part of the damaged generation, marked
+as partial. If the driver is killed, the next run removes the unfinished generation and starts
+again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class RepairingRun:
-    """A run of a pipeline's current generation, which first restores damaged state."""
+    """A run of a pipeline's current generation, which restores damaged state before it reads records."""
 
     spark: Starting
     job: Job
@@ -39,11 +39,11 @@ class RepairingRun:
     """Plans the pipeline without the stores that are being computed while runs go on."""
 
     def run(self) -> int:
-        """Read, compute and publish all records. Return the number of records read.
+        """Read, compute and publish all records. Returns the number of records read.
 
-        Raise DamagedState if the state is damaged, no standby has it, and the topics no longer have
-        all of its records. Raise Unreachable if a state server does not answer and no standby has
-        the state. The state is not restored from the topics in this case, because the server's
+        Raises DamagedState if the state is damaged, no standby has it, and the topics no longer
+        have all of its records. Raises Unreachable if a state server does not answer and no standby
+        has the state. The state is not restored from the topics in this case, because the server's
         shards may be intact.
         """
         run = JobRun(

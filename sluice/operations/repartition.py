@@ -61,10 +61,10 @@ def repartition(
     settings: Settings,
     progress: Progress = lambda _: None,
 ) -> RepartitionResult:
-    """Spread a pipeline's state over the workers that it now has. Return the new generation.
+    """Spread a pipeline's state over the workers that it now has. Returns the new generation.
 
     With the same number of workers, nothing changes, so that a successful call can be repeated.
-    Raise EngineError without published state, after an interrupted batch, without a broker, or for
+    Raises EngineError without published state, after an interrupted batch, without a broker, or for
     a state that cannot be divided by key; LeaseError during a run; DamagedState if the state is not
     as published.
     """
@@ -160,7 +160,7 @@ def _divide(
 ) -> tuple[list[Checksums], int]:
     """Fill the new shards from the old shards.
 
-    Return the new shards' checksums, and the number of rows and states.
+    Returns the new shards' checksums, and the number of rows and states.
     """
     tables = frozenset(store.group_id for store in old.stores if store.kind == "global")
     audit = ledger.audits.newest(old.ref)

@@ -37,12 +37,12 @@ def retain(
     keep_seconds: float = 3_600.0,
     now: datetime | None = None,
 ) -> RetentionResult:
-    """Delete a pipeline's old snapshots.
+    """Delete a pipeline's snapshots that are neither among the newest `keep_snapshots` nor younger than `keep_seconds`.
 
-    They are neither among the newest `keep_snapshots` nor younger than `keep_seconds`. The newest
-    snapshot is always kept. A reader can use its snapshot for at least `keep_seconds`. Snapshots
-    are removed from the ledger before their row versions, so that no new reader pins a snapshot
-    that is being deleted. If a shard is unreachable, a later call removes its row versions.
+    The newest snapshot is always kept. A reader can use its snapshot for at least `keep_seconds`.
+    Snapshots are removed from the ledger before their row versions, so that no new reader pins a
+    snapshot that is being deleted. If a shard is unreachable, a later call removes its row
+    versions.
     """
     deadline = (now or datetime.now(UTC)) - timedelta(seconds=keep_seconds)
     snapshots = ledger.snapshots.recent(pipeline, limit=_ALL)
@@ -85,9 +85,11 @@ def note_retention(
 def merge_history(ledger: Ledger, pipeline: str, begins: Offsets) -> int:
     """Merge the batches of a pipeline's history that no rebuild can repeat.
 
-    Return how many batches are gone. `begins`: topic → partition → the offset of the oldest record
-    that the topic has. The first batch whose snapshot is kept, or of which the topics still have a
-    record, stays as it is, and so do all batches after it.
+    Returns how many batches are gone.
+
+    `begins`: topic → partition → the offset of the oldest record that the topic has. The first
+    batch whose snapshot is kept, or of which the topics still have a record, stays as it is, and so
+    do all batches after it.
     """
     oldest = ledger.snapshots.oldest(pipeline)
     if oldest is None:

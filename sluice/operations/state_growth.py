@@ -1,4 +1,4 @@
-"""Notices that a pipeline's state grows without a bound, by its sizes on the last days."""
+"""Notices that the state of a pipeline grows without a bound, from its size on each of the last days."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ grows while its windows fill."""
 def note_size(ledger: Ledger, pipeline: str, today: date) -> None:
     """Note the size of a pipeline's state today.
 
-    Record the failure `growth` if it grows, and clear it otherwise. Does nothing if the size of a
-    shard is unknown, because its server or database does not answer.
+    Record the failure `growth` if it grows, and clear it otherwise.
+
+    Does nothing if the size of a shard is unknown, because its server or database does not answer.
     """
     info = ledger.generations.current(pipeline)
     if info is None:
@@ -46,7 +47,7 @@ def note_size(ledger: Ledger, pipeline: str, today: date) -> None:
 
 
 def _largest_part(info: GenerationInfo) -> str:
-    """Name the store or the operator with the most rows; empty if a shard cannot be read."""
+    """Names the store or the operator with the most rows; empty if a shard cannot be read."""
     # The module imports the planner, which Airflow need not load to parse the DAG.
     from sluice.engine.run.compatibility import number_of
 
@@ -67,10 +68,7 @@ def _largest_part(info: GenerationInfo) -> str:
 
 
 def is_growing(sizes: Sequence[int]) -> bool:
-    """Return whether a state grows without a bound, by its sizes on the last days.
-
-    The sizes are sorted, oldest first.
-    """
+    """Return whether a state grows without a bound, by its sizes on the last days, the oldest first."""
     if len(sizes) < DAYS or sizes[-1] < _SMALL:
         return False
     grows_daily = all(before < after for before, after in pairwise(sizes))

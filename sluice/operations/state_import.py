@@ -1,9 +1,8 @@
-"""Copies a ledger and its shards to other databases, with all kept snapshots.
+"""Copies a ledger and its shards to other databases, such as from SQLite files to PostgreSQL, with all kept snapshots.
 
-For example, it copies SQLite files to PostgreSQL. Unlike a restore, an import copies state that is
-in use. The leases of all generations are held meanwhile, so that no run writes. The old shards stay
-sealed: a run that still has the old settings stops, instead of continuing from a state that is no
-longer read.
+Unlike a restore, an import copies state that is in use. The leases of all generations are held
+meanwhile, so that no run writes. The old shards stay sealed: a run that still has the old settings
+stops, instead of continuing from a state that is no longer read.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ def import_state(
 ) -> int:
     """Copy all pipelines of a ledger, with their shards to `shards`.
 
-    Return the number of copied versions. The call can be repeated until it succeeds. Raise Refused
-    if the target has pipelines, or if a state server has a worker; LeaseError if a run is in
-    progress.
+    Returns the number of copied versions. The call can be repeated until it succeeds. Raises
+    Refused if the target has pipelines, or if a state server has a worker; LeaseError if a run is
+    in progress.
     """
     installation = NewInstallation(source, target, shards)
     if installation.finish_interrupted(next_step="Set SLUICE_LEDGER to an empty database."):

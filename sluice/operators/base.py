@@ -17,7 +17,8 @@ from sluice.values.phrases import counted
 from sluice.values.windows import Bounds
 
 LEFT, RIGHT, MOVED = 0, 1, 2
-"""The sides of a join. A foreign-key join gets some rows of its left table as `MOVED` (see `ForeignKeyJoin`)."""
+"""The sides of a join. A foreign-key join gets some rows of its left table as `MOVED` (see
+`ForeignKeyJoin`)."""
 READ = 100
 """The side of the rows of the first table that a processor reads. Its other tables have the next
 numbers."""
@@ -34,7 +35,7 @@ change once more, as LEFT or RIGHT, and joins it.
 
 
 def rejects_record(error: BaseException) -> bool:
-    """Whether an error of an author's code rejects one record. All other errors end the run.
+    """Return whether an error of an author's code rejects one record. All other errors end the run.
 
     A MemoryError ends the run, because it depends on the machine: the record may succeed when it is
     read again.
@@ -50,7 +51,10 @@ def require_run(result: object) -> None:
 
 
 def listed_results(step: str, results: Any, count: int, error: type[EngineError]) -> list[Any]:
-    """The results of a function that takes many values, as a list. Raises `error` unless each value has a result."""
+    """Return the results of a function that takes many values, as a list.
+
+    Raises `error` unless each value has a result.
+    """
     is_list = isinstance(results, Sequence) and not isinstance(results, str | bytes)
     if is_list and len(results) == count:
         return list(results)
@@ -71,7 +75,8 @@ class Row(msgspec.Struct):
     time: int
     """Event time, ms."""
     before: int
-    """The operator's stream time before this row, ms; -1 before the first row (see `engine.batch.stream_time`)."""
+    """The operator's stream time before this row, ms; -1 before the first row (see
+    `engine.batch.stream_time`)."""
     after: int
     """The operator's stream time including this row, ms."""
     side: int = LEFT
@@ -103,7 +108,8 @@ class Receiver(Protocol):
     """Receives what a processor forwards."""
 
     headers: str | None
-    """The headers of the next results, as JSON: the current row's headers, unless the operator sets other headers."""
+    """The headers of the next results, as JSON: the current row's headers, unless the operator sets
+    other headers."""
 
     @property
     def cause(self) -> int:
@@ -138,7 +144,9 @@ class Output(Receiver, Protocol):
         to: str = DEFAULT_OUTPUT,
         rank: int | None = None,
     ) -> None:
-        """Send a result. For a table, send the old value (`old=True`) before the new value or the tombstone.
+        """Send a result.
+
+        For a table, send the old value (`old=True`) before the new value or the tombstone.
 
         Only an author's processor has outputs (`to`) other than the default. If stream time
         advances and results of several keys become due, they are sent in the order of `rank`; its
@@ -219,7 +227,7 @@ class Operator(Protocol[S]):
         """
 
     def is_empty(self, state: S) -> bool:
-        """Whether the state need not be stored."""
+        """Return whether the state need not be stored."""
 
 
 class RecordedFailure(Exception):
@@ -247,7 +255,7 @@ class Asking(Protocol):
     """The number of rows to ask about before their answers are recorded."""
 
     def needs_answer(self, row: Row) -> bool:
-        """Whether to ask about the row at all."""
+        """Return whether to ask about the row at all."""
 
     def ask(self, rows: Sequence[Row]) -> list[str | BaseException | None]:
         """Ask about these rows.

@@ -94,7 +94,10 @@ class Call(_Stateless):
         return self._function(key, self._value(row))
 
     def _ask_many(self, rows: Sequence[Row], size: int) -> list[Any]:
-        """Call with lists of up to `size` values. If a list has failed, call with each of its values alone."""
+        """Call with lists of up to `size` values.
+
+        If a list has failed, call with each of its values alone.
+        """
         lists = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
         answers_of_lists = self._calls.all(
             [partial(self._call_many, called_rows) for called_rows in lists]

@@ -40,7 +40,9 @@ class Calls:
         """Threads whose calls have run out of time. Python cannot end a thread."""
 
     def all(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """The results of calls, in their order. Instead of a result, there is the exception of a call that has failed.
+        """Return the results of calls, in their order.
+
+        Instead of a result, there is the exception of a call that has failed.
 
         A call may return an awaitable, which is then awaited. If a call fails with an exception
         that must end the run (see `rejects_record`), this exception is raised.
@@ -70,7 +72,7 @@ class Calls:
             raise
 
     async def _repeated(self, call: Callable[[], Any]) -> Any:
-        """The result of the first attempt that does not fail, or the error of the last attempt."""
+        """Return the result of the first attempt that does not fail, or the error of the last attempt."""
         policy = self._policy
         attempts = AsyncRetrying(
             stop=stop_after_attempt(policy.retries + 1),
@@ -105,7 +107,7 @@ class Calls:
             ) from None
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
-        """The result of a call that may block its thread."""
+        """Return the result of a call that may block its thread."""
         self._require_threads()
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
@@ -162,7 +164,7 @@ _lock = Lock()
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all calls of this process. The first call starts it."""
+    """Return the event loop of all calls of this process. The first call starts it."""
     global _loop
     with _lock:
         if _loop is None:

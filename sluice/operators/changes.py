@@ -11,7 +11,9 @@ from sluice.operators.latest_value import LatestValue
 
 @dataclass(frozen=True)
 class Changes(Timeless):
-    """Sends kind, old value and new value of each change of a table's row. A row is identified by key and window.
+    """Sends kind, old value and new value of each change of a table's row.
+
+    A row is identified by key and window.
 
     The old value comes from the state, so that the tables before this step need not send old
     values.

@@ -18,7 +18,10 @@ from sluice.support.arrays import Indices, Mask, Times
 
 @dataclass(frozen=True)
 class KeyedRows:
-    """An operator's rows of many keys. The rows of a key follow each other in order, and no key is null."""
+    """An operator's rows of many keys.
+
+    The rows of a key follow each other in order, and no key is null.
+    """
 
     keys: Sequence[str]
     """The different keys."""
@@ -102,7 +105,8 @@ class Results:
     windows: tuple[Times, Times] | None = None
     """The start and the end of each result's window; None without windows."""
     dropped: Mapping[str, Indices] = field(default_factory=dict)
-    """Reason → the indices of the dropped rows. A row is late once for each window for which it is late."""
+    """Reason → the indices of the dropped rows. A row is late once for each window for which it is
+    late."""
     late: Indices = field(default_factory=lambda: NO_ROWS)
     """The indices of the rows that are late for all of their windows."""
 
@@ -125,7 +129,7 @@ class ReleasedResults:
     values: pa.Array
 
     def texts_of_keys(self) -> pa.Array:
-        """The text of each result's key."""
+        """Return the text of each result's key."""
         return self.key_texts.take(pa.array(self.keys))
 
 
@@ -163,7 +167,7 @@ class KeyStates(Sequence[S]):
         return map(self._state, self._keys)
 
     def existing(self) -> Iterator[tuple[int, S]]:
-        """The numbers of the keys that have a state, and their states."""
+        """Return the numbers of the keys that have a state, and their states."""
         states = self._states
         return ((number, states[key]) for number, key in enumerate(self._keys) if key in states)
 
@@ -175,7 +179,10 @@ class KeyStates(Sequence[S]):
 
 
 class RowFailedError(Exception):
-    """A row has failed. Only if the rows are processed one by one is it known for which row an author's code fails."""
+    """A row has failed.
+
+    Only if the rows are processed one by one is it known for which row an author's code fails.
+    """
 
 
 class ColumnOperator(Operator[S], Protocol[S]):
@@ -228,7 +235,9 @@ _MOST_PAIRS = 2_000_000
 
 
 def pairs_of_ranges(first: Indices, end: Indices) -> tuple[Indices, Indices] | None:
-    """The pairs of a range's number and an index in this range, for all ranges. A range may end before its first index.
+    """Return the pairs of a range's number and an index in this range, for all ranges.
+
+    A range may end before its first index.
 
     None if there are so many pairs that they would need too much memory at once.
     """

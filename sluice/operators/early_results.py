@@ -24,7 +24,8 @@ class HeldResult(msgspec.Struct, array_like=True):
     value: str | None
     time: int
     since: int | None
-    """Event time of the first change that has not been sent; None if the latest result has been sent."""
+    """Event time of the first change that has not been sent; None if the latest result has been
+    sent."""
     sent: str | None = None
     """The value that was sent last."""
 

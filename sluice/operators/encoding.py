@@ -60,7 +60,7 @@ def to_json(value: Any) -> str:
 
 
 def plain_texts(values: Sequence[Any]) -> list[str]:
-    """The JSON text of each of many values, which consist of finite numbers, texts, Booleans and nulls."""
+    """Return the JSON text of each of many values, which consist of finite numbers, texts, Booleans and nulls."""
     # JSON has no line break within a value, because msgspec escapes those of texts.
     return _encoder.encode_lines(values).decode().split("\n")[:-1]
 
@@ -91,7 +91,9 @@ def require_key(key: str) -> None:
 
 
 class Declared:
-    """A type declared by an author, or Any. Later steps read values as this type, so each value is checked against it.
+    """A type declared by an author, or Any.
+
+    Later steps read values as this type, so each value is checked against it.
 
     Spark reads values, too. A value that it would not read back exactly is rejected.
     """
@@ -99,7 +101,8 @@ class Declared:
     def __init__(self, kind: Any) -> None:
         self._is_known = kind is not Any and kind is not None
         self.is_plain = plain_check(kind if self._is_known else Any)
-        """Returns True only for a value that needs no check and no other form (see `plain_values`)."""
+        """Returns True only for a value that needs no check and no other form (see
+        `plain_values`)."""
         self.copy_plain = plain_copy(kind)
         self._validate = pydantic_models.validator(kind) if has_models(kind) else None
         self._store = storer(kind) if self._is_known and is_converted(kind) else None
@@ -128,7 +131,7 @@ class Declared:
                 self._amounts.append((part.path, collect, Amounts(*part.digits)))
 
     def json(self, value: Any) -> str:
-        """The value as JSON. Raises an error for a value that is not of the type, or that Spark cannot read exactly.
+        """Return the value as JSON. Raises an error for a value that is not of the type, or that Spark cannot read exactly.
 
         A value of another form, such as a dict in place of a Struct, is written as later steps read
         it: for example, with the default of each field that the dict leaves out.
@@ -155,7 +158,7 @@ class Declared:
         return self._checked(decoded, self._encode(decoded))
 
     def plain_text(self, value: Any) -> str:
-        """The JSON of a plain value."""
+        """Return the JSON of a plain value."""
         return self._encode(value).decode()
 
     def typed_json(self, value: Any) -> str:
@@ -172,13 +175,13 @@ class Declared:
         return self._checked(value, data)
 
     def typed_texts(self, values: Sequence[Any]) -> list[str]:
-        """The result of `typed_json` for each value."""
+        """Return the result of `typed_json` for each value."""
         if all(map(self.is_plain, values)) and self._encode is _encode_json:
             return plain_texts(values)
         return [self.typed_json(value) for value in values]
 
     def accepted(self, value: Any) -> Any:
-        """A value from the author in the form in which Sluice stores it: with lists in place of sets, for example.
+        """Return a value from the author in the form in which Sluice stores it: with lists in place of sets, for example.
 
         If the type has models, pydantic turns dicts into models.
         """
@@ -246,7 +249,10 @@ def require_same(value: Any, decoded: Any, declare: str) -> None:
 
 
 def _other_type(value: Any, decoded: Any) -> str | None:
-    """The type of the first part of the value that is decoded as another value; None if there is no such part."""
+    """Return the type of the first part of the value that is decoded as another value.
+
+    Return None if there is no such part.
+    """
     # NaN is not equal to itself, and a Decimal that is a signaling NaN cannot even be compared.
     try:
         if value == decoded or isinstance(value, float):
@@ -313,7 +319,7 @@ class _Converted(type):
 
 
 def state_type(kind: Any) -> Any:
-    """The type that stands for the author's type `kind` in the type of a state."""
+    """Return the type that stands for the author's type `kind` in the type of a state."""
     return (
         _Converted("Converted", (), {"kind": kind})
         if kind is not Any and is_converted(kind)

@@ -1,4 +1,7 @@
-"""Exact sums of doubles. They depend neither on the order of the values nor on the boundaries of batches."""
+"""Exact sums of doubles.
+
+They depend neither on the order of the values nor on the boundaries of batches.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ class Exact:
         return self.divided(1)
 
     def divided(self, count: int) -> float:
-        """Divide, and round once to the nearest double. Raises OverflowError if the result is too large."""
+        """Divide, and round once to the nearest double.
+
+        Raises OverflowError if the result is too large.
+        """
         try:
             if self.exponent >= 0:
                 return (self.mantissa << self.exponent) / count

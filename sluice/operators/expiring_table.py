@@ -73,14 +73,14 @@ class ExpiringTable:
         out.emit(key, value, time)
 
     def release_due(self, state: ExpiringRow) -> int | None:
-        """When the row expires: a stream time, or with `is_timed_by_clock`, a time of the wall clock."""
+        """Return when the row expires: a stream time, or with `is_timed_by_clock`, a time of the wall clock."""
         return state.expires
 
     def due(self, state: ExpiringRow) -> int | None:
         return None if self.is_timed_by_clock else state.expires
 
     def wall_due(self, state: ExpiringRow) -> int | None:
-        """When the row expires by the wall clock, epoch ms; None if stream time decides."""
+        """Return when the row expires by the wall clock, epoch ms; None if stream time decides."""
         return state.expires if self.is_timed_by_clock else None
 
     def close(

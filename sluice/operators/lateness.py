@@ -43,7 +43,7 @@ class WindowLateness:
     @overload
     def is_late(self, end: Times, stream_time: Times) -> Mask: ...
     def is_late(self, end: Any, stream_time: Any) -> Any:
-        """Whether a record is late for a window that ends at `end`."""
+        """Return whether a record is late for a window that ends at `end`."""
         return end <= self.last_closed_end(stream_time)
 
     @overload
@@ -51,11 +51,11 @@ class WindowLateness:
     @overload
     def closes_at(self, end: Times) -> Times: ...
     def closes_at(self, end: Any) -> Any:
-        """The stream time at which a window is closed."""
+        """Return the stream time at which a window is closed."""
         return closes_at(end, self.open_ms)
 
     def last_closed_end(self, stream_time: T) -> T:
-        """The latest end of a closed window."""
+        """Return the latest end of a closed window."""
         return stream_time - self.open_ms
 
 
@@ -64,12 +64,12 @@ def closes_at(end: int, open_ms: int) -> int: ...
 @overload
 def closes_at(end: Times, open_ms: int) -> Times: ...
 def closes_at(end: Any, open_ms: int) -> Any:
-    """The stream time at which a window is closed that stays open for `open_ms` after its end."""
+    """Return the stream time at which a window is closed that stays open for `open_ms` after its end."""
     return end + open_ms
 
 
 def last_closed_end(stream_time: int, open_ms: int) -> int:
-    """The latest end of a closed window: the inverse of `closes_at`."""
+    """Return the latest end of a closed window: the inverse of `closes_at`."""
     return stream_time - open_ms
 
 
@@ -81,7 +81,8 @@ class JoinLateness:
 
     def __init__(self, window: JoinWindow) -> None:
         self.ahead = window.after_ms, window.before_ms
-        """How many ms after a record its match may be: for a left record, and for a right record."""
+        """How many ms after a record its match may be: for a left record, and for a right
+        record."""
         self._sent_after_ms = (
             window.after_ms + window.grace_ms + 1,
             window.before_ms + window.grace_ms + 1,
@@ -94,11 +95,11 @@ class JoinLateness:
         )
 
     def expires_at(self, side: int, time: int) -> int:
-        """When a record can no longer be matched: the event time that its own stream must have reached."""
+        """Return when a record can no longer be matched: the event time that its own stream must have reached."""
         return time + self._kept_ms[side]
 
     def last_expired(self, side: int, latest: T) -> T:
-        """The latest time of a record that can no longer be matched, given the largest time of its own stream."""
+        """Return the latest time of a record that can no longer be matched, given the largest time of its own stream."""
         return latest - self._kept_ms[side]
 
     @overload
@@ -106,7 +107,7 @@ class JoinLateness:
     @overload
     def is_past(self, side: int, time: Times, stream_time: Times) -> Mask: ...
     def is_past(self, side: int, time: Any, stream_time: Any) -> Any:
-        """Whether the window and the grace of a new record have already passed.
+        """Return whether the window and the grace of a new record have already passed.
 
         If nothing matches such a record, it is sent unmatched at once.
         """
@@ -117,19 +118,19 @@ class JoinLateness:
     @overload
     def sent_unmatched_at(self, side: int, time: Times) -> Times: ...
     def sent_unmatched_at(self, side: int, time: Any) -> Any:
-        """The stream time at which a record that waits for a match is sent unmatched: after its window and grace."""
+        """Return the stream time at which a record that waits for a match is sent unmatched: after its window and grace."""
         return time + self._sent_after_ms[side]
 
     def last_unmatched(self, side: int, stream_time: int) -> int:
-        """The latest time of a waiting record that is sent unmatched: the inverse of `sent_unmatched_at`."""
+        """Return the latest time of a waiting record that is sent unmatched: the inverse of `sent_unmatched_at`."""
         return stream_time - self._sent_after_ms[side]
 
 
 def forgotten_at(time: int, within_ms: int) -> int:
-    """The stream time at which `deduplicate` or a history forgets a record: more than `within_ms` after the record."""
+    """Return the stream time at which `deduplicate` or a history forgets a record: more than `within_ms` after the record."""
     return time + within_ms + 1
 
 
 def last_forgotten(stream_time: int, within_ms: int) -> int:
-    """The latest time of a record that has been forgotten: the inverse of `forgotten_at`."""
+    """Return the latest time of a record that has been forgotten: the inverse of `forgotten_at`."""
     return stream_time - within_ms - 1

@@ -8,7 +8,10 @@ from sluice.operators.base import Output, Row, Timeless
 
 
 class Merge(Timeless):
-    """Passes every record on unchanged. It has no state, because the stage's task has already sorted the records."""
+    """Passes every record on unchanged.
+
+    It has no state, because the stage's task has already sorted the records.
+    """
 
     state_type: Any = None
 

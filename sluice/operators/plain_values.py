@@ -27,7 +27,10 @@ _TESTS = {
 
 
 def plain_check(kind: Any) -> Callable[[Any], bool]:
-    """A function that returns True only for plain values of the type. Its code is generated for the type."""
+    """Return a function that returns True only for plain values of the type.
+
+    Its code is generated for the type.
+    """
     if kind is Any:
         test: str | None = " or ".join(
             f"({_TESTS[scalar].format('v')})" for scalar in (int, str, float, bool)
@@ -43,7 +46,10 @@ def plain_check(kind: Any) -> Callable[[Any], bool]:
 
 
 def plain_copy(kind: Any) -> Callable[[Any], Any] | None:
-    """A function that copies plain Structs of the type; None for any other type, whose plain values cannot change."""
+    """Return a function that copies plain Structs of the type.
+
+    Return None for any other type, whose plain values cannot change.
+    """
     if is_plain_struct(kind):
         copy: Callable[[Any], Any] = kind.__copy__
         return copy
@@ -51,12 +57,12 @@ def plain_copy(kind: Any) -> Callable[[Any], Any] | None:
 
 
 def has_plain_values(kind: Any) -> bool:
-    """Whether all values of the type consist of numbers, texts, Booleans and nulls."""
+    """Return whether all values of the type consist of numbers, texts, Booleans and nulls."""
     return is_plain_struct(kind) or _test(kind, "v") is not None
 
 
 def is_plain_struct(kind: Any) -> bool:
-    """Whether the type is a Struct all of whose fields are numbers, texts, Booleans or null.
+    """Return whether the type is a Struct all of whose fields are numbers, texts, Booleans or null.
 
     Such a Struct is read back as it was, because it has no code of its own and no attributes
     besides its fields.

@@ -29,6 +29,7 @@ from sluice.operators.processor import (
 )
 from sluice.support.arrays import Indices
 from sluice.values.headers import NO_HEADERS, Headers
+from sluice.values.kept_headers import headers_by_name_json
 from sluice.values.stored_values import value_decoder
 from sluice.values.windowed_keys import (
     Windowed,
@@ -72,6 +73,7 @@ class Process:
         self.state_type = _state_type(options)
         self._empty_state = self.new_state()
         self._has_plain_values = [has_plain_values(store.value_type) for store in options.values()]
+        self._keeps_headers = [store.keeps_headers for store in options.values()]
         self._ttls: list[tuple[str, int]] = []
         for number, store in enumerate(options.values()):
             if store.ttl is not None:
@@ -93,7 +95,10 @@ class Process:
         self._process_record: Callable[[Any], object] = self._processor.process
 
     def read_tables_with(self, read_row: ReadRow) -> None:
-        """Set the function that reads a table's row for the processor; a table's number is the `side` of its rows."""
+        """Set the function that reads a table's row for the processor.
+
+        A table's number is the `side` of its rows.
+        """
         for table in self._context.tables.values():
             table.read_row = read_row
 
@@ -160,7 +165,10 @@ class Process:
             raise RowFailedError from error
 
     def _process_all(self, states: Sequence[KeyState], rows: KeyedRows) -> Results:
-        """Process all rows. Raises RowFailedError if too many results would be in memory together."""
+        """Process all rows.
+
+        Raises RowFailedError if too many results would be in memory together.
+        """
         context, process = self._context, self._process_record
         forwarded = _Forwarded(
             has_windows=self._has_windowed_keys and isinstance(context, ValueContext)
@@ -222,7 +230,7 @@ class Process:
             return None
         times = [schedule.time for schedule in state.event.values()]
         for field, ttl in self._ttls:
-            times += [written + ttl + 1 for written, _ in getattr(state.stores, field).values()]
+            times += [entry[0] + ttl + 1 for entry in getattr(state.stores, field).values()]
         return min(times) if times else None
 
     def close(
@@ -273,23 +281,34 @@ class Process:
     def is_empty(self, state: KeyState) -> bool:
         return state == self._empty_state
 
-    def entries(self, state: KeyState) -> Sequence[dict[str, tuple[int, Any]]]:
-        """Each store's entries of a key: name → the time of the `put`, and the value."""
+    def entries(self, state: KeyState) -> Sequence[dict[str, tuple[Any, ...]]]:
+        """Return each store's entries of a key: name → the time of the `put`, the value, and perhaps headers."""
         return msgspec.structs.astuple(state.stores)
 
-    def texts_of_entries(
-        self, store: int, entries_of_keys: Sequence[dict[str, tuple[int, Any]]]
+    def rows_of_entries(
+        self, store: int, entries_of_keys: Sequence[dict[str, tuple[Any, ...]]]
     ) -> list[str | None]:
-        """The entries of each key in one store as a JSON object, for queries; None if a key has no entries."""
+        """Return the state row of each key in one store, for queries: an array with a JSON object of the key's entries.
+
+        None if a key has no entries. If the store keeps headers, the array also has an object with
+        their headers.
+        """
         objects: list[dict[str, Any]] = []
         for entries in entries_of_keys:
             # Most keys have one entry, which needs no sorting.
             names = sorted(entries) if len(entries) > 1 else entries
             objects.append({name: entries[name][1] for name in names})
         texts = plain_texts(objects) if self._has_plain_values[store] else map(to_json, objects)
-        return [
-            text if entries else None for text, entries in zip(texts, entries_of_keys, strict=True)
-        ]
+        rows: list[str | None] = []
+        for text, entries in zip(texts, entries_of_keys, strict=True):
+            if not entries:
+                rows.append(None)
+            elif self._keeps_headers[store]:
+                headers = {name: entry[2] for name, entry in sorted(entries.items())}
+                rows.append(f"[{text},{headers_by_name_json(headers)}]")
+            else:
+                rows.append(f"[{text}]")
+        return rows
 
     def _fire(
         self,
@@ -313,15 +332,18 @@ class Process:
             self._call(state, timer, now if schedule.once else schedule.time, out)
 
     def _record_key(self, text: str | None) -> Windowed[str] | str | None:
-        """The key of a record, as the author's code gets it. Raises OverflowError for a window after the year 9999."""
+        """Return the key of a record, as the author's code gets it.
+
+        Raises OverflowError for a window after the year 9999.
+        """
         return windowed_of_text(text) if self._has_windowed_keys and text is not None else text
 
     def _plain_key(self, text: str | None) -> str | None:
-        """The key of a record without its window."""
+        """Return the key of a record without its window."""
         return split_windowed_key(text)[0] if self._has_windowed_keys and text is not None else text
 
     def _timer_key(self, text: str) -> Windowed[str] | str:
-        """The key of stores and timers, as the author's code gets it."""
+        """Return the key of stores and timers, as the author's code gets it."""
         return windowed_of_text(text) if self._has_windowed_keys and not self._is_keyed_by else text
 
     def _call(
@@ -379,7 +401,7 @@ class _Forwarded:
         self.sent.append((key, value, time, to, self.headers, window))
 
     def results(self, causes: Indices) -> Results:
-        """The results. `causes` are the rows that have caused them."""
+        """Return the results. `causes` are the rows that have caused them."""
         columns = zip(*self.sent, strict=True) if self.sent else ((),) * 6
         keys, values, times, outputs, headers, windows = columns
         starts, ends = (
@@ -399,7 +421,10 @@ class _Forwarded:
 
 
 def _texts(column: pa.Array) -> list[str | None] | None:
-    """The column's texts; None if all of them are null, as the headers in most batches are."""
+    """Return the column's texts.
+
+    Return None if all of them are null, as the headers in most batches are.
+    """
     return None if column.null_count == len(column) else column.to_pylist()
 
 
@@ -416,13 +441,16 @@ def _by_time(entry: tuple[str, Schedule]) -> tuple[int, str]:
 
 
 def _state_type(stores: Mapping[str, StoreOptions]) -> Any:
-    """A struct with a field for each store.
+    """Return a struct with a field for each store.
 
     It is encoded with the names of the stores, so that the author can add and remove stores.
     """
     entries: list[Any] = []
     for number, options in enumerate(stores.values()):
-        kind: Any = tuple[int, state_type(options.value_type)]  # type: ignore[misc]
+        value_type = state_type(options.value_type)
+        kind: Any = tuple[int, value_type]  # type: ignore[valid-type]
+        if options.keeps_headers:
+            kind = tuple[int, value_type, str | None]  # type: ignore[valid-type]
         entries.append((field_of(number), dict[str, kind], msgspec.field(default_factory=dict)))
     names = {field_of(number): name for number, name in enumerate(stores)}
     held = msgspec.defstruct("Stores", entries, rename=names)

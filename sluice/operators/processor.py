@@ -24,6 +24,7 @@ from sluice.operators.encoding import (
 from sluice.operators.plain_values import plain_check, plain_copy
 from sluice.values.contract_parts import amount_check
 from sluice.values.headers import NO_HEADERS, Headers, HeaderValue
+from sluice.values.kept_headers import kept_headers
 from sluice.values.keys import key_text
 from sluice.values.stored_values import value_decoder
 from sluice.values.utc_times import AFTER_LAST
@@ -56,7 +57,10 @@ class Record(msgspec.Struct, Generic[V_co, RecordKey], frozen=True):
 
 
 class Timer(msgspec.Struct, Generic[TimerKey], frozen=True):
-    """A timer that has fired for a key. For a stream with windowed keys, it is a `Timer[Windowed[str]]`."""
+    """A timer that has fired for a key.
+
+    For a stream with windowed keys, it is a `Timer[Windowed[str]]`.
+    """
 
     key: TimerKey
     name: str
@@ -73,6 +77,7 @@ class StoreOptions:
 
     value_type: Any = Any
     ttl: int | None = None
+    keeps_headers: bool = False
 
 
 class Schedule(msgspec.Struct, array_like=True):
@@ -84,12 +89,15 @@ class Schedule(msgspec.Struct, array_like=True):
     time: int
     every: int = 0
     cause: int = 0
-    """A number that identifies the record or timer that has set a wall-clock timer; see `Output.cause`."""
+    """A number that identifies the record or timer that has set a wall-clock timer; see
+    `Output.cause`."""
     once: bool = False
     """Whether an event timer fires once for all periods that have passed."""
 
     def after(self, now: int, *, once: bool) -> Schedule | None:
-        """The schedule after the timer has fired at the time `now`; None if it does not fire again.
+        """Return the schedule after the timer has fired at the time `now`.
+
+        Return None if it does not fire again.
 
         `once`: the timer has fired for all periods that have passed.
         """
@@ -100,7 +108,10 @@ class Schedule(msgspec.Struct, array_like=True):
 
 
 def field_of(number: int) -> str:
-    """The field of `KeyState.stores` for a processor's store; the store's own name may be invalid in Python."""
+    """Return the field of `KeyState.stores` for a processor's store.
+
+    The store's own name may be invalid in Python.
+    """
     return f"s{number}"
 
 
@@ -133,7 +144,8 @@ class Journal:
 
     def __init__(self) -> None:
         self._before: list[tuple[dict[str, Any], str, Any]] = []
-        """For each change: the dictionary, the name of the entry or timer in it, and the old value."""
+        """For each change: the dictionary, the name of the entry or timer in it, and the old
+        value."""
         self.is_kept = True
         """Whether changes are logged."""
 
@@ -163,6 +175,14 @@ class Journal:
                 kept[name] = before
 
 
+HeadersArgument = Headers | Mapping[str, HeaderValue] | Iterable[tuple[str, HeaderValue]]
+
+
+def headers_json(headers: HeadersArgument) -> str | None:
+    """Return the headers as JSON; None without headers."""
+    return (headers if isinstance(headers, Headers) else Headers(headers)).json()
+
+
 class Store(Generic[V]):
     """A named key-value store. A processor sees only the entries of the current record's key.
 
@@ -173,7 +193,10 @@ class Store(Generic[V]):
     def __init__(self, name: str, options: StoreOptions, context: ContextBase) -> None:
         self.name = name
         self.ttl = options.ttl
-        self.entries: dict[str, tuple[int, V]] = {}
+        self._keeps_headers = options.keeps_headers
+        self.entries: dict[str, tuple[Any, ...]] = {}
+        """Key → the time of the `put`, the value and, if the store keeps headers, the headers as
+        JSON."""
         self._context = context
         self._journal = context.journal
         self._is_plain = plain_check(options.value_type)
@@ -191,17 +214,35 @@ class Store(Generic[V]):
     @overload
     def get(self, key: str, default: V) -> V: ...
     def get(self, key: str, default: V | None = None) -> V | None:
-        """The value of a key. Returns `default` if the key has no value, or the value has expired."""
+        """Return the value of a key.
+
+        Returns `default` if the key has no value, or the value has expired.
+        """
         entry = self.entries.get(key)
         if entry is None:
             return default
-        written, value = entry
-        if self.ttl is not None and self._expired(written):
+        if self.ttl is not None and self._expired(entry[0]):
             return default
+        value: V = entry[1]
         return value if type(value) in IMMUTABLE else self._copy(value)
 
-    def put(self, key: str, value: V) -> None:
-        """Set the value of a key. The time to live of the value begins again."""
+    def headers(self, key: str) -> Headers:
+        """Return the headers that `put` has stored with the value of a key; empty if the key has no value.
+
+        Raises ValueError unless the pipeline's `keep_headers` names the store.
+        """
+        self._require_kept_headers()
+        entry = self.entries.get(key)
+        if entry is None or self._expired(entry[0]):
+            return NO_HEADERS
+        return Headers.of_json(entry[2])
+
+    def put(self, key: str, value: V, *, headers: HeadersArgument | None = None) -> None:
+        """Set the value of a key. The time to live of the value begins again.
+
+        If the store keeps headers, it stores `headers`, by default the headers of the current
+        record. In a timer, the default is no headers.
+        """
         if type(key) is not str:
             raise TypeError(f"a key of store {self.name!r} must be a str, not {type(key).__name__}")
         # This raises an error for surrogates, which no database stores.
@@ -211,9 +252,15 @@ class Store(Generic[V]):
             stored = self._as_read(value)
         else:
             stored = value if self._copy_plain is None else self._copy_plain(value)
+        if headers is not None:
+            self._require_kept_headers()
         if self._journal.is_kept:
             self._journal.change(self.entries, key)
-        self.entries[key] = self._context.stream_time, stored
+        if self._keeps_headers:
+            text = self._context._record_headers if headers is None else headers_json(headers)
+            self.entries[key] = self._context.stream_time, stored, kept_headers(text)
+        else:
+            self.entries[key] = self._context.stream_time, stored
 
     def delete(self, key: str) -> None:
         """Delete the value of a key, if it has one."""
@@ -228,9 +275,9 @@ class Store(Generic[V]):
             # The author's code may delete entries during the iteration.
             if not key.startswith(prefix) or key not in self.entries:
                 continue
-            written, value = self.entries[key]
-            if not self._expired(written):
-                yield key, self._copy(value)
+            entry = self.entries[key]
+            if not self._expired(entry[0]):
+                yield key, self._copy(entry[1])
 
     def _copy(self, value: V) -> V:
         if type(value) in IMMUTABLE:
@@ -243,7 +290,10 @@ class Store(Generic[V]):
         )
 
     def _as_read(self, value: V) -> V:
-        """The value as the next batch reads it. Raises an error if it is not of the store's type."""
+        """Return the value as the next batch reads it.
+
+        Raises an error if it is not of the store's type.
+        """
         accepted = self._accepted(value)
         data = encode_state(accepted)
         # This raises an error if queries could not show the value.
@@ -257,6 +307,13 @@ class Store(Generic[V]):
             require_same(value, decoded, f"stores={{{self.name!r}: ...}}")
         return decoded
 
+    def _require_kept_headers(self) -> None:
+        if not self._keeps_headers:
+            raise ValueError(
+                f"store {self.name!r} keeps no headers; create the pipeline with "
+                f"keep_headers=[{self.name!r}]"
+            )
+
     def _expired(self, written: int) -> bool:
         return self.ttl is not None and written + self.ttl < self._context.stream_time
 
@@ -267,7 +324,10 @@ row."""
 
 
 class ReadOnlyTable(Generic[V]):
-    """The rows of a table of the pipeline, as of the current record. Every worker has all rows of this table."""
+    """The rows of a table of the pipeline, as of the current record.
+
+    Every worker has all rows of this table.
+    """
 
     def __init__(self, number: int, value_type: Any) -> None:
         self._number = number
@@ -279,13 +339,13 @@ class ReadOnlyTable(Generic[V]):
     @overload
     def get(self, key: Any, default: V) -> V: ...
     def get(self, key: Any, default: V | None = None) -> V | None:
-        """The value of a key. A key that is not a str is turned into text. Returns `default` if the key has no row."""
+        """Return the value of a key.
+
+        A key that is not a str is turned into text. Returns `default` if the key has no row.
+        """
         text_of_key = key_text(key)
         value = None if text_of_key is None else self.read_row(self._number, text_of_key)
         return default if value is None else self._decode(value)
-
-
-HeadersArgument = Headers | Mapping[str, HeaderValue] | Iterable[tuple[str, HeaderValue]]
 
 
 class ContextBase:
@@ -323,12 +383,19 @@ class ContextBase:
         self.stream_time = -1
         """The largest event time seen so far, ms."""
         self.wall_clock = -1
-        """The time at which the batch began, epoch ms. A batch that is repeated has the same time."""
+        """The time at which the batch began, epoch ms. A batch that is repeated has the same
+        time."""
         self._time_before = -1
-        """Stream time before the current record; in a timer, the time that the timer's clock has reached."""
+        """Stream time before the current record; in a timer, the time that the timer's clock has
+        reached."""
+
+    @property
+    def _record_headers(self) -> str | None:
+        """The headers of the current record, as JSON; None without headers, and in a timer."""
+        return self._out.headers
 
     def store(self, name: str) -> Store[Any]:
-        """The store with this name in `process(stores=...)`."""
+        """Return the store with this name in `process(stores=...)`."""
         try:
             return self._stores[name]
         except KeyError:
@@ -338,7 +405,7 @@ class ContextBase:
             ) from None
 
     def table(self, name: str) -> ReadOnlyTable[Any]:
-        """The table with this name in `process(tables=...)`, for reading."""
+        """Return the table with this name in `process(tables=...)`, for reading."""
         try:
             return self.tables[name]
         except KeyError:
@@ -375,7 +442,7 @@ class ContextBase:
             out.emit(text_of_key, text, sent_at, window=window, to=to)
             return
         own_headers = out.headers
-        out.headers = (headers if isinstance(headers, Headers) else Headers(headers)).json()
+        out.headers = headers_json(headers)
         out.emit(text_of_key, text, sent_at, window=window, to=to)
         out.headers = own_headers
 
@@ -454,7 +521,7 @@ class ContextBase:
             del timers[name]
 
     def _timers_of(self, clock: Clock) -> dict[str, Schedule]:
-        """The key's timers that a clock fires."""
+        """Return the key's timers that a clock fires."""
         if clock not in get_args(Clock):
             raise ValueError(f"clock={clock!r} must be 'event' or 'wall'")
         return self._state.event if clock == "event" else self._state.wall
@@ -494,8 +561,8 @@ class ContextBase:
         for store in self._stores.values():
             if store.ttl is None:
                 continue
-            for key, (written, _) in [*store.entries.items()]:
-                if written + store.ttl < self.stream_time:
+            for key, entry in [*store.entries.items()]:
+                if entry[0] + store.ttl < self.stream_time:
                     del store.entries[key]
 
 
@@ -520,7 +587,10 @@ class Context(ContextBase):
 
 
 class ValueContext(ContextBase):
-    """The stores, timers and outputs of a `ValueProcessor`. Its results have the key of the current record or timer."""
+    """The stores, timers and outputs of a `ValueProcessor`.
+
+    Its results have the key of the current record or timer.
+    """
 
     def forward(
         self,
@@ -545,7 +615,9 @@ def _require_time(name: str, time: Any) -> None:
 
 
 class Processor(Protocol[V_contra]):
-    """The interface of an author's processor class. An instance handles many keys, so all state must be in stores.
+    """The interface of an author's processor class.
+
+    An instance handles many keys, so all state must be in stores.
 
     If the code fails for a record, or a task is repeated, records may be processed again, with the
     stores as they were before these records.

@@ -48,7 +48,7 @@ class SetMetadata(Timeless):
         out.release()
 
     def _changed(self, text: str | None, values: list[str | None]) -> Headers:
-        """The headers of a row with the new values."""
+        """Return the headers of a row with the new values."""
         headers = Headers.of_json(text)
         for (name, is_bytes), value in zip(self.headers, values, strict=True):
             if value is None:
@@ -63,7 +63,7 @@ class SetMetadata(Timeless):
 
 
 def _milliseconds(text: str | None) -> int:
-    """A time in epoch ms. Raises ValueError for a time that a record cannot have."""
+    """Return a time in epoch ms. Raises ValueError for a time that a record cannot have."""
     if text is None:
         raise ValueError("the time of the record is null")
     try:

@@ -50,7 +50,10 @@ BufferedUpdate = tuple[int, str, Bounds, int]
 
 
 class Buffer(msgspec.Struct, array_like=True):
-    """The waiting updates of all keys of one worker, the oldest first. Used only if the step has a limit."""
+    """The waiting updates of all keys of one worker, the oldest first.
+
+    Used only if the step has a limit.
+    """
 
     entries: list[BufferedUpdate] = []
     bytes: int = 0
@@ -141,7 +144,8 @@ class Suppress:
         self.filtered = filtered
         self.shared = self.limit.buffer
         self.sent_early: dict[str, set[Bounds]] = {}
-        """Key → the windows whose updates are sent before they are due, because the buffer was full."""
+        """Key → the windows whose updates are sent before they are due, because the buffer was
+        full."""
         self._replaced: str | None = None
         """The old value of the next update, which `process` has received in a row of its own."""
 
@@ -253,7 +257,9 @@ class Suppress:
 
 
 class ClosingWindows(Suppress):
-    """Sends the last result of each window when the window closes. The engine reads it from the aggregate's state.
+    """Sends the last result of each window when the window closes.
+
+    The engine reads it from the aggregate's state.
 
     The aggregate before this step keeps each window exactly until it closes, so its state has the
     results that wait. The state of this step has only what the aggregate does not know: the headers
@@ -275,7 +281,7 @@ class ClosingWindows(Suppress):
             state[window] = headers
 
     def due(self, state: dict[Bounds, str]) -> int | None:  # type: ignore[override]
-        """When the first window with headers closes."""
+        """Return when the first window with headers closes."""
         return closes_at(min(end for _, end in state), self.wait_ms) if state else None
 
     def close(

@@ -15,7 +15,9 @@ from sluice.operators.latest_value import LatestValue
 
 
 class Latest(Timeless):
-    """A table of a topic's records. A key's last record wins, regardless of its time; a null value deletes the key.
+    """A table of a topic's records.
+
+    A key's last record wins, regardless of its time; a null value deletes the key.
 
     `sends_old_values`: a later step subtracts or compares old values, so the old value is sent
     before the new value. Otherwise, the results do not depend on the states.
@@ -74,7 +76,8 @@ class Latest(Timeless):
 
 
 LATE = "late"
-"""The output of a versioned table for records that are earlier than the latest record of their key."""
+"""The output of a versioned table for records that are earlier than the latest record of their
+key."""
 
 
 class LatestVersion:

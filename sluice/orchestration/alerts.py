@@ -28,7 +28,7 @@ Notify = Callable[..., Awaitable[object]]
 
 
 def deadline_alert(pipeline: str, deadline_ms: int, notify: str = "") -> DeadlineAlert:
-    """The alert that Airflow calls if a run has not succeeded `deadline_ms` after it was queued.
+    """Return the alert that Airflow calls if a run has not succeeded `deadline_ms` after it was queued.
 
     The alert checks how old the data are. `notify` is the import path of an async function, which
     is called if they are too old.

@@ -44,7 +44,7 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
 def facts_of_folder(
     folder: Path, home: Path, seconds: float = LOAD_SECONDS
 ) -> tuple[list[DagFacts], list[Broken]]:
-    """The facts of every pipeline in `folder`, and the files that cannot be used.
+    """Return the facts of every pipeline in `folder`, and the files that cannot be used.
 
     `home` is the folder with the cache. A file without valid facts in the cache is imported in a
     separate process, for at most `seconds`.
@@ -67,14 +67,17 @@ def facts_of_folder(
 
 
 def cached_facts_of(folder: Path, home: Path, name: str) -> DagFacts | None:
-    """The facts of the pipeline with this name; None if no cached file, or more than one, has such a pipeline."""
+    """Return the facts of the pipeline with this name.
+
+    Return None if no cached file, or more than one, has such a pipeline.
+    """
     all_facts = [cached_facts(file, home) for file in pipeline_files(folder)]
     named = [facts for facts in all_facts if facts is not None and facts.name == name]
     return named[0] if len(named) == 1 else None
 
 
 def cached_facts(file: Path, home: Path) -> DagFacts | None:
-    """The facts of a file's pipeline; None if they must be found again."""
+    """Return the facts of a file's pipeline; None if they must be found again."""
     try:
         entry = msgspec.json.decode(_place(file, home).read_bytes(), type=_Entry)
     except (OSError, msgspec.MsgspecError):
@@ -87,7 +90,7 @@ def cached_facts(file: Path, home: Path) -> DagFacts | None:
 
 
 def _share_of(name: str) -> float:
-    """A number from 0 to 1 that depends on a name only."""
+    """Return a number from 0 to 1 that depends on a name only."""
     return hashlib.blake2b(name.encode(), digest_size=1).digest()[0] / 255
 
 
@@ -119,7 +122,7 @@ def _place(file: Path, home: Path) -> Path:
 
 @cache
 def _edition() -> str:
-    """A text that differs between versions of Sluice and Python, and after a change of Sluice's files."""
+    """Return a text that differs between versions of Sluice and Python, and after a change of Sluice's files."""
     digest = hashlib.blake2b(f"{sluice.__version__} {sys.version}".encode(), digest_size=16)
     package = Path(sluice.__file__).parent
     for file in sorted(package.rglob("*.py")):

@@ -42,11 +42,12 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     facts: DagFacts
     inputs: Inputs | None
-    """None if the file must be imported again the next time, because one of its inputs is being changed."""
+    """None if the file must be imported again the next time, because one of its inputs is being
+    changed."""
 
 
 def facts_of(pipeline: Pipeline) -> DagFacts:
-    """The facts of a pipeline. Raises TopologyError if the pipeline cannot be planned."""
+    """Return the facts of a pipeline. Raises TopologyError if the pipeline cannot be planned."""
     job = plan(pipeline).job
     return DagFacts(
         name=pipeline.name,
@@ -64,7 +65,7 @@ def facts_of(pipeline: Pipeline) -> DagFacts:
 
 
 def asset_names(pipeline: str, job: Job) -> tuple[str, ...]:
-    """The assets that a run updates: `PIPELINE.store.NAME`, `PIPELINE.topic.NAME` and `PIPELINE.table.NAME`."""
+    """Return the assets that a run updates: `PIPELINE.store.NAME`, `PIPELINE.topic.NAME` and `PIPELINE.table.NAME`."""
     names = [f"{pipeline}.store.{store}" for store in job.stores]
     names += [f"{pipeline}.topic.{topic}" for topic in dict.fromkeys(job.outputs)]
     sinks = chain.from_iterable(job.written_tables.values())

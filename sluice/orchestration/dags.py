@@ -69,7 +69,7 @@ NO_ALERTS = Alerts()
 
 
 def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
-    """The DAGs of all pipelines in `folder`, by id, and `sluice_deadlines` if any of them has a deadline.
+    """Return the DAGs of all pipelines in `folder`, by id, and `sluice_deadlines` if any of them has a deadline.
 
     A file that cannot be used gets a DAG that shows the error, an entry in the ledger and, in the
     DAG processor, an import error. In a task's process, only the DAG of the task's pipeline is
@@ -111,7 +111,10 @@ def _note(broken: dict[str, SluiceError], loaded: set[str]) -> None:
 
 
 def _dag_of_task(folder: Path, alerts: Alerts) -> DAG | None:
-    """The DAG of this process's task; None if the process runs no task, or if the pipeline cannot be loaded."""
+    """Return the DAG of this process's task.
+
+    Return None if the process runs no task, or if the pipeline cannot be loaded.
+    """
     wanted = get_parsing_context().dag_id
     if not wanted:
         return None
@@ -146,7 +149,7 @@ def _files_by_dag_id(broken: list[Broken], taken: set[str]) -> dict[str, Broken]
 
 
 def pipeline_dag(pipeline: Pipeline, alerts: Alerts = NO_ALERTS) -> DAG:
-    """The DAG of a pipeline, with the pipeline's name and a task that runs the pipeline.
+    """Return the DAG of a pipeline, with the pipeline's name and a task that runs the pipeline.
 
     At most one run of the DAG is active at a time.
     """
@@ -182,7 +185,7 @@ def _dag(facts: DagFacts, alerts: Alerts, warnings: Sequence[str] = ()) -> DAG:
 
 
 def _parameters() -> dict[str, Param]:
-    """The parameters of a run, all of which have a default."""
+    """Return the parameters of a run, all of which have a default."""
     parameters = {"action": Param("run", enum=list(ACTIONS), description=_ACTION)}
     for name, text in _NUMBERS.items():
         least, most = LIMITS[name]
@@ -210,7 +213,7 @@ def _schedule(facts: DagFacts) -> Any:
 
 
 def _broken_dag(name: str, broken: Broken) -> DAG:
-    """The DAG of a pipeline that cannot be loaded.
+    """Return the DAG of a pipeline that cannot be loaded.
 
     It keeps the history of runs visible, and has no schedule.
     """
@@ -261,6 +264,6 @@ def _fail(why: str) -> None:
 
 
 def _owner_links() -> dict[str, str]:
-    """A link from a DAG's owner to Sluice's page, if Airflow's own address is configured."""
+    """Return a link from a DAG's owner to Sluice's page, if Airflow's own address is configured."""
     base = conf.get("api", "base_url", fallback="") or ""
     return {OWNER: f"{base.rstrip('/')}/plugin/sluice"} if base.startswith("http") else {}

@@ -35,7 +35,7 @@ class Age:
     _is_overdue: bool = False
 
     def due(self, records: int | None, snapshot_s: float | None, now: float) -> bool:
-        """Whether the data become overdue at `now`, in seconds of a monotonic clock.
+        """Return whether the data become overdue at `now`, in seconds of a monotonic clock.
 
         `records` is the number of unread records, None if it is unknown. `snapshot_s` is the age of
         the newest snapshot. The data are overdue if two conditions have lasted as long as the
@@ -70,7 +70,7 @@ class OverdueTrigger(KafkaEndOffsetTrigger):
         self.deadline_ms = deadline_ms
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The class and the arguments from which Airflow recreates this trigger."""
+        """Return the class and the arguments from which Airflow recreates this trigger."""
         names = ("pipeline", "topics", "deadline_ms", "kafka_config_id", "poll_seconds")
         return f"{type(self).__module__}.{type(self).__qualname__}", {
             name: getattr(self, name) for name in names
@@ -111,7 +111,10 @@ def deadlines_dag(
     notify: str,
     defaults: dict[str, Any],
 ) -> DAG:
-    """The DAG that alerts for these pipelines. `notify` is the import path of an async function."""
+    """Return the DAG that alerts for these pipelines.
+
+    `notify` is the import path of an async function.
+    """
     assets = [
         Asset(f"{name}.overdue", watchers=[AssetWatcher(name, trigger)])
         for name, trigger in watched.items()
@@ -154,7 +157,7 @@ def alert_overdue(deadlines: Mapping[str, int], notify: str, **context: Any) -> 
 
 
 def _why(overdue: Mapping[str, Any], deadline: str) -> str:
-    """Why data are overdue, from a trigger's event."""
+    """Return why data are overdue, from a trigger's event."""
     if overdue["records"] is None:
         return f"For {deadline}, it has been unknown whether there are unread records ({overdue.get('trouble', '')})"
     return f"{overdue['records']:,} records have been unread for more than {deadline}"

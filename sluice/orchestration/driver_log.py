@@ -27,7 +27,8 @@ _LEVELS = {
     "CRITICAL": logging.CRITICAL,
 }
 _OF_SLUICE = re.compile(r"[-\d]{10} \S+ \[(\w+) *\] ")
-"""The beginning of a line such as `2026-11-21 08:00:00 [warning  ] a snapshot could not be copied`."""
+"""The beginning of a line such as `2026-11-21 08:00:00 [warning  ] a snapshot could not be
+copied`."""
 _OF_SPARK = re.compile(r"[\d:]{8} ([A-Z]+) \S+: ")
 """The beginning of a line such as `08:00:00 WARN TaskSetManager: Lost task 0.0`. The format is in
 `engine/log4j2.properties`."""
@@ -82,7 +83,7 @@ class _LogAtLevel:
 
 
 def levels(lines: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Each line with its level.
+    """Yield each line with its level.
 
     The lines of a stack trace have the level of the line before them.
     """
@@ -100,7 +101,7 @@ def levels(lines: Iterable[str]) -> Iterator[tuple[str, int]]:
 
 
 def _own_level(line: str) -> int | None:
-    """The level that a line states; None if it states no level."""
+    """Return the level that a line states; None if it states no level."""
     stated = _OF_SLUICE.match(line) or _OF_SPARK.match(line)
     if stated is not None:
         return _LEVELS.get(stated[1].upper())

@@ -74,7 +74,7 @@ def lineage(
     configuration: Settings,
     databases: Mapping[str, str],
 ) -> Lineage:
-    """The datasets of a run with this action, and the facet with its audit once it has published a snapshot.
+    """Return the datasets of a run with this action, and the facet with its audit once it has published a snapshot.
 
     `databases` are the URLs, by connection, of the databases whose tables the pipeline writes.
 
@@ -143,14 +143,17 @@ def _outputs(
 
 
 def store_namespace(ledger: str) -> str:
-    """The namespace of the stores whose ledger has this URL: `sluice://HOST:PORT/DATABASE` or `sluice:///FILE`."""
+    """Return the namespace of the stores whose ledger has this URL: `sluice://HOST:PORT/DATABASE` or `sluice:///FILE`."""
     # The namespace must not show the user and the password of the database.
     server, _, database = without_log_in(ledger).partition("/")
     return f"sluice://{server}/{database.lstrip('/')}"
 
 
 def _topic(kafka: Mapping[str, str], topic: str) -> tuple[str, str]:
-    """The namespace and name of a topic. OpenLineage identifies a cluster by its first bootstrap server."""
+    """Return the namespace and name of a topic.
+
+    OpenLineage identifies a cluster by its first bootstrap server.
+    """
     server = kafka["bootstrap.servers"].split(",")[0].strip().rpartition("//")[2]
     host, _, port = server.rpartition(":")
     name = Kafka(host or server, port if host else "9092", topic)
@@ -158,7 +161,7 @@ def _topic(kafka: Mapping[str, str], topic: str) -> tuple[str, str]:
 
 
 def _table(database: str, table: str) -> tuple[str, str]:
-    """The namespace and name of a PostgreSQL table, whose schema is `public` unless the name contains it."""
+    """Return the namespace and name of a PostgreSQL table, whose schema is `public` unless the name contains it."""
     url = urlsplit(f"//{without_log_in(database)}")
     schema, _, name = table.rpartition(".")
     named = Postgres(
@@ -172,7 +175,7 @@ def _table(database: str, table: str) -> tuple[str, str]:
 
 
 def _folder(location: str) -> tuple[str, str]:
-    """The namespace and name of a folder, according to OpenLineage's naming rules."""
+    """Return the namespace and name of a folder, according to OpenLineage's naming rules."""
     url = urlsplit(location)
     if url.scheme in ("", "file"):
         return "file", url.path

@@ -23,7 +23,9 @@ log = structlog.get_logger(__name__)
 
 
 def retain_all(params: dict[str, Any]) -> None:
-    """Apply retention to every pipeline. Raises RetentionFailed at the end if it failed for some pipelines or shards.
+    """Apply retention to every pipeline.
+
+    Raises RetentionFailed at the end if it failed for some pipelines or shards.
 
     Also records for each pipeline whether retention failed.
     """
@@ -57,7 +59,7 @@ def retain_all(params: dict[str, Any]) -> None:
 
 
 def _begin_offsets(ledger: Ledger) -> Offsets:
-    """The oldest offsets of the topics of all pipelines; empty if no broker answers, so that no history is merged."""
+    """Return the oldest offsets of the topics of all pipelines; empty if no broker answers, so that no history is merged."""
     topics = {topic for info in ledger.generations.all_current() for topic in info.topics}
     try:
         kafka = kafka_config(KAFKA)

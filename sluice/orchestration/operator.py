@@ -168,14 +168,14 @@ class SluiceOperator(SparkSubmitOperator):
         return {name: database_url(name) for name in self.databases}
 
     def get_openlineage_facets_on_start(self) -> Lineage:
-        """The datasets that the run reads and writes.
+        """Return the datasets that the run reads and writes.
 
         Airflow's OpenLineage provider calls this method.
         """
         return self._lineage(get_current_context())
 
     def get_openlineage_facets_on_complete(self, task_instance: RuntimeTaskInstance) -> Lineage:
-        """The datasets and the audit of a run that has succeeded, or has failed after it published some batches."""
+        """Return the datasets and the audit of a run that has succeeded, or has failed after it published some batches."""
         return self._lineage(task_instance.get_template_context())
 
     get_openlineage_facets_on_failure = get_openlineage_facets_on_complete
@@ -233,7 +233,9 @@ class SluiceOperator(SparkSubmitOperator):
             ledger.measurements.add(self.pipeline, [Measurement("run_retries_total", 1)])
 
     def _recorded_error(self, started_at: datetime) -> AirflowException | None:
-        """The driver's error, with the next step first; None if the ledger has no error since the run's start.
+        """Return the driver's error, with the next step first.
+
+        Return None if the ledger has no error since the run's start.
 
         If the same run would fail again, returns an exception after which Airflow does not retry
         the task.
@@ -261,7 +263,7 @@ class SluiceOperator(SparkSubmitOperator):
 
 
 def _options(context: Context) -> tuple[str, ...]:
-    """The program's options for the run's action.
+    """Return the program's options for the run's action.
 
     Fails the task without retries if the action is unknown, or if the start or end of a replay is
     invalid.
@@ -285,7 +287,7 @@ def _options(context: Context) -> tuple[str, ...]:
 
 
 def _settings(context: Context) -> Settings:
-    """The settings, changed by the run's parameters.
+    """Return the settings, changed by the run's parameters.
 
     Fails the task without retries if a parameter is outside its limits.
     """

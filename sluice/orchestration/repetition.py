@@ -49,7 +49,10 @@ class Repetition(RetryPolicy):
         max_tries: int,
         context: Context | None = None,
     ) -> RetryDecision:
-        """Decide whether and when an attempt that has failed is repeated. `try_number` counts from 1."""
+        """Decide whether and when an attempt that has failed is repeated.
+
+        `try_number` counts from 1.
+        """
         left = max(max_tries + 1 - try_number, 0)
         delay = delay_after(try_number)
         if context is not None:
@@ -66,13 +69,13 @@ class Repetition(RetryPolicy):
 
 
 def delay_after(try_number: int) -> timedelta:
-    """The time until the next attempt: random, so that pipelines that failed together are repeated apart."""
+    """Return the time until the next attempt: random, so that pipelines that failed together are repeated apart."""
     seconds = _FIRST_DELAY_S * 2.0 ** (try_number - 1) * random.uniform(1, 2)
     return timedelta(seconds=min(seconds, _LONGEST_DELAY_S))
 
 
 def run_name(context: Context) -> str:
-    """The run's name in the ledger: DAG/RUN/TASK.
+    """Return the run's name in the ledger: DAG/RUN/TASK.
 
     All attempts share the name, so that a retry recognizes a driver of an earlier attempt that is
     still running.

@@ -75,7 +75,8 @@ class Burst:
     _busy_at: float = 0.0
     """The latest time at which an event was due, a driver was seen at work, or a run failed."""
     _unanswered_since: float | None = None
-    """When the first event was due after a driver was last seen at work; None without such an event."""
+    """When the first event was due after a driver was last seen at work; None without such an
+    event."""
     attempts: int = field(default=0, init=False)
     """The number of events since the pipeline last read up to the offsets of an event."""
     _ever: bool = False
@@ -89,7 +90,7 @@ class Burst:
         self._busy_at = max(self._busy_at, at)
 
     def due(self, lag: Lag, now: float, *, driven: bool = False, is_lasting: bool = False) -> bool:
-        """Whether an event is due at `now`, in seconds of a monotonic clock.
+        """Return whether an event is due at `now`, in seconds of a monotonic clock.
 
         No event is due while a driver runs. `is_lasting`: the last run has failed with an error
         that would end the same run again.
@@ -126,7 +127,10 @@ class Burst:
         return 0.0 if self._unanswered_since is None else now - self._unanswered_since
 
     def back_off(self, now: float) -> BackOff | None:
-        """The pause between two events for the same records; None without an event that a run has to answer."""
+        """Return the pause between two events for the same records.
+
+        Return None without an event that a run has to answer.
+        """
         if self._fired is None:
             return None
         return BackOff(now - self._fired_at, max(self._busy_at + self._back_off_s() - now, 0.0))
@@ -136,7 +140,7 @@ class Burst:
         return min(back_off_s, max(_LONGEST_BACK_OFF_S, self.patience_s))
 
     def _waits_for_run(self, lag: Lag, now: float, *, is_lasting: bool) -> bool:
-        """Whether the run of the last event may still read the event's records, or has failed only recently."""
+        """Return whether the run of the last event may still read the event's records, or has failed only recently."""
         if self._fired is None or _reaches(lag.positions, self._fired):
             self.attempts = 0
             return False
@@ -162,7 +166,9 @@ class DueTimers:
     _attempts: int = 0
 
     def due(self, next_timer: int | None, clock_ms: float, now: float, *, driven: bool) -> bool:
-        """Whether an event is due at `now`, in seconds of a monotonic clock; `clock_ms` is the wall clock.
+        """Return whether an event is due at `now`, in seconds of a monotonic clock.
+
+        `clock_ms` is the wall clock.
 
         No event is due while a driver runs, because the driver fires the timers itself.
         """
@@ -191,7 +197,10 @@ class DueTimers:
 
 @dataclass
 class DriverWatch:
-    """Detects whether a pipeline's driver is running. A running driver holds the lease and renews it."""
+    """Detects whether a pipeline's driver is running.
+
+    A running driver holds the lease and renews it.
+    """
 
     silence_s: float
     """How long a lease counts as held after its last renewal."""
@@ -199,7 +208,7 @@ class DriverWatch:
     _since: float = 0.0
 
     def is_running(self, lease: LeaseRow | None, now: float) -> bool:
-        """Whether a driver is running at `now`, in seconds of a monotonic clock."""
+        """Return whether a driver is running at `now`, in seconds of a monotonic clock."""
         if lease != self._lease:
             self._lease, self._since = lease, now
         return lease is not None and lease.held and now - self._since < self.silence_s
@@ -259,7 +268,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         self.trouble = ""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The class and the arguments from which Airflow recreates this trigger."""
+        """Return the class and the arguments from which Airflow recreates this trigger."""
         names = (
             "pipeline",
             "topics",
@@ -380,7 +389,10 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             await asyncio.to_thread(_change_failure, before, detail=failure.detail)
 
     def _may_change_text(self) -> bool:
-        """Whether the text of a failure may change now. Without this limit, each new record would change it."""
+        """Return whether the text of a failure may change now.
+
+        Without this limit, each new record would change it.
+        """
         now = time.monotonic()
         if now < self._next_text:
             return False
@@ -401,7 +413,10 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             await asyncio.to_thread(_change_failure, failed, repeats_at=starts_at)
 
     def _no_slot(self, unanswered_s: float, failed: Failure | None) -> Failure | None:
-        """The failure of a pipeline whose run does not start; None if `unanswered_s` is less than `SLOT_SECONDS`."""
+        """Return the failure of a pipeline whose run does not start.
+
+        Return None if `unanswered_s` is less than `SLOT_SECONDS`.
+        """
         since = datetime.now(UTC) - timedelta(seconds=unanswered_s)
         # If a run has failed since then, Airflow has started it, although no driver has taken the
         # lease.
@@ -424,7 +439,10 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
 
 
 def held_back(pipeline: str, lag: Lag, held: HeldPartitions) -> Failure | None:
-    """The failure of a pipeline whose records a transaction has held back for long; None without such a transaction."""
+    """Return the failure of a pipeline whose records a transaction has held back for long.
+
+    Return None without such a transaction.
+    """
     now = datetime.now(UTC)
     since = held.since(lag, now)
     if since is None or (now - since).total_seconds() <= HELD_SECONDS:
@@ -451,7 +469,10 @@ def _last_run_began(pipeline: str) -> float | None:
 
 
 def last_run_began(ledger: Ledger, pipeline: str) -> float | None:
-    """When the newest run that has published a snapshot began its first batch, in epoch s; None without such a run."""
+    """Return when the newest run that has published a snapshot began its first batch, in epoch s.
+
+    Return None without such a run.
+    """
     generation = ledger.generations.current_number(pipeline)
     if generation is None:
         return None

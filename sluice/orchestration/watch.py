@@ -41,7 +41,8 @@ class Observation(NamedTuple):
     """The time of the pipeline's newest snapshot; None before the first snapshot."""
     failures: Mapping[FailureKind, Failure]
     next_timer: int | None = None
-    """When a batch without records next has something to do (`Snapshot.due`), in epoch ms; None if never."""
+    """When a batch without records next has something to do (`Snapshot.due`), in epoch ms; None if
+    never."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Watch:
 
     @classmethod
     def shared(cls, kafka_config_id: str, poll_seconds: float) -> Watch:
-        """The watch of all triggers in this event loop that have the same connection and period."""
+        """Return the watch of all triggers in this event loop that have the same connection and period."""
         watches = _WATCHES.setdefault(asyncio.get_running_loop(), {})
         return watches.setdefault(
             (kafka_config_id, poll_seconds), cls(kafka_config_id, poll_seconds)

@@ -29,7 +29,8 @@ class StoreColumn:
     scalar: bool
     """Whether the store's value is the value of its only column."""
     definition: str
-    """The store's definition as the author wrote it; stored state stays valid as long as this text is the same."""
+    """The store's definition as the author wrote it; stored state stays valid as long as this text
+    is the same."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -60,7 +61,8 @@ class AggregationGroup:
     window: TimeWindow | None
     store_columns: tuple[StoreColumn, ...]
     null: str
-    """The column that says whether the record's value is null; an empty text if values are never null."""
+    """The column that says whether the record's value is null; an empty text if values are never
+    null."""
     late: Sink | None
     """The topic for records that are late for every window. If several groups and operators share
     the topic, only the first of them has the topic's sink here. The others have None."""

@@ -28,7 +28,10 @@ from sluice.values.sql_types import element_type, struct_type
 
 
 class NeedsSparkError(Exception):
-    """Arrow cannot compute an expression. The message is the part of the expression that needs Spark."""
+    """Arrow cannot compute an expression.
+
+    The message is the part of the expression that needs Spark.
+    """
 
     def __init__(self, part: str, step: int | None = None) -> None:
         """`step` is the number of the step, if it is known."""
@@ -87,7 +90,7 @@ class TypedLayer:
 
 
 def typed_layers(layers: Layers, types: Types) -> tuple[list[TypedLayer], dict[str, str]]:
-    """The layers with the types of their expressions, and the types of all columns.
+    """Return the layers with the types of their expressions, and the types of all columns.
 
     `types` has the types of the columns before the layers. Raises NeedsSparkError if Arrow cannot
     compute a column.
@@ -107,7 +110,9 @@ def _typed_layer(
     layer: tuple[Column | FallibleExpression, ...],
     before: frozenset[tuple[str, str]],
 ) -> TypedLayer:
-    """The layer with the types of its expressions; `before` has the names and types of the columns before the layer.
+    """Return the layer with the types of its expressions.
+
+    `before` has the names and types of the columns before the layer.
 
     The result is cached, because several parts of a query need it.
     """
@@ -134,12 +139,15 @@ def _typed_layer(
 
 
 def types_of(layers: Layers, types: Types) -> dict[str, str]:
-    """The given types and the types of the layers' columns. Raises NeedsSparkError if Arrow cannot compute a column."""
+    """Return the given types and the types of the layers' columns.
+
+    Raises NeedsSparkError if Arrow cannot compute a column.
+    """
     return typed_layers(layers, types)[1]
 
 
 def types_read(job: Job) -> dict[str, str]:
-    """The types of the columns of a job's records, before any step."""
+    """Return the types of the columns of a job's records, before any step."""
     types = {**METADATA, "_source": "INT", "_null": "BOOLEAN"}
     for source in job.streams:
         types |= {field.column: field.type for field in source.fields}
@@ -147,7 +155,10 @@ def types_read(job: Job) -> dict[str, str]:
 
 
 def on_arrow(sql: str, types: Types, kind: str = "") -> TypedExpression:
-    """Give an expression its type. Raises NeedsSparkError if Arrow cannot compute it, or if its type is not `kind`."""
+    """Give an expression its type.
+
+    Raises NeedsSparkError if Arrow cannot compute it, or if its type is not `kind`.
+    """
     # sqlglot writes some expressions as text that it cannot parse.
     try:
         expression = type_expression(sql, types)
@@ -183,7 +194,7 @@ def _fallible_expression(fallible: FallibleExpression, types: Types) -> TypedFal
 
 
 def why_spark(job: Job) -> str:
-    """Why Spark SQL computes the job's stateless steps; empty if the tasks compute them with Arrow."""
+    """Return why Spark SQL computes the job's stateless steps; empty if the tasks compute them with Arrow."""
     try:
         types = types_of((*job.layers, failure_columns(job)), types_read(job))
         for edge in job.edges_from(0):
@@ -195,7 +206,7 @@ def why_spark(job: Job) -> str:
 
 
 def failure_columns(job: Job) -> tuple[Column, ...]:
-    """The columns with the errors of steps before any operator."""
+    """Return the columns with the errors of steps before any operator."""
     columns = []
     for failure in job.failures_before_operators:
         error = value_if(failure.once, failure.error)
@@ -225,5 +236,5 @@ def _require_edge(edge: Edge, types: Types) -> None:
 
 
 def _with_field_names(text: str, names: dict[str, str]) -> str:
-    """The text with the author's names of fields instead of the job's columns."""
+    """Return the text with the author's names of fields instead of the job's columns."""
     return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), text)

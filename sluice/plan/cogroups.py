@@ -15,12 +15,16 @@ from sluice.values.record_metadata import METADATA
 from sluice.values.sql_text import value_if
 
 EACH_RECORD = "TRUE"
-"""The argument of `count(*)` for the records that it counts; for records of other streams, the argument is null."""
+"""The argument of `count(*)` for the records that it counts; for records of other streams, the
+argument is null."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """An accumulator of a column. All streams with this column add to it, each with an argument of its own."""
+    """An accumulator of a column.
+
+    All streams with this column add to it, each with an argument of its own.
+    """
 
     column: str
     function: AggregateFunction
@@ -32,7 +36,7 @@ class Slot:
 
 
 def slots_of(node: nodes.Cogroup) -> tuple[Slot, ...]:
-    """The accumulators of a cogrouped aggregate, in the order of its columns."""
+    """Return the accumulators of a cogrouped aggregate, in the order of its columns."""
     slots: list[Slot] = []
     for column in node.columns:
         splits = _splits(node, column)
@@ -68,12 +72,12 @@ def _require_one_type(node: nodes.Cogroup, column: str, arguments: Mapping[int, 
 
 
 def column_of(node: nodes.Cogroup, column: str) -> SplitAggregate:
-    """A column's expression over the results of its functions."""
+    """Return a column's expression over the results of its functions."""
     return next(iter(_splits(node, column).values()))
 
 
 def types_of(node: nodes.Cogroup, column: str) -> dict[str, str]:
-    """The types of the fields that a column reads in the first stream that has the column."""
+    """Return the types of the fields that a column reads in the first stream that has the column."""
     return _types_of(next(part for part in node.parts if column in part.columns))
 
 

@@ -31,7 +31,9 @@ class CombinableFunction:
 
 
 def combinable_function(text: str, types: Types) -> CombinableFunction | None:
-    """The function of an aggregate over fields of these types; None if the aggregate is not combinable.
+    """Return the function of an aggregate over fields of these types.
+
+    Return None if the aggregate is not combinable.
 
     Integers are summed as decimals, whose sum cannot overflow.
     """
@@ -65,7 +67,10 @@ def combinable_function(text: str, types: Types) -> CombinableFunction | None:
 
 
 def why_not_combinable(node: nodes.Aggregate) -> str:
-    """The reason why the functions of an aggregate are not combinable; an empty text if they are."""
+    """Return the reason why the functions of an aggregate are not combinable.
+
+    Return an empty text if they are.
+    """
     types = types_after(node.parent) | METADATA
     for text in node.columns.values():
         if combinable_function(text, types) is None:

@@ -1,4 +1,7 @@
-"""Definitions of stores and operators as text. Stored state stays valid as long as its definition is the same."""
+"""Definitions of stores and operators as text.
+
+Stored state stays valid as long as its definition is the same.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ from typing import Any
 
 from sluice.errors import TopologyError
 from sluice.topology import drawing, nodes
+from sluice.topology.graph import Graph
 from sluice.topology.serdes import shape_of
 from sluice.values.epochs import EpochTime
+from sluice.values.kept_headers import KEEPS_HEADERS
 from sluice.values.references import Reference
 from sluice.values.sql_types import compact
 from sluice.values.stored_values import models_within
@@ -18,7 +23,7 @@ from sluice.values.windows import CustomWindow
 
 
 def upstream_definition(node: nodes.Node) -> str:
-    """The steps before an operator as the author wrote them, with only the used fields of each contract."""
+    """Return the steps before an operator as the author wrote them, with only the used fields of each contract."""
     steps = [*_ancestors(node)]
     details = [
         drawing.detail(step) for step in (*steps, node) if not isinstance(step, nodes.Source)
@@ -36,7 +41,7 @@ def upstream_definition(node: nodes.Node) -> str:
 
 
 def _source_definition(source: nodes.Source, texts: str) -> str:
-    """A source's definition, with the fields that the expressions in `texts` read."""
+    """Return a source's definition, with the fields that the expressions in `texts` read."""
     kind = source.kind.replace("_", " ")
     key = f"key {source.key or ('decoded' if source.key_decode else 'of the record')}"
     time = f"event time {source.event_time or 'of the record'} {source.zone}"
@@ -56,13 +61,19 @@ def _source_definition(source: nodes.Source, texts: str) -> str:
 
 
 def _is_read(field: str, texts: str) -> bool:
-    """Whether a word in `texts` is the field's name. The result is true even if the word is in a constant text."""
+    """Return whether a word in `texts` is the field's name.
+
+    The result is true even if the word is in a constant text.
+    """
     in_backticks = re.escape(field.replace("`", "``"))
     return re.search(rf"(?<!\w){in_backticks}(?!\w)", texts) is not None
 
 
-def step_definition(node: nodes.Node) -> str:
-    """The definition of a step as the author wrote it, with the declared types."""
+def step_definition(node: nodes.Node, pipeline: Graph | None = None) -> str:
+    """Return the definition of a step as the author wrote it, with the declared types.
+
+    The `pipeline` says which headers the step keeps. It is given only for the step of an operator.
+    """
     types = ""
     match node:
         case nodes.Apply(takes=takes, shape=shape):
@@ -77,13 +88,29 @@ def step_definition(node: nodes.Node) -> str:
             stores = {} if queryable else stores
             store_types = [f"{name} {declared(kind)}" for name, (kind, _) in stores.items()]
             types = f"({declared(takes)}) {', '.join(store_types)}"
-    return " ".join(
+    definition = " ".join(
         text.strip() for text in (drawing.title(node), drawing.detail(node), types) if text
     )
+    keeps_headers = pipeline is not None and _keeps_headers(node, pipeline)
+    return f"{definition}{KEEPS_HEADERS}" if keeps_headers else definition
+
+
+def _keeps_headers(node: nodes.Node, pipeline: Graph) -> bool:
+    """Return whether the operator of a node keeps headers because the author has asked for them."""
+    match node:
+        case nodes.Aggregate(store=str() as store) | nodes.ToTable(store=str() as store):
+            return pipeline.keeps_headers(store)
+        case nodes.Join(kind="stream-stream", how="left" | "outer"):
+            return pipeline.keeps_headers(None)
+        case nodes.Process(queryable=False, stores=stores):
+            # Stores that can be queried have their own definitions.
+            return any(map(pipeline.keeps_headers, stores))
+        case _:
+            return False
 
 
 def declared(kind: Any) -> str:
-    """The Spark SQL type of a processor's values, or `variant` if no SQL type corresponds to their type."""
+    """Return the Spark SQL type of a processor's values, or `variant` if no SQL type corresponds to their type."""
     try:
         sql_type = "" if kind is Any else shape_of(kind).kind
     except TopologyError:
@@ -92,7 +119,7 @@ def declared(kind: Any) -> str:
 
 
 def functions_of(stateful: Iterable[nodes.Node]) -> tuple[tuple[str, Reference], ...]:
-    """The author's functions on which these operators' states depend, with unique names."""
+    """Return the author's functions on which these operators' states depend, with unique names."""
     steps: dict[nodes.Node, None] = {}
     for node in stateful:
         steps |= dict.fromkeys([*_ancestors(node), node])

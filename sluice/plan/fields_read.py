@@ -10,7 +10,7 @@ _JSON = re.compile(r"(?<!')\bvalue\b(?!'| IS NULL)")
 
 
 def left_fields_read(texts: Iterable[str], result: str) -> frozenset[str] | None:
-    """The names, in lower case, of the fields that SQL reads from the left value of a join's result, such as `v3`.
+    """Return the names, in lower case, of the fields that SQL reads from the left value of a join's result, such as `v3`.
 
     None if any of the texts may read the left value as a whole.
     """
@@ -20,7 +20,8 @@ def left_fields_read(texts: Iterable[str], result: str) -> frozenset[str] | None
         if _JSON.search(text):
             return None
         for side, quoted, plain in reads.findall(text):
-            if side == "right":
+            # A field beside `left` and `right` is the key with which the record was joined.
+            if side == "right" or (not side and (quoted or plain)):
                 continue
             if not side or not (quoted or plain):
                 return None

@@ -6,7 +6,7 @@ from sluice.topology import nodes
 
 
 def needs_old_to_filter(node: nodes.Node) -> bool:
-    """Whether the node takes the old values of a filtered table, to leave out deletions of rows that never passed."""
+    """Return whether the node takes the old values of a filtered table, to leave out deletions of rows that never passed."""
     match node:
         case nodes.Suppress(parent=table):
             return follows_filter(table)
@@ -17,7 +17,7 @@ def needs_old_to_filter(node: nodes.Node) -> bool:
 
 
 def follows_filter(node: nodes.Node) -> bool:
-    """Whether the node is a filter or a mapping of a filter's rows."""
+    """Return whether the node is a filter or a mapping of a filter's rows."""
     # As in Kafka Streams, a filtered versioned table always sends its tombstones, because they are
     # versions too.
     if nodes.history_of(node) is not None:
@@ -34,7 +34,7 @@ def _is_filter(node: nodes.Node) -> bool:
 
 
 def _knows_old_values(table: nodes.Node) -> bool:
-    """Whether a table's changes contain the replaced values even if no later step asks for them.
+    """Return whether a table's changes contain the replaced values even if no later step asks for them.
 
     In Kafka Streams, the tables of topics and of foreign-key joins contain them only if the author
     names a materialized store.

@@ -34,7 +34,7 @@ def plan_groups(
     aggregates: Sequence[nodes.Aggregate],
     late_sinks: LateSinks,
 ) -> tuple[AggregationGroup, ...]:
-    """The groups of these combinable aggregates."""
+    """Return the groups of these combinable aggregates."""
     groups: dict[tuple[Any, ...], list[nodes.Aggregate]] = {}
     for node in aggregates:
         state_rows_shared = (
@@ -63,7 +63,7 @@ def _functions(node: nodes.Aggregate) -> dict[str, CombinableFunction]:
 
 
 def _arguments(members: Sequence[nodes.Aggregate]) -> list[str]:
-    """The arguments of the aggregates' functions, without repeats."""
+    """Return the arguments of the aggregates' functions, without repeats."""
     arguments: dict[str, None] = {}
     for node in members:
         for function in _functions(node).values():
@@ -73,7 +73,7 @@ def _arguments(members: Sequence[nodes.Aggregate]) -> list[str]:
 
 
 def _fallible_arguments(node: nodes.Aggregate) -> tuple[str, ...]:
-    """The arguments of an aggregate that can fail."""
+    """Return the arguments of an aggregate that can fail."""
     types = types_after(node.parent) | METADATA
     return tuple(sql for sql in _arguments([node]) if may_fail(sql, types))
 
@@ -127,7 +127,7 @@ def _add_late_columns(
 
 
 def _store_column(node: nodes.Aggregate, inputs: Mapping[str, str]) -> StoreColumn:
-    """A store of a group; `inputs` maps the argument of each function to the job's column for it."""
+    """Return a store of a group; `inputs` maps the argument of each function to the job's column for it."""
     columns = []
     for name, function in _functions(node).items():
         column = None if function.argument is None else inputs[function.argument]
@@ -142,7 +142,10 @@ def change_sink(
     groups: Sequence[AggregationGroup],
     tables: Sequence[GlobalTableInput],
 ) -> ChangeSink:
-    """The output after a group; `chain` has the nodes from the group's aggregate to the sink."""
+    """Return the output after a group.
+
+    `chain` has the nodes from the group's aggregate to the sink.
+    """
     aggregate = chain[0]
     assert isinstance(aggregate, nodes.Aggregate)
     group, store_column = _place_of(aggregate.store, groups)
@@ -166,7 +169,7 @@ def change_sink(
 
 
 def _place_of(store: str, groups: Sequence[AggregationGroup]) -> tuple[int, int]:
-    """The number of the group that has a store, and the store's index in the group."""
+    """Return the number of the group that has a store, and the store's index in the group."""
     for group in groups:
         for index, store_column in enumerate(group.store_columns):
             if store_column.store == store:
@@ -175,7 +178,7 @@ def _place_of(store: str, groups: Sequence[AggregationGroup]) -> tuple[int, int]
 
 
 def _select(node: nodes.Select, columns: Mapping[str, str]) -> Select:
-    """A select after a group, over the fields in `columns` and the metadata of the change."""
+    """Return a select after a group, over the fields in `columns` and the metadata of the change."""
     columns = dict(columns) | dict(zip(CHANGE_METADATA, CHANGE_METADATA, strict=True))
     types = types_after(node.parent) | CHANGE_METADATA
     fields, errors = {}, []

@@ -30,7 +30,8 @@ class PlannedPipeline:
     workers: int
     idle_timeout_ms: int | None
     advance_when_idle_ms: int | None
-    """How long an operator's topics are silent before its stream time goes on by the clock; None for never."""
+    """How long an operator's topics are silent before its stream time goes on by the clock; None
+    for never."""
     linger_ms: int
     """How long a run that has read all records waits for new records."""
     max_failures: float
@@ -124,7 +125,7 @@ class Job:
         return tuple(dict.fromkeys((*self.patterns, *self.topics)))
 
     def matching(self, topics_by_pattern: Mapping[str, Sequence[str]]) -> Job:
-        """The job with a source for each topic that a pattern matches, numbered in the order of the topics."""
+        """Return the job with a source for each topic that a pattern matches, numbered in the order of the topics."""
 
         def matched(topics: Sequence[str]) -> tuple[str, ...]:
             return tuple(
@@ -173,9 +174,13 @@ class Job:
 
     @property
     def keeps_headers(self) -> bool:
-        """Whether the headers of records may reach a topic, or a processor that can read them."""
-        processors = (isinstance(operator.action, Process) for operator in self.operators)
-        return any(sink.table is None for sink in self.sinks) or any(processors)
+        """Whether headers may reach a topic, a store that keeps them, or a processor that can read them."""
+        if any(sink.table is None for sink in self.sinks):
+            return True
+        for operator in self.operators:
+            if operator.keeps_headers or isinstance(operator.action, Process):
+                return True
+        return any(table.keeps_headers for table in self.tables)
 
     @property
     def written_tables(self) -> Mapping[str, tuple[Sink, ...]]:
@@ -316,7 +321,10 @@ class Job:
         return {group.number: group for group in self.groups}
 
     def step_of(self, column: str) -> Step | None:
-        """The step that computes the column or writes the topic named `column`; None if no step or several steps do."""
+        """Return the step that computes the column or writes the topic named `column`.
+
+        Return None if no step or several steps do.
+        """
         steps = self.pipeline.steps
         for edge in self._all_edges:
             if column in (edge.column, edge.key_column, edge.value_column, edge.foreign_column):
@@ -333,7 +341,7 @@ class Job:
         return None
 
     def step_named(self, name: str) -> Step | None:
-        """The step with this name in counts."""
+        """Return the step with this name in counts."""
         # A store and a topic can have the same name. The name then means the store: counts name an
         # operator after its store.
         steps = [*(operator.step for operator in self.operators), *self.pipeline.steps]
@@ -351,7 +359,7 @@ class Job:
         return names
 
     def edges_from(self, stage: int) -> list[Edge]:
-        """The edges from a stage to operators, stores and sinks, without the edges that take rows of other edges."""
+        """Return the edges from a stage to operators, stores and sinks, without the edges that take rows of other edges."""
         return [edge for edge in self._all_edges if edge.stage == stage and edge.shares is None]
 
     def edges_sharing_rows(self, stage: int) -> Mapping[int, tuple[Edge, ...]]:
@@ -379,7 +387,10 @@ class Job:
 
     @property
     def store_only_operators(self) -> frozenset[int]:
-        """The operators whose results go only to their store. The store needs only the last result of each key."""
+        """The operators whose results go only to their store.
+
+        The store needs only the last result of each key.
+        """
         return self.last_only_operators - {operator.chained_to for operator in self.operators}
 
     @property
@@ -400,7 +411,8 @@ class Job:
                 others |= edge.results_of
         numbers: set[int] = set()
         for operator in self.operators:
-            if operator.store is None or operator.columns_read:
+            # Each result has other headers, even if it has the same value.
+            if operator.store is None or operator.columns_read or operator.keeps_headers:
                 continue
             if operator.number not in others:
                 numbers.add(operator.number)
@@ -426,7 +438,8 @@ class Job:
         numbers: set[int] = set()
         for operator in self.operators:
             is_aggregate = isinstance(operator.action, Aggregate | PythonAggregate)
-            if is_aggregate and operator.sends_old_values and operator.number not in others:
+            may_skip = operator.sends_old_values and not operator.keeps_headers
+            if is_aggregate and may_skip and operator.number not in others:
                 numbers.add(operator.number)
         return frozenset(numbers)
 

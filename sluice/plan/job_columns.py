@@ -36,7 +36,7 @@ from sluice.sql.types import Types
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
 from sluice.topology.value_types import types_after
-from sluice.values.record_metadata import CHANGE_METADATA, METADATA, TEXT_FIELD
+from sluice.values.record_metadata import CHANGE_METADATA, MAPPED_KEY, METADATA, TEXT_FIELD
 from sluice.values.sql_text import all_of, named_struct, struct_json, value_if, value_json
 
 _LAST = 1_000_000
@@ -45,7 +45,10 @@ _LAST = 1_000_000
 
 @dataclass
 class JobColumns:
-    """Collects the columns of a job. Its methods that return SQL record which columns the SQL reads."""
+    """Collects the columns of a job.
+
+    Its methods that return SQL record which columns the SQL reads.
+    """
 
     pipeline: Graph
     steps: tuple[Step, ...]
@@ -70,7 +73,8 @@ class JobColumns:
     _failures: list[tuple[Failure, Scope]] = field(default_factory=list)
     """Steps that can fail, each with the scope before it."""
     _explosions: dict[int, dict[int, int]] = field(default_factory=dict)
-    """Stage → the numbers of its nodes that turn one record into several rows, each with the depth of its layer."""
+    """Stage → the numbers of its nodes that turn one record into several rows, each with the depth
+    of its layer."""
 
     # -- Columns that are computed
 
@@ -92,7 +96,7 @@ class JobColumns:
         self.metadata_read.add("_offset")
 
     def next_layer(self, stage: int) -> int:
-        """The depth of a new layer after all layers so far.
+        """Return the depth of a new layer after all layers so far.
 
         A step that turns a row into several rows gets such a layer, and so does a function of the
         whole DataFrame.
@@ -106,7 +110,7 @@ class JobColumns:
         self.add(0, _LAST, Column(name, sql, step))
 
     def output_column(self, scope: Scope, name: str, sql: str, step: int) -> str:
-        """The column of the stage's last layer that computes `sql`. Adds it on first use."""
+        """Return the column of the stage's last layer that computes `sql`. Adds it on first use."""
         # `sql` is the name of a column already.
         if sql.isidentifier() and sql != "false":
             return sql
@@ -119,7 +123,7 @@ class JobColumns:
         return added.name
 
     def layers_of(self, stage: int) -> Layers:
-        """The layers of a stage, in order."""
+        """Return the layers of a stage, in order."""
         layers: list[Layer] = []
         for _, layer in sorted(self._layers.get(stage, {}).items()):
             layers.append(layer if isinstance(layer, Transformation) else tuple(layer))
@@ -137,7 +141,7 @@ class JobColumns:
     # -- Columns that are read
 
     def register_source(self, source: nodes.Source) -> dict[str, str]:
-        """The column of each field of a source's values."""
+        """Return the column of each field of a source's values."""
         columns = {name: column_name(f"s{source.number}", name) for name in source.fields}
         for name, column in columns.items():
             self._field_of[column] = source.number, name
@@ -152,7 +156,7 @@ class JobColumns:
         return scope
 
     def read(self, scope: Scope, name: str) -> str:
-        """The column of a field."""
+        """Return the column of a field."""
         # The column is recorded as read, because sources decode only fields that are read, and
         # operators parse only results that are read.
         column = scope.columns[name]
@@ -166,7 +170,7 @@ class JobColumns:
         return column
 
     def read_null(self, scope: Scope) -> str:
-        """The condition that the value is null."""
+        """Return the condition that the value is null."""
         if scope.is_null in self._result_of:
             self.results_read.add(self._result_of[scope.is_null])
         return scope.is_null
@@ -191,12 +195,12 @@ class JobColumns:
         return value_if(all_of(conditions), text) if conditions else text
 
     def sql(self, scope: Scope, text: str) -> str:
-        """The author's expression, over the job's columns."""
+        """Return the author's expression, over the job's columns."""
         expression = parse(text)
         return expression.on({name: self.read(scope, name) for name in expression.fields})
 
     def null_removed_rows(self, scope: Scope) -> Scope:
-        """The scope in which the fields of a removed row are null, so that no later step reads the row's former fields.
+        """Return the scope in which the fields of a removed row are null, so that no later step reads the row's former fields.
 
         In Kafka Streams, a deleted row and a row that a table's filter removes are the same: a
         record with a null value.
@@ -215,7 +219,7 @@ class JobColumns:
     # -- Conditions
 
     def evaluation_condition(self, scope: Scope, before: nodes.Node) -> str:
-        """The condition under which a step computes its expressions over the fields of `before`.
+        """Return the condition under which a step computes its expressions over the fields of `before`.
 
         As in Kafka Streams, a step of a stream also computes records with a null value, and a step
         of a table computes only rows that exist.
@@ -225,7 +229,7 @@ class JobColumns:
         return f"({scope.passed} AND NOT {self.read_null(scope)})"
 
     def row_condition(self, scope: Scope) -> str:
-        """The condition for a consumer to take a row.
+        """Return the condition for a consumer to take a row.
 
         If nodes that are not upstream of the consumer turned a record into several rows, only the
         first of the rows meets the condition.
@@ -233,7 +237,7 @@ class JobColumns:
         return all_of([scope.passed, *self._first_row_conditions(scope)])
 
     def call_depth(self, scope: Scope) -> tuple[int, str]:
-        """The layer in which a Python function is called for the records of a scope, and the condition for a call.
+        """Return the layer in which a Python function is called for the records of a scope, and the condition for a call.
 
         Nodes that are not upstream of the function may have turned a record into several rows. The
         function is called for the first row only. The layer in which such a node makes rows is not
@@ -268,13 +272,13 @@ class JobColumns:
         *,
         key: str = "",
     ) -> tuple[Scope, dict[str, str]]:
-        """The scope after a step, and the SQL of the step's expressions.
+        """Return the scope after a step, and the SQL of the step's expressions.
 
         Records for which an expression fails do not reach the scope. The expressions read the
         fields of the node `before`. `key` is the name of the expression that becomes a key: the
         returned SQL of this expression computes the key's text.
         """
-        types = types_after(before) | METADATA | CHANGE_METADATA
+        types = types_after(before) | METADATA | CHANGE_METADATA | {MAPPED_KEY: "STRING"}
         return self.guard_if(
             self.evaluation_condition(scope, before),
             scope,
@@ -342,7 +346,7 @@ class JobColumns:
         columns: Sequence[str],
         before: Scope,
     ) -> Scope:
-        """The scope of the records for which a step's results in these columns can be written as JSON.
+        """Return the scope of the records for which a step's results in these columns can be written as JSON.
 
         A dead letter has the value of `before`, the scope before the step.
         """
@@ -376,7 +380,7 @@ class JobColumns:
         self._failures.append((failure, scope))
 
     def failures(self) -> Iterator[Failure]:
-        """The places where steps can fail. Call this when all columns exist."""
+        """Yield the places where steps can fail. Call this when all columns exist."""
         for failure, scope in self._failures:
             conditions = [f"{failure.error} IS NOT NULL"]
             # If a step fails for a table's old value, it has failed for this value before, when the
@@ -404,7 +408,7 @@ class JobColumns:
         *,
         reported_with: Scope | None,
     ) -> tuple[Scope, FallibleExpression]:
-        """The scope after an expression, and the expression, or an equal expression that the node already has.
+        """Return the scope after an expression, and the expression, or an equal expression that the node already has.
 
         A failure is reported with the value of the scope `reported_with`.
         """
@@ -423,7 +427,7 @@ class JobColumns:
         return replace(scope, depth=scope.depth + 1, passed=passed), expression
 
     def _key_column(self, scope: Scope, key: str) -> str | None:
-        """The column with a key's text if the key is the record's key, or a field that a source also decodes as text.
+        """Return the column with a key's text if the key is the record's key, or a field that a source also decodes as text.
 
         None for any other key, whose text must be computed.
         """
@@ -436,7 +440,7 @@ class JobColumns:
             source = self.pipeline.whole.nodes[number]
             assert isinstance(source, nodes.Source)
             return key_column(source, field_name)
-        return self.read(scope, name) if name == "_key" else None
+        return self.read(scope, name) if name in ("_key", MAPPED_KEY) else None
 
 
 def _is_first_row(explosion: int) -> str:
@@ -445,7 +449,7 @@ def _is_first_row(explosion: int) -> str:
 
 
 def column_name(prefix: str, field_name: str) -> str:
-    """The name of the job's column for a field. The name needs no quotes in SQL."""
+    """Return the name of the job's column for a field. The name needs no quotes in SQL."""
     # An underscore that looks like the start of an escape is escaped, too, so
     # that two fields never share a column.
     to_escape = "[^A-Za-z0-9_]|_(?=x[0-9a-f]+_)"
@@ -454,6 +458,9 @@ def column_name(prefix: str, field_name: str) -> str:
 
 
 def key_column(source: nodes.Source, field_name: str) -> str:
-    """The name of the column with a source's field as the text of a key. For a text field, it is the field's column."""
+    """Return the name of the column with a source's field as the text of a key.
+
+    For a text field, it is the field's column.
+    """
     prefix = "s" if source.fields[field_name] == "STRING" else "sk"
     return column_name(f"{prefix}{source.number}", field_name)

@@ -21,7 +21,8 @@ class Column:
     field: str = ""
     """The author's name for the column, if any."""
     position: str = ""
-    """For a column that turns an array into rows: the name of the column with the element's index."""
+    """For a column that turns an array into rows: the name of the column with the element's
+    index."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class FallibleExpression:
     columns: tuple[str, ...]
     """SQL of the expressions."""
     key: int | None
-    """Index of the expression that becomes the key of records or of a store; None if no expression does."""
+    """Index of the expression that becomes the key of records or of a store; None if no expression
+    does."""
     causes: tuple[tuple[str, str], ...]
     """SQL of the parts that can fail, innermost first, each with its error message."""
 
@@ -71,7 +73,8 @@ class Transformation:
 
 
 Layer: TypeAlias = tuple[Column | FallibleExpression, ...] | Transformation
-"""Columns that are computed together from the columns of previous layers; or a function of the whole DataFrame."""
+"""Columns that are computed together from the columns of previous layers; or a function of the
+whole DataFrame."""
 
 
 Layers: TypeAlias = tuple[Layer, ...]
@@ -79,7 +82,10 @@ Layers: TypeAlias = tuple[Layer, ...]
 
 @dataclass(frozen=True)
 class Failure:
-    """A place where a step can fail. `error` is SQL of the error message, which is null if the step did not fail."""
+    """A place where a step can fail.
+
+    `error` is SQL of the error message, which is null if the step did not fail.
+    """
 
     step: Step
     column: str
@@ -87,7 +93,8 @@ class Failure:
     stage: int
     error: str
     once: str
-    """SQL of a condition that is true for one row per failed record. Other steps may make several rows of a record."""
+    """SQL of a condition that is true for one row per failed record. Other steps may make several
+    rows of a record."""
     key: str
     """SQL of the record's key at the step."""
     value: str
@@ -95,7 +102,7 @@ class Failure:
 
 
 def columns_of(layers: Layers) -> Iterator[Column | FallibleExpression]:
-    """The columns of layers that have SQL: not the columns of a function of the whole DataFrame."""
+    """Yield the columns of layers that have SQL: not the columns of a function of the whole DataFrame."""
     for layer in layers:
         if not isinstance(layer, Transformation):
             yield from layer

@@ -19,7 +19,7 @@ MOST_SOURCES = 1_023
 
 
 def step_of(node: nodes.Node) -> Step:
-    """A node's number, name and description, for messages and counts."""
+    """Return a node's number, name and description, for messages and counts."""
     return Step(
         node.number,
         node.name,
@@ -31,12 +31,12 @@ def step_of(node: nodes.Node) -> Step:
 
 
 def topics_of(node: nodes.Node) -> tuple[str, ...]:
-    """The topics from which a node's records come."""
+    """Return the topics from which a node's records come."""
     return tuple(source.topic for source in nodes.sources_of(node))
 
 
 def source_number(pipeline: Graph, node: nodes.Source) -> int:
-    """The number of a source in the column `_source`; for a pattern, the first of the numbers of its topics.
+    """Return the number of a source in the column `_source`; for a pattern, the first of the numbers of its topics.
 
     Topics that match a pattern have numbers after those of all steps: `most_topics` numbers for
     each pattern. Raises TopologyError if the numbers do not suffice.
@@ -65,7 +65,7 @@ def source_of(
     *,
     number: int | None = None,
 ) -> Source:
-    """The plan's source for a source of the topology.
+    """Return the plan's source for a source of the topology.
 
     The job reads the values of the fields `read`, and the fields `keys` as the texts of keys.
     `number` is the number of the plan's source in the column `_source`, by default the number of
@@ -101,7 +101,7 @@ def source_of(
 
 
 def sink_of(node: nodes.Sink) -> Sink:
-    """The plan's sink for a sink of the topology."""
+    """Return the plan's sink for a sink of the topology."""
     types = types_after(node.parent)
     return Sink(
         number=node.number, topic=node.topic, encode=reference(node.encode), encode_key=reference(node.encode_key),
@@ -120,7 +120,7 @@ class LateSinks:
         self._claimed: set[nodes.Late] = set()
 
     def claim(self, late: nodes.Late | None) -> Sink | None:
-        """The sink of the topic `late` for the first caller, None for later callers.
+        """Return the sink of the topic `late` for the first caller, None for later callers.
 
         None also if `late` is None, because the node has no topic for late records.
         """

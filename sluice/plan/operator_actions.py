@@ -34,6 +34,7 @@ from sluice.plan.planned_operators import result_column
 from sluice.plan.scopes import result_expressions
 from sluice.sql.typed_expression import type_of
 from sluice.topology import nodes
+from sluice.topology.graph import Graph
 from sluice.topology.serdes import shape_of
 from sluice.topology.value_types import types_after
 from sluice.values.aggregate_calls import AggregateFunction
@@ -47,17 +48,19 @@ _PROCESSOR_GROUPS = (1 << 30) - 1_024
 
 
 def is_of_processor(group_id: int) -> bool:
-    """Whether the group number belongs to a processor's store."""
+    """Return whether the group number belongs to a processor's store."""
     return group_id >= _FIRST_PROCESSOR_GROUP
 
 
 def _processor_group(store: str) -> int:
-    """The group number of a processor's store: a hash of its name, which stays the same if other stores are added."""
+    """Return the group number of a processor's store: a hash of its name, which stays the same if other stores are added."""
     return _FIRST_PROCESSOR_GROUP + zlib.crc32(store.encode()) % _PROCESSOR_GROUPS
 
 
-def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Action:
-    """The parameters of a node's operator, from which the engine builds the operator."""
+def action_of(
+    node: nodes.Node, functions: tuple[AggregateFunction, ...], pipeline: Graph
+) -> Action:
+    """Return the parameters of a node's operator, from which the engine builds the operator."""
     match node:
         case nodes.Aggregate(python=None):
             plain = not functions or result_expressions(node) is None
@@ -92,7 +95,7 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
                 node.until, _waiting_time(node), *limits, needs_old_to_filter(node), node.early_ms
             )
         case nodes.Join():
-            return _join(node)
+            return _join(node, pipeline)
         case nodes.Deduplicate():
             return Deduplicate(node.within_ms)
         case nodes.SetMetadata():
@@ -100,7 +103,7 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
         case nodes.ChangedRows():
             return ChangedRows(node.check_old)
         case nodes.Process():
-            return _process(node)
+            return _process(node, pipeline)
         case nodes.Call():
             return Call(
                 Reference(node.function),
@@ -125,10 +128,10 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
             raise AssertionError(f"{node.name} is not an operator")
 
 
-def _join(node: nodes.Join) -> StreamJoin | TableJoin:
+def _join(node: nodes.Join, pipeline: Graph) -> StreamJoin | TableJoin:
     if node.kind == "stream-stream":
         assert isinstance(node.window, JoinWindow)
-        return StreamJoin(node.how, node.window)
+        return StreamJoin(node.how, node.window, pipeline.keeps_headers(None))
     filtered = follows_filter(node.left), follows_filter(node.right)
     history_ms = nodes.history_of(node.right) if node.kind == "stream-table" else None
     return TableJoin(
@@ -138,6 +141,7 @@ def _join(node: nodes.Join) -> StreamJoin | TableJoin:
         filtered,
         history_ms,
         node.grace_ms,
+        node.mapped_key,
     )
 
 
@@ -148,13 +152,14 @@ def _cogrouped(node: nodes.Aggregate) -> tuple[tuple[Reference, Reference | None
     return tuple((Reference(part.adder), reference(part.takes)) for part in node.parts)
 
 
-def _process(node: nodes.Process) -> Process:
+def _process(node: nodes.Process, pipeline: Graph) -> Process:
     stores = {}
     for name, (kind, ttl_ms) in node.stores.items():
         group_id = _processor_group(name) if node.queryable else None
         # A query shows all entries of a key at once, as a map.
         sql_type = f"map<string,{declared(kind)}>"
-        stores[name] = ProcessorStore(Reference(kind), ttl_ms, sql_type, group_id)
+        keeps_headers = pipeline.keeps_headers(name)
+        stores[name] = ProcessorStore(Reference(kind), ttl_ms, sql_type, group_id, keeps_headers)
     outputs = {}
     for number, (name, kind) in enumerate(node.returns.items()):
         column = result_column(node.number, number)
@@ -202,7 +207,10 @@ def _require_type(node: nodes.Node, name: str, kind: str, allowed: set[str], adv
 
 
 def metadata_sql(node: nodes.SetMetadata, sqls: Mapping[str, str]) -> str:
-    """SQL of the new time and headers as JSON, as `SetMetadata` reads them. `sqls`: name → SQL of the expression."""
+    """SQL of the new time and headers as JSON, as `SetMetadata` reads them.
+
+    `sqls`: name → SQL of the expression.
+    """
     types = _types_of_input(node)
     parts: list[str] = []
     for name, text in metadata_texts(node).items():
@@ -217,13 +225,13 @@ def metadata_sql(node: nodes.SetMetadata, sqls: Mapping[str, str]) -> str:
 
 
 def metadata_texts(node: nodes.SetMetadata) -> dict[str, str]:
-    """The expressions of the new time and headers, in the order in which `SetMetadata` reads them."""
+    """Return the expressions of the new time and headers, in the order in which `SetMetadata` reads them."""
     texts = {} if node.time is None else {"time": node.time}
     return texts | {f"header{number}": text for number, text in enumerate(node.headers.values())}
 
 
 def _waiting_time(node: nodes.Suppress) -> int:
-    """How many ms after its window's end, or after a key's first update, a suppress step holds a result back."""
+    """Return how many ms after its window's end, or after a key's first update, a suppress step holds a result back."""
     window = nodes.window_of(node)
     if window is None or node.until == "time_limit":
         return node.limit_ms
@@ -231,7 +239,7 @@ def _waiting_time(node: nodes.Suppress) -> int:
 
 
 def waits_for_close(node: nodes.Node) -> bool:
-    """Whether an operator needs stream time, for example to send results or to forget state."""
+    """Return whether an operator needs stream time, for example to send results or to forget state."""
     match node:
         case nodes.Aggregate():
             # When stream time closes a window of event time, the operator forgets the window.
@@ -252,7 +260,7 @@ def waits_for_close(node: nodes.Node) -> bool:
 
 
 def joins_versions(node: nodes.Node) -> bool:
-    """Whether a node joins a stream with the versions of a table."""
+    """Return whether a node joins a stream with the versions of a table."""
     match node:
         case nodes.Join(kind="stream-table", right=right):
             return nodes.history_of(right) is not None
@@ -261,7 +269,7 @@ def joins_versions(node: nodes.Node) -> bool:
 
 
 def needs_old_values(node: nodes.Node, table: nodes.Node) -> bool:
-    """Whether a node needs the old values of one of its input tables.
+    """Return whether a node needs the old values of one of its input tables.
 
     The old value of a change is the row that the change replaces. Joins of tables by key have this
     row in their state.
@@ -279,7 +287,7 @@ def needs_old_values(node: nodes.Node, table: nodes.Node) -> bool:
 
 
 def requires_value(node: nodes.Node, side: int) -> bool:
-    """Whether the node drops records without a value on a side."""
+    """Return whether the node drops records without a value on a side."""
     match node:
         case nodes.Join() if joins_versions(node) and side != LEFT:
             # A record without a value deletes a row. The join needs this record, because a deletion

@@ -21,28 +21,28 @@ from sluice.values.windows import CountWindow, CustomWindow, TimeWindow
 
 
 def children(pipeline: Graph, node: nodes.Node) -> list[nodes.Node]:
-    """The nodes that take this node's output."""
+    """Return the nodes that take this node's output."""
     return [child for child in pipeline.nodes if node in nodes.parents(child)]
 
 
 def is_operator(pipeline: Graph, node: nodes.Node) -> bool:
-    """Whether a node is an operator that gets each key's records in order."""
+    """Return whether a node is an operator that gets each key's records in order."""
     return node.number in _operators(pipeline).reasons
 
 
 def is_or_follows_operator(pipeline: Graph, node: nodes.Node) -> bool:
-    """Whether this node or an upstream node is an operator."""
+    """Return whether this node or an upstream node is an operator."""
     return node.number in _operators(pipeline).after
 
 
 def combinable_aggregates(pipeline: Graph) -> list[nodes.Aggregate]:
-    """The aggregates of a pipeline that are not operators."""
+    """Return the aggregates of a pipeline that are not operators."""
     aggregates = (node for node in pipeline.nodes if isinstance(node, nodes.Aggregate))
     return [node for node in aggregates if not is_operator(pipeline, node)]
 
 
 def why_operator(pipeline: Graph, node: nodes.Node) -> str:
-    """The reason why a node is an operator, for `sluice explain`."""
+    """Return the reason why a node is an operator, for `sluice explain`."""
     reasons = _operators(pipeline).reasons
     return reasons.get(node.number, "merges streams from before and after a stateful step")
 
@@ -56,7 +56,7 @@ class _Operators:
 
 
 def _operators(pipeline: Graph) -> _Operators:
-    """The operators of the whole pipeline.
+    """Return the operators of the whole pipeline.
 
     A part of a pipeline has the same operators as the whole, so that it gives the same results.
     """
@@ -65,7 +65,7 @@ def _operators(pipeline: Graph) -> _Operators:
 
 @lru_cache(maxsize=16)
 def _operators_of(pipeline: Graph, size: int) -> _Operators:
-    """The operators of a pipeline, cached until the number of nodes changes."""
+    """Return the operators of a pipeline, cached until the number of nodes changes."""
     reasons: dict[int, str] = {}
     after: set[int] = set()
     for node in pipeline.nodes:
@@ -78,7 +78,10 @@ def _operators_of(pipeline: Graph, size: int) -> _Operators:
 
 
 def _why(pipeline: Graph, node: nodes.Node, *, is_behind: bool) -> str:
-    """Why a node is an operator; empty if it is not. `is_behind` says whether another operator is upstream."""
+    """Return why a node is an operator; empty if it is not.
+
+    `is_behind` says whether another operator is upstream.
+    """
     match node:
         case nodes.Aggregate():
             return _why_aggregate_is_operator(pipeline, node, is_behind=is_behind)
@@ -108,7 +111,7 @@ def _why(pipeline: Graph, node: nodes.Node, *, is_behind: bool) -> str:
 
 
 def _why_aggregate_is_operator(pipeline: Graph, node: nodes.Aggregate, *, is_behind: bool) -> str:
-    """Why an aggregate is an operator; empty if it is combinable."""
+    """Return why an aggregate is an operator; empty if it is combinable."""
     window = node.window
     # The texts are shown by `sluice explain`, and each is a reason
     # why the order of records matters.
@@ -130,6 +133,8 @@ def _why_aggregate_is_operator(pipeline: Graph, node: nodes.Aggregate, *, is_beh
         return "subtracts a table's old values"
     if is_behind:
         return "follows a step that needs each key's records in order"
+    if pipeline.keeps_headers(node.store):
+        return "its store keeps the headers of records"
     if reason := why_not_combinable(node):
         return reason
     if not _need_last_change_only(pipeline, children(pipeline, node)):
@@ -138,7 +143,7 @@ def _why_aggregate_is_operator(pipeline: Graph, node: nodes.Aggregate, *, is_beh
 
 
 def _need_last_change_only(pipeline: Graph, steps: Iterable[nodes.Node]) -> bool:
-    """Whether a table's changes go only to topics, with only maps and joins with global tables in between."""
+    """Return whether a table's changes go only to topics, with only maps and joins with global tables in between."""
     for step in steps:
         is_lookup = isinstance(step, nodes.Join) and step.kind == "lookup"
         if not is_lookup and not isinstance(step, nodes.Sink | nodes.Select):

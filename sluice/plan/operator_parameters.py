@@ -86,7 +86,8 @@ class Suppress:
     max_bytes: int | None
     when_full: Literal["emit_early", "shut_down"]
     filtered: bool = False
-    """Whether the input is a filtered table. If so, the deletion of a row that the filter never passed is not sent."""
+    """Whether the input is a filtered table. If so, the deletion of a row that the filter never
+    passed is not sent."""
     early_ms: int | None = None
     """How long after a window's first unsent change its early result is sent; None without early
     results."""
@@ -98,6 +99,8 @@ class StreamJoin:
 
     how: How
     window: JoinWindow
+    keeps_headers: bool = False
+    """Whether a result for an unmatched record has the record's own headers."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,8 @@ class TableJoin:
     was valid at their time."""
     grace_ms: int | None = None
     """How long a stream's record waits for the table's version as of the record's time."""
+    mapped_key: str | None = None
+    """The name of the result's field with the key that was looked up; None without such a field."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +132,7 @@ class ProcessorStore:
     """The type of the values as shown by queries."""
     group_id: int | None
     """The group number of the store's state rows; None if the store cannot be queried."""
+    keeps_headers: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,8 @@ class Process:
     has_windowed_keys: bool = False
     """Whether the keys of the records have windows."""
     tables: Mapping[str, Reference | None] = field(default_factory=dict)
-    """Name of each table that the processor reads → the type of its values, in the order of the tables' sides."""
+    """Name of each table that the processor reads → the type of its values, in the order of the
+    tables' sides."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +181,8 @@ class Call:
     answers: str
     """The name under which the results are recorded with the state."""
     otherwise: str | None
-    """JSON of the value that a record gets if its call has failed; None if the record fails, too."""
+    """JSON of the value that a record gets if its call has failed; None if the record fails,
+    too."""
     size: int | None
     """The largest number of values that one call takes; None for a function of one value."""
 
@@ -197,4 +205,5 @@ Action: TypeAlias = (
     Aggregate | PythonAggregate | Merge | PassedRows | Latest | Suppress | StreamJoin | TableJoin | Process | Call
     | TableLookup | Operator[Any]
 )  # fmt: skip
-"""An operator's parameters, or the operator itself if the engine need not add anything to make it."""
+"""An operator's parameters, or the operator itself if the engine need not add anything to make
+it."""

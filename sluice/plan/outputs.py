@@ -26,7 +26,7 @@ class Outputs:
 
     @classmethod
     def of(cls, pipeline: Graph, combinable: Collection[nodes.Aggregate]) -> Self:
-        """The outputs of a pipeline with these combinable aggregates."""
+        """Return the outputs of a pipeline with these combinable aggregates."""
         of_records, of_groups, of_operators = [], {}, []
         for node in pipeline.nodes:
             if not isinstance(node, nodes.Sink) or isinstance(node, nodes.Late):
@@ -54,7 +54,10 @@ def _chain_from_group(
     sink: nodes.Sink,
     combinable: Collection[nodes.Aggregate],
 ) -> Sequence[nodes.Node] | None:
-    """The nodes from a combinable aggregate to the sink; None if no such aggregate is upstream."""
+    """Return the nodes from a combinable aggregate to the sink.
+
+    Return None if no such aggregate is upstream.
+    """
     chain: list[nodes.Node] = [sink.parent]
     while nodes.parents(chain[0]) and chain[0] not in combinable:
         chain.insert(0, nodes.parents(chain[0])[0])
@@ -62,7 +65,7 @@ def _chain_from_group(
 
 
 def _follows_state(pipeline: Graph, node: nodes.Node) -> bool:
-    """Whether a node follows an aggregation or an operator, and therefore does not process single records."""
+    """Return whether a node follows an aggregation or an operator, and therefore does not process single records."""
     for parent in nodes.parents(node):
         # A topic's table is an operator, too, but the steps after it process the topic's single
         # records.
@@ -77,7 +80,7 @@ def _follows_state(pipeline: Graph, node: nodes.Node) -> bool:
 
 
 def _is_used(pipeline: Graph, node: nodes.Node) -> bool:
-    """Whether a later step uses the output of a node: a sink, an aggregate, an operator or a peek."""
+    """Return whether a later step uses the output of a node: a sink, an aggregate, an operator or a peek."""
     for child in children(pipeline, node):
         if isinstance(child, nodes.Sink | nodes.Aggregate) or is_operator(pipeline, child):
             return True

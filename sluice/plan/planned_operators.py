@@ -55,7 +55,8 @@ class Edge:
     scalar: bool = False
     """Whether the value is not an object."""
     unchanged_result: str | None = None
-    """The column of an operator's result, if the value is that result unchanged and therefore already JSON."""
+    """The column of an operator's result, if the value is that result unchanged and therefore
+    already JSON."""
     has_arguments: bool = False
     """Whether the values are an aggregate's arguments; the JSON is then an array."""
     has_old_values: bool = False
@@ -69,9 +70,11 @@ class Edge:
     requires_value: bool = False
     """Whether only records with a value advance stream time."""
     is_copied: bool = False
-    """Whether every worker gets a copy of the rows, because they belong to a table that a processor reads."""
+    """Whether every worker gets a copy of the rows, because they belong to a table that a processor
+    reads."""
     counts_every_record: bool = False
-    """Whether all records of the topics advance stream time, even if a filter before the operator removes them."""
+    """Whether all records of the topics advance stream time, even if a filter before the operator
+    removes them."""
     path: tuple[str, ...] = ()
     """The SQL of each element of a row's path (`values.row_order`). The path begins at the record or result
     that the stage reads, and ends at the target."""
@@ -80,7 +83,8 @@ class Edge:
     results_of: frozenset[int] = frozenset()
     """The operators whose results the rows are made from."""
     takes_latest: bool = False
-    """Whether the edge leaves out late updates of a versioned table, which have an output of their own."""
+    """Whether the edge leaves out late updates of a versioned table, which have an output of their
+    own."""
     is_json: bool = False
     """Whether the SQL of the value is JSON already."""
     shares: SharedRows | None = None
@@ -144,12 +148,14 @@ class PlannedOperator:
     chained_to: int | None
     """The operator of the same stage that passes its results directly to this operator."""
     clock: str
-    """Name of the operator whose stream time this operator uses: itself, or the operator to which it is chained."""
+    """Name of the operator whose stream time this operator uses: itself, or the operator to which
+    it is chained."""
     waits_for_close: bool
     """Whether this operator, or an operator chained to it, waits for stream time."""
     store: str | None
     by_window: bool
-    """Whether the keys of the operator's rows are the texts of windowed keys (see `values/windowed_keys.py`)."""
+    """Whether the keys of the operator's rows are the texts of windowed keys (see
+    `values/windowed_keys.py`)."""
     grouped_by: str
     """The author's expression for the store's key."""
     window: AnyWindow | None
@@ -158,7 +164,8 @@ class PlannedOperator:
     """The topic for late records. If several groups and operators share the topic, only the first
     of them has the topic's sink here. The others have None."""
     upstream_definition: str
-    """The upstream steps as the author wrote them; stored state stays valid as long as this text is the same."""
+    """The upstream steps as the author wrote them; stored state stays valid as long as this text is
+    the same."""
     reason: str
     """The reason why the operator needs each key's records in order, for `sluice explain`."""
     definition: str
@@ -173,10 +180,14 @@ class PlannedOperator:
     reads_pattern: bool = False
     """Whether the topics match a pattern, so that the next run may read more of them."""
     only_windows_wait: bool = False
-    """Whether other steps need this operator's stream time only to send the results of closed windows."""
+    """Whether other steps need this operator's stream time only to send the results of closed
+    windows."""
     reads_windows: bool = False
     """Whether this is a suppress step that reads the results of closed windows from the state of the aggregate
     before it (see `keeps_waiting_windows`)."""
+
+    keeps_headers: bool = False
+    """Whether the store keeps the headers of the results that have changed its rows."""
 
     @property
     def number(self) -> int:
@@ -194,7 +205,10 @@ class PlannedOperator:
         return result_column(self.number)
 
     def output_of(self, column: str) -> str | None:
-        """The name of the output whose results are in a column; None if the column has all results."""
+        """Return the name of the output whose results are in a column.
+
+        Return None if the column has all results.
+        """
         if isinstance(self.action, Process):
             for name, output in self.action.outputs.items():
                 if output.column == column:
@@ -230,7 +244,7 @@ class PlannedOperator:
         )
 
     def keeps_waiting_windows(self, suppress: PlannedOperator) -> bool:
-        """Whether the windows in this operator's state are the windows whose results a suppress step holds back.
+        """Return whether the windows in this operator's state are the windows whose results a suppress step holds back.
 
         They are if the operator forgets each window at the stream time at which the step sends the
         window's result. The step then needs no copy of the results.
@@ -310,11 +324,12 @@ class PlannedOperator:
 
 
 STORE = 2
-"""The `side` of an edge whose rows only change an operator's store. The operator does not process these rows."""
+"""The `side` of an edge whose rows only change an operator's store. The operator does not process
+these rows."""
 COGROUPED = 10
 """The `side` of a cogrouped aggregate's first stream; the other streams have the next numbers."""
 
 
 def result_column(operator: int, output: int | None = None) -> str:
-    """The column of an operator's results; for a processor, the column of the results of one output."""
+    """Return the column of an operator's results; for a processor, the column of the results of one output."""
     return f"v{operator}" if output is None else f"v{operator}_{output}"

@@ -28,7 +28,8 @@ _DEPENDS_ON_CLOCK = re.compile(
     r"\b(now|curdate|(current|local|unix)_?\w*)\s*\(|\bcurrent_",
     re.IGNORECASE,
 )
-"""Matches functions that depend on the time of the batch. (Functions that also vary within a batch are errors.)"""
+"""Matches functions that depend on the time of the batch. (Functions that also vary within a batch
+are errors.)"""
 
 
 def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str] = ()) -> Plan:
@@ -38,6 +39,7 @@ def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str
     of them, exactly as the whole pipeline does, and writes no output. `without` leaves out the
     stores and steps with these names and the steps that follow them.
     """
+    pipeline.require_kept_stores()
     pipeline = pipeline.without(without) if without else pipeline
     pipeline.require_streams()
     planned = _planned(pipeline)
@@ -155,7 +157,10 @@ def _sources(pipeline: Graph) -> list[nodes.Source]:
 
 
 def _streams(scopes: Scopes, ends: Sequence[nodes.Node]) -> tuple[Source, ...]:
-    """The topics that the job reads as streams to compute the nodes in `ends`. Call this when all columns exist."""
+    """Return the topics that the job reads as streams to compute the nodes in `ends`.
+
+    Call this when all columns exist.
+    """
     pipeline, columns = scopes.pipeline, scopes.columns
     is_part = pipeline is not pipeline.whole
     read: set[nodes.Source] = set()
@@ -173,21 +178,32 @@ def _streams(scopes: Scopes, ends: Sequence[nodes.Node]) -> tuple[Source, ...]:
 
 
 def _global_tables(pipeline: Pipeline) -> tuple[GlobalTableInput, ...]:
-    """The global tables. A table's group number is its source node's number, whatever steps follow the source."""
+    """Return the global tables.
+
+    A table's group number is its source node's number, whatever steps follow the source.
+    """
     tables: list[GlobalTableInput] = []
     for source in _sources(pipeline):
         if source.kind == "global_table":
             sql_type = contracts.sql_type(source.serde.contract)
+            store = source.store or source.topic
             tables.append(
                 GlobalTableInput(
-                    source_of(source), source.number, sql_type, source.store or source.topic
+                    source_of(source),
+                    source.number,
+                    sql_type,
+                    store,
+                    pipeline.whole.keeps_headers(store),
                 )
             )
     return tuple(tables)
 
 
 def _stream_sink(scopes: Scopes, node: nodes.Sink) -> Sink:
-    """The sink of a node that writes single records. Adds the columns that the sink reads."""
+    """Return the sink of a node that writes single records.
+
+    Adds the columns that the sink reads.
+    """
     columns, scope = scopes.columns, scopes.after(node.parent)
     condition, key = columns.row_condition(scope), columns.read(scope, "_key")
     sink = sink_of(node)

@@ -18,10 +18,12 @@ class Scope:
     passed: str
     """SQL of a condition that is true if the record reaches this point."""
     columns: Mapping[str, str]
-    """Name of a field, or of metadata → SQL that reads the field, usually just the name of a column."""
+    """Name of a field, or of metadata → SQL that reads the field, usually just the name of a
+    column."""
     scalar: bool = False
     is_null: str = "false"
-    """SQL of a condition that is true if the value is null or the table's row was removed. All fields are then null."""
+    """SQL of a condition that is true if the value is null or the table's row was removed. All
+    fields are then null."""
     results_of: frozenset[int] = frozenset()
     """The operators from whose results the columns are made."""
     exploded: tuple[int, ...] = ()
@@ -30,9 +32,11 @@ class Scope:
     """The column of an operator's results, if the value is an unchanged result. The column `value`
     then has the JSON of this result."""
     path: tuple[str, ...] = ()
-    """SQL of the elements of the path (`values.row_order`) from the stage's record or result to this scope."""
+    """SQL of the elements of the path (`values.row_order`) from the stage's record or result to
+    this scope."""
     turns: tuple[int, ...] = ()
-    """For each node with several children on the path to this scope: the number of the child on the path."""
+    """For each node with several children on the path to this scope: the number of the child on the
+    path."""
     rekeyed: bool = False
     """Whether a step since the start of the stage has changed the key."""
 

@@ -21,7 +21,7 @@ from sluice.topology.graph import Graph
 from sluice.topology.value_types import types_after
 from sluice.values import row_order
 from sluice.values.aggregate_calls import AggregateFunction
-from sluice.values.record_metadata import METADATA, TEXT_FIELD
+from sluice.values.record_metadata import MAPPED_KEY, METADATA, TEXT_FIELD
 from sluice.values.references import Reference, reference
 from sluice.values.shapes import Shape
 from sluice.values.sql_text import literal, quoted, value_if
@@ -51,13 +51,14 @@ class Scopes:
         self.pipeline = pipeline
         self.columns = JobColumns(pipeline, steps)
         self.operator_stages: dict[int, int] = {}
-        """Number of an operator's node → its stage. A node is planned as an operator before its scope is made."""
+        """Number of an operator's node → its stage. A node is planned as an operator before its
+        scope is made."""
         self.chained: set[int] = set()
         """Operators that get another operator's results directly, in the same stage."""
         self._scopes: dict[tuple[int, bool], Scope] = {}
 
     def after(self, node: nodes.Node, *, old: bool = False) -> Scope:
-        """The scope after a node. Adds the node's columns on first use.
+        """Return the scope after a node. Adds the node's columns on first use.
 
         `old` matters only for a topic's table, which has two scopes. With `old`, the rows come from
         the operator that stores the table, and include the old values that they replace. The
@@ -75,7 +76,7 @@ class Scopes:
         child: nodes.Node,
         side: int = 0,
     ) -> Scope:
-        """The scope of the parent's output, as a child reads it through its input number `side`.
+        """Return the scope of the parent's output, as a child reads it through its input number `side`.
 
         If the parent has several children, the scope's path contains the number of this child.
         """
@@ -91,7 +92,7 @@ class Scopes:
         return replace(scope, path=path, turns=(*scope.turns, turn))
 
     def null_as_missing(self, scope: Scope) -> Scope:
-        """The scope in which the value `null` counts as a missing value.
+        """Return the scope in which the value `null` counts as a missing value.
 
         If the values are objects, this is the same scope.
         """
@@ -129,7 +130,7 @@ class Scopes:
                 return self._step(node, self.for_branch(self.after(parent, old=old), parent, node))
 
     def _step(self, node: nodes.Node, scope: Scope) -> Scope:
-        """The scope after a stateless step."""
+        """Return the scope after a stateless step."""
         match node:
             case nodes.Filter():
                 return self._filtered(node, scope)
@@ -174,7 +175,7 @@ class Scopes:
         return f"coalesce(_source >= {number} AND _source < {number + node.most_topics}, false)"
 
     def _table_rows(self, scope: Scope) -> Scope:
-        """The scope of a table's records, without records that have no key."""
+        """Return the scope of a table's records, without records that have no key."""
         scope = self.null_as_missing(scope)
         # Kafka Streams drops a table's records that have no key, and counts them.
         key = self.columns.read(scope, "_key")
@@ -183,7 +184,10 @@ class Scopes:
     # -- Results of operators
 
     def _operator_results(self, node: nodes.Node) -> Scope:
-        """The scope after an operator. The value is a single column, whose type the engine determines."""
+        """Return the scope after an operator.
+
+        The value is a single column, whose type the engine determines.
+        """
         passed = f"(emitted AND target <=> {node.number})"
         results_of = frozenset({node.number})
         stage = self.operator_stages[node.number]
@@ -218,7 +222,7 @@ class Scopes:
         *,
         is_chained: bool,
     ) -> Scope:
-        """The scope after an aggregate whose columns are computed from the results of its functions."""
+        """Return the scope after an aggregate whose columns are computed from the results of its functions."""
         results = {call: f"{column}.a{number}" for number, call in enumerate(expressions.functions)}
         scope = self.columns.register_results(
             replace(scope, columns=results | _RESULT_METADATA),
@@ -247,12 +251,14 @@ class Scopes:
         return self.columns.register_results(_with_value_in(column, scope, node.shape), column)
 
     def _result_shape(self, node: nodes.Node) -> Shape:
-        """The shape of an operator's results. The types of their fields may be missing."""
+        """Return the shape of an operator's results. The types of their fields may be missing."""
         match node:
             case nodes.Aggregate(python=python) if python is not None:
                 return python.shape
             case nodes.Aggregate(columns=columns, scalar=scalar):
                 return Shape.single() if scalar else Shape(dict.fromkeys(columns, ""))
+            case nodes.Join(mapped_key=str(mapped_key)):
+                return Shape({"left": "", "right": "", mapped_key: ""})
             case nodes.Join() | nodes.Lookup():
                 return Shape({"left": "", "right": ""})
             case nodes.Call(shape=shape):
@@ -268,7 +274,7 @@ class Scopes:
                 return Shape(dict.fromkeys(scope.fields, ""), scope.scalar)
 
     def _has_new_key(self, node: nodes.Node) -> bool:
-        """Whether the operator, or an earlier step before its inputs, may change the key."""
+        """Return whether the operator, or an earlier step before its inputs, may change the key."""
         match node:
             case nodes.Process(keeps_key=False):
                 return True
@@ -293,7 +299,7 @@ class Scopes:
         return replace(self._next_layer_with(scope, Column(name, sql, node.number)), passed=name)
 
     def _without_rows(self, node: nodes.Node, scope: Scope, is_removed: str) -> Scope:
-        """The scope of a table's rows, without the rows for which the SQL `is_removed` is true."""
+        """Return the scope of a table's rows, without the rows for which the SQL `is_removed` is true."""
         name = f"n{node.number}"
         sql = f"({self.columns.read_null(scope)} OR {is_removed})"
         scope = self._next_layer_with(scope, Column(name, sql, node.number))
@@ -335,7 +341,7 @@ class Scopes:
         )
 
     def _elements(self, node: nodes.Node, scope: Scope, items: str, shape: Shape) -> Scope:
-        """The scope with a row per array element.
+        """Return the scope with a row per array element.
 
         Steps of the stage that do not follow this step take only the rows whose position is 0 or
         null, which is one row per record.
@@ -390,6 +396,8 @@ class Scopes:
                 return replace(after, passed=passed)
             case "key":
                 return self._rekeyed(node, after, f"{name}.key")
+            case "mapped_key":
+                return replace(after, columns={**after.columns, MAPPED_KEY: f"{name}.key"})
             case "values" | "records":
                 items = self._elements(node, after, f"{name}.items", Shape.single())
                 return self._function_results(node, items, f"x{node.number}")
@@ -397,7 +405,7 @@ class Scopes:
                 return self._function_results(node, after, name)
 
     def _function_results(self, node: nodes.Apply, scope: Scope, result: str) -> Scope:
-        """The scope after a function, with the returned value and, if the function returns it, the key."""
+        """Return the scope after a function, with the returned value and, if the function returns it, the key."""
         name = result_column(node.number)
         scope = self._next_layer_with(
             scope,
@@ -439,7 +447,7 @@ class Scopes:
         return self.columns.guard_results(after, node, doubles, scope) if doubles else after
 
     def _merged(self, node: nodes.Node, scopes: Sequence[Scope]) -> Scope:
-        """The scope with a row for each merged stream that contains the record."""
+        """Return the scope with a row for each merged stream that contains the record."""
         first = scopes[0]
         # An earlier step may have turned a record into several rows. If a merged stream does not
         # follow this step, only the first of these rows counts for the stream. A layer cannot find
@@ -494,7 +502,10 @@ class Scopes:
         number: str,
         depth: int,
     ) -> dict[str, str]:
-        """The columns of merged streams. A row has the values of the stream whose number is in the column `number`."""
+        """Return the columns of merged streams.
+
+        A row has the values of the stream whose number is in the column `number`.
+        """
         first = scopes[0]
         columns = {}
         for field in first.columns:
@@ -518,7 +529,7 @@ class Scopes:
 
 
 def _feeds_left_join(pipeline: Graph, node: nodes.Node) -> bool:
-    """Whether records from a node reach a left or outer join that has results for records without a key."""
+    """Return whether records from a node reach a left or outer join that has results for records without a key."""
     for child in children(pipeline, node):
         if (
             isinstance(child, nodes.Join)
@@ -535,14 +546,14 @@ def _feeds_left_join(pipeline: Graph, node: nodes.Node) -> bool:
 
 
 def _is_topic_table(node: nodes.Node) -> bool:
-    """Whether a node is a table of a stream's latest values, possibly mapped and filtered."""
+    """Return whether a node is a table of a stream's latest values, possibly mapped and filtered."""
     while nodes.computes_rows(node):
         (node,) = nodes.parents(node)
     return isinstance(node, nodes.ToTable) and node.has_rows_of_records
 
 
 def _with_value_in(column: str, scope: Scope, shape: Shape) -> Scope:
-    """The scope whose value is in a column."""
+    """Return the scope whose value is in a column."""
     return replace(
         scope, columns=shape_columns(shape, column) | _RESULT_METADATA, scalar=shape.scalar,
         is_null=f"({column} IS NULL)", unchanged_result=None,
@@ -575,7 +586,10 @@ class ResultExpressions:
 
 
 def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
-    """How an aggregate's columns are computed; None if each is the result of one function, or Python computes them."""
+    """Return how an aggregate's columns are computed.
+
+    Return None if each is the result of one function, or Python computes them.
+    """
     if node.python is not None:
         return None
     if isinstance(node, nodes.Cogroup):

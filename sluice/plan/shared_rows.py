@@ -12,11 +12,15 @@ from dataclasses import replace
 from sluice.plan.planned_operators import Edge, PlannedOperator, SharedRows
 
 _CONTENT = ("topics", "key", "values", "is_null", "foreign", "scalar", "is_json")
-"""The fields of an edge that are equal if its rows have the same columns as the rows of another edge."""
+"""The fields of an edge that are equal if its rows have the same columns as the rows of another
+edge."""
 
 
 def share_rows(operators: Sequence[PlannedOperator]) -> tuple[PlannedOperator, ...]:
-    """The operators. Edges whose rows are the same take the rows of the edge into the earliest stage."""
+    """Return the operators.
+
+    Edges whose rows are the same take the rows of the edge into the earliest stage.
+    """
     edges: list[Edge] = []
     # Later stages get the rows from the stage of the edge whose rows they are.
     for operator in sorted(operators, key=lambda operator: operator.stage):
@@ -36,7 +40,7 @@ def share_rows(operators: Sequence[PlannedOperator]) -> tuple[PlannedOperator, .
 
 
 def _may_share(operator: PlannedOperator, edge: Edge) -> bool:
-    """Whether the edge's rows are made from records, and have no columns that only their operator needs."""
+    """Return whether the edge's rows are made from records, and have no columns that only their operator needs."""
     # A row has the stream times of its operator. An aggregate's arguments have types of their own.
     is_timed = operator.has_own_stream_time
     has_one_path = edge.constant_path is not None
@@ -46,7 +50,7 @@ def _may_share(operator: PlannedOperator, edge: Edge) -> bool:
 
 
 def _has_rows_for(earlier: Edge, edge: Edge) -> bool:
-    """Whether all rows of `edge` are rows of `earlier`."""
+    """Return whether all rows of `edge` are rows of `earlier`."""
     if any(getattr(earlier, name) != getattr(edge, name) for name in _CONTENT):
         return False
     # Steps after a table leave out the records without a key. The table's own edge counts them.

@@ -1,4 +1,6 @@
-"""Cuts a topology into stages. Plans the operators, which need each key's records in order, and their edges.
+"""Cuts a topology into stages.
+
+Plans the operators, which need each key's records in order, and their edges.
 
 An operator's stage follows the stages of all its inputs. Before each stage, rows are shuffled by
 key; the operators of a stage run in the same tasks.
@@ -60,7 +62,8 @@ class StagePlanner:
         self._sending_old_values = {
             node.number for node in candidates if _sends_old_values(self.pipeline, node)
         }
-        """The numbers of the nodes that send the old value of each change, because later steps need it."""
+        """The numbers of the nodes that send the old value of each change, because later steps need
+        it."""
         self._nodes: list[nodes.Node] = []
         for node in candidates:
             # A topic's table without a store needs no operator: its rows are the topic's records.
@@ -101,7 +104,9 @@ class StagePlanner:
         self.edges.append(edge)
 
     def finished(self) -> tuple[tuple[PlannedOperator, ...], tuple[Edge, ...]]:
-        """The operators, and the edges into stores and sinks, with their conditions. Call this when all columns exist.
+        """Return the operators, and the edges into stores and sinks, with their conditions.
+
+        Call this when all columns exist.
 
         The condition of an edge depends on all steps of its stage that turn a record into several
         rows.
@@ -156,7 +161,7 @@ class StagePlanner:
             self.operators[at] = replace(operator, edges=tuple(edges))
 
     def _texts_after(self, operator: PlannedOperator) -> Iterator[str]:
-        """All SQL that may read the operator's results."""
+        """Yield all SQL that may read the operator's results."""
         for layer in self.columns.layers_of(operator.stage):
             if isinstance(layer, Transformation):
                 yield from (sql for _, sql in layer.inputs)
@@ -179,7 +184,7 @@ class StagePlanner:
                 yield from (self._edge_scopes[edge.column].passed, edge.unchanged_result or "")
 
     def _may_be_operator(self, node: nodes.Node) -> bool:
-        """Whether a node is an operator, or merges streams that may come from different stages."""
+        """Return whether a node is an operator, or merges streams that may come from different stages."""
         if isinstance(node, nodes.Merge) and is_or_follows_operator(self.pipeline, node):
             return True
         return is_operator(self.pipeline, node)
@@ -197,10 +202,13 @@ class StagePlanner:
         self.scopes.operator_stages[node.number] = stage
         timed_by_topics, is_timed_by_rows = self._timing(node) if stage > 1 else ((), True)
         late = self.late_sinks.claim(node.late) if isinstance(node, nodes.Aggregate) else None
+        store = getattr(node, "store", None)
+        keeps_headers = self.pipeline.whole.keeps_headers(store)
+        action = action_of(node, functions, self.pipeline.whole)
         return PlannedOperator(
             step=self.columns.steps[node.number],
             stage=stage,
-            action=action_of(node, functions),
+            action=action,
             edges=tuple(edges),
             # The rows of the tables that a processor reads do not advance the processor's stream
             # time.
@@ -209,21 +217,22 @@ class StagePlanner:
             chained_to=None if chained_to is None else chained_to.number,
             clock=node.name,
             waits_for_close=waits_for_close(node),
-            store=getattr(node, "store", None),
+            store=store,
             by_window=nodes.is_keyed_by_window(node),
             grouped_by=getattr(node, "key", "_key"),
             window=nodes.window_of_store(node),
             late=late,
             upstream_definition=upstream_definition(node),
             reason=why_operator(self.pipeline, node),
-            definition=step_definition(node),
+            definition=step_definition(node, self.pipeline.whole),
             timed_by_topics=timed_by_topics,
             is_timed_by_rows=is_timed_by_rows,
             reads_pattern=nodes.reads_pattern(node),
+            keeps_headers=store is not None and keeps_headers,
         )
 
     def _timing(self, node: nodes.Node) -> tuple[tuple[str, ...], bool]:
-        """The topics that advance the stream time of a processor's timers, and whether its rows advance it, too.
+        """Return the topics that advance the stream time of a processor's timers, and whether its rows advance it, too.
 
         In Kafka Streams, a processor has the stream time of its task, which advances with every
         record that the task reads, even if the record does not reach the processor. Records of
@@ -254,7 +263,7 @@ class StagePlanner:
         return tuple(topics), comes_from_another_task or not topics
 
     def _comes_from_another_task(self, step: nodes.Node, number: int, parent: nodes.Node) -> bool:
-        """Whether the records of a step's input come from another task than the step's results."""
+        """Return whether the records of a step's input come from another task than the step's results."""
         match step:
             case nodes.SetMetadata(time=str()):
                 # The step's results have other times than the records of the topic.
@@ -266,7 +275,7 @@ class StagePlanner:
                 return _is_rekeyed(step, _side_of(step, number), self.scopes.after(parent))
 
     def _chained_to(self, node: nodes.Node) -> PlannedOperator | None:
-        """The operator of the same stage that passes its results directly to this node, if any."""
+        """Return the operator of the same stage that passes its results directly to this node, if any."""
         # A chained operator uses the stream time of the operator before it. A suppress step needs a
         # stream time of its own after a join, because many of the join's rows cause no result,
         # after another suppress step, because the rows that this step holds back do not advance it,
@@ -283,7 +292,7 @@ class StagePlanner:
         return None
 
     def _input_edges(self, node: nodes.Node, functions: Sequence[AggregateFunction]) -> list[Edge]:
-        """The edges into an operator."""
+        """Return the edges into an operator."""
         edges = []
         for number, parent in enumerate(nodes.parents(node)):
             side = _side_of(node, number)
@@ -303,7 +312,7 @@ class StagePlanner:
         parent: nodes.Node,
         functions: Sequence[AggregateFunction] | None = None,
     ) -> Edge:
-        """An edge from the scope `before`, which is after `parent`, into a side of a node."""
+        """Return an edge from the scope `before`, which is after `parent`, into a side of a node."""
         is_aggregate = isinstance(node, nodes.Aggregate) and node.python is None and side != STORE
         is_of_processor = isinstance(node, nodes.Process) and side == LEFT
         key_text = _key_expression(node, side)
@@ -444,7 +453,7 @@ class StagePlanner:
         )
 
     def _scope_into(self, node: nodes.Node, side: int, scope: Scope, parent: nodes.Node) -> Scope:
-        """The scope, with the path that its rows have when they go into a side of a node."""
+        """Return the scope, with the path that its rows have when they go into a side of a node."""
         match node:
             case nodes.Process():
                 reads_store = side != LEFT
@@ -463,7 +472,7 @@ class StagePlanner:
         return self.scopes.for_branch(scope, parent, node, number)
 
     def _path_into_store(self, scope: Scope, table: nodes.Node) -> tuple[str, ...]:
-        """The path of rows that a node reads from a table's store. `scope`: after the table.
+        """Return the path of rows that a node reads from a table's store. `scope`: after the table.
 
         In Kafka Streams, the store is updated before the change goes to any step after the table,
         but after the steps that were declared before the store.
@@ -490,7 +499,7 @@ class StagePlanner:
         return replace(edge, passed=passed)
 
     def _takes_old_values(self, node: nodes.Node, side: int) -> bool:
-        """Whether a side of the node takes the old values of its input table, perhaps only to pass them on."""
+        """Return whether a side of the node takes the old values of its input table, perhaps only to pass them on."""
         sends_old_values = node.number in self._sending_old_values
         match node:
             case nodes.Suppress() if sends_old_values:
@@ -514,7 +523,7 @@ class StagePlanner:
 
 
 def _sends_old_values(pipeline: Graph, node: nodes.Node) -> bool:
-    """Whether the node sends the old value of each change, because a later step needs it."""
+    """Return whether the node sends the old value of each change, because a later step needs it."""
     # As in Kafka Streams, the final result of a window has no old value.
     if nodes.only_adds(node):
         return False
@@ -527,17 +536,17 @@ def _sends_old_values(pipeline: Graph, node: nodes.Node) -> bool:
 
 
 def _passes_on_old_values(node: nodes.Node) -> bool:
-    """Whether the results of a node have old values that come from the old values of its input table."""
+    """Return whether the results of a node have old values that come from the old values of its input table."""
     return nodes.computes_rows(node) or isinstance(node, nodes.Suppress)
 
 
 def _is_only_for_old(node: nodes.Node) -> bool:
-    """Whether the node is needed only if a later step needs old values."""
+    """Return whether the node is needed only if a later step needs old values."""
     return isinstance(node, nodes.ToTable) and node.store is None
 
 
 def _reads_other_sides_store(node: nodes.Node, side: int) -> bool:
-    """Whether a join's other side depends on the table that this side maps or filters.
+    """Return whether a join's other side depends on the table that this side maps or filters.
 
     In Kafka Streams, both sides read this table's store, which is updated before any step after the
     table.
@@ -551,7 +560,7 @@ def _reads_other_sides_store(node: nodes.Node, side: int) -> bool:
 
 
 def _is_copied_to_tasks(node: nodes.Node, number: int) -> bool:
-    """Whether every worker gets all rows of the node's input with this number."""
+    """Return whether every worker gets all rows of the node's input with this number."""
     match node:
         case nodes.Join(right=nodes.Source(kind="global_table")):
             return number > 0
@@ -562,7 +571,7 @@ def _is_copied_to_tasks(node: nodes.Node, number: int) -> bool:
 
 
 def _side_of(node: nodes.Node, number: int) -> int:
-    """The side of the rows that come from the node's input with this number."""
+    """Return the side of the rows that come from the node's input with this number."""
     match node:
         case nodes.Cogroup():
             return COGROUPED + number
@@ -573,7 +582,7 @@ def _side_of(node: nodes.Node, number: int) -> int:
 
 
 def _key_expression(node: nodes.Node, side: int) -> str | None:
-    """The expression for the key of the node's input; None for the record's key."""
+    """Return the expression for the key of the node's input; None for the record's key."""
     match node:
         case nodes.Cogroup(parts=parts) if side >= COGROUPED:
             return parts[side - COGROUPED].key
@@ -597,13 +606,13 @@ def _expires_at(node: nodes.Node, side: int) -> str | None:
 
 
 def _is_passed_on(node: nodes.Node, side: int) -> bool:
-    """Whether a side of a node is a stream that is joined with a table, without waiting for versions of the table."""
+    """Return whether a side of a node is a stream that is joined with a table, without waiting for versions of the table."""
     is_join = isinstance(node, nodes.Join) and node.kind == "stream-table"
     return is_join and side == LEFT and not joins_versions(node)
 
 
 def _leaves_out_nulls(node: nodes.Node, side: int) -> bool:
-    """Whether an edge into an aggregate of a table leaves out null values.
+    """Return whether an edge into an aggregate of a table leaves out null values.
 
     There is nothing to subtract for a row that did not exist, and nothing to add for a row that is
     deleted or filtered out.
@@ -612,7 +621,7 @@ def _leaves_out_nulls(node: nodes.Node, side: int) -> bool:
 
 
 def _takes_latest(node: nodes.Node, side: int, table: nodes.Node) -> bool:
-    """Whether an edge leaves out a versioned table's updates that are earlier than their key's latest update.
+    """Return whether an edge leaves out a versioned table's updates that are earlier than their key's latest update.
 
     As in Kafka Streams, only a stream of the table's changes, and a join of a stream with the
     table's versions, get such updates.
@@ -626,7 +635,7 @@ def _takes_latest(node: nodes.Node, side: int, table: nodes.Node) -> bool:
 
 
 def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:
-    """Whether the node's input has a new key, so that Kafka Streams would send it through a repartition topic."""
+    """Return whether the node's input has a new key, so that Kafka Streams would send it through a repartition topic."""
     match node:
         case nodes.Cogroup(parts=parts) if side >= COGROUPED:
             return parts[side - COGROUPED].key != "_key" or scope.rekeyed
@@ -650,7 +659,10 @@ def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:
 
 
 def _aggregate_functions(pipeline: Graph, node: nodes.Node) -> tuple[AggregateFunction, ...]:
-    """The functions in an aggregate's columns. Raises TopologyError if a function cannot subtract old values."""
+    """Return the functions in an aggregate's columns.
+
+    Raises TopologyError if a function cannot subtract old values.
+    """
     if not isinstance(node, nodes.Aggregate) or node.python is not None:
         return ()
     if isinstance(node, nodes.Cogroup):
@@ -675,7 +687,10 @@ def _arguments(
     side: int,
     functions: Sequence[AggregateFunction],
 ) -> list[str | None]:
-    """The SQL of each function's argument on an edge into an aggregate; None for a function without an argument."""
+    """Return the SQL of each function's argument on an edge into an aggregate.
+
+    Return None for a function without an argument.
+    """
     if isinstance(node, nodes.Cogroup):
         return [slot.arguments.get(side - COGROUPED) for slot in slots_of(node)]
     return [argument for _, argument, _ in functions]

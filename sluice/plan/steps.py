@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from sluice.values.call_parameters import FunctionBatch
 from sluice.values.epochs import Unit
-from sluice.values.record_metadata import Emit, OnError, OnNull, OnTime
+from sluice.values.record_metadata import Emit, Gives, OnError, OnNull, OnTime
 from sluice.values.references import Reference
 from sluice.values.sink_tables import OutputTable
 
@@ -20,7 +20,8 @@ class Step:
     number: int
     """Index among the pipeline's steps."""
     name: str
-    """The name in counts and stream times: the name of the step's store or topic, or a generated name."""
+    """The name in counts and stream times: the name of the step's store or topic, or a generated
+    name."""
     title: str
     """The kind of step, such as `store orders` or `filter`."""
     detail: str
@@ -113,6 +114,8 @@ class GlobalTableInput:
     value: str
     """The Spark SQL type of the values."""
     store: str
+    keeps_headers: bool = False
+    """Whether the rows keep the headers of their records."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +140,11 @@ class Sink:
     at: str
     table: OutputTable | None = None
     columns: tuple[tuple[str, str], ...] = ()
-    """The fields of a table's rows, each with its Spark SQL type, or an empty string if the type is unknown."""
+    """The fields of a table's rows, each with its Spark SQL type, or an empty string if the type is
+    unknown."""
     scalar: bool = False
-    """Whether the value is not an object. It is then the only column besides the columns that identify the row."""
+    """Whether the value is not an object. It is then the only column besides the columns that
+    identify the row."""
 
     @property
     def appends(self) -> bool:
@@ -168,7 +173,7 @@ class PythonFunction:
 
     number: int
     function: Reference
-    gives: Literal["value", "values", "key", "record", "records", "condition", "nothing"]
+    gives: Gives
     takes: Reference | None
     """The type of the value passed to the function; None for plain JSON data."""
     returns: Reference | None

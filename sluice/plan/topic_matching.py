@@ -12,7 +12,7 @@ from sluice.values.topic_patterns import matches
 def matched_job(
     job: Job, known: Collection[str], existing: Collection[str], *, partly: bool = False
 ) -> Job:
-    """The job with the topics that match its patterns.
+    """Return the job with the topics that match its patterns.
 
     The `known` topics, which the generation has read before, come first and in their order, so that
     they keep their numbers; then come the other `existing` topics. Raises EngineError if a pattern

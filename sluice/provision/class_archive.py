@@ -64,12 +64,12 @@ def class_archive(folder: Path, jars: list[Path]) -> Iterator[str]:
 
 
 def archive_file(folder: Path, jars: list[Path]) -> Path:
-    """The archive of loaded classes in a folder. It exists after the first run."""
+    """Return the archive of loaded classes in a folder. It exists after the first run."""
     return folder / f"classes-{_fingerprint(jars)}.jsa"
 
 
 def _fingerprint(jars: list[Path]) -> str:
-    """A digest of everything that an archive depends on: Java, Spark and the jars."""
+    """Return a digest of everything that an archive depends on: Java, Spark and the jars."""
     java, spark = find_java(), find_spark()
     # Spark's other jars belong to the version that the name of this one contains.
     core = (spark / "jars").glob("spark-core_*.jar") if spark else ()

@@ -132,7 +132,7 @@ def _settings() -> list[str]:
 
 
 def _reason(output: list[str]) -> str:
-    """The first line of Ivy's output about a missing module or a network error."""
+    """Return the first line of Ivy's output about a missing module or a network error."""
     errors = [
         line for line in output if "not found" in line or "Exception" in line or "Host" in line
     ]

@@ -22,7 +22,8 @@ from sluice.provision.ivy import Module
 LOCK = Path(__file__).with_name("jars.lock")
 _MARK = ".verified"
 _LANES = 4
-"""The number of parallel downloads. All jars take 16 s with four downloads, 42 s with one, 14 s with eight."""
+"""The number of parallel downloads. All jars take 16 s with four downloads, 42 s with one, 14 s
+with eight."""
 
 
 class Bundle(StrEnum):
@@ -77,7 +78,7 @@ def _parse(line: str) -> Jar:
 
 
 def folder(bundle: Bundle, root: Path) -> Path:
-    """The folder of `bundle` below `root`.
+    """Return the folder of `bundle` below `root`.
 
     Raises PreflightError if the folder is missing or incomplete.
     """
@@ -91,7 +92,7 @@ def folder(bundle: Bundle, root: Path) -> Path:
 
 
 def is_ready(path: Path, jars: Iterable[Jar]) -> bool:
-    """Whether `path` was created for exactly these `jars` and all of them still exist.
+    """Return whether `path` was created for exactly these `jars` and all of them still exist.
 
     Does not verify checksums.
     """
@@ -132,7 +133,7 @@ def provide(
 
 
 def count_missing(root: Path, bundles: Iterable[Bundle] = tuple(Bundle), lock: Path = LOCK) -> int:
-    """The number of jars that `provide` would download."""
+    """Return the number of jars that `provide` would download."""
     wanted = {bundle: _jars_of(bundle, read_lock(lock)) for bundle in bundles}
     return sum(len(jars) for bundle, jars in wanted.items() if not is_ready(root / bundle, jars))
 

@@ -63,7 +63,7 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
 
 
 def find_spark(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The folder of Spark: SPARK_HOME, else PySpark's folder. None if there is neither."""
+    """Return the folder of Spark: SPARK_HOME, else PySpark's folder. None if there is neither."""
     if home := environ.get("SPARK_HOME"):
         return Path(home)
     pyspark = find_spec("pyspark")

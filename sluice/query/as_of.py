@@ -46,7 +46,7 @@ class AsOf:
         return self.min_snapshot is not None or bool(self.min_positions)
 
     def is_reached(self, snapshot: Snapshot) -> bool:
-        """Whether a snapshot has reached the bounds."""
+        """Return whether a snapshot has reached the bounds."""
         if self.min_snapshot is not None and (snapshot.generation, snapshot.batch) < parse_snapshot(
             self.min_snapshot
         ):
@@ -87,7 +87,7 @@ NEWEST = AsOf()
 
 
 def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
-    """The snapshot that `as_of` names.
+    """Return the snapshot that `as_of` names.
 
     Raises NotFound if it never existed, and Gone if it is no longer kept.
     """
@@ -160,7 +160,7 @@ def parse_snapshot(text: str, or_else: tuple[str, str] = _NO_SNAPSHOT) -> tuple[
 
 
 def as_snapshot(text: str) -> tuple[int, int] | None:
-    """The generation and batch of a snapshot's id; None for any other text."""
+    """Return the generation and batch of a snapshot's id; None for any other text."""
     left, _, right = text.partition(".")
     generation, batch = _number(left, _INTEGER), _number(right, _BIGINT)
     return None if generation is None or batch is None else (generation, batch)

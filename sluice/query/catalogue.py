@@ -52,11 +52,11 @@ class PipelineSnapshot:
         return snapshot_name(self.snapshot)
 
     def holds(self, name: str) -> bool:
-        """Whether the pipeline has a store of this name."""
+        """Return whether the pipeline has a store of this name."""
         return name in self._stores
 
     def pin(self, name: str) -> Pin:
-        """A store at the snapshot. Raises NotFound if the store did not exist yet."""
+        """Return a store at the snapshot. Raises NotFound if the store did not exist yet."""
         if name not in self._pins:
             if name not in self._stores:
                 raise NotFound(f"There was no store {name!r} in snapshot {self.snapshot.id}.")
@@ -71,7 +71,7 @@ def only_store(
     unknown: str,
     ambiguous: str,
 ) -> StoreInfo:
-    """The only element of `stores`, which are the stores with this name.
+    """Return the only element of `stores`, which are the stores with this name.
 
     Raises NotFound, with the next step `unknown`, if `stores` is empty; and QueryError, with the
     next step `ambiguous`, if several pipelines have the store. `{pipelines}` in `ambiguous` is
@@ -103,20 +103,20 @@ class Catalogue:
         """Pipeline → when its generation was read, at which snapshot, and the generation."""
 
     async def stores(self) -> list[StoreInfo]:
-        """All stores, sorted by pipeline and name."""
+        """Return all stores, sorted by pipeline and name."""
         return await self._fresh("stores", self._ledger.generations.stores, times=_SELDOM)
 
     async def stores_named(self, name: str) -> list[StoreInfo]:
-        """The stores with this name, one per pipeline that has it."""
+        """Return the stores with this name, one per pipeline that has it."""
         by_name: dict[str, list[StoreInfo]] = await self._fresh("names", self._names, times=_SELDOM)
         return by_name.get(name, [])
 
     async def generations(self) -> list[GenerationInfo]:
-        """The current generations of all pipelines, sorted by pipeline."""
+        """Return the current generations of all pipelines, sorted by pipeline."""
         return await self._fresh("generations", self._ledger.generations.all_current, times=_SELDOM)
 
     async def snapshots(self, pipeline: str, limit: int) -> list[Snapshot]:
-        """The newest snapshots of a pipeline, newest first."""
+        """Return the newest snapshots of a pipeline, newest first."""
         return await read_ledger(lambda: self._ledger.snapshots.recent(pipeline, limit))
 
     async def pin(self, store: StoreInfo, when: AsOf = NEWEST) -> Pin:
@@ -144,7 +144,7 @@ class Catalogue:
         return newest.pin(store.name)
 
     def newest(self, pipeline: str) -> Awaitable[PipelineSnapshot | None]:
-        """The newest snapshot of a pipeline, or None before the first snapshot."""
+        """Return the newest snapshot of a pipeline, or None before the first snapshot."""
         return self._fresh(_newest_of(pipeline), lambda: self._newest(pipeline))
 
     async def require_kept(self, ref: GenerationRef, batch: int) -> None:
@@ -205,7 +205,7 @@ class Catalogue:
         times: int = 1,
         since: float | None = None,
     ) -> T:
-        """A result from the ledger, at most `times * FRESH_SECONDS` old.
+        """Return a result from the ledger, at most `times * FRESH_SECONDS` old.
 
         With `since`, a result whose read begins at this time or later.
         """
@@ -245,5 +245,5 @@ class Catalogue:
 
 
 def _newest_of(pipeline: str) -> Hashable:
-    """The name of a pipeline's newest snapshot in the cache."""
+    """Return the name of a pipeline's newest snapshot in the cache."""
     return "newest", pipeline

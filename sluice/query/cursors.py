@@ -12,7 +12,8 @@ import msgspec
 from sluice.errors import QueryError
 
 SECRET = "cursors"
-"""Name of the signing key in the ledger. All servers share the key, so each accepts the others' cursors."""
+"""Name of the signing key in the ledger. All servers share the key, so each accepts the others'
+cursors."""
 
 _SIGNATURE_BYTES = 16
 
@@ -29,7 +30,7 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 def write_cursor(cursor: Cursor, secret: bytes) -> str:
-    """The cursor as text for a URL."""
+    """Return the cursor as text for a URL."""
     content = msgspec.json.encode(cursor)
     return base64.urlsafe_b64encode(_signature(content, secret) + content).decode().rstrip("=")
 

@@ -55,7 +55,7 @@ def require_field(store: StoreInfo, parameter: str, path: str) -> None:
 
 
 def _fields(ddl: str) -> dict[str, str] | None:
-    """The fields of a struct with their types; empty for any other type.
+    """Return the fields of a struct with their types; empty for any other type.
 
     None if the text is not a type.
     """

@@ -20,7 +20,7 @@ _THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="sluice-ledger")
 
 
 async def read_ledger(read: Callable[[], T]) -> T:
-    """The result of `read`, which runs in another thread.
+    """Return the result of `read`, which runs in another thread.
 
     Raises StateError after `ANSWER_SECONDS`.
     """

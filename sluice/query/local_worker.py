@@ -49,7 +49,7 @@ class LocalWorker:
         self._release_timer: asyncio.TimerHandle | None = None
 
     async def execute(self, query: Query[T]) -> T:
-        """The query's result.
+        """Return the query's result.
 
         A look-up in SQLite runs in this thread, because switching threads would take longer.
         """

@@ -10,16 +10,15 @@ import msgspec
 
 from sluice import answers
 from sluice.errors import Incomplete, QueryError
+from sluice.query.answered_entries import answered_entry
 from sluice.query.as_of import AsOf
 from sluice.query.catalogue import only_store
 from sluice.query.reader import Reader
 from sluice.query.time_texts import parse_time
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import NO_WINDOW
 from sluice.state.queries.entries import Entry
 from sluice.state.shard.ranges import RowRange
-from sluice.values.utc_times import utc_datetime
 
 _DECODER = msgspec.json.Decoder(float_hook=Decimal)
 
@@ -55,7 +54,7 @@ def read_store(
         entries = thread.submit(
             asyncio.run, _read(store, pipeline, AsOf(as_of), within, limit)
         ).result()
-    return [_to_answer(entry) for entry in entries]
+    return [answered_entry(entry, _DECODER.decode(entry.value)) for entry in entries]
 
 
 async def _read(
@@ -100,10 +99,3 @@ def _is_unicode(text: str) -> bool:
         # A lone surrogate has no UTF-8 bytes.
         return False
     return True
-
-
-def _to_answer(entry: Entry) -> answers.Entry:
-    if entry.window_start == NO_WINDOW:
-        return answers.Entry(entry.key, _DECODER.decode(entry.value))
-    start, end = map(utc_datetime, (entry.window_start, entry.window_end))
-    return answers.Entry(entry.key, _DECODER.decode(entry.value), start, end)

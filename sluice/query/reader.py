@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TypeVar
 
@@ -29,6 +29,7 @@ from sluice.state.queries.worker_queries import (
     Top,
     Value,
     Values,
+    WithHeaders,
 )
 from sluice.state.shard.ranges import EVERYTHING, RowRange
 
@@ -39,11 +40,14 @@ MAX_ENTRIES = 100_000
 _PROBE = Value(group_id=0, store_column=0, as_of=0, key="")
 """A query that every shard can execute. It is sent to find out whether a worker is available."""
 MANY = 2_000
-"""More entries than this are merged in another thread, so that the merge does not block the event loop."""
+"""More entries than this are merged in another thread, so that the merge does not block the event
+loop."""
 
 
 class Reader:
-    """Reads stores. The parameter `pin` of a query names the store and the snapshot that the query reads.
+    """Reads stores.
+
+    The parameter `pin` of a query names the store and the snapshot that the query reads.
 
     One reader serves a whole process, in one event loop. If this process is the state server of a
     worker, `served` returns the address of the worker's shard. Every query raises StateError if the
@@ -59,24 +63,30 @@ class Reader:
         """Pipeline and store → the snapshot and its number of entries."""
 
     async def get(self, pin: Pin, key: str) -> Answer:
-        """The value of one key of a store without windows: one entry, or none."""
-        value, status = await self.value(pin, key)
-        return Answer(
-            pin, (status,), [] if value is None else [Entry(key, NO_WINDOW, NO_WINDOW, value)]
-        )
+        """Return the value of one key of a store without windows: one entry, or none."""
+        entry, status = await self.entry(pin, key)
+        return Answer(pin, (status,), [] if entry is None else [entry])
 
-    async def value(self, pin: Pin, key: str) -> tuple[msgspec.Raw | None, WorkerStatus]:
-        """The value of one key of a store without windows, or None, and the status of the worker that answered."""
+    async def entry(self, pin: Pin, key: str) -> tuple[Entry | None, WorkerStatus]:
+        """Return the entry of one key of a store without windows, or None, and the status of the worker that answered."""
         _require_windows(pin, are_there=False)
-        value, status = await self._query_owner(pin, key, Value(*pin.query_fields, key))
-        if value is None:
+        entry: Entry | None = None
+        if pin.store.keeps_headers:
+            with_headers = WithHeaders(*pin.query_fields, [key])
+            entries, status = await self._query_owner(pin, key, with_headers)
+            entry = entries[0] if entries else None
+        else:
+            value, status = await self._query_owner(pin, key, Value(*pin.query_fields, key))
+            if value is not None:
+                entry = Entry(key, NO_WINDOW, NO_WINDOW, value)
+        if entry is None:
             # If retention has removed the snapshot, its row for the key may be gone, too. A missing
             # row then does not mean that the key had no value.
             await self.catalogue.require_kept(pin.snapshot.ref, pin.snapshot.batch)
-        return value, status
+        return entry, status
 
     async def multi_get(self, pin: Pin, keys: Iterable[str]) -> Answer:
-        """The entries of up to 1,000 keys, in the order of `keys`.
+        """Return the entries of up to 1,000 keys, in the order of `keys`.
 
         Omits keys without a value.
         """
@@ -92,6 +102,8 @@ class Reader:
             keys_by_worker[
                 0 if pin.store.kind == "global" else owner(key, len(pin.workers))
             ].append(key)
+        if pin.store.keeps_headers:
+            return await self._multi_get_with_headers(pin, wanted, keys_by_worker)
         queries: list[tuple[WorkerInfo, Query[dict[str, msgspec.Raw]]]] = []
         for number, worker_keys in sorted(keys_by_worker.items()):
             queries.append((pin.workers[number], Values(*pin.query_fields, worker_keys)))
@@ -102,6 +114,16 @@ class Reader:
         entries = [Entry(key, NO_WINDOW, NO_WINDOW, values[key]) for key in wanted if key in values]
         return Answer(pin, statuses, entries)
 
+    async def _multi_get_with_headers(
+        self, pin: Pin, wanted: Sequence[str], keys_by_worker: Mapping[int, list[str]]
+    ) -> Answer:
+        queries: list[tuple[WorkerInfo, Query[list[Entry]]]] = []
+        for number, worker_keys in sorted(keys_by_worker.items()):
+            queries.append((pin.workers[number], WithHeaders(*pin.query_fields, worker_keys)))
+        results, statuses = await self._query_each(pin, queries)
+        entries = {entry.key: entry for entry in chain.from_iterable(results)}
+        return Answer(pin, statuses, [entries[key] for key in wanted if key in entries])
+
     async def windows(
         self,
         pin: Pin,
@@ -109,14 +131,16 @@ class Reader:
         start: int | None = None,
         end: int | None = None,
     ) -> Answer:
-        """The windows of one key that start between two times (epoch ms, both included), sorted.
+        """Return the windows of one key that start between two times (epoch ms, both included), sorted.
 
         Raises QueryError if there are more than 100,000 entries.
         """
         _require_windows(pin, are_there=True)
         within = RowRange.of_key(key, start, end)
         entries, status = await self._query_owner(
-            pin, key, Scan(*pin.query_fields, within, None, MAX_ENTRIES + 1)
+            pin,
+            key,
+            Scan(*pin.query_fields, within, None, MAX_ENTRIES + 1, pin.store.keeps_headers),
         )
         if len(entries) > MAX_ENTRIES:
             raise QueryError(
@@ -135,11 +159,13 @@ class Reader:
         limit: int = 1_000,
         workers: Iterable[WorkerInfo] | None = None,
     ) -> Page:
-        """A page of entries sorted by key and window, from all workers or from `workers` only."""
+        """Return a page of entries sorted by key and window, from all workers or from `workers` only."""
         _require_times(pin, within)
         # Request one extra entry to find out whether there is another page.
         pages, statuses = await self._query_all(
-            pin, Scan(*pin.query_fields, within, after, limit + 1), workers
+            pin,
+            Scan(*pin.query_fields, within, after, limit + 1, pin.store.keeps_headers),
+            workers,
         )
         if sum(map(len, pages)) > MANY:
             entries = await asyncio.to_thread(_merge_entries, pages, limit + 1)
@@ -155,7 +181,7 @@ class Reader:
         *,
         workers: Iterable[WorkerInfo] | None = None,
     ) -> Answer:
-        """All entries. Raises QueryError if there are more than 100,000 entries."""
+        """Return all entries. Raises QueryError if there are more than 100,000 entries."""
         page = await self.scan(pin, within, limit=MAX_ENTRIES, workers=workers)
         if page.after is not None:
             raise QueryError(
@@ -165,7 +191,10 @@ class Reader:
         return page
 
     async def count(self, pin: Pin, within: RowRange = EVERYTHING) -> Counted:
-        """The number of entries. The count of a whole store is cached until the next snapshot."""
+        """Return the number of entries.
+
+        The count of a whole store is cached until the next snapshot.
+        """
         _require_times(pin, within)
         store = (pin.store.pipeline, pin.store.name)
         cached = self._counts.get(store)
@@ -218,16 +247,17 @@ class Reader:
         within: RowRange = EVERYTHING,
         smallest: bool = False,
     ) -> Answer:
-        """The entries with the largest numbers in `field`, largest first, or with the smallest, smallest first."""
+        """Return the entries with the largest numbers in `field`, largest first, or with the smallest, smallest first."""
         _require_times(pin, within)
         results, statuses = await self._query_all(
-            pin, Top(*pin.query_fields, within, field, limit, smallest)
+            pin,
+            Top(*pin.query_fields, within, field, limit, smallest, pin.store.keeps_headers),
         )
         entries = list(chain.from_iterable(results))
         return Answer(pin, statuses, largest(entries, field, limit, smallest=smallest))
 
     async def changed_keys(self, pin: Pin, since: int, limit: int = MAX_KEYS) -> Changes:
-        """The keys and windows that batches have changed, from the batch after `since` to the snapshot of `pin`.
+        """Return the keys and windows that batches have changed, from the batch after `since` to the snapshot of `pin`.
 
         Raises Gone if retention has removed the snapshot `since`. In this case, rows that later
         batches deleted may be gone, too, so their keys would be missing from the result.
@@ -238,7 +268,7 @@ class Reader:
         return Changes(pin, statuses, keys[:limit], len(keys) > limit)
 
     async def statuses(self, workers: Iterable[WorkerInfo]) -> tuple[WorkerStatus, ...]:
-        """Whether each worker is available."""
+        """Return whether each worker is available."""
         results = await asyncio.gather(*(self.workers.execute(info, _PROBE) for info in workers))
         return tuple(status for _, status in results)
 

@@ -86,7 +86,10 @@ class Combined(Result):
 
 @dataclass(frozen=True)
 class Changes(Result):
-    """The sorted keys and windows that changed since an earlier batch; `more` if some are left out."""
+    """The sorted keys and windows that changed since an earlier batch.
+
+    `more` if some are left out.
+    """
 
     keys: list[EntryId]
     more: bool

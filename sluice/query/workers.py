@@ -37,7 +37,7 @@ class Worker(Protocol):
     """A worker, on this host or another."""
 
     async def execute(self, query: Query[T]) -> T:
-        """The query's result.
+        """Return the query's result.
 
         Raises StateError for an unreadable shard, QueryError for an unsuitable query.
         """
@@ -64,7 +64,7 @@ class OpenWorkers(Generic[W]):
         self._checked = clock()
 
     def get(self, key: Hashable) -> W | None:
-        """The open worker with this key, which counts as used now.
+        """Return the open worker with this key, which counts as used now.
 
         None if no worker with this key is open. In this case, the caller opens it and calls `add`.
         """
@@ -76,7 +76,7 @@ class OpenWorkers(Generic[W]):
         return worker
 
     def may_have_unused(self) -> bool:
-        """Whether to call `close_unused`: at most once in `OPEN_SECONDS`."""
+        """Return whether to call `close_unused`: at most once in `OPEN_SECONDS`."""
         return self._checked <= self._clock() - OPEN_SECONDS
 
     async def close_unused(self) -> None:
@@ -114,11 +114,11 @@ class Workers:
         then."""
 
     def is_here(self, info: WorkerInfo) -> bool:
-        """Whether this process opens the worker's shard itself."""
+        """Return whether this process opens the worker's shard itself."""
         return isinstance(self._worker(info), LocalWorker)
 
     async def execute(self, info: WorkerInfo, query: Query[T]) -> tuple[list[T], WorkerStatus]:
-        """The result, as a list with one element, and the worker's status.
+        """Return the result, as a list with one element, and the worker's status.
 
         If the worker is unavailable, its standby is queried. The list is empty if the standby does
         not have the query's snapshot, or is unavailable too.
@@ -129,7 +129,7 @@ class Workers:
     async def execute_at_standby(
         self, info: WorkerInfo, query: Query[T], status: WorkerStatus
     ) -> tuple[list[T], WorkerStatus]:
-        """The result from the standby of a worker that is unavailable according to `status`."""
+        """Return the result from the standby of a worker that is unavailable according to `status`."""
         standby = info.at_standby(query.as_of)
         if standby is None:
             return [], _unavailable(info, f"{status.reason} {_missing_copy(info)}".rstrip())
@@ -142,7 +142,7 @@ class Workers:
         return result, WorkerStatus(info.number, "ok", status.reason, standby=True)
 
     async def execute_at(self, info: WorkerInfo, query: Query[T]) -> tuple[list[T], WorkerStatus]:
-        """The worker's own result, as a list with one element (empty if it is unavailable), and the worker's status."""
+        """Return the worker's own result, as a list with one element (empty if it is unavailable), and the worker's status."""
         if info.unavailable:
             return [], _unavailable(info, info.unavailable)
         # A request to a state server contains the token, which must reach only servers that are
@@ -178,7 +178,7 @@ class Workers:
             return [], _unavailable(info, error.detail)
 
     def location(self, info: WorkerInfo) -> str | None:
-        """The address of the worker's shard if this process opens it itself, else None."""
+        """Return the address of the worker's shard if this process opens it itself, else None."""
         return self._served(info) if info.server else info.location
 
     async def close(self) -> None:

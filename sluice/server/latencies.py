@@ -46,7 +46,7 @@ class Latencies:
         self._own = figures[own]
 
     def measurements(self) -> Iterator[Measurement]:
-        """Return the histograms of all requests, one for each kind and class of status."""
+        """Yield the histograms of all requests, one for each kind of request and class of status."""
         figures = [sum(of_processes) for of_processes in zip(*self._figures, strict=True)]
         for (prefix, status), begin in _BEGINS.items():
             *counts, seconds = figures[begin : begin + _WIDTH]
@@ -60,7 +60,7 @@ class Latencies:
             yield Measurement(f"{_NAME}{SUM}", seconds, labels)
 
     def of(self, prefix: str, app: ASGIApp) -> ASGIApp:
-        """Wrap an app, and measure the time from each request until the answer begins.
+        """Return an app that measures the time from each request to `app` until the answer begins.
 
         `app` is mounted under `prefix`.
         """

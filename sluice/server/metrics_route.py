@@ -26,10 +26,7 @@ from sluice.state.model import WorkerInfo
 
 
 class MetricsApp:
-    """Answers every request with the current metrics.
-
-    The numbers of unread records are missing while Kafka is away.
-    """
+    """Answers every request with the current metrics, but without the numbers of unread records if Kafka is away."""
 
     def __init__(
         self,
@@ -60,7 +57,7 @@ class MetricsApp:
         await response(scope, receive, send)
 
     async def _lags(self, figures: LedgerFigures) -> tuple[dict[str, Lag], str]:
-        """Return pipeline → its lag; if the lags are unknown, no lags and the reason."""
+        """Pipeline → its lag; if the lags are unknown, no lags and the reason."""
         try:
             return await self._services.lag(figures.positions), ""
         except BrokersUnreachable as error:

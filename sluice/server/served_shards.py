@@ -30,10 +30,7 @@ also serves a worker that was moved away, because other processes may not know o
 
 
 class ServedShards:
-    """The shards of the workers and standbys that the ledger places at `host` and `port`.
-
-    They are below `base_url`.
-    """
+    """The shards, below `base_url`, of the workers and standbys that the ledger places at `host` and `port`."""
 
     def __init__(
         self,
@@ -64,9 +61,9 @@ class ServedShards:
         return Card(self.host, self.port, self.database, self.identity)
 
     async def location(self, ref: GenerationRef, number: int) -> str:
-        """Return address of a shard that this server serves or is receiving.
+        """Address of a shard that this server serves or is receiving.
 
-        Raise Refused if another server has the shard.
+        Raises Refused if another server has the shard.
         """
         if not await self._is_served(ref.pipeline, number) and (ref, number) not in self._arriving:
             raise Refused(f"Worker {number} of {ref.pipeline!r} is not at this server.")
@@ -75,7 +72,7 @@ class ServedShards:
     async def worker(self, ref: GenerationRef, number: int) -> LocalWorker:
         """Return the worker that executes queries over a shard.
 
-        Raise Refused if another server has the shard.
+        Raises Refused if another server has the shard.
         """
         address = await self.location(ref, number)
         if self._open.may_have_unused():
@@ -87,9 +84,9 @@ class ServedShards:
         return worker
 
     async def expect(self, ref: GenerationRef, number: int) -> str:
-        """Accept a shard that is about to be moved here. Return its address.
+        """Accept a shard that is about to be moved here. Returns its address.
 
-        Raise Refused if the ledger has no such worker.
+        Raises Refused if the ledger has no such worker.
         """
         info = await read_ledger(lambda: self._ledger.generations.get(ref))
         if info is None or number >= len(info.workers):
@@ -100,7 +97,7 @@ class ServedShards:
         return location(self._base_url, ref, number)
 
     def served_location(self, worker: WorkerInfo) -> str | None:
-        """Return address of a worker's shard if this server serves it, else None."""
+        """Address of a worker's shard if this server serves it, else None."""
         if (worker.host, worker.port) != (self.host, self.port) or not self._is_own_address:
             return None
         # The URL of a shard at a server ends with /GENERATION/NUMBER.
@@ -141,10 +138,7 @@ class ServedShards:
 
 
 def identity_of(base_url: str) -> str:
-    """Return a state server's identity.
-
-    It is a random number in the folder of its shards, or a hash of its database's address.
-    """
+    """Return a state server's identity: a random number in the folder of its shards, or a hash of its database's address."""
     url = database_url(base_url)
     if url.get_backend_name() != "sqlite":
         return hashlib.sha256(f"{url.host}:{url.port}/{url.database}".encode()).hexdigest()

@@ -42,7 +42,7 @@ class Shared:
 
 @contextmanager
 def shared_among(processes: int) -> Iterator[Shared]:
-    """Make what this process and its further processes share."""
+    """Yield what this process and its further processes share."""
     if processes == 1:
         yield Shared()
         return

@@ -98,7 +98,7 @@ def claim(
     """Place workers on this server.
 
     The server must already listen at its address, so that no other program can. Otherwise, that
-    program would get the token, which readers send to this address. Raise Refused if there is no
+    program would get the token, which readers send to this address. Raises Refused if there is no
     such worker, if it is on another server, or if its state is on another host.
     """
     generations = ledger.generations.all(pipeline)
@@ -148,7 +148,7 @@ def _require_published(ledger: Ledger, ref: GenerationRef, worker: int, address:
 def register(ledger: Ledger, configuration: Settings, options: ServerOptions) -> None:
     """Register this server, which listens already, as the owner of its address.
 
-    Raise StateError or Refused if the address does not lead to this server. Raise Refused if
+    Raises StateError or Refused if the address does not lead to this server. Raises Refused if
     another server has the same address, such as 127.0.0.1 on another host.
     """
     place, own = options.place("", 0), identity_of(configuration.shards)
@@ -182,7 +182,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _addresses(host: str) -> set[str]:
-    """Return the addresses to which this host resolves a name; none if it is unknown."""
+    """Return the addresses to which this host resolves a name; none if it does not know the name."""
     try:
         infos = socket.getaddrinfo(
             host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -196,7 +196,7 @@ def _addresses(host: str) -> set[str]:
 def make_app(
     ledger: Ledger, configuration: Settings, options: ServerOptions, shared: Shared | None = None
 ) -> ASGIApp:
-    """Make the server's ASGI app: `/local`, `/metrics` and, with `options.rest`, the REST API.
+    """Return the server's ASGI app: `/local`, `/metrics` and, with `options.rest`, the REST API.
 
     Every request needs the token. `shared` is None in a server of one process.
     """
@@ -260,7 +260,7 @@ def serve(
     """Serve until the process receives a signal to stop. Calls `started` once the server listens.
 
     Starts and ends the processes `further`. A further process passes the `sockets` of the first.
-    Raise SettingsError for a certificate or key that cannot be read, and StateError if the address
+    Raises SettingsError for a certificate or key that cannot be read, and StateError if the address
     cannot be used or a further process does not start.
     """
     config = uvicorn_config(app, options)
@@ -332,7 +332,7 @@ class _AdmissionConfig(uvicorn.Config):
 
 
 class _Server(uvicorn.Server):
-    """Calls `started` once the server accepts requests, and manages its further processes."""
+    """Calls `started` once the server accepts requests, and starts and stops its further processes."""
 
     def __init__(
         self, config: uvicorn.Config, started: Callable[[], None], further: FurtherProcesses | None
@@ -354,7 +354,7 @@ class _Server(uvicorn.Server):
             await asyncio.to_thread(self._on_started)
 
     async def _bind(self) -> list[socket.socket]:
-        """Return sockets at the server's address that do not listen yet."""
+        """Sockets at the server's address that do not listen yet."""
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(

@@ -22,7 +22,7 @@ class TokenHolder(Principal):
     @property
     @override
     def name(self) -> str:
-        """The same name for every program: the token does not say which program sends it."""
+        """The same name for every program with the token, because the token does not say who sends it."""
         return "state-server"
 
     @override
@@ -95,7 +95,7 @@ class TokenRequired:
     def _challenge_number(self, scheme: bytes, credentials: bytes) -> str | None:
         """Return the random number of a challenge whose sender knows the token.
 
-        None for any other request.
+        Return None for any other request.
         """
         if scheme.lower() != server_identity.SCHEME.lower().encode():
             return None

@@ -37,14 +37,14 @@ def column(name: str, type_: str, json: bytes) -> Iterator[None]:
 
 
 def length(value: Any, most: int | None) -> Any:
-    """The text, if it has at most `most` characters."""
+    """Return the text, if it has at most `most` characters."""
     if most is not None and value is not None and len(value) > most:
         raise ValueError(f"is longer than {most} characters")
     return value
 
 
 def integer(value: Any, bound: int) -> int:
-    """A whole number from -bound to bound - 1."""
+    """Return a whole number from -bound to bound - 1."""
     # `isinstance` would accept true and false, whose type is a subclass of int.
     if type(value) is not int:
         raise ValueError("is not a whole number")
@@ -61,7 +61,7 @@ def number(value: Any) -> Decimal:
 
 
 def decimal(value: Any, precision: int, scale: int) -> Decimal:
-    """A number of at most `precision` digits, `scale` of them after the point."""
+    """Return a number of at most `precision` digits, `scale` of them after the point."""
     held = number(value)
     if not held:
         return Decimal(0)
@@ -78,7 +78,7 @@ def decimal(value: Any, precision: int, scale: int) -> Decimal:
 
 
 def double(value: Any) -> float:
-    """A number that a float of 64 bits can hold."""
+    """Return a number that a float of 64 bits can hold."""
     held = float(number(value))
     if math.isinf(held) or (held == 0 and value != 0):
         raise ValueError("is out of range")
@@ -89,7 +89,7 @@ def double(value: Any) -> float:
 
 
 def single(value: Any) -> float:
-    """A number that a float of 32 bits can hold."""
+    """Return a number that a float of 32 bits can hold."""
     held = double(value)
     # A larger number would become infinite in 32 bits, and a smaller number would become 0.
     if math.isfinite(held) and (abs(held) > 3.4028235e38 or (held != 0 and abs(held) < 1e-45)):
@@ -112,7 +112,7 @@ def text(value: Any) -> str:
 
 
 def timestamp(value: Any, *, has_zone: bool) -> datetime:
-    """A moment. With `has_zone`, it has the time zone UTC.
+    """Return a moment. With `has_zone`, it has the time zone UTC.
 
     Without `has_zone`, it has no time zone. A value with a zone is converted to UTC.
     """

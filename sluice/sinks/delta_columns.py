@@ -25,7 +25,7 @@ _SPARK = {
 
 
 def kind_of(type_: pa.DataType) -> str:
-    """The kind of a type; an empty text if Sluice cannot write columns of this type."""
+    """Return the kind of a type; an empty text if Sluice cannot write columns of this type."""
     is_ = pa.types
     kinds = {
         "whole number": is_.is_signed_integer, "decimal": is_.is_decimal, "float": is_.is_floating,
@@ -36,7 +36,7 @@ def kind_of(type_: pa.DataType) -> str:
 
 
 def fits(field: pa.DataType, column: pa.DataType) -> bool:
-    """Whether a column can hold all or most values of a field."""
+    """Return whether a column can hold all or most values of a field."""
     kind = kind_of(field)
     if kind_of(column) not in _FITS.get(kind, (kind,)):
         return False
@@ -52,7 +52,10 @@ def fits(field: pa.DataType, column: pa.DataType) -> bool:
 
 @dataclass(frozen=True)
 class DeltaColumn:
-    """A column of a Delta table. Implements `Column`: the encoded values are Python values for Arrow."""
+    """A column of a Delta table.
+
+    Implements `Column`: the encoded values are Python values for Arrow.
+    """
 
     name: str
     arrow: pa.DataType
@@ -76,7 +79,7 @@ class DeltaColumn:
         return kind_of(self.arrow) == "text"
 
     def encode(self, json: bytes) -> Any:
-        """The column's value for a JSON value.
+        """Return the column's value for a JSON value.
 
         Raises ValueError, which names the column, if the value does not fit.
         """

@@ -44,7 +44,8 @@ log = structlog.get_logger()
 WRITER = "sluice.writer"
 """The table property with the pipeline that writes the table."""
 ACCEPTED = "sluice.accept_gap"
-"""The table property with the id of a snapshot, up to which a user accepts that rows are missing in the table."""
+"""The table property with the id of a snapshot, up to which a user accepts that rows are missing in
+the table."""
 
 _EPOCH, _NONCE = 40, 24
 """The positions of the lowest bit of the epoch, and of the random number, in a version."""
@@ -66,7 +67,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     pipeline: str
     snapshot: str | None = None
-    """The last batch written, as the id of the snapshot with which it is published; None before the first."""
+    """The last batch written, as the id of the snapshot with which it is published; None before the
+    first."""
     begun: int = 0
     """When this batch began, in epoch ms."""
     rows: int = 0
@@ -74,7 +76,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     checksum: str = ""
     """The checksum of the rows of this batch."""
     may_repeat: bool = False
-    """Whether rows of later batches may be in the table, too, because the state was restored or rebuilt."""
+    """Whether rows of later batches may be in the table, too, because the state was restored or
+    rebuilt."""
 
     @property
     def batch(self) -> BatchId | None:
@@ -109,7 +112,10 @@ class DeltaTarget(Target):
 
     @property
     def declared(self) -> tuple[DeltaColumn, ...]:
-        """The columns of the table if Sluice creates it. Raises EngineError if a type is unknown."""
+        """The columns of the table if Sluice creates it.
+
+        Raises EngineError if a type is unknown.
+        """
         if unknown := [name for name, kind in self.created.items() if _arrow(kind) is None]:
             raise EngineError(
                 f"The table {self.output} ({self.at}) needs the types of its columns "
@@ -232,7 +238,9 @@ class DeltaSink:
             )
 
     def _commit(self, version: int, state: State, rows: Rows | None) -> None:
-        """Commit a batch's rows. Without rows, the commit only takes over the table from the last writer.
+        """Commit a batch's rows.
+
+        Without rows, the commit only takes over the table from the last writer.
 
         Raises LeaseError if another driver has taken over. A commit that conflicts with a commit of
         another program, such as `OPTIMIZE`, is repeated.
@@ -351,7 +359,7 @@ class DeltaSink:
                 self.spark.conf.unset(name)
 
     def _has_later_rows(self, published: Published | None) -> bool:
-        """Whether the table has a row from a record after the published positions."""
+        """Return whether the table has a row from a record after the published positions."""
         where = "true"
         if published is not None:
             # The rows of timers have no topic, and their position does not show which batch wrote
@@ -380,7 +388,10 @@ class DeltaSink:
         log.info("table created", table=self.target.output)
 
     def _require_fitting_columns(self) -> tuple[DeltaColumn, ...]:
-        """The columns that the pipeline writes. Raises an EngineError that lists all problems of the table."""
+        """Return the columns that the pipeline writes.
+
+        Raises an EngineError that lists all problems of the table.
+        """
         target, snapshot = self.target, self._snapshot()
         if snapshot.version() < 0:
             raise EngineError(
@@ -427,7 +438,10 @@ class DeltaSink:
         return tuple(columns)
 
     def _claim(self) -> None:
-        """Note in the table that this pipeline writes it. Raises EngineError if another pipeline writes it."""
+        """Note in the table that this pipeline writes it.
+
+        Raises EngineError if another pipeline writes it.
+        """
         own = self.pipeline
         writer = self._property(WRITER)
         if not writer:
@@ -452,7 +466,10 @@ class DeltaSink:
         )
 
     def _last_state(self) -> State | None:
-        """The state after the last commit of this pipeline; None if the newest commits do not include such a commit."""
+        """Return the state after the last commit of this pipeline.
+
+        Return None if the newest commits do not include such a commit.
+        """
         commits = self.spark.sql(f"DESCRIBE HISTORY {self._table} LIMIT {_HISTORY}")
         for (metadata,) in commits.select("userMetadata").collect():
             # Other programs commit too, without metadata or with metadata of their own.
@@ -465,17 +482,17 @@ class DeltaSink:
         return None
 
     def _committed_version(self) -> int:
-        """The version of the pipeline's last commit, -1 before the first."""
+        """Return the version of the pipeline's last commit, -1 before the first."""
         version = self._snapshot().transactions().get(self._application)
         return int(version.get()) if version.isDefined() else -1
 
     def _property(self, name: str) -> str:
-        """A property of the table, empty if it is not set."""
+        """Return a property of the table, empty if it is not set."""
         value = self._snapshot().metadata().configuration().get(name)
         return str(value.get()) if value.isDefined() else ""
 
     def _snapshot(self) -> Any:
-        """The table's newest snapshot."""
+        """Return the table's newest snapshot."""
         none = self._jvm("scala.Option").empty()
         delta_log = self._jvm("org.apache.spark.sql.delta.DeltaLog").forTable(
             self._session,
@@ -496,7 +513,7 @@ class DeltaSink:
         return self.spark._jsparkSession
 
     def _jvm(self, name: str) -> Any:
-        """A class of the JVM.
+        """Return a class of the JVM.
 
         It is looked up by its whole name, because py4j would search all jars for each part of a
         dotted path.
@@ -519,7 +536,7 @@ _NEXT_STEP = "Nothing from the batch was published. Correct the cause, then run 
 
 
 def _written_type(column: StructField) -> pa.DataType | None:
-    """The Arrow type of a column's values; None if Sluice cannot write them."""
+    """Return the Arrow type of a column's values; None if Sluice cannot write them."""
     # Sluice cannot check the length of a VARCHAR or CHAR within a nested type, so it does not write
     # a column with such a type.
     if _SQL_TYPE in column.metadata and _max_length(column) is None:
@@ -546,13 +563,13 @@ def _can_be_written(arrow: pa.DataType) -> bool:
 
 
 def _max_length(column: StructField) -> int | None:
-    """The largest number of characters of a VARCHAR or CHAR, None for other types."""
+    """Return the largest number of characters of a VARCHAR or CHAR, None for other types."""
     declared = re.fullmatch(r"(?:var)?char\((\d+)\)", str(column.metadata.get(_SQL_TYPE, "")))
     return None if declared is None else int(declared[1])
 
 
 def _tells_keys_apart(column: StructField) -> bool:
-    """Whether different keys always become different values of a column."""
+    """Return whether different keys always become different values of a column."""
     # Spark pads a CHAR with spaces, so `a` and `a ` become equal.
     is_padded = str(column.metadata.get(_SQL_TYPE, "")).startswith("char(")
     arrow = _written_type(column)
@@ -576,6 +593,6 @@ def _literal(value: Any) -> str:
 
 
 def _reason(error: Exception | None) -> str:
-    """The first line of an error's message, without the Java class."""
+    """Return the first line of an error's message, without the Java class."""
     message = str(error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error)
     return sentence(message.strip().partition("\n")[0][:500])

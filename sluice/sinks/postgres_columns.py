@@ -46,7 +46,8 @@ _FOLDED = {
 }
 """Types of which two values with different texts can be equal, or that cannot be compared."""
 _ROUNDED = {"time without time zone", "time with time zone", "interval"}
-"""Types whose values Sluice passes on as text, and which PostgreSQL rounds if the type has a precision."""
+"""Types whose values Sluice passes on as text, and which PostgreSQL rounds if the type has a
+precision."""
 _NO_TEXT = {*_WHOLE, *_TIMES, "boolean", "date", "bytea", *_JSON}
 """Types that a field of type STRING does not fit."""
 
@@ -54,14 +55,17 @@ _NUL = "\0"
 
 
 def created_type(spark: str) -> str:
-    """The PostgreSQL type of a new column for a Spark SQL type; an empty text if the Spark type is unknown."""
+    """Return the PostgreSQL type of a new column for a Spark SQL type.
+
+    Return an empty text if the Spark type is unknown.
+    """
     if spark.startswith("DECIMAL"):
         return f"numeric{spark.removeprefix('DECIMAL')}"
     return _CREATED.get(_without_parameters(spark), "")
 
 
 def fits(spark: str, postgres: str) -> bool:
-    """Whether a column of a PostgreSQL type can hold values of a Spark SQL type; true if the Spark type is unknown."""
+    """Return whether a column of a PostgreSQL type can hold values of a Spark SQL type; true if the Spark type is unknown."""
     kind, column_type = _without_parameters(spark), _without_parameters(postgres)
     if kind == "STRING":
         return column_type not in _NO_TEXT and not (column_type in _ROUNDED and "(" in postgres)
@@ -69,7 +73,7 @@ def fits(spark: str, postgres: str) -> bool:
 
 
 def tells_keys_apart(postgres: str) -> bool:
-    """Whether different keys are always different values of a type, so that each key has its own row."""
+    """Return whether different keys are always different values of a type, so that each key has its own row."""
     return _without_parameters(postgres) not in _FOLDED
 
 
@@ -97,7 +101,7 @@ class PostgresColumn:
         return self.type.startswith(("text", "char"))
 
     def encode(self, json: bytes) -> str | None:
-        """The column's text for a JSON value.
+        """Return the column's text for a JSON value.
 
         Raises ValueError, which names the column, if the value does not fit.
         """
@@ -173,12 +177,12 @@ def _uuid(value: Any, *, only_canonical: bool) -> str:
 
 
 def _as_is(value: Any, json: bytes) -> str:
-    """The text for any other type, such as an enum or an inet, which only PostgreSQL can check."""
+    """Return the text for any other type, such as an enum or an inet, which only PostgreSQL can check."""
     return _text(value, None) if isinstance(value, str) else json.decode()
 
 
 def _digits(value: Any, checked: float) -> str:
-    """The digits of a number as they were written, rather than the digits of the float `checked`."""
+    """Return the digits of a number as they were written, rather than the digits of the float `checked`."""
     return str(value)
 
 

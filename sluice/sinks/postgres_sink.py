@@ -290,7 +290,10 @@ class PostgresTables:
         self,
         database: psycopg.Connection,
     ) -> tuple[BatchId, dict[str, Written]] | None:
-        """The last batch, and the rows that it wrote to each table; None before the first batch."""
+        """Return the last batch, and the rows that it wrote to each table.
+
+        Return None before the first batch.
+        """
         row = database.execute(
             SQL("SELECT generation, batch, begun, rows FROM {} WHERE pipeline = %s").format(
                 Identifier(BATCHES)
@@ -323,7 +326,7 @@ class PostgresTables:
 
     @contextmanager
     def _transaction(self, doing: str) -> Iterator[psycopg.Connection]:
-        """A transaction. Raises EngineError for the database's errors."""
+        """Yield a transaction. Raises EngineError for the database's errors."""
         try:
             with connect(self.url, application_name=f"sluice.{self.pipeline}") as database:
                 # The database's address may be that of a connection pooler, such as PgBouncer,
@@ -355,7 +358,7 @@ def _at(target: PostgresTarget) -> Iterator[None]:
 
 
 def _reason(error: psycopg.Error) -> str:
-    """The database's message with its detail, on one line.
+    """Return the database's message with its detail, on one line.
 
     A message never contains the password.
     """
@@ -392,7 +395,7 @@ def _list(parts: Sequence[Composable]) -> Composed:
 def _create_or_check(
     database: psycopg.Connection, target: PostgresTarget, written: Written | None
 ) -> tuple[PostgresColumn, ...]:
-    """The columns of a table. Creates the table if it is missing.
+    """Return the columns of a table. Creates the table if it is missing.
 
     Raises EngineError if the table does not fit the rows. `written`: number and checksum of the
     last batch's rows; None if no batch has written the table.
@@ -444,7 +447,7 @@ def _require_fitting_columns(
     database: psycopg.Connection,
     target: PostgresTarget,
 ) -> tuple[PostgresColumn, ...]:
-    """The columns that the pipeline writes.
+    """Return the columns that the pipeline writes.
 
     Raises EngineError that lists all problems of the table.
     """
@@ -503,7 +506,7 @@ def _problem_of_column(
     spark: str,
     column: _TableColumn,
 ) -> list[str]:
-    """Why an existing column does not fit a field of this Spark SQL type: one reason, or none."""
+    """Return why an existing column does not fit a field of this Spark SQL type: one reason, or none."""
     declared = target.table.types.get(name)
     if declared is not None and not _is_type(database, declared, column.oid):
         return [f"the column {name} is {column.type}, not {declared}"]
@@ -520,7 +523,7 @@ def _problem_of_column(
 
 
 def _qualified(database: psycopg.Connection, target: PostgresTarget) -> str:
-    """The name of an existing table with its schema: the same text for every name by which the table can be found."""
+    """Return the name of an existing table with its schema: the same text for every name by which the table can be found."""
     row = database.execute(
         "SELECT format('%%I.%%I', nspname, relname) FROM pg_class JOIN pg_namespace n ON n.oid = relnamespace "
         "WHERE pg_class.oid = to_regclass(%s)",
@@ -544,7 +547,7 @@ def _kind(database: psycopg.Connection, table: str) -> str:
 
 
 def _is_unique(database: psycopg.Connection, table: str, columns: Sequence[str]) -> bool:
-    """Whether the table has a primary key or a unique index of exactly these columns."""
+    """Return whether the table has a primary key or a unique index of exactly these columns."""
     # ON CONFLICT cannot use an index that is partial, deferrable or on an expression.
     indexes: Any = database.execute(
         "SELECT (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY(indkey)) "
@@ -556,7 +559,10 @@ def _is_unique(database: psycopg.Connection, table: str, columns: Sequence[str])
 
 
 def checked_url(connection: str, url: str) -> str:
-    """The URL of a connection. Raises SettingsError, without the URL, if libpq cannot parse it."""
+    """Return the URL of a connection.
+
+    Raises SettingsError, without the URL, if libpq cannot parse it.
+    """
     try:
         conninfo_to_dict(url)
     except psycopg.ProgrammingError:

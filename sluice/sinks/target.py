@@ -33,7 +33,7 @@ class Column(Protocol):
         """Whether this is a text column. A key that is a number is written to it as text."""
 
     def encode(self, json: bytes) -> Any:
-        """The column's value for a JSON value.
+        """Return the column's value for a JSON value.
 
         Raises ValueError, which names the column, if the value does not fit.
         """
@@ -114,7 +114,8 @@ class Published:
     positions: Mapping[str, Mapping[str, int]]
     """Topic → partition as text → offset after the last record."""
     is_written: bool = True
-    """Whether a run has written the batch's output. A rebuild publishes batches without writing any."""
+    """Whether a run has written the batch's output. A rebuild publishes batches without writing
+    any."""
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -138,7 +139,7 @@ class Written(msgspec.Struct, frozen=True):
 
 
 def written_rows(rows: Rows) -> Written:
-    """The number and the checksum of the rows that a batch writes to a table."""
+    """Return the number and the checksum of the rows that a batch writes to a table."""
     total = sum(crc32(repr(row).encode()) for row in rows.written)
     # With the start value 1, a deleted row has another checksum than a written row with the same
     # values.

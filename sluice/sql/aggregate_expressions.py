@@ -105,7 +105,7 @@ def _function(call: Call) -> AggregateFunction | None:
 
 
 def _pair(name: str, arguments: Sequence[str], condition: str | None) -> str:
-    """The argument of a function of two columns: an object of `x` and `y`."""
+    """Return the argument of a function of two columns: an object of `x` and `y`."""
     pair = []
     for argument in arguments:
         sql = f"CAST({argument} AS DOUBLE)" if name in STATISTICS_OF_TWO else argument
@@ -148,7 +148,7 @@ def _function_of_one(
 
 
 def _percentages(text: str) -> tuple[tuple[float, ...], bool]:
-    """The percentages in the text, and whether the text is an array.
+    """Return the percentages in the text, and whether the text is an array.
 
     There are no percentages if any of them is not a constant from 0 to 1.
     """
@@ -213,7 +213,7 @@ _SUM_DIGITS, _AVG_DIGITS = 10, 4
 
 
 def result_type(function: str, argument: str) -> str:
-    """The type of a function's result, as in Spark's aggregate function with the same name."""
+    """Return the type of a function's result, as in Spark's aggregate function with the same name."""
     if function in ("count", "count_distinct", "approx_count_distinct"):
         return "bigint"
     if function in ("collect_list", "collect_set", "collect_sorted", "top", "approx_percentiles"):

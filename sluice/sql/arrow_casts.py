@@ -57,7 +57,7 @@ def _decimals(values: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def cast(value: Value, of: str, to: str, count: int) -> Result:
-    """The CAST of a value from one type to another."""
+    """Return the CAST of a value from one type to another."""
     if of == to:
         return Result(value)
     values = array_of(value, count)
@@ -82,7 +82,10 @@ def cast(value: Value, of: str, to: str, count: int) -> Result:
 
 
 def _times_from_seconds(seconds: pa.Array) -> pa.Array:
-    """Times from seconds since 1970. As in Spark, seconds outside the possible times give the first or last time."""
+    """Times from seconds since 1970.
+
+    As in Spark, seconds outside the possible times give the first or last time.
+    """
     most = (2**63 - 1) // 10**6
     is_late, is_early = pc.greater(seconds, most), pc.less(seconds, -most)
     # The seconds are limited first, because the product of larger numbers would overflow.
@@ -122,7 +125,10 @@ def time_text(values: pa.Array) -> pa.Array:
 
 
 def _with_far_years(values: pa.Array, text: pa.Array) -> pa.Array:
-    """The text of dates or times. Years before 1 and after 9999 get the sign that Java writes, and Arrow does not."""
+    """Return the text of dates or times.
+
+    Years before 1 and after 9999 get the sign that Java writes, and Arrow does not.
+    """
     if _has_usual_years(values):
         return text
     is_date = pa.types.is_date(values.type)
@@ -133,7 +139,7 @@ def _with_far_years(values: pa.Array, text: pa.Array) -> pa.Array:
 
 
 def _has_usual_years(values: pa.Array) -> bool:
-    """Whether all times are in the years from 1 to 9999."""
+    """Return whether all times are in the years from 1 to 9999."""
     years = pc.fill_null(pc.year(values), 1)
     return (
         pc.all(pc.and_(pc.greater(years, 0), pc.less_equal(years, _LAST_YEAR))).as_py() is not False
@@ -243,7 +249,7 @@ def _to_decimal(values: pa.Array, of: str, to: str) -> Result:
 
 
 def decimal_quotient(left: Decimal, right: Decimal, precision: int, scale: int) -> Decimal:
-    """The quotient of two decimals. Raises ArithmeticError if it has too many digits."""
+    """Return the quotient of two decimals. Raises ArithmeticError if it has too many digits."""
     # Spark rounds a quotient twice: to 39 decimal places, and then to the scale of the type.
     quotient = _EXACT.quantize(_DIVISION.divide(left, right), Decimal(1).scaleb(-39))
     return _decimal_in(quotient, precision, scale)
@@ -251,11 +257,15 @@ def decimal_quotient(left: Decimal, right: Decimal, precision: int, scale: int) 
 
 _EXACT = Context(prec=2000, rounding=ROUND_HALF_UP)
 _DIVISION = Context(prec=130)
-"""Has enough digits for a quotient with 39 decimal places, so that the division does not round these."""
+"""Has enough digits for a quotient with 39 decimal places, so that the division does not round
+these."""
 
 
 def _decimal_in(number: Decimal, precision: int, scale: int) -> Decimal:
-    """The number as a decimal of a type. Raises ArithmeticError if it has too many digits."""
+    """Return the number as a decimal of a type.
+
+    Raises ArithmeticError if it has too many digits.
+    """
     if number.adjusted() > precision and number:
         raise InvalidOperation
     rounded = _EXACT.quantize(number, Decimal(1).scaleb(-scale))
@@ -280,7 +290,7 @@ def _nulls(values: pa.Array) -> Mask:
 
 
 def _number_result(numbers: pa.Array, values: pa.Array, fails: Mask) -> Result:
-    """The numbers computed from values: null where the value is null or the computation fails."""
+    """Return the numbers computed from values: null where the value is null or the computation fails."""
     is_null = _nulls(values)
     failed = fails & ~is_null
     results = pc.if_else(pa.array(failed | is_null), pa.scalar(None, numbers.type), numbers)
@@ -337,7 +347,10 @@ _SPECIAL = {"nan": "nan", "inf": "inf", "infinity": "inf"}
 
 
 def _java_double(text: str) -> float:
-    """The double that Spark reads from a text. Raises ValueError if the text is not a number."""
+    """Return the double that Spark reads from a text.
+
+    Raises ValueError if the text is not a number.
+    """
     short = text.strip("".join(map(chr, range(0x21))))
     # Java allows a letter for the type at the end, such as 1.5f.
     if _JAVA_DOUBLE.fullmatch(short):
@@ -418,7 +431,10 @@ def _to_date(values: pa.Array, to: str) -> Result:
 
 
 def _days(text: str) -> int:
-    """The days from 1970-01-01 to the date in a text. Raises ValueError if the text is not a date."""
+    """Return the days from 1970-01-01 to the date in a text.
+
+    Raises ValueError if the text is not a date.
+    """
     match = _DATE.fullmatch(text.strip(_BLANK))
     if match is None:
         raise ValueError
@@ -438,12 +454,15 @@ _EPOCH = date(1970, 1, 1).toordinal()
 
 
 def _plain_times(values: pa.Array, to: str) -> Result:
-    """Times from texts such as 2026-11-21 08:00:00. `rules` allows this cast only for constants of this form."""
+    """Times from texts such as 2026-11-21 08:00:00.
+
+    `rules` allows this cast only for constants of this form.
+    """
     return Result(values.cast(pa.timestamp("us")).cast(arrow_type(to)))
 
 
 def _failures(values: pa.Array, passed: pa.Array) -> Mask | None:
-    """The rows that have a text for which `passed` is not true."""
+    """Return the rows that have a text for which `passed` is not true."""
     failed = valid_rows(values, len(values)) & ~mask_of(passed, len(values))
     return failed if failed.any() else None
 

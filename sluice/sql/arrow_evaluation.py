@@ -64,19 +64,23 @@ def evaluate(
     count: int,
     functions: Functions = MappingProxyType({}),
 ) -> Result:
-    """The values of an expression for `count` rows, given the columns and the Python functions that it reads."""
+    """Return the values of an expression for `count` rows, given the columns and the Python functions that it reads."""
     return _Evaluation(columns, count, functions).result(expression)
 
 
 @dataclass
 class _Evaluation:
-    """The results of expressions for some rows. An expression that occurs in several places is computed once."""
+    """The results of expressions for some rows.
+
+    An expression that occurs in several places is computed once.
+    """
 
     columns: Columns
     count: int
     functions: Functions
     done: dict[int, tuple[TypedExpression, Result]] = field(default_factory=dict)
-    """Id of an expression → the expression and its result. While an expression is kept, no other one gets its id."""
+    """Id of an expression → the expression and its result. While an expression is kept, no other
+    one gets its id."""
 
     def result(self, expression: TypedExpression) -> Result:
         if id(expression) not in self.done:
@@ -86,19 +90,19 @@ class _Evaluation:
         return self.done[id(expression)][1]
 
     def arguments(self, expression: TypedExpression) -> list[Result]:
-        """The results of the arguments, converted to the types that the function takes."""
+        """Return the results of the arguments, converted to the types that the function takes."""
         return [
             self.convert(part, kind)
             for part, kind in zip(expression.parts, expression.operands, strict=True)
         ]
 
     def convert(self, expression: TypedExpression, kind: str) -> Result:
-        """The result of an expression, converted to `kind`, which contains every value of the expression's type."""
+        """Return the result of an expression, converted to `kind`, which contains every value of the expression's type."""
         result = self.result(expression)
         return Result(widen(result.values, expression.type, kind), result.failed)
 
     def for_rows(self, mask: Mask, columns_read: frozenset[str]) -> _Evaluation:
-        """The evaluation for some of the rows, with only the columns that are read."""
+        """Return the evaluation for some of the rows, with only the columns that are read."""
         rows = pa.array(np.flatnonzero(mask))
         columns = {name: self.columns[name].take(rows) for name in columns_read}
         return _Evaluation(columns, len(rows), self.functions)
@@ -118,7 +122,7 @@ class _Evaluation:
         expression: TypedExpression,
         arguments: list[Result],
     ) -> Mask | None:
-        """The rows in which Spark would compute an argument that fails."""
+        """Return the rows in which Spark would compute an argument that fails."""
         order = RULES[expression.key].order if expression.key in RULES else "all"
         if order == "all" or all(argument.failed is None for argument in arguments):
             return any_of(*(argument.failed for argument in arguments))
@@ -195,7 +199,10 @@ def _value_where(
     true: TypedExpression,
     kind: str,
 ) -> Result:
-    """The value in rows where a condition is true, else null. The value is computed only for these rows."""
+    """Return the value in rows where a condition is true, else null.
+
+    The value is computed only for these rows.
+    """
     passed = mask_of(condition.values, evaluation.count)
     if passed.all():
         value = evaluation.convert(true, kind)
@@ -253,7 +260,10 @@ def _choose(evaluation: _Evaluation, condition: Result, true: Result, false: Res
 
 
 def _in(evaluation: _Evaluation, expression: TypedExpression) -> Result:
-    """Whether a value equals one of several options. Spark computes the options in order, until an option is equal."""
+    """Return whether a value equals one of several options.
+
+    Spark computes the options in order, until an option is equal.
+    """
     value, *options = evaluation.arguments(expression)
     is_equal, failed = pa.scalar(False), value.failed
     for option in options:
@@ -266,7 +276,10 @@ def _in(evaluation: _Evaluation, expression: TypedExpression) -> Result:
 
 
 def _python(evaluation: _Evaluation, expression: TypedExpression) -> Result:
-    """The results of a Python function. If the function raises an error for a record, its result holds the error."""
+    """Return the results of a Python function.
+
+    If the function raises an error for a record, its result holds the error.
+    """
     function = evaluation.functions[expression.node.name]
     arguments = evaluation.arguments(expression)
     columns = [array_of(argument.values, evaluation.count).to_pylist() for argument in arguments]
@@ -305,7 +318,7 @@ def _comparison(function: Callable[[Value, Value], Value]) -> Function:
 
 
 def _equal(left: Value, right: Value) -> Value:
-    """Whether values are equal. NaN equals NaN, unlike in Arrow."""
+    """Return whether values are equal. NaN equals NaN, unlike in Arrow."""
     equal = pc.equal(left, right)
     if not pa.types.is_floating(left.type):
         return equal
@@ -313,7 +326,7 @@ def _equal(left: Value, right: Value) -> Value:
 
 
 def _less(left: Value, right: Value) -> Value:
-    """Whether `left` is less than `right`. NaN is larger than any other number."""
+    """Return whether `left` is less than `right`. NaN is larger than any other number."""
     less = pc.less(left, right)
     if not pa.types.is_floating(left.type):
         return less
@@ -326,7 +339,7 @@ def _same(left: Value, right: Value) -> Value:
 
 
 def _extreme(is_better: Callable[[Value, Value], Value]) -> Function:
-    """The greatest or the least value, ignoring nulls; the first of equal values."""
+    """Return the greatest or the least value, ignoring nulls; the first of equal values."""
 
     def better(best: Value, value: Value) -> Value:
         replaces = pc.or_kleene(pc.is_null(best), pc.fill_null(is_better(value, best), False))
@@ -427,7 +440,7 @@ def _join(expression: TypedExpression, values: list[Value], count: int) -> Resul
 
 
 def _path_element(expression: TypedExpression, values: list[Value], count: int) -> Result:
-    """The index of an array's element as four bytes, as in the path of a row (`values.row_order`)."""
+    """Return the index of an array's element as four bytes, as in the path of a row (`values.row_order`)."""
     indices = pc.fill_null(array_of(values[0], count), 0).to_numpy().astype(">i4")
     elements = pa.Array.from_buffers(pa.binary(4), count, [None, pa.py_buffer(indices.tobytes())])
     return Result(elements.cast(pa.binary()))
@@ -442,19 +455,19 @@ def _like(expression: TypedExpression, values: list[Value], count: int) -> Resul
 
 
 def _array_function(function: Callable[..., Value]) -> Function:
-    """The `Function` that calls a function of arrays."""
+    """Return the `Function` that calls a function of arrays."""
     return lambda expression, values, count: Result(
         function(*(array_of(value, count) for value in values))
     )
 
 
 def _array_and_value(function: Callable[[pa.Array, Value], Value]) -> Function:
-    """The `Function` that calls a function of an array, and of a second value that may be the same for all rows."""
+    """Return the `Function` that calls a function of an array, and of a second value that may be the same for all rows."""
     return lambda expression, values, count: Result(function(array_of(values[0], count), values[1]))
 
 
 def _row_function(function: Callable[..., Any]) -> Function:
-    """The `Function` that calls a Python function with each row's values."""
+    """Return the `Function` that calls a Python function with each row's values."""
 
     def compute(expression: TypedExpression, values: list[Value], count: int) -> Result:
         return map_rows(function, values, arrow_type(expression.type), count)

@@ -32,7 +32,10 @@ def array_of_json(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def values_one_by_one(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Like `array_of_json`, but also for JSON that msgspec cannot decode as the column's type. It is slower."""
+    """Like `array_of_json`, but also for JSON that msgspec cannot decode as the column's type.
+
+    It is slower.
+    """
     convert = _conversion(kind)
     values = [None if text is None else convert(_decode(text)) for text in texts.to_pylist()]
     return pa.array(values, kind)
@@ -40,7 +43,10 @@ def values_one_by_one(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 @cache
 def _declared(kind: pa.DataType) -> Any:
-    """The type as which msgspec decodes a column's values; None if msgspec has no type whose values Arrow takes."""
+    """Return the type as which msgspec decodes a column's values.
+
+    Return None if msgspec has no type whose values Arrow takes.
+    """
     if pa.types.is_struct(kind):
         members = []
         for number, field in enumerate(kind):
@@ -50,7 +56,10 @@ def _declared(kind: pa.DataType) -> Any:
             members.append(
                 (f"f{number}", inner | None, msgspec.field(default=None, name=field.name))
             )
-        return msgspec.defstruct("Object", members, gc=False)
+        try:
+            return msgspec.defstruct("Object", members, gc=False)
+        except ValueError:
+            return None  # a name contains a sign that JSON escapes, such as a quotation mark
     if pa.types.is_list(kind):
         element = _declared(kind.value_type)
         is_nested = element is None or pa.types.is_nested(kind.value_type)
@@ -79,7 +88,7 @@ def _decoder(declared: Any) -> Callable[[str], list[Any]]:
 
 
 def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """A column of values of the declared type."""
+    """Return a column of values of the declared type."""
     if not pa.types.is_struct(kind):
         return pa.array(values, kind)
     is_null = [value is None for value in values]
@@ -100,7 +109,7 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 @cache
 def _conversion(kind: pa.DataType) -> Convert:
-    """The function that converts a decoded JSON value to a value that Arrow takes for a type."""
+    """Return the function that converts a decoded JSON value to a value that Arrow takes for a type."""
     if pa.types.is_struct(kind):
         fields = [(field.name, _conversion(field.type)) for field in kind]
         return lambda value: (
@@ -133,7 +142,7 @@ def _simple(kind: pa.DataType) -> Convert:
 
 
 def _text(value: Any) -> str:
-    """A text unchanged, and any other value as its JSON, as Spark reads a STRING from JSON."""
+    """Return a text unchanged, and any other value as its JSON, as Spark reads a STRING from JSON."""
     return value if isinstance(value, str) else _encode(value).decode()
 
 

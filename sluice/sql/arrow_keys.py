@@ -17,7 +17,7 @@ from sluice.values.sql_types import precision_and_scale
 
 
 def key_texts(values: pa.Array, kind: str) -> pa.Array:
-    """The text of each key; null for a key with NaN or infinity."""
+    """Return the text of each key; null for a key with NaN or infinity."""
     match kind:
         case "STRING":
             return values
@@ -34,7 +34,7 @@ def key_texts(values: pa.Array, kind: str) -> pa.Array:
 
 
 def _plain_values(values: pa.Array) -> list[Any]:
-    """The values as Python values, with maps as dicts."""
+    """Return the values as Python values, with maps as dicts."""
     python_values: list[Any] = values.to_pylist(maps_as_pydicts="strict")
     return python_values
 
@@ -48,5 +48,5 @@ def _text(value: Any) -> str | None:
 
 
 def too_long(texts: pa.Array) -> Mask:
-    """The keys with too many bytes."""
+    """Return the keys with too many bytes."""
     return mask_of(pc.greater(pc.binary_length(texts), MOST_KEY_BYTES), len(texts))

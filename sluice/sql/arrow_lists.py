@@ -26,14 +26,16 @@ def list_of(values: list[pa.Array], count: int) -> pa.Array:
 
 
 def sizes(values: pa.Array) -> pa.Array:
-    """The number of elements of each list, or of entries of each map."""
+    """Return the number of elements of each list, or of entries of each map."""
     return pc.list_value_length(_as_lists(values) if pa.types.is_map(values.type) else values).cast(
         pa.int32()
     )
 
 
 def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Result:
-    """The element of each list at an index. The first element has the index `offset`, which is 0 or 1.
+    """Return the element of each list at an index.
+
+    The first element has the index `offset`, which is 0 or 1.
 
     With offset 1, negative indices count from the end. A row fails if its list has no such element.
     With `tries`, the element is null instead, but with offset 1, the index 0 still fails.
@@ -58,7 +60,7 @@ def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Resul
 
 
 def entry(maps: pa.Array, key: Value) -> pa.Array:
-    """The value that each map has for a key, or null."""
+    """Return the value that each map has for a key, or null."""
     pairs = _as_lists(maps)
     names, items = pairs.flatten().flatten()
     rows = _rows_of_elements(pairs)
@@ -78,13 +80,13 @@ def _as_lists(maps: pa.Array) -> pa.Array:
 
 
 def map_part(maps: pa.Array, place: int) -> pa.Array:
-    """The keys (0) or the values (1) of each map."""
+    """Return the keys (0) or the values (1) of each map."""
     pairs = _as_lists(maps)
     return _lists(pairs, pairs.flatten().flatten()[place])
 
 
 def drop_nulls(lists: pa.Array) -> pa.Array:
-    """The lists without elements that are null."""
+    """Return the lists without elements that are null."""
     elements = lists.flatten()
     is_valid = elements.is_valid().to_numpy(zero_copy_only=False)
     lengths = np.bincount(_rows_of_elements(lists)[is_valid], minlength=len(lists))
@@ -97,7 +99,10 @@ def drop_nulls(lists: pa.Array) -> pa.Array:
 
 
 def contains(lists: pa.Array, value: Value) -> pa.Array:
-    """Whether a list contains the value. Null if no element equals the value, but one is null."""
+    """Return whether a list contains the value.
+
+    Null if no element equals the value, but one is null.
+    """
     count, rows, elements = len(lists), _rows_of_elements(lists), lists.flatten()
     wanted = array_of(value, count)
     is_contained, has_null = np.zeros(count, bool), np.zeros(count, bool)
@@ -110,7 +115,7 @@ def contains(lists: pa.Array, value: Value) -> pa.Array:
 
 
 def join_elements(lists: pa.Array, separator: Value) -> pa.Array:
-    """The texts of each list as one text, ignoring nulls."""
+    """Return the texts of each list as one text, ignoring nulls."""
     texts = drop_nulls(lists)
     return pc.binary_join(texts, array_of(separator, len(lists)))
 

@@ -26,7 +26,7 @@ _CHECKED: dict[
 
 
 def calculate(sign: str, left: Value, right: Value, kind: str, count: int) -> Result:
-    """A sum, difference or product. Integers that are too large fail."""
+    """Return a sum, difference or product. Integers that are too large fail."""
     checked, plain, exact = _CHECKED[sign]
     wanted = arrow_type(kind)
     if kind == "DOUBLE" or is_decimal(kind):
@@ -46,12 +46,12 @@ def _in_range(number: int, kind: str) -> int:
 
 
 def divide(left: Value, right: Value, count: int) -> Result:
-    """A quotient of doubles."""
+    """Return a quotient of doubles."""
     return _without_zero(np.divide, left, right, "DOUBLE", count)
 
 
 def divide_whole(left: Value, right: Value, count: int) -> Result:
-    """A quotient of whole numbers, rounded towards zero."""
+    """Return a quotient of whole numbers, rounded towards zero."""
     result = _without_zero(_quotient, left, right, "BIGINT", count)
     overflows = np.asarray(
         pc.fill_null(
@@ -76,7 +76,7 @@ def _quotient(left: Any, right: Any) -> Any:
 
 
 def remainder(left: Value, right: Value, kind: str, count: int) -> Result:
-    """A remainder, with the sign of the dividend."""
+    """Return a remainder, with the sign of the dividend."""
     function = np.fmod if kind == "DOUBLE" else _remainder
     return _without_zero(function, left, right, kind, count)
 
@@ -86,7 +86,7 @@ def _remainder(left: Any, right: Any) -> Any:
 
 
 def modulus(left: Value, right: Value, kind: str, count: int) -> Result:
-    """A remainder that is not negative if the divisor is positive."""
+    """Return a remainder that is not negative if the divisor is positive."""
     return _without_zero(_positive_remainder, left, right, kind, count)
 
 
@@ -102,7 +102,7 @@ def _without_zero(
     kind: str,
     count: int,
 ) -> Result:
-    """The results of a division, which fails where the divisor is 0."""
+    """Return the results of a division, which fails where the divisor is 0."""
     is_known = valid_rows(left, count) & valid_rows(right, count)
     dividends, divisors = (
         pc.fill_null(array_of(value, count), 0).to_numpy(zero_copy_only=False)
@@ -116,12 +116,12 @@ def _without_zero(
 
 
 def negate(value: Value, kind: str, count: int) -> Result:
-    """The negative of a number."""
+    """Return the negative of a number."""
     return _unsigned(pc.negate, value, kind, count)
 
 
 def absolute_value(value: Value, kind: str, count: int) -> Result:
-    """The absolute value of a number."""
+    """Return the absolute value of a number."""
     return _unsigned(pc.abs, value, kind, count)
 
 

@@ -17,7 +17,7 @@ _LINE_END = r"(?:\r\n|[\n\r\x{85}\x{2028}\x{2029}])?\z"
 
 
 def change_case(values: pa.Array, *, upper: bool) -> pa.Array:
-    """The texts in upper or lower case."""
+    """Return the texts in upper or lower case."""
     # Arrow does not change letters that become several letters, such as ß, so texts
     # beyond ASCII are changed in Python.
     if pc.all(pc.string_is_ascii(values)).as_py() in (True, None):
@@ -33,19 +33,20 @@ _NEWER = (
     (0x019B, 0xA7DC, 1), (0x0264, 0xA7CB, 1), (0x1C8A, 0x1C89, 1), (0xA7CD, 0xA7CC, 1), (0xA7CF, 0xA7CE, 1),
     (0xA7D3, 0xA7D2, 1), (0xA7D5, 0xA7D4, 1), (0xA7DB, 0xA7DA, 1), (0x10D70, 0x10D50, 22), (0x16EBB, 0x16EA0, 25),
 )  # fmt: skip
-"""Pairs of a small and a capital letter that Java knows and Python does not, with the number of consecutive pairs."""
+"""Pairs of a small and a capital letter that Java knows and Python does not, with the number of
+consecutive pairs."""
 _NEWER_UPPER = {small + n: capital + n for small, capital, number in _NEWER for n in range(number)}
 _NEWER_LOWER = {capital: small for small, capital in _NEWER_UPPER.items()}
 
 
 def trim(values: Value, characters: str, position: str) -> Value:
-    """The texts without some characters at the beginning, the end, or both."""
+    """Return the texts without some characters at the beginning, the end, or both."""
     function = {"LEADING": pc.utf8_ltrim, "TRAILING": pc.utf8_rtrim}.get(position, pc.utf8_trim)
     return function(values, characters)
 
 
 def join_texts(separator: Value, values: list[Value], count: int) -> Value:
-    """The texts of each row as one text, ignoring nulls."""
+    """Return the texts of each row as one text, ignoring nulls."""
     arrays = [array_of(value, count) for value in values]
     # Arrow would leave out a row in which all texts are null.
     is_known = reduce(pc.or_, map(pc.is_valid, arrays))
@@ -54,7 +55,7 @@ def join_texts(separator: Value, values: list[Value], count: int) -> Value:
 
 
 def substring(arguments: list[Value], count: int) -> Result:
-    """A part of each text. Positions start at 1; a negative start counts from the end."""
+    """Return a part of each text. Positions start at 1; a negative start counts from the end."""
     values, start, *length = arguments
     if isinstance(start, pa.Scalar) and all(isinstance(each, pa.Scalar) for each in length):
         first = start.as_py()
@@ -106,7 +107,7 @@ def split(values: pa.Array, pattern: str) -> pa.Array:
 
 
 def matches(values: Value, pattern: str) -> Value:
-    """Whether a part of each text matches a regular expression."""
+    """Return whether a part of each text matches a regular expression."""
     # Arrow's `$` matches only at the end of the text, and Java's also before a last line break.
     is_end = pattern.endswith("$") and not pattern.endswith("\\$")
     return pc.match_substring_regex(values, pattern[:-1] + _LINE_END if is_end else pattern)
@@ -121,7 +122,7 @@ def from_hexadecimal(text: str) -> bytes:
 
 
 def digest(values: Value, name: str, count: int) -> Result:
-    """A hash of each value, a text or bytes, in hexadecimal."""
+    """Return a hash of each value, a text or bytes, in hexadecimal."""
 
     def of_text(value: Any) -> str:
         content = value.encode() if isinstance(value, str) else value

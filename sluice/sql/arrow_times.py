@@ -28,12 +28,12 @@ PARTS: dict[str, Callable[[Value], Value]] = {
 
 
 def part(name: str, values: Value) -> Value:
-    """A part of a time, such as its year."""
+    """Return a part of a time, such as its year."""
     return PARTS[name](values).cast(pa.int32())
 
 
 def truncate(values: pa.Array, unit: str) -> pa.Array:
-    """The start of the year, hour or other unit that contains each time."""
+    """Return the start of the year, hour or other unit that contains each time."""
     unit = unit.lower()
     if unit in ("year", "quarter", "month", "week", "day"):
         days = values.cast(pa.timestamp("us"))
@@ -49,17 +49,17 @@ def truncate(values: pa.Array, unit: str) -> pa.Array:
 
 
 def units_since_epoch(values: pa.Array, micros: int) -> pa.Array:
-    """The number of whole units since 1970; a unit has `micros` microseconds."""
+    """Return the number of whole units since 1970; a unit has `micros` microseconds."""
     numbers = pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
     is_null = ~values.is_valid().to_numpy(zero_copy_only=False)
     return pa.array(np.floor_divide(numbers, micros), pa.int64(), mask=is_null)
 
 
 def add_days(dates: Value, days: Value) -> Value:
-    """The dates that are this many days later."""
+    """Return the dates that are this many days later."""
     return pc.add(dates.cast(pa.int32()), days).cast(pa.date32())
 
 
 def days_between(later: Value, earlier: Value) -> Value:
-    """The number of days from the earlier to the later date."""
+    """Return the number of days from the earlier to the later date."""
     return pc.subtract(later.cast(pa.int32()), earlier.cast(pa.int32()))

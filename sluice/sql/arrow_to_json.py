@@ -27,7 +27,7 @@ Parts are joined only once, because each copy of many short texts takes time.
 
 
 def json_values(values: pa.Array) -> pa.Array:
-    """The values as JSON; null is `null`."""
+    """Return the values as JSON; null is `null`."""
     return _joined(_parts(values))
 
 
@@ -45,7 +45,7 @@ def json_array(columns: Sequence[pa.Array]) -> pa.Array:
 
 
 def _parts(values: pa.Array) -> list[_Part]:
-    """The parts of the values' JSON."""
+    """Return the parts of the values' JSON."""
     parts = _parts_of_present(values)
     if not values.null_count:
         return parts
@@ -53,7 +53,7 @@ def _parts(values: pa.Array) -> list[_Part]:
 
 
 def _parts_of_present(values: pa.Array) -> list[_Part]:
-    """The parts of the JSON of the values that are not null."""
+    """Return the parts of the JSON of the values that are not null."""
     kind = values.type
     if pa.types.is_string(kind):
         return ['"', _escaped(values), '"']
@@ -94,7 +94,7 @@ def _parts_of_object(fields: Mapping[str, pa.Array]) -> list[_Part]:
 
 
 def _joined(parts: Sequence[_Part]) -> pa.Array:
-    """The parts of each value's JSON as one text. At least one of the parts is an array."""
+    """Return the parts of each value's JSON as one text. At least one of the parts is an array."""
     joined: list[_Part] = []
     for part in parts:
         if joined and isinstance(part, str) and isinstance(joined[-1], str):
@@ -105,7 +105,10 @@ def _joined(parts: Sequence[_Part]) -> pa.Array:
 
 
 def java_text(number: float) -> str:
-    """A double as Java writes it. Only 0, and numbers from 0.001 to below 10 million, have no exponent."""
+    """Return a double as Java writes it.
+
+    Only 0, and numbers from 0.001 to below 10 million, have no exponent.
+    """
     if number == 0 or 1e-3 <= abs(number) < 1e7:
         return repr(number)
     sign, digits, exponent = Decimal(repr(number)).as_tuple()
@@ -119,7 +122,7 @@ def java_text(number: float) -> str:
 
 
 def _entries(maps: pa.Array) -> pa.Array:
-    """The JSON of the entries of each map, without the braces."""
+    """Return the JSON of the entries of each map, without the braces."""
     pair = pa.struct([("key", maps.type.key_type), ("value", maps.type.item_type)])
     lists = maps.cast(pa.list_(pair))
     names, items = lists.flatten().flatten()
@@ -127,7 +130,10 @@ def _entries(maps: pa.Array) -> pa.Array:
 
 
 def _joined_elements(lists: pa.Array, elements: pa.Array) -> pa.Array:
-    """The JSON of the elements of each list, without the brackets. `elements` is the JSON of all elements."""
+    """Return the JSON of the elements of each list, without the brackets.
+
+    `elements` is the JSON of all elements.
+    """
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     texts = pa.ListArray.from_arrays(pa.array(offsets), elements)

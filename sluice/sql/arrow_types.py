@@ -34,7 +34,10 @@ _SIMPLE = {
 
 @cache
 def arrow_type(sql: str) -> pa.DataType:
-    """The Arrow type of a DDL type as written by `contracts.fields`. Raises ValueError for another type."""
+    """Return the Arrow type of a DDL type as written by `contracts.fields`.
+
+    Raises ValueError for another type.
+    """
     if sql in _SIMPLE:
         return _SIMPLE[sql]
     if is_decimal(sql):

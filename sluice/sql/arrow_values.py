@@ -26,18 +26,18 @@ class Result:
 
 
 def array_of(value: Value, count: int) -> pa.Array:
-    """The value for each of `count` rows."""
+    """Return the value for each of `count` rows."""
     return pa.repeat(value, count) if isinstance(value, pa.Scalar) else value
 
 
 def mask_of(conditions: Value, count: int) -> Mask:
-    """The rows for which a condition is true, neither false nor null."""
+    """Return the rows for which a condition is true, neither false nor null."""
     is_true = false_if_null(array_of(conditions, count))
     return np.asarray(is_true.to_numpy(zero_copy_only=False), bool)
 
 
 def false_if_null(conditions: Value) -> Value:
-    """The conditions, with false in the place of null."""
+    """Return the conditions, with false in the place of null."""
     # Most conditions have no nulls, so they need no call of Arrow. A call takes as long as
     # computing thousands of rows.
     if isinstance(conditions, pa.Array) and not conditions.null_count:
@@ -46,12 +46,12 @@ def false_if_null(conditions: Value) -> Value:
 
 
 def valid_rows(value: Value, count: int) -> Mask:
-    """The rows that have a value."""
+    """Return the rows that have a value."""
     return mask_of(pc.is_valid(value), count)
 
 
 def any_of(*masks: Mask | None) -> Mask | None:
-    """The rows that are in any of the masks; None if no mask has a row."""
+    """Return the rows that are in any of the masks; None if no mask has a row."""
     present = [mask for mask in masks if mask is not None and mask.any()]
     return np.logical_or.reduce(present) if present else None
 
@@ -62,7 +62,7 @@ def map_rows(
     kind: pa.DataType,
     count: int,
 ) -> Result:
-    """The results of a Python function for each row; null if an argument is null.
+    """Return the results of a Python function for each row; null if an argument is null.
 
     A row fails if the function raises ArithmeticError or ValueError.
     """
@@ -81,12 +81,15 @@ def map_rows(
 
 
 def ignore_failures(result: Result) -> Result:
-    """The result of a `try_` function: null where the function without `try_` fails."""
+    """Return the result of a `try_` function: null where the function without `try_` fails."""
     return Result(result.values)
 
 
 def bytes_of(texts: pa.Array) -> npt.NDArray[np.uint8]:
-    """The bytes of all texts, one after the other. There may also be bytes in the place of nulls."""
+    """Return the bytes of all texts, one after the other.
+
+    There may also be bytes in the place of nulls.
+    """
     _, ends, data = texts.buffers()
     if data is None or not len(texts):
         return np.empty(0, np.uint8)

@@ -20,14 +20,17 @@ from sluice.sql.dialect import tokens_of, tree_of
 
 @dataclass(frozen=True)
 class TextPart:
-    """A part of an expression's text, from position `start` to before `stop`. `text` has no spaces around it."""
+    """A part of an expression's text, from position `start` to before `stop`.
+
+    `text` has no spaces around it.
+    """
 
     text: str
     start: int
     stop: int
 
     def tree(self) -> exp.Expr:
-        """The parsed part."""
+        """Return the parsed part."""
         return tree_of(self.text)
 
 
@@ -47,7 +50,7 @@ class Call:
     """The condition of FILTER (WHERE ...)."""
 
     def tree(self) -> exp.Expr:
-        """The parsed function."""
+        """Return the parsed function."""
         tree = self.function.tree()
         return tree.this if isinstance(tree, exp.IgnoreNulls | exp.RespectNulls) else tree
 
@@ -60,7 +63,7 @@ _MORE_AGGREGATES = {
 
 
 def aggregates(node: exp.Expr) -> bool:
-    """Whether a node of a parsed expression is an aggregate function."""
+    """Return whether a node of a parsed expression is an aggregate function."""
     if isinstance(node, exp.AggFunc):
         return True
     name = function_name(node) if isinstance(node, exp.Func) else ""
@@ -68,13 +71,13 @@ def aggregates(node: exp.Expr) -> bool:
 
 
 def function_name(function: exp.Func) -> str:
-    """The name in lower case; for a function with several names, the name that sqlglot prefers."""
+    """Return the name in lower case; for a function with several names, the name that sqlglot prefers."""
     return (function.name if isinstance(function, exp.Anonymous) else function.sql_name()).lower()
 
 
 @cache
 def aggregate_calls(text: str) -> tuple[Call, ...]:
-    """The outermost aggregates of an expression, in order."""
+    """Return the outermost aggregates of an expression, in order."""
     tokens, closing = _tokens(text)
     calls: list[Call] = []
     position = 0
@@ -88,7 +91,10 @@ def aggregate_calls(text: str) -> tuple[Call, ...]:
 
 
 def replace(text: str, parts: Sequence[tuple[TextPart, str]]) -> str:
-    """The text with new texts in place of some parts. `parts`: each part with its new text, in order of position."""
+    """Return the text with new texts in place of some parts.
+
+    `parts`: each part with its new text, in order of position.
+    """
     out, end = [], 0
     for part, by in parts:
         out += [text[end : part.start], by]
@@ -98,7 +104,7 @@ def replace(text: str, parts: Sequence[tuple[TextPart, str]]) -> str:
 
 @cache
 def casts_to_text(text: str) -> tuple[tuple[TextPart, TextPart], ...]:
-    """Each `CAST(... AS STRING)`, `TRY_CAST(... AS STRING)` and `STRING(...)` of an expression, with its argument."""
+    """Return each `CAST(... AS STRING)`, `TRY_CAST(... AS STRING)` and `STRING(...)` of an expression, with its argument."""
     tokens, closing = _tokens(text)
     casts = []
     for i, name in enumerate(tokens[:-1]):
@@ -116,7 +122,7 @@ def casts_to_text(text: str) -> tuple[tuple[TextPart, TextPart], ...]:
 
 
 def _tokens(text: str) -> tuple[list[Token], dict[int, int]]:
-    """The tokens, and for the position of each opening bracket the position of its closing bracket."""
+    """Return the tokens, and for the position of each opening bracket the position of its closing bracket."""
     tokens = tokens_of(text)
     closing: dict[int, int] = {}
     opened = []
@@ -173,7 +179,7 @@ def _words(tokens: list[Token], at: int) -> list[str]:
 
 
 def _word(token: Token) -> str:
-    """A token's text in upper case; empty for a name in backticks, which is never a keyword."""
+    """Return a token's text in upper case; empty for a name in backticks, which is never a keyword."""
     return "" if token.token_type is TokenType.IDENTIFIER else token.text.upper()
 
 

@@ -10,7 +10,8 @@ from sqlglot.dialects.spark import Spark
 from sqlglot.tokenizer_core import Token
 
 UNTRANSLATED = frozenset({"date_format"})
-"""Functions whose arguments sqlglot would change if it knew these functions. `SparkSQL` makes it forget them."""
+"""Functions whose arguments sqlglot would change if it knew these functions. `SparkSQL` makes it
+forget them."""
 
 
 class SparkSQL(Spark):
@@ -36,15 +37,21 @@ class SparkSQL(Spark):
 
 @cache
 def tree_of(text: str) -> exp.Expr:
-    """The parsed expression. It is cached, so copy it before changing it. Raises the errors of `sqlglot.parse_one`."""
+    """Return the parsed expression.
+
+    It is cached, so copy it before changing it. Raises the errors of `sqlglot.parse_one`.
+    """
     return sqlglot.parse_one(text, dialect=SparkSQL)
 
 
 def tokens_of(text: str) -> list[Token]:
-    """The tokens of an expression, with their places in the text. Raises SqlglotError."""
+    """Return the tokens of an expression, with their places in the text. Raises SqlglotError."""
     return SparkSQL().tokenize(text)
 
 
 def text_of(tree: exp.Expr) -> str:
-    """SQL for a parsed expression, for messages and types. It may compute other results than the author's text."""
+    """SQL for a parsed expression, for messages and types.
+
+    It may compute other results than the author's text.
+    """
     return tree.sql(dialect=SparkSQL)

@@ -25,7 +25,8 @@ from sluice.values.json_text import JSON_FIELD
 from sluice.values.sql_types import struct_fields
 
 Need = Literal["condition", "array", "key", "key or null", ""]
-"""The required type of an expression: BOOLEAN, ARRAY, a type of keys, a type of keys or a constant null, or any."""
+"""The required type of an expression: BOOLEAN, ARRAY, a type of keys, a type of keys or a constant
+null, or any."""
 
 _ADDED_BY_SLUICE = frozenset({"top", "collect_sorted"})
 _NUMBERS = exp.Add | exp.Sub | exp.Mul | exp.Div | exp.Mod | exp.Neg
@@ -173,7 +174,7 @@ def _require_fields_once(tree: exp.Expr, where: str) -> None:
 
 
 def _is_compared(constructor: exp.Expr) -> bool:
-    """Whether an object is only compared with another object, so that its fields' names do not matter."""
+    """Return whether an object is only compared with another object, so that its fields' names do not matter."""
     return (
         isinstance(constructor.parent, exp.Predicate)
         or constructor.find_ancestor(exp.In) is not None
@@ -212,7 +213,7 @@ def _require_of_record(node: exp.Func, where: str) -> None:
 
 
 def _is_time(node: exp.Literal, kinds: _Kinds) -> bool:
-    """Whether Spark converts a text to a time, as far as the types are known."""
+    """Return whether Spark converts a text to a time, as far as the types are known."""
     parent = node.parent
     match parent:
         case exp.Cast() | exp.TryCast():
@@ -266,7 +267,7 @@ def _require_arguments(node: exp.Expr, kinds: _Kinds, where: str) -> None:
 
 
 def _is_in_lambda(node: exp.Expr) -> bool:
-    """Whether an expression is computed for each element, as in `transform(tags, tag -> upper(tag))`.
+    """Return whether an expression is computed for each element, as in `transform(tags, tag -> upper(tag))`.
 
     Only Spark knows the type of the element.
     """
@@ -274,12 +275,12 @@ def _is_in_lambda(node: exp.Expr) -> bool:
 
 
 def _is_short_cast_to_text(node: exp.Expr, text: str) -> bool:
-    """Whether a node may be written `...::STRING`, which `casts_to_text` does not find."""
+    """Return whether a node may be written `...::STRING`, which `casts_to_text` does not find."""
     return isinstance(node, exp.Cast) and "::" in text and node.to.this is exp.DType.TEXT
 
 
 def _counts_one_field(node: exp.Distinct) -> bool:
-    """Whether this is `count(DISTINCT field)`."""
+    """Return whether this is `count(DISTINCT field)`."""
     return isinstance(node.parent, exp.Count) and len(node.expressions) == 1
 
 
@@ -314,7 +315,7 @@ def _misplaced(tree: exp.Expr) -> Iterator[str]:
 
 
 def _reads_group(node: exp.Expr) -> bool:
-    """Whether an expression reads all records of a group: an aggregate, with its FILTER and WITHIN GROUP."""
+    """Return whether an expression reads all records of a group: an aggregate, with its FILTER and WITHIN GROUP."""
     return aggregates(node) or isinstance(node, exp.Filter | exp.WithinGroup)
 
 
@@ -325,7 +326,10 @@ def _above(node: exp.Expr) -> Iterator[exp.Expr]:
 
 
 class _Kinds:
-    """The types of an expression's parts. They are found together, because each follows from those of smaller parts."""
+    """The types of an expression's parts.
+
+    They are found together, because each follows from those of smaller parts.
+    """
 
     def __init__(self, tree: exp.Expr, types: Mapping[str, str]) -> None:
         self._types = types
@@ -339,7 +343,7 @@ class _Kinds:
             parts.extend(part.parts)
 
     def of(self, node: exp.Expr) -> str:
-        """The type of a part; an empty text if it is unknown."""
+        """Return the type of a part; an empty text if it is unknown."""
         kind = self._of_parts.get(id(node))
         # Some parts are no arguments of an expression that has a type, such as the parts of a
         # query.
@@ -347,7 +351,7 @@ class _Kinds:
 
 
 def _kind(node: exp.Expr, kinds: _Kinds) -> str:
-    """The type of an expression's result; an empty text if the type is not certain."""
+    """Return the type of an expression's result; an empty text if the type is not certain."""
     kind = kinds.of(node)
     if kind == VOID or (isinstance(node, exp.Cast) and isinstance(node.this, exp.Null)):
         return "NULL"

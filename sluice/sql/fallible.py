@@ -22,7 +22,7 @@ _DIVISIONS = exp.Div | exp.Mod | exp.IntDiv
 
 
 def with_utf8_checks(text: str, types: Types) -> str:
-    """The expression with a check in each cast of bytes to text: for invalid UTF-8, CAST fails and TRY_CAST is null."""
+    """Return the expression with a check in each cast of bytes to text: for invalid UTF-8, CAST fails and TRY_CAST is null."""
     insertions = []
     for cast, argument in casts_to_text(text):
         if _may_be_bytes(argument.tree(), types):
@@ -33,12 +33,12 @@ def with_utf8_checks(text: str, types: Types) -> str:
 
 
 def may_fail(expression: str | exp.Expr, types: Types) -> bool:
-    """Whether the expression can fail for some record, given the known types of its fields."""
+    """Return whether the expression can fail for some record, given the known types of its fields."""
     return type_expression(expression, types).fails
 
 
 def failure_causes(text: str) -> Iterator[tuple[str, str]]:
-    """The parts of an expression that can fail, innermost first, each with its error message.
+    """Yield the parts of an expression that can fail, innermost first, each with its error message.
 
     Parts inside a lambda are skipped, because the lambda's names do not exist outside of it.
     """

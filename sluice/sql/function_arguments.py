@@ -229,7 +229,7 @@ class Misfit:
 
 
 def arguments_of(node: exp.Expr) -> Sequence[exp.Expr]:
-    """The arguments of a function or an operator, in the order of the table."""
+    """Return the arguments of a function or an operator, in the order of the table."""
     if isinstance(node, exp.Filter):
         where = node.expression
         return [where.this] if isinstance(where, exp.Where) else []
@@ -245,7 +245,7 @@ def arguments_of(node: exp.Expr) -> Sequence[exp.Expr]:
 
 
 def misfit(node: exp.Expr, kinds: Sequence[str]) -> Misfit | None:
-    """The first argument that Spark would refuse; None if Spark may accept all arguments.
+    """Return the first argument that Spark would refuse; None if Spark may accept all arguments.
 
     `kinds` has the types of `arguments_of(node)`, with an empty text for an unknown type.
     """
@@ -259,7 +259,7 @@ def misfit(node: exp.Expr, kinds: Sequence[str]) -> Misfit | None:
 def _unfit_together(
     node: exp.Expr, arguments: Sequence[exp.Expr], kinds: Sequence[str]
 ) -> Misfit | None:
-    """The first argument that does not fit another argument, or the type of a cast."""
+    """Return the first argument that does not fit another argument, or the type of a cast."""
     match node:
         case exp.Cast():
             target = _head(declared(node.args["to"]))
@@ -303,7 +303,7 @@ def _unlike(
     kinds: Sequence[str],
     fit: Callable[[str, str], bool],
 ) -> Misfit | None:
-    """The first argument after the first whose type does not fit `kind`."""
+    """Return the first argument after the first whose type does not fit `kind`."""
     for argument, other in zip(arguments[1:], kinds[1:], strict=False):
         if not fit(kind, other):
             return Misfit(argument, f"a value like {kind}", _SAME_TYPE)
@@ -330,12 +330,12 @@ def _accepted_by(node: exp.Expr) -> Sequence[Accepted | None]:
 
 
 def _head(kind: str) -> str:
-    """A type without its digits, elements or fields, such as `DECIMAL` or `ARRAY`."""
+    """Return a type without its digits, elements or fields, such as `DECIMAL` or `ARRAY`."""
     return re.split(r"[(<]", kind, maxsplit=1)[0]
 
 
 def _are_comparable(kind: str, other: str) -> bool:
-    """Whether Spark can compare values of these types; true if a type is unknown."""
+    """Return whether Spark can compare values of these types; true if a type is unknown."""
     heads = {_head(kind), _head(other)}
     return _are_alike(kind, other) or ("STRING" in heads and not heads & _NESTED)
 
@@ -346,13 +346,16 @@ def _are_both_lists_or_texts(kind: str, other: str) -> bool:
 
 
 def _are_alike(kind: str, other: str) -> bool:
-    """Whether Spark has a common type for these types without converting a text; true if a type is unknown."""
+    """Return whether Spark has a common type for these types without converting a text; true if a type is unknown."""
     heads = {_head(kind), _head(other)}
     return not heads <= _KNOWN or len(heads) == 1 or heads <= _NUMBERS or heads <= _TIMES
 
 
 def _second_summand(node: exp.Expr, heads: Sequence[str]) -> tuple[str, str] | None:
-    """What the second summand must be, with advice; None if Spark can add or subtract values of these types."""
+    """Return what the second summand must be, with advice.
+
+    Return None if Spark can add or subtract values of these types.
+    """
     if len(heads) != 2 or not {*heads} <= _KNOWN:
         return None
     if heads[0] == heads[1] == "STRING":
@@ -365,7 +368,7 @@ def _second_summand(node: exp.Expr, heads: Sequence[str]) -> tuple[str, str] | N
 
 
 def shown(node: exp.Expr) -> str:
-    """How an error names a function or an operator."""
+    """Return how an error names a function or an operator."""
     if name := aggregate_name(node):
         return name
     return (

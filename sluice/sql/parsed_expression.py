@@ -30,7 +30,10 @@ Airflow and the author's code need some of the 1,000 calls, too."""
 
 @dataclass(frozen=True)
 class ParsedExpression:
-    """A Spark SQL expression. `names` are the columns that it reads, each with its start and end in the text."""
+    """A Spark SQL expression.
+
+    `names` are the columns that it reads, each with its start and end in the text.
+    """
 
     text: str
     names: tuple[tuple[str, int, int], ...]
@@ -45,11 +48,11 @@ class ParsedExpression:
         return frozenset(name for name, _, _ in self.names)
 
     def on(self, columns: Mapping[str, str]) -> str:
-        """The same expression with every column replaced by `columns[name]`."""
+        """Return the same expression with every column replaced by `columns[name]`."""
         return self._replaced(columns, lambda name, _: name)
 
     def on_results(self, results: Mapping[str, str]) -> str:
-        """The same expression with every name of an intermediate result replaced by `results[name]`.
+        """Return the same expression with every name of an intermediate result replaced by `results[name]`.
 
         The author did not choose the names of intermediate results. If Spark would name a field of
         the result after an intermediate result, the field gets a number instead, such as `col1`.
@@ -72,7 +75,8 @@ class _Naming:
     """A column whose name Spark gives to a field of the result, as in `struct(amount)`."""
 
     number: str
-    """The name that Spark gives the field if the expression has no name: `col1` in a struct, `0` in arrays_zip."""
+    """The name that Spark gives the field if the expression has no name: `col1` in a struct, `0` in
+    arrays_zip."""
     takes_alias: bool
     """Whether SQL allows `AS name` after the column."""
 
@@ -113,7 +117,7 @@ def parse(text: str) -> ParsedExpression:
 
 
 def _not_an_expression(text: str, error: Exception) -> TopologyError:
-    """The error for a text that sqlglot cannot parse, with sqlglot's description of the mistake."""
+    """Return the error for a text that sqlglot cannot parse, with sqlglot's description of the mistake."""
     problem = (getattr(error, "errors", None) or [{}])[0]
     where = f" (column {problem['col']})" if problem.get("col") else ""
     description = str(problem.get("description") or error)
@@ -128,7 +132,10 @@ def _not_an_expression(text: str, error: Exception) -> TopologyError:
 
 
 def _with_backticks(text: str) -> str:
-    """The text with backticks around words such as `größe`. Spark needs them, sqlglot does not."""
+    """Return the text with backticks around words such as `größe`.
+
+    Spark needs them, sqlglot does not.
+    """
     out, end = [], 0
     with suppress(SqlglotError):
         for token in tokens_of(text):
@@ -148,7 +155,10 @@ def _too_deep(text: str) -> TopologyError:
 
 
 def _levels(tree: exp.Expr) -> int:
-    """The depth of a parsed expression. Each operator of a chain such as `a + b + c` adds a level."""
+    """Return the depth of a parsed expression.
+
+    Each operator of a chain such as `a + b + c` adds a level.
+    """
     depth, level = 0, [tree]
     while level:
         depth += 1
@@ -157,7 +167,7 @@ def _levels(tree: exp.Expr) -> int:
 
 
 def _brackets(text: str) -> int:
-    """How deep brackets, and CASE ... END, are nested."""
+    """Return how deep brackets, and CASE ... END, are nested."""
     opening, closing = (*OPENING, TokenType.CASE), (*CLOSING, TokenType.END)
     depth = deepest = 0
     for token in tokens_of(text):
@@ -178,7 +188,7 @@ def _with_a_quoted_keyword(text: str) -> Iterator[str]:
 
 
 def reference(name: str) -> str:
-    """The expression that reads the field with this name, quoted if needed."""
+    """Return the expression that reads the field with this name, quoted if needed."""
     if quoted(name) != name:
         return backticked(name)
     try:
@@ -205,7 +215,7 @@ def backticks_for(text: str, known: Mapping[str, str]) -> str:
 
 
 def _in_backticks(text: str, names: Iterable[str]) -> str:
-    """The text with backticks around these names where they have none."""
+    """Return the text with backticks around these names where they have none."""
     # Longest names first: otherwise, a short name would match the start of a longer name.
     longest_first = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     pattern = rf"`(?:[^`]|``)*`|(?<!\w)(?:{longest_first})(?!\w)" if longest_first else "(?!)"
@@ -225,7 +235,7 @@ def _is_expression(text: str) -> bool:
 
 
 def names_within(types: Mapping[str, str]) -> Iterator[str]:
-    """The names of the fields, and of the fields of objects inside them, even in lists."""
+    """Yield the names of the fields, and of the fields of objects inside them, even in lists."""
     for name, kind in types.items():
         yield name
         yield from names_within(struct_fields(element_type(kind) or kind))
@@ -235,7 +245,7 @@ _STATEMENTS = exp.Query | exp.Command | exp.DDL | exp.DML | exp.Drop | exp.Set
 
 
 def _reason_to_refuse(tree: exp.Expr) -> str:
-    """Why a tree is not an expression over one record's fields, or an empty string."""
+    """Return why a tree is not an expression over one record's fields, or an empty string."""
     if isinstance(tree, _STATEMENTS):
         return "is a statement, not an expression"
     if isinstance(tree, exp.Alias):
@@ -255,7 +265,7 @@ def _reason_to_refuse(tree: exp.Expr) -> str:
 
 
 def _namings(tree: exp.Expr) -> Iterator[tuple[int, _Naming]]:
-    """The start of each column whose name Spark gives to a field of the result."""
+    """Yield the start of each column whose name Spark gives to a field of the result."""
     for node in tree.find_all(exp.Struct, exp.Tuple, exp.ArraysZip):
         for number, part in enumerate(node.expressions):
             value = part.expression if isinstance(part, exp.PropertyEQ) else part

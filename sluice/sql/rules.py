@@ -58,7 +58,8 @@ class Signature:
     fails: bool = False
     """Whether a record's values can make the function fail, or give NaN or infinity."""
     problem: str = ""
-    """The part of the expression that only Spark computes; empty if this is the whole expression."""
+    """The part of the expression that only Spark computes; empty if this is the whole
+    expression."""
 
 
 Resolve: TypeAlias = Callable[[exp.Expr, Kinds], Signature]
@@ -84,7 +85,7 @@ class Rule:
 
 
 def _arguments_of(node: exp.Expr) -> list[exp.Expr]:
-    """The arguments of a function, in their usual order."""
+    """Return the arguments of a function, in their usual order."""
     arguments: list[exp.Expr] = []
     for name in node.arg_types:
         value = node.args.get(name)
@@ -101,18 +102,18 @@ _NO_ARGUMENTS = exp.DataType | exp.Var | exp.Identifier
 
 
 def rule_of(node: exp.Expr) -> Rule:
-    """The rule for a node. A function that has no rule may fail, and its type is unknown."""
+    """Return the rule for a node. A function that has no rule may fail, and its type is unknown."""
     return RULES.get(rule_key(node)) or (_UNKNOWN if isinstance(node, exp.Func) else _UNKNOWN_PART)
 
 
 def reason_of(node: exp.Expr) -> str:
-    """The text with which a record's error starts if the node fails; empty if the node never fails."""
+    """Return the text with which a record's error starts if the node fails; empty if the node never fails."""
     is_tried = isinstance(node, exp.Cast) and node.args.get("safe")
     return "" if is_tried else rule_of(node).reason
 
 
 def rule_key(node: exp.Expr) -> RuleKey:
-    """The key of a node in the table: its class, or the name of a function that sqlglot does not know."""
+    """Return the key of a node in the table: its class, or the name of a function that sqlglot does not know."""
     if isinstance(node, exp.Anonymous):
         name = str(node.name).lower()
         return PYTHON if re.fullmatch(r"python_\d+", name) else name
@@ -126,7 +127,9 @@ PYTHON_RESULT = "STRUCT<key: STRING, value: STRING, items: ARRAY<STRUCT<key: STR
 
 
 def _always(result: str, *operands: str, fails: bool = False, of_any: bool = False) -> Resolve:
-    """A function with a result of the type `result`. Its arguments are converted to `operands`.
+    """Return a function with a result of the type `result`.
+
+    Its arguments are converted to `operands`.
 
     `of_any`: the function also takes values of all other types, and never fails to convert them.
     """
@@ -140,7 +143,10 @@ def _always(result: str, *operands: str, fails: bool = False, of_any: bool = Fal
 
 
 def _exactly(result: str, *allowed: Kinds) -> Resolve:
-    """A function of arguments of exactly these types. For other types, only Spark knows whether it fails."""
+    """Return a function of arguments of exactly these types.
+
+    For other types, only Spark knows whether it fails.
+    """
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
         return Signature(result, kinds if kinds in allowed else None, fails=kinds not in allowed)
@@ -149,7 +155,7 @@ def _exactly(result: str, *allowed: Kinds) -> Resolve:
 
 
 def _fits(kind: str, operand: str) -> bool:
-    """Whether Spark converts a value of type `kind` to type `operand` without a loss."""
+    """Return whether Spark converts a value of type `kind` to type `operand` without a loss."""
     return kind == operand or common_type((kind, operand)) == operand
 
 
@@ -224,7 +230,7 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _comparison_type(kinds: set[str]) -> str:
-    """The type to which compared values are converted; for exact numbers, a type that holds all of them."""
+    """Return the type to which compared values are converted; for exact numbers, a type that holds all of them."""
     if len(kinds) > 1 and all(map(is_exact, kinds)) and not all(map(is_integer, kinds)):
         # Spark's decimal for a BIGINT has 20 digits, but 19 hold the largest BIGINT.
         precision, scale = wide_decimal(
@@ -235,7 +241,7 @@ def _comparison_type(kinds: set[str]) -> str:
 
 
 def _choice(node: exp.Expr, kinds: Kinds) -> Signature:
-    """One of several values, as their common type."""
+    """Return one of several values, as their common type."""
     kind = "" if "" in kinds else common_type(kinds)
     return Signature(kind, (kind,) * len(kinds) if kind not in ("", VOID) else None, fails=not kind)
 
@@ -320,7 +326,7 @@ def _arithmetic(
 
 
 def _numbers(kinds: Kinds) -> str:
-    """The kind of number with which an operation computes: DOUBLE, DECIMAL, BIGINT or INT; empty for other types."""
+    """Return the kind of number with which an operation computes: DOUBLE, DECIMAL, BIGINT or INT; empty for other types."""
     if not all(map(is_number, kinds)):
         return ""
     if "DOUBLE" in kinds:
@@ -362,7 +368,7 @@ def _remainder(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _modulus(node: exp.Expr, kinds: Kinds) -> Signature:
-    """The remainder with the sign of the divisor, of whole numbers only, because Spark may round other numbers."""
+    """Return the remainder with the sign of the divisor, of whole numbers only, because Spark may round other numbers."""
     kind = _numbers(kinds) if len(kinds) == 2 else ""
     if not is_integer(kind):
         return Signature(fails=True)
@@ -370,7 +376,7 @@ def _modulus(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _bits(node: exp.Expr, kinds: Kinds) -> Signature:
-    """An operation on the bits of whole numbers.
+    """Return an operation on the bits of whole numbers.
 
     Only Spark computes chains of such operations, because sqlglot groups a chain differently.
     """
@@ -421,12 +427,15 @@ def _absolute(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _is_symmetric(kind: str) -> bool:
-    """Whether the negative of each number of a type is also of that type."""
+    """Return whether the negative of each number of a type is also of that type."""
     return is_decimal(kind) or kind == "DOUBLE"
 
 
 def _null_on_failure(resolve: Resolve) -> Resolve:
-    """The rule of a `try_` function. Its result is null where the function without `try_` fails."""
+    """Return the rule of a `try_` function.
+
+    Its result is null where the function without `try_` fails.
+    """
 
     def resolve_or_null(node: exp.Expr, kinds: Kinds) -> Signature:
         signature = resolve(node, kinds)
@@ -439,7 +448,10 @@ def _null_on_failure(resolve: Resolve) -> Resolve:
 
 
 def _rounding(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Rounding to a number of decimal places. Only Spark rounds doubles: it rounds the digits that Java writes."""
+    """Rounding to a number of decimal places.
+
+    Only Spark rounds doubles: it rounds the digits that Java writes.
+    """
     places, kind = node.args.get("decimals"), kinds[0]
     number = None
     if places is None:
@@ -513,7 +525,7 @@ def _cast(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def is_plain_time(text: str, kind: str) -> bool:
-    """Whether a text is a date, or a time in UTC, in a form such as `2026-11-21 08:00:00`."""
+    """Return whether a text is a date, or a time in UTC, in a form such as `2026-11-21 08:00:00`."""
     if _PLAIN_TIMES.get(kind) is None or not re.fullmatch(_PLAIN_TIMES[kind], text):
         return False
     try:
@@ -534,7 +546,7 @@ def _family(kind: str) -> str:
 
 
 def _is_widening(of: str, to: str) -> bool:
-    """Whether each number of a type is also of a decimal type."""
+    """Return whether each number of a type is also of a decimal type."""
     if not is_exact(of) or not is_decimal(to):
         return False
     (of_precision, of_scale), (precision, scale) = digits(of), precision_and_scale(to)
@@ -596,7 +608,7 @@ def _array_contains(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _map_part(node: exp.Expr, kinds: Kinds) -> Signature:
-    """The keys or the values of a map."""
+    """Return the keys or the values of a map."""
     of = map_key_type(kinds[0]) if isinstance(node, exp.MapKeys) else map_value_type(kinds[0])
     return Signature(f"ARRAY<{of}>" if of else "", kinds if of else None, fails=not of)
 
@@ -622,7 +634,7 @@ def _json_text(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def json_problem(kind: str) -> str:
-    """Why only Spark writes the JSON of a type; an empty text if Arrow writes it."""
+    """Return why only Spark writes the JSON of a type; an empty text if Arrow writes it."""
     if parts := _parts_of(kind):
         return next(filter(None, map(json_problem, parts)), "")
     if kind in _IN_JSON or is_decimal(kind):
@@ -631,7 +643,10 @@ def json_problem(kind: str) -> str:
 
 
 def key_problem(kind: str) -> str:
-    """Why only Spark makes the texts of keys of a type; an empty text if Arrow makes them."""
+    """Return why only Spark makes the texts of keys of a type.
+
+    Return an empty text if Arrow makes them.
+    """
     if json_problem(kind):
         return f"a key of type {kind or 'that is unknown'}"
     names = [name.lower() for name in struct_fields(kind)]
@@ -641,7 +656,10 @@ def key_problem(kind: str) -> str:
 
 
 def _parts_of(kind: str) -> list[str]:
-    """The types of the parts of an object, list or map; an empty type for a map whose keys are not texts."""
+    """Return the types of the parts of an object, list or map.
+
+    Return an empty type for a map whose keys are not texts.
+    """
     parts = [*struct_fields(kind).values()] or [part for part in (element_type(kind),) if part]
     if of_values := map_value_type(kind):
         parts = [of_values if map_key_type(kind) == "STRING" else ""]
@@ -652,7 +670,10 @@ _IN_JSON = ("STRING", "BOOLEAN", "INT", "BIGINT", "DOUBLE", "TIMESTAMP", "DATE",
 
 
 def _from_json(node: exp.Expr, kinds: Kinds) -> Signature:
-    """The value of JSON that Sluice has written. Only Spark reads the JSON of other programs."""
+    """Return the value of JSON that Sluice has written.
+
+    Only Spark reads the JSON of other programs.
+    """
     kind = canonical(node.expression.name) if isinstance(node.expression, exp.Literal) else ""
     is_known = (
         kinds == ("STRING",) and node.args.get("options") == _WRITTEN and bool(struct_fields(kind))
@@ -664,7 +685,7 @@ _WRITTEN = tree_of(value_of_json("x", "a INT")).args["options"]
 
 
 def json_of(node: exp.Substring) -> exp.Expr | None:
-    """The value in a call of `substring` made with `value_json`; None for any other call."""
+    """Return the value in a call of `substring` made with `value_json`; None for any other call."""
     try:
         value: exp.Expr = node.this.this.expressions[0].expression
     except (AttributeError, IndexError):
@@ -676,7 +697,10 @@ def json_of(node: exp.Substring) -> exp.Expr | None:
 
 
 def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Concatenation of texts, and of other values as text. Spark also concatenates bytes and arrays."""
+    """Concatenation of texts, and of other values as text.
+
+    Spark also concatenates bytes and arrays.
+    """
     if any(kind.startswith("ARRAY") for kind in kinds):
         return Signature()
     if set(kinds) == {"BINARY"}:
@@ -699,7 +723,10 @@ def _like(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _of_text(result: str, *operands: str) -> Resolve:
-    """A function of a text. Its other arguments are constants of these types, and not null."""
+    """Return a function of a text.
+
+    Its other arguments are constants of these types, and not null.
+    """
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
         others = _arguments_of(node)[1:]
@@ -739,7 +766,7 @@ def _replace(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _regexp_like(node: exp.Expr, kinds: Kinds) -> Signature:
-    """A match with a regular expression that means the same to Arrow's library and to Java."""
+    """Return a match with a regular expression that means the same to Arrow's library and to Java."""
     signature = _of_text("BOOLEAN", "STRING")(node, kinds)
     if signature.operands is None or not _is_common_pattern(node.expression.name):
         # The regular expression may be one that Java rejects.
@@ -766,7 +793,7 @@ _COMMON = re.compile(rf"\^?(?:{_ONE}(?:[*+?]|\{{\d{{1,2}}(?:,\d{{0,2}})?\}})?)*\
 
 
 def _is_common_pattern(pattern: str) -> bool:
-    """Whether a regular expression has only parts that mean the same for Java and for Arrow.
+    """Return whether a regular expression has only parts that mean the same for Java and for Arrow.
 
     `$` counts as such a part, since `arrow_texts.matches` writes it as Java understands it.
     """
@@ -774,12 +801,12 @@ def _is_common_pattern(pattern: str) -> bool:
 
 
 def is_plain_pattern(pattern: str) -> bool:
-    """Whether a regular expression matches one text only."""
+    """Return whether a regular expression matches one text only."""
     return re.fullmatch(rf"(?:[^\\.\[\](){{}}*+?^$|]|{_SIGNS})+", pattern) is not None
 
 
 def plain_pattern(pattern: str) -> str:
-    """The text that a plain regular expression matches."""
+    """Return the text that a plain regular expression matches."""
     return re.sub(r"\\(.)", r"\1", pattern)
 
 
@@ -791,7 +818,7 @@ _TIME_OF_DAY = _exactly("INT", ("TIMESTAMP",))
 
 
 def _to_day(node: exp.Expr, kinds: Kinds) -> Signature:
-    """A cast to DATE, which sqlglot also writes around the arguments of functions of dates."""
+    """Return a cast to DATE, which sqlglot also writes around the arguments of functions of dates."""
     is_known = kinds in (("DATE",), ("TIMESTAMP",), ("STRING",)) and node.args.get("format") is None
     # The cast of a text that is not a date fails.
     fails = not is_known or kinds == ("STRING",)
@@ -817,7 +844,7 @@ def _days_added(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _date_format(node: exp.Expr, kinds: Kinds) -> Signature:
-    """A time as text, in a format that has only numbers, and therefore needs no locale."""
+    """Return a time as text, in a format that has only numbers, and therefore needs no locale."""
     pattern = node.expressions[1] if len(kinds) == 2 else None
     is_known = isinstance(pattern, exp.Literal) and _FORMAT.fullmatch(pattern.name) is not None
     usable = is_known and kinds in (("TIMESTAMP", "STRING"), ("DATE", "STRING"))
@@ -870,7 +897,10 @@ def _array_compact(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def path_element(node: exp.Expr) -> exp.Expr | None:
-    """The `position` from which `row_order.element_sql` has made this SQL; None for any other expression."""
+    """Return the `position` from which `row_order.element_sql` has made this SQL.
+
+    Return None for any other expression.
+    """
     try:
         position: object = node.this.this.this.this
     except AttributeError:

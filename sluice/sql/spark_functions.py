@@ -1,4 +1,7 @@
-"""The functions of Spark SQL 4.2 that sqlglot does not recognize. Any other unrecognized function is a mistake."""
+"""The functions of Spark SQL 4.2 that sqlglot does not recognize.
+
+Any other unrecognized function is a mistake.
+"""
 
 from __future__ import annotations
 

@@ -112,7 +112,10 @@ _COMPARISONS = (
 
 
 def _with_times(parts: tuple[TypedExpression, ...]) -> tuple[TypedExpression, ...]:
-    """The sides of a comparison. Where times are compared with constant texts, the texts are cast to times."""
+    """Return the sides of a comparison.
+
+    Where times are compared with constant texts, the texts are cast to times.
+    """
     texts: list[TypedExpression] = []
     kinds: set[str] = set()
     for part in parts:
@@ -133,7 +136,7 @@ def _with_times(parts: tuple[TypedExpression, ...]) -> tuple[TypedExpression, ..
 
 
 def _unwrapped(expression: TypedExpression) -> TypedExpression:
-    """The expression without parentheses around it."""
+    """Return the expression without parentheses around it."""
     while expression.key is exp.Paren:
         (expression,) = expression.parts
     return expression
@@ -143,7 +146,7 @@ _CONSTRUCTORS = (exp.Struct, exp.Array, exp.VarMap)
 
 
 def _equivalent(node: exp.Expr, parts: tuple[TypedExpression, ...]) -> TypedExpression | None:
-    """What Spark's analyzer puts in place of an expression, such as an IF for `nullif(a, b)`; None if nothing."""
+    """Return what Spark's analyzer puts in place of an expression, such as an IF for `nullif(a, b)`; None if nothing."""
 
     def build(kind: type[exp.Expr], *parts: TypedExpression) -> TypedExpression:
         signature = RULES[kind].resolve(kind(), tuple(part.type for part in parts))
@@ -180,7 +183,10 @@ _NULL = TypedExpression(exp.Null(), exp.Null, Signature(VOID, ()), ())
 
 
 def type_of(expression: str | exp.Expr, types: Types) -> str:
-    """The Spark SQL type of an expression over columns of these types; an empty text if unknown or always null."""
+    """Return the Spark SQL type of an expression over columns of these types.
+
+    Return an empty text if unknown or always null.
+    """
     kind = type_expression(expression, types).type
     return "" if kind == VOID else kind
 
@@ -194,7 +200,7 @@ def _column(node: exp.Column, types: Types) -> TypedExpression:
 
 
 def _json_value(node: exp.Substring, value: TypedExpression) -> TypedExpression:
-    """The JSON of a value, written with `value_json`."""
+    """Return the JSON of a value, written with `value_json`."""
     problem = json_problem(value.type) if value.type else ""
     operands = (value.type,) if value.type and not problem else None
     signature = Signature("STRING", operands, fails=True, problem=problem)

@@ -19,7 +19,8 @@ PLAIN_SCALE = 6
 """The largest scale of decimals that Spark and Arrow always write without an exponent."""
 _INTEGERS = {"INT": (10, 0), "BIGINT": (20, 0)}
 _FEWEST_DECIMALS = 6
-"""If a result has more digits than a decimal can have, Spark keeps at least this many digits after the point."""
+"""If a result has more digits than a decimal can have, Spark keeps at least this many digits after
+the point."""
 
 
 def is_integer(kind: str) -> bool:
@@ -31,7 +32,7 @@ def is_decimal(kind: str) -> bool:
 
 
 def is_exact(kind: str) -> bool:
-    """Whether numbers of this type have exact arithmetic."""
+    """Return whether numbers of this type have exact arithmetic."""
     return is_integer(kind) or is_decimal(kind)
 
 
@@ -45,7 +46,10 @@ def digits(kind: str) -> tuple[int, int]:
 
 
 def decimal(precision: int, scale: int) -> str:
-    """Spark's decimal type with these digits. If they are too many, Spark leaves out digits after the point."""
+    """Spark's decimal type with these digits.
+
+    If they are too many, Spark leaves out digits after the point.
+    """
     if precision > MOST_DIGITS:
         scale = max(MOST_DIGITS - (precision - scale), min(scale, _FEWEST_DECIMALS))
         precision = MOST_DIGITS
@@ -60,7 +64,7 @@ def wide_decimal(kinds: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 def common_type(kinds: Iterable[str]) -> str:
-    """The type to which Spark converts values of these types.
+    """Return the type to which Spark converts values of these types.
 
     An empty text if the type is unknown, or if the conversion can fail.
     """
@@ -81,6 +85,6 @@ def common_type(kinds: Iterable[str]) -> str:
 
 
 def declared(tree: exp.DataType) -> str:
-    """The type that a CAST names, in the form that contracts use."""
+    """Return the type that a CAST names, in the form that contracts use."""
     kind = canonical(text_of(tree))
     return decimal(*precision_and_scale(kind)) if is_decimal(kind) else kind

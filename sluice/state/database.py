@@ -50,7 +50,7 @@ def database_url(text: str) -> URL:
 
     The address of a SQLite file may end with `?synchronous=off`: see `is_durable`.
 
-    Raise SettingsError if the URL is invalid. The error omits the URL, which may contain a
+    Raises SettingsError if the URL is invalid. The error omits the URL, which may contain a
     password.
     """
     try:
@@ -91,7 +91,7 @@ def is_durable(url: URL) -> bool:
 def database_errors(doing: str, seconds: float | None = ANSWER_SECONDS) -> Iterator[None]:
     """Raise database errors as StateError, which names `doing` and the cause but never the address.
 
-    Raise StateError, too, if the server has not answered after `seconds`. Pass None for work that
+    Raises StateError, too, if the server has not answered after `seconds`. Pass None for work that
     may take long.
     """
     try:
@@ -187,20 +187,20 @@ def _sqlite_dialect() -> Dialect:
 
 
 def as_json(value: Any) -> str:
-    """Format a value as JSON text for a column."""
+    """Return a value as JSON text for a column."""
     return msgspec.json.encode(value).decode()
 
 
 @contextmanager
 def transaction(engine: Engine) -> Iterator[Connection]:
-    """Open a write transaction; commit at the end of the block, and roll back on an error."""
+    """Yield a write transaction, committed at the end of the block and rolled back on an error."""
     with engine.connect().execution_options(sluice_writes=True) as connection, connection.begin():
         yield connection
 
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """Open a read transaction, whose statements all see the database as of the first statement."""
+    """Yield a read transaction, whose statements all see the database as it was at the first statement."""
     # By default, each statement in PostgreSQL sees the newest commits. All statements of a
     # transaction in SQLite see the same state anyway.
     repeatable = (

@@ -13,6 +13,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from sluice.values.kept_headers import KEEPS_HEADERS
+
 StoreKind = Literal["key-value", "window", "global"]
 
 NO_WINDOW = -1
@@ -46,7 +48,7 @@ class OfGeneration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A store as readers see it: its pipeline, and where its values are in the state rows."""
+    """A store as readers see it: the pipeline that publishes it, and where its values are in the state rows."""
 
     pipeline: str
     name: str
@@ -70,6 +72,11 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     made: str = ""
     """The steps that compute the store, from its source on. If they change, the store cannot keep
     its state."""
+
+    @property
+    def keeps_headers(self) -> bool:
+        """Whether the rows of the store keep the headers of records."""
+        return self.made.endswith(KEEPS_HEADERS)
 
 
 class StandbyInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +108,10 @@ class WorkerInfo(OfGeneration, frozen=True, kw_only=True):
     """The worker's standby; None if the worker has no standby."""
 
     def at_standby(self, as_of: int) -> WorkerInfo | None:
-        """Return the worker at its standby's copy; None if the copy lacks batch `as_of`."""
+        """Return the worker with the address of its standby's copy.
+
+        Return None if the copy lacks batch `as_of`.
+        """
         standby = self.standby
         if standby is None or standby.batch < as_of:
             return None
@@ -118,7 +128,7 @@ class WorkerInfo(OfGeneration, frozen=True, kw_only=True):
 
 
 class GenerationInfo(OfGeneration, frozen=True, kw_only=True):
-    """The description of a generation, which is registered before its first batch."""
+    """The description of a generation, registered in the ledger before the generation's first batch."""
 
     workers: tuple[WorkerInfo, ...]
     stores: tuple[StoreInfo, ...]
@@ -152,7 +162,7 @@ class Snapshot(OfGeneration, frozen=True, kw_only=True):
     """`OPERATOR/TOPIC/PARTITION` → the largest event time in ms."""
     counts: dict[str, int]
     """Name of a count → number of the batch's records, such as `read`, `applied` or
-    `late/STORE`; also `rows`, the versions written to shards. docs/how-it-works.md lists all
+    `late/STORE`; also `rows`, the versions written to shards. docs/counts.md lists all
     names."""
     run: str = ""
     """Airflow's name of the run that published the snapshot; empty for a run without a name."""

@@ -58,8 +58,10 @@ def require_usable_shards(addresses: Iterable[str]) -> None:
 def lossy_settings(url: URL, what: str) -> Iterator[str]:
     """Describe settings of a server with which it can lose its newest commits.
 
-    Yield nothing for SQLite. `what` is what the database holds. Yield nothing if the server does
-    not answer, either, which `require_usable` reports.
+    Yields nothing for SQLite.
+
+    `what` is what the database holds. Yields nothing if the server does not answer, either, which
+    `require_usable` reports.
     """
     if url.get_backend_name() == "sqlite":
         return

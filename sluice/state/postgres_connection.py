@@ -1,10 +1,9 @@
-"""Connects to PostgreSQL so that no wait for an answer lasts forever.
+"""Connects to PostgreSQL so that no wait for an answer lasts forever, whatever happens to the server or the network.
 
-This holds whatever happens to the server or the network. A network that loses packets sends no
-reset, and the kernel of a frozen server still acknowledges packets. In both cases, a connection
-stays open although no answer will come. So a wait ends at the thread's time limit
-(`state.time_limits`). A statement without a time limit may take as long as it needs, provided that
-the server still accepts other connections.
+A network that loses packets sends no reset, and the kernel of a frozen server still acknowledges
+packets. In both cases, a connection stays open although no answer will come. So a wait ends at the
+thread's time limit (`state.time_limits`). A statement without a time limit may take as long as it
+needs, provided that the server still accepts other connections.
 """
 
 from __future__ import annotations
@@ -64,10 +63,9 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
         return super().wait(self._watch(gen), *args, **options)
 
     def _watch(self, steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
-        """Pass on the steps of a request.
+        """Pass on the steps of a request, which psycopg resumes each tenth of a second while it waits for the server.
 
-        While psycopg waits for the server, it resumes the request each tenth of a second. Ends the
-        request when the server no longer answers.
+        Ends the request when the server no longer answers.
         """
         until = wait_limit()
         heard_at = time.monotonic()
@@ -107,12 +105,11 @@ def connect(
     session: Mapping[str, str] | None = None,
     **parameters: Any,
 ) -> BoundedConnection:
-    """Connect to an address.
+    """Connect to an address: libpq's text, or parameters, which take precedence over the parameters in the text.
 
-    It is libpq's text, or parameters, which take precedence over those in the text. Both take
-    precedence over this module's defaults, such as `CONNECT_SECONDS`. If `session` is given, the
-    session gets its settings and those in `SESSION`. Without it, each transaction must call
-    `set_settings` if it needs settings.
+    Both take precedence over this module's defaults, such as `CONNECT_SECONDS`. If `session` is
+    given, the session gets its settings and those in `SESSION`. Without it, each transaction must
+    call `set_settings` if it needs settings.
     """
     address = {
         "connect_timeout": CONNECT_SECONDS,
@@ -142,7 +139,7 @@ def set_settings(
 ) -> None:
     """Set settings of the session, or only of the present transaction.
 
-    Omit those that the server does not know.
+    Omits those that the server does not know.
     """
     version = connection.info.server_version
     known = {name: value for name, value in settings.items() if version >= _SINCE.get(name, 0)}

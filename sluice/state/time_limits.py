@@ -25,16 +25,15 @@ _GRACE_SECONDS = 0.5
 PostgreSQL enforces the deadline itself."""
 
 _THREAD = threading.local()
-"""The limits of this thread: `until`, `seconds` and `waits_until`. Each is set only within a block
-of one of the context managers below."""
+"""The limits of this thread: `until`, `seconds` and `waits_until`. Each is set only within a block of
+one of the context managers below."""
 
 
 @contextmanager
 def query_deadline(until: float, seconds: float) -> Iterator[None]:
-    """Make this thread's shard queries within the block raise TooSlow after `until`.
+    """Make this thread's shard queries within the block raise TooSlow after `until` on the monotonic clock.
 
-    `until` is a time of the monotonic clock. `seconds` is the query's time limit, which the error
-    quotes.
+    `seconds` is the query's time limit, which the error quotes.
     """
     _THREAD.until, _THREAD.seconds = until, seconds
     try:
@@ -45,7 +44,7 @@ def query_deadline(until: float, seconds: float) -> Iterator[None]:
 
 
 def seconds_left() -> float | None:
-    """Return seconds until the deadline; zero or negative after it, None without a deadline."""
+    """Seconds until the deadline; zero or negative after it, None without a deadline."""
     until: float | None = getattr(_THREAD, "until", None)
     return None if until is None else until - time.monotonic()
 
@@ -57,7 +56,7 @@ def is_over() -> bool:
 
 
 def too_slow() -> TooSlow:
-    """Make the error of a query that has exceeded its time limit."""
+    """Return the error of a query that has exceeded its time limit."""
     return TooSlow(f"The query exceeded the limit of {_THREAD.seconds:g} s.")
 
 
@@ -76,7 +75,7 @@ class Lock(Protocol):
 
 
 def acquire(lock: Lock) -> None:
-    """Take a lock. Raise TooSlow if another thread still holds it at the deadline."""
+    """Take a lock. Raises TooSlow if another thread still holds it at the deadline."""
     if lock.acquire(blocking=False):
         return
     left = seconds_left()
@@ -88,7 +87,7 @@ def acquire(lock: Lock) -> None:
 
 @contextmanager
 def held(lock: Lock) -> Iterator[None]:
-    """Hold a lock within the block. Raise TooSlow like `acquire`."""
+    """Hold a lock within the block. Raises TooSlow like `acquire`."""
     acquire(lock)
     try:
         yield
@@ -113,9 +112,9 @@ def waits_limited(seconds: float | None) -> Iterator[None]:
 
 
 def wait_limit() -> float | None:
-    """Return when this thread's waits for PostgreSQL end; None without a limit.
+    """Return when this thread's waits for PostgreSQL end, on the monotonic clock.
 
-    The time is that of the monotonic clock.
+    Return None without a limit.
     """
     waits_until: float | None = getattr(_THREAD, "waits_until", None)
     until: float | None = getattr(_THREAD, "until", None)

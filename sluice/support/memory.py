@@ -11,8 +11,8 @@ import pyarrow as pa
 
 _MANY_ROWS = 50_000
 _MUCH_BYTES = 300_000_000
-"""A worker with less memory keeps the memory that it has freed. If the operating system gave fresh
-pages to each task, the tasks of ten million orders would take 7 % more CPU time."""
+"""A worker with less memory keeps the memory that it has freed. If the operating system gave fresh pages to each task,
+the tasks of ten million orders would take 7 % more CPU time."""
 _RESIDENT_PAGES = Path("/proc/self/statm")
 
 
@@ -35,10 +35,7 @@ def release_memory_after_rows(count: int) -> None:
 
 
 def release_much_memory() -> None:
-    """Return freed memory to the operating system if this process has much memory.
-
-    Also return it if the system does not say how much the process has.
-    """
+    """Return freed memory to the operating system if this process has much memory, or if the system does not say so."""
     if _resident_bytes() > _MUCH_BYTES:
         release_unused_memory()
 
@@ -53,10 +50,10 @@ def _resident_bytes() -> int:
 
 
 def release_memory_after_task(phase: str, info: dict[str, int]) -> None:
-    """Return much freed memory to the system when PySpark ends a task.
+    """Return much freed memory to the system after the garbage collection with which PySpark ends a task.
 
-    PySpark ends a task with a garbage collection. A worker waits for its next task while other
-    workers, or the driver, need memory for the same batch.
+    A worker waits for its next task while other workers, or the driver, need memory for the same
+    batch.
     """
     if phase == "stop" and info["generation"] == 2:
         release_much_memory()

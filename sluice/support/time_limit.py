@@ -13,7 +13,9 @@ T = TypeVar("T")
 async def finish_within(
     seconds: float, coroutine: Coroutine[Any, Any, T], overdue: Callable[[], Exception]
 ) -> T:
-    """Return the result of `coroutine`, or raise the error of `overdue` after `seconds` of waiting.
+    """Return the result of `coroutine`.
+
+    Raises the error of `overdue` if the coroutine waits for longer than `seconds`.
 
     An `asyncio.timeout` takes 4 us, almost as long as a look-up in a shard. Most coroutines on a
     request's way have their result without waiting, so the limit begins with the first wait.

@@ -20,7 +20,7 @@ _TEMPORARY = "?synchronous=off"
 
 
 def temporary_databases(folder: Path) -> tuple[str, str]:
-    """The addresses of a ledger and of shards in a folder that the test driver deletes at its end."""
+    """Return the addresses of a ledger and of shards in a folder that the test driver deletes at its end."""
     ledger, shards = sqlite_url(folder / "ledger.sqlite"), sqlite_url(folder / "shards")
     return ledger + _TEMPORARY, shards + _TEMPORARY
 
@@ -43,7 +43,10 @@ def create_empty_shards(addresses: Sequence[str]) -> None:
 
 
 def _sqlite_file(address: str) -> Path | None:
-    """The path of a SQLite database, whose folder is created; None for a database in a server."""
+    """Return the path of a SQLite database, whose folder is created.
+
+    Return None for a database in a server.
+    """
     url = database_url(address)
     if url.get_backend_name() != "sqlite" or not url.database:
         return None

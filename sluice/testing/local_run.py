@@ -29,7 +29,7 @@ PIPED = pa.schema([
 
 
 def why_not_local(job: Job, settings: Settings) -> str:
-    """The part of a job that only Spark can run; empty if the test's process can run the whole job."""
+    """Return the part of a job that only Spark can run; empty if the test's process can run the whole job."""
     try:
         local_query(job, settings, {})
     except NeedsSparkError as reason:
@@ -38,7 +38,10 @@ def why_not_local(job: Job, settings: Settings) -> str:
 
 
 def local_query(job: Job, settings: Settings, partitions: Mapping[str, int]) -> ArrowQuery:
-    """The query of a pipeline under test. Raises NeedsSparkError if only Spark can run a part of it."""
+    """Return the query of a pipeline under test.
+
+    Raises NeedsSparkError if only Spark can run a part of it.
+    """
     counts = dict.fromkeys(job.topics, 1) | dict(partitions)
     return ArrowQuery.of(
         job,
@@ -112,7 +115,7 @@ class PipedRows:
 
 
 def decode_piped(record: str) -> dict[str, Any]:
-    """The columns of a piped record."""
+    """Return the columns of a piped record."""
     values: dict[str, Any] = json.loads(record)
     values["timestamp"] *= 1_000
     for name in ("key", "value"):

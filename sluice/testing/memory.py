@@ -11,7 +11,7 @@ _ROOM = 2 << 30
 
 
 def memory_folder() -> str | None:
-    """A folder in memory, if it has enough room and can also hold programs.
+    """Return a folder in memory, if it has enough room and can also hold programs.
 
     None if there is none, or if TMPDIR names a folder for temporary files.
     """

@@ -51,7 +51,9 @@ class PipedRecords:
         headers: HeadersArgument | None = None,
         partition: int = 0,
     ) -> str:
-        """The next record of a topic's partition. Values and keys of type str, bytes or None stay as they are.
+        """Return the next record of a topic's partition.
+
+        Values and keys of type str, bytes or None stay as they are.
 
         `contract` is the type of the topic's values, if they are JSON; it says how a dict is
         written.

@@ -147,11 +147,11 @@ class PipedRun:
         self,
         places: Sequence[Place],
     ) -> dict[Place, list[Mapping[str, str | bytes | None]]]:
-        """The headers of the records at these places."""
+        """Return the headers of the records at these places."""
         return {place: self._headers[place] for place in places if place in self._headers}
 
     def publish(self, state_rows: StateRows) -> None:
-        """Publish the batch that was planned last, and count what happened to its records."""
+        """Publish a batch, and count what happened to its records."""
         assert self._begun is not None
         published = self._publisher.publish(self._begun, state_rows)
         self.batch = self._begun.plan.number

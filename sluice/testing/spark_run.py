@@ -37,7 +37,10 @@ _NO_RECORD = "{}"
 
 
 class PipedInput:
-    """The records that a test pipes in. One task gets the records of all topics, in the order of the calls."""
+    """The records that a test pipes in.
+
+    One task gets the records of all topics, in the order of the calls.
+    """
 
     interleaved = True
 
@@ -48,7 +51,7 @@ class PipedInput:
     def read(
         self, partitions: Mapping[str, int], task: Chain, columns: StructType | str
     ) -> DataFrame:
-        """The rows that a task makes of the topics' records, as a streaming DataFrame.
+        """Return the rows that a task makes of the topics' records, as a streaming DataFrame.
 
         Each call of `add` is one batch.
         """
@@ -74,7 +77,7 @@ class PipedInput:
         self._stream.addData(converters.asScala(batch).toSeq())
 
     def _class(self, name: str) -> Any:
-        """A class of the JVM, looked up by its whole name: py4j searches all jars for each part of a dotted path."""
+        """Return a class of the JVM, looked up by its whole name: py4j searches all jars for each part of a dotted path."""
         return getattr(self._spark._jvm, name)
 
 
@@ -140,7 +143,7 @@ _ERROR_LINE = re.compile(r"(?:sluice\.errors\.\w+|[\w.]*(?:Error|Exception)): (.
 
 
 def _root(error: StreamingQueryException) -> EngineError:
-    """The error that a task or the driver raised, without Spark's stack trace."""
+    """Return the error that a task or the driver raised, without Spark's stack trace."""
     lines = str(error).splitlines()
     python = [i for i, line in enumerate(lines) if line.startswith("Traceback")]
     for line in lines[python[-1] if python else 0 :]:

@@ -1,4 +1,6 @@
-"""TopologyTestDriver runs a pipeline on the real engine without a broker. A test pipes records in and reads results.
+"""TopologyTestDriver runs a pipeline on the real engine without a broker.
+
+A test pipes records in and reads results.
 
     with TopologyTestDriver(pipeline) as driver:
         driver.pipe("words", "Apple", key="A")
@@ -15,7 +17,7 @@ import logging
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -25,13 +27,14 @@ import msgspec
 import structlog
 
 from sluice.errors import TopologyError
-from sluice.plan import Job, matched_job, plan
+from sluice.plan import Job, is_of_processor, matched_job, plan
 from sluice.plan.arrow_support import NeedsSparkError
 from sluice.provision.class_archive import archive_file
 from sluice.provision.jars import Bundle
 from sluice.settings import Settings, settings
 from sluice.spark_submit import DELTA_CONF, QUICK_JVM
-from sluice.state.model import StoreInfo, owner
+from sluice.state.model import StateRow, StoreInfo, owner
+from sluice.state.queries.entries import entry_with_headers
 from sluice.state.remote.opening import open_shard
 from sluice.testing.empty_databases import temporary_databases
 from sluice.testing.local_run import LocalRun, local_query
@@ -58,18 +61,21 @@ class Output:
     key: Any
     """The key as text, or as bytes if it is not UTF-8. None for a record without a key."""
     value: Any
-    """Text if the sink writes text (`value=str`), else decoded JSON, or bytes if that fails. None is a tombstone."""
+    """Text if the sink writes text (`value=str`), else decoded JSON, or bytes if that fails. None
+    is a tombstone."""
     timestamp: int | None
     headers: dict[str, Any] = field(default_factory=dict)
     """Name → value as text, or as bytes if it is not UTF-8. A repeated name has its last value."""
     header_pairs: tuple[tuple[str, Any], ...] = ()
     """All headers in order, as pairs of name and value."""
     partition: int | None = None
-    """The number that `to(partition=...)` has chosen, before it is taken modulo the number of partitions."""
+    """The number that `to(partition=...)` has chosen, before it is taken modulo the number of
+    partitions."""
 
 
 _MOST_ROUNDS = 1_000
-"""The largest number of batches of one `commit`, if each batch reads what the batch before it has written."""
+"""The largest number of batches of one `commit`, if each batch reads what the batch before it has
+written."""
 _LONGEST_MS = 2**63 // 1_000
 """The limit of timestamps, because Spark stores microseconds in 64 bits."""
 
@@ -109,7 +115,8 @@ class TopologyTestDriver:
         self.pipeline = pipeline
         # On a disk, removing the files may take longer than processing a record.
         self.home = Path(tempfile.mkdtemp(prefix="sluice-test-", dir=memory_folder()))
-        """The folder of the ledger and the shards, as in SLUICE_HOME. The driver deletes it at the end."""
+        """The folder of the ledger and the shards, as in SLUICE_HOME. The driver deletes it at the
+        end."""
         # Clean up at exit even if the pipeline is rejected below, or a task still
         # writes after its query has stopped.
         atexit.register(shutil.rmtree, self.home, ignore_errors=True)
@@ -202,7 +209,10 @@ class TopologyTestDriver:
         self._waiting.append(record)
 
     def _contract(self, topic: str) -> Any:
-        """The type of the values of a topic whose JSON Sluice decodes; None for other topics."""
+        """Return the type of the values of a topic whose JSON Sluice decodes.
+
+        Return None for other topics.
+        """
         for source in (*self._job.streams, *(table.source for table in self._job.tables)):
             if topic == source.topic or (
                 source.pattern is not None and matches(source.pattern, topic)
@@ -273,14 +283,14 @@ class TopologyTestDriver:
         self._run.fire_timers()
 
     def read(self, topic: str) -> list[Output]:
-        """The records written to a topic since the last `read`, in order."""
+        """Return the records written to a topic since the last `read`, in order."""
         records = self.output(topic)
         begin = self._read.get(topic, 0)
         self._read[topic] = len(records)
         return records[begin:]
 
     def output(self, topic: str) -> list[Output]:
-        """All records written to a topic, in order."""
+        """Return all records written to a topic, in order."""
         if topic not in self._outputs:
             raise TopologyError(
                 f"{self.pipeline.name} does not write a topic {topic!r}.",
@@ -291,14 +301,14 @@ class TopologyTestDriver:
         return [_output(record, decode) for record in self._run.output.records.get(topic, ())]
 
     def dead_letters(self) -> list[Output]:
-        """The dead letters, whose headers contain the reasons."""
+        """Return the dead letters, whose headers contain the reasons."""
         return self.output(self.pipeline.dead_letters)
 
     def _dead_letters(self) -> list[dict[str, Any]]:
         return self._run.output.records.get(self.pipeline.dead_letters, [])
 
     def store(self, name: str) -> dict[Any, Any]:
-        """A store's values by key.
+        """Return a store's values by key.
 
         For a windowed store, the dictionary's keys are tuples: key, start and end of the window in
         epoch ms.
@@ -311,8 +321,30 @@ class TopologyTestDriver:
             )
         return dict(_read(self._run.storage.locations, self._run.stores[name], self._run.batch))
 
+    def store_headers(self, name: str) -> dict[Any, Any]:
+        """Return the headers of a store's rows by key, if the pipeline's `keep_headers` names the store.
+
+        The dictionary's keys are those of `store`. In a processor's store, each value of a key has
+        headers of its own, so a dictionary takes the place of the headers.
+        """
+        self.store(name)
+        store = self._run.stores[name]
+        if not store.keeps_headers:
+            raise TopologyError(
+                f"Store {name!r} of {self.pipeline.name} keeps no headers.",
+                next_step=f"Create the pipeline with keep_headers=[{name!r}].",
+            )
+        is_of_processor_store = is_of_processor(store.group_id)
+        headers: dict[Any, Any] = {}
+        for row in _rows(self._run.storage.locations, store, self._run.batch):
+            entry = entry_with_headers(row)
+            if entry is not None:
+                own = entry.headers_by_name if is_of_processor_store else entry.headers
+                headers[_key_of(row, store)] = own
+        return headers
+
     def counts(self) -> dict[str, int]:
-        """What happened to how many records: `read`, `applied`, `late/STORE`, `failed/STEP` and so on."""
+        """Return what happened to how many records: `read`, `applied`, `late/STORE`, `failed/STEP` and so on."""
         self.commit()
         return dict(self._run.counts)
 
@@ -323,7 +355,7 @@ def _make_run(
     partitions: Mapping[str, int],
     spark: SparkSession | None,
 ) -> PipedRun:
-    """A run in this process, or on Spark if a test asks for it or a step needs it."""
+    """Return a run in this process, or on Spark if a test asks for it or a step needs it."""
     # A run in this process starts in milliseconds. Spark takes seconds to start.
     if spark is None:
         try:
@@ -386,7 +418,17 @@ def _text(value: str | bytes | None) -> str | bytes | None:
         return value
 
 
-def _read(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
+def _read(locations: Sequence[str], store: StoreInfo, batch: int) -> Iterator[tuple[Any, Any]]:
+    for row in _rows(locations, store, batch):
+        assert row.value is not None
+        yield _key_of(row, store), msgspec.json.decode(plain_json(row.value))[store.store_column]
+
+
+def _key_of(row: StateRow, store: StoreInfo) -> Any:
+    return (row.key, row.window_start, row.window_end) if store.kind == "window" else row.key
+
+
+def _rows(locations: Sequence[str], store: StoreInfo, batch: int) -> Iterator[StateRow]:
     # Every shard holds a whole copy of a global table.
     is_global = store.kind == "global"
     for worker, location in enumerate(locations[:1] if is_global else locations):
@@ -396,16 +438,13 @@ def _read(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
                 assert is_global or owner(row.key, len(locations)) == worker, (
                     "queries ask the worker that owns the key"
                 )
-                key = (
-                    (row.key, row.window_start, row.window_end)
-                    if store.kind == "window"
-                    else row.key
-                )
-                yield key, msgspec.json.decode(plain_json(row.value))[store.store_column]
+                yield row
 
 
 def shared_session() -> SparkSession:
-    """The local Spark session on two cores that all tests of this process share. The first call creates it.
+    """Return the local Spark session on two cores that all tests of this process share.
+
+    The first call creates it.
 
     The session has Delta Lake's jars if set-up has downloaded them, so that tests with Delta tables
     can use it too.

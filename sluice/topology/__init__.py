@@ -1,4 +1,7 @@
-"""The API for defining pipelines: streams, tables and groups. A pipeline is plain data, and can be drawn."""
+"""The API for defining pipelines: streams, tables and groups.
+
+A pipeline is plain data, and can be drawn.
+"""
 
 from sluice.topology.groups import CogroupedStreams, GroupedStream, GroupedTable, WindowedStream
 from sluice.topology.loading import Broken, Loaded, load_pipeline, load_pipelines

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints, 
 from sluice.errors import TopologyError
 from sluice.operators.processor import Record
 from sluice.values import contracts
-from sluice.values.function_wrappers import WithoutKey
+from sluice.values.function_wrappers import WithHeaders, WithoutKey
 
 Function: TypeAlias = Callable[..., Any]
 
@@ -43,6 +43,21 @@ def with_key(
         f"{where}: {_signature(function)} must take ({taken}) or (key, {taken}).",
         next_step="Change its parameters.",
     )
+
+
+def partitioner(where: str, function: Any) -> Function:
+    """Return an output's function for partitions, which also may take the headers after key and value."""
+    where = f"{where}: partition"
+    taken = ("key", "value", "headers")
+    if not any(_accepts(where, function, taken[start:stop]) for start, stop in ((1, 2), (0, 2))):
+        if _accepts(where, function, taken):
+            return WithHeaders(function)
+        raise TopologyError(
+            f"{where}: {_signature(function)} must take (value) or (key, value), or "
+            "(key, value, headers).",
+            next_step="Change its parameters.",
+        )
+    return with_key(where, function, "value")
 
 
 def require_callable(
@@ -88,7 +103,7 @@ def require_value_type(where: str, function: Any, position: int, value_type: Any
 
 
 def declared_type(function: Any, position: int) -> Any:
-    """The type of the parameter at `position`; None if the function does not declare one."""
+    """Return the type of the parameter at `position`; None if the function does not declare one."""
     try:
         return get_type_hints(function).get(_parameter(function, position))
     except (TypeError, ValueError, NameError, IndexError):

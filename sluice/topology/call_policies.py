@@ -25,7 +25,10 @@ def call_policy(
     backoff: Duration,
     keep: Duration | None,
 ) -> CallPolicy:
-    """The call policy of a step. Raises TopologyError for values of wrong types or out of range."""
+    """Return the call policy of a step.
+
+    Raises TopologyError for values of wrong types or out of range.
+    """
     require_whole(where, "retries", retries, 0)
     require_whole(where, "concurrency", concurrency)
     if concurrency > _MOST_CONCURRENT:
@@ -52,7 +55,10 @@ def looked_up_table(
     staleness: Duration,
     cache: int,
 ) -> LookedUpTable:
-    """The table in which a step looks records up. Raises TopologyError for names that no database accepts."""
+    """Return the table in which a step looks records up.
+
+    Raises TopologyError for names that no database accepts.
+    """
     for what, name, pattern, example in (
         ("table", table, TABLE_NAME, "shop.customers"),
         ("connection", connection, CONNECTION_NAME, "warehouse"),
@@ -76,7 +82,7 @@ def looked_up_table(
 def answers_name(
     pipeline: Graph, where: str, name: str | None, function: Callable[..., Any]
 ) -> str:
-    """The name under which the answers of a function are recorded, by default the function's own name.
+    """Return the name under which the answers of a function are recorded, by default the function's own name.
 
     Raises TopologyError if the function has no name, or if another step has the name.
     """
@@ -92,7 +98,7 @@ def answers_name(
 
 
 def fallback_json(where: str, value: Any, returns: Any) -> str:
-    """The JSON of `value`, which replaces a failed call's result.
+    """Return the JSON of `value`, which replaces a failed call's result.
 
     Raises TopologyError if `value` is not of the type `returns`.
     """

@@ -9,6 +9,7 @@ from sluice.topology import nodes
 from sluice.topology.pipeline import Pipeline
 from sluice.values.function_wrappers import NoTopic
 from sluice.values.phrases import counted, duration_text
+from sluice.values.record_metadata import MAPPED_KEY
 from sluice.values.topic_patterns import is_pattern
 
 # Characters that XML does not allow even when escaped.
@@ -40,7 +41,8 @@ def title(node: nodes.Node) -> str:
         case nodes.Apply(gives="nothing"):
             return "peek"
         case nodes.Apply(gives=gives, batch=batch):
-            return f"Python function for {gives if batch is None else 'many values'}"
+            result = gives.replace("_", " ") if batch is None else "many values"
+            return f"Python function for {result}"
         case nodes.SetMetadata(time=time, headers=headers):
             return "set " + " and ".join(
                 filter(None, ["time" if time else "", "headers" if headers else ""])
@@ -71,7 +73,7 @@ def _input_title(node: nodes.Node) -> str:
 
 
 def detail(node: nodes.Node) -> str:
-    """The node's expressions, on one line."""
+    """Return the node's expressions, on one line."""
     return re.sub(_NO_XML, "\N{REPLACEMENT CHARACTER}", " ".join(_detail(node).split()))
 
 
@@ -100,7 +102,9 @@ def _detail(node: nodes.Node) -> str:
                 if node.grace_ms is None
                 else f"as of each record's time, grace {duration_text(node.grace_ms)}"
             )
-            return " ".join([str(node.window or ""), f"on {node.on}" if node.on else "", grace])
+            on = f"on {node.on}" if node.on not in (None, MAPPED_KEY) else ""
+            key_field = f"key as {node.mapped_key}" if node.mapped_key else ""
+            return " ".join([str(node.window or ""), on, key_field, grace])
         case nodes.ToTable():
             return _table_detail(node)
         case nodes.Sink():
@@ -133,7 +137,7 @@ def _operator_detail(node: nodes.StreamOperator) -> str:
 
 
 def _recorded(node: nodes.Call | nodes.Lookup) -> str:
-    """The name under which a step's answers are recorded; empty if they are not recorded.
+    """Return the name under which a step's answers are recorded; empty if they are not recorded.
 
     With another name, the step gets new answers. So the name belongs to the step's definition: if
     it changes, the state must be computed again.
@@ -183,7 +187,7 @@ def _added(part: nodes.CogroupedStream) -> str:
 
 
 def text(pipeline: Pipeline) -> str:
-    """The topology as indented text, each step below its input."""
+    """Return the topology as indented text, each step below its input."""
     lines = [
         ", ".join(
             [
@@ -207,7 +211,7 @@ def text(pipeline: Pipeline) -> str:
 
 
 def _idle_settings(pipeline: Pipeline) -> list[str]:
-    """What happens to stream time while topics are silent."""
+    """Return what happens to stream time while topics are silent."""
     settings = []
     if pipeline.idle_timeout_ms is not None:
         settings.append(
@@ -220,12 +224,12 @@ def _idle_settings(pipeline: Pipeline) -> list[str]:
 
 
 def _successors(pipeline: Pipeline, node: nodes.Node) -> list[nodes.Node]:
-    """The nodes whose first input is this node. A join is below its left side only."""
+    """Return the nodes whose first input is this node. A join is below its left side only."""
     return [child for child in pipeline.nodes if nodes.parents(child)[:1] == (node,)]
 
 
 def svg(pipeline: Pipeline) -> str:
-    """The topology as an SVG, with sources on the left and each step to the right of its input."""
+    """Return the topology as an SVG, with sources on the left and each step to the right of its input."""
     place = _layout(pipeline)
     width = max(x for x, _ in place.values()) + _BOX + 20
     height = max(y for _, y in place.values()) + _HEIGHT + 20
@@ -243,7 +247,7 @@ def svg(pipeline: Pipeline) -> str:
 
 
 def _layout(pipeline: Pipeline) -> dict[int, tuple[int, int]]:
-    """The top left corner of each node's box.
+    """Return the top left corner of each node's box.
 
     A node is in the column to the right of its first input. The first node after an input is in the
     input's row, the other nodes after the same input are in the rows below. Tables are placed last,

@@ -20,7 +20,9 @@ def expiry_of(
     clock: ExpiryClock,
     types: Mapping[str, str],
 ) -> Expiry | None:
-    """When rows with columns of these types expire; None if they do not. `at` is valid SQL over the columns.
+    """Return when rows with columns of these types expire; None if they do not.
+
+    `at` is valid SQL over the columns.
 
     Raises TopologyError if both `at` and `after` are given, or `at` is not a time.
     """

@@ -35,9 +35,12 @@ class Graph:
         arguments.require_choice(f"{name} at {source_line()}", "on_error", on_error, nodes.OnError)
         self.name = name
         self.on_error: nodes.OnError = on_error
+        self.keep_headers: bool | frozenset[str] = False
+        """Whether all stores keep the headers of records, or the names of the stores that do."""
         self.nodes: list[nodes.Node] = []
         self.whole: Graph = self
-        """The pipeline of which this pipeline is a part; this pipeline itself if it is not a part."""
+        """The pipeline of which this pipeline is a part; this pipeline itself if it is not a
+        part."""
         self._claimed: dict[tuple[str, str], str] = {}
 
     def add(self, node_type: type[N], *, on_error: nodes.OnError | None = None, **values: Any) -> N:
@@ -49,8 +52,14 @@ class Graph:
         self.nodes.append(node)
         return node
 
+    def keeps_headers(self, store: str | None) -> bool:
+        """Return whether a store keeps the headers of the records that have last changed its rows."""
+        if isinstance(self.keep_headers, bool):
+            return self.keep_headers
+        return store in self.keep_headers
+
     def part(self, names: Collection[str]) -> Self:
-        """A pipeline of the steps and stores with these names, and of everything upstream of them."""
+        """Return a pipeline of the steps and stores with these names, and of everything upstream of them."""
         pending = [node for node in self.nodes if node.name in names]
         kept: set[nodes.Node] = set()
         while pending:
@@ -62,7 +71,7 @@ class Graph:
         return part
 
     def without(self, names: Collection[str]) -> Self:
-        """The pipeline without these steps and stores.
+        """Return the pipeline without these steps and stores.
 
         Also leaves out all steps after them, and the stateless steps whose results no remaining
         step uses.
@@ -126,7 +135,10 @@ class Graph:
         self._claimed[kind, name] = source_line()
 
     def claim_pattern(self, pattern: str) -> None:
-        """Reserve all topics that a pattern matches. Raises TopologyError if a step uses one of them already."""
+        """Reserve all topics that a pattern matches.
+
+        Raises TopologyError if a step uses one of them already.
+        """
         for (kind, name), at in self._claimed.items():
             if kind == "topic" and (name == pattern or matches(pattern, name)):
                 raise self._matched_twice(pattern, name, at, source_line())

@@ -55,7 +55,7 @@ class Grouped(Generic[V]):
         self.early_ms: int | None = None
 
     def versioned(self, history: Duration) -> Self:
-        """The same group, but its aggregates are versioned tables, as with the parameter `versioned` of `to_table`."""
+        """Return the same group, but its aggregates are versioned tables, as with the parameter `versioned` of `to_table`."""
         where = self.parent._where("versioned")
         if self.window is not None or self.by_window:
             raise TopologyError(
@@ -94,7 +94,10 @@ class Grouped(Generic[V]):
         self, store: str, functions: Mapping[str, Any], returns: Contract | None, columns: Mapping[str, str],
         on_error: OnError | None, cogrouped: tuple[nodes.CogroupedStream, ...] = (), *, takes_list: bool = False,
     ) -> Table[Any]:  # fmt: skip
-        """Aggregate with Python functions. Raises TopologyError if a function is missing or has other parameters."""
+        """Aggregate with Python functions.
+
+        Raises TopologyError if a function is missing or has other parameters.
+        """
         step = f"aggregate into {store!r}"
         where = self.parent._where(step)
         if columns:
@@ -391,7 +394,7 @@ class GroupedStream(Grouped[V]):
         merger: Function | None,
         store: str,
     ) -> dict[str, Any]:
-        """The functions of an aggregate, and `merger` if the windows are sessions.
+        """Return the functions of an aggregate, and `merger` if the windows are sessions.
 
         Raises TopologyError for a merger without sessions.
         """

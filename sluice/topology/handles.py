@@ -1,4 +1,6 @@
-"""Handles, through which authors see nodes. This module has what the handles of streams and tables have in common.
+"""Handles, through which authors see nodes.
+
+This module has what the handles of streams and tables have in common.
 
 Every Python function is called with the record's value, or with key and value if it takes two
 arguments. An aggregating function also takes the current aggregate, before the value. The value is
@@ -17,8 +19,8 @@ from sluice.sql import aggregate_expressions, expression_checks, parsed_expressi
 from sluice.topology import arguments, nodes
 from sluice.topology.author_functions import (
     Function,
+    partitioner,
     require_callable,
-    with_key,
 )
 from sluice.topology.expiries import expiry_of
 from sluice.topology.graph import Graph
@@ -32,6 +34,7 @@ from sluice.topology.windowed_inputs import (
 )
 from sluice.values.change_values import encode_debezium
 from sluice.values.expiry import Expiry, ExpiryClock
+from sluice.values.headers import Headers
 from sluice.values.json_text import JSON_FIELD, encode_text
 from sluice.values.record_metadata import (
     CHANGE_METADATA,
@@ -51,8 +54,11 @@ R = TypeVar("R")
 """The type that an author's function returns."""
 Key: TypeAlias = Any
 """A record's key: a text or None; after a windowed table, a `Windowed`."""
-Partitioner: TypeAlias = Callable[[Any], int] | Callable[[Key, Any], int]
-"""Gives the number of a record's partition, from its value as plain JSON data, or from key and value."""
+Partitioner: TypeAlias = (
+    Callable[[Any], int] | Callable[[Key, Any], int] | Callable[[Key, Any, Headers], int]
+)
+"""Gives the number of a record's partition, from its value as plain JSON data, from key and value, or from key, value
+and headers."""
 
 
 class Handle(Generic[V]):
@@ -101,7 +107,10 @@ class Handle(Generic[V]):
     def _result_shape(
         self, step: str, returns: Contract | None, argument: str = "returns"
     ) -> Shape:
-        """The shape of a function's result. Raises TopologyError if `returns` is not a type that values can have."""
+        """Return the shape of a function's result.
+
+        Raises TopologyError if `returns` is not a type that values can have.
+        """
         try:
             return shape_of(returns)
         except TopologyError as error:
@@ -143,14 +152,14 @@ class Handle(Generic[V]):
             raise
 
     def _types(self, readable: Mapping[str, str]) -> dict[str, str]:
-        """The types of the columns that SQL can read, and of computed fields, too, where the rules know them."""
+        """Return the types of the columns that SQL can read, and of computed fields, too, where the rules know them."""
         computed = types_after(self.node)
         return {name: kind or computed.get(name, "") for name, kind in readable.items()}
 
     def _expiry(
         self, step: str, at: str | None, after: Duration | None, clock: ExpiryClock
     ) -> Expiry | None:
-        """When the rows of a table of these records expire; None if they do not."""
+        """Return when the rows of a table of these records expire; None if they do not."""
         if at is not None:
             self._require_expression(at, step)
         return expiry_of(self._where(step), at, after, clock, self.fields | self.metadata)
@@ -161,7 +170,7 @@ class Handle(Generic[V]):
         picked: tuple[str | Mapping[str, Column], ...],
         named: Mapping[str, Column],
     ) -> tuple[dict[str, str], dict[str, str]]:
-        """The SQL of every column, and its type. Nested mappings become structs."""
+        """Return the SQL of every column, and its type. Nested mappings become structs."""
         columns: dict[str, Column] = {}
         for names in (*picked, named):
             arguments.require_instance(
@@ -267,14 +276,12 @@ class Handle(Generic[V]):
             topic=to,
             encode=encode,
             encode_key=key,
-            partition=None
-            if partition is None
-            else with_key(f"{where}: partition", partition, "value"),
+            partition=None if partition is None else partitioner(where, partition),
             **options,
         )
 
     def _require_cycle(self, where: str, topic: str) -> None:
-        """Raise TopologyError unless the pipeline reads the topic."""
+        """Raise TopologyError unless the pipeline reads the topic, and writes it in the transaction of each batch."""
         sources = [node for node in self.pipeline.nodes if isinstance(node, nodes.Source)]
         if topic not in [source.topic for source in sources]:
             raise TopologyError(

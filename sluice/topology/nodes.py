@@ -1,4 +1,7 @@
-"""The nodes of a topology, as plain values. Authors make them with handles: `streams`, `tables`, `groups`."""
+"""The nodes of a topology, as plain values.
+
+Authors make them with handles: `streams`, `tables`, `groups`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from sluice.values.epochs import EpochTime
 from sluice.values.expiry import Expiry
 from sluice.values.record_metadata import Emit as Emit
 from sluice.values.record_metadata import EmitStrategy as EmitStrategy
+from sluice.values.record_metadata import Gives as Gives
 from sluice.values.record_metadata import How as How
 from sluice.values.record_metadata import OnError as OnError
 from sluice.values.record_metadata import OnMissing as OnMissing
@@ -49,7 +53,8 @@ class Source(Node):
     """A topic that is read as a stream, as a table (the latest value per key), or as a table on every worker."""
 
     topic: str
-    """The topic's name, or the pattern of the names of several topics (`values/topic_patterns.py`)."""
+    """The topic's name, or the pattern of the names of several topics
+    (`values/topic_patterns.py`)."""
     kind: Literal["stream", "table", "global_table"]
     serde: Serde[Any]
     key: str | None
@@ -124,13 +129,14 @@ class SelectKey(Node):
 class Apply(Node):
     """Calls a Python function with key and value.
 
-    `gives` is the kind of its result: a `value`, many `values`, a `key`, a `record` (key and
-    value), many `records`, a `condition`, or `nothing`.
+    `gives` is the kind of its result: a `value`, many `values`, a `key`, a `mapped_key` (the key to
+    look up in a global table), a `record` (key and value), many `records`, a `condition`, or
+    `nothing`.
     """
 
     parent: Node
     function: Callable[..., Any]
-    gives: Literal["value", "values", "key", "record", "records", "condition", "nothing"]
+    gives: Gives
     takes: Contract | None
     """The type of the value passed to the function; None for plain JSON data."""
     returns: Contract | None
@@ -192,7 +198,8 @@ class ToTable(Node):
     parent: Node
     store: str | None
     history_ms: int | None = None
-    """How far back the versions of a versioned table reach; None for a table that only has the latest rows."""
+    """How far back the versions of a versioned table reach; None for a table that only has the
+    latest rows."""
     expiry: Expiry | None = None
 
     @property
@@ -270,7 +277,10 @@ class CogroupedStream:
 
 @dataclass(frozen=True, eq=False)
 class Cogroup(Aggregate):
-    """An aggregate of several streams. `parent`, `key` and `python.adder` belong to the first stream."""
+    """An aggregate of several streams.
+
+    `parent`, `key` and `python.adder` belong to the first stream.
+    """
 
     parts: tuple[CogroupedStream, ...] = ()
 
@@ -301,7 +311,7 @@ class Join(Node):
     """A join by key of two streams within a `window`, of a stream with a table, or of two tables.
 
     `on` is the expression for the key to look up in a global table, or for a foreign key into
-    another table.
+    another table; MAPPED_KEY if a Python function before this step has computed the key.
     """
 
     left: Node
@@ -312,6 +322,8 @@ class Join(Node):
     on: str | None = None
     grace_ms: int | None = None
     """How long a stream's record waits for a versioned table's row as of the record's time."""
+    mapped_key: str | None = None
+    """The name of a third field of the result, with the key that was looked up; None without it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -379,7 +391,8 @@ class Call(StreamOperator):
     answers: str
     """The name under which the results are recorded with the state."""
     otherwise: str | None = None
-    """JSON of the value that a record gets if its call has failed; None if the record fails, too."""
+    """JSON of the value that a record gets if its call has failed; None if the record fails,
+    too."""
     size: int | None = None
     """The largest number of values that one call takes; None for a function of one value."""
 
@@ -452,13 +465,26 @@ STATEFUL = (Source, ToTable, Aggregate, Suppress, Join, Process, StreamOperator,
 """The steps that may keep a state, or a position in a topic."""
 
 
+def stores_of(node: Node) -> tuple[str, ...]:
+    """Return the names of the stores of a step, including the stores of a processor that cannot be queried."""
+    match node:
+        case Process(stores=stores):
+            return tuple(stores)
+        case Source(kind="global_table", store=store, topic=topic):
+            return (store or topic,)
+        case Aggregate(store=str() as store) | ToTable(store=str() as store):
+            return (store,)
+        case _:
+            return ()
+
+
 def joins_global_table(node: Join) -> bool:
-    """Whether the right side of a join is a global table."""
+    """Return whether the right side of a join is a global table."""
     return isinstance(node.right, Source) and node.right.kind == "global_table"
 
 
 def is_step_name(name: str) -> bool:
-    """Whether a name looks like a generated step name, such as `filter-3` or `filter-3.left`."""
+    """Return whether a name looks like a generated step name, such as `filter-3` or `filter-3.left`."""
     kind, _, rest = name.partition("-")
     number, _, _ = rest.partition(".")
     if not number.isdecimal():
@@ -471,7 +497,7 @@ def is_step_name(name: str) -> bool:
 
 
 def parents(node: Node) -> tuple[Node, ...]:
-    """The inputs of a node."""
+    """Return the inputs of a node."""
     match node:
         case Source():
             return ()
@@ -488,7 +514,7 @@ def parents(node: Node) -> tuple[Node, ...]:
 
 
 def with_parents(node: N, others: Mapping[Node, Node]) -> N:
-    """The node with other inputs; `others` maps each of its inputs to the new input."""
+    """Return the node with other inputs; `others` maps each of its inputs to the new input."""
     match node:
         case Source():
             return node
@@ -507,7 +533,7 @@ def with_parents(node: N, others: Mapping[Node, Node]) -> N:
 
 
 def is_table(node: Node) -> bool:
-    """Whether the node outputs a table's changes, not a stream's records."""
+    """Return whether the node outputs a table's changes, not a stream's records."""
     match node:
         case Source(kind=kind):
             return kind != "stream"
@@ -524,7 +550,7 @@ def is_table(node: Node) -> bool:
 
 
 def only_adds(table: Node) -> bool:
-    """Whether a table only gets new rows, which never change: the final results of windows, mapped or filtered."""
+    """Return whether a table only gets new rows, which never change: the final results of windows, mapped or filtered."""
     match table:
         case Suppress():
             return table.until == "window_final" and table.early_ms is None
@@ -535,17 +561,17 @@ def only_adds(table: Node) -> bool:
 
 
 def subtracts(aggregate: Aggregate) -> bool:
-    """Whether an aggregate subtracts the old values of the rows that it aggregates."""
+    """Return whether an aggregate subtracts the old values of the rows that it aggregates."""
     return is_table(aggregate.parent) and not only_adds(aggregate.parent)
 
 
 def computes_rows(node: Node) -> bool:
-    """Whether each row of a node's table is computed from one row of its input, without a state."""
+    """Return whether each row of a node's table is computed from one row of its input, without a state."""
     return isinstance(node, Filter | Select | MapValues | Apply) and is_table(node)
 
 
 def known_name(node: Node) -> str:
-    """The author's name of the nearest topic or store from which a node's rows come."""
+    """Return the author's name of the nearest topic or store from which a node's rows come."""
     names = [
         step.name
         for step in upstream(node)
@@ -556,7 +582,7 @@ def known_name(node: Node) -> str:
 
 
 def upstream(node: Node) -> tuple[Node, ...]:
-    """The node and all nodes that feed it, each once, depth first."""
+    """Return the node and all nodes that feed it, each once, depth first."""
     visited: dict[Node, None] = {}
     waiting = [node]
     while waiting:
@@ -570,7 +596,7 @@ def upstream(node: Node) -> tuple[Node, ...]:
 
 
 def follows_state(node: Node) -> bool:
-    """Whether a stateful step has computed the records of a stream."""
+    """Return whether a stateful step has computed the records of a stream."""
     steps = upstream(node)
     return any(
         isinstance(step, StreamOperator | Join | Process) or is_table(step) for step in steps
@@ -578,17 +604,19 @@ def follows_state(node: Node) -> bool:
 
 
 def sources_of(node: Node) -> tuple[Source, ...]:
-    """The sources that feed a node, without repeats."""
+    """Return the sources that feed a node, without repeats."""
     return tuple([step for step in upstream(node) if isinstance(step, Source)])
 
 
 def reads_pattern(node: Node) -> bool:
-    """Whether the records of a node come from a pattern of topics, and so from several topics."""
+    """Return whether the records of a node come from a pattern of topics, and so from several topics."""
     return any(is_pattern(source.topic) for source in sources_of(node))
 
 
 def window_of(node: Node) -> AnyWindow | None:
-    """The window definition of the keys of a table or a stream; None if its keys have no windows.
+    """Return the window definition of the keys of a table or a stream.
+
+    Return None if its keys have no windows.
 
     An aggregate over a number of records is not a windowed table: its store has one row per key.
     """
@@ -601,7 +629,7 @@ def window_of(node: Node) -> AnyWindow | None:
             return window_of(node.parent)
         case ToStream() | Changes() | ToTable() | StreamOperator():
             return window_of(node.parent)
-        case Apply(parent=parent, gives="value" | "values" | "condition" | "nothing"):
+        case Apply(parent=parent, gives=gives) if gives not in ("key", "record", "records"):
             return window_of(parent)
         case Branch(parent=Process(keeps_key=True, parent=parent)):
             return window_of(parent)
@@ -614,7 +642,7 @@ def window_of(node: Node) -> AnyWindow | None:
 
 
 def window_of_store(node: Node) -> AnyWindow | None:
-    """The window definition of the keys of an operator's store, or of a processor's stores."""
+    """Return the window definition of the keys of an operator's store, or of a processor's stores."""
     match node:
         case Process(by=None, parent=parent):
             return window_of(parent)
@@ -623,7 +651,10 @@ def window_of_store(node: Node) -> AnyWindow | None:
 
 
 def history_of(table: Node) -> int | None:
-    """How far back the versions of a table reach, in ms; None if the table is not versioned."""
+    """Return how far back the versions of a table reach, in ms.
+
+    Return None if the table is not versioned.
+    """
     match table:
         case ToTable(history_ms=history_ms) | Aggregate(history_ms=history_ms):
             return history_ms
@@ -634,7 +665,7 @@ def history_of(table: Node) -> int | None:
 
 
 def is_keyed_by_window(node: Node) -> bool:
-    """Whether an operator keeps a state for each windowed key of its inputs."""
+    """Return whether an operator keeps a state for each windowed key of its inputs."""
     match node:
         case Aggregate():
             return node.by_window

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -59,7 +59,9 @@ def pipelines_made_by(file: Path) -> Iterator[list[Pipeline]]:
 
 
 class Pipeline(Graph):
-    """A named topology. `workers` is the number of workers that share the keys. The DAG in Airflow has the same name.
+    """A named topology.
+
+    `workers` is the number of workers that share the keys. The DAG in Airflow has the same name.
 
     `zone` is the time zone of event times without a time zone. A record whose event time is more
     than `max_future_skew` ahead of the clock becomes a dead letter, so that one producer's wrong
@@ -91,6 +93,9 @@ class Pipeline(Graph):
     soon as a run has ended. A cron expression: at the times that the expression names. None: only
     when somebody triggers the DAG. With `deadline`, Airflow raises an alert if a run has not ended
     within this time after it was queued, and the newest snapshot is older than this time.
+
+    With `keep_headers=True`, all stores keep the headers of records, and queries return them: a row
+    has the headers of the result that has last changed it. A list of names selects single stores.
     """
 
     def __init__(
@@ -109,11 +114,13 @@ class Pipeline(Graph):
         schedule: str | None = ON_RECORDS,
         min_interval: Duration = "0 s",
         deadline: Duration | None = None,
+        keep_headers: bool | Collection[str] = False,
     ) -> None:
         _require_name(name)
         super().__init__(name, on_error)
         self.at = source_line()
         where = f"{name} at {self.at}"
+        self.keep_headers = _valid_keep_headers(where, keep_headers)
         if not (isinstance(workers, int) and 1 <= workers <= 1024):
             raise TopologyError(
                 f"{where}: workers={workers!r} must be 1 to 1024.",
@@ -163,6 +170,18 @@ class Pipeline(Graph):
             raise TopologyError(
                 f"{self.name} at {self.at} {reads}.",
                 next_step='Read a topic: pipeline.stream("topic", value=...), or table(...).',
+            )
+
+    def require_kept_stores(self) -> None:
+        """Raise TopologyError if `keep_headers` names a store that the pipeline does not have."""
+        if isinstance(self.keep_headers, bool):
+            return
+        stores = {store for node in self.nodes for store in nodes.stores_of(node)}
+        for name in sorted(self.keep_headers - stores):
+            raise TopologyError(
+                f"{self.name} at {self.at}: keep_headers= names the store {name!r}, which does not "
+                "exist.",
+                next_step=f"Its stores: {', '.join(sorted(stores)) or 'none'}.",
             )
 
     @property
@@ -272,7 +291,9 @@ class Pipeline(Graph):
         expiry_clock: ExpiryClock = "event",
         on_error: OnError | None = None,
     ) -> Table[V]:
-        """Read a topic as a table: the latest value of each key, by offset. A null value deletes the key's row.
+        """Read a topic as a table: the latest value of each key, by offset.
+
+        A null value deletes the key's row.
 
         If `key` is a field or a list of fields, the Kafka key of a record with a null value says
         which row the record deletes. The store has the topic's name unless `store` names it.
@@ -418,7 +439,7 @@ class Pipeline(Graph):
         )
 
     def _pattern(self, pattern: re.Pattern[str], max_topics: int) -> str:
-        """The text of a pattern of topics."""
+        """Return the text of a pattern of topics."""
         where = f"{self.name}: stream at {source_line()}"
         arguments.require_instance(where, pattern.pattern, str, "a pattern of text, not of bytes")
         # The ledger and the trigger get only the text of the pattern, so flags would be lost.
@@ -482,6 +503,18 @@ def _valid_schedule(where: str, schedule: str | None) -> str | None:
     raise TopologyError(
         f"{where}: schedule={schedule!r} is not a schedule.",
         next_step=f'Write "{ON_RECORDS}", "{CONTINUOUS}", a cron expression such as "0 * * * *", or None.',
+    )
+
+
+def _valid_keep_headers(where: str, value: bool | Collection[str]) -> bool | frozenset[str]:
+    if isinstance(value, bool):
+        return value
+    is_list = isinstance(value, Collection) and not isinstance(value, str | bytes)
+    if is_list and all(isinstance(name, str) for name in value):
+        return frozenset(value)
+    raise TopologyError(
+        f"{where}: keep_headers={value!r} must be True, False, or a list of stores.",
+        next_step='Write for example keep_headers=["totals"].',
     )
 
 

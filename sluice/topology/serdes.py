@@ -47,7 +47,7 @@ or of models, `str`, `Any` for JSON of any form, or a Serde."""
 
 
 def debezium(changes: type[Change[V]]) -> Serde[Change[V]]:
-    """A serde of changes in Debezium's JSON, with or without its schema.
+    """Return a serde of changes in Debezium's JSON, with or without its schema.
 
     `changes` is a class for the type of the rows, such as `class ShopChange(Change[Shop]): pass`.
     Values are written without the schema. `old` is None if the database does not send all columns
@@ -67,7 +67,7 @@ def serde_of(value: Value[V]) -> Serde[V]:
 
 
 def shape_of(contract: Contract | None) -> Shape:
-    """The shape of a value of type `contract`."""
+    """Return the shape of a value of type `contract`."""
     if contract is None:
         return Shape.single()
     if contract is Any:
@@ -79,7 +79,7 @@ def shape_of(contract: Contract | None) -> Shape:
 
 
 def topic_shape(contract: Contract) -> Shape:
-    """The shape of a topic's values of type `contract`, which may be Any."""
+    """Return the shape of a topic's values of type `contract`, which may be Any."""
     if contracts.has_fields(contract):
         shape = Shape(contracts.fields(contract))
     else:

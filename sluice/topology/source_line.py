@@ -22,7 +22,7 @@ def source_line() -> str:
 
 
 def files_running() -> frozenset[str]:
-    """The files whose code is being executed, up to the innermost import of a module."""
+    """Return the files whose code is being executed, up to the innermost import of a module."""
     # Stop at the import of a module, because the code that imports it belongs to another module.
     files, frame = set[str](), inspect.currentframe()
     while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):

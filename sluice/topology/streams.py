@@ -48,6 +48,7 @@ from sluice.values.dead_letter_headers import PREFIX
 from sluice.values.expiry import ExpiryClock
 from sluice.values.function_wrappers import Chooses, Not, NoTopic, Print
 from sluice.values.record_metadata import (
+    MAPPED_KEY,
     How,
     OnError,
     OnMissing,
@@ -77,12 +78,12 @@ class Stream(Handle[V]):
 
         `topic` is a topic's name, a `PostgresTable` or a `DeltaTable`. `value=str` writes a value
         that is a str as plain text; a Serde encodes values with its `encode`. `key` is a function
-        that encodes the key. `partition` is a function from the value, or from key and value, to
-        the number of the record's partition, which is taken modulo the topic's number of
-        partitions; by default, it is Kafka's hash of the key, as in Java. `cycle=True` allows a
-        topic that the pipeline itself reads: a later batch reads the written records. `on_error`
-        applies to records that cannot be encoded, that the topic does not accept, or that do not
-        fit the table.
+        that encodes the key. `partition` is a function from the value, from key and value, or from
+        key, value and headers, to the number of the record's partition, which is taken modulo the
+        topic's number of partitions; by default, it is Kafka's hash of the key, as in Java.
+        `cycle=True` allows a topic that the pipeline itself reads: a later batch reads the written
+        records. `on_error` applies to records that cannot be encoded, that the topic does not
+        accept, or that do not fit the table.
         """
         self._sink(topic, value, key, partition, cycle=cycle, on_error=on_error)
 
@@ -114,7 +115,9 @@ class Stream(Handle[V]):
         partition: Partitioner | None = None,
         on_error: OnError | None = None,
     ) -> None:
-        """Write each record to one of the topics in `topics`; `topic` gives the topic's name for each record.
+        """Write each record to one of the topics in `topics`.
+
+        `topic` gives the topic's name for each record.
 
         `topic` is an SQL expression or a Python function. The function is called several times for
         each record, so it must always give the same name for the same record. If `topic` gives no
@@ -224,7 +227,10 @@ class Stream(Handle[V]):
         hidden: dict[str, str] = {}
 
         def hide(text: str, name: str) -> str:
-            """Add a field with a name that no column of the author has. Returns SQL that reads the field."""
+            """Add a field with a name that no column of the author has.
+
+            Returns SQL that reads the field.
+            """
             while name in columns:
                 name += "_"
             hidden[name] = text
@@ -260,7 +266,9 @@ class Stream(Handle[V]):
     def with_headers(
         self, headers: Mapping[str, str], *, on_error: OnError | None = None
     ) -> Stream[V]:
-        """Set headers of each record. `headers` maps names to SQL expressions of type STRING or BINARY.
+        """Set headers of each record.
+
+        `headers` maps names to SQL expressions of type STRING or BINARY.
 
         For example, `{"trace": "trace_id"}` sets the header `trace` to the value's field
         `trace_id`. A new header replaces all earlier headers of the same name. If the expression is
@@ -276,7 +284,10 @@ class Stream(Handle[V]):
         return self._set_metadata(None, texts, on_error)
 
     def _header_texts(self, step: str, headers: Mapping[str, str]) -> dict[str, str]:
-        """The expressions of headers, by name. Raises TopologyError for a name that a header cannot have."""
+        """Return the expressions of headers, by name.
+
+        Raises TopologyError for a name that a header cannot have.
+        """
         where = self._where(step)
         arguments.require_instance(where, headers, Mapping, "headers as {name: SQL expression}")
         for name, text in headers.items():
@@ -614,7 +625,10 @@ class Stream(Handle[V]):
         return self._next(node, Shape({"left": self.shape.kind, "right": row.kind}))
 
     def _table_type(self, where: str) -> str:
-        """The type of the values as rows of a table. Raises TopologyError if a field has no known type."""
+        """Return the type of the values as rows of a table.
+
+        Raises TopologyError if a field has no known type.
+        """
         unknown = [name for name, kind in self.fields.items() if not kind]
         if unknown or not self.fields:
             raise TopologyError(
@@ -691,7 +705,9 @@ class Stream(Handle[V]):
         returns: Contract | None = None,
         on_error: OnError | None = None,
     ) -> Stream[Any]:
-        """Replace key and value with the pair that a Python function returns; `returns` is the type of the value.
+        """Replace key and value with the pair that a Python function returns.
+
+        `returns` is the type of the value.
 
         The SQL equivalent is `select(_key="...", ...)`.
         """
@@ -796,7 +812,9 @@ class Stream(Handle[V]):
         returns: Contract | None = None,
         on_error: OnError | None = None,
     ) -> Stream[Any]:
-        """Emit a record for each pair of key and value that a Python function returns; `returns` is the values' type.
+        """Emit a record for each pair of key and value that a Python function returns.
+
+        `returns` is the values' type.
 
         An SQL expression must be an array of structs with the fields `key` and `value`.
         """
@@ -878,7 +896,9 @@ class Stream(Handle[V]):
         self._apply("foreach", function, "nothing", on_error=on_error)
 
     def print(self, label: str | None = None) -> None:
-        """Print every record as `[label]: key, value`; no step can follow. `label` defaults to the step's name.
+        """Print every record as `[label]: key, value`; no step can follow.
+
+        `label` defaults to the step's name.
 
         Spark's tasks print the records, so the lines are in the run's log, or in the executors'
         logs on a cluster.
@@ -1080,10 +1100,29 @@ class Stream(Handle[V]):
     @overload
     def join(
         self,
+        other: GlobalTable[Any],
+        *,
+        how: How = "inner",
+        on: str | Sequence[str] | Callable[[V], object] | None = None,
+        mapped_key: str | None = None,
+        on_error: OnError | None = None,
+    ) -> Stream[dict[str, Any]]: ...
+    @overload
+    def join(
+        self,
+        other: GlobalTable[Any],
+        *,
+        how: How = "inner",
+        on: Callable[[Key, V], object],
+        mapped_key: str | None = None,
+        on_error: OnError | None = None,
+    ) -> Stream[dict[str, Any]]: ...
+    @overload
+    def join(
+        self,
         other: Table[Any],
         *,
         how: How = "inner",
-        on: str | Sequence[str] | None = None,
         grace: Duration | None = None,
         on_error: OnError | None = None,
     ) -> Stream[dict[str, Any]]: ...
@@ -1093,18 +1132,23 @@ class Stream(Handle[V]):
         window: JoinWindow | None = None,
         *,
         how: How = "inner",
-        on: str | Sequence[str] | None = None,
+        on: str | Sequence[str] | Function | None = None,
+        mapped_key: str | None = None,
         grace: Duration | None = None,
         on_error: OnError | None = None,
     ) -> Stream[dict[str, Any]]:
         """Join records of the same key; the value has the fields `left` and `right`.
 
         A join with a stream emits every pair of records whose times are within the `window`. A join
-        with a table emits each record with the row that the table has for the record's key. In a
-        join with a global table, `on` is an SQL expression for the key of the table's row. With
+        with a table emits each record with the row that the table has for the record's key. With
         `how="inner"`, records without a match are dropped. With `how="left"`, they are emitted with
         `right` null. With `how="outer"`, which needs two streams, the unmatched records of both
         sides are emitted, with the other side null.
+
+        In a join with a global table, `on` maps each record to the key of the table's row. It is an
+        SQL expression, or a Python function of the value, or of key and value. The results keep the
+        record's own key. With `mapped_key`, the value has a third field of this name, with the key
+        to which `on` has mapped the record.
 
         In a join with a table, a record gets the latest row that was written before the record, by
         the timestamps in Kafka. If the table is versioned, the record gets the latest row whose
@@ -1118,9 +1162,11 @@ class Stream(Handle[V]):
         self._require_same_pipeline(where, other)
         if isinstance(other, Stream):
             require_plain_keys(where, [self.node, other.node])
-            if not isinstance(window, JoinWindow) or on is not None or grace is not None:
+            of_table = (on, mapped_key, grace)
+            if not isinstance(window, JoinWindow) or any(each is not None for each in of_table):
                 raise TopologyError(
-                    f"{where}: a join of two streams needs a window, and takes no on= and no grace=.",
+                    f"{where}: a join of two streams needs a window, and takes no on=, no mapped_key= "
+                    "and no grace=.",
                     next_step='Write join(other, within("5 minutes")).',
                 )
             return self._joined(other, "stream-stream", how, window=window, on_error=on_error)
@@ -1133,16 +1179,38 @@ class Stream(Handle[V]):
                 f"{where}: a join of a stream and a table takes no window, and needs how='inner' or how='left'.",
                 next_step="Write join(table) or left_join(table).",
             )
-        if on is not None:
-            if not isinstance(other, GlobalTable):
-                raise TopologyError(
-                    f"{where}: on= needs a global table.",
-                    next_step="Change the stream's key with select_key first.",
-                )
+        if mapped_key is not None:
+            self._require_mapped_key(where, mapped_key, on)
+        if on is not None and not isinstance(other, GlobalTable):
+            raise TopologyError(
+                f"{where}: on= needs a global table.",
+                next_step="Change the stream's key with select_key first.",
+            )
+        stream: Stream[Any] = self
+        if callable(on):
+            stream = self._apply("join", on, "mapped_key", on_error=on_error)
+            on = MAPPED_KEY
+        elif on is not None:
             on = self._key_expression("join", on)
             self._require_expression(on, "join", "key or null")
         grace_ms = grace_in_ms(where, grace, other.node)
-        return self._joined(other, "stream-table", how, on=on, grace_ms=grace_ms, on_error=on_error)
+        options = {"on": on, "mapped_key": mapped_key, "grace_ms": grace_ms}
+        return stream._joined(other, "stream-table", how, **options, on_error=on_error)
+
+    def _require_mapped_key(self, where: str, mapped_key: str, on: object) -> None:
+        """Raise TopologyError unless the key that `on` gives can be a field of the result."""
+        if on is None:
+            raise TopologyError(
+                f"{where}: mapped_key= needs on=.",
+                next_step="Leave mapped_key= out: the record is joined by its own key, _key.",
+            )
+        self._require_names("join", {mapped_key: mapped_key})
+        self._refuse_reserved_names("join", {mapped_key: mapped_key})
+        if mapped_key.lower() in ("left", "right"):
+            raise TopologyError(
+                f"{where}: mapped_key={mapped_key!r} is the name of a side of the join.",
+                next_step="Use another name.",
+            )
 
     def left_join(
         self,
@@ -1209,8 +1277,8 @@ class Stream(Handle[V]):
         whose rows the processor can read by any key; every worker gets a copy of these tables. By
         default, each record key has its own entries in the stores and its own timers. After a
         windowed table, a key is a `Windowed`, and each key and window has its own entries and
-        timers. With `by`, an SQL expression or a list of fields, each value of `by` has them
-        instead.
+        timers. With `by`, an SQL expression or a list of fields, the entries and timers belong to
+        each value of `by` instead.
 
         Each store can be queried by this key (the record key or the value of `by`), and the result
         is an object with all entries of the key. With `queryable=False`, the stores cannot be
@@ -1341,7 +1409,10 @@ class Stream(Handle[V]):
         return Processed(self.pipeline, node)
 
     def _readable_tables(self, where: str, tables: Any) -> Mapping[str, Table[Any]]:
-        """The tables that a processor can read. Raises TopologyError if it cannot read one of them."""
+        """Return the tables that a processor can read.
+
+        Raises TopologyError if it cannot read one of them.
+        """
         arguments.require_instance(where, tables, Mapping, "tables={name: table}")
         for name, table in tables.items():
             arguments.require_instance(where, name, str, "the name of a table (str)")
@@ -1397,7 +1468,10 @@ class Stream(Handle[V]):
             kind=kind,
             **options,
         )
-        return self._next(node, joined_shape(self, other))
+        shape = joined_shape(self, other)
+        if node.mapped_key is not None:
+            shape = Shape({**shape.fields, node.mapped_key: "STRING"})
+        return self._next(node, shape)
 
     def _elements(self, items: str, shape: Shape, on_error: OnError | None) -> Stream[Any]:
         node = self.pipeline.add(
@@ -1437,7 +1511,10 @@ class Stream(Handle[V]):
         may_yield: bool = False,
         may_be_async: bool = False,
     ) -> Function:
-        """A step's function, as the engine calls it. Raises TopologyError if it does not take the stream's values."""
+        """Return a step's function, as the engine calls it.
+
+        Raises TopologyError if it does not take the stream's values.
+        """
         where = self._where(step)
         if is_sql_allowed and not callable(function):
             advice = ""
@@ -1494,14 +1571,17 @@ class Stream(Handle[V]):
         shape: Shape | None = None,
         contract: Contract | None = None,
     ) -> Stream[Any]:
-        """The stream after a node. Without a `shape`, its values have the same shape and contract as before."""
+        """Return the stream after a node.
+
+        Without a `shape`, its values have the same shape and contract as before.
+        """
         if shape is None:
             return Stream(self.pipeline, node, self.shape, self.contract)
         return Stream(self.pipeline, node, shape, contract)
 
 
 def _store_type(declared: Any) -> tuple[Any, int | None]:
-    """A store's type, and its time to live in ms."""
+    """Return a store's type, and its time to live in ms."""
     kind, ttl = declared if isinstance(declared, tuple) else (declared, None)
     if kind is None or isinstance(kind, str | int | timedelta):
         raise TopologyError(

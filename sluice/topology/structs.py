@@ -16,7 +16,7 @@ Column: TypeAlias = "str | Mapping[str, Column]"
 
 
 def struct(fields: Mapping[str, Column]) -> str:
-    """An SQL expression that makes an object, for use in other SQL. `fields` maps names to expressions or mappings.
+    """Return an SQL expression that makes an object, for use in other SQL. `fields` maps names to expressions or mappings.
 
     `struct({"id": "store_id", "city": "address.city"})` is `named_struct('id', store_id, 'city',
     address.city)`.
@@ -39,7 +39,7 @@ def column_sql(column: Column) -> str:
 
 
 def key_field_names(where: str, key: Any) -> tuple[str, ...]:
-    """The fields of a key that is given as the name of a field, or as a list of names; empty for any other key."""
+    """Return the fields of a key that is given as the name of a field, or as a list of names; empty for any other key."""
     if isinstance(key, str):
         return (key,)
     if not isinstance(key, Sequence) or isinstance(key, bytes):
@@ -55,7 +55,10 @@ def key_field_names(where: str, key: Any) -> tuple[str, ...]:
 
 
 def key_expression(fields: Sequence[str]) -> str | None:
-    """The key of these fields: a field, or SQL of a struct of several fields; None without fields."""
+    """Return the key of these fields: a field, or SQL of a struct of several fields.
+
+    Return None without fields.
+    """
     if len(fields) < 2:
         return next(iter(fields), None)
     return f"struct({', '.join(map(reference, fields))})"

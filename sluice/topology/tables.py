@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 
 
 class Table(Handle[V]):
-    """The latest value of each key. Its changes can be filtered, joined, grouped and written to a topic."""
+    """The latest value of each key.
+
+    Its changes can be filtered, joined, grouped and written to a topic.
+    """
 
     _has_rows = True
 
@@ -57,7 +60,9 @@ class Table(Handle[V]):
         cycle: bool = False,
         on_error: OnError | None = None,
     ) -> None:
-        """Write every change to a topic, the key as text and the value as JSON; a deletion is a tombstone.
+        """Write every change to a topic, the key as text and the value as JSON.
+
+        A deletion is a tombstone.
 
         `topic` is a topic's name, or a `PostgresTable` or `DeltaTable` with a `key`, which gets the
         same rows as this table.
@@ -228,7 +233,10 @@ class Table(Handle[V]):
         return Table(self.pipeline, node, Shape.single(self.fields.get(value, "")))
 
     def _as_stream(self) -> Stream[V]:
-        """A stream after the same node. Its methods add nodes for Python functions, and tables need the same nodes."""
+        """Return a stream after the same node.
+
+        Its methods add nodes for Python functions, and tables need the same nodes.
+        """
         return self._stream(self.node, self.shape, self.contract)
 
     def _stream(
@@ -243,7 +251,9 @@ class Table(Handle[V]):
         return Table(self.pipeline, stream.node, stream.shape, stream.contract)
 
     def group_by(self, key: str | Sequence[str]) -> GroupedTable[V]:
-        """Group the rows by an SQL expression. When a row's group key changes, the row moves to the other group.
+        """Group the rows by an SQL expression.
+
+        When a row's group key changes, the row moves to the other group.
 
         A list of fields, such as `["shop", "item"]`, means a struct of these fields. The rows of a
         windowed table can be grouped by `_window_start`, for example to find the best key of each
@@ -267,8 +277,8 @@ class Table(Handle[V]):
         """Join rows of the same key; the value has the fields `left` and `right`.
 
         A change of either table updates the result. With `on`, the join is a foreign-key join: `on`
-        is an SQL expression over this table's value that gives the key of the other table's row. A
-        global table is looked up only when a row of this table changes.
+        is an SQL expression over this table's value that gives the key of the other table's row.
+        Changes to a global table alone produce no output.
         """
         where = self._where("join")
         arguments.require_instance(where, other, Table, "a table, such as stream.to_table() makes")

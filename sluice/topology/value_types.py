@@ -12,19 +12,20 @@ from sluice.values.shapes import Shape
 
 
 def types_after(node: nodes.Node) -> dict[str, str]:
-    """The fields after a node, with their types."""
+    """Return the fields after a node, with their types."""
     return shape_after(node).fields
 
 
 def shape_after(node: nodes.Node) -> Shape:
-    """The shape of the values after a node."""
+    """Return the shape of the values after a node."""
     if node not in _SHAPES:
         _SHAPES[node] = _shape_after(node)
     return _SHAPES[node]
 
 
 _SHAPES: WeakKeyDictionary[nodes.Node, Shape] = WeakKeyDictionary()
-"""Every step needs the types of all steps before it: without this cache, planning n steps takes n² computations."""
+"""Every step needs the types of all steps before it: without this cache, planning n steps takes n²
+computations."""
 
 
 def _shape_after(node: nodes.Node) -> Shape:
@@ -71,9 +72,10 @@ def _shape_after(node: nodes.Node) -> Shape:
         case nodes.Changes(parent=parent):
             row = _whole(shape_after(parent))
             return Shape({"kind": "STRING", "old": row, "new": row})
-        case nodes.Join(left=left, right=right):
+        case nodes.Join(left=left, right=right, mapped_key=mapped_key):
             # If one field's type is unknown, so is the type of the whole side.
-            return Shape({"left": _whole(shape_after(left)), "right": _whole(shape_after(right))})
+            sides = {"left": _whole(shape_after(left)), "right": _whole(shape_after(right))}
+            return Shape(sides if mapped_key is None else {**sides, mapped_key: "STRING"})
         case _:
             return Shape({})
 
@@ -84,7 +86,10 @@ def _types_of(columns: Mapping[str, str], parent: nodes.Node) -> dict[str, str]:
 
 
 def _common_shape(shapes: list[Shape]) -> Shape:
-    """The shape of merged streams. A field whose type differs between the streams has an unknown type."""
+    """Return the shape of merged streams.
+
+    A field whose type differs between the streams has an unknown type.
+    """
     first, *others = shapes
     fields = {}
     for name, kind in first.fields.items():
@@ -94,5 +99,5 @@ def _common_shape(shapes: list[Shape]) -> Shape:
 
 
 def _whole(shape: Shape) -> str:
-    """The type of a value; an empty text if the type of any field is unknown."""
+    """Return the type of a value; an empty text if the type of any field is unknown."""
     return shape.kind if all(shape.fields.values()) else ""

@@ -9,7 +9,10 @@ from sluice.values.phrases import duration_text
 
 
 def history_in_ms(where: str, versioned: Duration | None) -> int | None:
-    """How far back the versions of a table reach, in ms. Raises TopologyError if `versioned` is negative."""
+    """Return how far back the versions of a table reach, in ms.
+
+    Raises TopologyError if `versioned` is negative.
+    """
     if versioned is None:
         return None
     history_ms = milliseconds(versioned)
@@ -18,7 +21,7 @@ def history_in_ms(where: str, versioned: Duration | None) -> int | None:
 
 
 def grace_in_ms(where: str, grace: Duration | None, table: nodes.Node) -> int | None:
-    """How long a stream's records wait for a table's versions.
+    """Return how long a stream's records wait for a table's versions.
 
     Raises TopologyError if the table has no versions, or forgets them before the records are
     joined.

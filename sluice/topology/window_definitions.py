@@ -28,7 +28,8 @@ from sluice.values.windows import (
 Duration = str | timedelta
 """`"15 seconds"`, `"1 minute"`, `"250 ms"`, or a timedelta. A number without a unit is an error."""
 Size = Duration
-"""A duration, or a number of weeks, months or years, such as `"1 week"`, `"3 months"` or `"1 year"`."""
+"""A duration, or a number of weeks, months or years, such as `"1 week"`, `"3 months"` or `"1
+year"`."""
 
 _UNITS = {"ms": 1, "millisecond": 1, "s": 1_000, "second": 1_000, "m": 60_000, "minute": 60_000}
 _UNITS |= {"h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000}
@@ -45,7 +46,9 @@ def tumbling(
     zone: str | None = None,
     offset: Size = "0 s",
 ) -> TimeWindow:
-    """Adjacent windows of `size`. A record is late if stream time has reached its window's end + `grace`.
+    """Adjacent windows of `size`.
+
+    A record is late if stream time has reached its window's end + `grace`.
 
     With a `zone`, such as "Europe/Berlin", windows begin and end by the zone's clocks, so a day has
     23 or 25 hours when the clocks change. `size` can also be in months, years, or weeks, which
@@ -67,7 +70,9 @@ def hopping(
     zone: str | None = None,
     offset: Size = "0 s",
 ) -> TimeWindow:
-    """Windows of `size`, one of which begins every `advance`. A record can be late for only some of its windows.
+    """Windows of `size`, one of which begins every `advance`.
+
+    A record can be late for only some of its windows.
 
     `zone` and `offset` mean the same as in `tumbling`. With `zone` or `offset`, `size` must be a
     multiple of `advance`.
@@ -159,7 +164,7 @@ def every_records(number: int) -> CountWindow:
 
 
 def last_records(number: int) -> CountWindow:
-    """The last `number` records of each key, such as for a moving average; each record has a result.
+    """Return the last `number` records of each key, such as for a moving average; each record has a result.
 
     The state has the values of these records, and each result is computed from all of them. With
     `windowed_by(..., emit="window_close")`, a key has no result before its `number`-th record.
@@ -168,7 +173,8 @@ def last_records(number: int) -> CountWindow:
 
 
 _MOST_LAST_RECORDS = 10_000
-"""The most records of `last_records`. With more, each result would be slow to compute, and a key's state large."""
+"""The most records of `last_records`. With more, each result would be slow to compute, and a key's
+state large."""
 
 
 def _valid_count(window: CountWindow) -> CountWindow:
@@ -193,7 +199,7 @@ def within(
     after: Duration | None = None,
     grace: Duration = "0 s",
 ) -> JoinWindow:
-    """The window of a stream join: how far apart in event time two records may be.
+    """Return the window of a stream join: how far apart in event time two records may be.
 
     The right record may be at most `size` before or after the left record. `before` replaces `size`
     for right records before the left record, and `after` for right records after it.
@@ -214,7 +220,10 @@ def within(
 
 
 def retention_in_ms(window: AnyWindow, retention: Duration) -> int:
-    """Return the retention in ms. Raises TopologyError if a window would expire while it still accepts records."""
+    """Return the retention in ms.
+
+    Raises TopologyError if a window would expire while it still accepts records.
+    """
     retention_ms = milliseconds(retention)
     needed = window.open_ms
     if retention_ms < needed:
@@ -230,7 +239,10 @@ W = TypeVar("W", Window, SlidingWindow, SessionWindow)
 
 
 def _valid(window: W, name: str, length_ms: int, *, least: int = 1) -> W:
-    """The window. Raises TopologyError if its length, which has this name, or its grace is too short."""
+    """Return the window.
+
+    Raises TopologyError if its length, which has this name, or its grace is too short.
+    """
     where = f"{window} at {source_line()}"
     _require_length(where, name, length_ms, least)
     _require_grace(where, window.grace_ms)
@@ -286,7 +298,7 @@ def _valid_calendar(window: CalendarWindow) -> CalendarWindow:
 
 
 def _period(size: Size) -> Period:
-    """The size as a duration, or as a number of weeks, months or years."""
+    """Return the size as a duration, or as a number of weeks, months or years."""
     match = _CALENDAR_SIZE.fullmatch(size.strip().lower()) if isinstance(size, str) else None
     if match is None:
         return Period(milliseconds(size))
@@ -304,7 +316,10 @@ _CALENDAR_SIZE = re.compile(r"([0-9]+)\s*(week|month|year)s?")
 
 
 def milliseconds(duration: Duration) -> int:
-    """A duration in whole milliseconds. Raises TopologyError for anything else, such as a number without a unit."""
+    """Return a duration in whole milliseconds.
+
+    Raises TopologyError for anything else, such as a number without a unit.
+    """
     if isinstance(duration, timedelta):
         ms, rest = divmod(duration, timedelta(milliseconds=1))
         _within_limit(duration, ms)
@@ -329,7 +344,8 @@ def milliseconds(duration: Duration) -> int:
 
 
 _LONGEST_DAYS = 100_000_000
-"""The longest duration. With longer windows, the ends of windows in microseconds would not fit into 64 bits."""
+"""The longest duration. With longer windows, the ends of windows in microseconds would not fit into
+64 bits."""
 _DIGITS = 30
 """Only so many digits of a number are parsed. A longer number is too large in every unit, and Python refuses to parse
 thousands of digits."""

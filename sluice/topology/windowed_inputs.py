@@ -38,7 +38,7 @@ def require_same_windows(where: str, inputs: Iterable[nodes.Node]) -> None:
 
 
 def _bounds(window: AnyWindow) -> tuple[object, ...]:
-    """The properties that two window definitions must share for their windows to have the same bounds."""
+    """Return the properties that two window definitions must share for their windows to have the same bounds."""
     kind = type(window)
     # Advance and grace do not count: a hopping window can have the bounds of a tumbling window. Nor
     # do the gaps of sessions, whose `size_ms` is None: sessions with different gaps can have the

@@ -97,17 +97,17 @@ class CalendarWindow:
         return self.grace_ms
 
     def bounds_of(self, time: int) -> list[tuple[int, int]]:
-        """The windows that contain `time`, the earliest first."""
+        """Return the windows that contain `time`, the earliest first."""
         current = self.period_at(time)
         numbers = range(current - self.periods + 1, current + 1)
         return [self._bounds(number) for number in numbers if self.exists(number)]
 
     def end_of(self, start: int) -> int:
-        """The end of the window that begins at `start`."""
+        """Return the end of the window that begins at `start`."""
         return self.start_of(self.period_at(start) + self.periods)
 
     def period_at(self, time: int) -> int:
-        """The number of the period that contains an instant. Numbers increase with time."""
+        """Return the number of the period that contains an instant. Numbers increase with time."""
         # This is only a first guess, because the clocks may change within the quarter of an hour
         # that contains the time.
         number = self._period_of_local(time + _ahead_of_utc(self.zone, time // _QUARTER))
@@ -132,14 +132,17 @@ class CalendarWindow:
         return self.start_of(number), self.start_of(number + self.periods)
 
     def exists(self, number: int) -> bool:
-        """Whether the period exists: the clocks of a zone can skip a whole period."""
+        """Return whether the period exists: the clocks of a zone can skip a whole period."""
         # In a zone that changes its side of the date line, such as Samoa in
         # 2011, the clocks skip a whole day.
         return self.start_of(number) < self.start_of(number + 1)
 
     @cached_property
     def start_of(self) -> Callable[[int], int]:
-        """The instant at which a period begins. It is cached, because each row asks for the same few periods."""
+        """The instant at which a period begins.
+
+        It is cached, because each row asks for the same few periods.
+        """
         return lru_cache(maxsize=10_000)(self._computed_start)
 
     def _computed_start(self, number: int) -> int:
@@ -159,7 +162,7 @@ class CalendarWindow:
         return start
 
     def _local_start(self, number: int) -> int:
-        """The local time at which a period begins."""
+        """Return the local time at which a period begins."""
         if months := self.period.months:
             return _first_of_month(number * months + self.offset.months) + self.offset.ms
         return self._first + number * self.period.ms
@@ -179,7 +182,7 @@ class CalendarWindow:
 
 
 def _first_of_month(month: int) -> int:
-    """The local time at which a month begins; month 0 is January 1970."""
+    """Return the local time at which a month begins; month 0 is January 1970."""
     cycle, month_of_cycle = divmod(month, _MONTHS_OF_A_CYCLE)
     year, of_year = divmod(month_of_cycle, 12)
     days = date(1970 + year, of_year + 1, 1).toordinal() - _EPOCH.toordinal()
@@ -187,19 +190,19 @@ def _first_of_month(month: int) -> int:
 
 
 def _clock(ms: int) -> datetime:
-    """The date and time at a local time, or at an instant in UTC, within the years of Python's calendar."""
+    """Return the date and time at a local time, or at an instant in UTC, within the years of Python's calendar."""
     return _EPOCH + timedelta(milliseconds=min(max(ms, _EARLIEST), _LATEST))
 
 
 def _distances(zone: str, local: int) -> tuple[int, int]:
-    """How far the clocks are ahead of UTC at a local time; two distances if the clocks skip it or show it twice."""
+    """Return how far the clocks are ahead of UTC at a local time; two distances if the clocks skip it or show it twice."""
     clock = _clock(local).replace(tzinfo=_zone(zone))
     return _in_ms(clock.utcoffset()), _in_ms(clock.replace(fold=1).utcoffset())
 
 
 @lru_cache(maxsize=10_000)
 def _ahead_of_utc(zone: str, quarter: int) -> int:
-    """How far the clocks of a zone are ahead of UTC at a time: `quarter` quarters of an hour after 1970 began."""
+    """Return how far the clocks of a zone are ahead of UTC at a time: `quarter` quarters of an hour after 1970 began."""
     moment = _clock(quarter * _QUARTER).replace(tzinfo=UTC)
     return _in_ms(moment.astimezone(_zone(zone)).utcoffset())
 

@@ -12,7 +12,8 @@ class FunctionBatch:
     size: int
     """The largest number of values."""
     table: str | None = None
-    """The Spark SQL type of the values if the function takes them as a `pyarrow.RecordBatch`; None for a list."""
+    """The Spark SQL type of the values if the function takes them as a `pyarrow.RecordBatch`; None
+    for a list."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class CallPolicy:
     retries: int
     """How often a call that fails is made again."""
     backoff_ms: int
-    """How long to wait before the first repetition. Each later wait is twice as long, up to a minute."""
+    """How long to wait before the first repetition. Each later wait is twice as long, up to a
+    minute."""
     keep_ms: int | None
     """How long an answer stays recorded after its batch; None if answers are not recorded."""
 

@@ -22,7 +22,9 @@ Kind: TypeAlias = Literal["insert", "update", "delete", "truncate", "message", "
 
 
 class Change(Struct, Generic[V]):
-    """A change of a table's row. Declare a class for the type of the rows: `class ShopChange(Change[Shop]): pass`.
+    """A change of a table's row.
+
+    Declare a class for the type of the rows: `class ShopChange(Change[Shop]): pass`.
 
     The kinds `insert`, `update` and `delete` are those of `Table.changes()`. In a topic of
     Debezium, `truncate` removes all rows, and a `message` or a marker of a `transaction` belongs to
@@ -31,13 +33,14 @@ class Change(Struct, Generic[V]):
 
     kind: Kind
     old: V | None = None
-    """The row before the change; None if there was none, or if the database does not send all of its columns."""
+    """The row before the change; None if there was none, or if the database does not send all of
+    its columns."""
     new: V | None = None
     """The row after the change; None if it was deleted."""
 
 
 def row_type(changes: type[Change[Any]]) -> Any:
-    """The type of the rows of a class of changes."""
+    """Return the type of the rows of a class of changes."""
     for base in changes.__mro__:
         for generic in getattr(base, "__orig_bases__", ()):
             if get_origin(generic) is Change and not isinstance(get_args(generic)[0], TypeVar):
@@ -120,7 +123,7 @@ class DebeziumDecoder(Wrapper):
 
 
 def encode_debezium(change: dict[str, Any]) -> bytes:
-    """A change as Debezium writes it without schema: before, after and op."""
+    """Return a change as Debezium writes it without schema: before, after and op."""
     operation = _OPERATIONS.get(change.get("kind", ""))
     if operation is None:
         raise ValueError(f"a change of kind {change.get('kind')!r} has no row")
@@ -129,7 +132,7 @@ def encode_debezium(change: dict[str, Any]) -> bytes:
 
 
 def debezium_key(data: bytes) -> str:
-    """The text of a key that Debezium has written as JSON, with or without its schema.
+    """Return the text of a key that Debezium has written as JSON, with or without its schema.
 
     A key of one column has the column's text; a key of several columns is JSON, as for
     `struct(...)`.

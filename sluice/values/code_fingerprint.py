@@ -26,7 +26,7 @@ _DIGITS = 16
 
 
 def code_fingerprint(function: Callable[..., Any]) -> str:
-    """The hash of a function, a class, or a callable object."""
+    """Return the hash of a function, a class, or a callable object."""
     description = "\n".join(_descriptions(function, set()))
     return hashlib.sha256(description.encode()).hexdigest()[:_DIGITS]
 
@@ -101,7 +101,10 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _syntax_text(value: FunctionType | type) -> str:
-    """The syntax tree of a function or class as text; if the source is unavailable, its names and constants."""
+    """Return the syntax tree of a function or class as text.
+
+    If the source is unavailable, its names and constants.
+    """
     try:
         if isinstance(value, FunctionType) and value.__name__ == "<lambda>":
             return _node_text(_lambda_tree(value))
@@ -125,7 +128,7 @@ def _text_of_source(source: str) -> str:
 
 
 def _lambda_tree(function: FunctionType) -> ast.AST:
-    """The syntax tree of a lambda.
+    """Return the syntax tree of a lambda.
 
     `inspect.getsource` cannot be used: it returns whole lines, which may not parse or may contain
     several lambdas.
@@ -148,7 +151,7 @@ def _lambda_tree(function: FunctionType) -> ast.AST:
 
 
 def _node_text(node: ast.AST) -> str:
-    """A syntax tree as text, without docstrings and empty fields.
+    """Return a syntax tree as text, without docstrings and empty fields.
 
     Empty fields differ between versions of Python.
     """

@@ -1,4 +1,7 @@
-"""Converts values to JSON data. Unlike msgspec, writes every field, sorts sets, and writes times as SQL does."""
+"""Converts values to JSON data.
+
+Unlike msgspec, writes every field, sorts sets, and writes times as SQL does.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from sluice.values.stored_values import is_converted, plain_model
 
 
 def as_produced(value: Any, contract: Any, zone: tzinfo = UTC) -> Any:
-    """The value as a producer writes it: with a number for each time that the contract declares as EpochMillis etc.
+    """Return the value as a producer writes it: with a number for each time that the contract declares as EpochMillis etc.
 
     Times without a zone are in `zone`.
     """
@@ -38,7 +41,10 @@ _EXACT = (bytes, date, datetime, Decimal, time, timedelta, UUID)
 
 
 def _with_numbers(value: Any, kind: inspect.Type, zone: tzinfo) -> Any:
-    """Plain data with numbers in place of times. Values that do not have the contract's type stay as they are."""
+    """Plain data with numbers in place of times.
+
+    Values that do not have the contract's type stay as they are.
+    """
     match kind:
         case inspect.Metadata():
             unit = unit_of(kind.extra)
@@ -74,7 +80,7 @@ def _with_numbers(value: Any, kind: inspect.Type, zone: tzinfo) -> Any:
 
 
 def needs_plain_data(kind: Any) -> bool:
-    """Whether msgspec may encode a value of this type differently from `plain_data`.
+    """Return whether msgspec may encode a value of this type differently from `plain_data`.
 
     msgspec omits the field names or the default values of some Structs, and encodes the items of a
     set in any order.
@@ -91,17 +97,17 @@ def needs_plain_data(kind: Any) -> bool:
 
 
 def has_times(kind: Any) -> bool:
-    """Whether values of this type may contain times."""
+    """Return whether values of this type may contain times."""
     return any(isinstance(part, inspect.DateTimeType) for part in types_within(kind))
 
 
 def has_dicts(kind: Any) -> bool:
-    """Whether values of this type may contain dicts."""
+    """Return whether values of this type may contain dicts."""
     return any(isinstance(part, inspect.DictType) for part in types_within(kind))
 
 
 def may_hold_sets(kind: Any) -> bool:
-    """Whether a function can return a set in a value of this type: in place of a list, or for a part of type Any."""
+    """Return whether a function can return a set in a value of this type: in place of a list, or for a part of type Any."""
     return is_converted(kind) or any(isinstance(part, _TAKES_SETS) for part in types_within(kind))
 
 
@@ -111,7 +117,9 @@ _TAKES_SETS = (
 
 
 def with_sorted_sets(value: Any) -> Any:
-    """A copy of the value, with a sorted list in place of each set; the value itself if it contains no set.
+    """Return a copy of the value, with a sorted list in place of each set.
+
+    Return the value itself if it contains no set.
 
     The order of a set changes from process to process, but a repeated batch must write the same
     JSON.
@@ -122,7 +130,9 @@ def with_sorted_sets(value: Any) -> Any:
 
 
 def with_time_texts(value: Any) -> Any:
-    """A copy of the value, with each time as the text that SQL writes in JSON; the value itself if it contains no time.
+    """Return a copy of the value, with each time as the text that SQL writes in JSON.
+
+    Return the value itself if it contains no time.
 
     Times without a zone are in UTC.
     """
@@ -142,7 +152,10 @@ def _time_text(time: datetime) -> str:
 
 
 def _replaced(value: Any, kinds: tuple[type, ...], replace: Callable[[Any], Any]) -> Any:
-    """A copy of the value in which the parts of these kinds are replaced; the value itself if it has no such part."""
+    """Return a copy of the value in which the parts of these kinds are replaced.
+
+    Return the value itself if it has no such part.
+    """
     return _copied(value, kinds, replace) if _holds(value, kinds) else value
 
 
@@ -180,7 +193,7 @@ _PLAIN = frozenset({str, int, float, bool, type(None), Decimal})
 
 
 def values_within(value: Any) -> Iterable[Any]:
-    """The values that a list, a set, a dict or an object holds; none for other values."""
+    """Return the values that a list, a set, a dict or an object holds; none for other values."""
     if isinstance(value, dict):
         return value.values()
     return (
@@ -189,7 +202,7 @@ def values_within(value: Any) -> Iterable[Any]:
 
 
 def _fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a Struct, a pydantic model or a dataclass, by their names in Python; empty for other values."""
+    """Return the fields of a Struct, a pydantic model or a dataclass, by their names in Python; empty for other values."""
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
     if is_model(type(value)):
@@ -200,7 +213,7 @@ def _fields_of(value: Any) -> dict[str, Any]:
 
 
 def plain_data(value: Any) -> Any:
-    """The value as plain data: a Struct becomes a dict of its tag and fields, a set a sorted list."""
+    """Return the value as plain data: a Struct becomes a dict of its tag and fields, a set a sorted list."""
     match value:
         case msgspec.Struct():
             fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)

@@ -35,7 +35,7 @@ from sluice.values.stored_values import JsonText, stored_type
 
 
 def Digits(precision: int, scale: int) -> msgspec.Meta:  # noqa: N802  (reads as a type in an annotation)
-    """The most digits that a Decimal may have: `precision` in all, and `scale` of them after the point.
+    """Return the most digits that a Decimal may have: `precision` in all, and `scale` of them after the point.
 
     Use it in an annotation, such as `Annotated[Decimal, Digits(12, 2)]`. `precision` is 1 to 38.
     """
@@ -50,7 +50,7 @@ ObjectType: TypeAlias = inspect.StructType | inspect.DataclassType | inspect.Typ
 
 
 def is_class_with_fields(kind: Any) -> bool:
-    """Whether `kind` is a Struct, a dataclass, a TypedDict or a pydantic model."""
+    """Return whether `kind` is a Struct, a dataclass, a TypedDict or a pydantic model."""
     return isinstance(kind, type) and (
         issubclass(kind, msgspec.Struct)
         or is_dataclass(kind)
@@ -61,7 +61,7 @@ def is_class_with_fields(kind: Any) -> bool:
 
 @cache
 def type_info(kind: Any) -> inspect.Type:
-    """The type as which values of the type `kind` are stored, as msgspec describes it.
+    """Return the type as which values of the type `kind` are stored, as msgspec describes it.
 
     It is cached, because loading a pipeline asks for the same types many times.
     """
@@ -84,14 +84,17 @@ _DEEPEST = 40
 
 
 def name_of(kind: Any) -> str:
-    """The name of a type, for messages."""
+    """Return the name of a type, for messages."""
     if members := [*map(name_of, get_args(kind))]:
         return " | ".join(members) if get_origin(kind) is UnionType else str(kind)
     return getattr(kind, "__name__", str(kind))
 
 
 def variants(kind: inspect.Type) -> Sequence[ObjectType]:
-    """The classes of values with fields: one class, or the members of a union. Empty for other types."""
+    """Return the classes of values with fields: one class, or the members of a union.
+
+    Empty for other types.
+    """
     if isinstance(kind, ObjectType):
         return [kind]
     if isinstance(kind, inspect.UnionType):
@@ -103,19 +106,19 @@ def variants(kind: inspect.Type) -> Sequence[ObjectType]:
 
 
 def has_fields(contract: Any) -> bool:
-    """Whether values of this type have fields."""
+    """Return whether values of this type have fields."""
     return type(None) not in get_args(stored_type(contract)) and bool(
         variants(_info(contract, name_of(contract)))
     )
 
 
 def fields(contract: Any) -> dict[str, str]:
-    """The contract's tag and fields by their JSON names, each with its Spark SQL type."""
+    """Return the contract's tag and fields by their JSON names, each with its Spark SQL type."""
     return _fields(object_variants(contract), name_of(contract))
 
 
 def field_types(contract: Any) -> dict[str, Any]:
-    """The contract's fields by their JSON names, each with its declared type."""
+    """Return the contract's fields by their JSON names, each with its declared type."""
     types: dict[str, Any] = {}
     for kind in object_variants(contract):
         hints = get_type_hints(kind.cls, include_extras=True)
@@ -127,7 +130,7 @@ def field_types(contract: Any) -> dict[str, Any]:
 
 
 def sql_type(kind: Any) -> str:
-    """The Spark SQL type of any type that a field can have."""
+    """Return the Spark SQL type of any type that a field can have."""
     name = getattr(kind, "__name__", str(kind))
     if isinstance(origin := get_origin(kind), type) and issubclass(origin, msgspec.Struct):
         arguments = [getattr(argument, "__name__", str(argument)) for argument in get_args(kind)]
@@ -145,7 +148,7 @@ def sql_type_of(kind: inspect.Type) -> str:
 
 
 def field_reader(contract: Any, name: str) -> Callable[[Any], Any]:
-    """A function that reads, from a value of the contract, the field or the tag whose JSON name is `name`."""
+    """Return a function that reads, from a value of the contract, the field or the tag whose JSON name is `name`."""
     kinds = object_variants(contract)
     attributes = {field.encode_name: field.name for kind in kinds for field in kind.fields}
     if name not in attributes:
@@ -254,7 +257,7 @@ def _struct_type(kinds: Sequence[ObjectType], where: str) -> str:
 
 
 def _fields(kinds: Sequence[ObjectType], where: str) -> dict[str, str]:
-    """The tag and fields of a class, or of all members of a union: a value has null in other members' fields."""
+    """Return the tag and fields of a class, or of all members of a union: a value has null in other members' fields."""
     if len(kinds) == 1:
         return _fields_of_class(kinds[0], where)
     types: dict[str, str] = {}
@@ -354,7 +357,7 @@ def _choice(kind: inspect.LiteralType | inspect.EnumType, where: str) -> str:
 
 
 def choice_type(kind: inspect.LiteralType | inspect.EnumType) -> type:
-    """The type of all choices of a Literal or an Enum; NoneType if their types differ."""
+    """Return the type of all choices of a Literal or an Enum; NoneType if their types differ."""
     values = (
         kind.values
         if isinstance(kind, inspect.LiteralType)
@@ -381,7 +384,10 @@ def require_importable(kind: Any, where: str = "") -> None:
 
 
 def types_within(kind: Any) -> list[inspect.Type]:
-    """A type, and the types of the parts of its values. A Struct that contains itself occurs once."""
+    """Return a type, and the types of the parts of its values.
+
+    A Struct that contains itself occurs once.
+    """
     types = [type_info(kind)]
     ids = {id(types[0])}
     for part in types:

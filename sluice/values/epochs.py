@@ -71,22 +71,22 @@ class EpochTime:
 
 
 def epoch_s(field: str) -> EpochTime:
-    """The event time is in the int field `field`, in seconds since 1970."""
+    """Read the event time from the int field `field`, in seconds since 1970."""
     return EpochTime(field, Unit.SECONDS)
 
 
 def epoch_ms(field: str) -> EpochTime:
-    """The event time is in the int field `field`, in milliseconds since 1970."""
+    """Read the event time from the int field `field`, in milliseconds since 1970."""
     return EpochTime(field, Unit.MILLISECONDS)
 
 
 def epoch_us(field: str) -> EpochTime:
-    """The event time is in the int field `field`, in microseconds since 1970."""
+    """Read the event time from the int field `field`, in microseconds since 1970."""
     return EpochTime(field, Unit.MICROSECONDS)
 
 
 def decoder(contract: Any) -> Callable[[bytes], Any]:
-    """The function that decodes JSON of a contract, in which EpochMillis and the like are whole numbers."""
+    """Return the function that decodes JSON of a contract, in which EpochMillis and the like are whole numbers."""
     written = _json_type(contract)
     if written is contract:
         return msgspec.json.Decoder(contract).decode
@@ -99,13 +99,16 @@ def decoder(contract: Any) -> Callable[[bytes], Any]:
 
 
 def unit_of(extra: Mapping[str, Any] | None) -> Unit | None:
-    """The unit that the annotation of a field declares, if any."""
+    """Return the unit that the annotation of a field declares, if any."""
     unit = (extra or {}).get("epoch")
     return unit if isinstance(unit, Unit) else None
 
 
 class _Times(type):
-    """Metaclass of `_NUMBERS`. Times and whole numbers count as instances, so msgspec accepts them from a hook."""
+    """Metaclass of `_NUMBERS`.
+
+    Times and whole numbers count as instances, so msgspec accepts them from a hook.
+    """
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, datetime | int)
@@ -115,7 +118,7 @@ _NUMBERS = {unit: _Times(f"Epoch{unit.name.title()}", (), {"unit": unit}) for un
 
 
 def _time_from_number(kind: Any, number: Any) -> datetime:
-    """The time for a number in JSON. msgspec adds the field to the message of an error."""
+    """Return the time for a number in JSON. msgspec adds the field to the message of an error."""
     # `isinstance` would also accept a bool.
     if type(number) is not int:
         raise TypeError(f"Expected `int`, got `{type(number).__name__}`")
@@ -129,7 +132,10 @@ def _time_from_number(kind: Any, number: Any) -> datetime:
 
 
 def number_of(time: datetime, unit: Unit, zone: tzinfo) -> int:
-    """The time as a number of units since 1970, rounded down. A time without a zone is in `zone`."""
+    """Return the time as a number of units since 1970, rounded down.
+
+    A time without a zone is in `zone`.
+    """
     if time.tzinfo is None:
         time = time.replace(tzinfo=zone)
     return (time - _1970) // timedelta(microseconds=1) * unit.value // 1_000_000
@@ -137,7 +143,7 @@ def number_of(time: datetime, unit: Unit, zone: tzinfo) -> int:
 
 @cache
 def _json_type(kind: Any) -> Any:
-    """The type of a value's JSON: `kind`, or the same type with a number in place of each EpochMillis or the like."""
+    """Return the type of a value's JSON: `kind`, or the same type with a number in place of each EpochMillis or the like."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         for mark in arguments[1:]:
@@ -183,7 +189,7 @@ def _struct_in_json(contract: type[msgspec.Struct]) -> type[msgspec.Struct]:
 
 
 def _dataclass_in_json(contract: type) -> type:
-    """The dataclass itself, or a Struct with numbers in place of times."""
+    """Return the dataclass itself, or a Struct with numbers in place of times."""
     hints = get_type_hints(contract, include_extras=True)
     written = {field.name: _json_type(hints[field.name]) for field in dataclasses.fields(contract)}
     if all(written[name] == hints[name] for name in written):
@@ -196,7 +202,7 @@ def _dataclass_in_json(contract: type) -> type:
 
 
 def _typed_dict_in_json(contract: Any) -> Any:
-    """The TypedDict itself, or a TypedDict with numbers in place of times."""
+    """Return the TypedDict itself, or a TypedDict with numbers in place of times."""
     hints = get_type_hints(contract, include_extras=True)
     written = {name: _json_type(hint) for name, hint in hints.items()}
     if written == hints:
@@ -213,7 +219,7 @@ def _typed_dict_in_json(contract: Any) -> Any:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
-    """The field of a Struct for a field of a dataclass."""
+    """Return the field of a Struct for a field of a dataclass."""
     if field.default is not dataclasses.MISSING:
         return msgspec.field(default=field.default)
     if field.default_factory is not dataclasses.MISSING:
@@ -222,7 +228,7 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def field_of(info: msgspec.structs.FieldInfo) -> Any:
-    """The field of another Struct for a field of a Struct: with the same name in JSON and the same default."""
+    """Return the field of another Struct for a field of a Struct: with the same name in JSON and the same default."""
     if info.default_factory is not msgspec.NODEFAULT:
         return msgspec.field(default_factory=info.default_factory, name=info.encode_name)
     return msgspec.field(default=info.default, name=info.encode_name)

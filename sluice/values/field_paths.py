@@ -8,7 +8,10 @@ _NAME = re.compile(r"`((?:[^`]|``)*)`(?=\.|$)|([^.]*)")
 
 
 def names_of(path: str) -> tuple[str, ...]:
-    """The names in a path, the outermost field first. The empty path, which means the whole value, has no names."""
+    """Return the names in a path, the outermost field first.
+
+    The empty path, which means the whole value, has no names.
+    """
     names, place = [], 0
     while path and place <= len(path):
         match = _NAME.match(path, place)

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from sluice.values.headers import Headers
+
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether a call of an author's function, or of its wrapper, returns a coroutine."""
+    """Return whether a call of an author's function, or of its wrapper, returns a coroutine."""
     own = inspect.unwrap(function)
     # An instance of a class with `__call__` may be async, too.
     called = own if inspect.isroutine(own) else getattr(own, "__call__", own)  # noqa: B004
@@ -37,8 +39,15 @@ class WithoutKey(Wrapper):
         return self.function(*arguments)
 
 
+class WithHeaders(Wrapper):
+    """An author's function that takes a record's headers after the key and the value."""
+
+    def __call__(self, key: Any, value: Any, headers: Headers) -> Any:
+        return self.function(key, value, headers)
+
+
 def for_key(function: Callable[..., Any], key: str) -> Callable[..., Any]:
-    """The function for many calls with this key as the first argument."""
+    """Return the function for many calls with this key as the first argument."""
     # The author's function itself is called, because a call of the wrapper takes longer than many
     # functions.
     return function.function if isinstance(function, WithoutKey) else partial(function, key)

@@ -22,7 +22,9 @@ _encode_headers = msgspec.json.Encoder().encode
 
 
 class Headers:
-    """The headers of a record: names with values in bytes, in order. A name can occur several times.
+    """The headers of a record: names with values in bytes, in order.
+
+    A name can occur several times.
 
     A Headers object does not change: `set`, `add` and `remove` return a new one. A value that you
     pass as text is encoded in UTF-8.
@@ -41,7 +43,7 @@ class Headers:
 
     @classmethod
     def of_json(cls, text: str | None) -> Headers:
-        """The headers of a row, which are decoded when they are first read."""
+        """Return the headers of a row, which are decoded when they are first read."""
         if text is None:
             return NO_HEADERS
         headers = cls.__new__(cls)
@@ -49,34 +51,37 @@ class Headers:
         return headers
 
     def json(self) -> str | None:
-        """The text of the headers in a row; None without headers."""
+        """Return the text of the headers in a row; None without headers."""
         if self._json is None and self._pairs:
             encoded = [EncodedHeader(name, value) for name, value in self._pairs]
             self._json = _encode_headers(encoded).decode()
         return self._json
 
     def get(self, name: str) -> bytes | None:
-        """The value of the last header with this name; None if there is no such header."""
+        """Return the value of the last header with this name; None if there is no such header."""
         for each, value in reversed(self._decoded):
             if each == name:
                 return value
         return None
 
     def text(self, name: str) -> str | None:
-        """The value of the last header with this name as text. Raises UnicodeDecodeError if the value is not UTF-8."""
+        """Return the value of the last header with this name as text.
+
+        Raises UnicodeDecodeError if the value is not UTF-8.
+        """
         value = self.get(name)
         return None if value is None else value.decode()
 
     def set(self, name: str, value: HeaderValue) -> Headers:
-        """A copy of these headers in which one new header, at the end, replaces all headers of this name."""
+        """Return a copy of these headers in which one new header, at the end, replaces all headers of this name."""
         return self.remove(name).add(name, value)
 
     def add(self, name: str, value: HeaderValue) -> Headers:
-        """A copy of these headers, with a new header at the end."""
+        """Return a copy of these headers, with a new header at the end."""
         return Headers((*self._decoded, (name, value)))
 
     def remove(self, name: str) -> Headers:
-        """A copy of these headers, without the headers of this name."""
+        """Return a copy of these headers, without the headers of this name."""
         return Headers(pair for pair in self._decoded if pair[0] != name)
 
     @property

@@ -10,7 +10,7 @@ _MOST_PORT = 65_535
 
 
 def is_host(text: str) -> bool:
-    """Whether the text is the name of a host or an IP address, without a port and brackets."""
+    """Return whether the text is the name of a host or an IP address, without a port and brackets."""
     if ":" not in text:
         return _NAME.fullmatch(text) is not None
     # An address with a scope, such as fe80::1%eth0, is refused: the scope names an interface of one
@@ -22,17 +22,17 @@ def is_host(text: str) -> bool:
 
 
 def _url_host(host: str) -> str:
-    """The host as it is written in a URL: an IPv6 address in brackets."""
+    """Return the host as it is written in a URL: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def address_of(host: str, port: int) -> str:
-    """The address of a server; the inverse of `parse_address`."""
+    """Return the address of a server; the inverse of `parse_address`."""
     return f"{_url_host(host)}:{port}"
 
 
 def parse_address(address: str) -> tuple[str, int] | None:
-    """The host and the port of an address; None if the text is not an address."""
+    """Return the host and the port of an address; None if the text is not an address."""
     shown, _, port = address.rpartition(":")
     host = shown[1:-1] if shown.startswith("[") and shown.endswith("]") else shown
     if not is_host(host) or _url_host(host) != shown or not (port.isascii() and port.isdecimal()):

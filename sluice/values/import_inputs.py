@@ -45,7 +45,9 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def recorded_inputs() -> Iterator[Callable[[], Inputs | None]]:
-    """Record what the block reads. Yields a function that returns the inputs; None if a file has just changed.
+    """Record what the block reads.
+
+    Yields a function that returns the inputs; None if a file has just changed.
 
     Python cannot remove the hook that is called for each opened file, so call this only in a
     process that ends soon after the block.
@@ -87,7 +89,7 @@ def recorded_inputs() -> Iterator[Callable[[], Inputs | None]]:
 
 
 def _source_of(path: str) -> str:
-    """The path of a compiled module's source; any other path unchanged."""
+    """Return the path of a compiled module's source; any other path unchanged."""
     if path.endswith(".pyc"):
         with suppress(ValueError):
             return importlib.util.source_from_cache(path)

@@ -27,14 +27,16 @@ MOST_UNTYPED_BYTES = 40_000_000
 Spark stores it in up to three times as many bytes, and can store at most 128 MiB.
 """
 MOST_LEVELS = 100
-"""Maximum nesting of arrays and objects. It is limited because the programs that read the JSON later are recursive."""
+"""Maximum nesting of arrays and objects. It is limited because the programs that read the JSON
+later are recursive."""
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _COLON = re.compile(rb"\s*:")
 _BRACKET = re.compile(rb"[\[\]{}]")
 _NUMBER = re.compile(rb"-?[0-9][0-9.eE+-]*+")
 JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-"""How JSON writes a number. Python's conversions also take `1_000`, ` 5 `, digits of other scripts, and NaN."""
+"""How JSON writes a number. Python's conversions also take `1_000`, ` 5 `, digits of other scripts,
+and NaN."""
 _LARGEST_OFFSET = timedelta(hours=18)
 
 
@@ -101,7 +103,7 @@ def refuse_inexact_numbers(text: bytes) -> None:
 
 
 def _is_exact(number: str) -> bool:
-    """Whether Spark reads a number exactly: as a decimal, or as a double if it has an exponent or too many digits."""
+    """Return whether Spark reads a number exactly: as a decimal, or as a double if it has an exponent or too many digits."""
     if len(number) > LONGEST_NUMBER:
         return False
     value = Decimal(number)
@@ -127,7 +129,7 @@ class Amounts:
         self._equal = Context(prec=precision, traps=[Inexact, InvalidOperation])
 
     def surely_include(self, amounts: Iterable[Decimal | None]) -> bool:
-        """Whether all amounts certainly fit, judged by their sum, or by the largest of them.
+        """Return whether all amounts certainly fit, judged by their sum, or by the largest of them.
 
         If the result is False, all amounts may still fit: call `require` for each of them. This
         method takes a quarter of the time that these calls take.
@@ -204,5 +206,5 @@ def require_time(time: datetime, path: str, zone: tzinfo = UTC) -> None:
 
 
 def shortened(text: str, length: int = 40) -> str:
-    """The text, cut to `length` characters."""
+    """Return the text, cut to `length` characters."""
     return text if len(text) <= length else f"{text[:length]}…"

@@ -19,12 +19,13 @@ ESCAPES = {number: f"\\u{number:04X}" for number in range(32)} | {
 
 
 def json_string(text: str) -> str:
-    """The text as a string of JSON."""
+    """Return the text as a string of JSON."""
     return f'"{text.translate(ESCAPES)}"'
 
 
 JSON_FIELD = "_json"
-"""If a value has the type Any, Sluice stores an object with only this field: a string that holds the value's JSON."""
+"""If a value has the type Any, Sluice stores an object with only this field: a string that holds
+the value's JSON."""
 JSON_TEXT = f'{{"{JSON_FIELD}":"'
 """The beginning of such an object."""
 _TEXT_OF_JSON = re.compile(rf'\{{"{JSON_FIELD}":("(?:[^"\\]|\\.)*+")\}}')
@@ -45,6 +46,6 @@ def _put_back(match: re.Match[str]) -> str:
 
 
 def encode_text(json: str) -> bytes:
-    """The encoder of `to(topic, value=str)`: writes a string without quotation marks, and any other value as JSON."""
+    """Return the encoder of `to(topic, value=str)`: writes a string without quotation marks, and any other value as JSON."""
     text: str = msgspec.json.decode(json) if json.startswith('"') else json
     return text.encode()

@@ -30,7 +30,10 @@ from sluice.values.stored_values import plain_model
 
 
 def key_text(value: Any) -> str | None:
-    """The text of a key; None for None. Raises TypeError or ValueError if the value cannot be a key."""
+    """Return the text of a key; None for None.
+
+    Raises TypeError or ValueError if the value cannot be a key.
+    """
     # Almost every key is a str.
     if type(value) is str or value is None:
         return value
@@ -44,7 +47,7 @@ def key_text(value: Any) -> str | None:
 
 
 def lookup_key(value: Any) -> str:
-    """The text of a key to look up. Raises QueryError for a value that cannot be a key."""
+    """Return the text of a key to look up. Raises QueryError for a value that cannot be a key."""
     try:
         text = key_text(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -55,7 +58,7 @@ def lookup_key(value: Any) -> str:
 
 
 def _plain(value: Any) -> str | None:
-    """The text of a single value; None for bytes, objects and lists."""
+    """Return the text of a single value; None for bytes, objects and lists."""
     match value:
         case str():
             # A subclass may have a `__str__` of its own.
@@ -93,7 +96,10 @@ def _float(value: float) -> str:
 
 
 def _decimal(value: Decimal) -> str:
-    """All digits without an exponent. Zeros at the end are left out, since equal amounts may differ in them."""
+    """Return all digits without an exponent.
+
+    Zeros at the end are left out, since equal amounts may differ in them.
+    """
     if not value.is_finite():
         raise ValueError(f"{value} cannot be a key")
     # Without an exponent, 1E+1000000 would be a text of a million digits.
@@ -108,7 +114,10 @@ def _without_zeros(number: str) -> str:
 
 
 def _json(value: Any) -> str:
-    """A value as JSON within a key. Numbers and Booleans are written as such, other single values as strings."""
+    """Return a value as JSON within a key.
+
+    Numbers and Booleans are written as such, other single values as strings.
+    """
     match value:
         case None:
             return "null"
@@ -137,7 +146,7 @@ def _json(value: Any) -> str:
 
 
 def sorted_items(items: Iterable[Any]) -> list[Any]:
-    """The items of a set in the order in which a key's text lists them, so that equal sets have the same text."""
+    """Return the items of a set in the order in which a key's text lists them, so that equal sets have the same text."""
     return sorted(items, key=_json)
 
 
@@ -159,7 +168,7 @@ def _object(pairs: Iterable[tuple[Any, Any]]) -> str:
 
 
 def _fields(value: msgspec.Struct) -> Iterable[tuple[str, Any]]:
-    """A Struct's tag and fields, by their names in JSON."""
+    """Yield a Struct's tag and fields, by their names in JSON."""
     config = value.__struct_config__
     if config.tag_field is not None:
         yield config.tag_field, config.tag
@@ -170,11 +179,12 @@ def _fields(value: msgspec.Struct) -> Iterable[tuple[str, Any]]:
 
 
 DECIMAL = "E+0"
-"""The suffix by which `key_of_json` recognizes a decimal. No program writes a double with this suffix."""
+"""The suffix by which `key_of_json` recognizes a decimal. No program writes a double with this
+suffix."""
 
 
 def key_of_json(text: str) -> str | None:
-    """The text of a key from JSON; None for NaN and infinity.
+    """Return the text of a key from JSON; None for NaN and infinity.
 
     Numbers with a point or an exponent are doubles, unless they are marked with `DECIMAL`.
     """

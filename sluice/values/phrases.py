@@ -9,7 +9,7 @@ _UNITS = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1_000, "ms": 1}
 
 
 def duration_text(ms: int) -> str:
-    """A duration without rounding, such as `15 s`, `1 min 30 s`, `250 ms` or `7 d`."""
+    """Return a duration without rounding, such as `15 s`, `1 min 30 s`, `250 ms` or `7 d`."""
     parts, rest = [], abs(ms)
     for unit, size in _UNITS.items():
         count, rest = divmod(rest, size)
@@ -19,18 +19,18 @@ def duration_text(ms: int) -> str:
 
 
 def size_text(size: int) -> str:
-    """A number of bytes in the largest unit of which there is at least one, such as `1.5 GiB` or `0.2 KiB`."""
+    """Return a number of bytes in the largest unit of which there is at least one, such as `1.5 GiB` or `0.2 KiB`."""
     unit = next((unit for unit, smallest in _SIZES.items() if size >= smallest), "KiB")
     return f"{size / _SIZES[unit]:,.1f} {unit}"
 
 
 def counted(number: int, noun: str) -> str:
-    """The number with the noun in the singular or plural: `1 worker`, `2 workers`."""
+    """Return the number with the noun in the singular or plural: `1 worker`, `2 workers`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """The names, or the first `most` of them and the number of the others: `a, b and 7 more`."""
+    """Return the names, or the first `most` of them and the number of the others: `a, b and 7 more`."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 

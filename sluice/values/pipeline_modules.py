@@ -86,7 +86,7 @@ def load_module(file: Path, name: str = "") -> ModuleType:
 
 
 def is_name_of_file(name: str) -> bool:
-    """Whether `load_module` has made a module's name."""
+    """Return whether `load_module` has made a module's name."""
     return name.startswith(_PREFIX)
 
 
@@ -114,7 +114,7 @@ def _version(text: bytes) -> str:
 
 
 def _edition(file: Path) -> str:
-    """A suffix for the module's name that changes when a module imported by the file changes."""
+    """Return a suffix for the module's name that changes when a module imported by the file changes."""
     last = _imports.get(file)
     if last is None:
         return ""
@@ -123,7 +123,7 @@ def _edition(file: Path) -> str:
 
 
 def _digest(file: Path) -> str:
-    """The digest of a file's text; an empty text if there is no such file."""
+    """Return the digest of a file's text; an empty text if there is no such file."""
     try:
         return _digest_of(file.read_bytes())
     except OSError:
@@ -135,7 +135,7 @@ def _digest_of(text: bytes) -> str:
 
 
 def _modules_of(folder: Path) -> dict[str, Path]:
-    """The imported modules that are files of a folder, such as `helpers`, with their files."""
+    """Return the imported modules that are files of a folder, such as `helpers`, with their files."""
     modules = {}
     # Iterate over a copy, because another thread's import can change the dictionary meanwhile.
     for name, module in sys.modules.copy().items():

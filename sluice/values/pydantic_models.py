@@ -28,27 +28,28 @@ _MOST_ERRORS = 3
 _LONG_NUMBER = re.compile(
     rb'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)', re.DOTALL
 )
-"""Matches numbers with a point or an exponent. Also matches whole strings, so that digits in a string are no number."""
+"""Matches numbers with a point or an exponent. Also matches whole strings, so that digits in a
+string are no number."""
 
 _MARK = b"00000000"
 """The beginning of each string that `_with_exact_numbers` writes in place of a number."""
 
 
 def is_model(kind: Any) -> bool:
-    """Whether `kind` is a class of pydantic models."""
+    """Return whether `kind` is a class of pydantic models."""
     # If pydantic is not imported, no class can be a model.
     pydantic = sys.modules.get("pydantic.main")
     return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
 
 
 def validator(kind: Any) -> Callable[[Any], Any]:
-    """The function that validates a value, such as a dict in place of a model, as pydantic does."""
+    """Return the function that validates a value, such as a dict in place of a model, as pydantic does."""
     validate = _adapter(kind).validate_python
     return lambda value: _validated(validate, value)
 
 
 def json_validator(kind: Any, *, has_decimals: bool) -> Callable[[bytes], Any]:
-    """The function that validates JSON as pydantic does, and returns plain data with the names of the JSON."""
+    """Return the function that validates JSON as pydantic does, and returns plain data with the names of the JSON."""
     validate, plain = _adapter(kind).validate_json, plain_data(kind)
     if not has_decimals:
         return lambda data: plain(_validated(validate, data))
@@ -72,7 +73,7 @@ def _adapter(kind: Any) -> Any:
 
 
 def _validated(validate: Callable[[Any], Any], value: Any) -> Any:
-    """The validated value. Raises an error of msgspec, as for other contracts."""
+    """Return the validated value. Raises an error of msgspec, as for other contracts."""
     from pydantic import ValidationError
 
     try:
@@ -94,7 +95,7 @@ def _path(location: Sequence[str | int]) -> str:
 
 
 def _with_exact_numbers(data: bytes) -> tuple[bytes, dict[str, float]]:
-    """The JSON with a string in place of each number that a float cannot hold, and the numbers by their strings.
+    """Return the JSON with a string in place of each number that a float cannot hold, and the numbers by their strings.
 
     For a field of type Decimal, pydantic makes an exact Decimal of the string. In a field of
     another type, the string stays, and `_with_numbers` puts the number back.
@@ -120,7 +121,7 @@ def _with_exact_numbers(data: bytes) -> tuple[bytes, dict[str, float]]:
 
 
 def _with_numbers(value: Any, numbers: Mapping[str, float]) -> Any:
-    """The plain data with the number in place of each string that `_with_exact_numbers` has written."""
+    """Return the plain data with the number in place of each string that `_with_exact_numbers` has written."""
     if isinstance(value, str):
         return numbers.get(value, value)
     if isinstance(value, dict):
@@ -131,12 +132,12 @@ def _with_numbers(value: Any, numbers: Mapping[str, float]) -> Any:
 
 
 def plain_data(kind: Any) -> Callable[[Any], Any]:
-    """The function that converts values of a type with models to plain data, with the names of the JSON."""
+    """Return the function that converts values of a type with models to plain data, with the names of the JSON."""
     return partial(_adapter(kind).dump_python, by_alias=True, warnings=False)
 
 
 def instance(model: Any, fields: Mapping[str, Any]) -> Any:
-    """An instance of a model with these fields, built without the validators."""
+    """Return an instance of a model with these fields, built without the validators."""
     made = model.__new__(model)
     # `__setstate__` sets the fields without the validators, as it does in unpickling.
     made.__setstate__(
@@ -167,10 +168,14 @@ class ModelStructs:
     base: type[msgspec.Struct]
     """The base class of the Structs. Their attribute `__made_for__` is the model."""
     replace: Callable[[Any, str], Any]
-    """Takes a type that is no model, and where it is declared. Returns the type as which its values are stored."""
+    """Takes a type that is no model, and where it is declared. Returns the type as which its values
+    are stored."""
 
     def struct(self, model: Any, where: str, tag: str | None = None) -> type[msgspec.Struct]:
-        """The Struct for a model. If `tag` names a field of the model, the field's value becomes the Struct's tag."""
+        """Return the Struct for a model.
+
+        If `tag` names a field of the model, the field's value becomes the Struct's tag.
+        """
         if where.count(".") > _DEEPEST:
             raise TopologyError(
                 f"{where[:100]}...: a model that contains itself has no Spark SQL type.",
@@ -220,7 +225,9 @@ class ModelStructs:
         replace: Callable[[Any], Any],
         tag: str | None = None,
     ) -> Any:
-        """The union of the types as which the members are stored; None if all members are stored as they are.
+        """Return the union of the types as which the members are stored.
+
+        Return None if all members are stored as they are.
 
         If several members are models, their Structs have a tag.
         """
@@ -242,7 +249,7 @@ class ModelStructs:
         where: str,
         model: Any,
     ) -> Any:
-        """The type of a model's field in the Struct: without constraints, which pydantic checks."""
+        """Return the type of a model's field in the Struct: without constraints, which pydantic checks."""
         if get_origin(kind) is Annotated:
             kind, *inner = get_args(kind)
             metadata = [*metadata, *inner]
@@ -318,14 +325,14 @@ def required_fields(struct: Any) -> frozenset[str] | None:
 
 
 def _bare(kind: Any) -> Any:
-    """A model without annotations around it, such as the Tag of a union's member."""
+    """Return a model without annotations around it, such as the Tag of a union's member."""
     return (
         get_args(kind)[0] if get_origin(kind) is Annotated and is_model(get_args(kind)[0]) else kind
     )
 
 
 def _tag_of(models: Sequence[Any], where: str) -> str:
-    """The field that tells models of a union apart: a Literal with a different text in each model."""
+    """Return the field that tells models of a union apart: a Literal with a different text in each model."""
     for name in models[0].model_fields:
         values = [_only_choice(model.model_fields.get(name)) for model in models]
         if None not in values and len({*values}) == len(models):
@@ -347,7 +354,7 @@ def _only_choice(field: Any) -> str | None:
 
 
 def _json_name(name: str, field: Any) -> str:
-    """The name under which the field is written."""
+    """Return the name under which the field is written."""
     return field.serialization_alias or field.alias or name
 
 

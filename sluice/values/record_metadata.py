@@ -18,12 +18,17 @@ METADATA = {
 STATEFUL_METADATA = {
     name: kind for name, kind in METADATA.items() if name not in ("_topic", "_headers")
 }
-"""The columns that SQL can read in addition to the value of a record that a stateful step has computed."""
+"""The columns that SQL can read in addition to the value of a record that a stateful step has
+computed."""
 
 CHANGE_METADATA = {"_key": "STRING", "_window_start": "TIMESTAMP", "_window_end": "TIMESTAMP"}
-"""The columns that SQL can read in addition to a table's value; window times are null if the table is not windowed."""
+"""The columns that SQL can read in addition to a table's value; window times are null if the table
+is not windowed."""
 
-RESERVED_NAMES = frozenset({*METADATA, *CHANGE_METADATA})
+MAPPED_KEY = "_mapped_key"
+"""The column with the key that a Python function has computed for a join with a global table."""
+
+RESERVED_NAMES = frozenset({*METADATA, *CHANGE_METADATA, MAPPED_KEY})
 """Names that no field of a value can have."""
 
 TEXT_FIELD = "value"
@@ -34,7 +39,7 @@ MOST_KEY_BYTES = 1024
 
 
 def record_fingerprint(key: bytes | None, value: bytes | None, timestamp_ms: int | None) -> str:
-    """A hash that tells a record from another record at the same offset, as after the topic was recreated."""
+    """Return a hash that tells a record from another record at the same offset, as after the topic was recreated."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (key, value):
         # The length shows where the key ends, and tells an empty text from null.
@@ -46,6 +51,8 @@ def record_fingerprint(key: bytes | None, value: bytes | None, timestamp_ms: int
 
 
 How = Literal["inner", "left", "outer"]
+Gives = Literal["value", "values", "key", "mapped_key", "record", "records", "condition", "nothing"]
+"""What a step takes from the result of a Python function."""
 OnNull = Literal["dead_letter", "keep"]
 OnError = Literal["dead_letter", "skip", "fail"]
 """Policy for a record that cannot be read, processed or written."""
@@ -56,8 +63,10 @@ OnTime = Literal["dead_letter", "skip", "fail", "clock"]
 WALL_CLOCK = "(wall clock)"
 """The value of `event_time` for the time of processing. No field can have this name."""
 Until = Literal["window_close", "window_final", "time_limit"]
-"""What a held result waits for: its window's close, the last record that can change it, or a time limit."""
+"""What a held result waits for: its window's close, the last record that can change it, or a time
+limit."""
 EmitStrategy = Literal["every", "window_close"]
-"""Which results of a windowed aggregate are sent: each update, or the final result of each window."""
+"""Which results of a windowed aggregate are sent: each update, or the final result of each
+window."""
 Emit = Literal["every", "latest"]
 """Which of a key's changes within a batch are written: all of them, or only the last."""

@@ -39,7 +39,7 @@ class Reference:
         return getattr(self.value, "__qualname__", type(self.value).__qualname__)
 
     def fingerprint(self) -> str:
-        """A hash of the object's code."""
+        """Return a hash of the object's code."""
         return code_fingerprint(self.value)
 
     def __eq__(self, other: object) -> bool:
@@ -61,5 +61,5 @@ class Reference:
 
 
 def reference(value: Any) -> Reference | None:
-    """A reference to `value`; None for None."""
+    """Return a reference to `value`; None for None."""
     return None if value is None else Reference(value)

@@ -27,9 +27,11 @@ class Point:
     """A point in the topics: the first offsets, a time, or offsets of some partitions."""
 
     time_ms: int | None = None
-    """A time in epoch ms. The point is before the first record with this Kafka timestamp or a later one."""
+    """A time in epoch ms. The point is before the first record with this Kafka timestamp or a later
+    one."""
     offsets: dict[Partition, int] | None = None
-    """Partition → the offset of the first record after the point. Other partitions have no point."""
+    """Partition → the offset of the first record after the point. Other partitions have no
+    point."""
 
     @property
     def is_beginning(self) -> bool:
@@ -38,7 +40,7 @@ class Point:
 
     @classmethod
     def parse(cls, name: str, text: str) -> Point:
-        """A point from text: `beginning`, an ISO 8601 time, or `TOPIC/PARTITION/OFFSET,...`.
+        """Return a point from text: `beginning`, an ISO 8601 time, or `TOPIC/PARTITION/OFFSET,...`.
 
         Raises QueryError; its message calls the point `name`.
         """
@@ -68,7 +70,10 @@ class Span:
 
     @classmethod
     def parse(cls, begin: str | None, until: str | None) -> Span:
-        """The span between two points, given as texts; None or an empty text for no point. Raises QueryError."""
+        """Return the span between two points, given as texts; None or an empty text for no point.
+
+        Raises QueryError.
+        """
         span = cls(
             Point.parse("from", begin) if begin else None,
             Point.parse("until", until) if until else None,

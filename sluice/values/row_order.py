@@ -45,12 +45,15 @@ END_OF_RECORD = START + _END
 
 
 def end_path(path: bytes) -> bytes:
-    """The path after all rows of the same record that were re-keyed as often as the row with this path."""
+    """Return the path after all rows of the same record that were re-keyed as often as the row with this path."""
     return path[: len(path) - len(path.lstrip(_REKEYED))] + END_OF_RECORD
 
 
 def result_path(path: bytes, number: int) -> bytes:
-    """The path of an operator's result. `path` is the path of the operator's row, and `number` counts its results."""
+    """Return the path of an operator's result.
+
+    `path` is the path of the operator's row, and `number` counts its results.
+    """
     return path + _element(number)
 
 
@@ -61,7 +64,9 @@ def _element(number: int) -> bytes:
 
 
 def release_path(path: bytes, rank: int, key: str, *, before: bool, turn: bytes = b"") -> bytes:
-    """The path of a result released with a row. Releases sort by rank, before or after the row's own results.
+    """Return the path of a result released with a row.
+
+    Releases sort by rank, before or after the row's own results.
 
     The releases of several operators that have the same `path` need a `turn`, by which they sort
     before their keys.
@@ -70,13 +75,15 @@ def release_path(path: bytes, rank: int, key: str, *, before: bool, turn: bytes 
 
 
 def release(rank: int, *, before: bool) -> bytes:
-    """The element of a release, without its key."""
+    """Return the element of a release, without its key."""
     # `_SIGN` is added so that no rank is negative, because bytes would sort negative ranks last.
     return (_BEFORE if before else _AFTER) + (rank + _SIGN).to_bytes(_RANK_BYTES, "big")
 
 
 def turn_of_timers(stage: int, operator: int) -> bytes:
-    """The turn of an operator whose timers fire after a record. Those of a later stage have the earlier turn.
+    """Return the turn of an operator whose timers fire after a record.
+
+    Those of a later stage have the earlier turn.
 
     So the timers of a processor fire before it gets the results that timers with the same time have
     in earlier stages.
@@ -85,7 +92,7 @@ def turn_of_timers(stage: int, operator: int) -> bytes:
 
 
 def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
-    """The path of results that no record has caused: results of a timer, or results held back.
+    """Return the path of results that no record has caused: results of a timer, or results held back.
 
     `cause` is the number of the record or timer that has set the timer: see `Output.cause`.
     """
@@ -93,7 +100,7 @@ def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
 
 
 def event_of(path: bytes) -> tuple[int, bytes]:
-    """The rank of a result that no record caused, and the bytes that identify its cause, such as a timer.
+    """Return the rank of a result that no record caused, and the bytes that identify its cause, such as a timer.
 
     The bytes are the beginning of the path, which all results of this cause share. A result that is
     held back until the end of a batch has no such cause: its rank is -1, and the bytes are its
@@ -109,7 +116,7 @@ def event_of(path: bytes) -> tuple[int, bytes]:
 
 
 def hash_of(content: bytes) -> int:
-    """A hash that fits a BIGINT and is not negative."""
+    """Return a hash that fits a BIGINT and is not negative."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") >> 1
 
 
@@ -118,7 +125,7 @@ def _escaped(text: str) -> bytes:
 
 
 def _end_of_text(path: bytes, start: int) -> int:
-    """The position after the text that begins at `start`."""
+    """Return the position after the text that begins at `start`."""
     end = path.index(b"\x00", start)
     while path[end + 1 : end + 2] == b"\xff":
         end = path.index(b"\x00", end + 1)
@@ -126,7 +133,7 @@ def _end_of_text(path: bytes, start: int) -> int:
 
 
 def after_rekeying(path: bytes) -> bytes:
-    """The path of a row after a re-keying."""
+    """Return the path of a row after a re-keying."""
     return _REKEYED + path
 
 
@@ -136,7 +143,10 @@ def turn_sql(number: int) -> str:
 
 
 def element_sql(position: str) -> str:
-    """SQL for the element of a path with the index of an array's element. `position` is SQL for this index."""
+    """SQL for the element of a path with the index of an array's element.
+
+    `position` is SQL for this index.
+    """
     return f"unhex(lpad(hex(coalesce({position}, 0)), 8, '0'))"
 
 
@@ -149,13 +159,16 @@ def path_sql(base: str, elements: Sequence[str], *, rekeyed: bool) -> str:
 
 
 def constant_path(elements: Sequence[str], *, rekeyed: bool) -> bytes | None:
-    """The path that all rows of a record share; None if it differs from row to row."""
+    """Return the path that all rows of a record share; None if it differs from row to row."""
     parts = bytes_around_base(elements, rekeyed=rekeyed)
     return None if parts is None else START.join(parts)
 
 
 def bytes_around_base(elements: Sequence[str], *, rekeyed: bool) -> tuple[bytes, bytes] | None:
-    """The bytes before and after a path's base (see `path_sql`); None if rows differ in them."""
+    """Return the bytes before and after a path's base (see `path_sql`).
+
+    Return None if rows differ in them.
+    """
     # Only a literal is the same for all rows; other elements are read from columns.
     if not all(element.startswith("X'") for element in elements):
         return None

@@ -24,25 +24,34 @@ class Shape:
 
     @classmethod
     def single(cls, kind: str = "") -> Shape:
-        """The shape of a value that is not an object."""
+        """Return the shape of a value that is not an object."""
         return cls({TEXT_FIELD: kind}, scalar=True)
 
     @classmethod
     def of_kind(cls, kind: str) -> Shape:
-        """The shape of a value of this Spark SQL type; an empty text means an unknown type."""
+        """Return the shape of a value of this Spark SQL type.
+
+        An empty text means an unknown type.
+        """
         fields = struct_fields(kind)
         # A value of type Any is not an object in SQL, although it is stored as one.
         return cls(fields) if fields and JSON_FIELD not in fields else cls.single(kind)
 
     @property
     def kind(self) -> str:
-        """The Spark SQL type of the whole value. A part of an unknown type has an empty text as its type."""
+        """The Spark SQL type of the whole value.
+
+        A part of an unknown type has an empty text as its type.
+        """
         if self.scalar:
             return self.fields[TEXT_FIELD]
         return struct_type(self.fields) if self.fields else ""
 
     def value_sql(self, text: str) -> str:
-        """SQL for the value of JSON of this shape; a VARIANT if it is a single value of an unknown type."""
+        """SQL for the value of JSON of this shape.
+
+        A VARIANT if it is a single value of an unknown type.
+        """
         if not self.scalar:
             return value_of_json(text, self.kind)
         if not self.kind:

@@ -34,7 +34,9 @@ _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_ ]*(\(\d+( *, *\d+)?\))?[A-Za-z ]*(\[\])
 
 @dataclass(frozen=True)
 class PostgresTable:
-    """A table in PostgreSQL, for `to(...)`. Each batch is written exactly once, in one transaction of the database.
+    """A table in PostgreSQL, for `to(...)`.
+
+    Each batch is written exactly once, in one transaction of the database.
 
     With `key="shop"`, the column `shop` holds the record's key, and the table has one row per key
     (or per key and window): a record replaces the row of its key, and a record with a null value
@@ -78,7 +80,10 @@ class PostgresTable:
         return f"in {self.connection}"
 
     def refusal(self, name: str) -> str:
-        """Why no column in PostgreSQL can have this name; an empty text if a column can have it."""
+        """Return why no column in PostgreSQL can have this name.
+
+        Return an empty text if a column can have it.
+        """
         if name in _SYSTEM_COLUMNS:
             return "every table of PostgreSQL has a system column of this name"
         if "\0" in name:
@@ -89,7 +94,7 @@ class PostgresTable:
         return ""
 
     def folded_name(self, name: str) -> str:
-        """The name in a form that is equal for all names of the same column."""
+        """Return the name in a form that is equal for all names of the same column."""
         return name
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:
@@ -102,7 +107,9 @@ class PostgresTable:
 
 @dataclass(frozen=True)
 class DeltaTable:
-    """A Delta Lake table, for `to(...)`. Each batch is written exactly once, in one transaction of the table.
+    """A Delta Lake table, for `to(...)`.
+
+    Each batch is written exactly once, in one transaction of the table.
 
     `name` is the table's location: a folder as an absolute path or as a URI, such as
     `"s3a://lake/shop/totals"`. Spark must be able to write there.
@@ -159,12 +166,15 @@ class DeltaTable:
         return "in Delta Lake"
 
     def refusal(self, name: str) -> str:
-        """Why no column in Delta Lake can have this name; an empty text if a column can have it."""
+        """Return why no column in Delta Lake can have this name.
+
+        Return an empty text if a column can have it.
+        """
         signs = [sign for sign in name if sign in _NOT_IN_DELTA]
         return f"names in Delta Lake have no {signs[0]!r}" if signs else ""
 
     def folded_name(self, name: str) -> str:
-        """The name in a form that is equal for all names of the same column."""
+        """Return the name in a form that is equal for all names of the same column."""
         return name.lower()
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:
@@ -213,5 +223,5 @@ def _identity_columns(key: str | None, is_windowed: bool) -> dict[str, str]:
 
 
 def connection_variable(connection: str) -> str:
-    """The environment variable with the URL of a connection's database."""
+    """Return the environment variable with the URL of a connection's database."""
     return "SLUICE_CONNECTION_" + re.sub("[^A-Z0-9]", "_", connection.upper())

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 
 def quoted(name: str) -> str:
-    """A field's name for use after a dot or in a type, where keywords need no backticks, but special characters do."""
+    """Return a field's name for use after a dot or in a type, where keywords need no backticks, but special characters do."""
     return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else backticked(name)
 
 
@@ -22,34 +22,43 @@ def literal(text: str) -> str:
 
 
 def named_struct(fields: Mapping[str, str]) -> str:
-    """An object with these fields, given the SQL of each."""
+    """Return an object with these fields, given the SQL of each."""
     pairs = [f"{literal(name)}, {sql}" for name, sql in fields.items()]
     return f"named_struct({', '.join(pairs)})"
 
 
 def value_if(condition: str, sql: str) -> str:
-    """SQL for the value where the condition is true, else null. Spark does not compute the value in other rows."""
+    """SQL for the value where the condition is true, else null.
+
+    Spark does not compute the value in other rows.
+    """
     return f"IF({condition}, {sql}, NULL)"
 
 
 def all_of(conditions: Iterable[str]) -> str:
-    """The condition that all these conditions are true."""
+    """Return the condition that all these conditions are true."""
     return " AND ".join(conditions)
 
 
 def struct_json(sql: str) -> str:
-    """The JSON of a struct. Without the option `timestampFormat`, Spark truncates times to milliseconds."""
+    """Return the JSON of a struct.
+
+    Without the option `timestampFormat`, Spark truncates times to milliseconds.
+    """
     options = "'ignoreNullFields', 'false', 'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\""
     return f"to_json({sql}, map({options}))"
 
 
 def is_null(sql: str) -> bool:
-    """Whether an expression is the constant NULL, which has no type."""
+    """Return whether an expression is the constant NULL, which has no type."""
     return sql.strip().upper() == "NULL"
 
 
 def value_json(sql: str) -> str:
-    """The JSON of any value. `to_json` takes only structs, so the value's JSON is cut out of the JSON of a struct."""
+    """Return the JSON of any value.
+
+    `to_json` takes only structs, so the value's JSON is cut out of the JSON of a struct.
+    """
     # The JSON is `{"v":...}`: five characters come before the value, and one comes after it.
     wrapped = struct_json(named_struct({"v": sql}))
     return f"substring({wrapped}, 6, length({wrapped}) - 6)"

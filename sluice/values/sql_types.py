@@ -13,13 +13,16 @@ MOST_DIGITS = 38
 
 
 def struct_type(fields: Mapping[str, str]) -> str:
-    """The type of an object with these fields; a field of an unknown type has an empty type."""
+    """Return the type of an object with these fields.
+
+    A field of an unknown type has an empty type.
+    """
     named_types = [f"{quoted(name)}: {kind}" for name, kind in fields.items()]
     return f"STRUCT<{', '.join(named_types)}>"
 
 
 def struct_fields(kind: str) -> dict[str, str]:
-    """The fields of a struct type, each with its type (an empty text if unknown); no fields for other types."""
+    """Return the fields of a struct type, each with its type (an empty text if unknown); no fields for other types."""
     fields = {}
     for part in _arguments(kind, "STRUCT"):
         name, _, of_field = _split(part, ":")
@@ -28,22 +31,22 @@ def struct_fields(kind: str) -> dict[str, str]:
 
 
 def element_type(kind: str) -> str:
-    """The type of an array's elements; an empty text for other types."""
+    """Return the type of an array's elements; an empty text for other types."""
     return "".join(_arguments(kind, "ARRAY"))
 
 
 def map_key_type(kind: str) -> str:
-    """The type of a map's keys; an empty text for other types."""
+    """Return the type of a map's keys; an empty text for other types."""
     return next(_arguments(kind, "MAP"), "")
 
 
 def map_value_type(kind: str) -> str:
-    """The type of a map's values; an empty text for other types."""
+    """Return the type of a map's values; an empty text for other types."""
     return next(islice(_arguments(kind, "MAP"), 1, None), "")
 
 
 def compact(kind: str) -> str:
-    """The type as Spark writes it in short: in lower case and without spaces, except for the names of fields."""
+    """Return the type as Spark writes it in short: in lower case and without spaces, except for the names of fields."""
     if fields := struct_fields(kind):
         named_types = [f"{quoted(name)}:{compact(of_field)}" for name, of_field in fields.items()]
         return f"struct<{','.join(named_types)}>"
@@ -55,7 +58,7 @@ def compact(kind: str) -> str:
 
 
 def canonical(kind: str) -> str:
-    """The type as contracts declare it: in upper case, except for the names of fields."""
+    """Return the type as contracts declare it: in upper case, except for the names of fields."""
     if fields := struct_fields(kind):
         return struct_type({name: canonical(of_field) for name, of_field in fields.items()})
     if element := element_type(kind):
@@ -66,7 +69,7 @@ def canonical(kind: str) -> str:
 
 
 def _arguments(kind: str, name: str) -> Iterator[str]:
-    """The types, or named types, between the angle brackets of `NAME<...>`; nothing for another type."""
+    """Yield the types, or named types, between the angle brackets of `NAME<...>`; nothing for another type."""
     opening = len(name) + 1
     if kind[:opening].upper() != f"{name}<":
         return

@@ -53,22 +53,27 @@ class Stored(msgspec.Struct):
 
     __made_for__: ClassVar[Any]
     __fixed__: ClassVar[Mapping[str, Any]] = {}
-    """The model's field that is the Struct's tag, with its value; empty for a Struct without a tag."""
+    """The model's field that is the Struct's tag, with its value; empty for a Struct without a
+    tag."""
 
 
 class _AnyValue(type):
-    """Metaclass of `_FROM_ANY`. Every object counts as an instance, so msgspec accepts the results of `_json_text`."""
+    """Metaclass of `_FROM_ANY`.
+
+    Every object counts as an instance, so msgspec accepts the results of `_json_text`.
+    """
 
     def __instancecheck__(cls, instance: object) -> bool:
         return True
 
 
 _FROM_ANY = _AnyValue("AnyValue", (), {})
-"""Replaces Any in the types for `msgspec.convert`, which calls `_json_text` for each value of this type."""
+"""Replaces Any in the types for `msgspec.convert`, which calls `_json_text` for each value of this
+type."""
 
 
 def stored_type(kind: Any) -> Any:
-    """The type of stored values; `kind` itself if its values are stored as they are.
+    """Return the type of stored values; `kind` itself if its values are stored as they are.
 
     Raises TopologyError if a model has parts that cannot be stored.
     """
@@ -83,17 +88,17 @@ def stored_type(kind: Any) -> Any:
 
 
 def is_converted(kind: Any) -> bool:
-    """Whether values of this type are stored as another type."""
+    """Return whether values of this type are stored as another type."""
     return bool(stored_type(kind) != kind)
 
 
 def has_models(kind: Any) -> bool:
-    """Whether values of this type may contain models."""
+    """Return whether values of this type may contain models."""
     return bool(models_within(kind))
 
 
 def models_within(kind: Any) -> list[Any]:
-    """The models that values of this type may contain."""
+    """Return the models that values of this type may contain."""
     made_for = [
         part.__made_for__ for part in _parts_of_values(stored_type(kind)) if _is_stored(part)
     ]
@@ -101,7 +106,7 @@ def models_within(kind: Any) -> list[Any]:
 
 
 def topic_decoder(kind: Any) -> Callable[[bytes], Any]:
-    """The function that decodes a topic's JSON to stored values."""
+    """Return the function that decodes a topic's JSON to stored values."""
     if has_models(kind):
         has_decimals = Decimal in _parts_of_values(stored_type(kind))
         validated = pydantic_models.json_validator(kind, has_decimals=has_decimals)
@@ -121,7 +126,7 @@ def topic_decoder(kind: Any) -> Callable[[bytes], Any]:
 
 @cache
 def storer(kind: Any) -> Callable[[Any], Any]:
-    """The function that converts values of the type `kind` to their stored type.
+    """Return the function that converts values of the type `kind` to their stored type.
 
     It raises ValidationError for a value of another type.
     """
@@ -142,7 +147,7 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def _json_text(_: Any, value: Any) -> JsonText | None:
-    """The stored value for a value of type Any. msgspec calls this function as its `dec_hook`."""
+    """Return the stored value for a value of type Any. msgspec calls this function as its `dec_hook`."""
     if isinstance(value, msgspec.Raw):
         text = bytes(value).decode()
         try:
@@ -164,7 +169,10 @@ def _json_text(_: Any, value: Any) -> JsonText | None:
 
 
 def encode_model(value: Any) -> Any:
-    """For encoders of msgspec: the Struct for a model. Raises TypeError for a value of another type."""
+    """For encoders of msgspec: the Struct for a model.
+
+    Raises TypeError for a value of another type.
+    """
     kind: Any = type(value)
     if not is_model(kind):
         raise TypeError(f"Encoding objects of type {kind.__name__} is unsupported")
@@ -190,7 +198,7 @@ def _plain_data(model: Any) -> Callable[[Any], Any]:
 
 
 def value_decoder(kind: Any) -> Callable[[str | msgspec.Raw], Any]:
-    """The function that decodes JSON that Sluice has written, for an author's functions."""
+    """Return the function that decodes JSON that Sluice has written, for an author's functions."""
     if kind is Any:
         return _decode_plain
     decode = msgspec.json.Decoder(stored_type(kind)).decode
@@ -206,7 +214,7 @@ _decode_any = msgspec.json.Decoder(Any).decode
 
 
 def author_value(value: Any) -> Any:
-    """A stored value as the author has declared it."""
+    """Return a stored value as the author has declared it."""
     if isinstance(value, JsonText):
         return _decode_any(value.text)
     if isinstance(value, Stored):
@@ -219,7 +227,7 @@ def author_value(value: Any) -> Any:
 
 
 def _instance(value: Stored) -> Any:
-    """An instance of the author's class."""
+    """Return an instance of the author's class."""
     kind = value.__made_for__
     fields = {name: author_value(getattr(value, name)) for name in value.__struct_fields__}
     if is_model(kind):
@@ -243,7 +251,7 @@ def _instance(value: Stored) -> Any:
 
 @cache
 def _replaced_type(kind: Any, any_type: Any) -> Any:
-    """The type with Structs in place of models and of classes with fields of type Any, and `any_type` in place of Any.
+    """Return the type with Structs in place of models and of classes with fields of type Any, and `any_type` in place of Any.
 
     Returns `kind` itself if nothing is to be replaced.
     """
@@ -288,7 +296,10 @@ class _Replacing:
         return ModelStructs(Stored, self.replaced)
 
     def _class(self, kind: Any, where: str) -> Any:
-        """The Struct for a class with fields of type Any; the class itself if it has none."""
+        """Return the Struct for a class with fields of type Any.
+
+        Return the class itself if it has none.
+        """
         _refuse_models_in(kind, where)
         # A class that contains itself is left as it is: `contracts.sql_type` raises an error for
         # it.
@@ -312,14 +323,17 @@ class _Replacing:
 
 
 def _is_optional(kind: Any, name: str, declared: Any) -> bool:
-    """Whether a TypedDict may leave the field out."""
+    """Return whether a TypedDict may leave the field out."""
     if not is_typeddict(kind) or get_origin(declared) is Required:
         return False
     return get_origin(declared) is NotRequired or name not in kind.__required_keys__
 
 
 def _struct(kind: Any, types: Mapping[str, Any], optional: Sequence[str]) -> Any:
-    """The Struct for a class, with fields of these types. A TypedDict may leave the `optional` fields out."""
+    """Return the Struct for a class, with fields of these types.
+
+    A TypedDict may leave the `optional` fields out.
+    """
     config: dict[str, Any] = {}
     namespace: dict[str, Any] = {"__made_for__": kind}
     if is_typeddict(kind):
@@ -379,7 +393,7 @@ def _refuse_models_in(kind: Any, where: str) -> None:
 
 
 def _annotations(kind: Any) -> dict[str, Any]:
-    """The annotations of a class with fields; empty for other types."""
+    """Return the annotations of a class with fields; empty for other types."""
     try:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             # An array has no field names: `contracts.sql_type` raises an error for such a Struct.
@@ -399,7 +413,7 @@ def _parts(kind: Any) -> Iterator[Any]:
 
 
 def _parts_of_values(kind: Any) -> Iterator[Any]:
-    """A stored type and the types within it, including the types of the fields of Structs for models."""
+    """Yield a stored type and the types within it, including the types of the fields of Structs for models."""
     for part in _parts(kind):
         yield part
         if _is_stored(part):

@@ -1,4 +1,7 @@
-"""Patterns of topics. In lists of topics, a pattern is a text that begins with `^`, as no topic's name does."""
+"""Patterns of topics.
+
+In lists of topics, a pattern is a text that begins with `^`, as no topic's name does.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +15,24 @@ _INTERNAL = "__"
 
 
 def pattern_text(pattern: re.Pattern[str]) -> str:
-    """The text of a pattern in a list of topics."""
+    """Return the text of a pattern in a list of topics."""
     return _SIGN + pattern.pattern
 
 
 def is_pattern(topic: str) -> bool:
-    """Whether an element of a list of topics is a pattern."""
+    """Return whether an element of a list of topics is a pattern."""
     return topic.startswith(_SIGN)
 
 
 def matches(pattern: str, topic: str) -> bool:
-    """Whether a pattern matches the whole name of a topic."""
+    """Return whether a pattern matches the whole name of a topic."""
     return (
         not topic.startswith((_SIGN, _INTERNAL)) and _compiled(pattern).fullmatch(topic) is not None
     )
 
 
 def named_or_matching(topics: Iterable[str], existing: Iterable[str]) -> list[str]:
-    """The names in a list of topics, and the existing topics that a pattern of the list matches; each once."""
+    """Return the names in a list of topics, and the existing topics that a pattern of the list matches; each once."""
     topics = [*topics]
     names = [topic for topic in topics if not is_pattern(topic)]
     for pattern in filter(is_pattern, topics):
@@ -38,7 +41,7 @@ def named_or_matching(topics: Iterable[str], existing: Iterable[str]) -> list[st
 
 
 def declared_topics(topics: Iterable[str]) -> list[str]:
-    """The patterns and the names that an author has written: the list without the topics that a pattern matches."""
+    """Return the patterns and the names that an author has written: the list without the topics that a pattern matches."""
     topics = [*topics]
     patterns = [topic for topic in topics if is_pattern(topic)]
     return [topic for topic in topics if not any(matches(pattern, topic) for pattern in patterns)]

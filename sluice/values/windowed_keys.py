@@ -42,7 +42,10 @@ class Windowed(Generic[K]):
 
 
 def windowed(key: str, bounds: Bounds) -> Windowed[str]:
-    """A key with the bounds of its window. Raises OverflowError for a time after the year 9999."""
+    """Return a key with the bounds of its window.
+
+    Raises OverflowError for a time after the year 9999.
+    """
     start, end = bounds
     try:
         return Windowed(key, _EPOCH + start * _MILLISECOND, _EPOCH + end * _MILLISECOND)
@@ -53,17 +56,17 @@ def windowed(key: str, bounds: Bounds) -> Windowed[str]:
 
 
 def windowed_json(key: Windowed[Any]) -> bytes:
-    """A windowed key as JSON, with the bounds in epoch ms: `{"key":"home","start":0,"end":60000}`."""
+    """Return a windowed key as JSON, with the bounds in epoch ms: `{"key":"home","start":0,"end":60000}`."""
     return msgspec.json.encode({"key": key.key, "start": key.start_ms, "end": key.end_ms})
 
 
 def time_windowed_bytes(key: Windowed[str]) -> bytes:
-    """A windowed key as Kafka Streams' `TimeWindowedSerializer` writes it: the key, then the start in 8 bytes."""
+    """Return a windowed key as Kafka Streams' `TimeWindowedSerializer` writes it: the key, then the start in 8 bytes."""
     return key.key.encode() + _eight_bytes(key.start_ms)
 
 
 def session_windowed_bytes(key: Windowed[str]) -> bytes:
-    """A session's key as Kafka Streams' `SessionWindowedSerializer` writes it: the key, the end, then the start."""
+    """Return a session's key as Kafka Streams' `SessionWindowedSerializer` writes it: the key, the end, then the start."""
     return key.key.encode() + _eight_bytes(key.end_ms) + _eight_bytes(key.start_ms)
 
 
@@ -82,23 +85,23 @@ def windowed_key_sql(key: str) -> str:
 
 
 def split_windowed_key(text: str) -> tuple[str, Bounds]:
-    """The key and the bounds in the text of a windowed key."""
+    """Return the key and the bounds in the text of a windowed key."""
     start, end, key = text.split(":", 2)
     return key, (int(start), int(end))
 
 
 def windowed_key_text(key: str, bounds: Bounds) -> str:
-    """The text of a windowed key."""
+    """Return the text of a windowed key."""
     return f"{bounds[0]}:{bounds[1]}:{key}"
 
 
 def windowed_of_text(text: str) -> Windowed[str]:
-    """The windowed key in its text. Raises OverflowError for a time after the year 9999."""
+    """Return the windowed key in its text. Raises OverflowError for a time after the year 9999."""
     return windowed(*split_windowed_key(text))
 
 
 def key_and_window(key: Windowed[str] | str | None) -> tuple[str | None, Bounds | None]:
-    """The parts of a key as authors see it: the key without its window, and the bounds of the window, if any."""
+    """Return the parts of a key as authors see it: the key without its window, and the bounds of the window, if any."""
     return (key.key, (key.start_ms, key.end_ms)) if isinstance(key, Windowed) else (key, None)
 
 

@@ -15,7 +15,8 @@ from sluice.values.phrases import duration_text
 from sluice.values.references import Reference
 
 Bounds = tuple[int, int]
-"""Start and end of a window. The end is inclusive for sliding windows and sessions, exclusive for the others."""
+"""Start and end of a window. The end is inclusive for sliding windows and sessions, exclusive for
+the others."""
 
 T = TypeVar("T", int, Any)
 """A time, or an array of times."""
@@ -51,7 +52,10 @@ class Window:
         return -(-self.size_ms // self.every_ms)
 
     def bounds_of(self, time: int) -> list[Bounds]:
-        """The windows that contain `time`, the earliest first. Windows with a negative start do not exist."""
+        """Return the windows that contain `time`, the earliest first.
+
+        Windows with a negative start do not exist.
+        """
         size, every = self.size_ms, self.advance_ms or self.size_ms
         first = (time - size + every) // every * every
         return [
@@ -59,7 +63,7 @@ class Window:
         ]
 
     def end_of(self, start: int) -> int:
-        """The end of the window that begins at `start`."""
+        """Return the end of the window that begins at `start`."""
         return start + self.size_ms
 
     def __str__(self) -> str:
@@ -136,7 +140,7 @@ class CustomWindow:
         return self.grace_ms
 
     def bounds_of(self, time: int) -> list[Bounds]:
-        """The windows that contain `time`, the earliest first.
+        """Return the windows that contain `time`, the earliest first.
 
         Raises ValueError if the function returns anything else, and whatever error the function
         raises.

@@ -23,7 +23,10 @@ class Piped(NamedTuple):
 
 
 class Play(Protocol):
-    """Pipes records into a new driver of a pipeline. `connections` are the URLs of databases, by name."""
+    """Pipes records into a new driver of a pipeline.
+
+    `connections` are the URLs of databases, by name.
+    """
 
     def __call__(
         self,
@@ -35,7 +38,10 @@ class Play(Protocol):
 
 @pytest.fixture(params=[pytest.param("one batch", marks=pytest.mark.heavy), "random batches"])
 def play(request: pytest.FixtureRequest) -> Iterator[Play]:
-    """Pipes records into a new driver of a pipeline. Results must not depend on where the batches end."""
+    """Pipes records into a new driver of a pipeline.
+
+    Results must not depend on where the batches end.
+    """
     drivers: list[TopologyTestDriver] = []
 
     def play_all(

@@ -1,4 +1,7 @@
-"""An auth manager that hides DAGs from some users. Airflow's own manager for tests lets every user read every DAG."""
+"""An auth manager that hides DAGs from some users.
+
+Airflow's own manager for tests lets every user read every DAG.
+"""
 
 from __future__ import annotations
 

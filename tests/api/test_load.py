@@ -26,7 +26,8 @@ ROWS = 30_000
 TRIES = 3
 """Other processes can disturb one attempt; a server that blocks its UI fails all of them."""
 TIMES = 4
-"""The first moment may take this many times as long as 500 of Airflow's cheapest requests, plus a second."""
+"""The first moment may take this many times as long as 500 of Airflow's cheapest requests, plus a
+second."""
 ENDS = itertools.count(2_000_000_000)
 UI = ("/ui/config", "/ui/dags?limit=25", "/api/v2/monitor/health", "/")
 """The requests of Airflow's UI when a user opens the list of DAGs."""

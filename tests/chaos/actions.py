@@ -1,4 +1,7 @@
-"""What happens to a pipeline between and during its runs. Crashes are patched into the product's classes from here."""
+"""What happens to a pipeline between and during its runs.
+
+Crashes are patched into the product's classes from here.
+"""
 
 from __future__ import annotations
 
@@ -382,7 +385,10 @@ def _sqlite_files(episode: Episode) -> dict[str, list[Path]]:
 
 
 def same_epoch(episode: Episode) -> str:
-    """The ledger loses the lease of a paused driver. The next driver publishes, and the paused one is resumed."""
+    """The ledger loses the lease of a paused driver.
+
+    The next driver publishes, and the paused one is resumed.
+    """
     if not episode.ends or "ledger" not in (databases := _sqlite_files(episode)):
         return "no lease is lost"
     replicas = Replicas(databases["ledger"])

@@ -72,7 +72,8 @@ class Episode(Running):
         )
         self.chance = random.Random(seed)
         self.reads_ahead = self.chance.random() < 0.5
-        """Whether rows are shuffled once, so that the tasks read a batch while the previous one's output is written."""
+        """Whether rows are shuffled once, so that the tasks read a batch while the previous one's
+        output is written."""
         count = self.chance.choice((1, 1, 2))
         self.topologies = [
             Topology.random(1_000 * seed + number, operators=5) for number in range(count)
@@ -93,7 +94,8 @@ class Episode(Running):
         self.is_history_known = True
         """Whether a rebuild has read all records that the pipeline had read before it."""
         self.boundaries_lost = False
-        """Whether the ledger has lost the ends of earlier batches, so that a rebuild divides the records otherwise."""
+        """Whether the ledger has lost the ends of earlier batches, so that a rebuild divides the
+        records otherwise."""
         self.is_output_known = True
         """Whether later outputs follow from all records, as those of the model do."""
         self._hosts: tuple[Host, Host] | None = None
@@ -112,7 +114,10 @@ class Episode(Running):
             )
 
     def hosts(self) -> tuple[Host, Host] | None:
-        """State servers of two hosts, of which the first has the shards of new workers. None for other shards."""
+        """State servers of two hosts, of which the first has the shards of new workers.
+
+        None for other shards.
+        """
         if self._hosts is None and is_file(self.settings.shards):
             self.closing.callback(settings.cache_clear)
             self.closing.enter_context(pytest.MonkeyPatch.context()).setenv(
@@ -155,7 +160,10 @@ class Episode(Running):
         assert producer.flush(30) == 0
 
     def add_output(self) -> str:
-        """Add an output of a stream to the pipeline's file, if it reads one. Only later batches write to it."""
+        """Add an output of a stream to the pipeline's file, if it reads one.
+
+        Only later batches write to it.
+        """
         topics = plan(self.pipeline).job.topics
         source = next((name for name in ("l", "r") if self.names(name) in topics), None)
         if source is None:
@@ -265,7 +273,10 @@ class Episode(Running):
         self._offsets[source] = self._end(source)
 
     def add_partition(self, source: str) -> int:
-        """Add a partition to a source. Returns the number of partitions; records are still sent to the first one."""
+        """Add a partition to a source.
+
+        Returns the number of partitions; records are still sent to the first one.
+        """
         admin, topic = AdminClient({"bootstrap.servers": self.bootstrap}), self.names(source)
         partitions = len(admin.list_topics(topic, timeout=20).topics[topic].partitions) + 1
         admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(20)

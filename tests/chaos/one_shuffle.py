@@ -17,7 +17,10 @@ STREAMS_AND_TABLES = (*STREAMS, "t", "u")
 
 
 def _totals(window: dict[str, object] | None, nodes: Nodes, node: Values) -> Values:
-    """Counts and maxima, which tasks combine before the shuffle. Sums of the cases would be an operator's."""
+    """Counts and maxima, which tasks combine before the shuffle.
+
+    Sums of the cases would be an operator's.
+    """
     columns = [{"name": "c", "fn": "count"}, {"name": "m", "fn": "max", "expr": node.number}]
     about = {"window": window} if window else {}
     made = nodes.add("aggregate", **{"in": node.id}, aggs=columns, **about)

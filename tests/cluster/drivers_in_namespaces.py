@@ -1,4 +1,6 @@
-"""Drivers on hosts that share nothing but the databases and the broker. Run by `make test-namespaces`, as root.
+"""Drivers on hosts that share nothing but the databases and the broker.
+
+Run by `make test-namespaces`, as root.
 
 Each host is a network namespace and a mount namespace of its own, with empty folders in place of
 /tmp, /dev/shm and the home. Not part of `make test`, because not every machine allows namespaces.

@@ -32,7 +32,10 @@ _ENVIRONMENT = {
 
 
 def documented(name: str) -> list[str]:
-    """The arguments of the `spark-class` command for a class in docs/how-to/cluster.md. Later options override them."""
+    """The arguments of the `spark-class` command for a class in docs/how-to/cluster.md.
+
+    Later options override them.
+    """
     (command,) = (
         line
         for line in PAGE.read_text().splitlines()
@@ -43,7 +46,10 @@ def documented(name: str) -> list[str]:
 
 @dataclass
 class SparkCluster:
-    """A master and its workers. Each worker has its own folder, and its own session of processes."""
+    """A master and its workers.
+
+    Each worker has its own folder, and its own session of processes.
+    """
 
     folder: Path
     cores: int = 1

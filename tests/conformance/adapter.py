@@ -116,7 +116,8 @@ _KEEPING_VALUES = (
     "suppress",
     "repartition",
 )
-"""The operators that pass values on unchanged. A node `process_values` without a `value` does so too."""
+"""The operators that pass values on unchanged. A node `process_values` without a `value` does so
+too."""
 
 
 def _paths(expression: Any) -> Iterator[list[str]]:

@@ -22,7 +22,8 @@ Kind = Literal["stream", "table", "windowed"]
 SOURCES: dict[str, Kind | Literal["global_table"]] = {
     "l": "stream", "r": "stream", "t": "table", "u": "table", "w": "global_table",
 }  # fmt: skip
-"""Topic, which is also its node's name → kind. The values have the fields `n`, a number, and `g`, a text."""
+"""Topic, which is also its node's name → kind. The values have the fields `n`, a number, and `g`, a
+text."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,10 @@ AGGREGATES: tuple[tuple[str, str], ...] = (("s", "sum"), ("l", "collect_list"))
 
 
 def aggregate(group: str, window: dict[str, Any] | None, nodes: Nodes, node: Values) -> Values:
-    """Count, sum and list of the numbers. `group` is `key`, `text`, or `all` for one group of all records."""
+    """Count, sum and list of the numbers.
+
+    `group` is `key`, `text`, or `all` for one group of all records.
+    """
     keys: dict[str, dict[str, Any]] = {
         "key": {},
         "text": {"group_key": node.text},
@@ -284,7 +288,10 @@ def _reduce(group: str, nodes: Nodes, node: Values) -> Values:
 def _fold(
     group: str, window: dict[str, Any] | None, nodes: Nodes, node: Values, *, removes: bool = False
 ) -> Values:
-    """An aggregate by functions, whose values are numbers. With `removes`, the functions sometimes remove it."""
+    """An aggregate by functions, whose values are numbers.
+
+    With `removes`, the functions sometimes remove it.
+    """
     plain = _map(nodes, node)
     about: dict[str, Any] = {"in": plain.id} | ({} if group == "key" else {"group_key": plain.text})
     about |= {"window": window} if window else {}

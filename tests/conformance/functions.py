@@ -1,4 +1,7 @@
-"""The Python functions and the processor of the cases. A reducer is called with the total before the value."""
+"""The Python functions and the processor of the cases.
+
+A reducer is called with the total before the value.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,10 @@ def nothing() -> int:
 
 
 def folded(total: int, value: Any) -> int:
-    """A total that depends on the order of the values. Without subtractor; also called with null."""
+    """A total that depends on the order of the values.
+
+    Without subtractor; also called with null.
+    """
     return (total * 7 + (_number(value) or 0)) % SIZES
 
 
@@ -99,7 +105,10 @@ def _number(value: Any) -> int | None:
 
 
 class Turns:
-    """Numbers the records of a key, and sends a further record when a timer fires. Without a key, there is no store."""
+    """Numbers the records of a key, and sends a further record when a timer fires.
+
+    Without a key, there is no store.
+    """
 
     def init(self, context: Context) -> None:
         self.context = context
@@ -121,7 +130,10 @@ class Turns:
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """The functions of a cogrouped aggregate, for one stream with `aggs`. Unlike SQL's, lists include nulls."""
+    """The functions of a cogrouped aggregate, for one stream with `aggs`.
+
+    Unlike SQL's, lists include nulls.
+    """
 
     columns: tuple[dict[str, Any], ...]
     contract: type[Struct]

@@ -1,4 +1,7 @@
-"""Processors of the cases. Spark's tasks find one by its name, which contains the node of the case."""
+"""Processors of the cases.
+
+Spark's tasks find one by its name, which contains the node of the case.
+"""
 
 from __future__ import annotations
 

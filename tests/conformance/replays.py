@@ -75,7 +75,10 @@ class Written(UncontestedLease):
     def send(
         self, batch: Batch, records: Iterable[tuple[str, pa.Table]], state: PublishedState
     ) -> dict[str, int]:
-        """Keep a batch's records. A batch that is repeated must have the same records in the same order."""
+        """Keep a batch's records.
+
+        A batch that is repeated must have the same records in the same order.
+        """
         written: Records = {}
         for topic, table in records:
             written.setdefault(topic, []).extend(table.to_pylist())
@@ -149,7 +152,10 @@ _RECORD = {
 
 
 class PlannedWrites:
-    """The written shards of every batch. The publisher takes them for a DataFrame; Spark plans its query only once."""
+    """The written shards of every batch.
+
+    The publisher takes them for a DataFrame; Spark plans its query only once.
+    """
 
     def __init__(self, written: DataFrame) -> None:
         self._written = written

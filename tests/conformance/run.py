@@ -44,7 +44,10 @@ TOGETHER = 24
 
 @dataclass(frozen=True)
 class Place:
-    """Where pipelines run, and the number of their workers. By default on the local Spark, with state in files."""
+    """Where pipelines run, and the number of their workers.
+
+    By default on the local Spark, with state in files.
+    """
 
     workers: int = 1
     spark: SparkSession | None = None
@@ -180,7 +183,10 @@ def needs_no_spark(case: Case) -> bool:
 
 
 def _tried(cases: list[Case], cuts: str, place: Place) -> list[tuple[str, str]]:
-    """Like `run`. After an error in one of several cases, each runs alone, to find out which one failed."""
+    """Like `run`.
+
+    After an error in one of several cases, each runs alone, to find out which one failed.
+    """
     try:
         return run(cases, cuts, place)
     except Exception as error:  # an error in one case must not stop the others

@@ -1,6 +1,6 @@
 """Where Sluice differs from Kafka Streams on purpose: the answers of both, for a few records each.
 
-The answers of Kafka Streams are those of its own test driver, versions 4.1.1 and 4.4.0.
+The answers of Kafka Streams are those of its own test driver, version 4.4.0.
 """
 
 from __future__ import annotations

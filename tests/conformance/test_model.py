@@ -1,4 +1,7 @@
-"""By the rules of Kafka Streams, the model gives the results that Kafka Streams is known to give. Needs no Spark."""
+"""By the rules of Kafka Streams, the model gives the results that Kafka Streams is known to give.
+
+Needs no Spark.
+"""
 
 from __future__ import annotations
 

@@ -87,7 +87,10 @@ def _groups_by_null(nodes: Nodes) -> Values:
 
 
 def _looks_up_held_rows(nodes: Nodes) -> Values:
-    """A suppress step holds a row back, so the join finds the row before it. A late record changes the other side."""
+    """A suppress step holds a row back, so the join finds the row before it.
+
+    A late record changes the other side.
+    """
     held = STEPS["table suppress until a limit"].after(nodes, nodes.sources["u"])
     return catalogue.join("left", nodes, held, nodes.sources["u"])
 

@@ -179,7 +179,9 @@ def add_topologies(
     prefix: str = "",
     sources: Collection[str] = tuple(SOURCES),
 ) -> dict[str, Any]:
-    """Add topologies that share the sources, which are returned. The names of topics begin with `prefix`.
+    """Add topologies that share the sources, which are returned.
+
+    The names of topics begin with `prefix`.
 
     `sources`: the names of the sources that the pipeline reads, among them all that the topologies
     use.
@@ -241,7 +243,10 @@ class Trial:
         """The topics that get only the last update of each key in a batch."""
 
     def problems(self) -> Iterator[tuple[Topology | None, str]]:
-        """How results differ from the model's, and between runs. None for a difference that any topology may have."""
+        """How results differ from the model's, and between runs.
+
+        None for a difference that any topology may have.
+        """
         chance = random.Random(len(self.inputs))
         ends = sorted(
             chance.sample(range(1, len(self.inputs)), min(MOST_CUTS, len(self.inputs) - 1))
@@ -314,7 +319,10 @@ def _written(result: Result, topic: str, is_windowed: bool) -> ByKey:
 
 
 def _records(result: Result, topic: str, is_windowed: bool) -> list[Record]:
-    """What a run has written to a topic. The records of a stream may keep the headers of the window that they had."""
+    """What a run has written to a topic.
+
+    The records of a stream may keep the headers of the window that they had.
+    """
     sent = []
     for record in result.output.get(topic, ()):
         headers = {header["key"]: header["value"] for header in record.get("headers") or ()}
@@ -343,7 +351,10 @@ def _final(by_key: ByKey) -> ByKey:
 
 
 def difference(kind: str, wanted: ByKey, found: ByKey) -> str:
-    """How an output of this kind differs from the model's; empty if it does not. Of a table, only final rows count."""
+    """How an output of this kind differs from the model's; empty if it does not.
+
+    Of a table, only final rows count.
+    """
     if kind != "stream":
         wanted, found = _final(wanted), _final(found)
     for key in dict.fromkeys([*wanted, *found]):
@@ -413,7 +424,10 @@ def try_all(
     *,
     definitions: bool = False,
 ) -> Iterator[tuple[Topology, str]]:
-    """The topologies that fail, each with a reason. After an error of any of them, each half is tried."""
+    """The topologies that fail, each with a reason.
+
+    After an error of any of them, each half is tried.
+    """
     try:
         problems = [*Trial(topologies, inputs, partitions, definitions=definitions).problems()]
     except Exception as error:  # an error of one topology must not stop the others

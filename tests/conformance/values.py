@@ -66,7 +66,10 @@ def _kind(value: Any) -> Kind:
 
 
 def completed(kind: Kind, other: Kind) -> Kind:
-    """The first type. Its unknown parts come from the second type, or are guessed from a field's name."""
+    """The first type.
+
+    Its unknown parts come from the second type, or are guessed from a field's name.
+    """
     if isinstance(kind, dict):
         others = other if isinstance(other, dict) else {}
         return {

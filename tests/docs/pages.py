@@ -22,7 +22,10 @@ _HOW = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @dataclass(frozen=True)
 class Step:
-    """A block of a page that is run; `expected` is its output, None if the page does not show it."""
+    """A block of a page that is run.
+
+    `expected` is its output, None if the page does not show it.
+    """
 
     commands: str
     expected: str | None
@@ -59,7 +62,10 @@ def steps(text: str, language: str = "sh") -> Iterator[Step]:
 
 
 def script(steps: list[Step], separator: str) -> str:
-    """A script of all steps. It prints `separator` after each step and ends at the first one that fails."""
+    """A script of all steps.
+
+    It prints `separator` after each step and ends at the first one that fails.
+    """
     return "".join(
         f"{{\n{step.commands}}}\ndone=$?; echo {separator}; [ $done = 0 ] || exit $done\n"
         for step in steps

@@ -1,4 +1,7 @@
-"""What CONTRIBUTING.md and the pages for contributors name exists; the picture of the packages is up to date."""
+"""What CONTRIBUTING.md and the pages for contributors name exists.
+
+The picture of the packages is up to date.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _PLACEHOLDER = "NAME"
 
 
 @pytest.mark.parametrize(
-    "page", ["CONTRIBUTING.md", "docs/how-it-works.md", "docs/how-to/debug.md"]
+    "page", ["CONTRIBUTING.md", "docs/how-to/debug.md", "tests/faults/README.md"]
 )
 def test_files_that_a_page_names_exist(page: str) -> None:
     paths = [path for path in _PATH.findall(read(page)) if _PLACEHOLDER not in path]

@@ -64,7 +64,10 @@ def test_the_page_prints_its_output(
 
 
 def _run_shell(commands: list[Step], environment: dict[str, str]) -> list[str]:
-    """Run the blocks in one shell each, with the exports of the blocks before. Returns the differences."""
+    """Run the blocks in one shell each, with the exports of the blocks before.
+
+    Returns the differences.
+    """
     differences = []
     exports = ""
     for step in commands:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from docs import make_licences, make_reference
 from sluice import settings
 from tests.docs.pages import read
@@ -11,6 +13,22 @@ ADVICE = "run `make docs`, and commit what it writes"
 
 def test_the_reference_is_up_to_date() -> None:
     assert read("docs/reference.md") == make_reference.page(), ADVICE
+
+
+def test_the_reference_has_a_row_for_each_parameter() -> None:
+    page = read("docs/reference.md")
+    assert "<class" not in page
+    assert "<function" not in page
+    rows = re.findall(r"^\| `([*\w]+)` \| `(.+)` \| (.*) \|$", page, re.MULTILINE)
+    assert ("max_failures", "float", "`0.5`") in rows
+    assert ("topic", "str | OutputTable".replace("|", r"\|"), "required") in rows
+    choices = [kind for name, kind, _ in rows if name == "emit"]
+    assert r'"every" \| "latest"' in choices
+
+
+def test_no_line_of_the_reference_must_be_scrolled_through() -> None:
+    bullets = [line for line in read("docs/reference.md").splitlines() if line.startswith("- ")]
+    assert [line for line in bullets if len(line) > 300] == []
 
 
 def test_the_drawings_are_up_to_date() -> None:

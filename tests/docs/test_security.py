@@ -1,4 +1,4 @@
-"""Every fault and attack has a marked test, and the pages list its file."""
+"""Every fault and attack has a marked test; the pages of faults and of security list its file."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def test_the_security_page_lists_the_files_of_each_attack() -> None:
 
 
 @pytest.mark.parametrize("number", sorted(FAULTS))
-def test_the_guarantees_page_lists_the_files_of_each_fault(number: str) -> None:
+def test_the_page_of_faults_lists_the_files_of_each_fault(number: str) -> None:
     rows = re.findall(
-        r"^\| ([FB]\d[^|]*) \|.*\| ([^|]+) \|$", read("docs/guarantees.md"), re.MULTILINE
+        r"^\| ([FB]\d[^|]*) \|.*\| ([^|]+) \|$", read("tests/faults/README.md"), re.MULTILINE
     )
     named = {
         file

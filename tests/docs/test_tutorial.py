@@ -65,7 +65,10 @@ def test_the_commands_print_their_output(clone: Path, end: str) -> None:
 
 
 def run(command: list[str], folder: Path, variables: dict[str, str]) -> tuple[int, str, str]:
-    """Run a command; return its status, output and errors. If it is interrupted, its children end too."""
+    """Run a command; return its status, output and errors.
+
+    If it is interrupted, its children end too.
+    """
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command,

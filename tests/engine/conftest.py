@@ -62,7 +62,10 @@ class Running:
         assert self.producer.flush(20) == 0
 
     def run(self, **how: Any) -> int:
-        """Run the pipeline until it has processed all records. Returns the number of records read."""
+        """Run the pipeline until it has processed all records.
+
+        Returns the number of records read.
+        """
         job = plan(self.pipeline).job
         return JobRun(self.spark, job, self.settings, **how).run()
 

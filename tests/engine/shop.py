@@ -1,4 +1,7 @@
-"""Contracts and pipelines of the engine's tests. Spark's Python workers import the contracts from here."""
+"""Contracts and pipelines of the engine's tests.
+
+Spark's Python workers import the contracts from here.
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,10 @@ def later(last: Order, order: Order) -> Order:
 
 @dataclass
 class Traffic:
-    """Records of all topics. Payments are written in transactions, whose control records have today's date."""
+    """Records of all topics.
+
+    Payments are written in transactions, whose control records have today's date.
+    """
 
     running: Running
     chance: random.Random

@@ -27,7 +27,10 @@ class Order(Struct):
 
 
 class Counter:
-    """A service that numbers its calls, in a file that all processes share. It fails for one customer."""
+    """A service that numbers its calls, in a file that all processes share.
+
+    It fails for one customer.
+    """
 
     def __init__(self, file: Path) -> None:
         self.file = file

@@ -1,4 +1,7 @@
-"""A rebuild repeats the original batches: same ends, same clock, same results. It never repeats output."""
+"""A rebuild repeats the original batches: same ends, same clock, same results.
+
+It never repeats output.
+"""
 
 from __future__ import annotations
 

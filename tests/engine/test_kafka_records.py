@@ -164,7 +164,10 @@ def test_records_of_open_transactions_are_no_part_of_a_topic(kafka: EmbeddedKafk
 
 
 def test_any_number_of_64_bits_can_be_a_timestamp(kafka: EmbeddedKafka) -> None:
-    """A producer may write nanoseconds, or nothing. Such a time stays far in the future or in the past."""
+    """A producer may write nanoseconds, or nothing.
+
+    Such a time stays far in the future or in the past.
+    """
     kafka.create_topics({"times": 1}, {"message.timestamp.after.max.ms": str(2**63 - 1)})
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     times = [1, -1, -(10**15), TIME * 1_000_000, 2**63 - 1, -(2**62)]

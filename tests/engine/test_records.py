@@ -41,13 +41,20 @@ def test_bad_records_become_dead_letters_with_their_original_bytes(start: Start)
     assert first.key() == b"\xfe"
     dead_letters = list(cast(list[tuple[str, bytes | None]], first.headers()))
     assert dead_letters[:3] == headers
+    detail, topic = b"JSON is malformed: invalid character (byte 0)", running.names("sales")
     assert dict(dead_letters[3:]) == {
         "sluice.reason": b"malformed",
-        "sluice.detail": b"JSON is malformed: invalid character (byte 0)",
-        "sluice.topic": running.names("sales").encode(),
+        "sluice.detail": detail,
+        "sluice.topic": topic.encode(),
         "sluice.partition": b"0",
         "sluice.offset": b"1",
         "sluice.timestamp": dict(dead_letters)["sluice.timestamp"],
+        "__streams.errors.exception": b"sluice.errors.RecordFailed",
+        "__streams.errors.message": detail,
+        "__streams.errors.stacktrace": b"sluice.errors.RecordFailed: " + detail,
+        "__streams.errors.topic": topic.encode(),
+        "__streams.errors.partition": b"0",
+        "__streams.errors.offset": b"1",
     }
     assert first.timestamp()[0] == TIMESTAMP_CREATE_TIME
     assert sorted(running.reasons()) == ["contract", "digits", "malformed", "null_value"]

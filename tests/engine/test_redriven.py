@@ -8,6 +8,7 @@ from sluice import Pipeline
 from sluice.engine.read.reread_headers import headers_at
 from sluice.kafka.dead_letter_topic import DeadLetterFilter, find_dead_letters
 from sluice.kafka.redrive import redrive
+from sluice.values.dead_letter_headers import STREAMS_HEADERS
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Amount, Names
 
@@ -41,6 +42,7 @@ def test_a_record_that_fails_again_after_a_re_drive_has_its_headers_and_its_hist
         ("empty", None),
         ("trace", b"second"),
         ("sluice.reason", b"forged"),
+        ("__streams.errors.topic", b"before"),
     ]
     for partition in range(2):
         running.send("amounts", b'{"n":1}', partition=partition)
@@ -50,13 +52,11 @@ def test_a_record_that_fails_again_after_a_re_drive_has_its_headers_and_its_hist
     running.run()
     found = letters(running)
     forged = ("sluice.original.sluice.reason", b"forged")
-    traced = [headers for headers in found if headers[:4] == [*trace[:3], forged]]
+    traced = [headers for headers in found if headers[:5] == [*trace[:3], forged, trace[4]]]
     assert [len(headers) for headers in (found, traced)] == [5, 3]
     assert [dict(headers)["sluice.reason"] for headers in traced].count(b"forged") == 0
-    assert {name for headers in found for name, _ in headers if not name.startswith("sluice.")} == {
-        "trace",
-        "empty",
-    }
+    names = {name for headers in found for name, _ in headers if not name.startswith("sluice.")}
+    assert names == {"trace", "empty"} | STREAMS_HEADERS
 
     chosen = DeadLetterFilter(reason="processing", partition=1)
     assert redrive(kafka, running.pipeline.name, [amounts], chosen).redriven == 2
@@ -65,6 +65,8 @@ def test_a_record_that_fails_again_after_a_re_drive_has_its_headers_and_its_hist
     assert [[failure["reason"] for failure in letter.history] for letter in again] == [
         ["processing"]
     ] * 2
+    of_streams = [pair for letter in again for pair in letter.headers if pair[0] in STREAMS_HEADERS]
+    assert of_streams == [("__streams.errors.topic", b"before")]
     assert sorted(("trace", b"\x01\xff") in letter.headers for letter in again) == [False, True]
     # The next re-drive continues the history.
     assert redrive(kafka, running.pipeline.name, [amounts], chosen).redriven == 2

@@ -1,4 +1,7 @@
-"""A run that finds damaged state restores it from the topics and reports that; it stops only if this is impossible."""
+"""A run that finds damaged state restores it from the topics and reports that.
+
+It stops only if this is impossible.
+"""
 
 from __future__ import annotations
 

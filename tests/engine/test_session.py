@@ -45,7 +45,10 @@ def test_a_setting_that_spark_refuses_is_named() -> None:
     ("home", "imported"), [(PACKAGE, PACKAGE), (Path("/opt/spark"), ARCHIVE / "pyspark")]
 )
 def test_the_engine_imports_the_pyspark_that_is_compiled(home: Path, imported: Path) -> None:
-    """Spark puts the archive first on the path. Another Spark than the package's may have another PySpark."""
+    """Spark puts the archive first on the path.
+
+    Another Spark than the package's may have another PySpark.
+    """
     variables = {
         **os.environ,
         "SPARK_HOME": str(home),

@@ -1,4 +1,7 @@
-"""A run rejects a changed topic, with the exact gap and the options; it reads new partitions automatically."""
+"""A run rejects a changed topic, with the exact gap and the options.
+
+It reads new partitions automatically.
+"""
 
 from __future__ import annotations
 

@@ -71,7 +71,10 @@ def sell(running: Running, sold: Iterable[Sold]) -> None:
 
 
 def opened(start: Start) -> Running:
-    """A pipeline that has read all sales, in two batches. The shops' cities are older than all sales."""
+    """A pipeline that has read all sales, in two batches.
+
+    The shops' cities are older than all sales.
+    """
     running = start(spent, sales=2)
     for shop in "abcdef":
         running.send("shops", address(shop, f"city of {shop}"), timestamp=NOON - HOUR)

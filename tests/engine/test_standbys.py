@@ -95,7 +95,10 @@ def sent(running: Running, amount: int) -> dict[str, dict[str, int]]:
 
 
 async def query_while_killed(ledger: Ledger, pipeline: str, server: ServerProcess) -> int:
-    """Query the key while the server is killed. Returns how many of the queries the standby answered."""
+    """Query the key while the server is killed.
+
+    Returns how many of the queries the standby answered.
+    """
     reader, by_standby, killing = Reader(ledger), 0, None
     (store,) = [store for store in await reader.catalogue.stores() if store.pipeline == pipeline]
     for number in range(QUERIES):

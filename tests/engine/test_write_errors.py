@@ -39,7 +39,10 @@ def noted(sale: Sale) -> Noted:
 
 
 def copied(on_error: OnError, note: str = "") -> Build:
-    """Each sale counted, and copied with a note whose length depends on its `quantity`. `note` is an expression."""
+    """Each sale counted, and copied with a note whose length depends on its `quantity`.
+
+    `note` is an expression.
+    """
 
     def build(names: Names) -> Pipeline:
         pipeline = names.pipeline()

@@ -14,7 +14,8 @@ import pytest
 from tests.support.signals import interrupt_on_sigterm
 
 SAMPLE = "(a sample"
-"""Part of the description of scenarios that only `make test` runs. `make faults` runs the complete scenario instead."""
+"""Part of the description of scenarios that only `make test` runs. `make faults` runs the complete
+scenario instead."""
 
 
 class Lines:

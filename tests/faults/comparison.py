@@ -42,7 +42,10 @@ def difference(actual: dict[Any, Any], expected: dict[Any, Any]) -> str:
 
 
 def records_read(audits: Iterable[Audit], topics: Iterable[str]) -> int:
-    """The number of records read. Raises AssertionError unless every audit balances and continues the one before."""
+    """The number of records read.
+
+    Raises AssertionError unless every audit balances and continues the one before.
+    """
     ends: dict[tuple[str, int], int] = {}
     read = 0
     for audit in audits:

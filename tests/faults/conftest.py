@@ -1,4 +1,7 @@
-"""Fixtures of fault scenarios. A scenario's marker describes the injected fault; the test reports the result."""
+"""Fixtures of fault scenarios.
+
+A scenario's marker describes the injected fault; the test reports the result.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,10 @@ _COUNTED = tuple(str(ROOT / "sluice" / path) for path in ("state", "query", "kaf
 def calls(
     operation: str, *arguments: str, dying_after: int = 0, environment: Mapping[str, str]
 ) -> int:
-    """Run an operation in its own process. Returns the number of calls, or 0 if the process has killed itself."""
+    """Run an operation in its own process.
+
+    Returns the number of calls, or 0 if the process has killed itself.
+    """
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")
     }
@@ -46,7 +49,10 @@ def calls(
 
 @cache
 def _server() -> subprocess.Popen[str]:
-    """A process that forks for each operation. Imports take longer than the operations, so it imports them once."""
+    """A process that forks for each operation.
+
+    Imports take longer than the operations, so it imports them once.
+    """
     command = [sys.executable, "-m", "tests.faults.dying"]
     server = subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

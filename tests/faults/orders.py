@@ -64,7 +64,10 @@ def check_snapshot(ledger: Ledger, _: World, snapshot: Snapshot) -> None:
 def stores_equal(
     ledger: Ledger, world: World, snapshot: Snapshot, begin: Mapping[int, int] = NOTHING
 ) -> int:
-    """The number of keys in a snapshot. Raises AssertionError unless their values equal the topic's `totals`."""
+    """The number of keys in a snapshot.
+
+    Raises AssertionError unless their values equal the topic's `totals`.
+    """
     return _stores(ledger, snapshot, totals(world, begin))
 
 

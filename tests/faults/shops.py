@@ -89,7 +89,10 @@ def running_shops(
     sales: str,
     **own: Any,
 ) -> Iterator[S]:
-    """The pipeline after ten sales. `kind`, `totals` and `sales` are its tables, as in Python; `own` are fields."""
+    """The pipeline after ten sales.
+
+    `kind`, `totals` and `sales` are its tables, as in Python; `own` are fields.
+    """
     (folder / "jobs").mkdir()
     (folder / "jobs" / "shops.py").write_text(
         _PIPELINE.format(kind=kind, totals=totals, sales=sales)

@@ -31,7 +31,8 @@ DATABASES = os.environ.get("SHARDS", "sqlite postgres").split()
 SUBJECTS = [
     f"{name}{'-postgres' if kind == 'postgres' else ''}" for name in PIPELINES for kind in DATABASES
 ]
-"""The pipelines whose drivers are killed a hundred times, with the databases of their ledger and shards."""
+"""The pipelines whose drivers are killed a hundred times, with the databases of their ledger and
+shards."""
 
 BATCH = {"orders": 400, "words": 150}
 """Largest number of records in a batch. Such a batch takes about a second."""

@@ -49,7 +49,10 @@ def start(world: World, *arguments: str) -> Driver:
 
 
 def await_more(world: World, driver: Driver, batches: int = 1) -> None:
-    """Wait until the driver has published `batches` more batches of the last job. Raises if the driver has ended."""
+    """Wait until the driver has published `batches` more batches of the last job.
+
+    Raises if the driver has ended.
+    """
     world.await_batch(driver, world.published() + batches)
 
 
@@ -162,7 +165,10 @@ def test_a_killed_replay(subject: World, observe: Observe) -> None:
 
 
 def _kill(world: World, rng: random.Random, watcher: Watcher, arguments: tuple[str, ...]) -> str:
-    """Kill a driver that builds a generation, in the middle of its batches. Returns which part of it."""
+    """Kill a driver that builds a generation, in the middle of its batches.
+
+    Returns which part of it.
+    """
     what = rng.choice(("java", "python", "all"))
     while True:
         before = _built(world)
@@ -365,7 +371,10 @@ def test_a_broker_killed_in_a_transaction(subject: World, observe: Observe) -> N
 
 
 def _stopped_in_a_transaction(world: World, driver: Driver, topic: str) -> psutil.Process | None:
-    """The driver's program, paused while its transaction has records in the topic. None if the driver ended before."""
+    """The driver's program, paused while its transaction has records in the topic.
+
+    None if the driver ended before.
+    """
     admin = world.admin()
     with closing(Consumer({**world.config, "group.id": "open"})) as consumer:
         partitions = [

@@ -27,7 +27,10 @@ class Pipeline(Protocol):
         """Raise AssertionError unless the snapshot is complete."""
 
     def compare(self, world: World, earlier: Sequence[Snapshot] = ()) -> Comparison:
-        """Raise AssertionError for a wrong result. `earlier`: snapshots of a generation that was replaced."""
+        """Raise AssertionError for a wrong result.
+
+        `earlier`: snapshots of a generation that was replaced.
+        """
 
 
 PIPELINES: dict[str, Pipeline] = {"orders": orders, "words": words}

@@ -60,7 +60,10 @@ def feed(world: World, count: int, sent: int) -> None:
 
 
 def _record(rng: Random, number: int, described: set[str | None]) -> Record:
-    """The next record. `described`: the letters that have a description; some records delete one."""
+    """The next record.
+
+    `described`: the letters that have a description; some records delete one.
+    """
     kind, letter, luck = rng.random(), rng.choice(LETTERS), rng.random()
     if kind < 0.25:
         text = rng.choice((f"word{'s' * rng.randrange(9)}", f"{number}", "no", f"two {number}"))

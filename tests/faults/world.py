@@ -38,7 +38,8 @@ class Driver:
     process: subprocess.Popen[bytes]
     log: Path
     submitted: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """Closed after the driver has ended: the first driver then stores the class archive for the next ones."""
+    """Closed after the driver has ended: the first driver then stores the class archive for the
+    next ones."""
 
     @property
     def runs(self) -> bool:
@@ -49,7 +50,10 @@ class Driver:
         return self.log.read_text(errors="replace")
 
     def wait(self, timeout: float = LONGEST_S) -> int:
-        """Wait until the driver has ended, and return its exit status. After `timeout` seconds, kill it and raise."""
+        """Wait until the driver has ended, and return its exit status.
+
+        After `timeout` seconds, kill it and raise.
+        """
         try:
             status = self.process.wait(timeout)
             self.submitted.close()
@@ -72,7 +76,10 @@ class Driver:
         return next((process for process in self.members() if _is_java(process)), None)
 
     def kill(self, what: str) -> None:
-        """kill -9 of `java`, `python` or `all`. Returns after both the JVM and the program have ended."""
+        """kill -9 of `java`, `python` or `all`.
+
+        Returns after both the JVM and the program have ended.
+        """
         chosen = {"java": self.java, "python": self.python}.get(what, lambda: None)()
         processes = [process for process in (self.java(), self.python()) if process is not None]
         if chosen is not None:

@@ -120,7 +120,10 @@ class Composition:
 
 @contextmanager
 def composition(engine: Engine, folder: Path) -> Iterator[Composition]:
-    """The services, started by `docker compose up`; they and their volumes are removed after the block."""
+    """The services, started by `docker compose up`.
+
+    They and their volumes are removed after the block.
+    """
     values = {
         "POSTGRES_PASSWORD": secrets.token_hex(32),
         "AIRFLOW_API_SECRET": secrets.token_hex(32),

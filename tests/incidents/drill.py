@@ -28,7 +28,10 @@ POLL_S = 0.5
 
 
 def chosen(seed: int) -> list[Incident]:
-    """Ten incidents in a random order. If one of them leaves its pipeline ill, it is the pipeline's only incident."""
+    """Ten incidents in a random order.
+
+    If one of them leaves its pipeline ill, it is the pipeline's only incident.
+    """
     incidents = random.Random(seed).sample(INCIDENTS, len(INCIDENTS))
     lasting = {incident.pipeline for incident in incidents if not incident.ends}
     picked: list[Incident] = []

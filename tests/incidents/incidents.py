@@ -29,7 +29,8 @@ class Incident:
     """A sentence for the table."""
     pipeline: str
     kind: FailureKind | None
-    """The kind of the failure; None if the ledger is away, so that nobody knows anything about pipelines."""
+    """The kind of the failure; None if the ledger is away, so that nobody knows anything about
+    pipelines."""
     alert: str
     cause: Callable[[Stage], AbstractContextManager[None]]
     """Causes the incident. Enters the block once it has happened, and ends it afterwards."""
@@ -73,7 +74,10 @@ def nothing(_: Stage) -> str:
 
 @contextmanager
 def brokers_away(stage: Stage) -> Iterator[None]:
-    """All brokers end while every pipeline is idle. When they are back, the pipeline reads new records."""
+    """All brokers end while every pipeline is idle.
+
+    When they are back, the pipeline reads new records.
+    """
     stage.platform.kafka.stop()
     yield
     stage.platform.kafka.start()
@@ -202,7 +206,9 @@ def is_second_attempt(task: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def lease_held(stage: Stage) -> Iterator[None]:
-    """A task is killed while its driver lingers, which lives on and keeps the lease. The retry lingers as long.
+    """A task is killed while its driver lingers, which lives on and keeps the lease.
+
+    The retry lingers as long.
 
     Until Airflow starts the retry, nothing is wrong: the first driver processes all records.
     """

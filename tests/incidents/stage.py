@@ -42,12 +42,14 @@ READ_BEFORE = ("sales", "returns", "scans", "visits")
 POOL, SLOTS = "streams", 3
 TOKEN = "the-token-of-the-stage"
 IMPATIENT, PATIENCE_S = "shipments", 90.0
-"""A pipeline whose trigger starts a new run this long after Airflow's attempts are used up, not after ten minutes."""
+"""A pipeline whose trigger starts a new run this long after Airflow's attempts are used up, not
+after ten minutes."""
 SHARDS_MIB = 1_200
 """The size of the disk of the shards. It is nearly full if less than 1 GiB is free."""
 LONGEST_S = 600.0
 LAUNCHER = "org.apache.spark.launcher.Main"
-"""A short program with the driver's arguments, which only finds out how spark-submit starts the driver's JVM."""
+"""A short program with the driver's arguments, which only finds out how spark-submit starts the
+driver's JVM."""
 
 # Airflow only reads files with the words airflow and dag in them.
 DAGS = {
@@ -175,7 +177,10 @@ class Stage:
         return [process for process in psutil.process_iter() if self._is_driver(process, pipeline)]
 
     def await_no_driver(self, pipeline: str) -> None:
-        """Wait until the last driver of a pipeline has ended. It goes on for a while after it has published."""
+        """Wait until the last driver of a pipeline has ended.
+
+        It goes on for a while after it has published.
+        """
         self.wait(lambda: not self.drivers(pipeline), f"a driver of {pipeline} goes on")
 
     def holds_lease(self, pipeline: str) -> bool:

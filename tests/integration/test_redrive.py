@@ -78,7 +78,10 @@ class Shop:
 
     @property
     def records(self) -> list[Message]:
-        """All records of the source. After a transaction's commit, its records can be read a moment later."""
+        """All records of the source.
+
+        After a transaction's commit, its records can be read a moment later.
+        """
         assert wait_until(lambda: len(self._read()) >= self._written)
         return self._read()
 

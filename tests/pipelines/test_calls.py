@@ -361,7 +361,10 @@ def test_map_values_names_the_step_for_async_functions() -> None:
 def test_a_repeated_batch_calls_only_for_records_without_a_recorded_answer(
     drive: Drive, monkeypatch: pytest.MonkeyPatch, keep: str | None, calls: int
 ) -> None:
-    """The driver ends before it publishes a batch. The next run removes the batch's rows, and repeats it."""
+    """The driver ends before it publishes a batch.
+
+    The next run removes the batch's rows, and repeats it.
+    """
     driver = drive(scored(retries=0, workers=2, keep=keep))
     for number in range(30):
         customer = "Mallory" if number == 7 else f"c{number}"
@@ -389,7 +392,10 @@ def test_a_repeated_batch_calls_only_for_records_without_a_recorded_answer(
 def test_an_outage_of_the_service_is_forgotten_with_its_batch(
     drive: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run ends, because too many calls have failed. The next run calls again for these records only."""
+    """The run ends, because too many calls have failed.
+
+    The next run calls again for these records only.
+    """
     driver = drive(scored(refuse_first, retries=0, concurrency=100))
     for number in range(200):
         driver.pipe("orders", order("Alice", number), key="a", timestamp=number)

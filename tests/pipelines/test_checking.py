@@ -149,6 +149,16 @@ def counted(key: str = "item", *, value: type = Sale, keyed: str = "item") -> Pi
     return pipeline
 
 
+class Echo:
+    """Forwards the amount of each sale."""
+
+    def init(self, context: Context) -> None:
+        self.context = context
+
+    def process(self, record: Record[Sale]) -> None:
+        self.context.forward(record.key, record.value.amount)
+
+
 def joined(value: type[Any] = Sale, keyed: str = "item") -> Pipeline:
     pipeline = Pipeline("changing", workers=1)
     sales = pipeline.stream("sales", value=value, key=keyed)
@@ -177,7 +187,40 @@ def every_change() -> Pipeline:
     return pipeline
 
 
+def keeping(*stores: str, everything: bool = False) -> Pipeline:
+    """A pipeline whose stores with these names, or all of them, keep headers."""
+    pipeline = Pipeline("changing", workers=1, keep_headers=everything or stores)
+    sales = pipeline.stream("sales", value=Sale, key="item")
+    sales.group_by_key().count(store="n")
+    sales.to_table(store="latest")
+    sales.process(Echo, stores={"seen": int}, returns=int)
+    sales.process(Echo, stores={"hidden": int}, returns=int, queryable=False)
+    pipeline.global_table("items", value=Sale)
+    sales.left_join(pipeline.stream("returns", value=Sale, key="item"), within("1 minute"))
+    return pipeline
+
+
+_KEPT_NONE = "it did not keep the headers of records, and now keeps them"
 CHANGES: dict[str, tuple[Pipeline, Pipeline, str]] = {
+    "kept headers of an aggregate": (keeping(), keeping("n"), f"store n: {_KEPT_NONE}"),
+    "kept headers of a table": (keeping(), keeping("latest"), f"store latest: {_KEPT_NONE}"),
+    "kept headers of a global table": (keeping(), keeping("items"), f"store items: {_KEPT_NONE}"),
+    "kept headers of a processor": (keeping(), keeping("seen"), f"store seen: {_KEPT_NONE}"),
+    "kept headers of a hidden store": (
+        keeping(),
+        keeping("hidden"),
+        r"step process-\d+ has changed or moved: .*, with the headers of records'",
+    ),
+    "kept headers of a join": (
+        keeping("n", "latest", "seen", "hidden", "items"),
+        keeping(everything=True),
+        r"step join-\d+ has changed or moved: .*, with the headers of records'",
+    ),
+    "headers that are kept no more": (
+        keeping("latest"),
+        keeping(),
+        "store latest: it kept the headers of records, and now keeps none",
+    ),
     "a store's key": (
         counted(),
         counted("amount"),

@@ -204,6 +204,12 @@ def test_a_dead_letter_names_step_line_key_and_error(drive: Drive) -> None:
         "sluice.partition": "0",
         "sluice.offset": "1",
         "sluice.timestamp": "2023-11-14T22:13:20+00:00",
+        "__streams.errors.exception": "ValueError",
+        "__streams.errors.message": "13 is broken",
+        "__streams.errors.stacktrace": f"ValueError: 13 is broken\n\tat store reduced ({at})",
+        "__streams.errors.topic": "readings",
+        "__streams.errors.partition": "0",
+        "__streams.errors.offset": "1",
     }
     assert letters.keys() == {"copies", "process Sensor", *(f"store {name}" for name in STORES[:4])}
     assert letters["copies"].headers["sluice.detail"] == "ValueError: 13 is broken"

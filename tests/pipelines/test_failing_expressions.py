@@ -179,7 +179,10 @@ def test_a_step_may_end_the_run(drive: Drive, step: str) -> None:
 def test_an_expression_over_aggregates_without_a_result_rejects_the_last_record(
     drive: Drive, cut: str
 ) -> None:
-    """The store keeps the key's last result. The functions include the record, so that later results do, too."""
+    """The store keeps the key's last result.
+
+    The functions include the record, so that later results do, too.
+    """
     pipeline = Pipeline("averages")
     trips = pipeline.stream("trips", value=Trip).group_by("people")
     trips.aggregate(store="speeds", speed="sum(km) / sum(hours)", km="sum(km)").to_stream().to(

@@ -16,7 +16,10 @@ def driver(drive: Drive) -> TopologyTestDriver:
 
 
 def read(driver: TopologyTestDriver, topic: str) -> list[tuple[str | None, Any]]:
-    """New records. The records of one source are in order; the order between two sources is not guaranteed."""
+    """New records.
+
+    The records of one source are in order; the order between two sources is not guaranteed.
+    """
     return [(record.key, record.value) for record in driver.read(topic)]
 
 

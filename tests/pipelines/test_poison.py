@@ -163,7 +163,8 @@ def test_invalid_records_do_not_change_the_results_of_valid_ones(drive: Drive) -
     kinds: Counter[str] = Counter()
     begun: set[str] = set()
     harmless = 0
-    """Orders that `reduce` accepts without calling its function, because they are the first of their key."""
+    """Orders that `reduce` accepts without calling its function, because they are the first of
+    their key."""
     alone, among = drive(exchange("alone")), drive(exchange("among"))
     for first in range(KEYS):
         for driver in (alone, among):
@@ -430,7 +431,10 @@ Piped: TypeAlias = tuple[str, dict[str, Any], str, int]
 
 
 def pipe_by_topic(driver: TopologyTestDriver, records: list[Piped]) -> None:
-    """Pipe each topic's records in their order. In turn, each record would be an Arrow batch of its own."""
+    """Pipe each topic's records in their order.
+
+    In turn, each record would be an Arrow batch of its own.
+    """
     for topic, value, key, timestamp in sorted(records, key=lambda record: record[0]):
         driver.pipe(topic, value, key, timestamp=timestamp)
 

@@ -1,4 +1,7 @@
-"""PostgreSQL holds the same state as SQLite files. `--postgres` runs all tests of pipelines with PostgreSQL."""
+"""PostgreSQL holds the same state as SQLite files.
+
+`--postgres` runs all tests of pipelines with PostgreSQL.
+"""
 
 from __future__ import annotations
 

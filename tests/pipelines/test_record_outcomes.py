@@ -1,4 +1,7 @@
-"""Each record has one outcome, whatever kinds of steps it goes to. Without any effect, it is not applied."""
+"""Each record has one outcome, whatever kinds of steps it goes to.
+
+Without any effect, it is not applied.
+"""
 
 from __future__ import annotations
 

@@ -495,7 +495,7 @@ KAFKA_STREAMS: dict[str, list[tuple[str, str | None]]] = {
     ],
     "lf_inner": [("c", None)],
 }
-"""The results of Kafka Streams 4.1.1 for the rows: key, and the numbers of both sides."""
+"""The results of Kafka Streams 4.4.0 for the rows: key, and the numbers of both sides."""
 
 
 @pytest.mark.parametrize("size", [4, len(ROWS)])
@@ -565,7 +565,10 @@ def test_a_join_deletes_no_row_that_only_the_initial_aggregate_would_have_had(
 def test_a_row_that_its_mapping_has_left_is_deleted_behind_the_filter_that_it_passed(
     drive: Drive, cut: bool
 ) -> None:
-    """A change of a row reaches the join from both sides. The first half of the change passes the filter."""
+    """A change of a row reaches the join from both sides.
+
+    The first half of the change passes the filter.
+    """
     pipeline = Pipeline("mapped", workers=2)
     rows = pipeline.table("rows", value=Visit)
     pairs = rows.outer_join(rows.select(n="n + 1"))

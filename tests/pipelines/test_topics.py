@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from sluice import Pipeline, session, tumbling, within
+from sluice import Headers, Pipeline, Windowed, session, tumbling, within
 from sluice.errors import EngineError, InputAway, TopologyError
 from sluice.plan import explain, matched_job, plan
 from sluice.topology import drawing
@@ -65,6 +65,52 @@ def test_a_function_chooses_the_partition(drive: Drive) -> None:
     details = [letter.headers["sluice.detail"] for letter in driver.dead_letters()]
     assert len(details) == 3
     assert "ValueError: partition=-1 is not a number of a partition, from 0 on" in details
+
+
+def region(key: str | None, order: Any, headers: Headers) -> int:
+    return int(headers.text("region") or 7)
+
+
+def test_a_function_that_chooses_the_partition_sees_the_headers(drive: Drive) -> None:
+    pipeline = Pipeline("partitions", workers=2)
+    orders = pipeline.stream("orders", value=Order)
+    orders.to("by_region", partition=region)
+    orders.with_headers({"region": "CAST(id AS STRING)"}).to("by_id", partition=region)
+    newest = orders.group_by_key().reduce(lambda _, order: order, store="newest")
+    newest.to("newest_by_region", partition=region)
+    orders.group_by_key().count(store="count").to("counts", partition=region)
+    driver = drive(pipeline)
+    two = (("region", b"2"), ("region", b"3"))
+    driver.pipe("orders", {"id": 4}, "a", headers=two)
+    driver.pipe("orders", {"id": 5}, "b")
+    driver.pipe("orders", {"id": 6}, "c", headers={"region": "north"})
+    assert [record.partition for record in driver.output("by_region")] == [3, 7]
+    assert [record.partition for record in driver.output("by_id")] == [4, 5, 6]
+    assert [record.partition for record in driver.output("newest_by_region")] == [3, 7]
+    # A count stands for many records, and has no headers.
+    assert {record.partition for record in driver.output("counts")} == {7}
+    rejected = [letter.headers for letter in driver.dead_letters()]
+    assert [headers["region"] for headers in rejected] == ["north", "north"]
+    assert all(headers["sluice.detail"].startswith("ValueError: ") for headers in rejected)
+
+
+def test_a_function_that_chooses_the_partition_sees_the_window(drive: Drive) -> None:
+    def start(key: Windowed[str], count: object) -> int:
+        return int(key.start.timestamp())
+
+    def start_of_header(key: object, count: object, headers: Headers) -> int:
+        return int(headers.text("window_start") or -1) // 1_000
+
+    pipeline = Pipeline("windows", workers=1)
+    orders = pipeline.stream("orders", value=Order)
+    counts = orders.group_by_key().windowed_by(tumbling("10 s")).count(store="count")
+    counts.to("by_key", partition=start)
+    counts.to("by_header", partition=start_of_header)
+    counts.to("by_value", partition=lambda count: count)
+    driver = drive(pipeline)
+    driver.pipe("orders", {"id": 4}, "a", timestamp=21_000)
+    for topic, partition in {"by_key": 20, "by_header": 20, "by_value": 1}.items():
+        assert [record.partition for record in driver.output(topic)] == [partition]
 
 
 def test_one_stream_reads_several_topics(drive: Drive) -> None:

@@ -223,7 +223,10 @@ QUOTES = {
 
 @pytest.mark.parametrize("condition", ["item = 'it''s'", "item = 'it''s' AND rlike(item, 't')"])
 def test_a_doubled_quote_in_a_text_is_one_quote(drive: Drive, condition: str) -> None:
-    """Spark, which computes the second condition, reads SQL texts so. The first one is computed on Arrow."""
+    """Spark, which computes the second condition, reads SQL texts so.
+
+    The first one is computed on Arrow.
+    """
     pipeline = Pipeline("quotes")
     sales = pipeline.stream("sales", value=Sale)
     sales.filter(condition).select({f"t{number}": text for number, text in enumerate(QUOTES)}).to(

@@ -1,4 +1,7 @@
-"""Hosts with a state server each, in threads of this process. Each has its own folder, and all calls are counted."""
+"""Hosts with a state server each, in threads of this process.
+
+Each has its own folder, and all calls are counted.
+"""
 
 from __future__ import annotations
 

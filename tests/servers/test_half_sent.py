@@ -21,7 +21,8 @@ LOGGED_IN = (
     f"Host: h\r\nAuthorization: Bearer {TOKEN}\r\n{PROTOCOL_HEADER}: {PROTOCOL}\r\n".encode()
 )
 SOON = 6.0
-"""Every connection must have ended after this number of seconds; the limits are lowered to fractions of a second."""
+"""Every connection must have ended after this number of seconds; the limits are lowered to
+fractions of a second."""
 
 
 @pytest.fixture(autouse=True)

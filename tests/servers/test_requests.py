@@ -68,7 +68,8 @@ SENSELESS = [
     "/v1/metadata/none/x",
     "/v1/metadata/general_orders/",
 ]
-"""Parameter values that are not text, empty, too long or duplicated, and paths that do not exist."""
+"""Parameter values that are not text, empty, too long or duplicated, and paths that do not
+exist."""
 HUGE = [
     "-1",
     "1e400",

@@ -31,7 +31,8 @@ EXAMPLES = int(os.environ.get("EXAMPLES", "1"))
 THERE_ARE = {"store": "general_orders_count", "pipeline": "orders", "order_type": "general_orders"}
 """Values that exist, so that every other example finds something."""
 FITTING = ["2xx", "304", "400", "404", "410", "412"]
-"""Statuses that a valid request may get: the named entity may not exist, or may not fit the store."""
+"""Statuses that a valid request may get: the named entity may not exist, or may not fit the
+store."""
 
 
 def description() -> dict[str, Any]:

@@ -69,7 +69,10 @@ def promoted(states: States, number: int = 1, *, accept_stale: bool = False) -> 
 
 @pytest.fixture
 def standby(hosts: list[Host], states: States) -> Path:
-    """The third host has a standby of worker 1, which is on the second host. Returns the copy's file."""
+    """The third host has a standby of worker 1, which is on the second host.
+
+    Returns the copy's file.
+    """
     states.ledger.standbys.add(Placement("orders", 1, "127.0.0.1", hosts[2].port))
     refreshed(states)
     (copy,) = hosts[2].folder.rglob("worker-1.sqlite")

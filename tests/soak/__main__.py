@@ -68,7 +68,8 @@ REF = GenerationRef("soak", 1)
 
 SAMPLE_S = 20.0
 WARM_UP_MINUTES = 3.0
-"""By then, the caches and thread pools of the JVM are full, and Spark keeps as much of earlier queries as it may."""
+"""By then, the caches and thread pools of the JVM are full, and Spark keeps as much of earlier
+queries as it may."""
 KEPT_SNAPSHOTS = 30
 RETENTION_S = 60.0
 START_S = 300.0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,8 @@ import psutil
 
 _MB = 1_000_000
 _ENDS = 3
-"""How many samples at each end of a series count, by their median, because a single sample may be an exception."""
+"""How many samples at each end of a series count, by their median, because a single sample may be
+an exception."""
 
 
 class Size(NamedTuple):
@@ -67,12 +69,21 @@ def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
 def mb_in(*places: Path) -> float:
     """The size of files and folders, in MB."""
     total = 0
-    for place in places:
-        for file in (place, *place.rglob("*")):
-            with suppress(FileNotFoundError):
-                if file.is_file():
-                    total += file.stat().st_size
+    for file in _files_in(places):
+        # Running processes delete files meanwhile.
+        with suppress(FileNotFoundError):
+            total += file.stat().st_size
     return total / _MB
+
+
+def _files_in(places: Iterable[Path]) -> Iterator[Path]:
+    for place in places:
+        if place.is_file():
+            yield place
+        # Unlike `Path.rglob`, `os.walk` passes over folders that are deleted meanwhile.
+        for folder, _, names in os.walk(place):
+            for name in names:
+                yield Path(folder, name)
 
 
 def growth(values: Sequence[float]) -> float:

@@ -26,7 +26,8 @@ _FLAGS = [
 ]
 
 TIMEOUT_MS = 120_000
-"""How long a page may take. Pages load slowly beside other tests, and a long limit costs a quick page nothing."""
+"""How long a page may take. Pages load slowly beside other tests, and a long limit costs a quick
+page nothing."""
 expect.set_options(timeout=TIMEOUT_MS)
 
 

@@ -15,7 +15,10 @@ CACHE = Path(__file__).parents[2] / ".sluice" / "tests"
 
 
 def provide_database(path: Path) -> None:
-    """Put a migrated SQLite database at `path`. The first call migrates one, which takes some ten seconds."""
+    """Put a migrated SQLite database at `path`.
+
+    The first call migrates one, which takes some ten seconds.
+    """
     CACHE.mkdir(parents=True, exist_ok=True)
     migrated = CACHE / f"airflow-{version('apache-airflow')}.db"
     with (CACHE / "lock").open("w") as lock:

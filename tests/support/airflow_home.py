@@ -1,4 +1,7 @@
-"""Airflow in the tests' own process. Import this module before Airflow, which reads its environment once."""
+"""Airflow in the tests' own process.
+
+Import this module before Airflow, which reads its environment once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A real Airflow for tests: its own home, SQLite, loopback only. Its processes end with the `with` block."""
+"""A real Airflow for tests: its own home, SQLite, loopback only.
+
+Its processes end with the `with` block.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,10 @@ class AirflowServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of Airflow's processes. It contains none of the caller's AIRFLOW settings."""
+        """The environment of Airflow's processes.
+
+        It contains none of the caller's AIRFLOW settings.
+        """
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -144,7 +150,10 @@ class AirflowServer:
         return "".join(file.read_text(errors="replace") for file in sorted(self.home.glob("*.log")))
 
     def stop(self) -> None:
-        """Stop all started processes and their children. Each started process leads its own process group."""
+        """Stop all started processes and their children.
+
+        Each started process leads its own process group.
+        """
         for process in self._processes:
             _signal(process, signal.SIGTERM)
         deadline = time.monotonic() + 15

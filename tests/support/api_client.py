@@ -101,7 +101,10 @@ class Api:
     folder: Path = Path("spark_jobs")
 
     def get(self, path: str, **parameters: Any) -> Any:
-        """The body of the response to a GET request. Raises AssertionError unless the request succeeds."""
+        """The body of the response to a GET request.
+
+        Raises AssertionError unless the request succeeds.
+        """
         response = self.ask("GET", path, params=parameters)
         assert response.status_code == httpx.codes.OK, response.text
         return response.json()

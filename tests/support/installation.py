@@ -37,7 +37,10 @@ def settings_of(home: Path, database: str = "", bootstrap: str = "") -> Settings
 
 @dataclass
 class Installation:
-    """A pipeline `orders`. Each published batch sets the value and the operator state of every key to its number."""
+    """A pipeline `orders`.
+
+    Each published batch sets the value and the operator state of every key to its number.
+    """
 
     settings: Settings
     workers: int = 2
@@ -114,7 +117,10 @@ class Installation:
 
 
 def content(ledger: Ledger) -> dict[int, set[tuple[str, str | None]]]:
-    """Batch → the pairs of key and value in all shards, for all kept snapshots. Checks every row, state and place."""
+    """Batch → the pairs of key and value in all shards, for all kept snapshots.
+
+    Checks every row, state and place.
+    """
     values: dict[int, set[tuple[str, str | None]]] = {}
     current = ledger.generations.current("orders")
     assert current is not None

@@ -39,7 +39,8 @@ WAITING = (
 """Files whose tests mostly wait: for brokers, Airflow, leases and time-outs."""
 
 WAITING_PROCESSES = (1, 2)
-"""The numbers of the processes that begin with these files. If all processes did, the cores would be idle meanwhile."""
+"""The numbers of the processes that begin with these files. If all processes did, the cores would
+be idle meanwhile."""
 
 LATE_S = 15.0
 """If a process ends so many seconds after the first, it has got a long file too late."""

@@ -19,7 +19,8 @@ _CANDIDATES = itertools.cycle(
     random.sample(range(_FIRST + _WORKER * _EACH, _FIRST + (_WORKER + 1) * _EACH), _EACH)
 )
 _TAKEN = Path(f"/tmp/sluice-tests-ports-{os.getuid()}")
-"""A file for each port that a process of any run of pytest on this machine has taken; it contains the process id."""
+"""A file for each port that a process of any run of pytest on this machine has taken; it contains
+the process id."""
 
 
 def free_port() -> int:

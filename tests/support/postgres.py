@@ -118,7 +118,10 @@ def postgres_server(
 
 @contextmanager
 def frozen(url: str) -> Iterator[None]:
-    """Freeze all processes of a server within the block. Its kernel still accepts connections and acknowledges data."""
+    """Freeze all processes of a server within the block.
+
+    Its kernel still accepts connections and acknowledges data.
+    """
     with psycopg.connect(url) as connection:
         folder = connection.execute("SHOW data_directory").fetchone()
     assert folder is not None
@@ -169,7 +172,10 @@ def _files_of(folder: Path) -> Path:
 
 
 def _unprivileged(folder: Path) -> list[str]:
-    """The command that runs a program as `postgres`, which also gets the folder. PostgreSQL refuses to run as root."""
+    """The command that runs a program as `postgres`, which also gets the folder.
+
+    PostgreSQL refuses to run as root.
+    """
     if os.geteuid() != 0:
         return []
     account = pwd.getpwnam("postgres")

@@ -20,7 +20,10 @@ RULES = Path(__file__).parents[2] / "docker" / "prometheus" / "sluice.rules.yml"
 
 
 def promtool(*arguments: str, text: str = "") -> str:
-    """What promtool prints. Fails the test if it reports a mistake, and skips it if promtool is not installed."""
+    """What promtool prints.
+
+    Fails the test if it reports a mistake, and skips it if promtool is not installed.
+    """
     done = subprocess.run(
         [_program("promtool"), *arguments],
         input=text,
@@ -47,7 +50,10 @@ def scrape_seconds(page: str) -> dict[str, str]:
 def prometheus(
     folder: Path, target: str, token: str, seconds: Mapping[str, str] = QUICK
 ) -> Iterator[httpx.Client]:
-    """A Prometheus that scrapes a state server, as often as `seconds` says. Yields a client of its API."""
+    """A Prometheus that scrapes a state server, as often as `seconds` says.
+
+    Yields a client of its API.
+    """
     program, address = _program("prometheus"), f"127.0.0.1:{free_port()}"
     scrape: dict[str, Any] = {
         "job_name": "sluice",

@@ -9,7 +9,10 @@ from contextlib import suppress
 
 
 class SilentNetwork:
-    """Forwards connections from `port` to the server, until `is_silent` is set. As a context manager, it listens."""
+    """Forwards connections from `port` to the server, until `is_silent` is set.
+
+    As a context manager, it listens.
+    """
 
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port

@@ -117,7 +117,10 @@ class States:
     def publish(
         self, values: Mapping[str, str | None] | Iterable[Row] = (), **snapshot: Any
     ) -> Snapshot:
-        """Publish a batch of rows, or of values of group 0 by key. Rows go to their key's owner, global ones to all."""
+        """Publish a batch of rows, or of values of group 0 by key.
+
+        Rows go to their key's owner, global ones to all.
+        """
         self.batch += 1
         if isinstance(values, Mapping):
             values = [(0, key, NO_WINDOW, NO_WINDOW, value) for key, value in values.items()]

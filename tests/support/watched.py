@@ -12,7 +12,10 @@ import psutil
 
 
 def run_watched(commands: Sequence[str], variables: Mapping[str, str], log: Path) -> str:
-    """Run commands of `sluice`, which must succeed. Returns their output and the arguments of all their processes."""
+    """Run commands of `sluice`, which must succeed.
+
+    Returns their output and the arguments of all their processes.
+    """
     seen = ""
     for command in commands:
         with log.open("w+") as output:

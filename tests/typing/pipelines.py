@@ -127,6 +127,10 @@ def right(pipeline: Pipeline, orders: Stream[Order]) -> None:
     stamped: Stream[Order] = matching.with_time("timestamp_millis(amount)").with_headers(
         {"item": "item"}
     )
+    orders.to("by_header", partition=lambda key, order, headers: len(headers))
+    towns = pipeline.global_table("towns", value=str)
+    orders.join(towns, on=lambda order: order.item, mapped_key="town")
+    orders.left_join(towns, on=lambda key, order: (key, order.item), mapped_key="town")
     grouped: GroupedStream[Order] = stamped.group_by(["item", "amount"])
     grouped.count(store="grouped")
 
@@ -148,3 +152,7 @@ def wrong(pipeline: Pipeline, orders: Stream[Order]) -> None:
     orders.select("item").filter(lambda value: value.item)  # type: ignore[attr-defined]
     orders.filter("amount > 3", on_error="ignore")  # type: ignore[call-overload]
     orders.join(orders)  # type: ignore[call-overload]
+    shops = pipeline.global_table("shops", value=str)
+    orders.join(shops, on=lambda order: order.itme)  # type: ignore[attr-defined]
+    orders.join(shops, on="item", mapped_key=3)  # type: ignore[call-overload]
+    orders.join(pipeline.table("totals", value=str), on="item")  # type: ignore[call-overload]

@@ -84,7 +84,7 @@ async def _user_of_token(token: bytes) -> AirflowUser | None:
 
 
 def _token(scope: Scope) -> bytes:
-    """The bearer token, or else the token in the browser's cookie.
+    """Return the bearer token, or else the token in the browser's cookie.
 
     Airflow looks in the same order.
     """
@@ -99,13 +99,13 @@ def _token(scope: Scope) -> bytes:
 
 
 def _bearer(scope: Scope) -> bytes | None:
-    """The token in the Authorization header, which browsers do not send on their own."""
+    """Return the token in the Authorization header, which browsers do not send on their own."""
     scheme, _, token = header(scope, b"authorization").partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else None
 
 
 def _is_same_origin(scope: Scope) -> bool:
-    """Whether the browser says that a page of this site sent the request.
+    """Return whether the browser says that a page of this site sent the request.
 
     A browser sends this site's cookie even if a page of another site makes the request.
     """

@@ -18,7 +18,7 @@ _DagMethod: TypeAlias = Literal["GET", "PUT"]
 
 
 def airflow_allows(user: BaseUser, pipeline: str, method: _DagMethod) -> bool:
-    """Whether Airflow lets a user read or edit the DAG of a pipeline.
+    """Return whether Airflow lets a user read or edit the DAG of a pipeline.
 
     Blocks while Airflow reads its database.
     """

@@ -30,13 +30,13 @@ class Principal(Protocol):
         """The name that Airflow records for runs that the principal starts."""
 
     async def may_read(self, pipeline: str) -> bool:
-        """Whether the principal may read the pipeline and its stores."""
+        """Return whether the principal may read the pipeline and its stores."""
 
     async def may_edit(self, pipeline: str) -> bool:
-        """Whether the principal may start runs of the pipeline and re-drive its dead letters."""
+        """Return whether the principal may start runs of the pipeline and re-drive its dead letters."""
 
     async def readable(self, pipelines: Collection[str]) -> Collection[str]:
-        """The pipelines that the principal may read.
+        """Return the pipelines that the principal may read.
 
         Always looks up all pipelines, so that the time of a response does not reveal a hidden
         pipeline.
@@ -57,7 +57,7 @@ def authenticate(scope: Scope, principal: Principal, refresh: Refresh) -> None:
 
 
 def principal(request: Request) -> Principal:
-    """The user or program that sent a request, according to its log-in."""
+    """Return the user or program that sent a request, according to its log-in."""
     checked: Principal = request.scope["state"][_PRINCIPAL]
     return checked
 
@@ -72,7 +72,7 @@ async def refresh_principal(request: Request) -> Principal | None:
 
 
 def unauthorized(how_to_log_in: str) -> Response:
-    """A new 401 response.
+    """Return a new 401 response.
 
     Each request gets its own, because Airflow's middleware changes the headers of a response.
     """

@@ -27,7 +27,7 @@ _PROBLEM = {
 
 
 def describe(*mounted: tuple[str, Iterable[Route]]) -> dict[str, Any]:
-    """The OpenAPI document of routes. Each argument is a path prefix with its routes."""
+    """Return the OpenAPI document of routes. Each argument is a path prefix with its routes."""
     routes: list[tuple[str, Route]] = []
     types: list[Any] = []
     for prefix, prefix_routes in mounted:
@@ -108,7 +108,7 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 
 
 def _without_references(schema: dict[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter's schema, in which the schema of an enum takes the place of msgspec's reference to it."""
+    """Return a parameter's schema, in which the schema of an enum takes the place of msgspec's reference to it."""
     if "$ref" not in schema:
         return schema
     inner = {

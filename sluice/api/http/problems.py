@@ -28,7 +28,7 @@ def problem(
     headers: Mapping[str, str] | None = None,
     extensions: Mapping[str, Any] | None = None,
 ) -> Response:
-    """A response with a problem document; `extensions` are additional members."""
+    """Return a response with a problem document; `extensions` are additional members."""
     members = {
         "type": "about:blank",
         "title": title or HTTPStatus(status).phrase,
@@ -47,7 +47,7 @@ def problem(
 
 
 def problem_of(error: SluiceError) -> Response:
-    """A response with the problem document of an error."""
+    """Return a response with the problem document of an error."""
     headers = {"Retry-After": _RETRY_SECONDS} if error.status in _TEMPORARY else {}
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log.error("A request failed: %s", masked(str(error)))

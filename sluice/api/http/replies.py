@@ -17,6 +17,7 @@ from sluice import answers
 from sluice.answers import WorkerStatus, is_partial
 from sluice.observe import monitoring
 from sluice.query import Entry, Pin
+from sluice.query.answered_entries import answered_entry
 from sluice.query.catalogue import PipelineSnapshot
 from sluice.state.model import NO_WINDOW, Snapshot
 from sluice.values.utc_times import utc_datetime
@@ -62,7 +63,10 @@ instead."""
 
 
 class JsonResponse(Response):
-    """A response whose headers are already encoded. Starlette's `Response` encodes them each time."""
+    """A response whose headers are already encoded.
+
+    Starlette's `Response` encodes them each time.
+    """
 
     def __init__(self, body: bytes, headers: Headers) -> None:
         self.status_code = 200
@@ -79,7 +83,7 @@ class JsonResponse(Response):
 
 
 def snapshot_answer(snapshot: Snapshot) -> answers.Snapshot:
-    """A snapshot with its age now."""
+    """Return a snapshot with its age now."""
     return monitoring.snapshot_answer(snapshot, datetime.now(UTC))
 
 
@@ -89,7 +93,7 @@ def age_seconds(since: datetime) -> float:
 
 
 def window_time(ms: int) -> datetime | None:
-    """A window's start or end from epoch milliseconds; None in a store without windows."""
+    """Return a window's start or end from epoch milliseconds; None in a store without windows."""
     return None if ms == NO_WINDOW else utc_datetime(ms)
 
 
@@ -99,17 +103,12 @@ def entries_payload(
     cursor: str | None = None,
 ) -> Payload:
     """Entries as they appear in a response."""
-    shown = [
-        answers.Entry(
-            entry.key, entry.value, window_time(entry.window_start), window_time(entry.window_end)
-        )
-        for entry in entries
-    ]
+    shown = [answered_entry(entry, entry.value) for entry in entries]
     return Payload("entries", encoded(shown), workers, cursor)
 
 
 def store_reply(pin: Pin, payload: Payload) -> Response:
-    """A response about a store, with the members of `Answer` and the payload."""
+    """Return a response about a store, with the members of `Answer` and the payload."""
     members: dict[str, Any] = {
         "pipeline": pin.store.pipeline,
         "store": pin.store.name,
@@ -126,7 +125,7 @@ def store_reply(pin: Pin, payload: Payload) -> Response:
 
 
 def reply(value: Any) -> Response:
-    """A JSON response that does not come from a snapshot."""
+    """Return a JSON response that does not come from a snapshot."""
     return JsonResponse(encoded(value), ((b"cache-control", b"no-store"),))
 
 
@@ -136,7 +135,7 @@ def encoded(value: Any) -> bytes:
 
 
 def provenance(pins: Sequence[Pin | PipelineSnapshot], workers: Iterable[WorkerStatus]) -> Headers:
-    """The headers that say from which snapshots and workers a response comes.
+    """Return the headers that say from which snapshots and workers a response comes.
 
     They name the snapshots, the workers that were unavailable, and the workers for which a standby
     answered. A response with neither kind of workers also gets an ETag.
@@ -158,7 +157,10 @@ def _provenance(
     unavailable: tuple[int, ...],
     standbys: tuple[int, ...],
 ) -> Headers:
-    """The headers of `provenance`. A worker that was queried several times may be listed several times."""
+    """Return the headers of `provenance`.
+
+    A worker that was queried several times may be listed several times.
+    """
     headers = {
         "x-sluice-snapshot": ", ".join(dict.fromkeys(snapshots)),
         "x-sluice-partial": "true" if unavailable else "false",
@@ -184,7 +186,7 @@ def _listed(workers: Iterable[int]) -> str:
 
 
 def etag(pins: Iterable[Pin | PipelineSnapshot]) -> str:
-    """The ETag for the snapshots of a response.
+    """Return the ETag for the snapshots of a response.
 
     It is weak, because the body has the snapshot's age, which keeps changing.
     """

@@ -246,7 +246,10 @@ class App:
             return problem(500, "The request failed.", "See the server's log.")
 
     async def _may_use(self, _request: Request, _reader: ParameterReader | None) -> bool:
-        """Whether the user may use the route; if not, the response is the same as for an unknown path."""
+        """Return whether the user may use the route.
+
+        If not, the response is the same as for an unknown path.
+        """
         return True
 
     def _match(self, path: str) -> tuple[dict[str, ParameterReader], dict[str, str]]:
@@ -282,7 +285,7 @@ async def _read_body(request: Request, kind: type[msgspec.Struct]) -> msgspec.St
 
 
 def _no_route() -> Response:
-    """The response for a path without a route."""
+    """Return the response for a path without a route."""
     return problem(404, "There is nothing at this path.", _SEE_DOCS)
 
 
@@ -348,7 +351,7 @@ class ParameterReader:
 
 
 def query_pairs(query: str) -> list[tuple[str, str]]:
-    """The names and values of a query that is not empty.
+    """Return the names and values of a query that is not empty.
 
     Raises ValueError if they are not UTF-8.
     """
@@ -361,7 +364,7 @@ def query_pairs(query: str) -> list[tuple[str, str]]:
 
 
 def _without_values(error: str) -> str:
-    """A message of msgspec without the received value, which could contain anything."""
+    """Return a message of msgspec without the received value, which could contain anything."""
     message, _, place = error.partition(" - at `$.")
     if message.startswith("Invalid enum value"):
         message = "Not one of the allowed values"

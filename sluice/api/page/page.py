@@ -40,17 +40,17 @@ class _PanelQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def page_router(folder: Path) -> Router:
-    """The routes of the page. `folder` has the pipelines' custom panels and routes."""
+    """Return the routes of the page. `folder` has the pipelines' custom panels and routes."""
     router = Router("page")
 
     @router.get("/", is_described=False)
     async def show_page(request: Request, _query: object) -> Response:
-        """The page with stores, workers and snapshots, whose script queries the REST API."""
+        """Return the page with stores, workers and snapshots, whose script queries the REST API."""
         return _html("page.html", request)
 
     @router.get("/panels/{pipeline}.js", is_described=False, parameters=_PanelQuery)
     async def get_panel(request: Request, query: _PanelQuery) -> Response:
-        """The module of a pipeline's custom panel, PIPELINE_panel.js next to the pipeline. 204 without such a file."""
+        """Return the module of a pipeline's custom panel, PIPELINE_panel.js next to the pipeline. 204 without such a file."""
         access = await access_of(request)
         await access.require_pipeline(query.pipeline)
         file = folder / f"{query.pipeline}_panel.js"
@@ -63,7 +63,7 @@ def page_router(folder: Path) -> Router:
 
     @router.get("/docs", is_described=False)
     async def show_docs(request: Request, _query: object) -> Response:
-        """The documentation of the REST API as HTML."""
+        """Return the documentation of the REST API as HTML."""
         return _html("docs.html", request, api=await readable_description(request, folder))
 
     return router

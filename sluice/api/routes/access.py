@@ -59,11 +59,14 @@ class Access:
         return self.request.scope.get("state", {}).get(SERVICES) or NO_SERVICES
 
     async def may_read(self, pipeline: str) -> bool:
-        """Whether the user may read a pipeline."""
+        """Return whether the user may read a pipeline."""
         return await self.user.may_read(pipeline)
 
     async def figures(self, name: Hashable, read: Callable[[Ledger], T]) -> T:
-        """The result of `read`, cached for `FIGURES_SECONDS` under `name`. Concurrent requests share one call."""
+        """Return the result of `read`, cached for `FIGURES_SECONDS` under `name`.
+
+        Concurrent requests share one call.
+        """
         ledger = self.state.ledger
         return cast(
             "T", await self.state.figures.get(name, lambda: read_ledger(lambda: read(ledger)))
@@ -76,7 +79,7 @@ class Access:
             raise Forbidden(f"You may read {pipeline!r} but not edit its DAG.")
 
     async def stores(self) -> list[StoreInfo]:
-        """All stores that this user may read."""
+        """Return all stores that this user may read."""
         return [
             store
             for store in await self.reader.catalogue.stores()
@@ -84,7 +87,10 @@ class Access:
         ]
 
     async def generation(self, pipeline: str) -> GenerationInfo:
-        """The pipeline's current generation. Raises NotFound if it has none, or if the user may not read it."""
+        """Return the pipeline's current generation.
+
+        Raises NotFound if it has none, or if the user may not read it.
+        """
         generations = await self.reader.catalogue.generations()
         info = next((info for info in generations if info.pipeline == pipeline), None)
         if info is None or not await self.may_read(pipeline):
@@ -103,7 +109,10 @@ class Access:
             await self.generation(pipeline)
 
     async def pin(self, name: str, pipeline: str | None = None, when: AsOf | None = None) -> Pin:
-        """Find a store and pin it to a snapshot. Raises QueryError if several pipelines have a store with this name."""
+        """Find a store and pin it to a snapshot.
+
+        Raises QueryError if several pipelines have a store with this name.
+        """
         named = await self.reader.catalogue.stores_named(name)
         candidates = [store for store in named if pipeline in (None, store.pipeline)]
         stores = [store for store in candidates if await self.may_read(store.pipeline)]
@@ -143,7 +152,7 @@ class Access:
         *,
         complete: bool = False,
     ) -> Payload:
-        """The cached payload for this path, query and snapshots, or else the computed payload.
+        """Return the cached payload for this path, query and snapshots, or else the computed payload.
 
         The answers to one query from one snapshot are equal, and a dashboard with many viewers
         repeats its queries. An answer is cached for one second only, so that the failure of a
@@ -171,7 +180,7 @@ def require_complete(workers: Iterable[WorkerStatus]) -> None:
 
 
 async def access_of(request: Request) -> Access:
-    """The access of a request's user."""
+    """Return the access of a request's user."""
     # A state server has its own state.
     state: ApiState | None = request.scope["state"].get(API_STATE)
     return Access(request, state or await state_of_settings(), principal(request))

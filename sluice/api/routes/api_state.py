@@ -40,13 +40,16 @@ class ApiState:
         key: tuple[object, ...],
         compute: Callable[[], Awaitable[Payload]],
     ) -> Payload:
-        """The cached or else the computed payload. Payloads that are partial or come from standbys are not cached."""
+        """Return the cached or else the computed payload.
+
+        Payloads that are partial or come from standbys are not cached.
+        """
         return await self.responses.get(
             key, compute, keep=lambda payload: not (payload.partial or payload.standby)
         )
 
     async def secret(self, name: str) -> bytes:
-        """A secret key that all servers with this ledger share."""
+        """Return a secret key that all servers with this ledger share."""
         if name not in self._secrets:
             self._secrets[name] = await read_ledger(lambda: self.ledger.secrets.get(name))
         return self._secrets[name]
@@ -57,7 +60,7 @@ _states: dict[str, ApiState] = {}
 
 
 async def state_of_settings() -> ApiState:
-    """The state in Airflow's API server, for the ledger in the settings, which is opened at the first request."""
+    """Return the state in Airflow's API server, for the ledger in the settings, which is opened at the first request."""
     url = settings().ledger
     if url not in _states:
         ledger = await read_ledger(lambda: Ledger.open(url))

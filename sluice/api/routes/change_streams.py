@@ -189,7 +189,10 @@ async def _events(access: Access, pin: Pin, since: str | None) -> AsyncIterator[
 
 
 async def _shared_event(access: Access, pin: Pin, last: str | None) -> bytes | None:
-    """The event for a new snapshot, computed once for all streams of the store; None while too many queries run."""
+    """Return the event for a new snapshot, computed once for all streams of the store.
+
+    Return None while too many queries run.
+    """
     try:
         key = ("changes", pin.name, pin.store.name, last)
         return (await access.state.cached(key, lambda: _event(access, pin, last))).content
@@ -198,7 +201,10 @@ async def _shared_event(access: Access, pin: Pin, last: str | None) -> bytes | N
 
 
 async def _event(access: Access, pin: Pin, last: str | None) -> Payload:
-    """Compute the event. The first event of a new subscriber has the current snapshot, without changed keys."""
+    """Compute the event.
+
+    The first event of a new subscriber has the current snapshot, without changed keys.
+    """
     generation, batch = (
         parse_snapshot(last) if last is not None else (pin.snapshot.generation, pin.snapshot.batch)
     )

@@ -1,4 +1,6 @@
-"""Finds the files of custom routes in the folder of pipelines. A file that cannot be used affects only its own routes.
+"""Finds the files of custom routes in the folder of pipelines.
+
+A file that cannot be used affects only its own routes.
 
 A file is imported in a separate process before this process imports it. A file that hangs, exits or
 crashes therefore affects only the separate process.
@@ -57,7 +59,7 @@ def load_routes(folder: Path, seconds: float = LOAD_SECONDS) -> RouteFiles:
 
 
 def pipeline_of_routes(file: Path, seconds: float) -> str:
-    """The pipeline of a file's routes."""
+    """Return the pipeline of a file's routes."""
     return _load(file, seconds).pipeline
 
 
@@ -93,7 +95,7 @@ _LOADING = Lock()
 
 
 def routes_in(folder: Path) -> tuple[Route, ...]:
-    """The routes of a folder, loaded once per process, by the first thread that asks for them."""
+    """Return the routes of a folder, loaded once per process, by the first thread that asks for them."""
     # The cache alone would let two threads load the files at the same time.
     with _LOADING:
         return _load_once(folder)
@@ -108,7 +110,7 @@ def _load_once(folder: Path) -> tuple[Route, ...]:
 
 
 async def readable_routes(request: Request, folder: Path) -> list[Route]:
-    """The routes of pipelines that the request's user may read."""
+    """Return the routes of pipelines that the request's user may read."""
     routes = await asyncio.to_thread(routes_in, folder)
     pipelines = await principal(request).readable(_pipelines_of(routes))
     return [route for route in routes if route.tag in pipelines]

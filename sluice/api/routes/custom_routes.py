@@ -31,7 +31,7 @@ from sluice.query import Entry, Group, Pin
 from sluice.query.catalogue import PipelineSnapshot
 from sluice.query.reader import Reader
 from sluice.query.time_texts import parse_time
-from sluice.state.model import NO_WINDOW, WorkerInfo, owner
+from sluice.state.model import WorkerInfo, owner
 from sluice.state.queries.aggregates import Order
 from sluice.state.shard.ranges import RowRange
 from sluice.support.time_limit import finish_within
@@ -65,18 +65,21 @@ class Stores:
         self._pipeline = pipeline
 
     async def get(self, store: str, key: Any) -> Entry | None:
-        """The entry of a key, or None.
+        """Return the entry of a key, or None.
 
         A key that is not a str, such as a date, is first turned into the text that
         `sluice.key_text` returns.
         """
         text = lookup_key(key)
-        value, status = await self._reader.value(await self._pin(store), text)
+        entry, status = await self._reader.entry(await self._pin(store), text)
         self.statuses.append(status)
-        return None if value is None else Entry(text, NO_WINDOW, NO_WINDOW, value)
+        return entry
 
     async def multi_get(self, store: str, keys: Iterable[Any]) -> list[Entry]:
-        """The entries of up to 1,000 keys, in the order of `keys`. Keys without a value are left out."""
+        """Return the entries of up to 1,000 keys, in the order of `keys`.
+
+        Keys without a value are left out.
+        """
         answer = await self._reader.multi_get(await self._pin(store), map(lookup_key, keys))
         return self._entries(answer.entries, answer.workers)
 
@@ -87,7 +90,7 @@ class Stores:
         start: Time = None,
         end: Time = None,
     ) -> list[Entry]:
-        """The windows of a key that start between `start` and `end` (both included), in order."""
+        """Return the windows of a key that start between `start` and `end` (both included), in order."""
         answer = await self._reader.windows(
             await self._pin(store), lookup_key(key), _ms("start", start), _ms("end", end)
         )
@@ -102,7 +105,10 @@ class Stores:
         end: Time = None,
         here: bool = False,
     ) -> list[Entry]:
-        """All entries in order, up to 100,000. With `here=True`, only those of shards that this process opens."""
+        """Return all entries in order, up to 100,000.
+
+        With `here=True`, only those of shards that this process opens.
+        """
         pin = await self._pin(store)
         workers = (
             [worker for worker in pin.workers if self._reader.workers.is_here(worker)]
@@ -132,7 +138,7 @@ class Stores:
         *,
         smallest: bool = False,
     ) -> list[Entry]:
-        """The entries with the largest numbers in a field, or with the smallest."""
+        """Return the entries with the largest numbers in a field, or with the smallest."""
         answer = await self._reader.top(await self._pin(store), field, limit, smallest=smallest)
         return self._entries(answer.entries, answer.workers)
 
@@ -153,16 +159,18 @@ class Stores:
         return combined.groups
 
     async def workers(self, store: str) -> list[Address]:
-        """The address of each worker of a store, sorted by worker number."""
+        """Return the address of each worker of a store, sorted by worker number."""
         return [self._address(worker) for worker in (await self._pin(store)).workers]
 
     async def owner(self, store: str, key: Any) -> Address:
-        """The address of the worker that owns a key."""
+        """Return the address of the worker that owns a key."""
         workers = (await self._pin(store)).workers
         return self._address(workers[owner(lookup_key(key), len(workers))])
 
     async def cached(self, compute: Callable[[], Awaitable[T]]) -> T:
-        """Call `compute`, and encode its result. The route must return what `cached` returns, unchanged.
+        """Call `compute`, and encode its result.
+
+        The route must return what `cached` returns, unchanged.
 
         Concurrent requests with the same path and query string share one call of `compute`. The
         result is cached for one second.
@@ -202,7 +210,7 @@ class Stores:
         )
 
     def _address(self, worker: WorkerInfo) -> Address:
-        """The address of the worker's state server, or this server's address if the worker has no state server.
+        """Return the address of the worker's state server, or this server's address if the worker has no state server.
 
         The Host header does not give this server's address, because the client chooses the header.
         """

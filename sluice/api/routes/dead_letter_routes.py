@@ -72,7 +72,7 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @router.get("/{pipeline}/dead_letters", answers.DeadLetters, parameters=DeadLettersQuery)
 async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Response:
-    """The newest dead letters, with place, bytes, headers and error, and the number of matches by reason."""
+    """Return the newest dead letters, with place, bytes, headers and error, and the number of matches by reason."""
     access = await access_of(request)
     generation = await access.generation(query.pipeline)
     chosen = DeadLetterFilter(query.reason, _time(query.since), query.partition)
@@ -93,7 +93,10 @@ async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Respon
     "/{pipeline}/dead_letters/redrive", answers.Redriven, body=Redrive, parameters=PipelineQuery
 )
 async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Response:
-    """Write the records of dead letters to their source topics again, each once. Needs permission to edit the DAG."""
+    """Write the records of dead letters to their source topics again, each once.
+
+    Needs permission to edit the DAG.
+    """
     access = await access_of(request)
     await access.require_edit(query.pipeline)
     topics = {*(await access.generation(query.pipeline)).topics}

@@ -28,7 +28,7 @@ _NO_DAG = DagState(paused=False, last_run=None)
 
 @router.get("", list[answers.Overview])
 async def show_overview(request: Request, _query: object) -> Response:
-    """All pipelines that you may read, the worst first: health, unread records, last run, dead letters of a day."""
+    """Return all pipelines that you may read, the worst first: health, unread records, last run, dead letters of a day."""
     access = await access_of(request)
     figures, dags = await asyncio.gather(
         access.figures("all", LedgerFigures.read), asyncio.to_thread(access.services.runs.dags)
@@ -90,7 +90,10 @@ def _health(
     unread: int | None,
     calm: Calm | None,
 ) -> PipelineHealth:
-    """The health of a pipeline with failures of these kinds. `held`: a driver holds the pipeline's lease."""
+    """Return the health of a pipeline with failures of these kinds.
+
+    `held`: a driver holds the pipeline's lease.
+    """
     trouble = trouble_of(kinds)
     if trouble == "broken":
         return PipelineHealth.BROKEN
@@ -117,7 +120,7 @@ def _health(
 
 
 async def _lags(access: Access, positions: Mapping[str, Offsets]) -> tuple[dict[str, Lag], str]:
-    """The lags by pipeline, and the reason if they are unknown."""
+    """Return the lags by pipeline, and the reason if they are unknown."""
     if not positions:
         return {}, ""
     try:

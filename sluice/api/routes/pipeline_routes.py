@@ -71,7 +71,8 @@ class Action(StrEnum):
     REPLAY = "replay"
     """Build the state again from the topics in a new generation, beside the current generation."""
     PROMOTE = "promote"
-    """Make the generation of a replay current, after it has processed the batches that were published meanwhile."""
+    """Make the generation of a replay current, after it has processed the batches that were
+    published meanwhile."""
     DROP = "drop"
     """Remove the generation that a replay has built."""
 
@@ -101,7 +102,7 @@ class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):
 
 @router.get("", list[answers.PipelineStatus])
 async def list_pipelines(request: Request, _query: object) -> Response:
-    """All pipelines that you may read, with their current generations and unresolved failures."""
+    """Return all pipelines that you may read, with their current generations and unresolved failures."""
     access = await access_of(request)
     figures = await access.figures("all", LedgerFigures.read)
     names = [name for name in figures.pipelines if await access.may_read(name)]
@@ -110,7 +111,7 @@ async def list_pipelines(request: Request, _query: object) -> Response:
 
 @router.get("/{pipeline}/snapshots", list[answers.CountedSnapshot], parameters=SnapshotsQuery)
 async def list_snapshots(request: Request, query: SnapshotsQuery) -> Response:
-    """The newest snapshots of the pipeline, newest first."""
+    """Return the newest snapshots of the pipeline, newest first."""
     access = await access_of(request)
     await access.generation(query.pipeline)
     snapshots = await access.reader.catalogue.snapshots(query.pipeline, query.limit)
@@ -123,7 +124,7 @@ async def list_snapshots(request: Request, query: SnapshotsQuery) -> Response:
 
 @router.get("/{pipeline}/batches", list[answers.BatchHistory], parameters=BatchesQuery)
 async def list_batches(request: Request, query: BatchesQuery) -> Response:
-    """The newest batches of the pipeline with their audits, newest first."""
+    """Return the newest batches of the pipeline with their audits, newest first."""
     access = await access_of(request)
     info, root = await access.generation(query.pipeline), access.services.runs.root
     name = ("batches", info.ref, query.limit)
@@ -136,7 +137,7 @@ async def list_batches(request: Request, query: BatchesQuery) -> Response:
 
 @router.get("/{pipeline}/runs", list[answers.Run], parameters=RunsQuery)
 async def list_runs(request: Request, query: RunsQuery) -> Response:
-    """The newest runs of the pipeline's DAG in Airflow, newest first; empty on a state server."""
+    """Return the newest runs of the pipeline's DAG in Airflow, newest first; empty on a state server."""
     access = await access_of(request)
     await access.require_pipeline(query.pipeline)
     return reply(await asyncio.to_thread(access.services.runs.recent, query.pipeline, query.limit))
@@ -168,7 +169,7 @@ async def start_run(request: Request, query: PipelineQuery, start: StartRun) -> 
 
 @router.get("/{pipeline}/generations", list[answers.Generation], parameters=PipelineQuery)
 async def list_generations(request: Request, query: PipelineQuery) -> Response:
-    """The current generation of the pipeline, and the generations of unfinished rebuilds and replays."""
+    """Return the current generation of the pipeline, and the generations of unfinished rebuilds and replays."""
     access = await access_of(request)
     await access.generation(query.pipeline)
     return reply(
@@ -178,7 +179,7 @@ async def list_generations(request: Request, query: PipelineQuery) -> Response:
 
 @router.get("/{pipeline}/workers", list[answers.Worker], parameters=PipelineQuery)
 async def list_workers(request: Request, query: PipelineQuery) -> Response:
-    """The workers of the pipeline: address, stores and status."""
+    """Return the workers of the pipeline: address, stores and status."""
     access = await access_of(request)
     return reply(await _workers(access, await access.generation(query.pipeline)))
 
@@ -189,7 +190,7 @@ async def list_workers(request: Request, query: PipelineQuery) -> Response:
     media_types=("text/plain; charset=utf-8", "image/svg+xml"),
 )
 async def get_topology(request: Request, query: TopologyQuery) -> Response:
-    """The pipeline's topology as text, or as an SVG drawing."""
+    """Return the pipeline's topology as text, or as an SVG drawing."""
     access = await access_of(request)
     info = await access.generation(query.pipeline)
     content = info.picture if query.form is Form.SVG else info.description
@@ -208,7 +209,7 @@ async def get_topology(request: Request, query: TopologyQuery) -> Response:
 
 
 def failure_answer(failure: Failure) -> answers.Failure:
-    """A failure with its age and outlook."""
+    """Return a failure with its age and outlook."""
     return answers.Failure(
         kind=failure.kind,
         host=failure.host,
@@ -275,6 +276,9 @@ def _standby(info: GenerationInfo, worker: WorkerInfo) -> answers.Standby | None
 
 
 def _size(access: Access, worker: WorkerInfo) -> int | None:
-    """The size of a worker's shard; None if this server does not open it, or the size is unknown."""
+    """Return the size of a worker's shard.
+
+    Return None if this server does not open it, or the size is unknown.
+    """
     location = access.reader.workers.location(worker)
     return None if location is None else size_of(location)

@@ -33,24 +33,24 @@ ROUTERS = (
 
 
 def description_router(folder: Path) -> Router:
-    """The route of the OpenAPI description, which includes the custom routes in `folder`."""
+    """Return the route of the OpenAPI description, which includes the custom routes in `folder`."""
     router = Router("description")
 
     @router.get("/openapi.json", is_described=False)
     async def get_openapi(request: Request, _query: object) -> Response:
-        """The OpenAPI description of the REST API."""
+        """Return the OpenAPI description of the REST API."""
         return reply(await readable_description(request, folder))
 
     return router
 
 
 async def readable_description(request: Request, folder: Path) -> dict[str, Any]:
-    """The OpenAPI description of the REST API, with the custom routes in `folder` that the user may read."""
+    """Return the OpenAPI description of the REST API, with the custom routes in `folder` that the user may read."""
     return description(tuple(await readable_routes(request, folder)))
 
 
 @cache
 def description(custom: tuple[Route, ...] = ()) -> dict[str, Any]:
-    """The OpenAPI description of the REST API and of custom routes."""
+    """Return the OpenAPI description of the REST API and of custom routes."""
     generic = list(chain.from_iterable(router.routes for router in ROUTERS))
     return describe(("/sluice", generic), ("/v1", custom))

@@ -179,7 +179,7 @@ class DiffQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 @router.get("", list[answers.Store], parameters=ListQuery)
 async def list_stores(request: Request, query: ListQuery) -> Response:
-    """All stores that you may read, with their snapshots and the status of their workers."""
+    """Return all stores that you may read, with their snapshots and the status of their workers."""
     access = await access_of(request)
     try:
         async with asyncio.timeout(_LIST_SECONDS):
@@ -198,7 +198,7 @@ async def list_stores(request: Request, query: ListQuery) -> Response:
     may_be_empty=True,
 )
 async def get_key(request: Request, query: KeyQuery) -> Response:
-    """The value of a key, from the worker that owns the key; in a windowed store, the key's windows in order."""
+    """Return the value of a key, from the worker that owns the key; in a windowed store, the key's windows in order."""
     access = await access_of(request)
     pin = await access.pin_at(query.store, query)
     if pin.store.kind == "window" or query.start_from or query.to:
@@ -217,7 +217,10 @@ async def get_key(request: Request, query: KeyQuery) -> Response:
 
 @router.get("/{store}/keys", answers.Entries, parameters=KeysQuery, has_etag=True)
 async def get_keys(request: Request, query: KeysQuery) -> Response:
-    """The values of several keys in the given order, each from its owner. Keys without a value are omitted."""
+    """Return the values of several keys in the given order, each from its owner.
+
+    Keys without a value are omitted.
+    """
     access = await access_of(request)
     pin = await access.pin_at(query.store, query)
     answer = await access.reader.multi_get(pin, query.key)
@@ -228,7 +231,10 @@ async def get_keys(request: Request, query: KeysQuery) -> Response:
 
 @router.get("/{store}", answers.Entries, parameters=PageQuery, has_etag=True)
 async def get_page(request: Request, query: PageQuery) -> Response:
-    """Entries of all workers, sorted by key and window, page by page. All pages come from one snapshot."""
+    """Entries of all workers, sorted by key and window, page by page.
+
+    All pages come from one snapshot.
+    """
     access = await access_of(request)
     cursor = await _cursor(access, query)
     # All pages are from the snapshot of the first page.
@@ -256,7 +262,7 @@ async def get_page(request: Request, query: PageQuery) -> Response:
 
 @router.get("/{store}/count", answers.Count, parameters=RangeQuery, has_etag=True)
 async def count_entries(request: Request, query: RangeQuery) -> Response:
-    """The number of entries in a range of keys or windows."""
+    """Return the number of entries in a range of keys or windows."""
     access = await access_of(request)
     pin = await access.pin_at(query.store, query)
 
@@ -294,7 +300,7 @@ async def combine_entries(request: Request, query: CombineQuery) -> Response:
 
 @router.get("/{store}/diff", answers.Diff, parameters=DiffQuery)
 async def diff_snapshots(request: Request, query: DiffQuery) -> Response:
-    """The numbers of equal, changed, missing and added entries in two snapshots, with examples.
+    """Return the numbers of equal, changed, missing and added entries in two snapshots, with examples.
 
     One of the snapshots can belong to a generation that was built beside the current generation.
     """
@@ -325,7 +331,7 @@ async def diff_snapshots(request: Request, query: DiffQuery) -> Response:
 
 @router.get("/{store}/top", answers.Entries, parameters=TopQuery, has_etag=True)
 async def get_top(request: Request, query: TopQuery) -> Response:
-    """The entries of all workers with the largest, or smallest, numbers in a field."""
+    """Return the entries of all workers with the largest, or smallest, numbers in a field."""
     access = await access_of(request)
     pin = await access.pin_at(query.store, query)
     require_field(pin.store, "field", query.field)

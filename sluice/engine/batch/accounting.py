@@ -32,7 +32,8 @@ from sluice.values.record_places import Partition
 from sluice.values.sink_tables import POSITION
 
 _OF_EVERY_RECORD = ("_source", "_partition", "_offset", "_time", "_sequence", RAW)
-"""The columns, besides key and value, from which output records are made. A batch may lack some of them."""
+"""The columns, besides key and value, from which output records are made. A batch may lack some of
+them."""
 
 
 @dataclass
@@ -44,11 +45,13 @@ class PartitionResults:
     """Topic → tables of output records for the topic."""
     times: dict[str, int] = field(default_factory=dict)
     rejected: dict[str, int] = field(default_factory=dict)
-    """Name of the column with a step's errors → the offset of the last record for which the step failed."""
+    """Name of the column with a step's errors → the offset of the last record for which the step
+    failed."""
     last_dead_letter: int = -1
     """The offset of the last record that became a dead letter; -1 if no record did."""
     placed: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Table → the offset of the last record with rows for it, and the number of these rows so far."""
+    """Table → the offset of the last record with rows for it, and the number of these rows so
+    far."""
     _last: tuple[int, int] | None = None
     """The offset of the last row's record, and the record's `Outcome`.
 
@@ -84,7 +87,7 @@ class PartitionResults:
         rows: pa.RecordBatch,
         topics: Mapping[int, str],
     ) -> dict[str, pa.Array]:
-        """The columns that identify a row appended to a table: its record, and its number among the record's rows."""
+        """Return the columns that identify a row appended to a table: its record, and its number among the record's rows."""
         offsets = rows.column("_offset").to_numpy()
         first = np.flatnonzero(np.concatenate(([True], offsets[1:] != offsets[:-1])))
         lengths = np.diff(first, append=len(offsets))
@@ -132,11 +135,11 @@ class StreamTimeReader:
         )
 
     def before(self, start: BatchStart) -> StreamTimes:
-        """The times for a stage."""
+        """Return the times for a stage."""
         return self._at(start, start.times)
 
     def before_reading(self, start: BatchStart) -> StreamTimes:
-        """The times for a task that reads records."""
+        """Return the times for a task that reads records."""
         return self._at(start, start.read_times)
 
     def _at(self, start: BatchStart, times: Mapping[str, int]) -> StreamTimes:
@@ -190,7 +193,7 @@ class RecordSinks:
         )
 
     def partitions_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Partition, Mask | None]]:
-        """Each partition in a batch, with the mask of its records; without a mask if the batch has only one partition.
+        """Yield each partition in a batch, with the mask of its records; without a mask if the batch has only one partition.
 
         A batch of rows that Spark SQL has computed can have rows of all partitions that its task
         reads.
@@ -240,7 +243,10 @@ class RecordSinks:
         records: Integers | None,
         results: PartitionResults,
     ) -> tuple[Mask, Mask]:
-        """Masks of the rows that a step rejected or skipped. Only the first failure of a record makes a dead letter."""
+        """Masks of the rows that a step rejected or skipped.
+
+        Only the first failure of a record makes a dead letter.
+        """
         rejected, skipped = np.zeros(batch.num_rows, bool), np.zeros(batch.num_rows, bool)
         dead_letters: dict[int, RejectedRecord] = {}
         for failure in self.failing:
@@ -324,7 +330,7 @@ def columns_of_records(job: Job) -> dict[str, str]:
 
 
 def _position(batch: pa.RecordBatch) -> dict[str, pa.Array]:
-    """The columns `sequence` and `origin`, from which the driver finds the order of records.
+    """Return the columns `sequence` and `origin`, from which the driver finds the order of records.
 
     Empty in a job without operators.
     """
@@ -339,7 +345,7 @@ def _position(batch: pa.RecordBatch) -> dict[str, pa.Array]:
 
 
 def _failure_error(failure: Failure, batch: pa.RecordBatch, row: int) -> EngineError:
-    """The error that ends the run when a step with `on_error="fail"` fails."""
+    """Return the error that ends the run when a step with `on_error="fail"` fails."""
     partition = batch.column("_partition")[row].as_py()
     offset = batch.column("_offset")[row].as_py()
     position = f"partition {partition}, offset {offset}"
@@ -351,7 +357,7 @@ def _failure_error(failure: Failure, batch: pa.RecordBatch, row: int) -> EngineE
 
 
 def sources_of(batch: pa.RecordBatch) -> Iterator[tuple[int, int, Mask | None]]:
-    """Each source and partition in a batch, with the mask of its records; without a mask if there is only one.
+    """Yield each source and partition in a batch, with the mask of its records; without a mask if there is only one.
 
     The batch has records.
     """
@@ -366,5 +372,5 @@ def sources_of(batch: pa.RecordBatch) -> Iterator[tuple[int, int, Mask | None]]:
 
 
 def boolean_mask(booleans: pa.Array) -> Mask:
-    """The rows for which a Boolean column is true, neither false nor null."""
+    """Return the rows for which a Boolean column is true, neither false nor null."""
     return mask_of(booleans, len(booleans))

@@ -18,28 +18,37 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sluice.engine.batch.record_headers import HEADERS, Header, HeadersAt, header, headers_of
+from sluice.engine.batch.record_headers import HEADERS, Header, HeadersAt, header
 from sluice.engine.batch.record_sizes import record_sizes, size_of_part
 from sluice.engine.batch.rejections import LONGEST_DETAIL, Rejected, RejectedRow, step_error
 from sluice.engine.batch.row_schemas import has_origin, offset_of, partition_of
 from sluice.engine.batch.side_outputs import BatchStats
 from sluice.plan import Job, Sink, Step
 from sluice.state.model import NO_WINDOW
-from sluice.values.dead_letter_headers import FIRST, escaped
+from sluice.values.dead_letter_headers import (
+    FIRST,
+    STREAMS_HEADERS,
+    STREAMS_PLACE,
+    escaped,
+    streams_headers,
+)
+from sluice.values.headers import decode_headers
 from sluice.values.json_text import plain_json
 from sluice.values.record_places import Place
 
 DEAD_LETTER = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("headers", HEADERS)])
 
 MOST_READ = 10_000
-"""The most dead letters of a batch for which the rejected record is read from Kafka again, to get its headers."""
+"""The most dead letters of a batch for which the rejected record is read from Kafka again, to get
+its headers."""
 _LEFT_OUT_BYTES = 200
 """Upper bound of the size of the header in which `shorten_dead_letters` says what it left out."""
 
@@ -58,7 +67,7 @@ class RejectedRecord:
 
 
 def dead_letter_records(batch: pa.RecordBatch, rejected: list[RejectedRecord]) -> pa.RecordBatch:
-    """The dead letters of rejected records: the original keys, values and headers, with Sluice's headers at the end."""
+    """Return the dead letters of rejected records: the original keys, values and headers, with Sluice's headers at the end."""
     records = batch.take(pa.array([rejection.row for rejection in rejected]))
     # A producer sets a record's time, which may be outside the years 1 to 9999 of Python's
     # `datetime`. So the times stay numbers here, and `iso_time` turns them into text.
@@ -67,41 +76,58 @@ def dead_letter_records(batch: pa.RecordBatch, rejected: list[RejectedRecord]) -
     in_topic = records.select(["topic", "partition", "offset"])
     places = in_topic.append_column("timestamp", timestamps).to_pylist()
     own_headers = records.column("headers").to_pylist()
-    headers = []
+    # A batch can have very many dead letters. So their headers are collected in columns, which is
+    # several times as fast as an object per header.
+    names: list[str] = []
+    values: list[bytes | None] = []
+    ends = [0]
     for rejection, own, place in zip(rejected, own_headers, places, strict=True):
-        of_sluice = [
-            header(FIRST, rejection.reason),
-            header("sluice.detail", rejection.detail[:LONGEST_DETAIL]),
-        ]
-        if rejection.step:
-            of_sluice.append(header("sluice.step", rejection.step))
-        if rejection.at:
-            of_sluice.append(header("sluice.at", rejection.at))
-        names = ("topic", "partition", "offset")
-        of_sluice += [header(f"sluice.{name}", str(place[name])) for name in names]
-        of_sluice.append(header("sluice.timestamp", iso_time(place["timestamp"])))
-        headers.append([*escape_headers(headers_of(own)), *of_sluice])
-    columns = [records.column("key"), records.column("value"), pa.array(headers, HEADERS)]
+        for of_record in decode_headers(own) if own else ():
+            names.append(escaped(of_record.key))
+            values.append(of_record.value)
+        position = place["topic"].encode(), b"%d" % place["partition"], b"%d" % place["offset"]
+        detail = rejection.detail[:LONGEST_DETAIL]
+        for_sluice, for_streams = _headers_of_error(
+            rejection.reason, detail, rejection.step, rejection.at
+        )
+        names += for_sluice[0]
+        values += for_sluice[1]
+        names += _HEADERS_OF_PLACE
+        values += position
+        values.append(iso_time(place["timestamp"]).encode())
+        names += for_streams[0]
+        values += for_streams[1]
+        names += STREAMS_PLACE
+        values += position
+        ends.append(len(names))
+    columns_of_headers = [pa.array(names, pa.string()), pa.array(values, pa.binary())]
+    pairs = pa.StructArray.from_arrays(columns_of_headers, fields=[*HEADERS.value_type])
+    headers = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pairs)
+    columns = [records.column("key"), records.column("value"), headers]
     typed = [column.cast(field.type) for column, field in zip(columns, DEAD_LETTER, strict=True)]
     return pa.RecordBatch.from_arrays(typed, schema=DEAD_LETTER)
 
 
 @dataclass(frozen=True)
 class StepDeadLetter:
-    """The dead letter of a row on which a step failed. `with_record_headers` adds the headers of the row's record."""
+    """The dead letter of a row on which a step failed.
+
+    `with_record_headers` adds the headers of the row's record.
+    """
 
     key: bytes | None
     value: bytes | None
     headers: Sequence[Header]
     place: Place | None
-    """The place of the row's record in its topic; None for a store's change or a timer, which come from no record."""
+    """The place of the row's record in its topic; None for a store's change or a timer, which come
+    from no record."""
 
 
 def dead_letters_of_steps(
     job: Job,
     rows: Iterable[RejectedRow],
 ) -> tuple[list[StepDeadLetter], BatchStats]:
-    """The dead letters of rejected rows, and the number of failures of each step.
+    """Return the dead letters of rejected rows, and the number of failures of each step.
 
     Raises EngineError for the first row of a step with `on_error="fail"`.
     """
@@ -127,15 +153,18 @@ def dead_letters_of_steps(
                 _encoded(row["key"]),
                 _encoded(None if rejected.value is None else plain_json(rejected.value)),
             )
-            headers = []
+            headers: list[Header] = []
             for name, text in _step_headers(step, place, row, rejected):
                 headers.append(header(f"sluice.{name}", text))
+            headers += _streams_headers(rejected.detail, place, step.title, step.at)
             dead_letters.append(StepDeadLetter(key, value, headers, place))
     return dead_letters, stats
 
 
 def with_record_headers(dead_letters: Sequence[StepDeadLetter], headers_at: HeadersAt) -> pa.Table:
-    """The dead letters of steps as records. The headers of the rejected record come first, then Sluice's headers.
+    """Return the dead letters of steps as records.
+
+    The headers of the rejected record come first, then Sluice's headers.
 
     Only the first `MOST_READ` dead letters get the rejected record's headers, because each of these
     records is read from Kafka again.
@@ -166,7 +195,9 @@ class RejectedOutput:
         errors: Mapping[int, str],
         reason: str,
     ) -> pa.Array:
-        """Add the records that a sink cannot write. Returns a mask that is true for the other records.
+        """Add the records that a sink cannot write.
+
+        Returns a mask that is true for the other records.
 
         `records` have the columns `key`, `value` and perhaps `headers`. `errors` maps a record's
         row to its error.
@@ -203,7 +234,8 @@ class RejectedOutput:
                 header("sluice.output", sink.topic),
                 header("sluice.at", sink.at),
             ]
-            headers.append([*(own or ()), *of_sluice])
+            of_streams = _streams_headers(detail, None, f"output {sink.topic}", sink.at)
+            headers.append([*(own or ()), *of_sluice, *of_streams])
         columns = {name: records.column(name).cast(pa.binary()) for name in ("key", "value")}
         self.dead_letters.append(pa.table(columns | {"headers": pa.array(headers, HEADERS)}))
 
@@ -211,8 +243,9 @@ class RejectedOutput:
 def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
     """Shorten each dead letter that is larger than the topic's limit.
 
-    Leaves out its value, and, if it is still too large, also the record's own headers, and then the
-    key. A header says what was left out. Sluice's own headers, which are short, stay.
+    Leaves out the headers of Kafka Streams, which only repeat Sluice's headers, and, if the dead
+    letter is still too large, its value, then the record's own headers, and then the key. A header
+    says which parts of the record were left out. Sluice's own headers, which are short, stay.
     """
     sizes = record_sizes(dead_letters) + _LEFT_OUT_BYTES
     if not (sizes > limit).any():
@@ -220,6 +253,10 @@ def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
     rows = dead_letters.to_pylist()
     for row, size in zip(rows, sizes.tolist(), strict=True):
         left_out: list[str] = []
+        if size > limit:
+            shorter = _without_streams_headers(row["headers"])
+            size -= size_of_part(row["headers"]) - size_of_part(shorter)
+            row["headers"] = shorter
         # The value is left out first: the key and the headers help more to find the rejected
         # record.
         for part in ("value", "headers", "key"):
@@ -236,12 +273,58 @@ def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
 
 
 def escape_headers(headers: Iterable[Header]) -> list[dict[str, str | bytes | None]]:
-    """A record's own headers for a dead letter. A header that has the name of a header of Sluice gets a prefix."""
+    """Return a record's own headers for a dead letter.
+
+    A header that has the name of a header of Sluice gets a prefix.
+    """
     return [{"key": escaped(str(header["key"])), "value": header["value"]} for header in headers]
 
 
+_HEADERS_OF_PLACE = ("sluice.topic", "sluice.partition", "sluice.offset", "sluice.timestamp")
+_Columns: TypeAlias = tuple[Sequence[str], Sequence[bytes | None]]
+"""Names and values of headers."""
+
+
+@lru_cache(maxsize=1_000)
+def _headers_of_error(reason: str, detail: str, step: str, at: str) -> tuple[_Columns, _Columns]:
+    """Return the headers that describe an error: Sluice's, and those of Kafka Streams.
+
+    Many records have the same error.
+    """
+    of_sluice = [header(FIRST, reason), header("sluice.detail", detail)]
+    if step:
+        of_sluice.append(header("sluice.step", step))
+    if at:
+        of_sluice.append(header("sluice.at", at))
+    of_streams: list[Header] = []
+    for each in _streams_headers(detail, None, step, at):
+        if each["key"] not in STREAMS_PLACE:
+            of_streams.append(each)
+    return _columns(of_sluice), _columns(of_streams)
+
+
+def _columns(headers: Iterable[Header]) -> _Columns:
+    names: list[str] = []
+    values: list[Any] = []
+    for each in headers:
+        names.append(str(each["key"]))
+        values.append(each["value"])
+    return names, values
+
+
+def _streams_headers(
+    detail: str, place: Place | None, step: str = "", at: str = ""
+) -> Iterator[Header]:
+    """Yield the headers that the dead letter would have in Kafka Streams."""
+    for name, text in streams_headers(detail, place, step, at):
+        yield {"key": name, "value": None} if text is None else header(name, text)
+
+
 def iso_time(milliseconds: int) -> str:
-    """A time in ISO format, given epoch ms; the number itself for a time outside the years 1 to 9999."""
+    """Return a time in ISO format, given epoch ms.
+
+    Return the number itself for a time outside the years 1 to 9999.
+    """
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat()
     except (ValueError, OverflowError, OSError):
@@ -273,9 +356,20 @@ def _step_headers(
 
 
 def _headers_of_sluice(headers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The headers of a dead letter that Sluice has written: the header with the reason, and all after it."""
-    first = max(number for number, header in enumerate(headers) if header["key"] == FIRST)
-    return list(headers[first:])
+    """Return the headers of a dead letter that Sluice has written: the header with the reason, and all after it."""
+    return list(headers[_first_of_sluice(headers) :])
+
+
+def _without_streams_headers(headers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the headers of a dead letter, without the headers of Kafka Streams that Sluice has written."""
+    first = _first_of_sluice(headers)
+    of_sluice = [header for header in headers[first:] if header["key"] not in STREAMS_HEADERS]
+    return [*headers[:first], *of_sluice]
+
+
+def _first_of_sluice(headers: Sequence[Mapping[str, Any]]) -> int:
+    """Return the index of the first header that Sluice has written."""
+    return max(number for number, header in enumerate(headers) if header["key"] == FIRST)
 
 
 def _encoded(text: str | None) -> bytes | None:

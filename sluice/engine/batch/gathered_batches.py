@@ -10,7 +10,7 @@ import pyarrow as pa
 def gathered(
     batches: Iterable[pa.RecordBatch], most_rows: int, most_bytes: int
 ) -> Iterator[list[pa.RecordBatch]]:
-    """The record batches in lists that have about so many rows or bytes each."""
+    """Yield the record batches in lists that have about so many rows or bytes each."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -26,7 +26,10 @@ def gathered(
 def combined(
     batches: Iterable[pa.RecordBatch], most_rows: int, most_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    """The same rows in record batches of about so many rows or bytes. A record batch of this size is not copied."""
+    """Yield the same rows in record batches of about so many rows or bytes.
+
+    A record batch of this size is not copied.
+    """
     for gathered_batches in gathered(batches, most_rows, most_bytes):
         yield (
             gathered_batches[0]

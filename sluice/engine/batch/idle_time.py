@@ -46,11 +46,11 @@ class IdleTime:
         return min([*begins, *([] if timer is None else [timer])], default=None)
 
     def has_results(self, now: int) -> bool:
-        """Whether a result is due at the clock's time `now`, because stream time has gone on."""
+        """Return whether a result is due at the clock's time `now`, because stream time has gone on."""
         return any(True for _ in self._due(now))
 
     def at(self, now: int) -> dict[str, int]:
-        """The stream times of a batch without records that begins at the clock's time `now`."""
+        """Return the stream times of a batch without records that begins at the clock's time `now`."""
         times = dict(self.times)
         for operator in self._due(now):
             name = f"{CLOSED}/{operator.clock}"
@@ -59,7 +59,7 @@ class IdleTime:
         return times
 
     def _due(self, now: int) -> Iterator[PlannedOperator]:
-        """The operators with a result that is due at `now`."""
+        """Yield the operators with a result that is due at `now`."""
         for operator in self._waiting:
             if self._reached_at(operator) <= now and not self._follows_waiting(operator, now):
                 yield operator
@@ -85,7 +85,7 @@ class IdleTime:
         return of_operators
 
     def _follows_waiting(self, operator: PlannedOperator, now: int | None = None) -> bool:
-        """Whether an upstream operator holds back results.
+        """Return whether an upstream operator holds back results.
 
         If stream time went on for this operator first, the results that the upstream operator holds
         back could become late. A processor holds back only the results of its timers. They have the
@@ -101,7 +101,7 @@ class IdleTime:
         return False
 
     def _before(self, operator: PlannedOperator) -> set[int]:
-        """The numbers of all operators whose results may reach an operator."""
+        """Return the numbers of all operators whose results may reach an operator."""
         by_number = {each.number: each for each in self.job.operators}
         before: set[int] = set()
         waiting = [operator.number]
@@ -115,7 +115,7 @@ class IdleTime:
         return before
 
     def _reached_at(self, operator: PlannedOperator) -> int:
-        """The clock's time at which the operator's stream time reaches the earliest result."""
+        """Return the clock's time at which the operator's stream time reaches the earliest result."""
         ahead = self._due_of_operators[operator.name] - self._latest(operator)
         return self._goes_on_at(operator) + max(ahead, 0)
 
@@ -123,17 +123,17 @@ class IdleTime:
         return self._latest(operator) + now - self._goes_on_at(operator)
 
     def _goes_on_at(self, operator: PlannedOperator) -> int:
-        """The clock's time at which the operator's topics have been silent for long enough."""
+        """Return the clock's time at which the operator's topics have been silent for long enough."""
         silence_ms = self.job.pipeline.advance_when_idle_ms
         assert silence_ms is not None
         return self._largest(SEEN, operator) + silence_ms
 
     def _latest(self, operator: PlannedOperator) -> int:
-        """The largest event time of the operator's records."""
+        """Return the largest event time of the operator's records."""
         return self._largest(operator.clock, operator)
 
     def _largest(self, name: str, operator: PlannedOperator) -> int:
-        """The largest time with this name among the partitions of the operator's topics."""
+        """Return the largest time with this name among the partitions of the operator's topics."""
         largest = BEFORE_ALL
         for topic in operator.topics:
             for number in range(self.partitions[topic]):

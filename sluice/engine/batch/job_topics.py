@@ -61,13 +61,13 @@ def kafka_errors(action: str, kafka: Mapping[str, str]) -> Iterator[None]:
 
 
 def at(kafka: Mapping[str, str], reason: str = "") -> str:
-    """The configured address of the brokers, for a message; empty if `reason` contains the address."""
+    """Return the configured address of the brokers, for a message; empty if `reason` contains the address."""
     address = kafka.get("bootstrap.servers", "an unset address")
     return "" if address in reason else f", Kafka at {address}"
 
 
 def next_step_for(reason: str) -> str:
-    """What to do after an error of Kafka's client, as the `next_step` of a Sluice error."""
+    """Return what to do after an error of Kafka's client, as the `next_step` of a Sluice error."""
     if "size too large" in reason:
         return (
             "Nothing from the batch was published. Raise max.message.bytes of the output's topic, let the pipeline "
@@ -85,7 +85,10 @@ def next_step_for(reason: str) -> str:
 
 
 def topic_limits(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, TopicLimits]:
-    """Topic → its limits. If access to a topic's settings is denied, Kafka's defaults are assumed."""
+    """Topic → its limits.
+
+    If access to a topic's settings is denied, Kafka's defaults are assumed.
+    """
     admin = AdminClient(quiet(kafka))
     limits = dict.fromkeys(topics, TopicLimits())
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in limits]
@@ -136,7 +139,10 @@ def ensure_topics(
 
 
 def partition_counts(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, int]:
-    """Each topic's number of partitions. Raises EngineError for a topic that does not exist."""
+    """Return each topic's number of partitions.
+
+    Raises EngineError for a topic that does not exist.
+    """
     admin = AdminClient(quiet(kafka))
     with kafka_errors("Listing the topics", kafka):
         existing = described_topics(admin, topics, TIMEOUT_S)

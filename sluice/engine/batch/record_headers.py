@@ -1,4 +1,7 @@
-"""The headers of records. As in Kafka Streams, an output record keeps the headers of the record that caused it."""
+"""The headers of records.
+
+As in Kafka Streams, an output record keeps the headers of the record that caused it.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluice.values.dead_letter_headers import PREFIX
 from sluice.values.headers import decode_headers
+from sluice.values.kept_headers import kept_headers
 from sluice.values.record_places import Place
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -19,19 +24,23 @@ RAW = "_raw_headers"
 Header = Mapping[str, str | bytes | None]
 """`key` and `value` of a header."""
 HeadersAt = Callable[[Sequence[Place]], Mapping[Place, Sequence[Header]]]
-"""Reads the headers of the records at these places; leaves out records that are no longer in their topics."""
+"""Reads the headers of the records at these places; leaves out records that are no longer in their
+topics."""
 
 Texts: TypeAlias = pa.Array | pa.ChunkedArray
 """Each record's headers as JSON (see `values/headers.py`), or null."""
 
 
 def headers_of_records(batch: pa.RecordBatch) -> Texts | None:
-    """Each record's headers; None if the job needs no headers."""
+    """Return each record's headers; None if the job needs no headers."""
     return batch.column(RAW) if RAW in batch.schema.names else None
 
 
 def header(key: str, value: str) -> dict[str, str | bytes]:
-    """A header whose value is text. Surrogates, which the text of an author's error may contain, are replaced."""
+    """Return a header whose value is text.
+
+    Surrogates, which the text of an author's error may contain, are replaced.
+    """
     return {"key": key, "value": value.encode(errors="replace")}
 
 
@@ -41,7 +50,7 @@ def headers_of(text: str | None) -> list[dict[str, str | bytes | None]]:
 
 
 def with_headers(records: pa.Table, texts: Texts | None) -> pa.Table:
-    """The records with a column `headers`; without this column if no record has headers.
+    """Return the records with a column `headers`; without this column if no record has headers.
 
     Leaves out Sluice's own headers, which a record has if it was re-driven from a dead letter.
     """
@@ -65,13 +74,24 @@ def with_headers(records: pa.Table, texts: Texts | None) -> pa.Table:
     return records.append_column("headers", lists.cast(HEADERS))
 
 
+def rows_with_headers(values: Texts, headers: Texts) -> Texts:
+    """Return the state rows of a store that keeps headers.
+
+    A null value, which deletes a row, stays null.
+    """
+    if headers.null_count < len(headers):
+        headers = pa.array(map(kept_headers, headers.to_pylist()), pa.string())
+    ends = pc.binary_join_element_wise(",", pc.fill_null(headers, "null"), "]", "")
+    return pc.binary_join_element_wise("[", values, ends, "")
+
+
 def concatenate_records(tables: list[pa.Table]) -> pa.Table:
-    """The records of several tables, of which some may have no column `headers`."""
+    """Return the records of several tables, of which some may have no column `headers`."""
     return pa.concat_tables(tables, promote_options="default")
 
 
 def with_more(headers: pa.ChunkedArray | None, more: pa.Array) -> Texts:
-    """Each record's headers and the headers in `more`, which replace headers of the same name."""
+    """Return each record's headers and the headers in `more`, which replace headers of the same name."""
     if headers is None:
         return more
     lists = []

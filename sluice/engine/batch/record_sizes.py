@@ -18,7 +18,7 @@ _HEADER_OVERHEAD = 10
 
 
 def record_sizes(records: pa.Table) -> Integers:
-    """The size of each record (columns `key`, `value` and perhaps `headers`), in bytes."""
+    """Return the size of each record (columns `key`, `value` and perhaps `headers`), in bytes."""
     sizes = _lengths(records.column("key")) + _lengths(records.column("value")) + _RECORD_OVERHEAD
     if "headers" in records.column_names:
         for first_row, chunk in _chunks(records.column("headers")):
@@ -29,7 +29,7 @@ def record_sizes(records: pa.Table) -> Integers:
 
 
 def size_of_part(part: bytes | Sequence[Mapping[str, Any]] | None) -> int:
-    """The bytes of a key, a value or headers."""
+    """Return the bytes of a key, a value or headers."""
     if part is None:
         return 0
     if isinstance(part, bytes):
@@ -41,7 +41,7 @@ def size_of_part(part: bytes | Sequence[Mapping[str, Any]] | None) -> int:
 
 
 def _chunks(column: pa.ChunkedArray) -> Iterator[tuple[int, pa.ListArray]]:
-    """The chunks of a column, each with the number of its first row."""
+    """Yield the chunks of a column, each with the number of its first row."""
     first_row = 0
     for chunk in column.chunks:
         yield first_row, chunk

@@ -41,7 +41,10 @@ class Rejected(msgspec.Struct, omit_defaults=True):
 
 
 def describe_error(error: BaseException) -> str:
-    """An error on one line: `ZeroDivisionError: division by zero`. Never raises, even if the error's `__str__` does."""
+    """Return an error on one line: `ZeroDivisionError: division by zero`.
+
+    Never raises, even if the error's `__str__` does.
+    """
     if isinstance(error, RecordedFailure):
         return str(error)
     # An author's exception may raise an error of its own when it is turned into text. `error_text`
@@ -52,7 +55,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def step_error(step: str, key: str | None, detail: str, timer: str = "") -> RecordFailed:
-    """The error that ends the run when a step with `on_error="fail"` fails for a record or a timer."""
+    """Return the error that ends the run when a step with `on_error="fail"` fails for a record or a timer."""
     return RecordFailed(
         f"{step} failed for {subject_of(key, timer)}: {detail}.",
         next_step="Nothing from the batch was published. Correct the step and run again, or let the run continue "
@@ -61,7 +64,7 @@ def step_error(step: str, key: str | None, detail: str, timer: str = "") -> Reco
 
 
 def run_ending_error(where: str, error: BaseException, subject: str) -> RecordFailed:
-    """The error that ends the run when an author's function raises an error that is not a record's fault.
+    """Return the error that ends the run when an author's function raises an error that is not a record's fault.
 
     `where` names the step, or another place that calls the function; `subject` names the record or
     timer.
@@ -80,7 +83,7 @@ def run_ending_error(where: str, error: BaseException, subject: str) -> RecordFa
 
 
 def subject_of(key: str | None, timer: str = "") -> str:
-    """The record or timer for which a step was called, for a message."""
+    """Return the record or timer for which a step was called, for a message."""
     return f"timer {timer!r} of key {key!r}" if timer else f"key {key!r}"
 
 
@@ -89,7 +92,7 @@ RejectedRow = Mapping[str, Any]
 
 
 def rejected_rows(collected: Collected) -> list[RejectedRow]:
-    """The rejected rows that tasks have returned, sorted by position."""
+    """Return the rejected rows that tasks have returned, sorted by position."""
     pages = [*collected.changes([REJECTED])]
     if not pages:
         return []
@@ -99,5 +102,8 @@ def rejected_rows(collected: Collected) -> list[RejectedRow]:
 
 
 def rejection_sql(node: int, error: str, value: str) -> str:
-    """SQL for the JSON of a `Rejected`. `error` and `value` are SQL for the message and for the value's JSON."""
+    """SQL for the JSON of a `Rejected`.
+
+    `error` and `value` are SQL for the message and for the value's JSON.
+    """
     return struct_json(f"named_struct('node', {node}, 'detail', {error}, 'value', {value})")

@@ -1,4 +1,6 @@
-"""Row batches: many rows for one worker in one binary value. Python tasks send each other row batches.
+"""Row batches: many rows for one worker in one binary value.
+
+Python tasks send each other row batches.
 
 Spark converts every row that it gets from Python or hands to Python, and writes and reads every row
 in every shuffle. A row batch is one value to Spark, so Spark only copies its bytes.
@@ -23,7 +25,8 @@ ROW_BATCHES = pa.schema(
     [("worker", pa.int32()), ("rows", pa.binary()), ("side_output", pa.string())]
 )
 _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 24
-"""A task packs its rows when it has this many rows or bytes, so that no row batch is too large for Spark."""
+"""A task packs its rows when it has this many rows or bytes, so that no row batch is too large for
+Spark."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,10 @@ class RowBatchWriter:
         return copied
 
     def _owners(self, table: pa.Table) -> Integers:
-        """The worker of each row, by the rule of `state.model.owner`. Records without a key may go to any worker."""
+        """Return the worker of each row, by the rule of `state.model.owner`.
+
+        Records without a key may go to any worker.
+        """
         keys = pc.fill_null(table.column("key"), "").cast(pa.binary()).to_pylist()
         owners = np.fromiter(map(crc32, keys), np.int64, len(keys)) % self.workers
         # A row may name the worker that gets it: a report of stream time goes to every worker, as
@@ -100,13 +106,13 @@ class RowBatchWriter:
 
 
 def packed_side_outputs(side_outputs: SideOutputs, workers: int) -> Iterator[pa.RecordBatch]:
-    """A task's side outputs, in the form of row batches. Takes them out of `side_outputs`."""
+    """Yield a task's side outputs, in the form of row batches. Takes them out of `side_outputs`."""
     for label, data in side_outputs.take():
         yield _batch([crc32(label.encode()) % workers], [data], [label])
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The batch in slices that are not too large for a row batch."""
+    """Yield the batch in slices that are not too large for a row batch."""
     if batch.num_rows:
         batch = with_schema(batch)
         most = max(1, batch.num_rows * _MOST_BYTES // max(batch.nbytes, 1))
@@ -131,7 +137,10 @@ def _batch(
 
 @dataclass(frozen=True)
 class RowBatchReader:
-    """The task after a shuffle: yields the rows of the row batches, with their `worker`. Passes on the side outputs."""
+    """The task after a shuffle: yields the rows of the row batches, with their `worker`.
+
+    Passes on the side outputs.
+    """
 
     side_outputs: SideOutputs
 

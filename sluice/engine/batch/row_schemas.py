@@ -57,7 +57,8 @@ STREAM_TIME = -1
 that advance the stream time of the operator `target`."""
 
 REJECTED = 2**31 - 2
-"""The `target` of a row that a step rejected. Its `value` is the JSON of a `Rejected`. All stages pass it on."""
+"""The `target` of a row that a step rejected. Its `value` is the JSON of a `Rejected`. All stages
+pass it on."""
 
 LAST = 2**62
 """The `sequence` of results that belong neither to a single record nor to an advance of stream time,
@@ -103,7 +104,10 @@ _DEFAULTS = {
 
 
 def rows(count: int, columns: dict[str, pa.Array | int | bool | str | bytes]) -> pa.RecordBatch:
-    """Create `count` rows. A scalar applies to every row; missing columns get their default or null."""
+    """Create `count` rows.
+
+    A scalar applies to every row; missing columns get their default or null.
+    """
     arrays = []
     for field in SCHEMA:
         value = columns.get(field.name, _DEFAULTS.get(field.name))
@@ -117,12 +121,17 @@ def rows(count: int, columns: dict[str, pa.Array | int | bool | str | bytes]) ->
 
 
 def with_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows with exactly the schema `SCHEMA`. Spark may have declared that a column has no nulls."""
+    """Return the rows with exactly the schema `SCHEMA`.
+
+    Spark may have declared that a column has no nulls.
+    """
     return pa.RecordBatch.from_arrays([batch.column(name) for name in SCHEMA.names], schema=SCHEMA)
 
 
 def taken(column: pa.Array | pa.ChunkedArray, indices: pa.Array) -> pa.Array | pa.ChunkedArray:
-    """The column's values at the indices. Nulls in a column of nulls, such as the headers in most batches, are made.
+    """Return the column's values at the indices.
+
+    Nulls in a column of nulls, such as the headers in most batches, are made.
 
     To take them one by one would take longer than to take texts.
     """
@@ -159,7 +168,7 @@ def partition_of(origin: int | Integers) -> tuple[int | Integers, int | Integers
 
 
 def has_origin(sequence: int | None) -> bool:
-    """Whether a record or an advance of stream time has caused a row with this sequence."""
+    """Return whether a record or an advance of stream time has caused a row with this sequence."""
     return sequence is not None and BEGIN[0] < sequence < END[0]
 
 
@@ -172,14 +181,17 @@ def offset_of(origin: int | Integers) -> int | Integers:
 
 
 def sorted_indices(table: pa.Table) -> Indices:
-    """The indices that sort the rows by position. Rows with the same position keep their order."""
+    """Return the indices that sort the rows by position.
+
+    Rows with the same position keep their order.
+    """
     names = [name for name in SORT_KEY if name in table.column_names]
     order = pc.sort_indices(table, [(name, "ascending") for name in names])
     return np.asarray(order).astype(np.intp)
 
 
 def position_keys(table: pa.Table) -> list[Integers]:
-    """The columns that form a row's position, each as numbers that sort like the column's values.
+    """Return the columns that form a row's position, each as numbers that sort like the column's values.
 
     The column that matters least for the order comes first, as `np.lexsort` needs it.
     """
@@ -188,7 +200,10 @@ def position_keys(table: pa.Table) -> list[Integers]:
 
 
 def position_numbers(table: pa.Table) -> Integers:
-    """For each row, a number that sorts like the row's position. Equal positions have equal numbers."""
+    """For each row, a number that sorts like the row's position.
+
+    Equal positions have equal numbers.
+    """
     numbers = np.zeros(len(table), np.int64)
     if not len(table):
         return numbers
@@ -216,7 +231,7 @@ def position_numbers(table: pa.Table) -> Integers:
 
 
 def stable_order(numbers: Integers) -> Indices:
-    """The indices that sort numbers from 0 to 2**32 - 1. Equal numbers keep their order.
+    """Return the indices that sort numbers from 0 to 2**32 - 1. Equal numbers keep their order.
 
     Like `np.argsort`, which takes ten times as long for numbers of more than 16 bits.
     """

@@ -57,11 +57,14 @@ class Storage:
         return GenerationRef(self.job.pipeline.name, self.generation)
 
     def placed(self, placements: Placements) -> Storage:
-        """The same storage, with the state server's address of each shard that a server serves."""
+        """Return the same storage, with the state server's address of each shard that a server serves."""
         return replace(self, locations=placements.written_at(self.ref, self.locations))
 
     def shard(self, worker: int) -> AbstractContextManager[Shard]:
-        """Open a worker's shard for writing. Raises DamagedState with the worker's number and the shard's address."""
+        """Open a worker's shard for writing.
+
+        Raises DamagedState with the worker's number and the shard's address.
+        """
         return worker_shard(worker, self.locations[worker])
 
     def checksums(
@@ -104,7 +107,9 @@ class Storage:
                     shard.forget_failures(batch, epoch)
 
     def prepare(self, ledger: Ledger, written: Batch | None, epoch: int) -> None:
-        """Create the shards before the first batch. Later, raise EngineError or DamagedState if data has been lost.
+        """Create the shards before the first batch.
+
+        Later, raise EngineError or DamagedState if data has been lost.
 
         Afterwards, earlier holders of the lease, with an epoch below `epoch`, can no longer write
         to any shard.
@@ -184,7 +189,7 @@ class Storage:
 
 
 def _is_planned(planned: PlannedBatch, written: Batch) -> bool:
-    """Whether the planned batch is the batch whose output was written."""
+    """Return whether the planned batch is the batch whose output was written."""
     if (planned.number, planned.begun) != (written.number, written.begun):
         return False
     # The marker of a written batch leaves out partitions from which the batch has read nothing.

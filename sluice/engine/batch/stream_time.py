@@ -78,13 +78,14 @@ class StreamTimes:
     """The time at which the batch was begun, epoch ms."""
     idle_timeout_ms: int | None = None
     goes_on_when_idle: bool = False
-    """Whether stream time goes on without records, if the pipeline's topics are silent for long enough."""
+    """Whether stream time goes on without records, if the pipeline's topics are silent for long
+    enough."""
 
     def of(self, operator: str, topic: str, partition: int) -> int:
         return self.times.get(f"{operator}/{topic}/{partition}", BEFORE_ALL)
 
     def closed(self, operator: str, topics: Collection[str]) -> int:
-        """The stream time that all partitions of the topics have reached, except idle partitions.
+        """Return the stream time that all partitions of the topics have reached, except idle partitions.
 
         Co-partitioned topics share the stream time of each partition number.
         """
@@ -103,22 +104,25 @@ class StreamTimes:
         return max(self.of(operator, topic, number) for topic in topics)
 
     def timer_due(self, operator: str, worker: int) -> int | None:
-        """When the worker's earliest wall-clock timer of an operator is due; -1 without a timer, None if unknown."""
+        """Return when the worker's earliest wall-clock timer of an operator is due.
+
+        Return -1 without a timer, None if unknown.
+        """
         return self.times.get(wall_name(operator, worker))
 
     def has_reached_result(self, operator: str, clock: str, worker: int) -> bool:
-        """Whether stream time, which has gone on without records, has reached a result that the worker holds back."""
+        """Return whether stream time, which has gone on without records, has reached a result that the worker holds back."""
         due = self.times.get(due_name(operator, worker), BEFORE_ALL)
         return self.goes_on_when_idle and BEFORE_ALL < due <= self.times.get(
             f"{CLOSED}/{clock}", BEFORE_ALL
         )
 
     def went_on_when_idle(self, clock: str) -> bool:
-        """Whether this batch has no records, and an operator's stream time has gone on."""
+        """Return whether this batch has no records, and an operator's stream time has gone on."""
         return self.times.get(f"{IDLE}/{clock}") == self.now
 
     def is_idle(self, topics: Iterable[str], number: int) -> bool:
-        """Whether no partition with this number of any of the topics had a record during the idle timeout."""
+        """Return whether no partition with this number of any of the topics had a record during the idle timeout."""
         if self.idle_timeout_ms is None:
             return False
         seen = max(self.times.get(f"{SEEN}/{topic}/{number}", BEFORE_ALL) for topic in topics)
@@ -128,7 +132,7 @@ class StreamTimes:
 def split_times(
     times: Mapping[str, int], clocks: Collection[str]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """The times that the tasks that read records need, and the other times, which only stages need.
+    """Return the times that the tasks that read records need, and the other times, which only stages need.
 
     `clocks` are the names under which these tasks keep stream times.
     """
@@ -143,17 +147,17 @@ def split_times(
 
 
 def wall_name(operator: str, worker: int) -> str:
-    """The name, among the stream times, of the time at which the worker's earliest timer is due."""
+    """Return the name, among the stream times, of the time at which the worker's earliest timer is due."""
     return f"{WALL}/{operator}/{worker}"
 
 
 def due_name(operator: str, worker: int) -> str:
-    """The name, among the stream times, of the stream time at which the worker's earliest result is due."""
+    """Return the name, among the stream times, of the stream time at which the worker's earliest result is due."""
     return f"{DUE}/{operator}/{worker}"
 
 
 def spread_timers(times: Mapping[str, int], workers: int) -> dict[str, int]:
-    """The times for another number of workers.
+    """Return the times for another number of workers.
 
     The keys with timers get new owners, so any worker may own the key of an operator's earliest
     timer. Every worker therefore gets the earliest time of all workers.
@@ -170,7 +174,7 @@ def spread_timers(times: Mapping[str, int], workers: int) -> dict[str, int]:
 
 
 def earliest_timer(times: Mapping[str, int]) -> int | None:
-    """When the earliest wall-clock timer of a job is due, epoch ms; None without a timer."""
+    """Return when the earliest wall-clock timer of a job is due, epoch ms; None without a timer."""
     due = [time for name, time in times.items() if name.startswith(f"{WALL}/") and time >= 0]
     return min(due, default=None)
 

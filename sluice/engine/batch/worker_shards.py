@@ -13,7 +13,10 @@ from sluice.state.shard.shard import Shard
 
 @contextmanager
 def worker_shard(worker: int, location: str, token: str = "") -> Iterator[Shard]:
-    """Open a worker's shard for writing. Raises DamagedState with the worker's number and the shard's address."""
+    """Open a worker's shard for writing.
+
+    Raises DamagedState with the worker's number and the shard's address.
+    """
     try:
         with open_shard(location, to_write=True, token=token) as shard:
             yield shard
@@ -22,7 +25,7 @@ def worker_shard(worker: int, location: str, token: str = "") -> Iterator[Shard]
 
 
 def damaged_state(shards: Mapping[int, tuple[str, str]]) -> DamagedState:
-    """The error for damaged shards; `shards` maps a worker to its shard's address and the reason."""
+    """Return the error for damaged shards; `shards` maps a worker to its shard's address and the reason."""
     addresses = {worker: shown(location) for worker, (location, _) in shards.items()}
     sentences = []
     for worker, (_, reason) in shards.items():

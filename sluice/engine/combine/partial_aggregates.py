@@ -35,7 +35,7 @@ class PartialAggregate:
         return "sum" if self.aggregate.function == "count" else self.aggregate.function
 
     def contributions(self, records: pa.Table) -> pa.ChunkedArray | pa.Array:
-        """What each record adds to the aggregate: its value; for a count, 1 if the record counts, else 0."""
+        """Return what each record adds to the aggregate: its value; for a count, 1 if the record counts, else 0."""
         if self.aggregate.function != "count":
             return records.column(self.aggregate.column).cast(self.type)
         if self.aggregate.column is None:
@@ -45,15 +45,22 @@ class PartialAggregate:
 
 @dataclass(frozen=True)
 class PartialAggregates:
-    """The aggregates of one group. `values` has the fields of each store, each with its partial aggregate."""
+    """The aggregates of one group.
+
+    `values` has the fields of each store, each with its partial aggregate.
+    """
 
     values: tuple[tuple[tuple[str, PartialAggregate], ...], ...]
     scalar: tuple[bool, ...]
-    """True for a store whose value is the value of its only field, rather than an object with this field."""
+    """True for a store whose value is the value of its only field, rather than an object with this
+    field."""
 
     @classmethod
     def of(cls, store_columns: Sequence[StoreColumn], types: Mapping[str, str]) -> Self:
-        """The aggregates of a group's stores. `types` are the SQL types of the columns that they read."""
+        """Return the aggregates of a group's stores.
+
+        `types` are the SQL types of the columns that they read.
+        """
         # Equal aggregates of several stores are computed once.
         parts: dict[Combinable, PartialAggregate] = {}
         values: list[tuple[tuple[str, PartialAggregate], ...]] = []
@@ -101,7 +108,7 @@ class PartialAggregates:
         return pa.table(columns).combine_chunks()
 
     def store_values(self, rows: pa.RecordBatch) -> list[pa.Array]:
-        """The value of each store in combined rows."""
+        """Return the value of each store in combined rows."""
         values: list[pa.Array] = []
         for fields, scalar in zip(self.values, self.scalar, strict=True):
             columns = [rows.column(part.column) for _, part in fields]
@@ -114,7 +121,7 @@ class PartialAggregates:
 
 
 def _type(aggregate: Combinable, types: Mapping[str, str]) -> pa.DataType:
-    """The type of an aggregate, as in Spark.
+    """Return the type of an aggregate, as in Spark.
 
     Raises EngineError if JSON cannot represent the type exactly. The plan excludes such types, so
     this happens only if Spark's column has another type than planned.

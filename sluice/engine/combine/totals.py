@@ -46,14 +46,17 @@ class Totals:
 
     @classmethod
     def of(cls, job: Job, types: Mapping[str, str]) -> Self:
-        """The totals of a job. `types` are the SQL types of the columns that its groups read."""
+        """Return the totals of a job.
+
+        `types` are the SQL types of the columns that its groups read.
+        """
         groups = {
             group.number: PartialAggregates.of(group.store_columns, types) for group in job.groups
         }
         return cls(groups, frozenset(sink.group for sink in job.change_sinks))
 
     def rows(self, group: int, combined: pa.Table) -> Iterator[pa.RecordBatch]:
-        """The state rows of a group's combined records."""
+        """Yield the state rows of a group's combined records."""
         aggregates = self.groups[group]
         for batch in combined.to_batches():
             values = aggregates.store_values(batch)
@@ -63,7 +66,7 @@ class Totals:
             yield rows(batch.num_rows, columns | {"target": group, "value": json_array(values)})
 
     def combine(self, group: int, first: str, second: str) -> str:
-        """The combined value of two values of a group."""
+        """Return the combined value of two values of a group."""
         combiners = self._combiners[group]
         # Values of earlier batches end with an event time if the group had an output in these
         # batches. If the group has no output now, the time is cut off.
@@ -76,7 +79,7 @@ class Totals:
         return _encode(combined).decode()
 
     def time(self, value: str) -> int:
-        """The largest event time in a value of a timed group."""
+        """Return the largest event time in a value of a timed group."""
         time: int = _decode(value)[-1]
         return time
 
@@ -102,7 +105,7 @@ _Combiner = Callable[[Any, Any], Any]
 
 
 def _store_combiner(fields: Sequence[tuple[str, str]], *, scalar: bool) -> _Combiner:
-    """The function that combines two values of a store, given the functions of its fields."""
+    """Return the function that combines two values of a store, given the functions of its fields."""
     if scalar:
         return _COMBINERS[fields[0][1]]
     combiners = [(name, _COMBINERS[function]) for name, function in fields]
@@ -140,7 +143,10 @@ _COMBINERS: dict[str, _Combiner] = {"sum": _sum, "min": _smaller, "max": _larger
 
 @dataclass
 class _OfGroup:
-    """The records of one group in a task. Most of them are combined in `rows`, and the newest are still `waiting`."""
+    """The records of one group in a task.
+
+    Most of them are combined in `rows`, and the newest are still `waiting`.
+    """
 
     aggregates: PartialAggregates
     rows: pa.Table | None = None
@@ -188,7 +194,7 @@ class WindowedRecords:
                 yield from self._state_rows(group)
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """The state rows of all records that are left."""
+        """Yield the state rows of all records that are left."""
         for group in [*self.groups]:
             yield from self._state_rows(group)
 

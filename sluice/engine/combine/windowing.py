@@ -64,7 +64,7 @@ def assign_windows(
 
 
 def closed(groups: Iterable[AggregationGroup], times: StreamTimes) -> int:
-    """The stream time that all groups have reached in all partitions, and up to which windows close.
+    """Return the stream time that all groups have reached in all partitions, and up to which windows close.
 
     The result is never smaller than in the batch before. So closed windows stay closed, even if a
     partition that was empty gets a record of an earlier time.
@@ -93,7 +93,9 @@ class Windowing:
         results: PartitionResults,
         outcome: RecordOutcome,
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Each group's number, with its records of one partition. A record occurs once for each window that counts it.
+        """Yield each group's number, with its records of one partition.
+
+        A record occurs once for each window that counts it.
 
         Adds counts, stream times and late records to `results`, and marks the outcome of each
         record in `outcome`.
@@ -157,7 +159,7 @@ def _count(results: PartitionResults, reason: str, group: AggregationGroup, numb
 
 
 def _late_records(late: pa.RecordBatch, group: AggregationGroup) -> pa.Table:
-    """The output records for the group's topic of late records."""
+    """Return the output records for the group's topic of late records."""
     columns = {
         "key": late.column(group.late_key),
         "value": late.column(group.late_value),
@@ -172,7 +174,7 @@ def _records(
     rows: Indices,
     windows: tuple[Times, Times] | None,
 ) -> pa.RecordBatch:
-    """The columns `WINDOWED` and the group's input columns for `rows`, with the starts and ends of their windows."""
+    """Return the columns `WINDOWED` and the group's input columns for `rows`, with the starts and ends of their windows."""
     chosen = pa.array(rows)
     begin = end = pa.repeat(pa.scalar(NO_WINDOW, pa.int64()), len(rows))
     if windows is not None:

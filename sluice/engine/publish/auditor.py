@@ -31,7 +31,7 @@ class Auditor:
     def audit(self, plan: PlannedBatch, before: Positions, collected: Collected) -> Audit:
         """Audit a batch whose shards are written.
 
-        `before` are the offsets at which the batch begins. Raise EngineError if the audit does not
+        `before` are the offsets at which the batch begins. Raises EngineError if the audit does not
         balance, and DamagedState if a shard has lost commits since the batch before was published.
         """
         batch = plan.number

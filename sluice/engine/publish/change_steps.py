@@ -1,4 +1,4 @@
-"""The steps between a store and an output, which the driver computes for changes.
+"""The steps between a store and an output, which the driver computes for a batch's changes of the store.
 
 The steps are laid out once, as layers of columns. If a step needs Spark, Spark computes the layers.
 Otherwise, Arrow computes them in the driver's process.
@@ -76,7 +76,7 @@ class ChangeSteps:
         return json_problem(types[_VALUE]) or ""
 
     def records(self, changes: pa.Table, spark: SparkSession | None) -> pa.Table:
-        """Compute the `key`, `value`, `timestamp` and `_rejected` of each change.
+        """Return the `key`, `value`, `timestamp` and `_rejected` of each change.
 
         `changes` are the changes of the group, with the columns that lookups have added.
         """
@@ -86,9 +86,9 @@ class ChangeSteps:
         return self.on_spark(spark, changes).toArrow()
 
     def on_spark(self, spark: SparkSession, changes: pa.Table) -> DataFrame:
-        """Compute the columns of `records` with Spark.
+        """Return the columns of `records`, computed by Spark.
 
-        Raise PySparkException if Spark cannot resolve a step.
+        Raises PySparkException if Spark cannot resolve a step.
         """
         from sluice.engine.steps.fallible_expressions import with_columns
 
@@ -189,7 +189,7 @@ class ChangeSteps:
         return f"STRUCT<{', '.join(fields)}>"
 
     def _with_objects(self, changes: pa.Table) -> pa.Table:
-        """Add a column `json` to the changes: each row's values as a JSON object.
+        """Return the changes with an additional column `json`: each row's values as a JSON object.
 
         Spark cannot read the row's JSON array: in Spark, all elements of an array have the same
         type, but the row's values may differ in type.
@@ -200,7 +200,7 @@ class ChangeSteps:
 
 
 def _fallible_layers(step: Select, name: str) -> Iterator[Columns]:
-    """Return the layers of a step that can fail.
+    """Yield the layers of a step that can fail.
 
     The step is not computed for changes that are rejected already.
     """
@@ -216,12 +216,12 @@ def _fallible_layers(step: Select, name: str) -> Iterator[Columns]:
 
 
 def value_texts(changes: pa.Table, store_column: int) -> list[str]:
-    """Return the JSON of a store's value in each state row, from the row's array of values."""
+    """Return the JSON of a store's value in each state row, taken from the row's array of values."""
     rows = map(decode_row, changes.column("value").to_pylist())
     return [bytes(row[store_column]).decode() for row in rows]
 
 
 def _object_of(array: str) -> str:
-    """Turn a state row's JSON array into a JSON object: the name of each value is its index."""
+    """Return a state row's JSON array as a JSON object: the name of each value is its index."""
     values = {str(number): value for number, value in enumerate(decode_row(array))}
     return msgspec.json.encode(values).decode()

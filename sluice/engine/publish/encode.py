@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
+from itertools import repeat
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,7 +16,7 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.dead_letters import RejectedOutput
 from sluice.engine.batch.job_topics import TopicLimits
-from sluice.engine.batch.record_headers import HEADERS, with_more
+from sluice.engine.batch.record_headers import HEADERS, Texts, with_more
 from sluice.engine.batch.record_sizes import record_sizes
 from sluice.engine.batch.rejections import describe_error, run_ending_error
 from sluice.errors import RecordFailed
@@ -23,6 +24,8 @@ from sluice.operators.base import rejects_record
 from sluice.plan import Sink
 from sluice.sql.arrow_values import bytes_of
 from sluice.support.arrays import Mask
+from sluice.values.function_wrappers import WithHeaders, WithoutKey
+from sluice.values.headers import Headers
 from sluice.values.json_text import JSON_TEXT, encode_text, plain_json
 from sluice.values.sink_tables import WINDOW
 from sluice.values.windowed_keys import windowed
@@ -69,12 +72,13 @@ def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.
         columns["value"] = _encode_column(encode_json, columns["value"].to_pylist(), errors, sink)
     if sink.encode_key is not None:
         columns["key"] = _encode_keys(sink.encode_key.value, table, errors, sink)
-    if sink.partition is not None:
-        columns["partition"] = _partitions(sink.partition.value, table, errors, sink)
     # Kafka Streams writes the window into the key. Sluice leaves the key unchanged
     # and writes the bounds into headers.
     if sink.is_windowed:
         columns["headers"] = headers_with_window(table)
+    if sink.partition is not None:
+        headers = columns.get("headers")
+        columns["partition"] = _partitions(sink.partition.value, table, headers, errors, sink)
     for name in ("timestamp", "time"):
         if name in table.column_names:
             columns["timestamp"] = table.column(name)
@@ -96,14 +100,16 @@ def _with_plain_values(table: pa.Table) -> pa.Table:
 def _may_contain_json_text(values: pa.StringArray) -> bool:
     """Return whether the values contain `JSON_TEXT`.
 
-    This may also be true if two neighboring values contain a part each. The bytes of all values are
-    searched at once, because a search of each value takes several times as long.
+    This may also be true if two neighboring values contain a part each.
+
+    The bytes of all values are searched at once, because a search of each value takes several times
+    as long.
     """
     return _JSON_TEXT.search(bytes_of(values).data) is not None
 
 
 def latest_changes(sink: Sink, changes: pa.Table) -> pa.Table:
-    """Select the last change of each key and window; all changes if the sink writes every change.
+    """Return the last change of each key and window; all changes if the sink writes every change.
 
     All rows without a key are kept: they have no key by which a later row could replace them.
     """
@@ -131,21 +137,39 @@ def _encode_keys(encode: Encoder, table: pa.Table, errors: dict[int, str], sink:
 
 
 def _partitions(
-    choose: Callable[[str | None, Any], int],
+    choose: Callable[..., int],
     table: pa.Table,
+    headers: Texts | None,
     errors: dict[int, str],
     sink: Sink,
 ) -> pa.Array:
-    """Compute the number that the author's function gives for each record's partition."""
+    """Return the number that the author's function gives for each record's partition.
 
-    def chosen(record: tuple[str | None, str | None]) -> int:
-        key, value = record
-        number = choose(key, None if value is None else _decode(value))
+    The function gets a text as the key, or a `Windowed` if the keys have windows.
+    """
+
+    def chosen(record: tuple[Any, str | None, Any]) -> int:
+        key, value, own_headers = record
+        arguments = [key, None if value is None else _decode(value)]
+        if isinstance(choose, WithHeaders):
+            pairs = ((header["key"], header["value"]) for header in own_headers or ())
+            arguments.append(Headers(pairs))
+        number = choose(*arguments)
         if type(number) is not int or not 0 <= number < 1 << 31:
             raise ValueError(f"partition={number!r} is not a number of a partition, from 0 on")
         return number
 
-    records = zip(*(table.column(name).to_pylist() for name in ("key", "value")), strict=True)
+    keys: list[Any] = table.column("key").to_pylist()
+    # A function without a parameter for the key needs no `Windowed`.
+    if sink.is_windowed and not isinstance(choose, WithoutKey):
+        keys = [
+            None if key is None else windowed(key, bounds)
+            for key, bounds in zip(keys, _windows(table), strict=True)
+        ]
+    of_each: Iterable[Any] = repeat(None)
+    if headers is not None and isinstance(choose, WithHeaders):
+        of_each = headers.to_pylist()
+    records = zip(keys, table.column("value").to_pylist(), of_each, strict=False)
     return pa.array(_computed(chosen, records, errors, sink), pa.int32())
 
 
@@ -173,9 +197,9 @@ def _computed(
     errors: dict[int, str],
     sink: Sink,
 ) -> list[R | None]:
-    """Call an author's function for each value that is not None.
+    """Return the result of an author's function for each value that is not None.
 
-    If the function fails for a row, add the row's error to `errors`.
+    If the function fails for a row, adds the row's error to `errors`.
     """
     results: list[R | None] = []
     for row, value in enumerate(values):
@@ -229,7 +253,7 @@ def accepted_records(
     limits: TopicLimits,
     rejected: RejectedOutput,
 ) -> pa.Table:
-    """Select the encoded records that their topic accepts.
+    """Return the encoded records that their topic accepts.
 
     Sizes are measured before compression, because Kafka compresses several records together:
     whether a record is rejected must not depend on other records. If the sink has
@@ -275,7 +299,7 @@ def _reject(
     sink: Sink, table: pa.Table, refused: Mask, rejected: RejectedOutput, reason: str,
     detail: Callable[[int], str],
 ) -> pa.Table:  # fmt: skip
-    """Add the refused records to `rejected`. Return the accepted records."""
+    """Add the refused records to `rejected`. Returns the accepted records."""
     if not refused.any():
         return table
     errors = {row: detail(row) for row in np.flatnonzero(refused).tolist()}
@@ -283,13 +307,13 @@ def _reject(
 
 
 def headers_with_window(table: pa.Table) -> pa.Array:
-    """Add two headers to each record's headers: the bounds of the record's window."""
+    """Return the headers of each record, with two more headers for the bounds of the record's window."""
     headers = table.column("headers") if "headers" in table.column_names else None
     return with_more(headers, _window_headers(table))
 
 
 def _window_headers(table: pa.Table) -> pa.Array:
-    """Return headers with the bounds of each record's window."""
+    """Headers with the bounds of each record's window."""
     bounds = np.stack([table.column(name).to_numpy() for name in WINDOW], axis=1)
     texts = pa.array(bounds.ravel()).cast(pa.string()).cast(pa.binary())
     names = pa.array([*WINDOW]).take(pa.array(np.tile((0, 1), len(table))))

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from sluice.engine.batch.worker_shards import worker_shard
 from sluice.plan import Job, Lookup, Select
 from sluice.state.shard.shard import Shard
+from sluice.values.kept_headers import value_of_row
 
 _PAGE = 10_000
 
@@ -20,7 +21,9 @@ class LookupTables:
     """The global tables as of the last published batch."""
 
     values: dict[int, dict[str, str]] = field(default_factory=dict)
-    """Group number of a table → key → JSON of the value."""
+    """Group number of a table → key → JSON of an array with the value."""
+    with_headers: frozenset[int] = frozenset()
+    """The group numbers of the tables that keep headers."""
 
     @classmethod
     def load(cls, job: Job, shard: str, as_of: int | None) -> LookupTables:
@@ -28,11 +31,12 @@ class LookupTables:
 
         Every worker's shard has the whole tables, so the first worker's shard is enough.
         """
-        tables = cls({group: {} for group in job.looked_up_groups})
+        with_headers = frozenset(table.group for table in job.tables if table.keeps_headers)
+        tables = cls({group: {} for group in job.looked_up_groups}, with_headers)
         if tables.values and as_of is not None:
             with worker_shard(0, shard) as opened:
-                for group, values in tables.values.items():
-                    _load(opened, group, as_of, values)
+                for group in tables.values:
+                    tables._load(opened, group, as_of)
         return tables
 
     @property
@@ -47,12 +51,27 @@ class LookupTables:
             if value is None:
                 self.values[group_id].pop(key, None)
             else:
-                self.values[group_id][key] = value
+                self.values[group_id][key] = self._only_value(group_id, value)
+
+    def _load(self, shard: Shard, group: int, as_of: int) -> None:
+        values = self.values[group]
+        after = None
+        # The values go into records for topics. The rows' checksums are verified, so that no
+        # damaged value is sent.
+        while page := shard.scan(group, as_of, after=after, limit=_PAGE, checked=True):
+            for row in page:
+                if row.value is not None:
+                    values[row.key] = self._only_value(group, row.value)
+            after = page[-1].entry_id
+
+    def _only_value(self, group: int, row: str) -> str:
+        """Return a state row without the headers."""
+        return f"[{value_of_row(row)}]" if group in self.with_headers else row
 
     def join(self, changes: pa.Table, steps: Sequence[Lookup | Select]) -> pa.Table:
-        """Add a column of JSON per lookup to the changes: the table's value for the key, or null.
+        """Return the changes with a column of JSON per lookup: the table's value for the key, or null.
 
-        Omit changes whose key an inner join does not find.
+        Omits changes whose key an inner join does not find.
         """
         for number, step in enumerate(steps):
             if isinstance(step, Lookup):
@@ -70,12 +89,3 @@ def right_column(step: int) -> str:
     `step` is its number.
     """
     return f"right_{step}"
-
-
-def _load(shard: Shard, group: int, as_of: int, values: dict[str, str]) -> None:
-    after = None
-    # The values go into records for topics. The rows' checksums are verified, so that no damaged
-    # value is sent.
-    while page := shard.scan(group, as_of, after=after, limit=_PAGE, checked=True):
-        values.update((row.key, row.value) for row in page if row.value is not None)
-        after = page[-1].entry_id

@@ -113,12 +113,12 @@ class Marker(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, ids={**self.ids, **ids})
 
     def written_to(self, topic: str) -> Written:
-        """Return the number and the checksum of the batch's records in a topic."""
+        """Return the number and the checksum of the records that the batch has written to a topic."""
         return Written(self.outputs.get(topic, 0), self.checksums.get(topic, ""))
 
     @property
     def with_earlier(self) -> Batch:
-        """Return the batch, with the end offsets of all partitions that were read up to it."""
+        """The batch, with the end offsets of all partitions that this batch or a batch before it has read."""
         return msgspec.structs.replace(self.batch, ends=merge_ends(self.ends, self.batch.ends))
 
 
@@ -161,14 +161,14 @@ def encode_registration(info: GenerationInfo) -> bytes:
 
 
 def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
-    """Return the newest committed marker of each generation of the writer's pipeline."""
+    """Return generation → its newest committed marker, for all generations of the writer's pipeline."""
     return dict(read_marker_topic(kafka, writer).markers)
 
 
 def read_marker_topic(kafka: Mapping[str, str], writer: Writer) -> MarkerTopic:
     """Read the newest records of all generations of the writer's pipeline.
 
-    Raise EngineError if a marker cannot be decoded.
+    Raises EngineError if a marker cannot be decoded.
     """
     newest: dict[int, Marker] = {}
     registrations: dict[int, bytes] = {}

@@ -45,7 +45,7 @@ _MOST_REASONS = 5
 
 @dataclass(frozen=True)
 class Limit:
-    """How many records of a batch may be rejected: a number, or a share of those read."""
+    """How many records of a batch may be rejected: a number, or a share of the records that were read."""
 
     most: float
 
@@ -94,7 +94,7 @@ def require_few_failures(
 
 
 def notable_rejections(counts: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> str:
-    """Describe a batch's rejected records, with an example for each reason; empty if few."""
+    """Return a description of a batch's rejected records, with an example for each reason; empty if there are only few."""
     rejected = _rejected(counts)
     for name, failed in counts.items():
         if name.startswith(FAILED):
@@ -109,7 +109,7 @@ def notable_rejections(counts: Mapping[str, int], dead_letters: Iterable[pa.Tabl
 
 
 def _rejected(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return reason → number of records that could not be read."""
+    """Reason → number of records that could not be read."""
     rejected: dict[str, int] = {}
     for name, count in counts.items():
         if name.startswith(_REJECTED) and name not in _NOT_REJECTED:
@@ -132,7 +132,7 @@ def _reasons(rejected: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> s
 
 
 def _examples(reasons: Collection[str], dead_letters: Iterable[pa.Table]) -> dict[str, str]:
-    """Return reason → the error of a record that was rejected for this reason."""
+    """Reason → the error of a record that was rejected for this reason."""
     examples: dict[str, str] = {}
     for headers in _headers(dead_letters):
         reason = headers.get(FIRST, "")
@@ -154,7 +154,7 @@ def _example_of(step: Step | None, dead_letters: Iterable[pa.Table]) -> str:
 
 
 def _headers(dead_letters: Iterable[pa.Table]) -> Iterable[dict[str, str]]:
-    """Return the headers of each dead letter."""
+    """Yield the headers of each dead letter."""
     for table in dead_letters:
         for headers in table.column("headers"):
             texts: dict[str, str] = {}

@@ -49,8 +49,8 @@ class OutputIdentity:
     def begin(self, marker: Marker | None, ids: Mapping[str, str]) -> None:
         """Expect the topics as they are now.
 
-        Raise OutputError if the newest batch was written to other topics. `marker` is the marker of
-        this batch; None if nothing has been written yet.
+        Raises OutputError if the newest batch was written to other topics. `marker` is the marker
+        of this batch; None if nothing has been written yet.
         """
         self._require_as_written(marker, ids)
         self.ids = {topic: ids[topic] for topic in self.topics if topic in ids}

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from sluice.engine.batch.arrow_tasks import TaskOfBatch
 from sluice.engine.batch.batch_start import RunningTask
+from sluice.engine.batch.record_headers import rows_with_headers
 from sluice.engine.batch.row_batches import packed_side_outputs
 from sluice.engine.batch.row_schemas import RETURNED_ROW, SORT_KEY, STATE_KEY
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs
@@ -41,7 +42,7 @@ class StateRows(Protocol):
     def write(self) -> pa.Table:
         """Have each worker's rows computed, and written to its shard.
 
-        Return the side outputs of all tasks, with the schema `ROW_BATCHES`.
+        Returns the side outputs of all tasks, with the schema `ROW_BATCHES`.
         """
 
 
@@ -64,10 +65,11 @@ class RowsOnSpark:
 class ShardWriter(TaskOfBatch):
     """Writes one worker's changed state rows.
 
-    Takes the worker's rows, with the columns of `SCHEMA`. Yields side outputs, in the form of row
-    batches: the side outputs that earlier tasks have sent to this worker, the number of state rows
-    written, and the rows that the driver turns into output records. The numbers in `wanted` and
-    `tables` are group ids.
+    Takes the worker's rows, with the columns of `SCHEMA`.
+
+    Yields side outputs, in the form of row batches: the side outputs that earlier tasks have sent
+    to this worker, the number of state rows written, and the rows that the driver turns into output
+    records. The numbers in `wanted` and `tables` are group ids.
     """
 
     locations: tuple[str, ...] = field(repr=False)
@@ -78,23 +80,28 @@ class ShardWriter(TaskOfBatch):
     """Global tables. Every worker has them, so only the first worker returns their changes."""
     stores: frozenset[int]
     """The numbers of the operators with stores."""
+    with_headers: frozenset[int]
+    """The numbers of the operators whose stores keep headers."""
     epoch: int
     """Epoch of the lease under which the rows are written."""
     side_outputs: SideOutputs
     totals: Totals
     """Adds up two state rows of a group: the shard's row and the batch's row."""
     token: str = field(default="", repr=False)
-    """The token of the state servers."""
+    """Token for state servers, passed along because executors on other hosts lack the driver's
+    environment."""
 
     @classmethod
     def of(cls, storage: Storage, epoch: int, totals: Totals) -> ShardWriter:
         job = storage.job
+        with_stores = [operator for operator in job.operators if operator.store is not None]
         return cls(
             storage.locations,
             wanted=job.looked_up_groups.union(sink.group for sink in job.change_sinks),
             tables=frozenset(table.group for table in job.tables),
-            stores=frozenset(
-                operator.number for operator in job.operators if operator.store is not None
+            stores=frozenset(operator.number for operator in with_stores),
+            with_headers=frozenset(
+                operator.number for operator in with_stores if operator.keeps_headers
             ),
             epoch=epoch,
             side_outputs=storage.side_outputs,
@@ -108,11 +115,8 @@ class ShardWriter(TaskOfBatch):
         yield from packed_side_outputs(self.side_outputs, len(self.locations))
 
     def _write(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> None:
-        """Write the shard.
-
-        Add the count of rows, and the rows that the driver needs, to the side outputs.
-        """
-        received = [_rows_of_shard(rows, self.stores) for rows in batches if rows.num_rows]
+        """Write the shard, and add the count of rows, and the rows that the driver needs, to the side outputs."""
+        received = [self._rows_of_shard(rows) for rows in batches if rows.num_rows]
         if not received:
             return
         worker = task.worker
@@ -136,11 +140,27 @@ class ShardWriter(TaskOfBatch):
         self.side_outputs.add_stats(f"shard-{worker:05}", stats)
         self.side_outputs.add_changes(f"shard-{worker:05}", changes)
 
-    def _changed_rows(self, rows: pa.Table) -> pa.Table:
-        """Return one sorted row for each key and window.
+    def _rows_of_shard(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows for stores and groups as state rows, with their positions.
 
-        It is a group's sum of its rows, or the last change of any other row.
+        The value of a store's row becomes an array, as in the state rows of groups: an array of
+        this one value, or of the value and the headers.
         """
+        value = rows.column("value")
+        if self.stores:
+            is_store = pc.is_in(rows.column("target"), pa.array(self.stores, pa.int32()))
+            of_store = pc.binary_join_element_wise("[", value, "]", "")
+            if self.with_headers:
+                keeps = pc.is_in(rows.column("target"), pa.array(self.with_headers, pa.int32()))
+                with_headers = rows_with_headers(value, rows.column("headers"))
+                of_store = pc.if_else(keeps, with_headers, of_store)
+            value = pc.if_else(is_store, of_store, value)
+        columns = {"group_id": rows.column("target"), "value": value}
+        names = ("key", "window_start", "window_end", *SORT_KEY)
+        return pa.RecordBatch.from_pydict(columns | {name: rows.column(name) for name in names})
+
+    def _changed_rows(self, rows: pa.Table) -> pa.Table:
+        """Return one sorted row for each key and window: a group's sum of its rows, or the last change of any other row."""
         # A row without a key belongs to no store, so it is left out.
         rows = sorted_rows(_chosen(rows, rows.column("key").is_valid()), then_by=SORT_KEY)
         repeats = repeats_previous(rows)
@@ -175,7 +195,7 @@ class ShardWriter(TaskOfBatch):
     ) -> tuple[int, pa.Table]:
         """Add sorted rows to the shard's rows, and write the results.
 
-        Return the number of written rows, and the rows that the driver needs.
+        Returns the number of written rows, and the rows that the driver needs.
         """
         # Every worker writes each change of a global table, but the driver needs the change only
         # once, so only the first worker returns it.
@@ -214,10 +234,7 @@ class ShardWriter(TaskOfBatch):
         return self.totals.combine(group, first, second)
 
     def _changes(self, page: pa.Table, wanted: frozenset[int]) -> pa.Table:
-        """Return the rows of the groups `wanted`, for the driver.
-
-        Each row has the time of its output record.
-        """
+        """Return the rows of the groups `wanted`, for the driver, with the time of each row's output record."""
         rows = page.filter(pc.is_in(page.column("group_id"), pa.array(wanted, pa.int32())))
         columns = {name: rows.column(name) for name in (*STATE_KEY, "value")}
         groups, values = (rows.column(name).to_pylist() for name in ("group_id", "value"))
@@ -233,7 +250,7 @@ class ShardWriter(TaskOfBatch):
 
 
 def _chosen(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
-    """Select the rows for which the mask is true.
+    """Return the rows for which the mask is true.
 
     If it is true for all rows, as in most batches, nothing is copied.
     """
@@ -242,17 +259,3 @@ def _chosen(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
 
 def _with_values(rows: pa.Table, values: pa.Array | pa.ChunkedArray) -> pa.Table:
     return rows.set_column(rows.column_names.index("value"), "value", values)
-
-
-def _rows_of_shard(rows: pa.RecordBatch, stores: frozenset[int]) -> pa.RecordBatch:
-    """Turn rows for stores and groups into state rows, with their positions.
-
-    The value of a store's row becomes an array of this one value, as in the state rows of groups.
-    """
-    value = rows.column("value")
-    if stores:
-        is_store = pc.is_in(rows.column("target"), pa.array(stores, pa.int32()))
-        value = pc.if_else(is_store, pc.binary_join_element_wise("[", value, "]", ""), value)
-    columns = {"group_id": rows.column("target"), "value": value}
-    names = ("key", "window_start", "window_end", *SORT_KEY)
-    return pa.RecordBatch.from_pydict(columns | {name: rows.column(name) for name in names})

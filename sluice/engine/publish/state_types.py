@@ -1,4 +1,4 @@
-"""The types of a job's stores, and the totals and steps that depend on these types."""
+"""The types of a job's stores, and the totals and steps that depend on these types when batches are published."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StateTypes:
 
     @classmethod
     def of(cls, stages: Stages, totals: Totals, inputs: Mapping[str, str]) -> Self:
-        """Find the types of a job's stores and inputs.
+        """Return the types of a job's stores and inputs.
 
         `inputs` gives the types of the columns that the job's groups read.
         """

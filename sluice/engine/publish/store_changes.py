@@ -25,7 +25,7 @@ def change_records(
     tables: LookupTables,
     spark: SparkSession | None,
 ) -> tuple[list[tuple[Sink, pa.Table]], list[RejectedRow]]:
-    """Make the output records for a batch's changes, and the rejected rows of failed steps.
+    """Return the output records for the batch's changes, and the rejected rows for changes on which a step failed.
 
     Output records are one table of `key`, `value` and `timestamp` per sink. `spark` computes the
     steps that need it.
@@ -55,7 +55,7 @@ def _records_of(
     tables: LookupTables,
     spark: SparkSession | None,
 ) -> tuple[pa.Table, list[RejectedRow]]:
-    """Make the output records for changes of one group, and the rejected rows."""
+    """Return the output records for changes of one group, and the rejected rows."""
     if not output.sink.steps:
         return _with_window(output, changes, _unchanged(output, changes)), []
     changes = tables.join(changes, output.sink.steps)
@@ -78,7 +78,7 @@ def _rejected_rows(
 
 
 def _unchanged(output: ChangeSteps, changes: pa.Table) -> pa.Table:
-    """Make the output records of a sink without steps: a store's values are written as they are."""
+    """Return the output records of a sink without steps: a store's values are written as they are."""
     values = value_texts(changes, output.sink.store_column)
     # A store of plain values keeps a null as the JSON text `null`. A topic gets a record without a
     # value, a tombstone.
@@ -92,7 +92,7 @@ def _unchanged(output: ChangeSteps, changes: pa.Table) -> pa.Table:
 
 
 def _with_window(output: ChangeSteps, changes: pa.Table, records: pa.Table) -> pa.Table:
-    """Add the bounds of the changes' windows to the records, if the store has windows."""
+    """Return the records with the bounds of the changes' windows, if the store has windows."""
     if not output.group.window:
         return records
     for name in WINDOW:
@@ -103,7 +103,7 @@ def _with_window(output: ChangeSteps, changes: pa.Table, records: pa.Table) -> p
 def require_resolvable(spark: SparkSession, job: Job, outputs: Sequence[ChangeSteps]) -> None:
     """Have Spark resolve the steps after stores on an empty frame.
 
-    Raise Unresolved if it cannot.
+    Raises Unresolved if it cannot.
     """
     from pyspark.errors import PySparkException
 

@@ -1,4 +1,4 @@
-"""Turns output records into rows of a table, and rejects records that do not fit."""
+"""Turns output records into the rows of a table, and rejects records that do not fit its columns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def table_rows(
     table: pa.Table,
     rejected: RejectedOutput,
 ) -> Rows:
-    """Make the rows for output records.
+    """Return the rows for output records.
 
     `table` has the columns `key` and `value`, and those of the rows' identity: the window's bounds
     if the sink is windowed, else the record's position.
@@ -85,7 +85,7 @@ def table_rows(
 
 
 def join_rows(parts: Iterable[Rows]) -> Rows:
-    """Join the rows of all parts."""
+    """Return one `Rows` with the rows of all parts."""
     parts = list(parts)
     records = pa.concat_tables([part.records for part in parts]) if parts else pa.table({})
     written = chain.from_iterable(part.written for part in parts)

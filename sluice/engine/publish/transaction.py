@@ -184,7 +184,7 @@ class TransactionalOutput:
         self._producer.purge()
 
     def register(self, info: GenerationInfo) -> None:
-        """Write a generation's registration with the next batch, unless it is written already."""
+        """Write a generation's registration with the next batch, unless the topic of markers has the same."""
         registration = encode_registration(info)
         if registration != self.topic.registrations.get(info.generation):
             self._registration = registration
@@ -195,14 +195,13 @@ class TransactionalOutput:
         records: Iterable[tuple[str, pa.Table]],
         state: PublishedState = NOTHING_PUBLISHED,
     ) -> dict[str, int]:
-        """Write the batch's records atomically.
+        """Write the batch's records atomically: per topic a table of `key`, `value` and optionally `headers`.
 
-        They are a table of `key`, `value` and optionally `headers` per topic. `state` is what the
-        ledger will publish with the batch. Return the number of records per topic. A retried batch
-        does not write its records again, except to topics that were added to the pipeline after the
-        batch was written. Raise BatchDiffers if the records for the other topics differ from the
-        records that were written. Raise WentBack if this or a later batch was written with other
-        records, because the ledger no longer knows it.
+        `state` is what the ledger will publish with the batch. Returns the number of records per
+        topic. A retried batch does not write its records again, except to topics that were added to
+        the pipeline after the batch was written. Raises BatchDiffers if the records for the other
+        topics differ from the records that were written. Raises WentBack if this or a later batch
+        was written with other records, because the ledger no longer knows it.
         """
         self._require_next(batch)
         marker = self._marker if batch.number == self.last_batch else None
@@ -302,7 +301,7 @@ class TransactionalOutput:
             raise reason
 
     def _require_same(self, marker: Marker, records: Iterable[tuple[str, pa.Table]]) -> None:
-        """Raise BatchDiffers if a retried batch has other records than its first attempt.
+        """Raise BatchDiffers if a retried batch has other records than those that were written before.
 
         Compares only the topics to which the pipeline still writes.
         """
@@ -323,10 +322,7 @@ class TransactionalOutput:
 
     @contextlib.contextmanager
     def _rejections_raised(self) -> Iterator[None]:
-        """Raise the broker's error if it has rejected a record.
-
-        The client then accepts no more records.
-        """
+        """Raise the broker's error if the client accepts no more records because the broker has rejected a record."""
         try:
             yield
         except KafkaException as error:
@@ -343,7 +339,7 @@ class TransactionalOutput:
 
     @property
     def _earlier_ends(self) -> Positions:
-        """The end offsets of all batches written before, also those of earlier generations."""
+        """The end offsets of all batches written before, including batches of earlier generations."""
         return {} if self.newest_marker is None else self.newest_marker.with_earlier.ends
 
     @property
@@ -367,9 +363,9 @@ def lost_markers(detail: str, pipeline: str) -> OutputError:
 
 
 def fence(kafka: Mapping[str, str], writer: Writer) -> TransactionalOutput:
-    """Keep drivers that have not noticed the loss of their lease from writing output.
+    """Keep drivers of the pipeline that have not noticed the loss of their lease from writing any more output.
 
-    Return the closed output, with its markers. Raise EngineError if the broker cannot be reached.
+    Returns the closed output, with its markers. Raises EngineError if the broker cannot be reached.
     """
     markers = writer.markers
     ensure_topics(kafka, {markers: 1}, {markers: MARKER_SETTINGS})
@@ -378,7 +374,7 @@ def fence(kafka: Mapping[str, str], writer: Writer) -> TransactionalOutput:
 
 
 def _producer_settings(limits: Mapping[str, TopicLimits]) -> dict[str, str | bool]:
-    """Return settings for a fast producer with batches no larger than the topics' limits."""
+    """Settings for a fast producer with batches no larger than the topics' limits."""
     # Kafka applies a topic's limit to batches of records, not to single records. So no batch may be
     # larger than the smallest limit.
     sizes = [limit.size for limit in limits.values()]
@@ -386,7 +382,7 @@ def _producer_settings(limits: Mapping[str, TopicLimits]) -> dict[str, str | boo
 
 
 def checksum(table: pa.Table) -> int:
-    """Sum up the records' digests. The sum does not depend on the order of the records."""
+    """Return the sum of the records' digests, which does not depend on the order of the records."""
     return sum(chunk.checksum for chunk in _chunks(table))
 
 
@@ -422,7 +418,7 @@ class _Chunk:
         return sum(map(xxh3_64_intdigest, _without_nulls(self.values), of_keys))
 
     def arguments(self, topic: str, partitions: int) -> Iterator[tuple[Any, ...]]:
-        """Yield the arguments of `produce` for each record, in order.
+        """Return the arguments of `produce` for each record, in order.
 
         `partitions` is the topic's number of partitions.
         """
@@ -465,7 +461,7 @@ def _chunks(table: pa.Table) -> Iterator[_Chunk]:
 
 
 def _without_nulls(values: list[bytes | None]) -> list[bytes]:
-    """Replace nulls by empty bytes."""
+    """Return the values, with empty bytes in place of nulls."""
     return [value or b"" for value in values]
 
 
@@ -541,9 +537,9 @@ def _header_lists(records: pa.ListArray) -> Iterator[list[tuple[str, bytes | Non
 
 
 def _first_with_headers(records: pa.ListArray) -> Indices:
-    """Return the first record, and those whose headers differ from the preceding record's.
+    """Return the first record, and the records that have other headers than the record before them.
 
-    Return all records if their numbers of headers differ, or if they have no headers.
+    Returns all records if their numbers of headers differ, or if they have no headers.
     """
     lengths = np.asarray(pc.fill_null(pc.list_value_length(records), 0))
     length = int(lengths[0]) if len(records) else 0
@@ -560,5 +556,5 @@ def _first_with_headers(records: pa.ListArray) -> Indices:
 
 
 def dead_letter_limit(limits: Mapping[str, TopicLimits]) -> int:
-    """Return the size of the largest dead letter of records within the topics' limits."""
+    """Size in bytes of the largest dead letter that a record within the topics' limits can become."""
     return max(limit.size for limit in limits.values()) + _DEAD_LETTER_HEADERS

@@ -47,7 +47,7 @@ def expire_windows(storage: Storage, batch: int, times: StreamTimes, epoch: int)
 
 
 def expiring_windows(job: Job) -> Iterator[ExpiringWindows]:
-    """Return the windows of a job that have a retention."""
+    """Yield the windows of a job that have a retention."""
     for group in job.groups:
         if group.retention_ms is not None:
             yield ExpiringWindows(group.number, group.name, group.topics, group.retention_ms)

@@ -85,10 +85,7 @@ class ValueDecoder:
         return JsonColumns.of(self.source)
 
     def runs(self, texts: pa.Array) -> Iterable[TextRun]:
-        """Divide the texts of a batch into runs.
-
-        Some are decoded to columns already, the others are to be decoded one by one.
-        """
+        """Divide the texts of a batch into runs that are decoded to columns already, and runs to decode one by one."""
         if self._json_columns is None:
             return [TextRun(0, len(texts), None)]
         return self._json_columns.runs(texts)
@@ -99,7 +96,7 @@ class ValueDecoder:
         return self.source.contract is not None and self.source.decode is None
 
     def decode(self, raw: list[bytes | None]) -> tuple[list[int], list[Any], list[RejectedRecord]]:
-        """Return the numbers and the values of valid rows, and dead letters for the others."""
+        """Return the row numbers of valid values, the valid values, and dead letters for the other rows."""
         decoded = self._decode_each(raw)
         if self._is_json:
             self._refuse_ambiguous_json(raw, decoded)
@@ -156,8 +153,9 @@ class ValueDecoder:
     def _decode_by_author(self, decode: Callable[[bytes], Any], data: bytes) -> Any:
         """Call an author's decoder.
 
-        Raise ValidationError for a value that is not of the contract's type. Return a copy, because
-        the decoder may use the same object for the next record.
+        Raises ValidationError for a value that is not of the contract's type.
+
+        Returns a copy, because the decoder may use the same object for the next record.
         """
         value = decode(data)
         expected: type = object
@@ -183,11 +181,10 @@ class ValueDecoder:
         return msgspec.convert(plain, self.source.value_class)
 
     def _refuse_ambiguous_json(self, raw: list[bytes | None], decoded: DecodedValues) -> None:
-        """Reject JSON that a contract does not allow.
+        """Reject JSON that is nested too deep, has a field twice, or has an amount as text that is not a plain number.
 
-        It is nested too deep, has a field twice, or has an amount as text that is not a plain
-        number. msgspec accepts such JSON: it takes the last of two fields, and does not look into
-        fields outside the contract.
+        msgspec accepts such JSON: it takes the last of two fields, and does not look into fields
+        outside the contract.
         """
         if self._quotes_prove_unambiguous(raw, decoded):
             return
@@ -206,7 +203,7 @@ class ValueDecoder:
         decoded.reject(errors)
 
     def _quotes_prove_unambiguous(self, raw: list[bytes | None], decoded: DecodedValues) -> bool:
-        """Return whether the JSON of all values has each field of the contract once, and no other.
+        """Return whether the JSON of all values has each field of the contract once, and no other field.
 
         This counts quotation marks instead of parsing the JSON again: 1 µs instead of 6 µs for a
         record of five fields. The fields and strings of a value determine the least number of
@@ -276,10 +273,7 @@ class ValueDecoder:
         return True
 
     def _have_usual_years(self, values: list[Any]) -> bool:
-        """Return whether all times are in the years 2 to 9998.
-
-        A change of zone then keeps them in the years 1 to 9999.
-        """
+        """Return whether all times are in the years 2 to 9998: a change of zone then keeps them in the years 1 to 9999."""
         if self.source.contract is None:
             return True
         try:
@@ -351,10 +345,7 @@ class ValueDecoder:
     def _decimals(
         self,
     ) -> list[tuple[str, Amounts, Callable[[Sequence[Any]], list[Decimal | None]]]]:
-        """Yield each decimal of the contract.
-
-        It has a path, digits, and a function that collects it from values.
-        """
+        """Each decimal of the contract: its path, its digits, and the function that collects it from values."""
         return [
             (part.path, Amounts(*part.digits), part.collector())
             for part in contract_parts.parts_of(self.source.value_class)
@@ -383,7 +374,7 @@ class ValueDecoder:
     ) -> pa.Array:
         """Return the job's column for a field.
 
-        Raise ValueError if a value does not fit the column, and UnusableKeyError if a value cannot
+        Raises ValueError if a value does not fit the column, and UnusableKeyError if a value cannot
         be a key.
         """
         match field.holds:

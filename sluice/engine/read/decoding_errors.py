@@ -1,4 +1,4 @@
-"""The reason why a value cannot be decoded, and the check for fields that occur twice."""
+"""The reason why a value cannot be decoded, for its dead letter, and the check for fields that occur twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice.values.json_limits import MOST_LEVELS
 def refuse_duplicates(text: bytes) -> Any:
     """Decode JSON, with numbers as text.
 
-    Raise DuplicateField, with the field's name, if a field occurs twice.
+    Raises DuplicateField, with the field's name, if a field occurs twice.
     """
 
     def pairs(fields: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -56,10 +56,7 @@ def reason_of(text: bytes | None, error: BaseException) -> tuple[str, str]:
 
 
 def _has_unpaired_surrogate(text: bytes) -> bool:
-    """Return whether the text is valid JSON except for an unpaired surrogate.
-
-    msgspec calls such a text truncated or invalid.
-    """
+    """Return whether the text is valid JSON except for an unpaired surrogate, which msgspec calls truncated or invalid."""
     if b"\\u" not in text:
         return False
     try:

@@ -12,9 +12,11 @@ Problems = list[tuple[str, str] | None]
 
 
 def invalid_times(decoder: ValueDecoder, times: pa.Array, clock: int) -> Problems:
-    """Return the reason why each event time is invalid, or None.
+    """For each event time, the reason why it is invalid, or None.
 
-    An empty list if all times are valid. `clock` is the time at which the batch began, in epoch ms.
+    An empty list if all times are valid.
+
+    `clock` is the time at which the batch began, in epoch ms.
     """
     earliest, latest = earliest_valid_time(decoder), clock + decoder.source.max_future_skew_ms
     if not len(times):

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.dead_letters import RejectedRecord
+from sluice.engine.batch.record_headers import rows_with_headers
 from sluice.engine.batch.row_schemas import rows
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.read.decode import ValueDecoder
@@ -29,12 +30,15 @@ _POSITION = Struct(">QIQ")
 class TableReader(RecordReader):
     """Yields state rows.
 
-    `value` is the value as JSON, or null for a tombstone; `position` orders a key's changes. If a
-    key has changes in several partitions, they are ordered like the records of streams, not by
+    `value` is the value as JSON, or null for a tombstone; `position` orders a key's changes.
+
+    If a key has changes in several partitions, they are ordered like the records of streams, not by
     their offsets.
     """
 
     groups: dict[str, int] = field(default_factory=dict)
+    with_headers: frozenset[str] = frozenset()
+    """The topics of the tables that keep headers."""
     keyed: bool = False
     """Whether the reader of streams rejects records whose Kafka key cannot be a key."""
 
@@ -42,18 +46,20 @@ class TableReader(RecordReader):
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs, *, interleaved: bool) -> TableReader:
-        """Make a reader of the job's global tables.
+        """Return a reader of the job's global tables.
 
         If `interleaved`, the records have their order in `sequence`.
         """
         decoders = {table.source.topic: ValueDecoder(table.source) for table in job.tables}
         groups = {table.source.topic: table.group for table in job.tables}
+        with_headers = frozenset(table.source.topic for table in job.tables if table.keeps_headers)
         # Some joins need the order of records, so they read these tables as streams, too. The
         # records of such a table are counted only by the reader of streams.
         uncounted = frozenset(source.topic for source in job.streams)
         return cls(
             side_outputs, job.pipeline.dead_letters, decoders, groups,
-            "_key" in job.metadata, sequenced=not interleaved, uncounted=uncounted,
+            with_headers, "_key" in job.metadata, sequenced=not interleaved, uncounted=uncounted,
+            global_stores={table.source.topic: table.store for table in job.tables},
         )  # fmt: skip
 
     def _decode(
@@ -67,6 +73,7 @@ class TableReader(RecordReader):
         positions, unfit = _positions(batch, output.partition), decoder.columns.unfit(values)
         counted_as_rejected = self._rejected_as_stream(batch, rows, values, keys, output, clock)
         applied: list[int] = []
+        records: list[int] = []
         for place, (row, value) in enumerate(zip(rows, values, strict=True)):
             # The reader of streams makes the dead letters of these records.
             if place in counted_as_rejected:
@@ -81,23 +88,25 @@ class TableReader(RecordReader):
                 continue
             changes.append((key, positions[row]))
             applied.append(place)
+            records.append(row)
         self._reject(batch, output, dead_letters)
         output.counts["applied"] += len(changes)
         texts = _texts(decoder, [values[place] for place in applied])
+        if output.topic in self.with_headers:
+            headers = batch.column("headers").take(pa.array(records, pa.int64()))
+            texts = rows_with_headers(texts, headers)
+        else:
+            texts = pc.binary_join_element_wise("[", texts, "]", "")
         yield self._state_rows(self.groups[output.topic], changes, texts)
 
     @staticmethod
     def _key(decoder: ValueDecoder, kafka_key: Key, value: Any, raw_key: pa.Array) -> str:
-        """Return the key of a record.
-
-        Raise UnusableKeyError if the record has no key, or its key cannot be a table's key.
-        """
+        """Return the key of a record. Raises UnusableKeyError if it cannot be a table's key."""
         # If the key is a field of the value, Kafka's key is not used, and need not be text.
         if decoder.source.key is not None:
             text: str = decoder.keys.of_records([value], raw_key)[0].as_py()
             return text
-        if kafka_key is None:
-            raise UnusableKeyError("null_key", "a table's record needs a key")
+        assert kafka_key is not None, "records without a key have been dropped"
         if isinstance(kafka_key, BaseException):
             raise UnusableKeyError("key_not_utf8", error_text(kafka_key))
         require_short_keys("the key", pa.array([kafka_key]))
@@ -112,10 +121,10 @@ class TableReader(RecordReader):
         output: PartitionOutput,
         clock: int,
     ) -> set[int]:
-        """Find the records that the reader of streams rejects, if it reads this topic, too.
+        """Return the indices of records that the reader of streams rejects, if it reads this topic, too.
 
-        Return their indices. The reader of streams counts these records and makes their dead
-        letters. Operators do not get them, so the table must not get them either.
+        The reader of streams counts these records and makes their dead letters. Operators do not
+        get them, so the table must not get them either.
         """
         if output.topic not in self.uncounted:
             return set()
@@ -153,10 +162,7 @@ class TableReader(RecordReader):
 
 
 def _texts(decoder: ValueDecoder, values: list[Any]) -> pa.Array:
-    """Return the values as state rows hold them.
-
-    Each is a JSON array of one value, or null for a null.
-    """
+    """Return the values as JSON, or null for a null."""
     present = decoder.columns.json([value for value in values if value is not None])
     # The index of each value in `present`; null for a value that is null.
     places: list[int | None] = []
@@ -164,12 +170,14 @@ def _texts(decoder: ValueDecoder, values: list[Any]) -> pa.Array:
     for value in values:
         places.append(None if value is None else next_place)
         next_place += value is not None
-    texts = present.take(pa.array(places, pa.int64()))
-    return pc.binary_join_element_wise("[", texts, "]", "")
+    return present.take(pa.array(places, pa.int64()))
 
 
 def ordered_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Turn state rows into rows for shards. The `path` of a row orders the changes of its key."""
+    """Yield the state rows as rows for shards.
+
+    The `path` of a row orders the changes of its key.
+    """
     for batch in batches:
         columns = {name: batch.column(name) for name in ("key", "value")}
         columns |= {"target": batch.column("group_id"), "path": batch.column("position")}
@@ -183,10 +191,7 @@ def _is_unusable(key: Key) -> bool:
 
 
 def _positions(batch: pa.RecordBatch, partition: int) -> list[bytes]:
-    """Return the positions of one partition's records, as bytes with the same order.
-
-    A position consists of sequence, partition and offset.
-    """
+    """Return the positions of one partition's records, as bytes with the same order: sequence, partition, offset."""
     sequences = batch.column("sequence").to_pylist()
     offsets = batch.column("offset").to_pylist()
     positions: list[bytes] = []

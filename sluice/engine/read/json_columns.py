@@ -43,8 +43,8 @@ from sluice.values.json_limits import LONGEST_NAME, MOST_LEVELS
 _FEWEST = 100
 """For fewer texts, starting Arrow's reader takes longer than decoding the texts one by one."""
 _PIECE = 4_000
-"""How many texts are read at once. One invalid text makes a whole piece slow, and each piece takes
-the time of about 250 texts for itself."""
+"""How many texts are read at once. One invalid text makes a whole piece slow, and each piece takes the time of about
+250 texts for itself."""
 _MOST_MISSES = 3
 """After so many pieces in a row that cannot be read, most pieces probably cannot be read, so no
 more are tried."""
@@ -100,7 +100,10 @@ class JsonColumns:
 
     @classmethod
     def of(cls, source: Source) -> JsonColumns | None:
-        """Make the reader of a source's values; None if its contract cannot be read in this way."""
+        """Return the reader of a source's values.
+
+        Return None if its contract cannot be read in this way.
+        """
         if source.contract is None or source.decode is not None or not source.is_object:
             return None
         if stored_values.has_models(source.value_class) or stored_values.is_converted(
@@ -141,9 +144,9 @@ class JsonColumns:
         return values
 
     def _read(self, texts: pa.Array) -> pa.RecordBatch:
-        """Read the values of texts.
+        """Return the values of texts.
 
-        Raise _UnsureError or one of Arrow's errors if any of them may be invalid.
+        Raises _UnsureError or one of Arrow's errors if any of them may be invalid.
         """
         # Each text begins and ends like an object. If all of them together are as many objects,
         # each is one object: no object can go on in the next text, because no comma is between
@@ -163,7 +166,7 @@ class JsonColumns:
         return pa.RecordBatch.from_pydict(columns)
 
     def _parsed(self, texts: pa.Array, lines: pa.Buffer) -> pa.Table:
-        """Parse the fields of texts to Arrow's types. No field occurs twice.
+        """Return the fields of texts, in Arrow's types. No field occurs twice.
 
         Arrow refuses duplicates only within fields that it reads, so it reads the fields that the
         contract lacks, too.
@@ -207,10 +210,10 @@ class JsonColumns:
         return names
 
     def _require_no_amounts_as_text(self, lines: pa.Buffer, strings: int) -> None:
-        """Raise _UnsureError if an amount may be written as text.
+        """Raise _UnsureError if an amount may be written as text: Arrow does not check how it is written.
 
-        Arrow does not check how it is written. `strings` is the number of names and strings that
-        the fields of the contract surely have in the lines.
+        `strings` is the number of names and strings that the fields of the contract surely have in
+        the lines.
         """
         if not self._amounts or _count(lines, '"') == 2 * strings:
             return
@@ -236,7 +239,7 @@ class JsonColumns:
                 return values
 
     def _times(self, texts: pa.Array) -> pa.Array:
-        """Parse the times of texts. Either none of them has a zone, or each has the zone Z."""
+        """Return the times of texts. Either none of them has a zone, or each has the zone Z."""
         zone = "Z" if pc.all(pc.ends_with(texts, "Z")).as_py() else ""
         _require(bool(zone) or self.is_utc)
         _require_all(pc.greater_equal(pc.binary_length(texts), _SHORTEST_TIME + len(zone)))
@@ -257,10 +260,7 @@ def _require_all(mask: pa.Array) -> None:
 
 
 def _require_unicode(lines: pa.Buffer) -> None:
-    """Raise _UnsureError if the JSON may have strings that are not Unicode.
-
-    Arrow does not check this.
-    """
+    """Raise _UnsureError if the JSON may have strings that are not Unicode, which Arrow does not check."""
     _require(not _count(lines, "\\") or _SURROGATE.search(lines) is None)
     try:
         if np.frombuffer(lines, np.uint8).max() > _LAST_ASCII:
@@ -309,9 +309,9 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _count_strings(fields: Iterable[inspect.Field], columns: Iterable[pa.Array]) -> int:
-    """Count the names and strings in the JSON of fields that are not null.
+    """Return the number of names and strings in the JSON of fields that are not null.
 
-    Raise _UnsureError if one of the values may be invalid.
+    Raises _UnsureError if one of the values may be invalid.
     """
     count = 0
     for each, column in zip(fields, columns, strict=True):
@@ -325,9 +325,9 @@ def _count_strings(fields: Iterable[inspect.Field], columns: Iterable[pa.Array])
 
 
 def _count_in_values(kind: inspect.Type, values: pa.Array) -> int:
-    """Count the strings in the JSON of values, none of which is null.
+    """Return the number of strings in the JSON of values, none of which is null.
 
-    Raise _UnsureError if one of the values may be invalid.
+    Raises _UnsureError as `_count_strings`.
     """
     match kind:
         case inspect.ListType() | inspect.VarTupleType():

@@ -67,7 +67,7 @@ def column_type(kind: inspect.Type) -> pa.DataType | None:
 def _part_type(kind: inspect.Type) -> pa.DataType | None:
     """Return the Arrow type of a number, text, list or object.
 
-    None if values of this type cannot be read.
+    Return None if values of this type cannot be read.
     """
     match present(kind):
         case inspect.IntType(gt=None, ge=None, lt=None, le=None, multiple_of=None):
@@ -99,10 +99,7 @@ def _part_type(kind: inspect.Type) -> pa.DataType | None:
 
 
 def with_unknown_fields(declared: pa.DataType, found: pa.DataType) -> pa.DataType:
-    """Add the fields that were found besides to the declared type.
-
-    Their types take as many values as possible.
-    """
+    """Return the declared type, with the fields that were found besides, in types that take as many values as possible."""
     if pa.types.is_struct(declared):
         names = {each.name for each in declared.fields}
         fields: list[tuple[str, pa.DataType]] = []
@@ -130,7 +127,7 @@ def _widest(found: pa.DataType) -> pa.DataType:
 
 
 def count_parts(found: pa.DataType) -> int:
-    """Count the parts of a type at all levels."""
+    """Return the number of a type's parts at all levels."""
     count = 1
     for number in range(found.num_fields):
         count += count_parts(found.field(number).type)

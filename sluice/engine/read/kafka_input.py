@@ -36,7 +36,7 @@ class KafkaInput:
     def read(
         self, partitions: Mapping[str, int], task: Chain, columns: StructType | str
     ) -> DataFrame:
-        """Read the batch's committed records, and return the rows that a task makes of them."""
+        """Return the rows that a task makes of the committed records of the batch."""
         # A topic may have thousands of partitions, and each task has a cost, even one without
         # records.
         most = max(MOST_TASKS, _TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism)
@@ -45,10 +45,10 @@ class KafkaInput:
         return self._task_numbers(count).mapInArrow(Chain((records, task)).__call__, columns)
 
     def _task_numbers(self, count: int) -> DataFrame:
-        """Make the stream of the tasks' numbers.
+        """Return the stream of the tasks' numbers: each batch has `count` tasks, and each task gets one number.
 
-        Each batch has `count` tasks, and each task gets one number. The number tells a task which
-        ranges of the batch's plan it reads, so executors need no file of the driver.
+        The number tells a task which ranges of the batch's plan it reads, so executors need no file
+        of the driver.
         """
         options = {"rowsPerBatch": str(count), "numPartitions": str(count)}
         return (

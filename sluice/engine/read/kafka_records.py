@@ -27,9 +27,9 @@ RECORDS = pa.schema([
     ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC")),
     ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.string()), ("leader_epoch", pa.int32()),
 ])  # fmt: skip
-"""The columns of records. Headers are JSON with values in base64, or null for a record without
-headers: Arrow lists are slow even for records without headers. The leader epoch is Kafka's number
-of the broker's leadership under which the record was written; null if it is unknown."""
+"""The columns of records. Headers are JSON with values in base64, or null for a record without headers: Arrow lists are
+slow even for records without headers. The leader epoch is Kafka's number of the broker's leadership
+under which the record was written; null if it is unknown."""
 _SETTINGS = {
     # The most memory that records need which a task has not asked for yet. The client fetches as
     # long as it has less, and a compressed fetch may be several times as large in memory.
@@ -37,16 +37,17 @@ _SETTINGS = {
     "max.partition.fetch.bytes": 1_048_576,
 }
 _MOST_ROWS, _MOST_BYTES = 4_000, 4_194_304
-"""About how many rows and bytes a record batch has. The reader returns few messages at once, and
-decoding takes some time for each record batch."""
+"""About how many rows and bytes a record batch has. The reader returns few messages at once, and decoding takes some
+time for each record batch."""
 
 
 @dataclass(frozen=True)
 class KafkaRecords(TaskOfBatch):
     """Reads the batch's records of some topics.
 
-    Takes a task's number, and yields record batches of `RECORDS`. Each record batch has records of
-    one partition, in the order of their offsets.
+    Takes a task's number, and yields record batches of `RECORDS`.
+
+    Each record batch has records of one partition, in the order of their offsets.
     """
 
     kafka: Mapping[str, str] = field(repr=False)
@@ -64,9 +65,9 @@ class KafkaRecords(TaskOfBatch):
 
 
 def read_ranges(kafka: Mapping[str, str], ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
-    """Read the committed records of ranges, one range after the other.
+    """Yield the committed records of ranges, one range after the other, in record batches of `RECORDS`.
 
-    Yield record batches of `RECORDS`. Raise the errors of `RangeReader.read`.
+    Raises the errors of `RangeReader.read`.
     """
     if not ranges:
         return

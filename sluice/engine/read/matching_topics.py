@@ -19,10 +19,10 @@ def with_matching_topics(
     ledger: Ledger,
     known: GenerationRef | None,
 ) -> Job:
-    """Add to a job the topics that match its patterns now, and those that a generation has read.
+    """Return the job with the topics that match its patterns now, and the matching topics that a generation has read.
 
     A topic that the generation `known` has read stays in the job even if it is gone, so that
-    `SourceIdentity.check` reports it. Raise the same errors as `matched_job`.
+    `SourceIdentity.check` reports it. Raises the same errors as `matched_job`.
     """
     if not job.unmatched_patterns:
         return job

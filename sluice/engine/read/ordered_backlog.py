@@ -1,4 +1,4 @@
-"""Divides the unread records of several partitions into batches in one order.
+"""Divides the unread records of several partitions into batches, each of which takes the next records of one order.
 
 A record's *sequence* is the largest Kafka timestamp so far in its partition. Records are ordered by
 sequence, then by source, partition and offset. A batch takes the first records of this order, so
@@ -49,19 +49,16 @@ class Timestamps(Protocol):
     """The timestamps of the records in the partitions of a backlog, up to its end."""
 
     def index(self, time: int) -> Offsets:
-        """Return partition → the first offset with a timestamp of at least `time`.
+        """Partition → the first offset with a timestamp of at least `time`.
 
-        Omit partitions without such an offset.
+        Omits partitions without such an offset.
         """
 
     def latest(self) -> int:
         """Return an upper bound of the records' timestamps."""
 
     def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:
-        """Read at least `count` records of each partition from its start offset.
-
-        Read all records up to the backlog's end if there are fewer.
-        """
+        """Read at least `count` records of each partition from its start offset, or all up to the backlog's end."""
 
 
 @dataclass
@@ -125,11 +122,12 @@ class Backlog:
         return max(self.largest_timestamps.get(partition, BEFORE_ALL), self._since)
 
     def _by_index(self, most: int, aim: float) -> dict[Partition, int] | None:
-        """Find the end offsets of a batch of about `aim` records with Kafka's index.
+        """Return the end offsets of a batch of about `aim` records, found with Kafka's index.
 
-        Return None if the index does not help. This is a binary search for the time at which the
-        batch ends: by the index, a batch that ends at time `low` has too few records, and a batch
-        that ends at time `high` has too many.
+        Return None if the index does not help.
+
+        This is a binary search for the time at which the batch ends: by the index, a batch that
+        ends at time `low` has too few records, and a batch that ends at time `high` has too many.
         """
         low, high, low_count, high_count = self._since, self._latest + 1, 0, self.size
         best: Offsets = {}
@@ -150,7 +148,7 @@ class Backlog:
         return self._exact_ends(low, best, most - low_count) if low_count else None
 
     def _limited_to_backlog(self, time: int, index: Offsets) -> dict[Partition, int]:
-        """Limit the index's offsets to the backlog.
+        """Return the index's offsets, limited to the backlog.
 
         If a partition has had a timestamp of at least `time` before its position, the batch takes
         no records from it: their sequences are at least `time`, too.
@@ -165,10 +163,9 @@ class Backlog:
         return limited
 
     def _exact_ends(self, time: int, starts: Offsets, spare: int) -> dict[Partition, int] | None:
-        """Find the offset of each partition's first record with a sequence of at least `time`.
+        """Return the offset of each partition's first record with a sequence of at least `time`, searched from `starts`.
 
-        The search begins at `starts`. Return None if it adds more than `spare` records to the
-        batch.
+        Returns None if the search adds more than `spare` records to the batch.
         """
         ends: dict[Partition, int] = {}
         searched: dict[Partition, int] = {}
@@ -198,10 +195,9 @@ class Backlog:
         return ends
 
     def _by_reading(self, most: int) -> dict[Partition, int]:
-        """Find the end offsets of a batch by reading timestamps.
+        """Return the end offsets of a batch, found by reading the timestamps of its records and of a few records after them.
 
-        These are the timestamps of its records, and of a few records after them. If more than
-        `most` records have the smallest sequence, the batch ends among them.
+        If more than `most` records have the smallest sequence, the batch ends among them.
         """
         read: list[_PartitionRead] = []
         for partition in self.partitions:
@@ -270,10 +266,10 @@ class _PartitionRead:
 
 
 def _certain_sequences(read: list[_PartitionRead]) -> list[Integers]:
-    """Return the sequences of each partition's first records.
+    """For each partition, the sequences of its first records: those that precede every record not read so far.
 
-    These precede every record that has not been read so far. Only the order of these records is
-    certain. An unread record may come before any of the other records that were read.
+    Only the order of these records is certain. An unread record may come before any of the other
+    records that were read.
     """
     incomplete: list[tuple[int, int]] = []
     for number, partition in enumerate(read):

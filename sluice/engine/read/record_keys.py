@@ -57,7 +57,7 @@ class RecordKeys:
         return self.columns.source
 
     def decode(self, raw: list[bytes | None]) -> Iterator[Key]:
-        """Decode Kafka keys to text.
+        """Kafka keys as text.
 
         A key that cannot be decoded becomes the error that its decoder raised.
         """
@@ -68,7 +68,7 @@ class RecordKeys:
     def of_field(self, values: Values, name: str) -> pa.Array:
         """Return the texts of a field as a key.
 
-        Raise UnusableKeyError if a value cannot be a key.
+        Raises UnusableKeyError if a value cannot be a key.
         """
         column = self.columns.column(values, name)
         try:
@@ -86,7 +86,7 @@ class RecordKeys:
     def of_records(self, values: Values, kafka_keys: pa.Array) -> pa.Array:
         """Return the keys of records of a source whose key is a field, or several fields.
 
-        Raise UnusableKeyError if any record has no key.
+        Raises UnusableKeyError if any record has no key.
         """
         name = self.source.key
         assert name is not None
@@ -123,11 +123,10 @@ class RecordKeys:
         return keys
 
     def _deleted_key(self, name: str, kafka_key: bytes | None) -> str | None:
-        """Decode the key that a record without a value deletes from Kafka's key.
+        """Return the key that a record without a value deletes, decoded from Kafka's key because the record has no fields.
 
-        Such a record has no fields. Kafka's key is the field's value as text or as JSON, or a JSON
-        object with the field. For a key of several fields, Kafka's key is a JSON object with all of
-        them.
+        Kafka's key is the field's value as text or as JSON, or a JSON object with the field. For a
+        key of several fields, Kafka's key is a JSON object with all of them.
         """
         if kafka_key is None:
             if self.source.kind != "stream":
@@ -183,7 +182,7 @@ class RecordKeys:
         return msgspec.convert(text, self._type_of(name))
 
     def _field_decoder(self, name: str) -> tuple[Callable[[bytes], Any], Callable[[Any], None]]:
-        """Return the functions that decode a key field's JSON and check its amounts."""
+        """Return the function that decodes a key field's JSON, and the function that checks the amounts in it."""
         if name not in self._field_decoders:
             self._field_decoders[name] = self._new_field_decoder(name)
         return self._field_decoders[name]
@@ -211,10 +210,7 @@ class RecordKeys:
 
 
 def _key_texts_of_column(column: pa.Array) -> pa.Array:
-    """Return a column's values as texts for keys.
-
-    An SQL expression makes the same texts from the column.
-    """
+    """Return a column's values as texts for keys: the same texts as an SQL expression makes from the column."""
     if pa.types.is_string(column.type):
         return column
     if column.type in _CAST_TO_KEYS:
@@ -227,9 +223,9 @@ _CAST_TO_KEYS = frozenset({pa.int64(), pa.bool_(), pa.date32(), pa.binary()})
 
 
 def _members(text: bytes) -> dict[str, msgspec.Raw] | None:
-    """Parse the members of a JSON object; None if the text is not JSON.
+    """Return the members of a JSON object.
 
-    Raise ValueError if a member occurs twice.
+    Return None if the text is not JSON. Raises ValueError if a member occurs twice.
     """
     try:
         members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
@@ -274,7 +270,7 @@ def _decoded_by_author(
 
 
 def key_texts(keys: list[bytes | None]) -> Iterator[Key]:
-    """Decode Kafka keys to text. A key that is not UTF-8 becomes the error of its decoding."""
+    """Kafka keys as text. A key that is not UTF-8 becomes the error of its decoding."""
     for key in keys:
         try:
             yield None if key is None else key.decode()

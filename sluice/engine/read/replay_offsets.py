@@ -23,9 +23,9 @@ def sources_from_point(
     now: Mapping[str, TopicState],
     kafka: Mapping[str, str],
 ) -> list[SourcePartition]:
-    """Move the first offsets of streams to the point at which a replay begins.
+    """Return the sources, with the streams' first offsets moved to the point at which a replay begins.
 
-    A table's state needs all of the table's records, so the first offsets of tables stay. Raise
+    A table's state needs all of the table's records, so the first offsets of tables stay. Raises
     EngineError if the point has an offset of a partition that the streams do not have.
     """
     streams = set(streams)
@@ -45,7 +45,7 @@ def offsets_at(
 ) -> dict[Partition, int]:
     """Return the offsets at a point other than the beginning.
 
-    Raise EngineError if the point has an offset of a partition that is not in `topics`.
+    Raises EngineError if the point has an offset of a partition that is not in `topics`.
     """
     ends = _bounds(topics, 1)
     if point.time_ms is not None:
@@ -77,7 +77,7 @@ def sources_from_topics(
     recorded: Iterable[SourcePartition],
     now: Mapping[str, TopicState],
 ) -> Iterator[SourcePartition]:
-    """Return the topics' current partitions, each with the offset at which to begin.
+    """Yield the topics' current partitions, each with the offset at which to begin.
 
     A partition begins at its recorded first offset. If no offset is recorded, or if the topic no
     longer has the record at this offset, the partition begins at the first record that it still
@@ -99,7 +99,7 @@ def require_records(
     now: Mapping[str, TopicState],
     read: Positions,
 ) -> None:
-    """Raise InputError if the topics have lost records of `sources` up to `read`."""
+    """Raise InputError if the topics no longer have the records of `sources` up to the positions `read`."""
     if lost := list(_lost(sources, now, read)):
         raise InputError(
             f"The topics no longer have all records that {old.pipeline} has read: {'; '.join(lost)}.",
@@ -113,10 +113,7 @@ def ends_of(
     sources: Iterable[SourcePartition],
     stops: Mapping[Partition, int],
 ) -> dict[str, list[tuple[int, int]]]:
-    """Return the range to read of each topic's partitions.
-
-    A range is the first offset, and the offset after the last record.
-    """
+    """Topic → for each partition, the first offset to read and the offset after the last record to read."""
     firsts = {(source.topic, source.partition): source.first for source in sources}
     ends: dict[str, list[tuple[int, int]]] = {}
     for name, topic in topics.items():
@@ -131,7 +128,7 @@ def limit_to_ranges(
     ends: Mapping[str, Sequence[tuple[int, int]]],
     positions: Positions,
 ) -> Positions:
-    """Limit the positions of existing partitions to each partition's range (first offset, end)."""
+    """Return the positions of existing partitions, limited to each partition's range (first offset, end)."""
     limited: dict[str, dict[str, int]] = {}
     for topic, ranges in ends.items():
         limited[topic] = {}

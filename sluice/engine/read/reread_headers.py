@@ -1,4 +1,4 @@
-"""Reads the headers of single records again, for dead letters of rows without headers."""
+"""Reads the headers of single records again, for dead letters of steps that get rows without the record's headers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Headers = list[Mapping[str, str | bytes | None]]
 
 
 def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place, Headers]:
-    """Return place → the headers of the record at this place.
+    """Place → the headers of the record at this place.
 
-    Omit records without headers, and records that are no longer in the topics. Raise the errors of
-    `records_at`.
+    Omits records without headers, and records that are no longer in the topics. Raises the errors
+    of `records_at`.
     """
     headers_by_place: dict[Place, Headers] = {}
     for place, record in records_at(kafka, places):

@@ -36,7 +36,7 @@ _NEW_LEADER_S = 1.0
 
 
 class InputError(EngineError):
-    """A topic was replaced since the pipeline began to read it, or has lost unread records."""
+    """A topic was replaced since the pipeline began to read it, or has lost records that were not read yet."""
 
     status = 409
     title = "The input has changed"
@@ -70,7 +70,7 @@ class SourceIdentity:
         """Raise InputError if a topic has changed. Record new partitions in the ledger.
 
         `done` are the start offsets of the next batch; `begun` are the end offsets of an unfinished
-        batch that will be retried. Return the offsets at which the generation began to read each
+        batch that will be retried. Returns the offsets at which the generation began to read each
         partition.
         """
         topics = describe_topics(self.kafka, self.topics)
@@ -102,7 +102,7 @@ class SourceIdentity:
         return _firsts([*recorded, *new])
 
     def require_last_records(self, topics: Mapping[str, TopicState]) -> None:
-        """Raise InputError if another record has replaced the last record that was read.
+        """Raise InputError if the last record that the pipeline has read has been replaced by another record.
 
         A record that retention or compaction has removed cannot be compared, and raises no error.
         """
@@ -158,7 +158,7 @@ class SourceIdentity:
         )
 
     def _last_unchanged(self, source: SourcePartition) -> int | None:
-        """Find the newest end of a batch whose last record is unchanged; None if none is known."""
+        """Return the newest offset at which a batch ended and whose record is unchanged, or None if none is known."""
         if self.audits is None:
             return None
         for audit in reversed(self.audits.all(self.ref)):
@@ -186,8 +186,8 @@ class SourceIdentity:
         `read` are the partitions of the batch, which is not published yet. A partition that was cut
         off and has grown again has new records under a new leader epoch. So only if the epoch has
         changed since the last record of the batches before, this record is compared. `ids`: topic →
-        its id now; by default, this method asks a broker. Return all partitions that the generation
-        reads, with their last records up to this batch.
+        its id now; by default, this method asks a broker. Returns all partitions that the
+        generation reads, with their last records up to this batch.
         """
         recorded = self.sources.get(self.ref)
         if ids is None:
@@ -257,7 +257,7 @@ class SourceIdentity:
 
 
 def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, TopicState]:
-    """Return the topics' current ids and offsets. Omit topics that do not exist."""
+    """Return the topics' current ids and offsets. Omits topics that do not exist."""
     ids = topic_ids(kafka, topics)
     consumer = Consumer({**quiet(kafka), **COMMITS_NOTHING})
     try:

@@ -1,4 +1,4 @@
-"""The task that decodes streams' records. `RecordReader` also serves global tables."""
+"""The task that decodes streams' records. `Reader` also serves global tables."""
 
 from __future__ import annotations
 
@@ -67,10 +67,7 @@ class PartitionOutput:
 
 
 def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
-    """Split a batch by partition.
-
-    A batch from Kafka has one partition, but a batch from a test driver has several.
-    """
+    """Split a batch by partition: a batch from Kafka has one partition, but a batch from a test driver has several."""
     topics, partitions = batch.column("topic"), batch.column("partition")
     if pc.count_distinct(topics).as_py() == 1 and pc.count_distinct(partitions).as_py() == 1:
         yield (topics[0].as_py(), partitions[0].as_py()), batch
@@ -96,7 +93,10 @@ def _last_record(records: pa.RecordBatch, earlier: LastRecord | None) -> LastRec
 
 
 def _leader_epoch(records: pa.RecordBatch) -> int:
-    """Return the leader epoch of the first record; -1 if unknown, as in a test driver."""
+    """Return the leader epoch of the first record.
+
+    Return -1 if it is unknown, as it is in a test driver.
+    """
     if "leader_epoch" not in records.schema.names:
         return -1
     epoch: int | None = records.column("leader_epoch")[0].as_py()
@@ -121,6 +121,8 @@ class RecordReader(TaskOfBatch):
     uncounted: frozenset[str] = field(default=frozenset(), kw_only=True)
     """Topics whose records another reader of the job also reads. Only the other reader counts
     them."""
+    global_stores: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    """Topic of each global table that this reader reads → the table's store."""
 
     @override
     def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:
@@ -137,7 +139,9 @@ class RecordReader(TaskOfBatch):
                     in_sequence = (
                         self._with_sequence(records, output, start) if self.sequenced else records
                     )
-                    yield from self._decode(in_sequence, output, start.begun)
+                    with_keys = self._without_null_keys(in_sequence, output)
+                    if with_keys.num_rows:
+                        yield from self._decode(with_keys, output, start.begun)
         for output in outputs.values():
             # The other reader makes the counts and the dead letters of these topics.
             if output.topic in self.uncounted:
@@ -157,6 +161,31 @@ class RecordReader(TaskOfBatch):
         self, batch: pa.RecordBatch, output: PartitionOutput, clock: int
     ) -> Iterable[pa.RecordBatch]:
         raise NotImplementedError
+
+    def _without_null_keys(
+        self, records: pa.RecordBatch, output: PartitionOutput
+    ) -> pa.RecordBatch:
+        """Drop and count the records of a global table that have no key, whatever its `on_error` is.
+
+        Kafka Streams drops them, too, but first reads their values. The records of other tables
+        are dropped by their operators.
+        """
+        store = self.global_stores.get(output.topic)
+        decoder = self.decoders[output.topic]
+        if store is None or decoder.source.key is not None:
+            return records
+        has_key = records.column("key").is_valid()
+        if decoder.source.key_decode is not None:
+            keys = decoder.keys.decode(records.column("key").to_pylist())
+            has_key = pa.array([key is not None for key in keys], pa.bool_())
+        if not has_key.false_count:
+            return records
+        without_key = records.filter(pc.invert(has_key))
+        rows, _, unreadable = decoder.decode(without_key.column("value").to_pylist())
+        self._reject(without_key, output, unreadable)
+        output.counts["dropped/null_key"] += len(rows)
+        output.counts[f"null_key/{store}"] += len(rows)
+        return records.filter(has_key)
 
     def _with_sequence(
         self,
@@ -208,7 +237,7 @@ class RecordReader(TaskOfBatch):
 
 @dataclass(frozen=True)
 class StreamReader(RecordReader):
-    """Yields rows with `_source`, `_partition`, `_time`, the metadata in use, and the fields."""
+    """Yields rows with the columns `_source`, `_partition`, `_time`, the metadata in use, and the typed fields."""
 
     metadata: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
@@ -216,7 +245,7 @@ class StreamReader(RecordReader):
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs, *, interleaved: bool = False) -> StreamReader:
-        """Make a reader of the job's streams.
+        """Return a reader of the job's streams.
 
         If `interleaved`, the records have their order in the column `sequence`.
         """
@@ -233,7 +262,15 @@ class StreamReader(RecordReader):
         }
         extra = tuple(name for name, needed in is_needed.items() if needed)
         dead_letters, sequenced = job.pipeline.dead_letters, job.has_operators and not interleaved
-        return cls(side_outputs, dead_letters, decoders, job.metadata, extra, sequenced=sequenced)
+        return cls(
+            side_outputs,
+            dead_letters,
+            decoders,
+            job.metadata,
+            extra,
+            sequenced=sequenced,
+            global_stores={table.source.topic: table.store for table in job.tables},
+        )
 
     @override
     def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:
@@ -284,7 +321,7 @@ class StreamReader(RecordReader):
         output: PartitionOutput,
         clock: int,
     ) -> dict[str, pa.Array] | None:
-        """Return the rows' columns; None unless all records fit and have valid event times."""
+        """Return the rows' columns, or None if not all records fit the columns and have valid event times."""
         try:
             columns = self._columns(decoder, records, values, output, clock)
         except (pa.ArrowException, OverflowError, ValueError):
@@ -294,9 +331,9 @@ class StreamReader(RecordReader):
     def _decode_each(
         self, decoder: ValueDecoder, batch: pa.RecordBatch, output: PartitionOutput, clock: int
     ) -> dict[str, pa.Array]:
-        """Decode the records of a batch one by one.
+        """Return the columns of the valid records among those of a batch.
 
-        Return the columns of the valid records. The other records are rejected.
+        The other records are rejected.
         """
         rows, values, dead_letters = decoder.decode(batch.column("value").to_pylist())
         kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
@@ -340,6 +377,7 @@ class StreamReader(RecordReader):
         """Return the rows' columns.
 
         With `replace_invalid`, `clock` replaces invalid times if the source's policy is "clock".
+
         `clock` is the time at which the batch began, in epoch ms.
         """
         source = decoder.source
@@ -412,7 +450,7 @@ class StreamReader(RecordReader):
         output: PartitionOutput,
         clock: int,
     ) -> Problems:
-        """Return the reason why each record is rejected, or None.
+        """For each record, the reason why it is rejected, or None.
 
         Used if some record does not fit the columns.
         """
@@ -474,14 +512,16 @@ class StreamReader(RecordReader):
 
 
 def _partition_of(rows: pa.RecordBatch) -> tuple[int, int]:
-    """Return source and partition of rows of the same partition."""
+    """Source and partition of rows of the same partition."""
     return rows.column("_source")[0].as_py(), rows.column("_partition")[0].as_py()
 
 
 def _header_texts(text: str | None) -> list[tuple[str, str | None]] | None:
-    """Return the last header of each name as text; None for a value that is not UTF-8.
+    """Return the last header of each name, with its value as text.
 
-    Return None for a record without headers.
+    Return None for a value that is not UTF-8.
+
+    Returns None for a record without headers.
     """
     if not text:
         return None

@@ -1,4 +1,4 @@
-"""Reads the offsets and timestamps of a backlog's records, to divide it into batches."""
+"""Reads the offsets and timestamps of a backlog's records from Kafka, on the driver, to divide it into batches."""
 
 from __future__ import annotations
 
@@ -64,10 +64,7 @@ def _listed(
     partitions: Iterable[Partition],
     which: OffsetSpec,
 ) -> dict[TopicPartition, ListOffsetsResultInfo]:
-    """Return what Kafka lists for committed records.
-
-    Those of an open transaction wait for the next run.
-    """
+    """Return what Kafka lists for committed records: those of an open transaction wait for the next run."""
     admin = AdminClient(quiet(kafka))
     places = [TopicPartition(*partition) for partition in partitions]
     with kafka_errors("Reading the topics' offsets", kafka):
@@ -93,9 +90,9 @@ class KafkaTimestamps:
             yield cls(kafka, reader, ends)
 
     def index(self, time: int) -> Offsets:
-        """Return partition → the first offset with a timestamp of at least `time`.
+        """Partition → the first offset with a timestamp of at least `time`.
 
-        Omit partitions without such an offset.
+        Omits partitions without such an offset.
         """
         with kafka_errors("Reading the topics' index of timestamps", self.kafka):
             times = [TopicPartition(*partition, time) for partition in self.ends]
@@ -116,10 +113,7 @@ class KafkaTimestamps:
         return min(latest, _LAST_MS)
 
     def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:
-        """Read at least `count` records of each partition from its start offset.
-
-        Read all records up to the backlog's end if there are fewer.
-        """
+        """Read at least `count` records of each partition from its start offset, or all up to the backlog's end."""
         read: dict[Partition, list[tuple[int, int]]] = {partition: [] for partition in starts}
         for partition, messages, offsets in self._records(starts, count):
             read[partition] += zip(offsets.tolist(), timestamps_of(messages).tolist(), strict=True)
@@ -131,10 +125,7 @@ class KafkaTimestamps:
         return stretches
 
     def mean_size(self, starts: Offsets) -> DataSize:
-        """Estimate the mean size of the records from the start offsets on.
-
-        The first records of each partition stand for the others.
-        """
+        """Return the mean size of the records from the start offsets on, estimated from the first of each partition."""
         unread = {
             partition: offset
             for partition, offset in starts.items()
@@ -158,10 +149,7 @@ class KafkaTimestamps:
         return DataSize(size / count, compressed_size / count)
 
     def _records(self, starts: Offsets, count: int) -> Iterator[PartitionRecords]:
-        """Read at least `count` records of each partition from its start offset.
-
-        Read all records up to the backlog's end if there are fewer.
-        """
+        """At least `count` records of each partition from its start offset, or all up to the backlog's end."""
         ranges = [
             Range(*partition, offset, self.ends[partition]) for partition, offset in starts.items()
         ]

@@ -53,19 +53,16 @@ class ValueColumns:
 
     @cached_property
     def _by_name(self) -> frozenset[str]:
-        """Return the fields whose values need `plain_data`.
-
-        msgspec does not convert them as columns need them.
-        """
+        """The fields whose values need `plain_data`, because msgspec does not convert them as columns need them."""
         kinds = self.field_types if self.source.is_object else {TEXT_FIELD: self.source.value_class}
         return frozenset(
             name for name, kind in kinds.items() if contract_values.needs_plain_data(kind)
         )
 
     def column(self, values: Values, name: str) -> pa.Array:
-        """Turn a field of the values into an Arrow column.
+        """Return a field of the values as an Arrow column.
 
-        Raise ValueError, with the field, if a value does not fit the column's type. A time without
+        Raises ValueError, with the field, if a value does not fit the column's type. A time without
         a zone is in the pipeline's zone. If this time occurs twice, because clocks were turned
         back, the earlier occurrence is meant.
         """
@@ -99,12 +96,12 @@ class ValueColumns:
             return pa.array(_without_zeros(plain), arrow_type(sql))
 
     def json(self, values: Sequence[Any]) -> pa.Array:
-        """Encode valid values, without nulls, as JSON in the form of the stores of other tables."""
+        """Valid values, without nulls, as JSON in the same form as in the stores of other tables."""
         columns = {name: self.column(values, name) for name in self.source.types}
         return json_object(columns) if self.source.is_object else json_values(columns[TEXT_FIELD])
 
     def unfit(self, values: Sequence[Any]) -> dict[int, str]:
-        """Return the errors of values with a field that does not fit its column, by index."""
+        """Index of a value → the error of its field that does not fit the type of the field's column."""
 
         def error_of(some: Sequence[Any]) -> str:
             try:
@@ -136,10 +133,9 @@ class ValueColumns:
         record_times: pa.Array,
         clock: int,
     ) -> pa.Array:
-        """Return event times in ms.
+        """Event times in ms: the declared field, or the record's timestamp if there is no such field or no value.
 
-        The time is that of the declared field, or the record's timestamp if there is no such field
-        or no value. With `WALL_CLOCK`, every record gets the batch's time, `clock`.
+        With `WALL_CLOCK`, every record gets the batch's time, `clock`.
         """
         if self.source.event_time == WALL_CLOCK:
             return pa.repeat(pa.scalar(clock, pa.int64()), len(values))
@@ -158,7 +154,7 @@ class ValueColumns:
         return times
 
     def _numbers_in_ms(self, numbers: pa.Array) -> pa.Array:
-        """Convert numbers in the declared unit to ms, rounded down.
+        """Numbers in the declared unit as ms, rounded down.
 
         A number that is too large remains too large.
         """
@@ -178,10 +174,7 @@ class ValueColumns:
 
     @property
     def assumed_ms(self) -> str | None:
-        """Return the event time's field if its numbers have no declared unit, otherwise None.
-
-        Such numbers are read as ms.
-        """
+        """The field with the event time if its numbers have no declared unit, and are read as ms; otherwise None."""
         field = self.source.event_time
         is_number = field is not None and self.source.types.get(field) == "BIGINT"
         return field if is_number and self.source.time_unit is None else None
@@ -199,7 +192,7 @@ def _milliseconds(times: pa.Array) -> pa.Array:
 
 
 def _in_zone(value: Any, zone: ZoneInfo) -> Any:
-    """Add `zone` to every time without a zone in a value, including nested times."""
+    """Return the value with `zone` added to every time without a zone, including nested times."""
     if isinstance(value, datetime):
         return value if value.tzinfo else value.replace(tzinfo=zone)
     if isinstance(value, list):
@@ -210,7 +203,7 @@ def _in_zone(value: Any, zone: ZoneInfo) -> Any:
 
 
 def _without_zeros(value: Any) -> Any:
-    """Write a value's decimals in as few digits as possible: Arrow also counts zeros at the end."""
+    """Return the value with decimals in as few digits as possible, because Arrow also counts zeros at the end."""
     if isinstance(value, Decimal):
         return value.normalize(_EXACT)
     if isinstance(value, list):
@@ -221,10 +214,12 @@ def _without_zeros(value: Any) -> Any:
 
 
 def failing_places(count: int, fits: Callable[[int, int], bool]) -> Iterator[int]:
-    """Find the indices of the wrong values among `count` values.
+    """Yield the indices of the wrong values among `count` values.
 
-    `fits(begin, end)` says whether a range has none. A range with a wrong value is halved, because
-    few values are wrong, and checking a range costs little more than checking a single value.
+    `fits(begin, end)` says whether a range has none.
+
+    A range with a wrong value is halved, because few values are wrong, and checking a range costs
+    little more than checking a single value.
     """
     ranges = [(0, count)]
     while ranges:

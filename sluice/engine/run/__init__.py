@@ -1,1 +1,1 @@
-"""One run: lease, compatibility check, the loop over batches, and each batch's query."""
+"""One run: lease, compatibility check, the loop over batches, and the query that Spark runs for each."""

@@ -37,7 +37,7 @@ def require_compatible(
     now: GenerationInfo,
     interrupted: Callable[[], bool],
 ) -> None:
-    """Raise CompatibilityError if the state of `before` has another meaning for `now`.
+    """Raise CompatibilityError if the state of the generation `before` has another meaning for `now`.
 
     `interrupted` says whether the last run was interrupted. Only the pipeline `before` can repeat
     the batch of an interrupted run.
@@ -100,8 +100,10 @@ class StoreChanges:
     ) -> Self:
         """Compare a pipeline with the pipeline that computed its state.
 
-        `processors`: store → its processor's name now. Raise CompatibilityError if the number of
-        workers or the topics have changed, which concerns all stores.
+        `processors`: store → its processor's name now.
+
+        Raises CompatibilityError if the number of workers or the topics have changed, which
+        concerns all stores.
         """
         if changes := [*_changes_of_all(before, now)]:
             other_workers = len(changes) == 1 and len(before.workers) != len(now.workers)
@@ -147,7 +149,7 @@ def _is_same_store(old: StoreInfo, new: StoreInfo) -> bool:
 
 
 def stores_to_come(ledger: Ledger, before: GenerationInfo, now: GenerationInfo) -> frozenset[str]:
-    """Return the stores and steps that a changed pipeline adds and a later generation computes now.
+    """Return the stores and steps that a changed pipeline adds, if a later generation computes them now.
 
     A run can leave these stores and steps out until the later generation is current. If the
     pipeline has changed in other ways, too, leaving them out is not enough, and the result is
@@ -215,7 +217,7 @@ def _changes(before: GenerationInfo, now: GenerationInfo) -> Iterator[str]:
 
 
 def _changes_of_all(before: GenerationInfo, now: GenerationInfo) -> Iterator[str]:
-    """Return the changes that concern all stores."""
+    """Yield the changes that concern all stores."""
     if len(before.workers) != len(now.workers):
         yield f"{counted(len(before.workers), 'worker')} became {len(now.workers)}"
     # The topics that a pattern matches are not compared, because each run may find further ones.
@@ -227,7 +229,7 @@ def _changes_of_all(before: GenerationInfo, now: GenerationInfo) -> Iterator[str
 
 
 def _same_operators(before: GenerationInfo, now: GenerationInfo) -> Iterator[tuple[str, str]]:
-    """Return the names, before and now, of the operators with the same definition.
+    """Yield the names, before and now, of the operators with the same definition.
 
     Generated names may have changed.
     """
@@ -249,9 +251,9 @@ def _same_operators(before: GenerationInfo, now: GenerationInfo) -> Iterator[tup
 
 
 def _steps(info: GenerationInfo) -> Iterator[str]:
-    """Return the stores and operators that are steps of the pipeline.
+    """Yield the stores and operators that are steps of the pipeline.
 
-    Omit the stores of processors, which are not steps.
+    Omits the stores of processors, which are not steps.
     """
     yield from (store.name for store in info.stores if not is_of_processor(store.group_id))
     yield from info.operators
@@ -279,7 +281,7 @@ def _gained_or_lost_stores(
     old: Mapping[str, StoreInfo],
     new: Mapping[str, StoreInfo],
 ) -> Iterator[str]:
-    """Describe the stores that a processor has gained or lost.
+    """Yield the stores that a processor has gained or lost.
 
     This is compatible, because a new store starts empty.
     """
@@ -290,6 +292,10 @@ def _gained_or_lost_stores(
 
 
 def _store_change(old: StoreInfo, new: StoreInfo) -> str:
+    if new.keeps_headers and not old.keeps_headers:
+        return "it did not keep the headers of records, and now keeps them"
+    if old.keeps_headers and not new.keeps_headers:
+        return "it kept the headers of records, and now keeps none"
     for name in _MEANING:
         was, is_now = getattr(old, name), getattr(new, name)
         # Definitions are long, so the message has only the first step that differs.
@@ -301,7 +307,7 @@ def _store_change(old: StoreInfo, new: StoreInfo) -> str:
 
 
 def _difference(was: str, is_now: str) -> str:
-    """Describe the first step that differs, or the other order of the store's records."""
+    """Describe the first step that differs, or say that the store takes records in another order now."""
     if was.endswith(IN_ANY_ORDER) and not is_now.endswith(IN_ANY_ORDER):
         return "it took records in any order, and now takes them in order"
     if is_now.endswith(IN_ANY_ORDER) and not was.endswith(IN_ANY_ORDER):

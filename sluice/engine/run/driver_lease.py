@@ -1,6 +1,5 @@
-"""The lease of a generation.
+"""The lease of a generation, which the Spark driver takes before it writes anything and renews until it has finished.
 
-The Spark driver takes the lease before it writes anything, and renews it until it has finished.
 What a driver does if another driver, the holder, has the lease:
 
 - If the holder was a process of this machine and has ended, the driver takes the lease immediately.
@@ -41,10 +40,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Patience:
-    """How often a lease is renewed, and how long other drivers wait.
-
-    The times are in seconds of the monotonic clock.
-    """
+    """How often a lease is renewed, and how long other drivers wait, in seconds of the monotonic clock."""
 
     beat_s: float = 2.0
     silence_s: float = 20.0
@@ -65,7 +61,7 @@ goes on."""
 
 
 def this_process(run: str) -> Holder:
-    """Describe this process as a holder that works for a run."""
+    """Return the description of this process as a holder that works for a run."""
     pid = os.getpid()
     return Holder(
         host=socket.gethostname(),
@@ -111,10 +107,9 @@ class Lease:
             raise lost(self.leases.get(self.ref), self.epoch)
 
     def outrank(self, epoch: int) -> None:
-        """Take an epoch higher than `epoch`.
+        """Take an epoch higher than `epoch`, which a shard has from a lease that the ledger has lost.
 
-        A shard has `epoch` from a lease that the ledger has lost. Raise LeaseError if the lease is
-        no longer held.
+        Raises LeaseError if the lease is no longer held.
         """
         with self._changing:
             self._row = self.leases.outrank(self.row, epoch)
@@ -204,10 +199,7 @@ class Lease:
         return ""
 
     def _is_refused(self, seen: LeaseRow, first: LeaseRow | None) -> bool:
-        """Return whether the holder works for another run and is alive.
-
-        A living holder has renewed the lease since `first`.
-        """
+        """Return whether the holder works for another run and is alive, because it has renewed the lease since `first`."""
         return seen.held and not self._is_orphan(seen) and seen != first
 
     def _is_orphan(self, seen: LeaseRow) -> bool:
@@ -246,9 +238,9 @@ def current_lease(
     patience: Patience = PATIENCE,
     only: int | None = None,
 ) -> Iterator[Lease]:
-    """Hold the lease of the current generation; before the first run, of generation 1.
+    """Yield the lease of the current generation; before the first run, of generation 1.
 
-    The generation stays current while the lease is held. Raise LeaseError if `only` is not the
+    The generation stays current while the lease is held. Raises LeaseError if `only` is not the
     current generation.
     """
 
@@ -318,10 +310,7 @@ def _exists(pid: int) -> bool:
 
 
 def _start_time(pid: int) -> str:
-    """Return a visible process's start time in ticks since boot; empty if it has ended.
-
-    Changes of the clock do not affect this time.
-    """
+    """Return a visible process's start time in ticks since boot, which clock changes do not affect; empty if it has ended."""
     try:
         # The process's name is in parentheses, and may itself contain spaces and parentheses.
         state, *after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -18,10 +18,9 @@ log = structlog.get_logger()
 
 
 def inherit_answers(ledger: Ledger, storage: Storage, epoch: int) -> None:
-    """Copy the answers of the job's steps from the current generation's shards.
+    """Copy the answers of the job's steps from the current generation's shards into a new generation's shards.
 
-    They are copied into the shards of a new generation. The worker that owns an answer's key gets
-    the answer.
+    The worker that owns an answer's key gets the answer.
 
     If a shard is lost or damaged, its answers are left out, and the rebuild makes their calls
     again.

@@ -83,7 +83,7 @@ class JobRun:
     go on."""
 
     def run(self) -> int:
-        """Read, compute and publish all records. Return the number of records read.
+        """Read, compute and publish all records. Returns the number of records read.
 
         If the pipeline lingers, the run continues until no new records have arrived for
         `linger_ms`.
@@ -124,8 +124,9 @@ class JobRun:
     def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
         """Read all records of the present partitions.
 
-        Return their number, and whether there are new partitions. The next call reads the new
-        partitions, and the new topics that match a pattern.
+        Returns their number, and whether there are new partitions.
+
+        The next call reads the new partitions, and the new topics that match a pattern.
         """
         job = with_matching_topics(self.job, self.settings.kafka, ledger, storage.ref)
         return replace(self, job=job)._run_present(ledger, lease, replace(storage, job=job))
@@ -133,7 +134,7 @@ class JobRun:
     def _run_present(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
         """Read all records of the present partitions of the present topics.
 
-        Return the same as `_run`.
+        Returns the same as `_run`.
         """
         setup = self._set_up(ledger, lease, storage)
         missing = self._stores_to_come(ledger, setup)
@@ -229,10 +230,11 @@ class JobRun:
         return OutputIdentity(self.settings.kafka, writer, outputs, dead_letters)
 
     def _output(self, writer: Writer, partitions: Mapping[str, int]) -> _TopicOutput | None:
-        """Prepare the output of the run, without opening it; None for a rebuild.
+        """Return the output of the run, not opened yet.
 
-        The output of a rebuild has been written already. A rebuild's producer would also fence the
-        producer of a run that goes on meanwhile.
+        Return None for a rebuild, whose output has been written already.
+
+        A rebuild's producer would also fence the producer of a run that goes on meanwhile.
         """
         if self.steps is not None:
             return None
@@ -241,10 +243,7 @@ class JobRun:
         return _TopicOutput(transaction, limits)
 
     def _stores_to_come(self, ledger: Ledger, setup: _Setup) -> frozenset[str]:
-        """Return the stores and steps that this run leaves out.
-
-        Another generation still computes them.
-        """
+        """Return the stores and steps that this run leaves out, because another generation still computes them."""
         if self.plan_without is None or setup.registered is None:
             return frozenset()
         return stores_to_come(ledger, setup.registered, setup.info)
@@ -252,7 +251,9 @@ class JobRun:
     def _open_and_run(self, ledger: Ledger, lease: Lease, setup: _Setup) -> tuple[int, bool]:
         """Open the output, the shards and the tables, in this order, and run all batches.
 
-        Return the same as `_run`. Why this order:
+        Returns the same as `_run`.
+
+        Why this order:
 
         1. The pipeline is compared with its state before anything is opened, because opening fences
            other drivers.
@@ -313,9 +314,11 @@ class JobRun:
     ) -> None:
         """Prepare the shards, and fence off earlier drivers from them.
 
-        `written`: see `Storage.prepare`. Raise _OutrankedError if the ledger has lost a newer
-        lease: a fail-over of its database may have lost the newest commits. It has lost no
-        published batch, because `Storage.prepare` has compared it with the markers.
+        `written`: see `Storage.prepare`.
+
+        Raises _OutrankedError if the ledger has lost a newer lease: a fail-over of its database may
+        have lost the newest commits. It has lost no published batch, because `Storage.prepare` has
+        compared it with the markers.
         """
         try:
             storage.prepare(ledger, written, lease.epoch)
@@ -326,7 +329,7 @@ class JobRun:
     def _run_batches(self, loop: BatchLoop, topics: RunTopics) -> bool:
         """Run the steps of a rebuild, or read all records.
 
-        Return whether the topics have new partitions to read.
+        Returns whether the topics have new partitions to read.
         """
         if self.steps is None:
             return self._read_all(loop, topics) == "partitions"
@@ -340,7 +343,7 @@ class JobRun:
     def _read_all(self, loop: BatchLoop, topics: RunTopics) -> News | None:
         """Read all records, and records that arrive while the run lingers.
 
-        Return the last result of `Linger.wait`.
+        Returns the last result of `Linger.wait`.
         """
         name = self.job.pipeline.name
         kafka = self.settings.kafka
@@ -375,7 +378,7 @@ class JobRun:
         return news
 
     def _destinations(self, ledger: Ledger, setup: _Setup, output: _TopicOutput) -> Destinations:
-        """Return the topics and tables of the run. Open the tables."""
+        """Return the topics and tables of the run. Opens the tables."""
         tables = self._begin_tables(ledger, setup.query.spark, setup.newest)
         return Destinations(
             output.transaction,
@@ -392,7 +395,7 @@ class JobRun:
     ) -> Mapping[str, TableSink]:
         """Return the writers of the tables outside Kafka.
 
-        Create or check the tables, and fence off earlier drivers.
+        Creates or checks the tables, and fences off earlier drivers.
         """
         writers = table_sinks(self.job, self.settings, spark)
         published = _last_published(ledger, newest) if writers and newest is not None else None
@@ -440,7 +443,7 @@ class JobRun:
             ledger.notes.add(info.ref, self.settings.run, warning)
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, TopicLimits]:
-        """Create the missing topics. Return topic → the limits of the records that it accepts."""
+        """Create the missing topics. Returns topic → the limits of the records that it accepts."""
         kafka, dead_letters = self.settings.kafka, self.job.pipeline.dead_letters
         widest = max(partitions[source.topic] for source in self.job.streams)
         ensure_topics(kafka, dict.fromkeys(self.job.outputs, widest), {})
@@ -490,10 +493,12 @@ class _Setup:
 
 @contextmanager
 def _lease_of_hidden(ledger: Ledger, lease: Lease) -> Iterator[Lease]:
-    """Hold the lease of a generation that is not current.
+    """Yield the lease of a generation that is not current.
 
-    Raise LeaseError if the generation was removed meanwhile. Without this check, the remaining
-    batches would be written to empty shards. A later removal ends the lease.
+    Raises LeaseError if the generation was removed meanwhile.
+
+    Without this check, the remaining batches would be written to empty shards. A later removal ends
+    the lease.
     """
     with lease:
         if not ledger.sources.get(lease.ref):
@@ -505,10 +510,7 @@ def _lease_of_hidden(ledger: Ledger, lease: Lease) -> Iterator[Lease]:
 
 
 def _last_published(ledger: Ledger, snapshot: Snapshot) -> Published:
-    """Return the last published batch of a generation.
-
-    The tables outside Kafka must contain this batch.
-    """
+    """Return the last published batch of a generation, which the tables outside Kafka must contain."""
     newest = ledger.history.recent(snapshot.ref, 1)
     begun = newest[0].begun if newest and newest[0].number == snapshot.batch else 0
     audit = ledger.audits.newest(snapshot.ref)
@@ -549,7 +551,7 @@ def send_to_executors(spark: SparkContext, file: Path) -> None:
 
 
 class _OutrankedError(Exception):
-    """A shard was written under a newer lease than the newest in the ledger."""
+    """A shard was written under a newer lease than this driver's, which is the newest in the ledger."""
 
     def __init__(self, epoch: int) -> None:
         super().__init__(epoch)

@@ -1,4 +1,4 @@
-"""Waits for new records after a run has read all, so that their batch needs no new driver."""
+"""Waits for new records after a run has read all records, so that their batch needs no new driver."""
 
 from __future__ import annotations
 
@@ -47,10 +47,9 @@ class Linger:
         self._unreachable = False
 
     def wait(self, positions: Offsets, next_timer: int | None = None) -> News | None:
-        """Wait for records beyond `positions`, for new partitions, or until `next_timer`.
+        """Wait until there are records beyond `positions`, new partitions, or a timer is due at `next_timer`, epoch ms.
 
-        `next_timer` is the time at which a timer is due, epoch ms. Return None after the waiting
-        time.
+        Returns None after the waiting time.
         """
         if not self.milliseconds:
             return None
@@ -71,9 +70,9 @@ class Linger:
         return None
 
     def unread(self, positions: Offsets) -> int:
-        """Count the readable offsets beyond `positions`.
+        """Return the number of readable offsets beyond `positions`.
 
-        Raise BrokersUnreachable if no broker answers.
+        Raises BrokersUnreachable if no broker answers.
         """
         with broker_errors(self.kafka):
             return self._read_lag(positions).readable
@@ -86,9 +85,9 @@ class Linger:
         return present != dict(self.partitions)
 
     def _lag(self, positions: Offsets) -> Lag | None:
-        """Read the lag; None while the broker cannot be reached, which is logged once.
+        """Return the lag; None while the broker cannot be reached, which is logged once.
 
-        Raise AccessDenied if a topic may no longer be described.
+        Raises AccessDenied if a topic may no longer be described.
         """
         try:
             lag = self._read_lag(positions)

@@ -10,6 +10,7 @@ from sluice.engine.run.compatibility import IN_ANY_ORDER
 from sluice.plan import Job
 from sluice.plan.operator_parameters import Call, Process, TableLookup
 from sluice.state.model import GenerationInfo, StoreInfo, WorkerInfo
+from sluice.values.kept_headers import KEEPS_HEADERS
 from sluice.values.sql_types import compact
 from sluice.values.windows import AnyWindow
 
@@ -27,7 +28,7 @@ class KnownTypes(Protocol):
 
 
 def generation_info(storage: Storage, types: KnownTypes) -> GenerationInfo:
-    """Describe the generation for readers."""
+    """Return the generation's description for readers."""
     job = storage.job
     pipeline = job.pipeline
     stores = (*_group_stores(job, types), *_operator_stores(job, types), *_processor_stores(job))
@@ -96,6 +97,7 @@ def _processor_stores(job: Job) -> Iterator[StoreInfo]:
     for operator in job.operators:
         for name, store in operator.stores.items():
             assert store.group_id is not None
+            ending = KEEPS_HEADERS if store.keeps_headers else ""
             yield StoreInfo(
                 pipeline=job.pipeline.name,
                 name=name,
@@ -104,7 +106,7 @@ def _processor_stores(job: Job) -> Iterator[StoreInfo]:
                 key="_key",
                 **_describe_windows(operator.window),
                 value=store.sql_type,
-                made=f"{operator.upstream_definition} > {operator.step.title}",
+                made=f"{operator.upstream_definition} > {operator.step.title}{ending}",
             )
 
 
@@ -121,7 +123,7 @@ def _describe_windows(window: AnyWindow | None) -> dict[str, Any]:
 
 
 def _operators(job: Job, types: KnownTypes) -> Iterator[tuple[str, str]]:
-    """Return each operator's name and its definition.
+    """Yield each operator's name and its definition.
 
     The definition consists of the operator's number and of the steps that define the meaning of its
     states.
@@ -152,4 +154,5 @@ def _table_stores(job: Job) -> Iterator[StoreInfo]:
             store_column=0,
             key=table.source.key or "_key",
             value=compact(table.value),
+            made=KEEPS_HEADERS if table.keeps_headers else "",
         )

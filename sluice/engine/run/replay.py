@@ -30,7 +30,7 @@ class ReplayStep:
 
 
 def replay_steps(history: Iterable[Batch]) -> Iterator[ReplayStep]:
-    """Return the steps that replay a history, whose batches are sorted from oldest to newest."""
+    """Yield the steps that replay a history, whose batches are sorted from oldest to newest."""
     ends: dict[str, dict[str, int]] = {}
     for batch in history:
         # A batch of the history has end offsets only for partitions from which it has read. The
@@ -71,10 +71,10 @@ def join_steps(
     begin: Positions,
     most: int,
 ) -> list[ReplayStep]:
-    """Join steps into larger steps of at most `most` records.
+    """Join steps into larger steps of at most `most` records, if results do not depend on where batches end.
 
-    Do so only if results do not depend on where batches end. Many small batches replay much faster
-    when joined. `types` has the DDL type of each store's values.
+    Many small batches replay much faster when joined. `types` has the DDL type of each store's
+    values.
     """
     if not _is_independent_of_batches(job, types):
         return list(steps)
@@ -111,7 +111,7 @@ def _is_independent_of_batches(job: Job, types: Mapping[str, str]) -> bool:
 
 
 def offsets_between(begin: Positions, ends: Positions) -> int:
-    """Count the offsets between two positions."""
+    """Return the number of offsets between two positions."""
     offsets = 0
     for topic, partition_ends in ends.items():
         starts = begin.get(topic, {})

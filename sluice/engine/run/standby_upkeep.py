@@ -1,4 +1,4 @@
-"""Refreshes the standbys of a pipeline after each batch, and promotes them if necessary."""
+"""Refreshes the standbys of a pipeline after its records are published, and promotes them if a shard is lost."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ class StandbyCopies:
 
 
 def promote_standbys(ledger: Ledger, pipeline: str, run: str, why: StateError) -> str:
-    """Promote the standbys of workers that cannot be used.
+    """Promote the standbys of the workers whose shards are damaged, or whose state servers do not answer.
 
-    Their shards are damaged, or their state servers do not answer. Return the reason why the
-    standbys cannot replace the workers; an empty text if they have replaced them.
+    Returns the reason why the standbys cannot replace the workers; an empty text if they have
+    replaced them.
     """
     if not ledger.standbys.of(pipeline):
         return "There is no standby."

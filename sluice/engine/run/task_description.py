@@ -23,9 +23,9 @@ _JOIN_SECONDS = 3.0
 
 
 def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
-    """Describe the partitions of each topic, the tasks of each step, the cores and the shards.
+    """Describe the partitions of each topic, the tasks of each step, the cores that run them, and the shards.
 
-    If there are more tasks than cores, some tasks wait. Raise TopologyError as a run does.
+    If there are more tasks than cores, some tasks wait. Raises TopologyError as a run does.
     """
     with Ledger.open(settings.ledger) as ledger:
         generation = ledger.generations.current_number(job.pipeline.name) or 1
@@ -47,15 +47,15 @@ def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
 
 
 def _stage_tasks(job: Job) -> Iterator[str]:
-    """Return the tasks between reading the topics and writing the shards."""
+    """Yield the tasks between reading the topics and writing the shards."""
     for stage in range(1, job.stage_count + 1):
         yield f"  stage {stage} {counted(job.pipeline.workers, 'worker')}, a task for each"
 
 
 def _cores(spark: SparkSession) -> int:
-    """Count the cores of all executors.
+    """Return the number of cores of all executors.
 
-    Run a job first, because Spark then waits for an executor.
+    Runs a job first, because Spark then waits for an executor.
     """
     spark.range(1).collect()
     # A cluster starts executors one after the other, and Spark counts only the cores of running

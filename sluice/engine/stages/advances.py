@@ -37,7 +37,8 @@ ADVANCES = pa.schema([
     ("sequence", pa.int64()), ("origin", pa.int64()), ("path", pa.binary()), ("time", pa.int64()), ("side", pa.int8()),
     ("complete", pa.bool_()), ("headers", pa.string()),
 ])  # fmt: skip
-"""The columns of a report: a row's position and event time, and whether it is complete (see `Advances.add_rows`)."""
+"""The columns of a report: a row's position and event time, and whether it is complete (see
+`Advances.add_rows`)."""
 
 
 @dataclass
@@ -56,7 +57,9 @@ class Advances:
         complete: Mask,
         columns: Mapping[str, pa.Array],
     ) -> None:
-        """Add rows of one side of an operator; `complete` rows have a key and a value if the operator needs them.
+        """Add rows of one side of an operator.
+
+        `complete` rows have a key and a value if the operator needs them.
 
         Only complete rows advance stream time. The stream time that both sides of a stream join
         share is an exception: all rows advance it. `columns` are the columns of the position,
@@ -86,7 +89,10 @@ class Advances:
         operators: Iterable[PlannedOperator],
         workers: int,
     ) -> Iterator[pa.RecordBatch]:
-        """Rows with a report of each operator for every worker; the report of an operator without rows is empty."""
+        """Rows with a report of each operator for every worker.
+
+        The report of an operator without rows is empty.
+        """
         for operator in operators:
             added = pa.Table.from_batches(self.batches.get(operator.number, []), ADVANCES)
             # Only rows that advance a stream time are reported: most rows advance none, and every
@@ -106,7 +112,7 @@ class Advances:
 
 
 def only_last_times(operators: Iterable[PlannedOperator]) -> frozenset[int]:
-    """The operators that need only their stream time after the batch, not at each position.
+    """Return the operators that need only their stream time after the batch, not at each position.
 
     Three conditions hold for such an operator: its rows contain the stream times; its results do
     not wait for stream time; and no operator is chained to it, because the results of a chained
@@ -202,7 +208,7 @@ class ReportAdvances:
 
 
 def _input_rows(edge: Edge, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch's rows for an edge's target, with only the columns on which advances depend."""
+    """Return the batch's rows for an edge's target, with only the columns on which advances depend."""
     is_input = pc.and_(
         pc.equal(batch.column("target"), edge.target),
         pc.equal(batch.column("side"), edge.side),
@@ -218,7 +224,7 @@ def _input_rows(edge: Edge, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _advancing_rows(table: pa.Table, *, is_stream_join: bool) -> pa.Table:
-    """The rows that, in the order of their positions, advance a stream time of their partition within this task."""
+    """Return the rows that, in the order of their positions, advance a stream time of their partition within this task."""
     order = np.argsort(position_numbers(table), kind="stable")
     times, numbers = table.column("time").to_numpy()[order], partition_numbers(table)[order]
     sides, complete = (
@@ -241,7 +247,7 @@ def _advancing_rows(table: pa.Table, *, is_stream_join: bool) -> pa.Table:
 
 
 def _latest_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The row with the largest event time of each partition."""
+    """Return the row with the largest event time of each partition."""
     times, numbers = batch.column("time").to_numpy(), partition_numbers(batch)
     latest: list[int] = []
     for number in np.unique(numbers):
@@ -251,7 +257,7 @@ def _latest_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _closing_rows(batch: pa.RecordBatch, window: Window) -> pa.RecordBatch:
-    """The rows of each partition that may close windows, and the row with the largest event time."""
+    """Return the rows of each partition that may close windows, and the row with the largest event time."""
     times, numbers = batch.column("time").to_numpy(), partition_numbers(batch)
     # The window that starts at 0 closes first.
     first_close = WindowLateness(window).closes_at(window.size_ms)
@@ -267,7 +273,7 @@ def _closing_rows(batch: pa.RecordBatch, window: Window) -> pa.RecordBatch:
 
 
 def partition_numbers(table: pa.Table | pa.RecordBatch) -> Integers:
-    """The partition number of each row's record."""
+    """Return the partition number of each row's record."""
     origins: Integers = table.column("origin").to_numpy()
     _, numbers = partition_of(origins)
     return numbers

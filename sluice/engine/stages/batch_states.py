@@ -10,6 +10,7 @@ from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import StoredState
 from sluice.state.shard.row_columns import RowIds
 from sluice.state.shard.shard import Shard
+from sluice.values.kept_headers import value_of_row
 
 
 @dataclass(frozen=True)
@@ -24,35 +25,42 @@ class BatchStates:
     """The stream times at the start of the batch."""
 
     def read(self, operator: int, keys: Sequence[str]) -> dict[str, StoredState]:
-        """The states of keys. Omits keys that never had a state."""
+        """Return the states of keys. Omits keys that never had a state."""
         return self.shard.read_states(operator, keys, self.batch, self.epoch)
 
-    def read_store(self, group: int, keys: Sequence[str]) -> dict[str, str]:
-        """Key → the value in an operator's store, as JSON. Keys without a value are omitted."""
+    def read_store(
+        self, group: int, keys: Sequence[str], *, with_headers: bool = False
+    ) -> dict[str, str]:
+        """Key → the value in an operator's store, as JSON. Keys without a value are omitted.
+
+        `with_headers`: whether the store keeps headers.
+        """
         no_windows = [NO_WINDOW] * len(keys)
         ids = RowIds([group] * len(keys), list(keys), no_windows, no_windows)
         rows = self.shard.rows_before(self.batch, ids, self.epoch)
+        if with_headers:
+            return {key: value_of_row(value) for _, key, _, _, value, _ in rows.values()}
         # A row of a store is an array of this one value.
         return {key: value[1:-1] for _, key, _, _, value, _ in rows.values()}
 
     def read_rows(self, operator: int, names: list[str]) -> dict[str, StoredState]:
-        """The rows of tables that a processor reads, by their names (see `CopiedRows`)."""
+        """Return the rows of tables that a processor reads, by their names (see `CopiedRows`)."""
         return self.shard.read_states(operator, names, self.batch, self.epoch, shared=True)
 
     def shared(self, operator: int) -> StoredState | None:
-        """The operator's state that all keys of the worker share, if any."""
+        """Return the operator's state that all keys of the worker share, if any."""
         return self.shard.read_states(operator, [""], self.batch, self.epoch, shared=True).get("")
 
     def due(self, operator: int, until: int) -> list[str]:
-        """The keys whose state is due at stream time `until` (see `Operator.due`)."""
+        """Return the keys whose state is due at stream time `until` (see `Operator.due`)."""
         return self.shard.due_keys(operator, until, self.batch, self.epoch)
 
     def wall_due(self, operator: int, until: int) -> list[str]:
-        """The keys with a wall-clock timer that is due at `until`, epoch ms."""
+        """Return the keys with a wall-clock timer that is due at `until`, epoch ms."""
         return self.shard.due_keys(operator, until, self.batch, self.epoch, "wall")
 
     def earliest_timer(self, operator: int) -> int:
-        """When the earliest wall-clock timer is due; -1 without a timer.
+        """Return when the earliest wall-clock timer is due; -1 without a timer.
 
         Call this after the batch's states are written.
         """

@@ -70,7 +70,9 @@ def stage_operator(
     only_changes: bool = False,
     connections: Mapping[str, str] = MappingProxyType({}),
 ) -> StageOperator:
-    """The operator of a stage. `arguments`: operator → the types of its aggregate's arguments.
+    """Return the operator of a stage.
+
+    `arguments`: operator → the types of its aggregate's arguments.
 
     `is_read` is true if later expressions read fields of the results, so that the results must fit
     the types that the plan has found for these fields. `only_last` is true if only a key's last
@@ -134,12 +136,17 @@ def _make(
             return _suppress(
                 action, sends_old_values=sends_old_values, reads_windows=operator.reads_windows
             )
-        case plan.StreamJoin(how=how, window=window):
-            return partial(StreamJoin, how, window)
+        case plan.StreamJoin(how=how, window=window, keeps_headers=keeps_headers):
+            return partial(StreamJoin, how, window, keeps_headers=keeps_headers)
         case plan.TableJoin(kind="stream-table", history_ms=int(history_ms)):
             return partial(VersionedJoin, _left_or_inner(action), history_ms, action.grace_ms)
         case plan.TableJoin(kind="stream-table"):
-            return partial(StreamTableJoin, _left_or_inner(action), mapped=action.mapped)
+            return partial(
+                StreamTableJoin,
+                _left_or_inner(action),
+                mapped=action.mapped,
+                mapped_key=action.mapped_key,
+            )
         case plan.TableJoin(kind="foreign-key"):
             return partial(
                 ForeignKeyJoin,
@@ -187,7 +194,7 @@ def _left_or_inner(join: plan.TableJoin) -> Literal["inner", "left"]:
 def _process(action: plan.Process, at: str) -> Operator[Any]:
     options: dict[str, StoreOptions] = {}
     for name, store in action.stores.items():
-        options[name] = StoreOptions(store.type.value, store.ttl_ms)
+        options[name] = StoreOptions(store.type.value, store.ttl_ms, store.keeps_headers)
     returns: dict[str, Any] = {}
     for name, output in action.outputs.items():
         returns[name] = output.type.value if output.type else Any

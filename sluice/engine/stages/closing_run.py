@@ -43,9 +43,11 @@ class ClosingRun(OperatorRun):
     ) -> None:
         self.aggregate = aggregate
         self._closing: set[str] = set()
-        """The keys with windows that close in this batch, without the keys whose rows are processed one by one."""
+        """The keys with windows that close in this batch, without the keys whose rows are processed
+        one by one."""
         self._sent_until: dict[str, int] = {}
-        """Key → the stream time up to which the results of its windows have been sent in this batch."""
+        """Key → the stream time up to which the results of its windows have been sent in this
+        batch."""
         self._with_headers: frozenset[str] | None = None
         super().__init__(spec, stored, timeline)
 
@@ -102,7 +104,10 @@ class ClosingRun(OperatorRun):
                 output.emit(key, result, time, window=bounds)
 
     def send_closed(self, output: StageOutput) -> None:
-        """Send all results that are due by the end of the batch. The aggregate still has its states."""
+        """Send all results that are due by the end of the batch.
+
+        The aggregate still has its states.
+        """
         timeline = self.timeline
         assert self.releases is not None
         assert timeline is not None
@@ -124,7 +129,7 @@ class ClosingRun(OperatorRun):
             output.add_rows(closed_rows(self.spec, self.operator, timeline, closed, due_times))
 
     def _closed_windows(self, keys: Sequence[str], closed: int) -> tuple[WindowResults, Times]:
-        """The results of the keys' windows that the stream time `closed` closes.
+        """Return the results of the keys' windows that the stream time `closed` closes.
 
         Also returns when each of them closes.
         """

@@ -65,7 +65,7 @@ class HeldWindows:
 
     @classmethod
     def of(cls, states: KeyStates[Windows]) -> Self:
-        """The windows in the states of the keys."""
+        """Return the windows in the states of the keys."""
         windows = [
             (key, start, time)
             for key, state in states.existing()
@@ -129,7 +129,7 @@ class ColumnAggregation:
 
     @classmethod
     def of(cls, run: OperatorRun, suppressing: Sequence[OperatorRun]) -> Self | None:
-        """The aggregation of an operator for which only last results matter.
+        """Return the aggregation of an operator for which only last results matter.
 
         None if the operator needs the order of records.
         """
@@ -172,7 +172,7 @@ class ColumnAggregation:
         return batch.where(is_left)
 
     def _sends_headers(self, table: pa.Table) -> bool:
-        """Whether results may have headers of records."""
+        """Return whether results may have headers of records."""
         return bool(self.suppressing) and table.column("headers").null_count < len(table)
 
     def _aggregate(
@@ -217,7 +217,7 @@ class ColumnAggregation:
         return records.rows
 
     def _complete(self, table: pa.Table) -> Integers:
-        """The indices of the rows with a key, a time and, if it is needed, a value."""
+        """Return the indices of the rows with a key, a time and, if it is needed, a value."""
         is_complete = boolean_mask(table.column("key").is_valid()) & (
             table.column("time").to_numpy() >= 0
         )
@@ -257,7 +257,7 @@ class ColumnAggregation:
         return records.where(~needs_order[neighbourhoods])
 
     def _spans(self, line: Line, held: HeldWindows) -> tuple[Integers, Integers]:
-        """The places on the line at which held windows begin, and at which they end.
+        """Return the places on the line at which held windows begin, and at which they end.
 
         Records near a held window are in its neighbourhood. Both arrays are empty for windows whose
         bounds do not depend on other windows.
@@ -364,14 +364,14 @@ class ColumnAggregation:
 
 
 def _ranks(in_order: Indices) -> Integers:
-    """The place of each row in the order of all rows, given the indices of the rows in this order."""
+    """Return the place of each row in the order of all rows, given the indices of the rows in this order."""
     ranks = np.empty(len(in_order), np.int64)
     ranks[in_order] = np.arange(len(in_order))
     return ranks
 
 
 def _latest_before(batch: OperatorRows) -> Times:
-    """The stream time before each row.
+    """Return the stream time before each row.
 
     Each of several cogrouped streams has its own stream time. This function returns the largest of
     their stream times, because the operator forgets windows when one of the streams is far ahead.

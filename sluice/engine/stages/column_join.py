@@ -39,7 +39,10 @@ class ColumnJoin:
 
     @classmethod
     def of(cls, run: OperatorRun) -> Self | None:
-        """The join of an operator; None if the operator processes its rows one by one, or needs no stream time."""
+        """Return the join of an operator.
+
+        Return None if the operator processes its rows one by one, or needs no stream time.
+        """
         operator = run.operator
         # With `Watch`, a record that is due waits for the next search, which depends on the rows of
         # all keys.
@@ -47,6 +50,7 @@ class ColumnJoin:
             not isinstance(operator, StreamJoin)
             or not any(operator.outer)
             or operator.shared is not None
+            or operator.keeps_headers
         ):
             return None
         assert run.timeline is not None

@@ -24,7 +24,7 @@ class CopiedRows:
         self._changed: dict[str, None] = {}
 
     def read(self, side: int, key: str) -> str | None:
-        """The value of a row as JSON; None without a row."""
+        """Return the value of a row as JSON; None without a row."""
         name = f"{side}:{key}"
         if name not in self._values:
             self.load([name])

@@ -16,7 +16,7 @@ from sluice.operators.columns import ReleasedResults
 
 
 def emitted_rows(operator: int, count: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
-    """The results of an operator as rows."""
+    """Return the results of an operator as rows."""
     fixed = {
         "target": operator,
         "emitted": True,

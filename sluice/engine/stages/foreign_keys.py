@@ -42,7 +42,11 @@ class ForeignKeyMoves:
         return cls(tuple(joins))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Mark rows. Batches wait while the last row for a join is an old value, because its new value may follow."""
+        """Mark rows.
+
+        Batches wait while the last row for a join is an old value, because its new value may
+        follow.
+        """
         held: list[pa.RecordBatch] = []
         for batch in batches:
             if not batch.num_rows:
@@ -64,7 +68,7 @@ class ForeignKeyMoves:
 
     @staticmethod
     def _indices(table: pa.Table, join: int) -> Indices:
-        """The indices of the rows of a join's left table."""
+        """Return the indices of the rows of a join's left table."""
         is_input = pc.and_(
             pc.equal(table.column("target"), join),
             pc.equal(table.column("side"), LEFT),
@@ -84,7 +88,7 @@ class ForeignKeyMoves:
 
 
 def _is_moved(rows: pa.Table) -> Mask:
-    """Whether each row of a foreign-key join's left table gets the side MOVED.
+    """Return whether each row of a foreign-key join's left table gets the side MOVED.
 
     This depends on the other value of the row's change: whether it has the same foreign key,
     another one or none.

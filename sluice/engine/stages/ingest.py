@@ -50,7 +50,7 @@ class _TaskResults(TaskResults):
     advances: Advances
 
     def time(self, name: str, part: Partition) -> int:
-        """The current stream time of an operator in a partition."""
+        """Return the current stream time of an operator in a partition."""
         topic, number = part
         if part in self.parts:
             time = self.parts[part].times.get(f"{name}/{topic}/{number}")
@@ -78,7 +78,7 @@ class Ingest(TaskOfBatch):
         side_outputs: SideOutputs,
         partitions: Mapping[str, int],
     ) -> Self:
-        """The ingest of a job. `partitions`: topic → number of partitions."""
+        """Return the ingest of a job. `partitions`: topic → number of partitions."""
         stream_times = StreamTimeReader.of(job, partitions)
         sinks = RecordSinks.of(job, side_outputs)
         return cls(stream_times, sinks, job.groups, totals, job.operators, job.pipeline.workers)
@@ -169,7 +169,7 @@ class Ingest(TaskOfBatch):
                     )
 
     def _positions(self, batch: pa.RecordBatch) -> dict[str, Times]:
-        """The sequence and origin of every record.
+        """Return the sequence and origin of every record.
 
         Raises EngineError if a number of a partition or an offset is too large for an origin.
         """
@@ -232,7 +232,10 @@ class Ingest(TaskOfBatch):
         return rows(len(indices), columns | position)
 
     def _advancing(self, batch: pa.RecordBatch, side: Edge, passed: Mask) -> Mask:
-        """Mask of the records that advance stream time. They have a key and a value if the operator needs them."""
+        """Mask of the records that advance stream time.
+
+        They have a key and a value if the operator needs them.
+        """
         if side.counts_every_record:
             return self._are_of(batch, side.topics)
         advancing = passed

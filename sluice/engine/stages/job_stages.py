@@ -49,7 +49,10 @@ Kinds: TypeAlias = Callable[[Sequence[Column]], Mapping[str, str]]
 
 @dataclass
 class Stages:
-    """The stages of a job. Call the methods stage by stage: a stage's types depend on the types of earlier stages."""
+    """The stages of a job.
+
+    Call the methods stage by stage: a stage's types depend on the types of earlier stages.
+    """
 
     job: Job
     storage: Storage
@@ -61,12 +64,13 @@ class Stages:
     arguments: dict[int, list[str]] = field(default_factory=dict)
     """Aggregate → the types of its functions' arguments."""
     types: dict[str, str] = field(default_factory=dict)
-    """Column of an operator's results, such as `v9` → its type; an empty text if the type is unknown."""
+    """Column of an operator's results, such as `v9` → its type; an empty text if the type is
+    unknown."""
     _values: dict[tuple[int, int], str] = field(default_factory=dict)
     """Target and side of an edge → the type of the edge's values."""
 
     def first_edges(self, kinds: Kinds) -> Layers:
-        """The columns of the edges from the stateless steps."""
+        """Return the columns of the edges from the stateless steps."""
         edges = self.job.edges_from(0)
         paths = [
             Column(edge.path_column, edge.path_from(START), edge.target)
@@ -82,7 +86,10 @@ class Stages:
         return (*columns, tuple(paths)) if paths else columns
 
     def edges(self, stage: int, kinds: Kinds) -> Layers:
-        """The columns of the edges from a stage. Also records the types of the edges' values."""
+        """Return the columns of the edges from a stage.
+
+        Also records the types of the edges' values.
+        """
         edges = self.job.edges_from(stage)
         values: list[Column] = []
         for edge in edges:
@@ -115,7 +122,9 @@ class Stages:
         return tuple(conditions), tuple(columns)
 
     def _argument_types(self, edge: Edge, kinds: list[str]) -> list[str]:
-        """The types of an aggregate's arguments. A cogrouped stream has no type for the arguments of other streams.
+        """Return the types of an aggregate's arguments.
+
+        A cogrouped stream has no type for the arguments of other streams.
 
         Raises TopologyError if two streams have different types for an argument.
         """
@@ -135,7 +144,7 @@ class Stages:
         return [operator for operator in self.job.operators if operator.stage == number]
 
     def task(self, number: int) -> Stage:
-        """The task that runs the operators of a stage; also records the types of their results."""
+        """Return the task that runs the operators of a stage; also records the types of their results."""
         job, only_stored = self.job, self.job.store_only_operators
         only_changes = job.operators_of_changes
         operators = self.operators(number)
@@ -171,7 +180,7 @@ class Stages:
         return stage
 
     def results(self, number: int) -> tuple[tuple[PlannedOperator, str], ...]:
-        """The operators of a stage with the columns of their results.
+        """Return the operators of a stage with the columns of their results.
 
         Omits results that no later expression reads.
         """
@@ -181,7 +190,7 @@ class Stages:
         return tuple(results)
 
     def last_tasks(self, number: int) -> tuple[BatchTask | TaskOfBatch, ...]:
-        """The tasks that run when a stage's results have become rows for their targets.
+        """Return the tasks that run when a stage's results have become rows for their targets.
 
         The last of them yields row batches for the next tasks or, if it has written the shards,
         only side outputs.
@@ -223,7 +232,7 @@ class Stages:
         return types
 
     def _result_types(self, operator: PlannedOperator) -> Iterable[tuple[str, str]]:
-        """The columns of an operator's results, with their types."""
+        """Yield the columns of an operator's results, with their types."""
         match operator.action:
             case Process(outputs=outputs):
                 for output in outputs.values():
@@ -240,10 +249,10 @@ class Stages:
                 yield operator.result, kind
             case StreamJoin() | TableJoin():
                 left, right = (self._values[operator.number, side] for side in (0, 1))
-                yield (
-                    operator.result,
-                    f"struct<left:{left},right:{right}>" if left and right else "",
-                )
+                fields = {"left": left, "right": right}
+                if isinstance(operator.action, TableJoin) and operator.action.mapped_key:
+                    fields[operator.action.mapped_key] = "string"
+                yield operator.result, compact(struct_type(fields)) if left and right else ""
             case Changes():
                 row = self._values[operator.number, 0]
                 yield operator.result, f"struct<kind:string,old:{row},new:{row}>" if row else ""
@@ -277,7 +286,7 @@ def parsed(operator: PlannedOperator, kind: str) -> str:
 
 
 def _one_type(operator: PlannedOperator, kinds: list[str]) -> str:
-    """The common type of a merge's streams; empty if the type of any stream is unknown.
+    """Return the common type of a merge's streams; empty if the type of any stream is unknown.
 
     Raises TopologyError if the types differ.
     """
@@ -294,7 +303,10 @@ def _one_type(operator: PlannedOperator, kinds: list[str]) -> str:
 
 
 def _fields(kind: str) -> frozenset[tuple[str, str]]:
-    """A struct's fields and their types, regardless of order. Any other type counts as one field without a name."""
+    """Return a struct's fields and their types, regardless of order.
+
+    Any other type counts as one field without a name.
+    """
     return frozenset((struct_fields(kind) or {"": kind}).items())
 
 
@@ -324,7 +336,7 @@ def _argument(sql: str, kind: str) -> str:
 
 
 def kinds_by_name(types: Mapping[str, str]) -> Kinds:
-    """A function that derives the types of columns from `types`, the types of the columns that they read.
+    """Return a function that derives the types of columns from `types`, the types of the columns that they read.
 
     The function raises NeedsSparkError for a column that Spark must compute.
     """

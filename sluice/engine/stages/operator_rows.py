@@ -46,9 +46,11 @@ COLUMNS = (
 _OF_OBJECTS = tuple(name for name in COLUMNS if name not in ("before", "after", "undecided"))
 """The columns from which objects are made."""
 _ROWS_AT_ONCE = 1_000
-"""So many rows become Python objects at once: few enough to be still in the CPU's cache when they are processed."""
+"""So many rows become Python objects at once: few enough to be still in the CPU's cache when they
+are processed."""
 _KEYED_ROWS_AT_ONCE = 50_000
-"""The rows of many keys are processed and forgotten in parts of about this size, with their states and results."""
+"""The rows of many keys are processed and forgotten in parts of about this size, with their states
+and results."""
 _BEFORE_ALL = (BEFORE_ALL, BEFORE_ALL)
 
 T = TypeVar("T")
@@ -83,13 +85,17 @@ class OperatorRows:
     columns: Mapping[str, pa.Array]
     """The columns of `COLUMNS`, without stream times."""
     stream_times: Mapping[str, Times]
-    """The stream times `before` and `after` each row, and for a join also `left` and `right`; see `Row`."""
+    """The stream times `before` and `after` each row, and for a join also `left` and `right`; see
+    `Row`."""
     _part_of: tuple[OperatorRows, Indices] | None = None
-    """For rows whose columns are made when they are first read: the rows from which they are taken, and the indices."""
+    """For rows whose columns are made when they are first read: the rows from which they are taken,
+    and the indices."""
 
     @classmethod
     def of(cls, batches: list[dict[str, pa.Array]], timeline: Timeline | None) -> Self:
-        """The rows of these batches, unsorted. Takes the columns out of the batches, to free their memory early.
+        """Return the rows of these batches, unsorted.
+
+        Takes the columns out of the batches, to free their memory early.
 
         `timeline` gives the stream times if the rows have none.
         """
@@ -113,14 +119,14 @@ class OperatorRows:
         return len(self.columns["key"]) if self._part_of is None else len(self._part_of[1])
 
     def values_at(self, name: str, indices: Indices) -> pa.Array:
-        """The values of a column at some rows. Does not make the column."""
+        """Return the values of a column at some rows. Does not make the column."""
         if self._part_of is None:
             return taken(self.columns[name], pa.array(indices))
         rows, places = self._part_of
         return taken(rows.columns[name], pa.array(places[indices]))
 
     def keys(self, side: int | None = None) -> list[str]:
-        """The different keys of all rows, or of the rows of one side.
+        """Return the different keys of all rows, or of the rows of one side.
 
         The keys are sorted, because the shard stores neighbouring keys close to each other.
         """
@@ -145,15 +151,18 @@ class OperatorRows:
         return sides
 
     def where(self, chosen: Mask) -> Self:
-        """The chosen rows."""
+        """Return the chosen rows."""
         return self._take(np.flatnonzero(chosen))
 
     def in_order(self) -> Self:
-        """The rows sorted by position."""
+        """Return the rows sorted by position."""
         return self._take(self._order())
 
     def last_of_keys(self) -> Self:
-        """The last row of each key, by position, without old values. Rows without a key are all kept."""
+        """Return the last row of each key, by position, without old values.
+
+        Rows without a key are all kept.
+        """
         order = self._order()
         codes = self.columns["key"].dictionary_encode()
         numbers = np.asarray(pc.fill_null(codes.indices, -1))[order]
@@ -165,7 +174,7 @@ class OperatorRows:
         return self._take(np.concatenate((last[last >= 0], order[numbers < 0])))
 
     def by_key(self) -> Iterator[tuple[KeyedRows | None, Self]]:
-        """The rows sorted by key and then by position, in parts with all rows of their keys.
+        """Yield the rows sorted by key and then by position, in parts with all rows of their keys.
 
         Yields each part as KeyedRows and as OperatorRows. The rows without a key come last, only as
         OperatorRows. Most operators read few columns of their rows, so each column of a part is
@@ -194,7 +203,7 @@ class OperatorRows:
         return KeyedRows(keys, starts, self.columns, self.stream_times)
 
     def _order(self) -> Indices:
-        """The indices that sort the rows by position."""
+        """Return the indices that sort the rows by position."""
         return sorted_indices(pa.table({name: self.columns[name] for name in SORT_KEY}))
 
     def _take(self, indices: Indices) -> Self:
@@ -214,7 +223,7 @@ class OperatorRows:
         return type(self)(columns, stream_times, (self, indices))
 
     def rows(self) -> Iterator[tuple[Position, Row]]:
-        """The rows as objects, each with its position."""
+        """Yield the rows as objects, each with its position."""
         for begin in range(0, len(self), _ROWS_AT_ONCE):
             columns: dict[str, list[Any]] = {}
             for name in _OF_OBJECTS:
@@ -256,11 +265,14 @@ class OperatorRows:
 
 
 def _different_texts(column: pa.Array) -> pa.Array:
-    """The different texts of a column, sorted, without null."""
+    """Return the different texts of a column, sorted, without null."""
     return pc.drop_null(pc.unique(column)).sort()
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """The column's values. A column of nulls, such as the headers in most batches, is not converted one by one."""
+    """Return the column's values.
+
+    A column of nulls, such as the headers in most batches, is not converted one by one.
+    """
     count = len(column)
     return [None] * count if column.null_count == count else column.to_pylist()

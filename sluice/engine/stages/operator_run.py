@@ -35,7 +35,8 @@ from sluice.values.row_order import turn_of_timers
 from sluice.values.windowed_keys import split_windowed_key
 
 _ROWS_UNCHECKED = 100
-"""A task checks once per so many rows whether it has collected so many results that it must pass them on."""
+"""A task checks once per so many rows whether it has collected so many results that it must pass
+them on."""
 
 
 class OperatorRun:
@@ -67,7 +68,7 @@ class OperatorRun:
         """The versions of the states that were loaded. The shard stores only the states that have
         changed since then."""
         self._shared_version: Replaced | None = None
-        self._entries_before: dict[str, Sequence[dict[str, tuple[int, Any]]]] = {}
+        self._entries_before: dict[str, Sequence[dict[str, tuple[Any, ...]]]] = {}
         """Key → the entries of a processor's stores before the batch."""
         self.changed: list[State] = []
         """The states of the finished keys, for the shard. A key is finished after its last row."""
@@ -90,7 +91,7 @@ class OperatorRun:
         self.releases = self._create_releases()
 
     def _closed_time(self, timeline: Timeline) -> int:
-        """The stream time at which the operator drops state that can no longer change."""
+        """Return the stream time at which the operator drops state that can no longer change."""
         # As in Kafka Streams, the stream time of a record's own cogrouped stream decides whether
         # the record is late. So an aggregate keeps a window until all of the streams have passed
         # it. But the largest stream time of the streams decides when a suppress step, which is
@@ -106,7 +107,10 @@ class OperatorRun:
         return self.timeline if plan.has_own_stream_time and not plan.is_timed_by_source else None
 
     def _create_releases(self) -> Releases | None:
-        """The results that the operator sends as stream time advances; None if it sends none."""
+        """Return the results that the operator sends as stream time advances.
+
+        Return None if it sends none.
+        """
         if self.timeline is None:
             return None
         match self.operator:
@@ -149,7 +153,7 @@ class OperatorRun:
         return self.spec.number
 
     def _due_until(self, until: int) -> list[str]:
-        """The keys with results that are due at `until`.
+        """Return the keys with results that are due at `until`.
 
         The time `until` is a stream time, or for a table that expires by the clock a time of the
         clock.
@@ -241,13 +245,16 @@ class OperatorRun:
         return states
 
     def _states_in_store(self, keys: Sequence[str]) -> dict[str, Any]:
-        """The states of a table, made from the rows of its store. Empty if no result depends on them."""
+        """Return the states of a table, made from the rows of its store.
+
+        Empty if no result depends on them.
+        """
         if not self.spec.plan.sends_old_values:
             return {}
-        return {
-            key: LatestValue(value)
-            for key, value in self._stored.read_store(self.spec.number, keys).items()
-        }
+        values = self._stored.read_store(
+            self.spec.number, keys, with_headers=self.spec.plan.keeps_headers
+        )
+        return {key: LatestValue(value) for key, value in values.items()}
 
     def process_by_key(self, rows: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
         """Process all rows of the batch key by key. Yields the results.
@@ -269,7 +276,9 @@ class OperatorRun:
             yield from output.take()
 
     def _process_columns(self, keyed: KeyedRows, part: OperatorRows, output: StageOutput) -> bool:
-        """Process all rows at once. Returns False, with the states as before, if the operator cannot do so.
+        """Process all rows at once.
+
+        Returns False, with the states as before, if the operator cannot do so.
 
         `part` has the same rows as `keyed`.
         """
@@ -308,7 +317,7 @@ class OperatorRun:
                 yield from output.take()
 
     def replaced_rows(self, rows: OperatorRows) -> frozenset[int]:
-        """The indices of a table's old values that the next row replaces in the same group.
+        """Return the indices of a table's old values that the next row replaces in the same group.
 
         As in Kafka Streams, such a change is one update of the group. A change of group is two
         updates.
@@ -331,7 +340,10 @@ class OperatorRun:
         self.copied_rows.load(names)
 
     def process(self, row: Row, output: StageOutput) -> None:
-        """Process one row. A result that becomes due with the row is sent by `release`, not here."""
+        """Process one row.
+
+        A result that becomes due with the row is sent by `release`, not here.
+        """
         if self.reads_tables and row.side != LEFT:
             if row.key is not None:
                 self.copied_rows.put(row.side, row.key, row.value)
@@ -356,7 +368,7 @@ class OperatorRun:
         self.operator.change(self.state(new.key), old, new, output)
 
     def state(self, key: str | None) -> Any:
-        """The state of a key; a new state if the key has none yet."""
+        """Return the state of a key; a new state if the key has none yet."""
         # A row without a key belongs to no state. The operator drops it, or sends it on.
         if key is None:
             return self.operator.new_state()
@@ -430,7 +442,7 @@ class OperatorRun:
                 operator.tick(state, key, now, closed, output, start_timer)
 
     def _timer_before(self) -> int | None:
-        """When the worker's earliest wall-clock timer is due, as known before the batch.
+        """Return when the worker's earliest wall-clock timer is due, as known before the batch.
 
         -1 without a timer, None if unknown.
         """
@@ -497,10 +509,10 @@ class OperatorRun:
         entries_after = [self.operator.entries(state) for state in self.states.values()]
         entries_before = [self._entries_before[key] for key in self.states]
         for number, group_id in enumerate(self.spec.queryable_stores):
-            before = self.operator.texts_of_entries(
+            before = self.operator.rows_of_entries(
                 number, [entries[number] for entries in entries_before]
             )
-            after = self.operator.texts_of_entries(
+            after = self.operator.rows_of_entries(
                 number, [entries[number] for entries in entries_after]
             )
             keys: list[str] = []
@@ -508,7 +520,7 @@ class OperatorRun:
             for key, text_before, text in zip(self.states, before, after, strict=True):
                 if text != text_before:
                     keys.append(key)
-                    values.append(None if text is None else f"[{text}]")
+                    values.append(text)
             if keys and self.spec.plan.by_window:
                 plain_keys, windows = zip(*map(split_windowed_key, keys), strict=True)
                 output.put_state_rows(group_id, plain_keys, values, windows)
@@ -516,7 +528,7 @@ class OperatorRun:
                 output.put_state_rows(group_id, keys, values)
 
     def _states_to_store(self) -> Iterator[State]:
-        """The states of the loaded keys, and the tombstones of emptied states."""
+        """Yield the states of the loaded keys, and the tombstones of emptied states."""
         if self.spec.has_states_in_store:
             return
         operator, number = self.operator, self.spec.number
@@ -533,7 +545,7 @@ class OperatorRun:
                 yield State(number, key, None, replaces=replaced)
 
     def shared_states(self) -> Iterator[State]:
-        """The states that belong to no key: copies of tables' rows, and the state that all keys of the worker share."""
+        """Yield the states that belong to no key: copies of tables' rows, and the state that all keys of the worker share."""
         yield from self.copied_rows.states_to_store()
         if (shared := getattr(self.operator, "shared", None)) is not None:
             yield State(

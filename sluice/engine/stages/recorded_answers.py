@@ -41,7 +41,10 @@ class RecordedAnswers:
     """Source number → its topic."""
 
     def process(self, rows: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
-        """Send the results of all rows to `output`, in order. Whenever there are many results, yields them."""
+        """Send the results of all rows to `output`, in order.
+
+        Whenever there are many results, yields them.
+        """
         waiting = rows.in_order().rows()
         while turn := list(islice(waiting, self.operator.rows_at_once)):
             answers = self._answers(turn)
@@ -55,7 +58,7 @@ class RecordedAnswers:
                 yield from output.take()
 
     def _answers(self, turn: Sequence[_Placed]) -> list[Answered]:
-        """The answers of these rows; empty answers for rows that need none."""
+        """Return the answers of these rows; empty answers for rows that need none."""
         ids = [
             self._id(position, row) if self.operator.needs_answer(row) else ""
             for position, row in turn

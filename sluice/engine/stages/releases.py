@@ -36,7 +36,7 @@ class ClockTime:
         self.headers: Mapping[Position, str] = {}
 
     def closing_position(self, due: int) -> Position:
-        """The position at which a result is due: before all rows, or after them if it is not due yet."""
+        """Return the position at which a result is due: before all rows, or after them if it is not due yet."""
         return BEGIN if due <= self.closed_after else END
 
 
@@ -67,7 +67,9 @@ class Releases:
         """Key → when its next results are due, and the earliest position to send them at."""
 
     def schedule(self, key: str, due: int | None, position: Position) -> None:
-        """Set the time at which the key's next result is due. The result is sent at `position` at the earliest.
+        """Set the time at which the key's next result is due.
+
+        The result is sent at `position` at the earliest.
 
         Results that are due after the batch are ignored.
         """
@@ -80,7 +82,7 @@ class Releases:
             heappush(self._heap, (due, key))
 
     def next(self, position: Position, *, inclusive: bool) -> DueKey | None:
-        """The next key whose results are due before a position, or at it if `inclusive`."""
+        """Return the next key whose results are due before a position, or at it if `inclusive`."""
         head = self._head()
         if head is None:
             return None
@@ -98,7 +100,7 @@ class Releases:
         return None
 
     def _head(self) -> tuple[int, str] | None:
-        """The earliest due time and its key. Does not remove them from the heap."""
+        """Return the earliest due time and its key. Does not remove them from the heap."""
         while self._heap:
             due, key = self._heap[0]
             if key in self._due and self._due[key][0] == due:
@@ -152,7 +154,7 @@ class UnmatchedSearches(Releases):
             self._current = search_position, stream_time
 
     def _next_search(self) -> tuple[int, int] | None:
-        """The next advance of stream time at which the join looks for unmatched records."""
+        """Return the next advance of stream time at which the join looks for unmatched records."""
         searches: list[tuple[int, int]] = []
         for side, (advances, times) in enumerate(self.timeline.searches):
             late_enough = np.searchsorted(times, self._join.looks_after(side), "right")

@@ -13,7 +13,7 @@ from sluice.values import row_order
 
 
 def result_paths(causes: pa.Array, numbers: Indices, *, rekeyed: bool = False) -> pa.Array:
-    """The paths of results, each made from the path of the cause and the result's number among the cause's results."""
+    """Return the paths of results, each made from the path of the cause and the result's number among the cause's results."""
     parts = [causes, _result_elements(numbers)]
     if rekeyed:
         parts.insert(0, pa.scalar(row_order.after_rekeying(b"")))
@@ -21,7 +21,7 @@ def result_paths(causes: pa.Array, numbers: Indices, *, rekeyed: bool = False) -
 
 
 def release_paths(causes: pa.Array, results: ReleasedResults, *, before: bool) -> pa.Array:
-    """The paths of results that are released before or after the row that advances stream time.
+    """Return the paths of results that are released before or after the row that advances stream time.
 
     `causes`: the paths of these rows.
     """
@@ -39,7 +39,10 @@ def _result_elements(numbers: Indices) -> pa.Array | pa.Scalar:
 
 
 def _elements(numbers: Integers, element: Callable[[int], bytes]) -> pa.Array | pa.Scalar:
-    """The element of a path for each number; a scalar if all are the same. Most results have the same few numbers."""
+    """Return the element of a path for each number; a scalar if all are the same.
+
+    Most results have the same few numbers.
+    """
     encoded = pa.array(numbers).dictionary_encode()
     elements = pa.array([element(number) for number in encoded.dictionary.to_pylist()], pa.binary())
     return elements[0] if len(elements) == 1 else elements.take(encoded.indices)

@@ -32,7 +32,8 @@ class StageResult:
     column: str
     type: pa.DataType
     output: str | None
-    """The output to which a processor sends these results; None for all results of another operator."""
+    """The output to which a processor sends these results; None for all results of another
+    operator."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,12 @@ class ShuffleTarget:
 
     @classmethod
     def of_failure(cls, number: int) -> Self:
-        """The target for the rows that a step rejects, given the number of the failure in the stage."""
+        """Return the target for the rows that a step rejects, given the number of the failure in the stage."""
         name = f"failure{number}"
         return cls(REJECTED, None, name, f"{name}_key", f"{name}_value", None, (b"", b""))
 
     def rows(self, columns: dict[str, pa.Array]) -> pa.RecordBatch | None:
-        """The rows for the target, or None if no result goes there."""
+        """Return the rows for the target, or None if no result goes there."""
         passed = np.flatnonzero(boolean_mask(columns[self.passed]))
         count = len(passed)
         if not count:
@@ -117,7 +118,10 @@ class ShuffleTargets:
 
     @classmethod
     def of(cls, stages: Stages, number: int) -> Self:
-        """The targets after a stage. Raises NeedsSparkError if Spark must compute their rows."""
+        """Return the targets after a stage.
+
+        Raises NeedsSparkError if Spark must compute their rows.
+        """
         job = stages.job
         types: dict[str, str] = dict(ROW)
         results = []
@@ -167,7 +171,7 @@ class ShuffleTargets:
                     yield rows
 
     def _columns(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
-        """The batch's columns, and the columns that the rows for the targets need."""
+        """Return the batch's columns, and the columns that the rows for the targets need."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         for result in self.results:
             is_result = pc.equal(columns["target"], result.operator)

@@ -280,7 +280,7 @@ class StageOutput:
         self._results += 1
 
     def _release_path(self, released: Released, rank: int | None) -> bytes:
-        """The path of results that are sent because time has advanced.
+        """Return the path of results that are sent because time has advanced.
 
         If given, `rank` takes the place of the time at which the results were due.
         """
@@ -297,7 +297,10 @@ class StageOutput:
         return row_order.event_path(path, self.operator.plan.name, released.timer, released.cause)
 
     def add_rows(self, batch: pa.RecordBatch) -> None:
-        """Add a batch of results that were made as columns. The columns include the results' positions."""
+        """Add a batch of results that were made as columns.
+
+        The columns include the results' positions.
+        """
         self._batches.append(batch)
 
     def put_state_rows(
@@ -307,7 +310,10 @@ class StageOutput:
         values: Sequence[str | None],
         windows: Sequence[Bounds] | None = None,
     ) -> None:
-        """Add changes to the state rows of different keys, at the current position. `windows`: those of the keys."""
+        """Add changes to the state rows of different keys, at the current position.
+
+        `windows`: those of the keys.
+        """
         columns = {
             "target": group_id,
             "key": pa.array(keys, pa.string()),
@@ -437,7 +443,10 @@ class StageOutput:
     def add_columns(
         self, operator: StageOperator, results: Results, keyed: KeyedRows, rows_of: OperatorRows
     ) -> None:
-        """Add the results that an operator has computed as columns. `rows_of` are the same rows as `keyed`."""
+        """Add the results that an operator has computed as columns.
+
+        `rows_of` are the same rows as `keyed`.
+        """
         for reason, dropped in results.dropped.items():
             self._count_rows(f"{reason}/{operator.plan.name}", rows_of.values_at("origin", dropped))
             if reason in PASSED_OVER:
@@ -513,7 +522,7 @@ class StageOutput:
             self.by_partition.setdefault(part, Counter())[name] += int(number)
 
     def take(self) -> Iterator[pa.RecordBatch]:
-        """All results so far, as Arrow batches.
+        """Yield all results so far, as Arrow batches.
 
         If an operator's results go only to a store, only the last result for each row of the store
         is included.
@@ -540,7 +549,7 @@ class StageOutput:
         return rows(count, arrays)
 
     def _without_replaced(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows, without the results that a later result of the same key replaces in the store."""
+        """Return the rows, without the results that a later result of the same key replaces in the store."""
         of_stores = pc.is_in(batch.column("target"), pa.array(self.only_stored, pa.int32()))
         is_kept = boolean_mask(pc.invert(pc.and_(batch.column("emitted"), of_stores)))
         stored = np.flatnonzero(~is_kept)
@@ -567,7 +576,7 @@ _COLUMNS = (
 
 
 def _numbers_within(causes: Indices) -> Indices:
-    """The number of each result among the results with the same cause.
+    """Return the number of each result among the results with the same cause.
 
     Such results follow each other.
     """

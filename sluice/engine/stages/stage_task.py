@@ -78,7 +78,7 @@ class Stage(TaskOfBatch):
                 yield from self._run(received, worker, start.number, before)
 
     def _has_due_results(self, before: StreamTimes, worker: int) -> bool:
-        """Whether a wall-clock timer or a held-back result of the worker is due.
+        """Return whether a wall-clock timer or a held-back result of the worker is due.
 
         The stage must then run even without rows.
         """
@@ -118,7 +118,7 @@ class Stage(TaskOfBatch):
         timelines: Mapping[str, Timeline],
         timers: Mapping[str, int],
     ) -> BatchStats:
-        """The counts and stream times after the batch, and when timers are due."""
+        """Return the counts and stream times after the batch, and when timers are due."""
         times = dict(timers)
         for clock, timeline in timelines.items():
             times |= timeline.after
@@ -166,7 +166,10 @@ class StageRows:
         """The bytes of the rows. Rows that several operators share count once."""
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Add the rows for the stage. Yields the other rows, and the rows that later stages share with this one."""
+        """Add the rows for the stage.
+
+        Yields the other rows, and the rows that later stages share with this one.
+        """
         of_stage = pc.and_(
             pc.is_in(batch.column("target"), self._operators), pc.invert(batch.column("emitted"))
         )
@@ -207,7 +210,7 @@ class StageRows:
 
 
 def _shared_rows(rows: pa.RecordBatch, edge: Edge) -> pa.RecordBatch:
-    """The rows of an operator as rows of an edge that shares them."""
+    """Return the rows of an operator as rows of an edge that shares them."""
     shares = edge.shares
     assert shares is not None
     assert edge.constant_path is not None
@@ -247,7 +250,8 @@ class StageRun:
             if operator.spec.chained_to is not None:
                 self.listeners.setdefault(operator.spec.chained_to, []).append(operator)
         self.window_readers: dict[int, list[ClosingRun]] = {}
-        """Aggregate → the suppress steps that read the results of closed windows from its states."""
+        """Aggregate → the suppress steps that read the results of closed windows from its
+        states."""
         for number, runs in self.listeners.items():
             self.window_readers[number] = [run for run in runs if isinstance(run, ClosingRun)]
         self.output = StageOutput(listeners=self.listeners, only_stored=only_stored)
@@ -273,7 +277,10 @@ class StageRun:
         return cls(operators, stage.only_stored, stage.last_only, answers)
 
     def process(self, by_target: dict[int, list[dict[str, pa.Array]]]) -> Iterator[pa.RecordBatch]:
-        """Pass all rows to their operators, one operator after the other. Yields results, and frees the rows."""
+        """Pass all rows to their operators, one operator after the other.
+
+        Yields results, and frees the rows.
+        """
         # Operators do not depend on each other within a stage, unless one is chained to the other.
         # So each operator can process all of its rows before the next operator begins.
         for number, run in self.operators.items():
@@ -363,7 +370,10 @@ class StageRun:
         yield from self.output.take()
 
     def states_to_store(self) -> list[State]:
-        """The states of all operators' finished keys; the shard writes the states that have changed."""
+        """Return the states of all operators' finished keys.
+
+        The shard writes those that have changed.
+        """
         states: list[State] = []
         for operator in self.operators.values():
             states += operator.changed
@@ -371,7 +381,7 @@ class StageRun:
         return states
 
     def timers_after(self) -> dict[str, int]:
-        """When the earliest timers and the earliest held-back results are due after the batch.
+        """Return when the earliest timers and the earliest held-back results are due after the batch.
 
         There is a time for each processor with timers, and for each operator that holds back
         results.

@@ -37,7 +37,7 @@ class _Clock:
 
     @classmethod
     def of(cls, before: int, times: Times, advancing: Mask | bool = True) -> Self:
-        """The clock of a partition that only some of its advances, given by their `times`, move on."""
+        """Return the clock of a partition that only some of its advances, given by their `times`, move on."""
         return cls(
             np.maximum.accumulate(
                 np.concatenate(([before], np.where(advancing, times, BEFORE_ALL)))
@@ -58,7 +58,8 @@ class _PartitionClocks:
     """
 
     counts: Indices
-    """For each number of advances of all partitions, from 0 on: how many of them are of this partition."""
+    """For each number of advances of all partitions, from 0 on: how many of them are of this
+    partition."""
     all_rows: _Clock
     closed: _Clock
     """The time up to which windows are closed, and records are sent unmatched."""
@@ -91,16 +92,19 @@ class Timeline:
         tables = [open_table(pa.py_buffer(report)).read_all() for report in reports]
         self._reported = pa.concat_tables([*tables, ADVANCES.empty_table()])
         self._order = np.argsort(position_numbers(self._reported), kind="stable")
-        """The indices that sort the advances by position. Their columns are sorted when they are first read."""
+        """The indices that sort the advances by position. Their columns are sorted when they are
+        first read."""
         self._times = self._reported.column("time").to_numpy()[self._order]
         self._sides = self._reported.column("side").to_numpy()[self._order]
         self._complete = boolean_mask(self._reported.column("complete"))[self._order]
         numbers = partition_numbers(self._reported)[self._order]
         closed_so_far = before.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
         self.closed_before = max(closed_so_far, before.closed(operator.clock, operator.topics))
-        """The closed time before the batch. It never decreases, even if an idle partition has records again."""
+        """The closed time before the batch. It never decreases, even if an idle partition has
+        records again."""
         self._closing_positions: dict[int, Position] = {}
-        """Time → the position at which the closed time reaches it. Many results are due at the same time."""
+        """Time → the position at which the closed time reaches it. Many results are due at the same
+        time."""
         self._partitions: dict[int, _PartitionClocks] = {}
         self._active: list[_PartitionClocks] = []
         """The partitions that windows wait for."""
@@ -144,7 +148,10 @@ class Timeline:
         return closings, closed[closings + 1]
 
     def _clocks(self, number: int, of_number: Mask) -> _PartitionClocks:
-        """The clocks of the partitions with this number. `of_number`: mask of their advances."""
+        """Return the clocks of the partitions with this number.
+
+        `of_number`: mask of their advances.
+        """
         counts = np.concatenate(([0], np.cumsum(of_number)))
         # NumPy takes elements by their indices in a fraction of the time of a mask.
         indices = np.flatnonzero(of_number)
@@ -174,7 +181,7 @@ class Timeline:
         return _PartitionClocks(counts, all_rows, closed, left, right)
 
     def _stored_time(self, suffix: str, number: int) -> int:
-        """The stream time before the batch, of all topics' partitions with this number."""
+        """Return the stream time before the batch, of all topics' partitions with this number."""
         operator = self._operator
         return max(
             self._before.of(f"{operator.clock}{suffix}", topic, number) for topic in operator.topics
@@ -248,7 +255,7 @@ class Timeline:
         )
 
     def closing_position(self, due: int) -> Position:
-        """The first position at which the closed time has reached `due`."""
+        """Return the first position at which the closed time has reached `due`."""
         if due <= self.closed_before:
             return BEGIN
         position = self._closing_positions.get(due)
@@ -260,7 +267,7 @@ class Timeline:
         return position
 
     def closed_at(self, position: Position) -> int:
-        """The closed time at a position, after the advance at this position, if any."""
+        """Return the closed time at a position, after the advance at this position, if any."""
         closings, closed = self._closings
         count = bisect_right(
             range(len(closings)), position, key=lambda number: self.position(int(closings[number]))
@@ -293,7 +300,7 @@ class Timeline:
         }
 
     def position(self, advance: int) -> Position:
-        """The position of an advance."""
+        """Return the position of an advance."""
         sequences, origins, paths = self._positions
         return int(sequences[advance]), int(origins[advance]), paths[advance].as_py()
 

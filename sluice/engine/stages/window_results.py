@@ -51,11 +51,11 @@ class WindowResults:
         )
 
     def texts_of_keys(self) -> pa.Array:
-        """The text of each window's key."""
+        """Return the text of each window's key."""
         return self.key_texts.take(pa.array(self.keys))
 
     def columns(self) -> dict[str, Any]:
-        """The columns of the results' rows, without their positions and headers."""
+        """Return the columns of the results' rows, without their positions and headers."""
         return {
             "key": self.texts_of_keys(),
             "value": self.values,
@@ -72,7 +72,7 @@ def closed_rows(
     results: WindowResults,
     due: Times,
 ) -> pa.RecordBatch:
-    """The rows that a suppress step sends for windows that close in this batch.
+    """Return the rows that a suppress step sends for windows that close in this batch.
 
     `due`: the stream time at which each window closes.
     """

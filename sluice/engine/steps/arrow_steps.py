@@ -55,7 +55,9 @@ class ArrowSteps:
         more: Layers,
         by_spark: pa.Schema,
     ) -> Self | None:
-        """The steps that compute these columns, as `giving` makes them; None if Spark must compute the columns.
+        """Return the steps that compute these columns, as `giving` makes them.
+
+        Return None if Spark must compute the columns.
 
         Spark must compute them if Arrow cannot compute a step, or if Spark's schema, `by_spark`,
         has other types for the columns.
@@ -80,7 +82,7 @@ class ArrowSteps:
 
     @classmethod
     def giving(cls, job: Job, read: pa.Schema, columns: Mapping[str, str], more: Layers) -> Self:
-        """The steps that compute these columns: the job's layers, then the layers `more`.
+        """Return the steps that compute these columns: the job's layers, then the layers `more`.
 
         `columns`: name → SQL. `read` is the schema of decoded records.
         """
@@ -98,12 +100,12 @@ class ArrowSteps:
                 yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def columns(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
-        """All columns by name, including the batch's."""
+        """Return all columns by name, including the batch's."""
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         return self.columns_from(columns, batch.num_rows)
 
     def columns_from(self, columns: dict[str, pa.Array], count: int) -> dict[str, pa.Array]:
-        """The given columns, of `count` rows, and the columns of all layers."""
+        """Return the given columns, of `count` rows, and the columns of all layers."""
         for layer in self._typed:
             made: dict[str, pa.Array] = {}
             for name, expression in layer.columns:
@@ -125,7 +127,7 @@ class ArrowSteps:
 
 
 def _column(name: str, result: Result, count: int) -> pa.Array:
-    """A plain column.
+    """Return a plain column.
 
     It cannot fail: if a column can fail, the plan has a fallible expression for it.
     """
@@ -140,7 +142,7 @@ def _exploded(
     made: Mapping[str, pa.Array],
     count: int,
 ) -> dict[str, pa.Array]:
-    """All columns with a row per element of the array, like Spark's `posexplode_outer`."""
+    """Return all columns with a row per element of the array, like Spark's `posexplode_outer`."""
     lists = array_of(evaluate(explosion.array, columns, count).values, count)
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     rows = np.repeat(np.arange(count), np.maximum(lengths, 1))
@@ -157,7 +159,7 @@ def _exploded(
 
 
 def is_same(made: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether two types are equal, regardless of what may be null and of how the elements of lists are named."""
+    """Return whether two types are equal, regardless of what may be null and of how the elements of lists are named."""
     return _comparable(made) == _comparable(wanted)
 
 
@@ -170,7 +172,7 @@ def _fallible_columns(
     columns: Mapping[str, pa.Array],
     count: int,
 ) -> dict[str, pa.Array]:
-    """The columns of a fallible expression: its results, the text of its key, and its error.
+    """Return the columns of a fallible expression: its results, the text of its key, and its error.
 
     The expression is evaluated only for rows that have passed the filters before. For other rows,
     all columns are null.
@@ -211,7 +213,7 @@ def _errors(
     keys: pa.Array | None,
     failed: Mask,
 ) -> pa.Array:
-    """The error of each row for which the expression fails, or has a result that cannot be written, such as NaN."""
+    """Return the error of each row for which the expression fails, or has a result that cannot be written, such as NaN."""
     errors = np.full(len(failed), None, object)
     unusable = [(_is_not_finite(results), NOT_FINITE) for results in values]
     if keys is not None:
@@ -241,7 +243,10 @@ def _causes(
 
 
 def _is_not_finite(values: pa.Array) -> Mask | None:
-    """The rows whose value contains NaN or infinity. None if the type contains no doubles."""
+    """Return the rows whose value contains NaN or infinity.
+
+    None if the type contains no doubles.
+    """
     kind = values.type
     if pa.types.is_floating(kind):
         return mask_of(pc.invert(pc.is_finite(values)), len(values))
@@ -257,7 +262,7 @@ def _is_not_finite(values: pa.Array) -> Mask | None:
 
 
 def _any_element(lists: pa.Array, elements: Mask | None) -> Mask | None:
-    """The rows whose list has at least one of the elements that the mask marks."""
+    """Return the rows whose list has at least one of the elements that the mask marks."""
     if elements is None:
         return None
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()

@@ -75,7 +75,7 @@ def _with_structs(
     plain: Sequence[Plain],
     fallibles: Sequence[FallibleExpression],
 ) -> DataFrame:
-    """The frame with the plain columns, and a struct for each fallible expression, null where it fails."""
+    """Return the frame with the plain columns, and a struct for each fallible expression, null where it fails."""
     structs = [
         _null_if_failing(_struct_sql(fallible)).alias(fallible.name) for fallible in fallibles
     ]
@@ -97,7 +97,7 @@ def _with_errors(
     fallibles: Sequence[FallibleExpression],
     parts: Sequence[Sequence[tuple[Column, str]]],
 ) -> DataFrame:
-    """The frame with the key text and the error text of each fallible expression."""
+    """Return the frame with the key text and the error text of each fallible expression."""
     schema = frame.schema
     keys = [_key_column(fallible, schema) for fallible in fallibles if fallible.key is not None]
     errors: list[Column] = []
@@ -116,7 +116,10 @@ def _key_column(fallible: FallibleExpression, schema: spark.StructType) -> Colum
 
 
 def _key_of(fallible: FallibleExpression, schema: spark.StructType) -> str:
-    """SQL for the text of a fallible expression's key. Raises Unresolved if its type cannot be a key."""
+    """SQL for the text of a fallible expression's key.
+
+    Raises Unresolved if its type cannot be a key.
+    """
     assert fallible.key is not None
     try:
         return key_sql(fallible.result(fallible.key), _types_of(fallible, schema)[fallible.key])
@@ -125,7 +128,7 @@ def _key_of(fallible: FallibleExpression, schema: spark.StructType) -> str:
 
 
 def _types_of(fallible: FallibleExpression, schema: spark.StructType) -> list[spark.DataType]:
-    """The types of a fallible expression's columns."""
+    """Return the types of a fallible expression's columns."""
     kind = schema[fallible.name].dataType
     assert isinstance(kind, spark.StructType)
     return [column.dataType for column in kind.fields]
@@ -136,7 +139,10 @@ def _error_column(
     parts: Sequence[tuple[Column, str]],
     schema: spark.StructType,
 ) -> Column:
-    """The column with the expression's error text. `schema` contains the type of the expression's struct."""
+    """Return the column with the expression's error text.
+
+    `schema` contains the type of the expression's struct.
+    """
     message = F.when(F.expr(f"NOT ({fallible.passed})"), F.lit(None))
     message = message.when(F.col(fallible.name).isNull(), _cause(parts))
     unusable: list[tuple[str, str]] = []
@@ -165,7 +171,10 @@ def _fallible_parts(fallible: FallibleExpression) -> Iterator[tuple[Column, str]
 
 
 def _cause(parts: Sequence[tuple[Column, str]]) -> Column:
-    """The error text of the first part of the expression that fails. Parts within lambdas yield no text."""
+    """Return the error text of the first part of the expression that fails.
+
+    Parts within lambdas yield no text.
+    """
     text: Column = F.lit(NO_RESULT)
     # The loop goes from the last part to the first, so that the first part that fails gives the
     # text.
@@ -190,7 +199,10 @@ def _is_resolved(frame: DataFrame, column: Column) -> bool:
 
 
 def is_not_finite(sql: str, kind: spark.DataType) -> str | None:
-    """SQL that is true if a value contains NaN or infinity. None if the type contains no doubles."""
+    """SQL that is true if a value contains NaN or infinity.
+
+    None if the type contains no doubles.
+    """
     match kind:
         case spark.DoubleType() | spark.FloatType():
             return f"(isnan({sql}) OR abs({sql}) = double('Infinity'))"
@@ -218,7 +230,10 @@ def _any(array: str, kind: spark.DataType) -> str | None:
 
 
 def _null_if_failing(sql: str) -> Column:
-    """The expression's result, or null where Spark raises an error. Uses the JVM because SQL has no syntax for this."""
+    """Return the expression's result, or null where Spark raises an error.
+
+    Uses the JVM because SQL has no syntax for this.
+    """
     jvm: Any = SparkContext._jvm
     # The classes are looked up by whole names. For the attribute `org`, py4j would
     # search all jars for a class `org`, then for a class `org.apache`, and so on.

@@ -20,7 +20,10 @@ _FUNCTION = "sluice_key_of_json"
 
 
 class NoKeyError(Exception):
-    """Values of a type cannot be keys. The message names the type, and `next_step` says what to write instead."""
+    """Values of a type cannot be keys.
+
+    The message names the type, and `next_step` says what to write instead.
+    """
 
     def __init__(self, message: str, next_step: str) -> None:
         super().__init__(message)
@@ -43,7 +46,7 @@ def key_sql(sql: str, kind: spark.DataType) -> str:
 
 
 def _has_doubles(kind: spark.DataType) -> bool:
-    """Whether a key may have doubles, which Spark does not write as Python does."""
+    """Return whether a key may have doubles, which Spark does not write as Python does."""
     match kind:
         case spark.DoubleType() | spark.FloatType() | spark.VariantType():
             return True
@@ -93,7 +96,10 @@ def _plain(sql: str, kind: spark.DataType) -> str:
 
 
 def _json(sql: str, kind: spark.DataType, depth: int = 0, *, marked: bool = False) -> str:
-    """SQL for a value as JSON, never null. If `marked`, decimals get a mark that distinguishes them from doubles."""
+    """SQL for a value as JSON, never null.
+
+    If `marked`, decimals get a mark that distinguishes them from doubles.
+    """
     match kind:
         case spark.StructType():
             return f"IF({sql} IS NULL, 'null', {_object(sql, kind, depth, marked)})"
@@ -118,7 +124,10 @@ def _json(sql: str, kind: spark.DataType, depth: int = 0, *, marked: bool = Fals
 
 
 def _string(sql: str) -> str:
-    """SQL for the JSON of a text, or of bytes as base64. `to_json` needs an array, whose brackets are cut off."""
+    """SQL for the JSON of a text, or of bytes as base64.
+
+    `to_json` needs an array, whose brackets are cut off.
+    """
     return f"trim(BOTH '[]' FROM to_json(array({sql})))"
 
 

@@ -91,7 +91,7 @@ class _Pickler(CloudPickler):
 
 
 def _class_within(value: Any) -> type:
-    """The class of an instance, or the first member of a union such as `Created | Cancelled`."""
+    """Return the class of an instance, or the first member of a union such as `Created | Cancelled`."""
     return next((member for member in get_args(value) if isinstance(member, type)), type(value))
 
 
@@ -101,7 +101,7 @@ def _is_named_class(value: Any) -> bool:
 
 
 def _file(owner: Any) -> str:
-    """The path of the file that defines a class or a function; empty for built-in classes and functions."""
+    """Return the path of the file that defines a class or a function; empty for built-in classes and functions."""
     try:
         return inspect.getsourcefile(owner) or ""
     except TypeError:
@@ -146,7 +146,7 @@ def load_by_name(module: str, file: str) -> Any:
 
 
 def local(file: str) -> Path:
-    """The path of the pipeline's file: on a cluster's executor the driver's copy, elsewhere the original."""
+    """Return the path of the pipeline's file: on a cluster's executor the driver's copy, elsewhere the original."""
     from pyspark import SparkFiles
 
     # An executor's host may have another version of the file at the same path, so an executor uses

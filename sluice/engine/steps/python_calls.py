@@ -69,7 +69,7 @@ class _Calls:
         return value_decoder(self.planned.takes.value if self.planned.takes else Any)
 
     def _json(self, value: Any) -> str | None:
-        """The value as JSON. Raises an error if the value is not of the type that the step declares."""
+        """Return the value as JSON. Raises an error if the value is not of the type that the step declares."""
         return None if value is None else self._declared.json(value)
 
     @cached_property
@@ -122,7 +122,7 @@ class Call(_Calls):
                 if type(result := function(key, value)) is not bool:
                     require_run(result)
                 return {"value": "true" if result else "false"}
-            case "key":
+            case "key" | "mapped_key":
                 return {"key": _key(function(key, value))}
             case "record":
                 return self._pair(function(key, value))
@@ -141,7 +141,10 @@ class Call(_Calls):
 
 @dataclass(frozen=True)
 class BatchCall(_Calls):
-    """Calls an author's function for many values at once. A null value stays null without a call."""
+    """Calls an author's function for many values at once.
+
+    A null value stays null without a call.
+    """
 
     batch: FunctionBatch
 
@@ -193,7 +196,7 @@ class BatchCall(_Calls):
         ]
 
     def _arguments(self, texts: list[str]) -> Any:
-        """The values as the function takes them."""
+        """Return the values as the function takes them."""
         if self.batch.table is None:
             return [self._decode(text) for text in texts]
         column = array_of_json(pa.array(texts), arrow_type(self.batch.table))
@@ -209,7 +212,10 @@ class BatchCall(_Calls):
 
 
 def _key(key: Any) -> str | None:
-    """The text of a key. Raises an error for a key that is too long, and for a value that cannot be a key."""
+    """Return the text of a key.
+
+    Raises an error for a key that is too long, and for a value that cannot be a key.
+    """
     require_run(key)
     text = key_text(key)
     if text is not None:

@@ -33,7 +33,7 @@ def register(spark: SparkSession, job: Job) -> None:
 
 
 def _on_arrow(call: BatchCall) -> Any:
-    """A Spark SQL function that gets the arguments of many records at once."""
+    """Return a Spark SQL function that gets the arguments of many records at once."""
 
     def results(passed: pa.Array, keys: pa.Array, values: pa.Array) -> pa.Array:
         outcomes = call.call_all(passed.to_pylist(), keys.to_pylist(), values.to_pylist())

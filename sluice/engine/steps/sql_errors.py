@@ -61,7 +61,7 @@ def unresolved_error(job: Job, unresolved: Unresolved) -> TopologyError:
 
 
 def no_result_error(job: Job, message: str) -> EngineError | None:
-    """The EngineError if Spark's message says that an expression has no result for a record, else None."""
+    """Return the EngineError if Spark's message says that an expression has no result for a record, else None."""
     # Spark's message suggests a function that returns null, and contains the column's SQL.
     suggestion = re.search(r"\[(?!STREAM_FAILED)[A-Z_.]+\] ([^\n]*Use `try_[^.]*\.)", message)
     if suggestion is None:

@@ -22,7 +22,7 @@ _FRAME = re.compile(r'File "([^"\n]*)", line (\d+) in (\S+)')
 
 
 def worker_error(job: Job, message: str) -> EngineError | None:
-    """The error if Spark's message says that a task raised an EngineError, or a Python worker has ended; else None."""
+    """Return the error if Spark's message says that a task raised an EngineError, or a Python worker has ended; else None."""
     if raised := _RAISED.findall(message):
         # The last error in a traceback is the error that ended the task. Its text contains the
         # advice to the author.
@@ -49,7 +49,7 @@ def worker_error(job: Job, message: str) -> EngineError | None:
 
 
 def _place(message: str, files: set[str]) -> str | None:
-    """The innermost line, preferably of these files, of a crash that Python has reported."""
+    """Return the innermost line, preferably of these files, of a crash that Python has reported."""
     if (crash := _TRACEBACK.search(message)) is None or not (frames := _FRAME.findall(crash[1])):
         return None
     lines = [(Path(file).name, line, function) for file, line, function in frames]

@@ -99,7 +99,7 @@ class Totals:
             self.windows[*key, start] = _plus(self.windows.get((*key, start)), order.amount)
 
     def stores(self) -> dict[str, dict[Any, Any]]:
-        """The eight stores by name: location → value, or (location, window start) → value.
+        """Return the eight stores by name: location → value, or (location, window start) → value.
 
         A count is an int; a revenue is (number of orders, Decimal).
         """
@@ -121,7 +121,7 @@ class Totals:
 
 
 def totals(records: Iterable[tuple[int, bytes | None]]) -> Totals:
-    """The totals of (partition, value) pairs, which are in offset order within each partition."""
+    """Return the totals of (partition, value) pairs, which are in offset order within each partition."""
     result = Totals()
     now_ms = int(time.time() * 1000)
     for partition, value in records:
@@ -130,7 +130,7 @@ def totals(records: Iterable[tuple[int, bytes | None]]) -> Totals:
 
 
 def totals_of_topic(kafka: dict[str, str], topic: str = "orders") -> Totals:
-    """The totals of a topic from its beginning to its current end.
+    """Return the totals of a topic from its beginning to its current end.
 
     `kafka` has librdkafka settings.
     """

@@ -17,7 +17,7 @@ _BAD_SHARE = 0.01
 
 
 def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
-    """The stores, then `count` orders. One in a hundred orders is invalid."""
+    """Yield the stores, then `count` orders. One in a hundred orders is invalid."""
     for key, value in stores(_STORES):
         yield Sample("stores", key, value, start_ms)
     for order in orders(count, _STORES, seed, _BAD_SHARE, start_ms=start_ms):
@@ -36,7 +36,7 @@ def answers(count: int, revenue: Decimal) -> dict[str, Any]:
 
 
 def expected(records: Iterable[Sample]) -> Results:
-    """The eight stores, the amounts, and each shop's revenue with its address.
+    """Return the eight stores, the amounts, and each shop's revenue with its address.
 
     None of the sample orders is late.
     """

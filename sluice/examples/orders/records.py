@@ -52,7 +52,7 @@ class _Order(NamedTuple):
         number: str = "",
         more: str = "",
     ) -> str:
-        """The order as JSON text. Arguments replace the order's own values."""
+        """Return the order as JSON text. Arguments replace the order's own values."""
         return (
             f'{{"orderId":{number or self.number},"locationId":"{self.location}",'
             f'"finalAmount":{amount or _money(self.cents)},"orderType":"{kind or self.kind}","orderLineItems":['
@@ -82,13 +82,13 @@ _BAD: tuple[tuple[str, Callable[[_Order], str]], ...] = (
 
 
 def store_ids(count: int) -> list[str]:
-    """The names of `count` stores; the first is store_1234."""
+    """Return the names of `count` stores; the first is store_1234."""
     others = (f"store_{number}" for number in range(count + 1))
     return [STORE_1234, *(name for name in others if name != STORE_1234)][:count]
 
 
 def stores(count: int) -> Iterator[tuple[str, bytes]]:
-    """The key and value of every sample store, for the topic `stores`."""
+    """Yield the key and value of every sample store, for the topic `stores`."""
     for number, location in enumerate(store_ids(count), start=1):
         yield (
             location,
@@ -108,7 +108,9 @@ def orders(
     late_share: float = 0.0,
     start_ms: int = START_MS,
 ) -> Iterator[Sample]:
-    """Yield `count` orders of `stores` stores, 200 per second of event time; a few are out of order.
+    """Yield `count` orders of `stores` stores, 200 per second of event time.
+
+    A few are out of order.
 
     The first order is placed at `start_ms`. A share of about `bad_share` of the records are
     invalid, in various ways; a share of about `late_share` are two minutes old, so that most of
@@ -153,7 +155,7 @@ def messages(
 
 
 def store_messages(count: int | str) -> Iterator[tuple[str, bytes]]:
-    """The key and value of every sample store, for a templated operator."""
+    """Return the key and value of every sample store, for a templated operator."""
     return stores(int(count))
 
 

@@ -39,7 +39,7 @@ Source = tuple[GenerationInfo, WorkerInfo, int, Shard]
 def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -> Manifest:
     """Write a backup into a new or empty folder.
 
-    Raise SettingsError if the folder has files, DamagedState if published state is damaged, and
+    Raises SettingsError if the folder has files, DamagedState if published state is damaged, and
     StateError if there is no snapshot, or if batches are published so often that the backup cannot
     begin between two batches.
     """

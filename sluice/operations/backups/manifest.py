@@ -86,7 +86,7 @@ def write(folder: Path, version: str, made_at: datetime, generations: list[Backe
 def read(folder: Path) -> Manifest:
     """Read a backup's manifest, and check that all files of the backup are unchanged.
 
-    Raise DamagedState if the backup is incomplete or a file was altered, and StateError if a later
+    Raises DamagedState if the backup is incomplete or a file was altered, and StateError if a later
     version wrote it.
     """
     try:

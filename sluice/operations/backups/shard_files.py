@@ -22,7 +22,7 @@ def published_generations(ledger: Ledger) -> list[tuple[GenerationInfo, int]]:
 def fill_copy(worker: WorkerInfo, copy: ShardCopy, ledger: Ledger) -> None:
     """Copy a worker's shard.
 
-    Raise DamagedState if the copy does not have the published checksums.
+    Raises DamagedState if the copy does not have the published checksums.
     """
     audit = ledger.audits.newest(worker.ref)
     published = None if audit is None else audit.published_checksums(worker.number)

@@ -89,7 +89,8 @@ class Count(Accumulator):
 
 
 Large = int | str
-"""An integer of any size, as text if it does not fit 64 bits, because MessagePack has no larger integers."""
+"""An integer of any size, as text if it does not fit 64 bits, because MessagePack has no larger
+integers."""
 
 
 def _large(number: int) -> Large:
@@ -243,7 +244,10 @@ class DecimalAverage(DecimalSum):
 
 
 def _in_digits(calculate: Callable[..., Decimal], *numbers: Decimal) -> Decimal:
-    """The result of a calculation. Raises OverflowError if it has more digits than Spark's decimals."""
+    """Return the result of a calculation.
+
+    Raises OverflowError if it has more digits than Spark's decimals.
+    """
     try:
         return calculate(*numbers)
     except Rounded:
@@ -304,7 +308,10 @@ class CollectList(Accumulator):
 
 
 class CollectSorted(CollectList):
-    """All values that are not null, in ascending order. Objects and lists are ordered by their JSON text."""
+    """All values that are not null, in ascending order.
+
+    Objects and lists are ordered by their JSON text.
+    """
 
     @override
     def result(self, accumulator: list[Any]) -> list[Any]:
@@ -512,7 +519,7 @@ class Percentile(Counted):
 
 
 def _percentile(values: list[Any], ends: list[int], part: float) -> float:
-    """The number below which the share `part` of all values lies, such as the median for 0.5.
+    """Return the number below which the share `part` of all values lies, such as the median for 0.5.
 
     `values`: the distinct values, sorted. `ends`: for each of them, how many of all values are at
     most as large.

@@ -67,7 +67,8 @@ class BaseAggregation:
         self.only_last = only_last
         self.only_changes = only_changes
         self._windows_added_to: dict[Any, int] = {}
-        """The windows to which the current row has been added, if `only_last` → the times of their results."""
+        """The windows to which the current row has been added, if `only_last` → the times of their
+        results."""
 
     def _add_to_window(
         self,
@@ -146,7 +147,8 @@ class Aggregation(BaseAggregation):
         )
         self.state_type: Any = dict[int, tuple[int, calculation.kind]]  # type: ignore[name-defined]
         self._changed: dict[tuple[str, Any], int] = {}
-        """The keys and windows whose result `send_last_results` has to send → the times of the results."""
+        """The keys and windows whose result `send_last_results` has to send → the times of the
+        results."""
 
     def new_state(self) -> Windows:
         return {}
@@ -204,7 +206,10 @@ class Additions:
 
     @classmethod
     def of(cls, rows: KeyedRows, added: Indices, starts: Times, ends: Times) -> Self:
-        """The additions of rows to windows with these bounds. `added` are the numbers of the rows, in order."""
+        """Return the additions of rows to windows with these bounds.
+
+        `added` are the numbers of the rows, in order.
+        """
         keys = rows.key_numbers[added]
         order = np.lexsort((starts, keys))
         keys, starts, ends = keys[order], starts[order], ends[order]
@@ -224,11 +229,11 @@ class SpreadAggregation(Aggregation):
     """
 
     def _takes_columns(self, rows: KeyedRows) -> bool:
-        """Whether the aggregation can process these rows at once."""
+        """Return whether the aggregation can process these rows at once."""
         raise NotImplementedError
 
     def _additions(self, rows: KeyedRows) -> tuple[Additions, Results]:
-        """The values to add to windows, and the dropped and late rows, as results without values."""
+        """Return the values to add to windows, and the dropped and late rows, as results without values."""
         raise NotImplementedError
 
     def process_columns(self, states: Sequence[Windows], rows: KeyedRows) -> Results | None:
@@ -254,7 +259,10 @@ class SpreadAggregation(Aggregation):
     def _each_result(
         self, states: Sequence[Windows], rows: KeyedRows, additions: Additions
     ) -> Results:
-        """Add the values of each window, one after the other. Returns the result after each value."""
+        """Add the values of each window, one after the other.
+
+        Returns the result after each value.
+        """
         windows, event_times = additions.windows, rows.times[additions.rows].tolist()
         texts = rows.columns["value"].take(pa.array(additions.rows)).to_pylist()
         results: list[str | None] = []
@@ -339,7 +347,7 @@ class SpreadAggregation(Aggregation):
     def _added(
         self, rows: KeyedRows, held: Sequence[tuple[int, Any] | None], additions: Additions
     ) -> tuple[list[Any], Indices]:
-        """The aggregates of windows after their values have been added to the aggregates that they held.
+        """Return the aggregates of windows after their values have been added to the aggregates that they held.
 
         Also returns the place of the addition with which each of these aggregates begins (see
         `Calculation.add_all`).
@@ -391,14 +399,19 @@ class SpreadAggregation(Aggregation):
     def _bounds_of_results(
         self, starts: Times, ends: Times, order: Indices
     ) -> tuple[Times, Times] | None:
-        """The bounds of the results' windows, given those of the sorted additions; None without windows."""
+        """Return the bounds of the results' windows, given those of the sorted additions.
+
+        Return None without windows.
+        """
         return starts[order], ends[order]
 
 
 def _times_with_removals(
     event_times: Sequence[int], results: Sequence[str | None], time: int
 ) -> list[int]:
-    """The time of each result of a window. The result after a removal has the time of its record.
+    """Return the time of each result of a window.
+
+    The result after a removal has the time of its record.
 
     `time`: the time of the aggregate before the first result.
     """
@@ -464,7 +477,7 @@ class Aggregate(Timeless, SpreadAggregation):
         return None
 
     def _time_of(self, state: Windows, row: Row) -> int:
-        """The time of the result that includes the row."""
+        """Return the time of the result that includes the row."""
         return max(state[0][0], row.time) if state else row.time
 
 
@@ -557,7 +570,9 @@ class TableAggregate(Timeless, BaseAggregation):
         subtracted: str | None,
         added: str | None,
     ) -> tuple[int, Any] | None:
-        """The time and the aggregate of a group after a change; None if the change has no effect.
+        """Return the time and the aggregate of a group after a change.
+
+        Return None if the change has no effect.
 
         `held` is the group's time and aggregate before the change; None if the group has none. A
         function that has removed the aggregate has removed the values of all rows, so that none of
@@ -655,7 +670,7 @@ class TableAggregate(Timeless, BaseAggregation):
 
 
 def _table_key(row: Row) -> str:
-    """The row's key in its table; `row.key` is the group's key."""
+    """Return the row's key in its table; `row.key` is the group's key."""
     return row.foreign or ""
 
 
@@ -683,14 +698,14 @@ class WindowAggregation(Aggregation):
         self.lateness = WindowLateness(window)
 
     def expires_at(self, start: Any, time: Any) -> Any:
-        """The stream time at which no later record can need the aggregate of a window any more.
+        """Return the stream time at which no later record can need the aggregate of a window any more.
 
         `time` is the time of the aggregate. The times may be arrays.
         """
         raise NotImplementedError
 
     def bounds_of(self, start: int, time: int) -> Bounds:
-        """The bounds of a window in the state; `time` is the time of its aggregate."""
+        """Return the bounds of a window in the state; `time` is the time of its aggregate."""
         raise NotImplementedError
 
     def due(self, state: Windows) -> int | None:
@@ -796,7 +811,7 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
         return Additions.of(rows, added, starts[is_open], ends[is_open]), dropped
 
     def _last_forgotten_end(self, row: Row) -> int:
-        """The latest end of a window that has been forgotten.
+        """Return the latest end of a window that has been forgotten.
 
         If another cogrouped stream is far ahead of the row's stream, the row may belong to a
         forgotten window, but not be late for it. The window then begins again with the row.

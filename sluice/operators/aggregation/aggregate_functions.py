@@ -59,7 +59,8 @@ class Function:
 
     name: str
     argument: type | None = None
-    """The argument's type: int, float, Decimal, str, bool, or msgspec.Raw for anything else. None for `count(*)`."""
+    """The argument's type: int, float, Decimal, str, bool, or msgspec.Raw for anything else. None
+    for `count(*)`."""
     parameters: tuple[float, ...] = ()
     """The number of values that `top` keeps; or for each percentile, the share of values below it,
     such as 0.5."""
@@ -142,7 +143,7 @@ _BITWISE = {"bit_and": operator.and_, "bit_or": operator.or_, "bit_xor": operato
 
 
 def table_accumulator_of(function: Function) -> Accumulator:
-    """The function's accumulator over a table. It can subtract any value that was added."""
+    """Return the function's accumulator over a table. It can subtract any value that was added."""
     name, kind = function.name, _kind_of(function)
     match name:
         case "min" | "max":
@@ -161,12 +162,15 @@ def table_accumulator_of(function: Function) -> Accumulator:
 
 
 def _kind_of(function: Function) -> Any:
-    """The type of the values that are accumulated. Objects and lists are accumulated as JSON text."""
+    """Return the type of the values that are accumulated.
+
+    Objects and lists are accumulated as JSON text.
+    """
     return str if function.argument is msgspec.Raw else function.argument
 
 
 def accumulator_of(function: Function) -> Accumulator:  # noqa: C901  (a case per function)
-    """The function's accumulator over a stream."""
+    """Return the function's accumulator over a stream."""
     name, parameters = function.name, function.parameters
     kind: Any = _kind_of(function)
     if name in _STATISTICS:

@@ -240,7 +240,7 @@ class Functions:
         return [self.result(aggregate) for aggregate in aggregates]
 
     def result_json(self, at: int, part: Any) -> str:
-        """The result of one function as JSON text, given the function's part of the aggregate."""
+        """Return the result of one function as JSON text, given the function's part of the aggregate."""
         result = self.accumulators[at].result(part)
         return _ENCODER.encode(_raw_json(result) if at in self._json_results else result).decode()
 
@@ -315,7 +315,8 @@ class Custom:
         self._decode_kept = state_decoder(self.kind)
         self._check_amounts = None if value_type is Any else contract_parts.amount_check(value_type)
         self._before: dict[int, bytes] = {}
-        """`id` of an aggregate → the aggregate's encoding from before the author's functions could modify it."""
+        """`id` of an aggregate → the aggregate's encoding from before the author's functions could
+        modify it."""
 
     def new_aggregate(self) -> Any:
         if self._initializer is None:
@@ -481,11 +482,14 @@ class Batched(Custom):
 
 
 _MOST_VALUES = 10_000
-"""A function that takes lists gets at most this many values in one call, which limits the memory that it needs."""
+"""A function that takes lists gets at most this many values in one call, which limits the memory
+that it needs."""
 
 
 class Cogrouped(Custom):
-    """An author's functions for several streams. A row's value is a JSON array: the stream's number, and the value.
+    """An author's functions for several streams.
+
+    A row's value is a JSON array: the stream's number, and the value.
 
     `streams`: for each stream, its adder and the type of its values.
     """
@@ -510,7 +514,7 @@ class Cogrouped(Custom):
 
     @override
     def rejected(self, value: str | None) -> str | None:
-        """The value without the number of its stream, which the author does not know."""
+        """Return the value without the number of its stream, which the author does not know."""
         return None if value is None else bytes(_decode_numbered(value)[1]).decode()
 
     def _add_of_stream(self, key: str, aggregate: Any, numbered: tuple[int, Any]) -> Any:

@@ -44,7 +44,8 @@ _LARGEST_DOUBLE = 1e300
 these doubles fits a double."""
 _DOUBLE_BITS = 53
 _WIDEST = 200
-"""The exponents of a batch's doubles may differ by at most this many bits, so that sums have few digits."""
+"""The exponents of a batch's doubles may differ by at most this many bits, so that sums have few
+digits."""
 _EXACT = Context(prec=100)
 _LARGEST_HELD = 36
 """A Decimal sum in the state must be less than 10 to this power. So the sum of two such sums (if
@@ -54,7 +55,10 @@ _PLAIN_EXPONENTS = range(-6, 1)
 
 
 class NumbersTooLargeError(Exception):
-    """A number or a sum may be too large for 64 bits, 38 digits or a double. Records must be added up one by one."""
+    """A number or a sum may be too large for 64 bits, 38 digits or a double.
+
+    Records must be added up one by one.
+    """
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,10 @@ class Aggregated(Protocol):
     """The aggregates of one function, one for each window."""
 
     def results(self) -> pa.Array:
-        """The results as JSON, or null."""
+        """Return the results as JSON, or null."""
 
     def accumulators(self, chosen: Integers) -> list[Any]:
-        """The accumulators of the chosen windows, in the form that the function's `Accumulator` uses."""
+        """Return the accumulators of the chosen windows, in the form that the function's `Accumulator` uses."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ class Extremes(Aggregated):
 
 
 def _texts(numbers: Integers, is_null: Mask, exponent: int | None) -> pa.Array:
-    """The numbers as text, in units of 10 to the power `exponent`."""
+    """Return the numbers as text, in units of 10 to the power `exponent`."""
     if not exponent:
         return pa.array(numbers, mask=is_null).cast(pa.string())
     texts = [str(_decimal(number, exponent)) for number in numbers.tolist()]
@@ -165,7 +169,7 @@ class Aggregates:
     of_functions: tuple[Aggregated, ...]
 
     def results(self) -> pa.Array:
-        """Each window's result, as `Functions.result` writes it."""
+        """Return each window's result, as `Functions.result` writes it."""
         texts = [pc.fill_null(each.results(), "null") for each in self.of_functions]
         if self.functions.scalar:
             return texts[0]
@@ -179,7 +183,7 @@ class Aggregates:
         return pc.binary_join_element_wise(*parts, end, "")
 
     def aggregates(self, chosen: Integers) -> list[tuple[Any, ...]]:
-        """The aggregates of the chosen windows, in the form that `Functions` uses."""
+        """Return the aggregates of the chosen windows, in the form that `Functions` uses."""
         return list(zip(*(each.accumulators(chosen) for each in self.of_functions), strict=True))
 
 
@@ -191,7 +195,9 @@ class ColumnFunctions:
 
     @classmethod
     def of(cls, calculation: Calculation, *, in_order: bool) -> Self | None:
-        """The functions of a calculation; None if it has a function that needs one record after the other.
+        """Return the functions of a calculation.
+
+        Return None if it has a function that needs one record after the other.
 
         `in_order` is true if `aggregates` gets the order of the records, by which functions can
         pick a value.
@@ -213,7 +219,9 @@ class ColumnFunctions:
     def aggregates(
         self, values: pa.Array, windows: WindowRanges, order: Integers | None = None
     ) -> Aggregates:
-        """The aggregates of the windows. `values`: the argument of `Functions.read` for each of the sorted records.
+        """Return the aggregates of the windows.
+
+        `values`: the argument of `Functions.read` for each of the sorted records.
 
         `order`: numbers that increase in the order of the records, needed if a function picks a
         value by this order. Raises NumbersTooLargeError if a sum may be too large.
@@ -254,7 +262,7 @@ class ColumnFunctions:
         return merged
 
     def _arguments(self, values: pa.Array) -> list[Sequence[Any]]:
-        """The arguments of each function."""
+        """Return the arguments of each function."""
         accumulators = self.functions.accumulators
         if all(isinstance(each, Count) and each.rows for each in accumulators):
             return [range(len(values))] * len(accumulators)
@@ -335,7 +343,7 @@ def _double_argument(is_given: Mask, column: Sequence[float | None]) -> Argument
 def _picked(
     accumulator: Accumulator, column: Sequence[Any], windows: WindowRanges, order: Integers
 ) -> list[Any]:
-    """The accumulators of `first`, `last`, `min_by` or `max_by`, one for each window."""
+    """Return the accumulators of `first`, `last`, `min_by` or `max_by`, one for each window."""
     count = len(column)
     # Each record has a rank, which is larger for a better value. Of the records with the largest
     # rank, the last one is picked, or the first one for `first`.
@@ -368,7 +376,7 @@ def _picked(
 def _aggregated(
     accumulator: Accumulator, arguments: Arguments, windows: WindowRanges
 ) -> Aggregated | list[Any]:
-    """The aggregates of a function, or its accumulators if their results are computed one by one."""
+    """Return the aggregates of a function, or its accumulators if their results are computed one by one."""
     is_given, numbers, exponent = arguments.is_given, arguments.numbers, arguments.exponent
     if is_given.all():
         counts = windows.behind - windows.first

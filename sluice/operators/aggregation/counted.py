@@ -156,7 +156,7 @@ class LastRecordsAggregate(CountedAggregation[LatestRecords]):
         return len(values) == self.window.records if self.window.only_complete else bool(values)
 
     def _result(self, key: str, values: list[str]) -> tuple[str | None, int]:
-        """The result, and the index of the value with which its aggregate begins: the first one after a removal."""
+        """Return the result, and the index of the value with which its aggregate begins: the first one after a removal."""
         # Few functions can subtract the value that leaves the window, so each
         # result is computed from all values.
         calculation = self.calculation

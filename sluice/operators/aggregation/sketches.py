@@ -65,7 +65,7 @@ class Distinct(msgspec.Struct, array_like=True):
         return Distinct(dict(self.hashes), bytearray(self.registers))
 
     def merge(self, other: Distinct) -> Distinct:
-        """The distinct values of both sketches."""
+        """Return the distinct values of both sketches."""
         # One sketch may still have hashes when the other already has registers. Then `_fill` adds
         # the hashes to the registers.
         merged = Distinct(self.hashes | other.hashes, bytearray(self.registers or other.registers))
@@ -83,7 +83,7 @@ _RANKS = 64 - _BITS
 
 
 def hash_of(value: Any) -> int:
-    """A hash of 64 bits. Equal numbers have equal hashes."""
+    """Return a hash of 64 bits. Equal numbers have equal hashes."""
     # This turns -0.0 into 0.0: the two numbers are equal, so they need the same hash.
     if isinstance(value, float):
         value += 0.0
@@ -92,13 +92,13 @@ def hash_of(value: Any) -> int:
 
 
 def _place(hashed: int) -> tuple[int, int]:
-    """The number of a hash's register, and the position of the first 1 in the hash's other bits."""
+    """Return the number of a hash's register, and the position of the first 1 in the hash's other bits."""
     rest = hashed >> _BITS
     return hashed & (_REGISTERS - 1), _RANKS - rest.bit_length() + 1
 
 
 def _estimate(registers: bytearray) -> float:
-    """The number of distinct values, by Ertl's improved estimator (arXiv 1702.01284).
+    """Return the number of distinct values, by Ertl's improved estimator (arXiv 1702.01284).
 
     This estimator needs no correction for small or large numbers.
     """
@@ -186,7 +186,7 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
         return Histogram(counts, bins, *_range((self.least, other.least, self.most, other.most)))
 
     def percentile(self, part: float) -> T | float | None:
-        """The smallest number that at least the share `part` of all numbers does not exceed."""
+        """Return the smallest number that at least the share `part` of all numbers does not exceed."""
         counts: dict[Any, int] = self.bins or self.counts
         rank = max(math.ceil(part * sum(counts.values())), 1)
         for place in sorted(counts):
@@ -196,7 +196,7 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
         return None
 
     def _number_in_bin(self, place: int) -> Any:
-        """The middle of a bin, as a number of the same type as the values."""
+        """Return the middle of a bin, as a number of the same type as the values."""
         middle, least, most = _middle(place), self.least, self.most
         if isinstance(least, Decimal):
             value: Any = Decimal(middle).quantize(least)
@@ -228,7 +228,7 @@ double. A bin's number therefore has the sign of the numbers in the bin."""
 
 
 def _bin(value: Any) -> int:
-    """The number of a value's bin. A larger value never has a smaller bin number."""
+    """Return the number of a value's bin. A larger value never has a smaller bin number."""
     if not value:
         return 0
     number = math.ceil(math.log(abs(value)) / math.log(_GAMMA)) + _SHIFT

@@ -66,7 +66,7 @@ class SlidingAggregate(WindowAggregation):
             state.setdefault(start, window)
 
     def _forgotten_windows(self, state: Windows, row: Row) -> Windows:
-        """The windows that have been forgotten because another cogrouped stream is far ahead of the row's stream.
+        """Return the windows that have been forgotten because another cogrouped stream is far ahead of the row's stream.
 
         If the row is not late for such a window, the window begins again with the row.
         """

@@ -31,11 +31,15 @@ class ArgumentPair(msgspec.Struct, frozen=True):
 
 
 Sums = tuple[int, tuple[Any, ...]]
-"""The number of values, and the sums of the products that the statistic needs, such as x, x² and x·y."""
+"""The number of values, and the sums of the products that the statistic needs, such as x, x² and
+x·y."""
 
 
 class Statistic(Accumulator):
-    """A statistic. `products` computes a value's products; `result_of` computes the result from their sums."""
+    """A statistic.
+
+    `products` computes a value's products; `result_of` computes the result from their sums.
+    """
 
     def __init__(
         self,
@@ -83,7 +87,10 @@ class Statistic(Accumulator):
 
 
 def statistic(name: str, argument: type) -> Statistic:
-    """The accumulator of a statistic of integers, decimals or doubles. A statistic of two columns takes doubles."""
+    """Return the accumulator of a statistic of integers, decimals or doubles.
+
+    A statistic of two columns takes doubles.
+    """
     if name in _OF_PAIRS:
         return Statistic(Exact, _products_of_pair, 5, _OF_PAIRS[name])
     powers, result_of = _OF_VALUES[name]
@@ -114,7 +121,7 @@ def _powers(value: Decimal, count: int) -> tuple[Decimal, ...]:
 
 
 def _exact(*factors: float) -> Exact:
-    """The product of doubles."""
+    """Return the product of doubles."""
     mantissa, exponent = 1, 0
     for factor in factors:
         numerator, denominator = factor.as_integer_ratio()
@@ -135,7 +142,7 @@ def _products_of_pair(pair: ArgumentPair) -> tuple[Exact, ...] | None:
 
 
 def _squares(count: int, total: Fraction, squares: Fraction) -> Fraction:
-    """The sum of the squares of the values' distances from their mean."""
+    """Return the sum of the squares of the values' distances from their mean."""
     return squares - total * total / count
 
 

@@ -20,12 +20,15 @@ window first.
 
 
 def bounds_of_all(window: TimeWindow, times: Times) -> AllBounds:
-    """The windows that may contain each of these times; see `AllBounds`."""
+    """Return the windows that may contain each of these times; see `AllBounds`."""
     return _of_sizes(window, times) if isinstance(window, Window) else _on_calendar(window, times)
 
 
 def ends_of(window: TimeWindow, starts: Any) -> Any:
-    """The ends of the windows that begin at these times. `starts` is one time, or an array."""
+    """Return the ends of the windows that begin at these times.
+
+    `starts` is one time, or an array.
+    """
     if isinstance(window, Window) or not isinstance(starts, np.ndarray):
         return window.end_of(starts)
     distinct, positions = np.unique(starts, return_inverse=True)

@@ -46,7 +46,7 @@ class Line:
 
     @classmethod
     def over(cls, keys: int, times: Integers, reach: int) -> Self:
-        """The line for this number of keys, these times, and all times that are at most `reach` away from them.
+        """Return the line for this number of keys, these times, and all times that are at most `reach` away from them.
 
         Raises TooManyWindowsError if a place would not fit 64 bits.
         """
@@ -81,7 +81,7 @@ class WindowRanges:
         return len(self.keys)
 
     def tuples(self) -> Iterator[tuple[int, int, int, int]]:
-        """The number of the key, the start, `first` and `behind` of each window."""
+        """Return the number of the key, the start, `first` and `behind` of each window."""
         columns = (column.tolist() for column in (self.keys, self.starts, self.first, self.behind))
         return zip(*columns, strict=True)
 
@@ -96,7 +96,7 @@ class WindowRanges:
 
 
 def reach_of(window: SpreadWindow) -> int:
-    """How far apart two neighbours may be, in ms.
+    """Return how far apart two neighbours may be, in ms.
 
     Two records of a key are neighbours if they can share a window, or if the windows of one record
     depend on the other record.
@@ -168,7 +168,7 @@ def earliest_ends(window: SpreadWindow, line: Line, places: Integers, ends: Inte
 def spread_windows(
     window: SpreadWindow, line: Line, places: Integers, neighbourhoods: Integers
 ) -> WindowRanges:
-    """The windows of the records at these sorted places. None of the records is late.
+    """Return the windows of the records at these sorted places. None of the records is late.
 
     `neighbourhoods`: the number of each record's neighbourhood (see `neighbourhoods_of`). If the
     windows are sessions, each neighbourhood is one session.
@@ -206,13 +206,16 @@ def _timed_windows(window: TimeWindow, line: Line, places: Integers) -> WindowRa
 
 
 def _first_starts(window: Window, times: Integers) -> Integers:
-    """The start of the earliest window that contains each time. Windows with a negative start do not exist."""
+    """Return the start of the earliest window that contains each time.
+
+    Windows with a negative start do not exist.
+    """
     every = window.every_ms
     return (times - window.size_ms + every) // every * every
 
 
 def _sliding_windows(window: SlidingWindow, line: Line, places: Integers) -> WindowRanges:
-    """The window that ends at each record, and the window right after the record.
+    """Return the window that ends at each record, and the window right after the record.
 
     Windows without records are left out.
     """

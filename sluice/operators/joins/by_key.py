@@ -1,4 +1,7 @@
-"""Joins by key of two tables, or of a stream with a table. A result is `{"left": LEFT_VALUE, "right": RIGHT_VALUE}`."""
+"""Joins by key of two tables, or of a stream with a table.
+
+A result is `{"left": LEFT_VALUE, "right": RIGHT_VALUE}`.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,24 @@ from sluice.support.arrays import Indices, Mask, Times
 How = Literal["inner", "left", "outer"]
 
 
-def joined(left: str | None, right: str | None) -> str:
-    """The JSON text of a join's result."""
+def joined(left: str | None, right: str | None, more: str = "") -> str:
+    """Return the JSON text of a join's result.
+
+    `more` is the text of further fields, each after a comma.
+    """
     # The values are JSON already, so they need not be decoded.
     left_json = "null" if left is None else left
     right_json = "null" if right is None else right
-    return f'{{"left":{left_json},"right":{right_json}}}'
+    return f'{{"left":{left_json},"right":{right_json}{more}}}'
 
 
-def joined_texts(left: pa.Array, right: pa.Array) -> pa.Array:
-    """The JSON texts of a join's results."""
-    parts = ('{"left":', pc.fill_null(left, "null"), ',"right":', pc.fill_null(right, "null"), "}")
-    return pc.binary_join_element_wise(*parts, "")
+def joined_texts(left: pa.Array, right: pa.Array, *more: str | pa.Array) -> pa.Array:
+    """Return the JSON texts of a join's results.
+
+    `more` are the parts of the text of further fields.
+    """
+    sides = '{"left":', pc.fill_null(left, "null"), ',"right":', pc.fill_null(right, "null")
+    return pc.binary_join_element_wise(*sides, *more, "}", "")
 
 
 class TablePair(msgspec.Struct, array_like=True):
@@ -48,7 +57,9 @@ class TablePair(msgspec.Struct, array_like=True):
 
 
 class TableJoin(Timeless):
-    """Joins two tables by key. A change of either side sends a result with the larger time of both sides.
+    """Joins two tables by key.
+
+    A change of either side sends a result with the larger time of both sides.
 
     A key has a result in an inner join while both sides have a value, in a left join while the left
     side has a value, and in an outer join while either side has a value. `filtered`: for each side,
@@ -75,7 +86,8 @@ class TableJoin(Timeless):
         """Key and side → value and time of a change that came early, with AHEAD, and has not come
         again as LEFT or RIGHT."""
         self._sent_ahead: dict[str, str | None] = {}
-        """Key → the last result, if it was computed with a change in `_ahead`, which is not in the state yet."""
+        """Key → the last result, if it was computed with a change in `_ahead`, which is not in the
+        state yet."""
 
     def new_state(self) -> TablePair:
         return TablePair()
@@ -172,7 +184,7 @@ class TableJoin(Timeless):
                 return has_left | has_right
 
     def _pair_in_stores(self, state: TablePair, row: Row) -> TablePair:
-        """The values that the stores of both sides contain in Kafka Streams.
+        """Return the values that the stores of both sides contain in Kafka Streams.
 
         The other side's store already contains a change that this join has got early, with AHEAD.
         """
@@ -186,7 +198,7 @@ class TableJoin(Timeless):
         return TablePair(state.left, state.left_time, *ahead)
 
     def _sends_tombstone(self, state: TablePair, side: int, replaced: str | None) -> bool:
-        """Whether a change of this side sends a tombstone if the join has no result before and after the change.
+        """Return whether a change of this side sends a tombstone if the join has no result before and after the change.
 
         As in Kafka Streams, the join sends it if the other side has a value, except for the right
         side of a left join. If the side needs no other for a result, the value that the change has
@@ -242,11 +254,11 @@ class _SideOfRows:
         return self._times[self._places(self._after)]
 
     def before(self, chosen: Indices) -> pa.Array:
-        """The value before each chosen row."""
+        """Return the value before each chosen row."""
         return self._values(self._before[chosen], chosen)
 
     def after(self, chosen: Indices) -> pa.Array:
-        """The value after each chosen row."""
+        """Return the value after each chosen row."""
         return self._values(self._after[chosen], chosen)
 
     def changes(self) -> list[tuple[int, str | None, int]]:
@@ -273,7 +285,7 @@ class _SideOfRows:
 
 
 def _where(chosen: Mask, values: pa.Array) -> pa.Array:
-    """The chosen values, and null in place of the others."""
+    """Return the chosen values, and null in place of the others."""
     return pc.if_else(pa.array(chosen), values, None)
 
 
@@ -287,14 +299,16 @@ class StreamTableJoin(Timeless):
     """Joins each record of a stream with the table's current value for its key.
 
     `mapped`: a row's key is computed by an expression, and the record's own key is in `foreign`. A
-    left join sends records without a key with a null right side.
+    left join sends records without a key with a null right side. `mapped_key` is the name of a
+    third field of the results, with the key that was looked up.
     """
 
     state_type: Any = TableValue
 
-    def __init__(self, how: How, *, mapped: bool = False) -> None:
+    def __init__(self, how: How, *, mapped: bool = False, mapped_key: str | None = None) -> None:
         self.how = how
         self.mapped = mapped
+        self.mapped_key = None if mapped_key is None else _json(mapped_key)
 
     def new_state(self) -> TableValue:
         return TableValue()
@@ -313,7 +327,9 @@ class StreamTableJoin(Timeless):
         elif state.value is not None or self.how == "left":
             key = row.foreign if self.mapped else row.key
             # The key that is looked up has no window, but the record's own key may have one.
-            out.emit(key, joined(row.value, state.value), row.time, window=row.window)
+            more = "" if self.mapped_key is None else f",{self.mapped_key}:{_json(row.key)}"
+            value = joined(row.value, state.value, more)
+            out.emit(key, value, row.time, window=row.window)
 
     def process_columns(self, states: Sequence[TableValue], rows: KeyedRows) -> Results:
         of_table = (rows.sides == RIGHT) & ~rows.is_old
@@ -327,7 +343,11 @@ class StreamTableJoin(Timeless):
             has_result &= validity(table_values)
         sent = np.flatnonzero(has_result)
         taken = pa.array(sent)
-        values = joined_texts(rows.columns["value"].take(taken), table_values.take(taken))
+        more: tuple[str | pa.Array, ...] = ()
+        if self.mapped_key is not None:
+            keys = pa.array([_json(key) for key in rows.keys], pa.string())
+            more = (f",{self.mapped_key}:", keys.take(pa.array(rows.key_numbers[sent])))
+        values = joined_texts(rows.columns["value"].take(taken), table_values.take(taken), *more)
         last = rows.last_of_keys(of_table)
         changed = np.flatnonzero(last >= 0)
         last_values = rows.columns["value"].take(pa.array(last[changed])).to_pylist()
@@ -346,3 +366,7 @@ class StreamTableJoin(Timeless):
 
     def is_empty(self, state: TableValue) -> bool:
         return state.value is None
+
+
+def _json(text: str | None) -> str:
+    return msgspec.json.encode(text).decode()

@@ -48,7 +48,7 @@ class _LeftChanges:
 
     @classmethod
     def of(cls, states: Sequence[Referred], rows: KeyedRows, is_left: Mask) -> Self:
-        """The left rows in `states`, and the changes that the rows `is_left` make."""
+        """Return the left rows in `states`, and the changes that the rows `is_left` make."""
         stored: list[tuple[int, str, str]] = []
         for number, state in enumerate(states):
             stored += [(number, own_key, value) for own_key, value in state.left.items()]
@@ -79,7 +79,7 @@ class _LeftChanges:
         )
 
     def stays_at(self, right_rows: Indices) -> tuple[Indices, Indices] | None:
-        """The pairs of a change that adds a left row, and of one of these rows during the left row's stay.
+        """Return the pairs of a change that adds a left row, and of one of these rows during the left row's stay.
 
         None if there are too many pairs.
         """
@@ -115,7 +115,7 @@ class _RightBefore:
 
     @classmethod
     def of(cls, states: Sequence[Referred], rows: KeyedRows, is_right: Mask) -> Self:
-        """The right rows before the rows; the rows `is_right` change them."""
+        """Return the right rows before the rows; the rows `is_right` change them."""
         last, stored = rows.last_before(is_right), [state.right for state in states]
         values = take_or(rows.columns["value"], last, stored, rows.key_numbers)
         times_stored = np.array([state.right_time for state in states], np.int64)
@@ -163,7 +163,7 @@ def join_columns(
 def _results_of_left(
     rows: KeyedRows, before: _RightBefore, is_left: Mask, had_right: Mask, *, is_left_join: bool
 ) -> Results:
-    """The results that changes of left rows send."""
+    """Return the results that changes of left rows send."""
     has_result = is_left & ~rows.is_old & rows.has_value & (had_right | is_left_join)
     is_moved = is_left & (rows.sides == MOVED)
     # In a left join, a deleted left row's new value sends the tombstone. In an inner join, the old
@@ -187,7 +187,7 @@ def _results_of_right(
     *,
     is_left_join: bool,
 ) -> Results:
-    """The results that changes of right rows send: one for each left row that stays at the foreign key."""
+    """Return the results that changes of right rows send: one for each left row that stays at the foreign key."""
     left, right = pa.array(stays), pa.array(right_rows)
     joined = joined_texts(changes.values.take(left), rows.columns["value"].take(right))
     values = pc.if_else(pa.array(rows.has_value[right_rows] | is_left_join), joined, None)

@@ -31,3 +31,23 @@ class Sides(msgspec.Struct, array_like=True):
 
     left: Side
     right: Side
+
+
+class RecordWithHeaders(StoredRecord, array_like=True):
+    """A record of a join that keeps headers."""
+
+    headers: str | None = None
+    """The headers that the record has if it is sent unmatched, as JSON."""
+
+
+class SideWithHeaders(Side, array_like=True):
+    """A key's records of one side of a join that keeps headers."""
+
+    records: list[RecordWithHeaders] = []  # type: ignore[assignment]
+
+
+class SidesWithHeaders(Sides, array_like=True):
+    """The state of a key of a join that keeps headers."""
+
+    left: SideWithHeaders
+    right: SideWithHeaders

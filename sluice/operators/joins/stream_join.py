@@ -14,7 +14,14 @@ import pyarrow as pa
 from sluice.operators.base import LEFT, RIGHT, Output, Row
 from sluice.operators.columns import KeyedRows, KeyStates, ReleasedResults, Results
 from sluice.operators.joins.by_key import How, joined
-from sluice.operators.joins.stored_records import NEVER, Side, Sides, StoredRecord
+from sluice.operators.joins.stored_records import (
+    NEVER,
+    RecordWithHeaders,
+    Side,
+    Sides,
+    SidesWithHeaders,
+    StoredRecord,
+)
 from sluice.operators.joins.stream_pairs import join_columns, unexpired_rows
 from sluice.operators.joins.unmatched import can_match, join_outer
 from sluice.operators.lateness import JoinLateness
@@ -48,7 +55,7 @@ class Watch(msgspec.Struct, array_like=True):
         self.looked = stream_time
 
     def _next_look(self) -> int:
-        """The new `since`, if both sides still have waiting records.
+        """Return the new `since`, if both sides still have waiting records.
 
         As in Kafka Streams, whose search stops here, this is the time of the first record that
         follows the earliest record of each side. Of records with the same time, those of the right
@@ -82,13 +89,19 @@ class StreamJoin:
 
     If `watch` has been called, the join looks for unmatched records at the same times as Kafka
     Streams. This needs one stream time for all keys.
+
+    With `keeps_headers`, a record that is sent unmatched has its own headers. Otherwise, it has the
+    headers of the record that has advanced stream time, as in Kafka Streams.
     """
 
     state_type: Any = Sides
 
-    def __init__(self, how: How, window: JoinWindow) -> None:
+    def __init__(self, how: How, window: JoinWindow, *, keeps_headers: bool = False) -> None:
         self.outer = how in ("left", "outer"), how == "outer"
         self._is_outer = any(self.outer)
+        self.keeps_headers = keeps_headers and self._is_outer
+        if self.keeps_headers:
+            self.state_type = SidesWithHeaders
         self.lateness = JoinLateness(window)
         self.shared: Watch | None = None
         self._passed = -1, -1
@@ -105,6 +118,7 @@ class StreamJoin:
             self.shared = Watch()
 
     def new_state(self) -> Sides:
+        # The records say themselves whether they keep headers.
         return Sides(Side(), Side())
 
     def process(self, state: Sides, row: Row, out: Output) -> None:
@@ -188,7 +202,10 @@ class StreamJoin:
             insort(of_side.records, StoredRecord(time, value, False), key=_TIME)
 
     def _match(self, state: Sides, key: str, row: Row, out: Output) -> bool:
-        """Send the results with all matching records of the other side. Returns whether any record matches."""
+        """Send the results with all matching records of the other side.
+
+        Returns whether any record matches.
+        """
         other_side = 1 - row.side
         matching = state.left if row.side == RIGHT else state.right
         records = matching.records
@@ -226,7 +243,11 @@ class StreamJoin:
             return
         assert row.value is not None
         side = state.right if row.side == RIGHT else state.left
-        record = StoredRecord(row.time, row.value, waits_for_match)
+        if self.keeps_headers:
+            headers = row.headers if waits_for_match else None
+            record: StoredRecord = RecordWithHeaders(row.time, row.value, waits_for_match, headers)
+        else:
+            record = StoredRecord(row.time, row.value, waits_for_match)
         # Most records come in the order of time, so they need no search.
         if not side.records or side.records[-1].time <= row.time:
             side.records.append(record)
@@ -238,13 +259,16 @@ class StreamJoin:
                 self.shared.add_waiting(row.side, row.time)
 
     def looks_after(self, side: int) -> int:
-        """The stream time after which a record of this side starts a search for unmatched records."""
+        """Return the stream time after which a record of this side starts a search for unmatched records."""
         if self.shared is None or self.shared.since == NEVER:
             return NEVER
         return self.lateness.sent_unmatched_at(side, self.shared.since) - 1
 
     def look(self, stream_time: int) -> None:
-        """Look for unmatched records of all keys. The records are sent when their keys are closed."""
+        """Look for unmatched records of all keys.
+
+        The records are sent when their keys are closed.
+        """
         assert self.shared is not None
         last_unmatched = (
             self.lateness.last_unmatched(LEFT, stream_time),
@@ -274,15 +298,22 @@ class StreamJoin:
             side.waits_from = next(waiting, NEVER)
         # Kafka Streams' store of unmatched records has this order, for all
         # keys: by time, the right side first.
+        headers = out.headers
         for time, number, record in sorted(due, key=lambda entry: (entry[0], -entry[1])):
             rank = 2 * time + (number == LEFT)
+            if isinstance(record, RecordWithHeaders):
+                out.headers = record.headers
             out.emit(key, self._unmatched(number, record.value), time, rank=rank)
+        out.headers = headers
 
     def _unmatched(self, side: int, value: str) -> str:
         return joined(value, None) if side == LEFT else joined(None, value)
 
     def release_due(self, state: Sides) -> int | None:
-        """The stream time at which the next record is sent unmatched; None if no record waits."""
+        """Return the stream time at which the next record is sent unmatched.
+
+        Return None if no record waits.
+        """
         due = NEVER
         for number, side in enumerate((state.left, state.right)):
             if side.waits_from != NEVER:

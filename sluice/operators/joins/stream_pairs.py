@@ -59,14 +59,17 @@ class JoinRecords:
         )
 
     def texts(self, left: Indices, right: Indices) -> pa.Array:
-        """The results for pairs of records. A record with the index -1 is missing."""
+        """Return the results for pairs of records. A record with the index -1 is missing."""
         values = [self.values.take(pa.array(side, mask=side < 0)) for side in (left, right)]
         return joined_texts(*values)
 
 
 @dataclass(frozen=True)
 class Matches:
-    """The pairs of records that match, in the order of their results. None of them was sent in an earlier batch."""
+    """The pairs of records that match, in the order of their results.
+
+    None of them was sent in an earlier batch.
+    """
 
     cause: Indices
     """The later record of each pair, whose row sends the result."""
@@ -75,7 +78,7 @@ class Matches:
 
     @classmethod
     def of(cls, lateness: JoinLateness, records: JoinRecords, rows: KeyedRows) -> Matches | None:
-        """The matches of the rows' records; None if `_pairs` cannot find them."""
+        """Return the matches of the rows' records; None if `_pairs` cannot find them."""
         pairs = _pairs(lateness, records)
         if pairs is None:
             return None
@@ -95,7 +98,7 @@ class Matches:
         return cls(cause[matching[order]], other[matching[order]])
 
     def left_and_right(self, records: JoinRecords) -> tuple[Indices, Indices]:
-        """The left and the right record of each pair."""
+        """Return the left and the right record of each pair."""
         is_left = records.sides[self.cause] == LEFT
         return np.where(is_left, self.cause, self.other), np.where(is_left, self.other, self.cause)
 
@@ -103,7 +106,10 @@ class Matches:
 def join_columns(
     lateness: JoinLateness, states: KeyStates[Sides], rows: KeyedRows
 ) -> Results | None:
-    """The results of an inner join; None if the rows have to be processed one by one. Changes no state."""
+    """Return the results of an inner join; None if the rows have to be processed one by one.
+
+    Changes no state.
+    """
     # A key may have rows of several partitions, each with a stream time of its own. If stream time
     # falls from one row to the next, the earlier row has made more records expire than the times of
     # the later row show. The columns cannot express this.
@@ -123,7 +129,7 @@ def join_columns(
 
 
 def unexpired_rows(lateness: JoinLateness, rows: KeyedRows, passed: tuple[int, int]) -> Indices:
-    """The rows whose records can still be matched after the batch.
+    """Return the rows whose records can still be matched after the batch.
 
     `passed`: for each side, the stream time that has been passed for all keys when the batch ends.
     """
@@ -156,7 +162,7 @@ def falls(times: Times, keys: Indices) -> Mask:
 
 
 def _pairs(lateness: JoinLateness, records: JoinRecords) -> tuple[Indices, Indices] | None:
-    """The left and the right record of each pair within the window.
+    """Return the left and the right record of each pair within the window.
 
     None if there are too many pairs, or if the times of the records are too far apart.
     """
@@ -182,7 +188,7 @@ def _pairs(lateness: JoinLateness, records: JoinRecords) -> tuple[Indices, Indic
 
 
 def _sorted_side(records: JoinRecords, side: int, places: Indices) -> Indices:
-    """The records of a side that have a value, sorted by their places (key and time) and their order."""
+    """Return the records of a side that have a value, sorted by their places (key and time) and their order."""
     of_side = np.flatnonzero((records.sides == side) & records.has_value)
     # The stored records come first in the order, but last in the columns.
     count_of_rows = np.searchsorted(of_side, len(records.times) - len(records.stored))

@@ -39,7 +39,8 @@ class OuterJoined:
     results: Results
     """The results that the rows send."""
     released: ReleasedResults
-    """The records that are sent unmatched when stream time advances, in the order of their results for each key."""
+    """The records that are sent unmatched when stream time advances, in the order of their results
+    for each key."""
     records: JoinRecords
     waits: Mask
     """Mask of the records that still wait for a match after the batch."""
@@ -81,7 +82,7 @@ def _is_past(lateness: JoinLateness, rows: KeyedRows) -> Mask:
 
 
 def _due(lateness: JoinLateness, sides: npt.NDArray[np.integer[Any]], times: Times) -> Times:
-    """The stream time at which each record is sent unmatched if it waits for a match."""
+    """Return the stream time at which each record is sent unmatched if it waits for a match."""
     due = [lateness.sent_unmatched_at(side, times) for side in (LEFT, RIGHT)]
     return np.where(sides == LEFT, *due)
 
@@ -93,7 +94,7 @@ def join_outer(
     rows: KeyedRows,
     advances_until: Callable[[Times], Times],
 ) -> OuterJoined | None:
-    """The results of a left or outer join. No state changes.
+    """Return the results of a left or outer join. No state changes.
 
     None if the rows have to be processed one by one. All keys are `keys_in_order`.
     `advances_until`: for stream times, the number of advances up to the one with which all
@@ -128,9 +129,11 @@ class _Departures:
     sender: Indices
     """For each record, the first row that would send it unmatched; NEVER if no row would."""
     released: Times
-    """For each record, the number of the advance of stream time that would send it unmatched; NEVER if none would."""
+    """For each record, the number of the advance of stream time that would send it unmatched; NEVER
+    if none would."""
     advances: Times
-    """For each row, the number of advances of stream time before the row. The last element is NEVER."""
+    """For each row, the number of advances of stream time before the row. The last element is
+    NEVER."""
 
     @classmethod
     def of(
@@ -159,7 +162,7 @@ class _Departures:
         return is_before & self.is_outer[records]
 
     def without_departed(self, matches: Matches) -> Matches:
-        """The matches without those of records that have been sent unmatched before."""
+        """Return the matches without those of records that have been sent unmatched before."""
         is_late = self.before(matches.other, matches.cause)
         if not is_late.any():
             return matches
@@ -232,7 +235,7 @@ def _senders(records: JoinRecords, due: Times, rows: KeyedRows) -> Indices:
 
 
 def _results(records: JoinRecords, matches: Matches, fates: _Fates, rows: KeyedRows) -> Results:
-    """The results that rows send: first the records that they send unmatched, then their own results."""
+    """Return the results that rows send: first the records that they send unmatched, then their own results."""
     by_row, at_once = np.flatnonzero(fates.by_row), np.flatnonzero(fates.at_once)
     left, right = matches.left_and_right(records)
     alone = np.concatenate((by_row, at_once))

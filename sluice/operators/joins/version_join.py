@@ -72,7 +72,7 @@ class VersionedJoin:
             self._send(state, row.key, row.time, row.value, table_time, out)
 
     def release_due(self, state: Versions) -> int | None:
-        """The stream time at which the next held record is due."""
+        """Return the stream time at which the next held record is due."""
         return self.due(state)
 
     def due(self, state: Versions) -> int | None:
@@ -129,7 +129,7 @@ class VersionedJoin:
             out.emit(key, joined(value, right), time)
 
     def _as_of(self, versions: list[Version], time: int, table_time: int) -> str | None:
-        """The value that was valid at a time.
+        """Return the value that was valid at a time.
 
         If the time is before the history, only the latest version counts, as it never expires.
         """

@@ -143,7 +143,7 @@ class Audits(LedgerPart):
         return [_audit(row) for row in self._read(statement)]
 
     def newest_of_all(self, refs: Sequence[GenerationRef]) -> dict[GenerationRef, Audit]:
-        """Return the newest audit of each generation."""
+        """Generation → its newest audit."""
         newest = select(AUDITS.c.pipeline, AUDITS.c.generation, func.max(AUDITS.c.batch)).where(
             of_refs(AUDITS, refs)
         )
@@ -170,9 +170,9 @@ class Audits(LedgerPart):
         return _audit(rows[0]) if rows else None
 
     def checksum(self, ref: GenerationRef, worker: int, since: int) -> tuple[int, str] | None:
-        """Return the oldest retained batch from `since` on, and its checksum of a worker's rows.
+        """Return the oldest retained batch that is not older than `since`, and its checksum of a worker's state rows.
 
-        None if there is no such batch, or if the worker had no shard.
+        None if there is no such batch, or the worker had no shard.
         """
         c = AUDITS.c
         statement = (
@@ -186,7 +186,7 @@ class Audits(LedgerPart):
 
 
 def total(audits: Iterable[Audit]) -> list[SourceAudit]:
-    """Sum up the counts of several batches per partition.
+    """Return the summed counts of several batches per partition.
 
     The audits must be sorted, oldest first.
     """

@@ -1,4 +1,4 @@
-"""The unresolved failures of pipelines: at most one of each kind per pipeline and host.
+"""The unresolved failures of pipelines: at most one failure of each kind for each pipeline and host.
 
 | kind | what is wrong | who records it | until |
 |---|---|---|---|
@@ -90,7 +90,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outlook(self) -> str:
-        """Whether and when a failed run is repeated by itself; empty for other failures."""
+        """Whether and when a failed run is repeated without anybody's help; empty for other failures."""
         if self.kind != "run":
             return ""
         if not self.run:
@@ -174,8 +174,9 @@ class Failures(LedgerPart):
     def change(self, failure: Failure, **values: Any) -> None:
         """Change some fields of a failure.
 
-        Other fields, which other processes change, stay as they are. Nothing changes if the failure
-        was recorded anew after it was read.
+        Other fields, which other processes change, stay as they are.
+
+        Nothing changes if the failure was recorded anew after it was read.
         """
         row = _row(msgspec.structs.replace(failure, **values))
         before = _row(failure)
@@ -224,7 +225,7 @@ class Failures(LedgerPart):
 
 
 def _storable(text: str, secrets: Iterable[str]) -> str:
-    """Make a text storable: without secrets, in characters and a length that databases take."""
+    """Return a text without secrets, in the characters and the length that databases store."""
     # Databases store neither NUL nor surrogates, which a file's name or an author's error may have.
     return masked(text, secrets).replace("\0", "�").encode(errors="replace").decode()[:_LENGTH]
 
@@ -243,7 +244,7 @@ def _row(failure: Failure) -> dict[str, Any]:
 
 
 def _as_text(moment: datetime) -> str:
-    """Format a time as text.
+    """Return a time as text.
 
     All times get equally long texts, so every collation sorts them by time.
     """

@@ -115,8 +115,8 @@ class Generations(LedgerPart):
     ) -> None:
         """Make a generation current whose newest snapshot the ledger has lost, with this snapshot.
 
-        Earlier snapshots of the generation that the ledger still has are kept. Raise LeaseError and
-        changes nothing unless the generation's lease is held in the audit's epoch.
+        Earlier snapshots of the generation that the ledger still has are kept. Raises LeaseError
+        and changes nothing unless the generation's lease is held in the audit's epoch.
         """
         ref = info.ref
         columns = msgspec.structs.asdict(ref)
@@ -142,10 +142,10 @@ class Generations(LedgerPart):
         self, ref: GenerationRef, lease: LeaseRow | None = None, run: str = "", note: str = "", *,
         replayed: bool = False, places: Mapping[int, int] | None = None,
     ) -> None:  # fmt: skip
-        """Make a generation the current generation. Raise NotFound if it was never registered.
+        """Make a generation the current generation. Raises NotFound if it was never registered.
 
         `lease` is the lease of the generation to be replaced, and `places` are the epochs of the
-        workers' placements when the new generation's shards were filled. Raise LeaseError and
+        workers' placements when the new generation's shards were filled. Raises LeaseError and
         changes nothing if the lease is no longer held, and Refused if a placement has changed. A
         `note` is kept with the name of the run. `replayed` says that a replay has built the
         generation.
@@ -182,12 +182,12 @@ class Generations(LedgerPart):
         times: Mapping[str, int] | None = None,
         stream_times: Mapping[str, int] | None = None,
     ) -> None:
-        """Give the registered generation `new` the newest snapshot and the history of `old`.
+        """Give the registered generation `new` the newest snapshot (`batch`) and the history of the generation `old`.
 
-        `batch` is this snapshot's batch. `checksums` are the checksums of the new generation's
-        shards. `epoch` is the epoch of the new generation's lease, and `lease` is the lease of the
-        old generation. `stream_times` replaces the snapshot's stream times, and `times` replaces
-        the stream times from which the next batch continues. By default, both are inherited.
+        `checksums` are the checksums of the new generation's shards. `epoch` is the epoch of the
+        new generation's lease, and `lease` is the lease of the old generation. `stream_times`
+        replaces the snapshot's stream times, and `times` replaces the stream times from which the
+        next batch continues. By default, both are inherited.
         """
         newest = {SNAPSHOTS: SNAPSHOTS.c.batch == batch, AUDITS: AUDITS.c.batch == batch}
         texts = {
@@ -223,7 +223,7 @@ class Generations(LedgerPart):
                 connection.execute(shown.values(stream_times=as_json(dict(stream_times))))
 
     def current_number(self, pipeline: str) -> int | None:
-        """Return the number of a pipeline's current generation; None if the pipeline never ran."""
+        """Return the number of a pipeline's current generation, or None if the pipeline never ran."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _current_number(connection, pipeline)
 
@@ -235,7 +235,7 @@ class Generations(LedgerPart):
     def retire(self, pipeline: str) -> None:
         """Note that a pipeline is no longer run, until its next run.
 
-        Raise NotFound if it has never run.
+        Raises NotFound if it has never run.
         """
         retired = update(PIPELINES).where(PIPELINES.c.pipeline == pipeline).values(retired=True)
         with database_errors("Retiring the pipeline"), transaction(self._engine) as connection:
@@ -265,7 +265,7 @@ class Generations(LedgerPart):
         return sorted(row["generation"] for row in self._read(statement))
 
     def new(self, pipeline: str, above: int = 0) -> GenerationRef:
-        """Return a new generation, whose number is larger than `above` and has never been used.
+        """Return a new generation, with a number that no generation has had before, and larger than `above`.
 
         A driver that has lost its lease may still write to a removed generation, so its number is
         not used again.
@@ -282,7 +282,7 @@ class Generations(LedgerPart):
 
         The generation's workers stay in the ledger, because their shards still exist.
 
-        `lease` is the current generation's lease. Raise LeaseError if it is no longer held, and
+        `lease` is the current generation's lease. Raises LeaseError if it is no longer held, and
         StateError if `ref` is the current generation.
         """
         with (
@@ -301,7 +301,7 @@ class Generations(LedgerPart):
             connection.execute(update(LEASES).where(of_ref(LEASES, ref)).values(held=False))
 
     def forgotten(self, pipeline: str) -> dict[GenerationRef, list[WorkerInfo]]:
-        """Return forgotten generation → its workers, whose shards have not been removed yet."""
+        """Forgotten generation → its workers, whose shards have not been removed yet."""
         registered = select(GENERATIONS.c.generation).where(GENERATIONS.c.pipeline == pipeline)
         generation = WORKERS.c.generation
         of_pipeline = WORKERS.c.pipeline == pipeline
@@ -320,7 +320,7 @@ class Generations(LedgerPart):
             connection.execute(delete(WORKERS).where(of_ref(WORKERS, ref)))
 
     def pipelines(self) -> list[str]:
-        """Return the names of all pipelines with a current generation, sorted."""
+        """Names of all pipelines with a current generation, sorted."""
         statement = select(PIPELINES.c.pipeline).order_by(PIPELINES.c.pipeline)
         return [row["pipeline"] for row in self._read(statement)]
 
@@ -337,10 +337,7 @@ class Generations(LedgerPart):
         return self._infos(self._read(current(GENERATIONS).order_by(GENERATIONS.c.pipeline)))
 
     def of_all_pipelines(self) -> list[GenerationInfo]:
-        """Return all generations of pipelines with a current generation.
-
-        They are sorted by pipeline and number.
-        """
+        """Return the generations of all pipelines that have a current generation, sorted by pipeline and number."""
         has_current = GENERATIONS.c.pipeline.in_(select(PIPELINES.c.pipeline))
         statement = (
             select(GENERATIONS)
@@ -359,10 +356,7 @@ class Generations(LedgerPart):
         return next(iter(self._infos(rows)), None)
 
     def stores(self, pipeline: str | None = None) -> list[StoreInfo]:
-        """Return the stores of the current generations, sorted by pipeline and name.
-
-        They are those of one or of all pipelines.
-        """
+        """Return the stores of the current generations, of one or all pipelines, sorted by pipeline and name."""
         statement = current(STORES).order_by(STORES.c.pipeline, STORES.c.name)
         if pipeline is not None:
             statement = statement.where(STORES.c.pipeline == pipeline)
@@ -374,7 +368,7 @@ class Generations(LedgerPart):
         return () if current is None else current.workers
 
     def _infos(self, rows: Sequence[RowMapping]) -> list[GenerationInfo]:
-        """Read the generations of these rows of `GENERATIONS`."""
+        """Return the generations of these rows of `GENERATIONS`."""
         refs = [GenerationRef(row["pipeline"], row["generation"]) for row in rows]
         if not refs:
             return []
@@ -399,7 +393,7 @@ class Generations(LedgerPart):
         return infos
 
     def _workers(self, refs: Sequence[GenerationRef]) -> dict[GenerationRef, list[WorkerInfo]]:
-        """Return the workers of each generation, sorted by number."""
+        """Generation → its workers, sorted by number."""
         statement = select(WORKERS).where(of_refs(WORKERS, refs)).order_by(WORKERS.c.number)
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             placed = place_workers(connection, connection.execute(statement).mappings().all())

@@ -1,9 +1,8 @@
-"""Leases decide which driver may write a generation.
+"""Leases decide which driver may write: one per generation, with an epoch that fences off earlier holders.
 
-A lease has an epoch, which fences off earlier holders. Clocks of different machines are never
-compared. A live holder keeps incrementing a counter in the lease, its beat. A waiting driver
-measures on its own monotonic clock how long the beat has not changed. `engine/run/driver_lease.py`
-takes and renews a driver's lease.
+Clocks of different machines are never compared. A live holder keeps incrementing a counter in the
+lease, its beat. A waiting driver measures on its own monotonic clock how long the beat has not
+changed. `engine/run/driver_lease.py` takes and renews a driver's lease.
 """
 
 from __future__ import annotations
@@ -96,10 +95,9 @@ class Leases(LedgerPart):
             raise
 
     def outrank(self, lease: LeaseRow, epoch: int) -> LeaseRow:
-        """Give a held lease an epoch higher than `epoch`.
+        """Give a held lease an epoch higher than `epoch`, which a shard has from a lease that the ledger has lost.
 
-        A shard has `epoch` from a lease that the ledger has lost. Return the lease with its new
-        epoch. Raise LeaseError if the lease is no longer held.
+        Returns the lease with its new epoch. Raises LeaseError if the lease is no longer held.
         """
         with database_errors("Renewing the lease"), transaction(self._engine) as connection:
             require_epoch(connection, lease.ref, lease.epoch)
@@ -110,11 +108,11 @@ class Leases(LedgerPart):
             return row
 
     def renew(self, lease: LeaseRow) -> bool:
-        """Renew `lease`. Return False if it is no longer held."""
+        """Renew `lease`. Returns False if it is no longer held."""
         return self._update(lease, "Renewing the lease", beat=LEASES.c.beat + 1)
 
     def release(self, lease: LeaseRow) -> bool:
-        """Release `lease`. Return False if it is no longer held."""
+        """Release `lease`. Returns False if it is no longer held."""
         return self._update(lease, "Releasing the lease", held=False)
 
     def _update(self, lease: LeaseRow, doing: str, **values: Any) -> bool:
@@ -128,7 +126,7 @@ class Leases(LedgerPart):
 def require_epoch(connection: Connection, ref: GenerationRef, epoch: int) -> None:
     """Lock the lease until the transaction ends.
 
-    Raise LeaseError unless it is held in this epoch.
+    Raises LeaseError unless it is held in this epoch.
     """
     row = _row(connection, ref, lock=True)
     if row is None or row.epoch != epoch or not row.held:

@@ -104,9 +104,9 @@ class Ledger:
             return (begun + time.time()) / 2 - float(theirs)
 
     def positions(self, pipeline: str) -> dict[str, dict[int, int]]:
-        """Return topic → partition → the pipeline's next offset.
+        """Topic → partition → the pipeline's next offset.
 
-        Omit partitions that the pipeline has not read yet.
+        Omits partitions that the pipeline has not read yet.
         """
         current = self.generations.current(pipeline)
         if current is None:
@@ -116,10 +116,7 @@ class Ledger:
 
 
 def positions_in(topics: Sequence[str], snapshot: Snapshot | None) -> dict[str, dict[int, int]]:
-    """Return the offsets after a snapshot, for all topics that a pipeline reads.
-
-    Topic → partition → the next offset.
-    """
+    """Topic → partition → the next offset after a snapshot, for all topics that a pipeline reads."""
     read = {} if snapshot is None else snapshot.positions
     positions: dict[str, dict[int, int]] = {}
     for topic in topics:

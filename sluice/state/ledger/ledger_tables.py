@@ -424,12 +424,12 @@ SIZES = Table(
 
 @lru_cache(maxsize=256)
 def of_ref(table: Table, ref: GenerationRef) -> ColumnElement[bool]:
-    """Return the condition that selects the rows of one generation."""
+    """Condition that selects the rows of one generation."""
     return and_(table.c.pipeline == ref.pipeline, table.c.generation == ref.generation)
 
 
 def of_given_ref(table: Table) -> ColumnElement[bool]:
-    """Make the condition of `of_ref` for a statement that is built once.
+    """Return the condition of `of_ref` for a statement that is built once.
 
     Its parameters are `pipeline` and `generation`.
     """
@@ -439,7 +439,7 @@ def of_given_ref(table: Table) -> ColumnElement[bool]:
 
 
 def of_refs(table: Table, refs: Sequence[GenerationRef]) -> ColumnElement[bool]:
-    """Return the condition that selects the rows of several generations."""
+    """Condition that selects the rows of several generations."""
     pairs = [(ref.pipeline, ref.generation) for ref in refs]
     return tuple_(table.c.pipeline, table.c.generation).in_(pairs)
 

@@ -40,10 +40,10 @@ class Measurement(NamedTuple):
 
 
 def duration(name: str, seconds: float) -> Iterator[Measurement]:
-    """Return the numbers that a duration adds to the histogram `name`.
+    """Yield the numbers that a duration adds to the histogram `name`: 1 to the duration's bucket, and the seconds to the sum.
 
-    It adds 1 to the duration's bucket, and the seconds to the sum. In the ledger, a bucket does not
-    count the durations in the buckets below it; in Prometheus, it does.
+    In the ledger, a bucket does not count the durations in the buckets below it; in Prometheus, it
+    does.
     """
     bound = next((f"{bound:g}" for bound in SECONDS if seconds <= bound), UNBOUNDED)
     yield Measurement(f"{name}{BUCKET}", 1, (("le", bound),))
@@ -51,7 +51,7 @@ def duration(name: str, seconds: float) -> Iterator[Measurement]:
 
 
 def totals_of_batch(snapshot: Snapshot, audit: Audit) -> Iterator[Measurement]:
-    """Return the numbers that a published batch adds to its pipeline's totals."""
+    """Yield the numbers that a published batch adds to its pipeline's totals."""
     yield Measurement("batches_total", 1)
     for source in audit.sources:
         fates = {"applied": source.applied, "filtered": source.filtered, "late": source.late}
@@ -83,7 +83,7 @@ class Measurements(LedgerPart):
     """The measurements of all pipelines."""
 
     def of_all_pipelines(self) -> dict[str, list[Measurement]]:
-        """Return pipeline → its measurements, sorted by name and labels."""
+        """Pipeline → its measurements, sorted by name and labels."""
         c = MEASUREMENTS.c
         measurements: dict[str, list[Measurement]] = {}
         for row in self._read(select(MEASUREMENTS).order_by(c.pipeline, c.name, c.labels)):

@@ -49,12 +49,12 @@ class Placement(msgspec.Struct, frozen=True):
         return f"{'https' if self.tls else 'http'}://{self.host_port}/local"
 
     def shard(self, ref: GenerationRef) -> str:
-        """Return URL of the worker's shard of one generation."""
+        """URL of the worker's shard of one generation."""
         return f"{self.url}/{self.pipeline}/{ref.generation}/{self.number}"
 
 
 class Move(Placement, frozen=True):
-    """A move that has begun: the worker's new placement, its epoch, and the generations to move."""
+    """A move that has begun: the worker's new placement, the epoch of the move, and the generations to move."""
 
     epoch: int = 0
     generations: frozenset[GenerationRef] = frozenset()
@@ -65,7 +65,7 @@ class Placements(LedgerPart):
     """The placements of all workers."""
 
     def of(self, pipeline: str) -> dict[int, Placement]:
-        """Return worker number → placement, for a pipeline's workers."""
+        """Worker number → placement, for a pipeline's workers."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _of_pipeline(connection, pipeline)
 
@@ -79,7 +79,7 @@ class Placements(LedgerPart):
     def claim(self, placement: Placement) -> None:
         """Place a worker at a server.
 
-        Raise Refused if another server has the worker, or if this server is the worker's standby.
+        Raises Refused if another server has the worker, or if this server is the worker's standby.
         """
         with database_errors("Claiming the worker"), transaction(self._engine) as connection:
             standby = select(STANDBYS.c.host, STANDBYS.c.port).where(
@@ -117,10 +117,7 @@ class Placements(LedgerPart):
             )
 
     def is_newest(self, move: Move) -> bool:
-        """Return whether nothing has changed the worker's placement since this move began.
-
-        Another move that has begun would change the placement, too.
-        """
+        """Return whether the worker's placement was not changed, and no other move was begun, since this move began."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _epoch(connection, move) == move.epoch
 
@@ -132,7 +129,7 @@ class Placements(LedgerPart):
     def finish_move(self, move: Move) -> None:
         """Place the moved worker at its new server.
 
-        Raise Refused and change nothing if the worker's placement has changed since the move
+        Raises Refused and changes nothing if the worker's placement has changed since the move
         began, or another move was begun, or the pipeline has other generations now.
         """
         with database_errors("Moving the worker"), transaction(self._engine) as connection:
@@ -149,7 +146,7 @@ class Placements(LedgerPart):
             _write_placement(connection, move)
 
     def epochs(self, pipeline: str) -> dict[int, int]:
-        """Return worker number → the epoch of the newest change of its placement.
+        """Worker number → the epoch of the newest change of its placement.
 
         Equal epochs mean equal placements.
         """
@@ -163,7 +160,7 @@ class Placements(LedgerPart):
                 connection.execute(delete(table))
 
     def written_at(self, ref: GenerationRef, locations: Sequence[str]) -> tuple[str, ...]:
-        """Return the address at which a run writes each shard in `locations`.
+        """For each shard in `locations`, the address at which a run writes the shard.
 
         This is the address in `locations`, or a state server's URL.
         """
@@ -175,7 +172,7 @@ class Placements(LedgerPart):
 
 
 def place_workers(connection: Connection, rows: Sequence[RowMapping]) -> list[WorkerInfo]:
-    """Return the workers in these rows of `workers`, with their state servers' addresses."""
+    """Return the workers in these rows of the table `workers`, with the addresses of their state servers."""
     pipelines = sorted({row["pipeline"] for row in rows})
     placements = _of_pipelines(connection, pipelines)
     workers = []
@@ -215,7 +212,7 @@ def _of_pipelines(
     connection: Connection,
     pipelines: Sequence[str],
 ) -> dict[tuple[str, int], Placement]:
-    """Return pipeline and worker number → placement."""
+    """Pipeline and worker number → placement."""
     statement = select(PLACEMENTS).where(PLACEMENTS.c.pipeline.in_(pipelines))
     rows = connection.execute(statement).mappings()
     return {(row["pipeline"], row["number"]): Placement(**dict(row)) for row in rows}
@@ -267,7 +264,7 @@ def _overtaken(now: Placement | None, move: Move) -> Refused:
 def replace_placement(connection: Connection, placement: Placement) -> int:
     """Place a worker at a server, within a transaction.
 
-    Moves of this worker that began earlier are refused from now on. Return the epoch of this
+    Moves of this worker that began earlier are refused from now on. Returns the epoch of this
     change.
     """
     _write_placement(connection, placement)

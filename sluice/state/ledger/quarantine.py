@@ -28,11 +28,11 @@ class Inspection(msgspec.Struct, frozen=True):
 
 class Quarantine(LedgerPart):
     def get(self, ref: GenerationRef) -> dict[int, str]:
-        """Return worker → the reason why its shard must not be read."""
+        """Worker → the reason why its shard must not be read."""
         return {worker: reason for (_, worker), reason in self.reasons([ref]).items()}
 
     def reasons(self, refs: Sequence[GenerationRef]) -> dict[tuple[GenerationRef, int], str]:
-        """Return why shards must not be read: generation and worker → reason."""
+        """Generation and worker → the reason why its shard must not be read."""
         reasons: dict[tuple[GenerationRef, int], str] = {}
         for row in self._read(select(QUARANTINE).where(of_refs(QUARANTINE, refs))):
             reasons[GenerationRef(row["pipeline"], row["generation"]), row["worker"]] = row[
@@ -46,7 +46,7 @@ class Quarantine(LedgerPart):
             replace_quarantine(connection, ref, worker, reason)
 
     def inspect(self, ref: GenerationRef) -> Inspection:
-        """Return the quarantine and the placements of a generation that is about to be read.
+        """Return the quarantine and the placements of a generation whose shards are about to be read.
 
         After the reading, `conclude` checks that they are still the same.
         """
@@ -58,8 +58,8 @@ class Quarantine(LedgerPart):
 
         Without a reason, let them open it.
 
-        Raise Refused and change nothing if the worker's quarantine or placement is not the same as
-        in `before`.
+        Raises Refused and changes nothing if the worker's quarantine or placement is not the same
+        as in `before`.
         """
         ref = before.ref
         with database_errors("Changing the quarantine"), transaction(self._engine) as connection:

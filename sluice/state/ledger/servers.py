@@ -28,7 +28,7 @@ class Servers(LedgerPart):
     def register(self, host: str, port: int, server: str, *, takes_over: bool) -> None:
         """Give an address to a server.
 
-        Raise Refused if another server has the address, unless this server `takes_over`.
+        Raises Refused if another server has the address, unless this server `takes_over`.
         """
         here = SERVERS.c.host == host, SERVERS.c.port == port
         with (

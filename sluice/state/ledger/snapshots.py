@@ -79,9 +79,9 @@ class Snapshots(LedgerPart):
         `times` are the stream times from which the next batch continues; the default is
         `snapshot.stream_times`.
 
-        Return False and change nothing if the same batch is already published. Raise LeaseError if
-        another driver has taken the lease since the audit's epoch. Raise WentBack if the ledger
-        does not have the batch before. Raise StateError if the batch does not continue the
+        Returns False and changes nothing if the same batch is already published. Raises LeaseError
+        if another driver has taken the lease since the audit's epoch. Raises WentBack if the ledger
+        does not have the batch before. Raises StateError if the batch does not continue the
         published batches: it is older than the newest snapshot, or has the same number but other
         positions.
         """
@@ -128,7 +128,7 @@ class Snapshots(LedgerPart):
         """Return the stream times of the preceding snapshot, from which a batch continues.
 
         Empty for the first batch. The ledger keeps the times of the newest two snapshots only.
-        Raise DamagedState if the times are gone.
+        Raises DamagedState if the times are gone.
         """
         (row,) = self._read(_TIMES_BEFORE, {**msgspec.structs.asdict(ref), "batch": batch})
         if row["times"] is not None:
@@ -163,10 +163,7 @@ class Snapshots(LedgerPart):
         return [_snapshot(row) for row in rows]
 
     def kept_of_all_pipelines(self) -> dict[GenerationRef, KeptBatches]:
-        """Return the oldest and the newest batch of each current generation.
-
-        Omit pipelines without a batch.
-        """
+        """Current generation → its oldest and newest batch. Omits pipelines without a batch."""
         of_generation = [SNAPSHOTS.c[name] == PIPELINES.c[name] for name in _GENERATION]
         # The database finds the two ends in its index. With GROUP BY, it would read the whole
         # index.
@@ -202,11 +199,10 @@ class Snapshots(LedgerPart):
         counting: Sequence[str] = ("",),
         pipeline: str | None = None,
     ) -> list[Snapshot]:
-        """Return the snapshots that were published at or after `moment`, newest first.
+        """Return the snapshots of one or all pipelines that were published at or after `moment`, newest first.
 
-        They are those of one or of all pipelines. With `counting`, return only snapshots with a
-        count whose name contains one of these texts, such as `late/`. The default, an empty text,
-        is contained in every name.
+        With `counting`, only snapshots with a count whose name contains one of these texts, such as
+        `late/`. The default, an empty text, is contained in every name.
         """
         published = SNAPSHOTS.c.published_at >= _as_text(moment)
         counted = or_(*(SNAPSHOTS.c.counts.contains(text, autoescape=True) for text in counting))
@@ -286,10 +282,7 @@ class Snapshots(LedgerPart):
             return last_batch(connection, ref)
 
     def kept_batches(self) -> dict[GenerationRef, KeptBatches]:
-        """Return the oldest and the newest batch of each generation.
-
-        Omit generations without a batch.
-        """
+        """Generation → its oldest and newest batch. Omits generations without a batch."""
         c = SNAPSHOTS.c
         generation = c.pipeline, c.generation
         batches = func.min(c.batch).label("oldest"), func.max(c.batch).label("newest")
@@ -304,7 +297,7 @@ class Snapshots(LedgerPart):
     def forget(self, ref: GenerationRef, before: int) -> int:
         """Remove the snapshots older than batch `before`, but never the newest.
 
-        Return the number removed.
+        Returns the number removed.
         """
         with (
             database_errors("Removing old snapshots", seconds=None),
@@ -368,7 +361,7 @@ def snapshot_row(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _as_text(moment: datetime) -> str:
-    """Format a time as the text that the ledger stores.
+    """Return a time as the text that the ledger stores.
 
     The texts of all times are equally long, so every collation sorts them by time.
     """
@@ -383,7 +376,7 @@ def _snapshot(row: RowMapping) -> Snapshot:
 
 
 def _before(table: Table) -> ColumnElement[bool]:
-    """Return the condition that selects a generation's rows of earlier batches.
+    """Condition that selects a generation's rows of earlier batches.
 
     Its parameters are those of `of_given_ref`, and `batch`.
     """

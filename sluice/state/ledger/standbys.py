@@ -1,4 +1,4 @@
-"""Standbys: copies of workers' shards at second state servers, and the copies' snapshots.
+"""Standbys: copies of workers' shards at second state servers, and the snapshot that each copy holds.
 
 A worker has at most one standby. Its copy is sealed, so that no run can write to it, until the
 standby is promoted. Only the holder of the generation's lease refreshes or promotes a standby.
@@ -43,7 +43,7 @@ class Standby(Placement, frozen=True):
         return GenerationRef(self.pipeline, self.generation) if self.generation else None
 
     def info(self, ref: GenerationRef) -> StandbyInfo:
-        """Describe the standby for readers of a generation.
+        """Return the standby as readers of a generation see it.
 
         If the standby has a copy of another generation, these readers see a standby without a copy.
         """
@@ -55,11 +55,11 @@ class Standbys(LedgerPart):
     """The standbys of all workers."""
 
     def of(self, pipeline: str) -> dict[int, Standby]:
-        """Return worker number → standby, for a pipeline's workers."""
+        """Worker number → standby, for a pipeline's workers."""
         return {number: standby for (_, number), standby in self.of_pipelines([pipeline]).items()}
 
     def of_pipelines(self, pipelines: Sequence[str]) -> dict[tuple[str, int], Standby]:
-        """Return pipeline and worker number → standby."""
+        """Pipeline and worker number → standby."""
         rows = self._read(select(STANDBYS).where(STANDBYS.c.pipeline.in_(pipelines)))
         return {(row["pipeline"], row["number"]): Standby(**dict(row)) for row in rows}
 
@@ -71,7 +71,7 @@ class Standbys(LedgerPart):
     def add(self, place: Placement) -> None:
         """Register a server as a worker's standby, without a copy yet.
 
-        Raise Refused if the server has the worker itself, or if another server is the worker's
+        Raises Refused if the server has the worker itself, or if another server is the worker's
         standby.
         """
         with database_errors("Adding the standby"), transaction(self._engine) as connection:
@@ -92,7 +92,7 @@ class Standbys(LedgerPart):
     def remove(self, standby: Standby) -> None:
         """Forget a worker's standby.
 
-        Raise Refused and change nothing if the standby has changed since it was read.
+        Raises Refused and changes nothing if the standby has changed since it was read.
         """
         with database_errors("Removing the standby"), transaction(self._engine) as connection:
             _require_same(connection, standby)
@@ -107,8 +107,8 @@ class Standbys(LedgerPart):
     ) -> Standby:
         """Record that a standby has a complete copy up to `batch`; None means no copy.
 
-        Return the new standby. Raise LeaseError and change nothing if the generation's lease is no
-        longer held in this epoch, and Refused if the standby has changed since it was read.
+        Returns the new standby. Raises LeaseError and changes nothing if the generation's lease is
+        no longer held in this epoch, and Refused if the standby has changed since it was read.
         """
         values = _NO_COPY
         if batch is not None:
@@ -134,14 +134,14 @@ class Standbys(LedgerPart):
         note: str,
         quarantined: str = "",
     ) -> int:
-        """Place a worker at its standby's server, and remove the standby. Add a note.
+        """Place a worker at its standby's server, remove the standby from the ledger, and add a note.
 
-        `place` is the epoch of the worker's present placement. Return the epoch of the new
+        `place` is the epoch of the worker's present placement. Returns the epoch of the new
         placement.
 
-        Ends the quarantine of the worker's shard, or begins one for the reason `quarantined`. Raise
-        LeaseError and changes nothing if the generation's lease is no longer held in this epoch,
-        and Refused if the standby or the worker's placement has changed since it was read.
+        Ends the quarantine of the worker's shard, or begins one for the reason `quarantined`.
+        Raises LeaseError and changes nothing if the generation's lease is no longer held in this
+        epoch, and Refused if the standby or the worker's placement has changed since it was read.
         """
         with database_errors("Promoting the standby"), transaction(self._engine) as connection:
             require_epoch(connection, ref, epoch)
@@ -178,10 +178,7 @@ def _worker(pipeline: str, number: int) -> tuple[ColumnElement[bool], ColumnElem
 
 
 def _addresses(connection: Connection, table: Any, place: Placement) -> set[tuple[str, int]]:
-    """Return the servers' addresses that a table has for the worker.
-
-    The table is `PLACEMENTS` or `STANDBYS`.
-    """
+    """Return the addresses of the servers that a table, `PLACEMENTS` or `STANDBYS`, has for the worker."""
     same = table.c.pipeline == place.pipeline, table.c.number == place.number
     statement = select(table.c.host, table.c.port).where(*same)
     return {(row.host, row.port) for row in connection.execute(statement)}

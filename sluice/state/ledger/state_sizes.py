@@ -1,4 +1,4 @@
-"""The size of each pipeline's state on each of the last days, which shows its growth."""
+"""The size of each pipeline's state on each of the last days, which shows whether it grows without a bound."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Aggregates:
     def add(self, entries: Iterable[Entry]) -> None:
         """Add entries.
 
-        Raise QueryError if the field of an entry is not a number, or if there are too many groups.
+        Raises QueryError if the field of an entry is not a number, or if there are too many groups.
         """
         for entry in entries:
             value = _decode_value(entry)
@@ -98,12 +98,12 @@ class Aggregates:
             self._sums(group).add(1, number, number, number)
 
     def merge(self, groups: Iterable[Group]) -> None:
-        """Add the aggregates of another worker. Raise QueryError if there are too many groups."""
+        """Add the aggregates of another worker. Raises QueryError if there are too many groups."""
         for group in groups:
             self._sums(bytes(group.group)).add(group.entries, group.sum, group.min, group.max)
 
     def groups(self, order: Order = "group", limit: int | None = None) -> list[Group]:
-        """Sort groups by name, or by an aggregate in descending order.
+        """Return the groups, sorted by name, or by an aggregate in descending order.
 
         Groups without the aggregate come last.
         """
@@ -129,7 +129,7 @@ class Aggregates:
 def number_at(entry: Entry, field: str) -> Decimal | None:
     """Return the number in an entry's field; None if the field is missing or null.
 
-    Raise QueryError for any other value.
+    Raises QueryError for any other value.
     """
     names = names_of(field)
     return _number(entry, _field_value(_decode_value(entry), names), names)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TypeVar
 
 import msgspec
+from typing_extensions import override
 
 from sluice.errors import QueryError, StateError
-from sluice.state.model import EntryId
+from sluice.state.model import EntryId, StateRow
+from sluice.values.headers import NO_HEADERS, Headers
 from sluice.values.json_text import JSON_TEXT, plain_json
+from sluice.values.kept_headers import headers_by_name
 
 T = TypeVar("T")
 
@@ -28,13 +31,28 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     """The JSON exactly as published: 27.00 stays 27.00."""
 
     @property
+    def keeps_headers(self) -> bool:
+        """Whether the entry has headers, or might have them."""
+        return False
+
+    @property
+    def headers(self) -> Headers:
+        """The headers of the record that has last changed the entry, if the store keeps headers."""
+        return NO_HEADERS
+
+    @property
+    def headers_by_name(self) -> dict[str, Headers]:
+        """The headers of each value of a processor's store that keeps headers, by the value's key."""
+        return {}
+
+    @property
     def id(self) -> EntryId:
         return self.key, self.window_start, self.window_end
 
     def decode(self, kind: type[T]) -> T:
-        """Decode the value to a type that msgspec supports.
+        """Return the value, decoded to a type that msgspec supports.
 
-        Raise QueryError if the value does not match.
+        Raises QueryError if the value does not match.
         """
         try:
             return msgspec.json.decode(self.value, type=kind)
@@ -42,10 +60,59 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
             raise QueryError(f"The value of {self.key[:100]!r} is not a {kind.__name__}.") from None
 
 
+class EntryWithHeaders(Entry, frozen=True, array_like=True):
+    """An entry of a store that keeps headers."""
+
+    kept: msgspec.Raw = msgspec.Raw(_NULL)
+    """JSON of the headers, or of an object with the headers of each value of a processor's store.
+    It is null without headers."""
+
+    @property
+    @override
+    def keeps_headers(self) -> bool:
+        return self._text is not None
+
+    @property
+    @override
+    def headers(self) -> Headers:
+        return NO_HEADERS if self._is_by_name else Headers.of_json(self._text)
+
+    @property
+    @override
+    def headers_by_name(self) -> dict[str, Headers]:
+        return headers_by_name(self._text) if self._is_by_name else {}
+
+    @property
+    def _text(self) -> str | None:
+        text = bytes(self.kept)
+        return None if text == _NULL else text.decode()
+
+    @property
+    def _is_by_name(self) -> bool:
+        return (self._text or "").startswith("{")
+
+
+def entry_with_headers(row: StateRow) -> Entry | None:
+    """Return the entry of a state row in a store that keeps headers.
+
+    Return None for a tombstone, or a null.
+
+    Raises StateError if the row is damaged.
+    """
+    value = store_value(0, row.value)
+    if value is None:
+        return None
+    assert row.value is not None
+    headers = store_value(1, row.value) or msgspec.Raw(_NULL)
+    return EntryWithHeaders(row.key, row.window_start, row.window_end, value, headers)
+
+
 def store_value(column: int, values: str | None) -> msgspec.Raw | None:
     """Return a store's value in a state row's JSON array.
 
-    None for a tombstone, or if the value is null. Raise StateError if the array is damaged.
+    Return None for a tombstone, or if the value is null.
+
+    Raises StateError if the array is damaged.
     """
     if values is None:
         return None

@@ -7,9 +7,14 @@ from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from sluice.state.model import EntryId, StateRow
+from sluice.state.model import NO_WINDOW, EntryId, StateRow
 from sluice.state.queries.aggregates import Aggregates, Group, largest, number_at
-from sluice.state.queries.entries import Entry, store_value
+from sluice.state.queries.entries import (
+    Entry,
+    EntryWithHeaders,
+    entry_with_headers,
+    store_value,
+)
 from sluice.state.shard.local_shard import FEW_KEYS, LocalShard
 from sluice.state.shard.ranges import RowRange
 from sluice.state.time_limits import check_deadline
@@ -21,10 +26,7 @@ _PAGE = 5_000
 
 
 class Query(msgspec.Struct, Generic[T], frozen=True, tag=True):
-    """A query over one store, as of a batch.
-
-    The store's values are in `store_column` of one group's state rows.
-    """
+    """A query over one store: over the values in `store_column` of one group's state rows, as of a batch."""
 
     group_id: int
     store_column: int
@@ -36,12 +38,20 @@ class Query(msgspec.Struct, Generic[T], frozen=True, tag=True):
         return False
 
     def execute(self, shard: LocalShard) -> T:
-        """Execute the query on one shard. Raise StateError if the shard cannot be read."""
+        """Return the result for one shard. Raises StateError if the shard cannot be read."""
         raise NotImplementedError
 
-    def entries(self, state_rows: list[StateRow]) -> list[Entry]:
-        """Return the entries from the state rows that hold a value of the store."""
+    def entries(self, state_rows: list[StateRow], *, with_headers: bool = False) -> list[Entry]:
+        """Return the entries from the state rows that hold a value of the store.
+
+        `with_headers`: whether the store keeps headers.
+        """
         entries: list[Entry] = []
+        if with_headers:
+            for row in state_rows:
+                if (entry := entry_with_headers(row)) is not None:
+                    entries.append(entry)
+            return entries
         for row in state_rows:
             value = store_value(self.store_column, row.value)
             if value is not None:
@@ -80,12 +90,31 @@ class Values(Query[dict[str, msgspec.Raw]], frozen=True, tag=True):
         return values
 
 
+class WithHeaders(Query[list[Entry]], frozen=True, tag=True):
+    """The entries of several keys of a store that keeps headers. Omits keys without a value."""
+
+    keys: list[str]
+
+    @property
+    def is_quick(self) -> bool:
+        return len(self.keys) <= FEW_KEYS
+
+    def execute(self, shard: LocalShard) -> list[Entry]:
+        rows = shard.get_many(self.group_id, self.keys, self.as_of)
+        state_rows: list[StateRow] = []
+        for key, row in rows.items():
+            state_rows.append(StateRow(self.group_id, key, NO_WINDOW, NO_WINDOW, row))
+        return self.entries(state_rows, with_headers=True)
+
+
 class Scan(Query[list[Entry]], frozen=True, tag=True):
     """A page of entries sorted by key and window, starting after `after`."""
 
     within: RowRange
     after: EntryId | None
     limit: int
+    with_headers: bool = False
+    """Whether the store keeps headers."""
 
     def execute(self, shard: LocalShard) -> list[Entry]:
         """Read the page.
@@ -93,7 +122,9 @@ class Scan(Query[list[Entry]], frozen=True, tag=True):
         State rows without a value of this store do not count towards the limit.
         """
         entries: list[Entry] = []
-        for page in _pages(self, shard, self.within, self.after, min(self.limit, _PAGE)):
+        size = min(self.limit, _PAGE)
+        pages = _pages(self, shard, self.within, self.after, size, with_headers=self.with_headers)
+        for page in pages:
             entries += page[: self.limit - len(entries)]
             if len(entries) == self.limit:
                 break
@@ -121,7 +152,7 @@ class Aggregate(Query[list[Group]], frozen=True, tag=True):
     def execute(self, shard: LocalShard) -> list[Group]:
         """Aggregate the entries.
 
-        Raise QueryError if a field does not hold a number or there are too many groups.
+        Raises QueryError if a field does not hold a number or there are too many groups.
         """
         aggregates = Aggregates(self.field, self.group_by)
         for page in _pages(self, shard, self.within):
@@ -136,14 +167,16 @@ class Top(Query[list[Entry]], frozen=True, tag=True):
     field: str
     limit: int
     smallest: bool
+    with_headers: bool = False
+    """Whether the store keeps headers."""
 
     def execute(self, shard: LocalShard) -> list[Entry]:
         """Return the entries that have the field, the largest or the smallest number first.
 
-        Raise QueryError if a field is not a number.
+        Raises QueryError if a field is not a number.
         """
         top: list[Entry] = []
-        for page in _pages(self, shard, self.within):
+        for page in _pages(self, shard, self.within, with_headers=self.with_headers):
             candidates = [entry for entry in page if number_at(entry, self.field) is not None]
             top = largest(top + candidates, self.field, self.limit, smallest=self.smallest)
         return top
@@ -159,15 +192,16 @@ class Changed(Query[list[EntryId]], frozen=True, tag=True):
         return shard.changed_keys(self.group_id, self.since, self.as_of, self.limit)
 
 
-AnyQuery: TypeAlias = Value | Values | Scan | Count | Aggregate | Top | Changed
+AnyQuery: TypeAlias = Value | Values | WithHeaders | Scan | Count | Aggregate | Top | Changed
 
 RESULTS: dict[str, msgspec.json.Decoder[object]] = {
     "Value": msgspec.json.Decoder(msgspec.Raw | None),
     "Values": msgspec.json.Decoder(dict[str, msgspec.Raw]),
-    "Scan": msgspec.json.Decoder(list[Entry]),
+    "WithHeaders": msgspec.json.Decoder(list[EntryWithHeaders]),
+    "Scan": msgspec.json.Decoder(list[EntryWithHeaders]),
     "Count": msgspec.json.Decoder(int),
     "Aggregate": msgspec.json.Decoder(list[Group]),
-    "Top": msgspec.json.Decoder(list[Entry]),
+    "Top": msgspec.json.Decoder(list[EntryWithHeaders]),
     "Changed": msgspec.json.Decoder(list[EntryId]),
 }
 """Name of a query's class → decoder of its result from a state server."""
@@ -179,11 +213,13 @@ def _pages(
     within: RowRange,
     after: EntryId | None = None,
     size: int = _PAGE,
+    *,
+    with_headers: bool = False,
 ) -> Iterator[list[Entry]]:
-    """Return all entries of the range, page by page."""
+    """Yield all entries of the range, page by page."""
     while True:
         state_rows = shard.scan(query.group_id, query.as_of, within, after=after, limit=size)
-        yield query.entries(state_rows)
+        yield query.entries(state_rows, with_headers=with_headers)
         if len(state_rows) < size:
             return
         after = state_rows[-1].entry_id

@@ -1,4 +1,4 @@
-"""How this process calls state servers: token, certificates, time limits, and errors."""
+"""How this process calls state servers: token, trusted certificates, time limits, and servers' errors."""
 
 from __future__ import annotations
 
@@ -49,10 +49,7 @@ def client_options(
     *,
     verify_certificate: bool = True,
 ) -> dict[str, Any]:
-    """Return arguments for httpx clients that call state servers.
-
-    Raise SettingsError without a token.
-    """
+    """Arguments for httpx clients that call state servers. Raises SettingsError without a token."""
     tls = tls_context() if verify_certificate else False
     return {
         "headers": {"Authorization": f"Bearer {token or server_token()}"},
@@ -76,15 +73,12 @@ def _socket_options() -> list[tuple[int, int, int]]:
 
 
 def call_limits(seconds: float) -> httpx.Timeout:
-    """Return the time limits of a call.
-
-    `seconds` are for each read and write; the limit for connecting is shorter.
-    """
+    """Return the time limits of a call: `seconds` for each read and write, and a shorter limit for connecting."""
     return httpx.Timeout(seconds, connect=_CONNECT_SECONDS)
 
 
 def server_token() -> str:
-    """Return the token for state servers. Raise SettingsError if it is not set."""
+    """Return the token for state servers. Raises SettingsError if it is not set."""
     token = settings().server_token
     if not token:
         raise SettingsError(
@@ -96,18 +90,17 @@ def server_token() -> str:
 
 @cache
 def tls_context() -> ssl.SSLContext:
-    """Return a TLS context that trusts the certificates of state servers.
-
-    These are the certificates in SLUICE_SERVER_CA, or the system's.
-    """
+    """Return a TLS context that trusts the certificates in SLUICE_SERVER_CA, or the system's certificates."""
     authorities = settings().server_ca
     return ssl.create_default_context(cafile=None if authorities is None else str(authorities))
 
 
 def response_content(status: int, content: bytes) -> bytes:
-    """Return the content of a successful response, or raise the error of a problem document.
+    """Return the content of a successful response.
 
-    Raise NotAStateServer if the response is neither.
+    Raises the error that a problem document describes.
+
+    Raises NotAStateServer if the response is neither successful nor a problem document.
     """
     if status == httpx.codes.OK:
         return content

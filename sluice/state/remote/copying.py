@@ -1,4 +1,4 @@
-"""Copies shards: the only way of state to another host, database or generation.
+"""Copies shards: the only way in which state gets to another host, another database or another generation.
 
 A copy is filled in pages. Until it is complete, the copy is sealed, so that no run writes to it.
 Each row comes with its digest, which the copy checks before it stores the row. At the end, the copy
@@ -102,7 +102,7 @@ class ShardCopy:
     ) -> None:
         """Copy the versions that are missing, and compare the checksums.
 
-        Raise DamagedState if a new copy differs, too. `stop_writers` is called when most rows are
+        Raises DamagedState if a new copy differs, too. `stop_writers` is called when most rows are
         copied. It must keep others from writing to the source, because a copy without `until` would
         lack the rows that they write. `let_write` lets them write again if the copy differs.
         `before_replacing` is called before a copy is replaced.
@@ -229,7 +229,7 @@ class NewShard:
     def finish(self, batch: int, epoch: int) -> Checksums:
         """Write the journal, compare the checksums with the rows, and accept writes.
 
-        Return the checksums.
+        Returns the checksums.
         """
         entries: list[JournalEntry] = []
         for operator, rows in self.rows.items():
@@ -240,10 +240,7 @@ class NewShard:
 
 
 def copy_answers(source: Shard, target: Shard) -> None:
-    """Copy the recorded answers that a sealed shard lacks.
-
-    Remove the answers that the source has forgotten.
-    """
+    """Copy the recorded answers that a sealed shard lacks, and remove the answers that the source has forgotten."""
     oldest = source.answers(None, 1)
     newest = target.last_places().answer
     # Begin with the newest time that the target has: several answers may have this time, and an
@@ -256,7 +253,7 @@ def copy_answers(source: Shard, target: Shard) -> None:
 def _finish_copy(copy: Shard, journal: Journal, as_of: int, published: Checksums | None) -> None:
     """Give a copy its journal, remove batches after `as_of`, and read all of its rows.
 
-    Raise DamagedState if the rows differ from the published checksums or, without these, from the
+    Raises DamagedState if the rows differ from the published checksums or, without these, from the
     journal's checksums.
     """
     copy.replace_journal(as_of + 1, journal)
@@ -266,41 +263,32 @@ def _finish_copy(copy: Shard, journal: Journal, as_of: int, published: Checksums
 
 @dataclass
 class SourceShard:
-    """A shard whose newest versions are read, and the sums of the digests read so far."""
+    """A shard from which the newest versions are read, and the sums of the digests of the versions read so far."""
 
     shard: Shard
     total_of_rows: int = 0
     total_of_states: int = 0
 
     def rows(self) -> Iterator[list[Version]]:
-        """Read the newest version of each state row that has a value, in pages.
-
-        The versions are sorted by group, key and window.
-        """
+        """Yield the newest version of each state row that has a value, in pages, sorted by group, key and window."""
         for page in in_pages(newest_rows(self.shard)):
             self.total_of_rows += sum(version.digest for version in page)
             yield page
 
     def states(self) -> Iterator[list[StateVersion]]:
-        """Read the newest version of each operator state that was not removed, in sorted pages."""
+        """Yield the newest version of each operator state that has not been removed, in pages, sorted."""
         for page in in_pages(newest_states(self.shard)):
             self.total_of_states += sum(version.digest for version in page)
             yield page
 
     def difference(self, published: Checksums | None) -> str:
-        """Describe how the versions that were read differ from the published checksums.
-
-        The text is empty if they do not differ.
-        """
+        """Return how the versions that were read differ from the published checksums; empty if they do not."""
         read = Checksums(checksum_of(self.total_of_rows), checksum_of(self.total_of_states))
         return "" if published is None else read.difference(published)
 
 
 def newest_rows(shard: Shard, group: int | None = None) -> Iterator[Version]:
-    """Read the newest version of each state row with a value, of all groups or of one.
-
-    The versions are sorted by group, key and window.
-    """
+    """Yield the newest version of each state row with a value, of all groups or one, sorted by group, key and window."""
     versions = chain.from_iterable(pages_of_versions(shard, group=group))
     for _, row_versions in groupby(versions, lambda version: version.row_id):
         *_, newest = row_versions
@@ -309,7 +297,7 @@ def newest_rows(shard: Shard, group: int | None = None) -> Iterator[Version]:
 
 
 def newest_states(shard: Shard) -> Iterator[StateVersion]:
-    """Read the newest version of each operator state that has not been removed, sorted."""
+    """Yield the newest version of each operator state that has not been removed, sorted."""
     versions = chain.from_iterable(pages_of_states(shard))
     for _, state_versions in groupby(
         versions, lambda state: (state.operator, state.shared, state.key)

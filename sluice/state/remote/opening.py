@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def open_shard(url: str, *, to_write: bool = False, token: str = "") -> Shard:
     """Open a shard.
 
-    Raise StateError if it does not exist, because a lost shard must not look like an empty shard.
+    Raises StateError if it does not exist, because a lost shard must not look like an empty shard.
     `token` is sent to a state server and defaults to the token from the settings.
     """
     if is_remote(url):
@@ -47,10 +47,9 @@ def drop_shard(url: str) -> None:
 
 
 def sizes_of_shards(urls: Iterable[str]) -> dict[str, int]:
-    """Return the size of each shard in bytes, by address.
+    """Address of a shard → its size in bytes, with one query for all shards of a PostgreSQL database.
 
-    All shards of a PostgreSQL database take one query. Omit shards that do not exist, and shards of
-    a server or a database that does not answer.
+    Omits shards that do not exist, and shards of a server or a database that does not answer.
     """
     urls = [*urls]
     sizes = sizes_of(url for url in urls if not is_remote(url))

@@ -21,8 +21,8 @@ from sluice.state.remote.http_client import HttpClient
 T = TypeVar("T")
 
 _CALLS_AT_ONCE = 1
-"""The most concurrent calls for single keys to one worker. Keys that are requested during these
-calls share the next call."""
+"""The most concurrent calls for single keys to one worker. Keys that are requested during these calls
+share the next call."""
 
 
 class RemoteWorker:
@@ -42,9 +42,9 @@ class RemoteWorker:
         self._calls: set[asyncio.Task[None]] = set()
 
     async def execute(self, query: Query[T]) -> T:
-        """Execute the query.
+        """Return the query's result.
 
-        Raise StateError if the server is unreachable or cannot read the shard.
+        Raises StateError if the server is unreachable or cannot read the shard.
         """
         if isinstance(query, Value):
             return cast("T", await self._value(query))
@@ -55,7 +55,7 @@ class RemoteWorker:
             await self._client.close()
 
     async def _value(self, query: Value) -> msgspec.Raw | None:
-        """Fetch the value of one key, in one call together with other waiting keys."""
+        """Return the value of one key, fetched in one call together with other waiting keys."""
         store = query.group_id, query.store_column, query.as_of
         # Each caller has a future of its own, because a caller that is cancelled cancels its
         # future.
@@ -76,7 +76,7 @@ class RemoteWorker:
             self._start_call()
 
     async def _look_up_waiting_keys(self) -> None:
-        """Look up, in one call, all waiting keys of the store that has waited longest."""
+        """Look up, in one call, all waiting keys of the store whose oldest key has waited longest."""
         if not self._waiting:
             return
         store = next(iter(self._waiting))

@@ -40,9 +40,9 @@ class Card(msgspec.Struct, frozen=True):
 
 
 def challenge_number(token: str, credentials: str) -> str | None:
-    """Return the random number of a challenge; None if the sender lacks the token.
+    """Return the random number in a challenge's Authorization header.
 
-    `credentials` are those of the challenge's Authorization header.
+    Return None if the sender lacks the token.
     """
     challenge = _CHALLENGE.fullmatch(credentials)
     if challenge is None:
@@ -52,15 +52,15 @@ def challenge_number(token: str, credentials: str) -> str | None:
 
 
 def proved_card(token: str, number: str, card: Card) -> tuple[bytes, str]:
-    """Answer a challenge with the card as JSON, and the proof."""
+    """Return a server's answer to a challenge: the card as JSON, and the proof."""
     content = msgspec.json.encode(card)
     return content, _mac(token, "answer", number, content.decode())
 
 
 def fetch_card(url: str, address: str, *, verify_certificate: bool = True) -> Card:
-    """Fetch the proved card of the state server at a URL. `address` names the server in errors.
+    """Return the proved card of the state server at a URL. `address` names the server in errors.
 
-    Raise StateError if no state server answers, the kind ServerHangs if the server accepts
+    Raises StateError if no state server answers, the kind ServerHangs if the server accepts
     connections all the same, and Refused if the server does not know this process's token.
     """
     token, number = server_token(), secrets.token_hex(32)

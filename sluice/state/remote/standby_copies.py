@@ -35,7 +35,7 @@ class FailedRefresh:
 
 @dataclass(frozen=True)
 class RefreshedCopy:
-    """A worker's copy after a refresh: its newest batch, and the number of copied versions."""
+    """The copy of a worker's shard after a refresh: its newest batch, and the number of versions copied."""
 
     worker: int
     batch: int
@@ -134,12 +134,12 @@ def promote_standby(
 ) -> str:
     """Put a worker's standby in the worker's place, for readers and for runs.
 
-    Return the note that the ledger keeps. The lease of the generation must be held in `epoch`. The
+    Returns the note that the ledger keeps. The lease of the generation must be held in `epoch`. The
     copy must hold the newest snapshot and match its published checksums. With `accept_stale`, an
     older copy is promoted too: it is quarantined, and the next run restores the state from the
     topics.
 
-    Raise NotFound without a standby; DamagedState if the copy is damaged; and Refused if the copy
+    Raises NotFound without a standby; DamagedState if the copy is damaged; and Refused if the copy
     is older than the newest snapshot, or if the worker's placement or its standby has changed
     meanwhile.
     """
@@ -207,7 +207,7 @@ def promote_lost_standbys(
 ) -> list[str]:
     """Promote the standbys of the workers `lost`; if None, of all workers whose servers are silent.
 
-    Return the notes. Raise the same errors as `promote_standby`.
+    Returns the notes. Raises the same errors as `promote_standby`.
     """
     info = ledger.generations.get(ref)
     if lost is None:
@@ -248,7 +248,7 @@ def _answers(worker: WorkerInfo) -> bool:
 def _verify(shard: Shard, batch: int, published: Checksums | None) -> None:
     """Read all rows of a shard.
 
-    Raise DamagedState if its rows or its journal differ from the published checksums.
+    Raises DamagedState if its rows or its journal differ from the published checksums.
     """
     _compare_journal(shard, batch, published)
     shard.verify_rows(batch, published)

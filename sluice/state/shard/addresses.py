@@ -1,4 +1,4 @@
-"""Addresses of shards: a SQLite file, a schema in PostgreSQL, or a state server's URL."""
+"""Addresses of shards: a SQLite file, a schema of a PostgreSQL database, or a state server's URL."""
 
 from __future__ import annotations
 
@@ -40,10 +40,7 @@ def exists(url: str) -> bool:
 
 
 def location(base_url: str, ref: GenerationRef, worker: int) -> str:
-    """Return the address of a worker's shard below `base_url`.
-
-    It is a file in a folder, or a schema of a PostgreSQL database.
-    """
+    """Return the address of a worker's shard below `base_url`: a file in a folder, or a schema of a PostgreSQL database."""
     base, pipeline, generation = database_url(base_url), _name(ref.pipeline), f"g{ref.generation}"
     if base.get_backend_name() == "sqlite":
         path = Path(base.database or "") / pipeline / generation / f"worker-{worker}.sqlite"
@@ -69,13 +66,13 @@ def is_file(url: str) -> bool:
 def file_of(url: str) -> Path | None:
     """Return the SQLite file, or the folder of shards, that an address names.
 
-    None for any other address.
+    Return None for any other address.
     """
     return Path(_parse(url).database or "") if is_file(url) else None
 
 
 def shown(url: str) -> str:
-    """Mask the secrets of an address, for errors and logs."""
+    """Return the address with its secrets masked, for errors and logs."""
     return url if is_remote(url) else shown_url(_parse(url).render_as_string(hide_password=False))
 
 

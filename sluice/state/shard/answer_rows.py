@@ -52,7 +52,7 @@ class RecordedAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def by_worker(answers: Iterable[RecordedAnswer], workers: int) -> dict[int, list[RecordedAnswer]]:
-    """Return worker's number → the answers for its keys, if there are `workers` workers."""
+    """Worker's number → the answers for its keys, if there are `workers` workers."""
     divided: dict[int, list[RecordedAnswer]] = defaultdict(list)
     for answer in answers:
         divided[owner(answer.key, workers)].append(answer)
@@ -66,7 +66,7 @@ def prepare(driver: Driver) -> None:
 
 
 def read(driver: Driver, step: str, ids: Sequence[str]) -> list[RecordedAnswer]:
-    """Read the recorded answers of a step with these ids."""
+    """Return the recorded answers of a step with these ids."""
     answers: list[RecordedAnswer] = []
     for start in range(0, len(ids), _IDS_AT_ONCE):
         chunk = ids[start : start + _IDS_AT_ONCE]
@@ -91,12 +91,12 @@ def forget_failures(driver: Driver, batch: int) -> None:
 
 
 def forget_all(driver: Driver, before: int) -> None:
-    """Within a transaction, remove all steps' answers from before a time, epoch ms."""
+    """Within a transaction, remove the answers of all steps that were recorded before a time, epoch ms."""
     driver.execute("DELETE FROM answers WHERE at < ?", (before,))
 
 
 def page(driver: Driver, after: tuple[int, str, str] | None, limit: int) -> list[RecordedAnswer]:
-    """Read a page of all answers, sorted by time, step and id, that come after (time, step, id)."""
+    """Return a page of all answers, sorted by time, step and id, that come after (time, step, id)."""
     return [RecordedAnswer(*row) for row in driver.fetch(_PAGE, (*(after or _BEFORE_ALL), limit))]
 
 

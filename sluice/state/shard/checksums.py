@@ -23,9 +23,9 @@ def checksum_of(total: int) -> str:
 
 
 def row_digest(row: Row) -> int:
-    """Compute the digest of a state row, as the signed integer that databases store.
+    """Return the digest of a state row, as the signed integer that databases store.
 
-    The digest of a tombstone is 0.
+    Return 0 for a tombstone.
     """
     group_id, key, start, end, value = row
     # The key's length marks where the key ends and the value begins, whatever characters they
@@ -43,7 +43,7 @@ def state_digest(
     wall: int | None,
     data: bytes | None,
 ) -> int:
-    """Compute the digest of an operator's state of a key; 0 if the operator has removed it."""
+    """Return the digest of an operator's state of a key; 0 if the operator has removed it."""
     if data is None:
         return 0
     begin = (

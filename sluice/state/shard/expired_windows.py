@@ -1,6 +1,5 @@
-"""Expires windows.
+"""Expires windows: writes their tombstones in the batch in which stream time passes the end of their retention.
 
-Their tombstones are written in the batch in which stream time passes the end of their retention.
 Older snapshots still show these windows. Their rows are deleted together with the last snapshot
 that can show them.
 """
@@ -37,7 +36,7 @@ def expire(
 ) -> tuple[list[tuple[Any, ...]], int]:
     """Within a transaction, write tombstones for each group's windows that ended before a time.
 
-    `ends`: group id → this time, epoch ms. Return the expired rows with their digests, and by how
+    `ends`: group id → this time, epoch ms. Returns the expired rows with their digests, and by how
     many rows the table has grown. A call for the same batch can be repeated.
     """
     driver.execute(_CREATE_HORIZONS)

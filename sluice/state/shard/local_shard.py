@@ -71,7 +71,7 @@ class LocalShard(Shard):
     def open(cls, url: str, *, to_write: bool = False) -> Self:
         """Open a shard.
 
-        Raise StateError if it does not exist, because a lost shard must not look empty.
+        Raises StateError if it does not exist, because a lost shard must not look empty.
         """
         return cls(open_driver(url, "write" if to_write else "read"))
 
@@ -302,9 +302,9 @@ class LocalShard(Shard):
 
     @contextmanager
     def _writing(self, epoch: int, batch: int = 0, operators: Iterable[int] = ()) -> Iterator[None]:
-        """Write in the transaction of a lease's holder, which fences off holders of older leases.
+        """Yield a write transaction of a lease's holder. It fences off holders of older leases.
 
-        Raise EngineError if one of the operators has already written a newer batch. That happens
+        Raises EngineError if one of the operators has already written a newer batch. That happens
         because Spark gives up a task if it cannot reach the task's executor, but the executor may
         still reach the shard, even after the next batch has begun.
         """
@@ -333,10 +333,7 @@ class LocalShard(Shard):
             )
 
     def _require_newest_writer(self, epoch: int) -> None:
-        """Raise LeaseError if a newer writer exists.
-
-        It may have written the rows that were just read.
-        """
+        """Raise LeaseError if a newer writer exists, which may have written the rows that were just read."""
         epochs = self._driver.fetch("SELECT epoch FROM shard", ())
         if not epochs:
             raise DamagedState("The shard is damaged: the epoch of its writer is missing.")
@@ -371,7 +368,7 @@ class LocalShard(Shard):
     def _require_row_counts(self) -> int:
         """Return the number of rows in the shard.
 
-        Raise DamagedState if it differs from the recorded number.
+        Raises DamagedState if it differs from the recorded number.
         """
         state_rows, rows_there, states, states_there = self._driver.fetch(
             statements.ROW_COUNTS, ()
@@ -432,7 +429,7 @@ class LocalShard(Shard):
         return rows[0][0] if rows else None
 
     def batches(self) -> dict[int, int]:
-        """Return batch → number of state rows written."""
+        """Batch → number of state rows written."""
         return dict(self._driver.fetch(statements.ROWS_BY_BATCH, (STATE_ROWS,)))
 
     def get(self, group_id: int, key: str, as_of: int) -> str | None:
@@ -443,7 +440,7 @@ class LocalShard(Shard):
         return rows[0][0] if rows else None
 
     def get_many(self, group_id: int, keys: Sequence[str], as_of: int) -> dict[str, str]:
-        """Return key → value as of a batch, for several keys. Omit keys without a value."""
+        """Key → value as of a batch, for several keys. Omits keys without a value."""
         by_key: dict[str, str] = {}
         if len(keys) <= FEW_KEYS and not self.blocking:
             for key in keys:
@@ -465,17 +462,14 @@ class LocalShard(Shard):
         until: int,
         limit: int,
     ) -> list[EntryId]:
-        """Return the sorted ids of the rows that changed after batch `since`, up to `until`."""
+        """Return the sorted ids of the state rows that changed in the batches after `since` up to `until`."""
         rows = self._driver.fetch(statements.CHANGED, (group_id, since, until, limit))
         return [(key, start, end) for key, start, end in rows]
 
     def windows(
         self, group_id: int, key: str, as_of: int, start: int | None = None, end: int | None = None
     ) -> list[StateRow]:
-        """Return the windows of a key whose start lies between two times, sorted.
-
-        The times are in epoch ms, both inclusive.
-        """
+        """Return the windows of a key whose start lies between two times (epoch ms, both inclusive), sorted."""
         return self.scan(group_id, as_of, RowRange.of_key(key, start, end), limit=sys.maxsize)
 
     @override
@@ -500,7 +494,7 @@ class LocalShard(Shard):
         return [StateRow(group_id, *row[:4]) for row in rows]
 
     def count(self, group_id: int, as_of: int, within: RowRange = EVERYTHING) -> int:
-        """Count the state rows of a range that contain a value of the group's first store.
+        """Return the number of state rows of a range that contain a value of the group's first store.
 
         JSON's null does not count as a value.
         """
@@ -620,7 +614,7 @@ def _checked_digest(
 ) -> int:
     """Return the digest of a state row.
 
-    Raise DamagedState if the row was altered since it was written.
+    Raises DamagedState if the row was altered since it was written.
     """
     if row_digest((group_id, key, start, end, value)) != digest:
         raise DamagedState(
@@ -648,7 +642,7 @@ def _is_copy(url: str) -> bool:
 def _discard_sealed(url: str) -> None:
     """Remove a sealed or empty shard, so that a new copy can take its place.
 
-    Raise Refused if the shard is neither, because it may be in use.
+    Raises Refused if the shard is neither, because it may be in use.
     """
     if not exists(url):
         return

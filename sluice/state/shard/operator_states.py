@@ -54,8 +54,8 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     wall: int | None = None
     """Epoch ms at which the state is due by the wall clock; None if it never is."""
     shared: bool = False
-    """Whether the state belongs to no key. If all keys of the worker share the state, `key` is
-    empty. If it is a table's row that a processor reads, `key` names the row."""
+    """Whether the state belongs to no key. If all keys of the worker share the state, `key` is empty.
+    If it is a table's row that a processor reads, `key` names the row."""
     replaces: Replaced | None = None
     """The version of the state that the task has read and now replaces; None for a new key."""
 
@@ -98,10 +98,11 @@ def read(
     before: int,
     shared: bool,
 ) -> dict[str, StoredState]:
-    """Read the states of these keys as of the batch before `before`.
+    """Return the states of these keys as of the batch before `before`.
 
-    Omit keys that never had a state. Raise DamagedState if a row has been altered since it was
-    written.
+    Omits keys that never had a state.
+
+    Raises DamagedState if a row has been altered since it was written.
     """
     states: dict[str, StoredState] = {}
     for start in range(0, len(keys), _CHUNK):
@@ -117,10 +118,7 @@ def read(
 
 
 def due(driver: Driver, operator: int, until: int, before: int, clock: str) -> list[str]:
-    """Return the keys whose state is due at `until`, by stream time or by the wall clock.
-
-    `clock` is `due` for stream time, or `wall` for the wall clock.
-    """
+    """Return the keys whose state is due at `until`, by stream time (`due`) or by the wall clock (`wall`)."""
     return [key for (key,) in driver.fetch(_DUE.format(clock=clock), (operator, until, before))]
 
 
@@ -129,8 +127,10 @@ def earliest_timer(
 ) -> int | None:
     """Return the earliest time later than `after` at which a state of the operator is due.
 
-    None if none is due. The states are those as of the batch before `before`. `clock` is `due` for
-    stream time, or `wall` for the wall clock.
+    Return None if none is.
+
+    The states are those as of the batch before `before`. `clock` is `due` for stream time, or
+    `wall` for the wall clock.
     """
     ((time,),) = driver.fetch(_EARLIEST.format(clock=clock), (operator, after, before))
     return None if time is None else int(time)
@@ -139,7 +139,7 @@ def earliest_timer(
 def remove(driver: Driver, operator: int, batch: int) -> int:
     """Within a transaction, remove an operator's versions of a batch.
 
-    Return the number removed.
+    Returns the number removed.
     """
     return driver.execute("DELETE FROM states WHERE operator = ? AND batch = ?", (operator, batch))
 
@@ -147,7 +147,7 @@ def remove(driver: Driver, operator: int, batch: int) -> int:
 def write(driver: Driver, batch: int, states: Iterable[State]) -> tuple[int, int]:
     """Within a transaction, write a batch's versions of the states that have changed.
 
-    Return by how much the sum of the digests and the number of rows have grown.
+    Returns by how much the sum of the digests and the number of rows have grown.
     """
     rows, outdated, digest_growth = [], [], 0
     for s in states:
@@ -172,14 +172,14 @@ def versions(
     after: tuple[Any, ...] | None,
     limit: int,
 ) -> list[StateVersion]:
-    """Read a page of sorted versions since batch `since`, after (operator, shared, key, batch)."""
+    """Return a page of the sorted versions since batch `since` that come after (operator, shared, key, batch)."""
     return [
         StateVersion(*row) for row in driver.fetch(_VERSIONS, (*(after or _BEGIN), since, limit))
     ]
 
 
 def _all_versions(driver: Driver, page_rows: int) -> Iterator[StateVersion]:
-    """Return all versions in order, each checked against its digest."""
+    """Yield all versions in order, each checked against its digest."""
     after: tuple[Any, ...] | None = None
     while page := versions(driver, -1, after, page_rows):
         for version in page:
@@ -202,10 +202,7 @@ def absorb(driver: Driver, moved: Iterable[StateVersion]) -> None:
 
 
 def total(driver: Driver, as_of: int, page_rows: int) -> int:
-    """Return the digest sum of all states as of a batch.
-
-    This reads and checks every version.
-    """
+    """Return the digest sum of all states as of a batch. Reads and checks every version."""
     digest_sum, last_key, last_digest = 0, None, 0
     for version in _all_versions(driver, page_rows):
         if version.batch <= as_of:

@@ -21,10 +21,9 @@ def pages_of_versions(
     group: int | None = None,
     after: VersionId | None = None,
 ) -> Iterator[list[Version]]:
-    """Read the versions of state rows since a batch, of all groups or of one.
+    """Yield the versions of state rows since a batch, of all groups or one group, sorted by group, key, window and batch.
 
-    They are sorted by group, key, window and batch. With `after`, read only the versions that come
-    after it.
+    With `after`, only the versions that come after it.
     """
     if group is not None:
         after = group, "", _BEFORE_ALL_WINDOWS, _BEFORE_ALL_WINDOWS, -1
@@ -39,9 +38,9 @@ def pages_of_versions(
 def pages_of_states(
     shard: Shard, since: int = 0, after: tuple[int, int, str, int] | None = None
 ) -> Iterator[list[StateVersion]]:
-    """Read the versions of operator states since a batch, sorted by operator, key and batch.
+    """Yield the versions of operator states since a batch, sorted by operator, key and batch.
 
-    With `after` (operator, shared, key, batch), read only the versions that come after it.
+    With `after` (operator, shared, key, batch), only the versions that come after it.
     """
     while page := shard.state_versions(since, after, PAGE):
         yield page
@@ -51,7 +50,7 @@ def pages_of_states(
 def pages_of_answers(
     shard: Shard, after: tuple[int, str, str] | None = None
 ) -> Iterator[list[RecordedAnswer]]:
-    """Return all recorded answers, sorted by time, step and id.
+    """Yield all recorded answers, sorted by time, step and id.
 
     With `after` (time, step, id), only the answers that come after it.
     """

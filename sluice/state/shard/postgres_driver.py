@@ -294,7 +294,7 @@ def has_schema(url: URL) -> bool:
 
 
 def schema_sizes(url: URL, schemas: Sequence[str]) -> dict[str, int]:
-    """Return the bytes of tables and indexes of each of these schemas that exists in a database."""
+    """Schema → the bytes of its tables and indexes, for those schemas of a database that exist."""
     with _postgres_errors(), _connect(url, {}) as connection:
         query = """SELECT n.nspname, coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
             FROM pg_namespace AS n LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relkind = 'r'
@@ -313,10 +313,7 @@ def drop_schema(url: URL) -> None:
 
 @cache
 def _key_adapters() -> tuple[type[Any], type[Any]]:
-    """Make two classes for psycopg.
-
-    One escapes NUL in texts to send, the other unescapes VARCHAR columns, such as keys.
-    """
+    """Two classes for psycopg: one escapes NUL in texts to send, one unescapes VARCHAR columns, such as keys."""
     from psycopg.adapt import Buffer, Loader
     from psycopg.types.string import StrDumperUnknown
 

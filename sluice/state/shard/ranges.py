@@ -33,10 +33,7 @@ EVERYTHING = RowRange()
 
 
 def conditions(within: RowRange, after: EntryId | None) -> tuple[str, list[Any]]:
-    """Return SQL conditions for the rows of a range after `after`, and their parameters.
-
-    The conditions are appended to a WHERE clause.
-    """
+    """SQL conditions, to append to a WHERE clause, for the rows of a range after `after`; and their parameters."""
     first = max(within.first or "", within.prefix)
     sql, values = "", list[Any]()
 
@@ -65,7 +62,7 @@ def conditions(within: RowRange, after: EntryId | None) -> tuple[str, list[Any]]
 
 
 def _after_prefix(prefix: str) -> str | None:
-    """Return the text right after all texts with this prefix; None if they sort last."""
+    """Return the text that sorts right after all texts with this prefix, or None if they sort last."""
     for index in range(len(prefix) - 1, -1, -1):
         code = ord(prefix[index])
         if code < sys.maxunicode:

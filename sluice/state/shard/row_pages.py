@@ -18,7 +18,7 @@ PAGE_ROWS = 20_000
 
 
 def sorted_rows(table: pa.Table, then_by: Sequence[str] = ()) -> pa.Table:
-    """Select the columns of `StateRow` from a table, sorted for fast writing.
+    """Return the columns of `StateRow` of a table, sorted for fast writing.
 
     Rows with the same key and window are sorted by the columns `then_by`.
     """
@@ -27,7 +27,7 @@ def sorted_rows(table: pa.Table, then_by: Sequence[str] = ()) -> pa.Table:
 
 
 def pages_of(table: pa.Table) -> Iterator[pa.Table]:
-    """Divide rows into pages.
+    """Yield the rows in pages.
 
     Only a page of rows at a time needs to become Python objects, which take several times as much
     memory.
@@ -37,7 +37,7 @@ def pages_of(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def repeats_previous(table: pa.Table) -> Mask:
-    """Return whether each sorted row has the same key and window as the preceding row."""
+    """Return whether each of the sorted rows has the same key and window as the row before it."""
     repeats = np.ones(len(table), bool)
     repeats[:1] = False
     for name in _ID:
@@ -51,7 +51,7 @@ def ids_of(page: pa.Table) -> RowIds:
 
 
 def columns_of(page: pa.Table, ids: RowIds | None = None) -> RowColumns:
-    """Turn the rows of a page into columns with digests.
+    """Return the rows of a page with their digests.
 
     `ids` are the page's ids, if the caller has them already.
     """
@@ -59,7 +59,7 @@ def columns_of(page: pa.Table, ids: RowIds | None = None) -> RowColumns:
 
 
 def row_digests(table: pa.Table) -> list[int]:
-    """Compute the digests of state rows.
+    """Return the digests of state rows.
 
     `checksums.row_digest` has the same rule, and takes three times as long for a row.
     """

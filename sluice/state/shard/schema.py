@@ -51,9 +51,6 @@ PROBE = "SELECT format FROM shard LEFT JOIN (SELECT 1 FROM state_rows, states, b
 
 
 def require_format(rows: Sequence[Any]) -> None:
-    """Raise DamagedState unless these rows have the format of this version of Sluice.
-
-    PROBE has read the rows.
-    """
+    """Raise DamagedState unless these rows, read by PROBE, have the format of this version of Sluice."""
     if [*rows] != [(FORMAT,)]:
         raise DamagedState("The shard has no format, or the format of another version of Sluice.")

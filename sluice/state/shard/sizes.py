@@ -17,16 +17,15 @@ from sluice.state.shard.postgres_driver import schema_sizes
 def size_of(location: str) -> int | None:
     """Return the size of a shard in bytes.
 
-    None if there is no shard, or if its database does not answer.
+    Return None if there is no shard, or if its database does not answer.
     """
     return sizes_of([location]).get(location)
 
 
 def sizes_of(locations: Iterable[str]) -> dict[str, int]:
-    """Return the size of each shard in bytes, by address.
+    """Address of a shard → its size in bytes, with one query for all shards of a PostgreSQL database.
 
-    All shards of a PostgreSQL database take one query. Omit shards that do not exist, and shards of
-    a database that does not answer.
+    Omits shards that do not exist, and shards of a database that does not answer.
     """
     sizes: dict[str, int] = {}
     schemas: dict[URL, dict[str, str]] = {}
@@ -57,7 +56,7 @@ def _size_of_files(url: URL) -> int | None:
 
 
 def _sizes_in_postgres(database: URL, locations: Mapping[str, str]) -> dict[str, int]:
-    """Return address of a shard → its size. `locations`: schema → the address."""
+    """Address of a shard → its size. `locations`: schema → the address."""
     sizes: dict[str, int] = {}
     with suppress(StateError):
         for schema, size in schema_sizes(database, [*locations]).items():

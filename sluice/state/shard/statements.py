@@ -1,4 +1,4 @@
-"""SQL for versioned state rows: those as of a batch, those that changed, and old versions.
+"""SQL for versioned state rows: the rows as of a batch, the rows that a batch changed, and superseded versions.
 
 Also the SQL of a shard's journal, which has a row per batch of state rows and per batch of an
 operator's states.

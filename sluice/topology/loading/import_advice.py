@@ -29,13 +29,14 @@ _CLASSES = (
 _CLASS_BY_NAME = {kind.__name__: kind for kind in _CLASSES}
 _AGGREGATIONS = frozenset({"count", "aggregate", "reduce", "windowed_by"})
 _CALLED = re.compile(r"(?:(\w+)\.)?(\w+)\(\) ")
-"""The start of the messages of TypeErrors about arguments, such as `Stream.filter() got an unexpected ...`."""
+"""The start of the messages of TypeErrors about arguments, such as `Stream.filter() got an
+unexpected ...`."""
 _DELIVERY = "got an unexpected keyword argument 'delivery'"
 """The end of the message for an argument that the methods which write outputs had in earlier versions."""
 
 
 def next_step(error: BaseException, file: Path) -> str:
-    """What the author can do after an error that Python raised while importing `file`; empty if unknown."""
+    """Return what the author can do after an error that Python raised while importing `file`; empty if unknown."""
     match error:
         case ModuleNotFoundError(name=str(name)):
             return _module(name, file)
@@ -74,7 +75,7 @@ def _attribute(name: str, handle: object) -> str:
 
 
 def _arguments(message: str) -> str:
-    """The signature of the Sluice method that the message names."""
+    """Return the signature of the Sluice method that the message names."""
     if message.endswith(_DELIVERY):
         return "Remove delivery=: every output is written exactly once."
     called = _CALLED.match(message)

@@ -163,7 +163,10 @@ def _import_all(
 
 
 def main(load: Callable[[Path, float], str]) -> None:
-    """Entry point of the helper process. Its arguments are the time limit and the files; it prints outcomes as JSON."""
+    """Entry point of the helper process.
+
+    Its arguments are the time limit and the files; it prints outcomes as JSON.
+    """
     paths = [Path(argument) for argument in sys.argv[2:]]
     results = _import_all(paths, float(sys.argv[1]), load)
     sys.stdout.buffer.write(msgspec.json.encode([results[path] for path in paths]))

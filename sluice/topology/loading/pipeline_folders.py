@@ -1,4 +1,7 @@
-"""Load the pipelines in a folder, one per file. A file that cannot be loaded affects only its own pipeline."""
+"""Load the pipelines in a folder, one per file.
+
+A file that cannot be loaded affects only its own pipeline.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class Loaded:
 
 
 def pipeline_files(folder: Path) -> list[Path]:
-    """The files in `folder` that should define a pipeline, sorted by name."""
+    """Return the files in `folder` that should define a pipeline, sorted by name."""
     if not folder.is_dir():
         raise TopologyError(
             f"{folder} is not a folder.",
@@ -71,7 +74,7 @@ def load_pipelines(folder: Path, seconds: float = LOAD_SECONDS) -> Loaded:
 
 
 def usable_files(outcomes: Mapping[Path, Outcome]) -> tuple[list[Path], list[Broken]]:
-    """The files whose pipelines can be used, and the other files.
+    """Return the files whose pipelines can be used, and the other files.
 
     The other files have an error, or their pipeline has the same name as another file's pipeline.
     """
@@ -98,7 +101,9 @@ def _broken(file: Path, error: SluiceError) -> Broken:
 
 
 def load_pipeline(folder: Path, name: str) -> Pipeline:
-    """Load the pipeline with this name. If there is none, raises TopologyError, which lists the known names.
+    """Load the pipeline with this name.
+
+    If there is none, raises TopologyError, which lists the known names.
 
     The calling process imports only the file of this pipeline. If a file computes its pipeline's
     name, a separate process imports the file to find the name.
@@ -133,7 +138,7 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
 
 
 def declared_names(file: Path) -> tuple[str, ...]:
-    """The names of a file's pipelines that are literals in its text, as in Pipeline("name")."""
+    """Return the names of a file's pipelines that are literals in its text, as in Pipeline("name")."""
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError):
@@ -148,7 +153,10 @@ def declared_names(file: Path) -> tuple[str, ...]:
 
 
 def _literal_name(call: ast.Call) -> str | None:
-    """The literal name in a call of Pipeline; None for other calls and for computed names."""
+    """Return the literal name in a call of Pipeline.
+
+    Return None for other calls and for computed names.
+    """
     function = call.func
     if getattr(function, "id", getattr(function, "attr", "")) != "Pipeline":
         return None

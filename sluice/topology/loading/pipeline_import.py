@@ -18,7 +18,8 @@ from sluice.topology.pipeline import Pipeline, pipelines_made_by
 from sluice.values.pipeline_modules import load_module
 
 LOAD_SECONDS = 10.0
-"""Time limit for importing a pipeline's file. Airflow allows 30 s for the file that makes all pipelines' DAGs."""
+"""Time limit for importing a pipeline's file. Airflow allows 30 s for the file that makes all
+pipelines' DAGs."""
 
 
 def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
@@ -41,13 +42,16 @@ def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
             next_step="Move it to a file of its own: only the pipeline in the variable named pipeline would run.",
         )
     pipeline.require_streams()
+    pipeline.require_kept_stores()
     pipeline.doc = (module.__doc__ or "").strip()
     pipeline.file = file
     return pipeline
 
 
 def import_file(file: Path, seconds: float = LOAD_SECONDS) -> ModuleType:
-    """Import an author's file. Raises TopologyError, with the line, if the import fails or takes too long.
+    """Import an author's file.
+
+    Raises TopologyError, with the line, if the import fails or takes too long.
 
     The time limit applies only in the main thread, and does not interrupt C code.
     """
@@ -73,7 +77,10 @@ def import_file(file: Path, seconds: float = LOAD_SECONDS) -> ModuleType:
 
 
 class _TookTooLong(BaseException):
-    """An import took too long. Not an Exception, so that the author's `except Exception` does not catch it."""
+    """An import took too long.
+
+    Not an Exception, so that the author's `except Exception` does not catch it.
+    """
 
 
 @contextmanager
@@ -104,7 +111,7 @@ def _at_most(seconds: float) -> Iterator[None]:
 
 
 def _place(file: Path, error: BaseException) -> str:
-    """The file, with the line of the error if it is known."""
+    """Return the file, with the line of the error if it is known."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename) == file.absolute()]
     # After a SyntaxError, no frame of the traceback has the line, because the file was never run.

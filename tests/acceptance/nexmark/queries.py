@@ -12,7 +12,8 @@ _TEN_SECONDS = tumbling("10 seconds")
 _FIRST_OF_HIGHEST = "CAST(price AS DECIMAL(20, 0)) * 10000000000000 - at"
 """Orders bids by their price, and bids of the same price from the last to the first."""
 _END_AND_PRICE = "CAST(expires AS DECIMAL(20, 0)) * 10000000000000 + price"
-"""Orders auctions by their end, and auctions with the same end by their price; the last digits are the price."""
+"""Orders auctions by their end, and auctions with the same end by their price; the last digits are
+the price."""
 _RANKS = {
     "rank1": "price < 10000",
     "rank2": "price BETWEEN 10000 AND 999999",

@@ -120,7 +120,9 @@ class Aggregation(Stored):
             self.add(record.key, record, self.rows.get(record.key))
 
     def add(self, key: Key, record: Record, row: Row | None) -> None:
-        """Add a record to a row, and send the update. In Kafka Streams, a new row replaces the aggregate of no records,
+        """Add a record to a row, and send the update.
+
+        In Kafka Streams, a new row replaces the aggregate of no records,
         and a sliding window that begins with the records of another one replaces the aggregate of
         that one.
         """

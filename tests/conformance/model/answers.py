@@ -124,7 +124,10 @@ def _key(key: str | None, window: list[int] | None) -> Any:
 
 
 def _with_headers(rows: Iterable[Record], recorded: Iterable[Row]) -> list[Row]:
-    """The model's results as rows. They have the headers of the library's row, if it has such a row."""
+    """The model's results as rows.
+
+    They have the headers of the library's row, if it has such a row.
+    """
     like_recorded: dict[str, list[Row]] = {}
     for row in recorded:
         record = Record(_key(row["key"], row["window"]), row["value"], row["ts"])

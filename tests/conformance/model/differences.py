@@ -1,4 +1,7 @@
-"""The rules in which Sluice differs from Kafka Streams on purpose. The model can follow either of them."""
+"""The rules in which Sluice differs from Kafka Streams on purpose.
+
+The model can follow either of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The cases' expressions, evaluated for one record. The adapter writes the same expressions as Spark SQL."""
+"""The cases' expressions, evaluated for one record.
+
+The adapter writes the same expressions as Spark SQL.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from typing import Any
 Expression = list[Any]
 
 SIZES = 50
-"""All numbers that generated topologies compute are below, so that they stay small in long chains."""
+"""All numbers that generated topologies compute are below, so that they stay small in long
+chains."""
 
 _OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le, "=": operator.eq, "==": operator.eq,
@@ -25,7 +29,9 @@ def evaluate(
     value: Any,
     more: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> Any:
-    """The result for a record. As in SQL, an operation on null is null, except for `concat` and the tests for null.
+    """The result for a record.
+
+    As in SQL, an operation on null is null, except for `concat` and the tests for null.
 
     `key` is a text or a windowed key.
 

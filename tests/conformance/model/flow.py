@@ -22,7 +22,10 @@ Key: TypeAlias = str | Windowed | None
 
 
 class Change(NamedTuple):
-    """An update of a table's row. A deletion has no new value, and the first update of a row has no old one."""
+    """An update of a table's row.
+
+    A deletion has no new value, and the first update of a row has no old one.
+    """
 
     new: Any
     old: Any
@@ -40,7 +43,10 @@ class Record:
 
 
 class Flow:
-    """The records that a re-keying has sent on. They wait until the record that caused them is done."""
+    """The records that a re-keying has sent on.
+
+    They wait until the record that caused them is done.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Callable[[Record], None], Record]] = deque()
@@ -156,7 +162,8 @@ class ToStream(Stream):
 
     keeps_window: bool = False
     leaves_out_unpassed: bool = False
-    """Whether the table is filtered, and its updates of rows that pass neither before nor after are left out."""
+    """Whether the table is filtered, and its updates of rows that pass neither before nor after are
+    left out."""
 
     def process(self, record: Record) -> None:
         if self.leaves_out_unpassed and record.value == (None, None):

@@ -40,7 +40,10 @@ def doubled(value: Any) -> Any:
 
 @dataclass(kw_only=True)
 class Reduction(Stored):
-    """A reduce of a stream, whose result depends on the order. The first value is the first result."""
+    """A reduce of a stream, whose result depends on the order.
+
+    The first value is the first result.
+    """
 
     def process(self, record: Record) -> None:
         if record.key is None or record.value is None:
@@ -121,7 +124,9 @@ class RemovingSum(Sum):
 
 @dataclass(kw_only=True)
 class Turns(Stream):
-    """Numbers the records of a key. Each key has a timer, which its next record postpones. Unlike in Kafka Streams, a
+    """Numbers the records of a key.
+
+    Each key has a timer, which its next record postpones. Unlike in Kafka Streams, a
     record without a key has neither. All records of the topics that the task reads advance the
     time.
     """
@@ -266,7 +271,10 @@ class Punctuate(Stream):
 
 @dataclass(kw_only=True)
 class Deduplicate(Stream):
-    """Drops a record if another one with the same id has passed within a time. Records without an id pass."""
+    """Drops a record if another one with the same id has passed within a time.
+
+    Records without an id pass.
+    """
 
     by: Expression
     within: int

@@ -47,7 +47,8 @@ class StreamJoin(Stream):
     arrivals: list[tuple[Side, Record]] = field(default_factory=list)
     """All records, in the order in which they came."""
     searched_from: float = inf
-    """Stream time must pass the window of this time before the next search for records that can get no match."""
+    """Stream time must pass the window of this time before the next search for records that can get
+    no match."""
 
     def __post_init__(self) -> None:
         self._sides: dict[Side, _Records] = {
@@ -153,7 +154,8 @@ class Lookup(Stream):
     table: Table
     on: Expression | None = None
     grace: int | None = None
-    """How long, in stream time, a record is held before it is joined; one that comes later is joined at once."""
+    """How long, in stream time, a record is held before it is joined; one that comes later is
+    joined at once."""
     time: int = -1
     held: list[Record] = field(default_factory=list)
 

@@ -125,7 +125,10 @@ class Stored(Table):
 
 @dataclass(kw_only=True)
 class VersionedTable(Stored):
-    """Only the latest version of a row is an update of the table; all versions within the history can be looked up."""
+    """Only the latest version of a row is an update of the table.
+
+    All versions within the history can be looked up.
+    """
 
     def process(self, record: Record) -> None:
         assert self.versions is not None

@@ -22,7 +22,10 @@ _SOURCES: dict[str, type[flow.Node]] = {
 
 
 class Topology:
-    """The nodes of a case's `spec`. `like`: the rules of Kafka Streams that they follow instead of Sluice's."""
+    """The nodes of a case's `spec`.
+
+    `like`: the rules of Kafka Streams that they follow instead of Sluice's.
+    """
 
     def __init__(self, nodes: Iterable[dict[str, Any]], *, like: Differences = SLUICE) -> None:
         self._like = like
@@ -67,7 +70,10 @@ class Topology:
         return sent
 
     def pipe(self, topic: str, record: Record) -> None:
-        """Work a record through. A topic's sources are declared once each, as are those of Kafka Streams."""
+        """Work a record through.
+
+        A topic's sources are declared once each, as are those of Kafka Streams.
+        """
         timed = self._timed.get(topic, ())
         for processor in timed:
             processor.time = max(processor.time, record.time)
@@ -362,7 +368,10 @@ class Topology:
         return final
 
     def _cogroup(self, node: dict[str, Any]) -> flow.Node:
-        """An aggregation for each stream, all with the same rows. In windows, each has a time of its own."""
+        """An aggregation for each stream, all with the same rows.
+
+        In windows, each has a time of its own.
+        """
         columns = {one["name"]: one for part in node["parts"] for one in part["aggs"]}
         first: Any = None
         latest = aggregates.Latest()
@@ -414,7 +423,10 @@ class Topology:
         return self._grouped(node, parent, made)
 
     def _grouped(self, node: dict[str, Any], parent: Any, made: flow.Node) -> flow.Node:
-        """Connect an aggregation to what it groups. Only a stream that is grouped by its own key needs no re-keying."""
+        """Connect an aggregation to what it groups.
+
+        Only a stream that is grouped by its own key needs no re-keying.
+        """
         if isinstance(parent, tables.Table):
             send = self._flow.later(made.process)
             key, value = node.get("group_key", ["key"]), node.get("group_value", ["value"])

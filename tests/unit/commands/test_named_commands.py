@@ -18,7 +18,8 @@ pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parents[3]
 ROOT_COMMAND: Any = typer.main.get_command(app)
 NAMED = re.compile(r"\bsluice ([a-z][a-z-]*(?: (?:[a-z][a-z-]*|[A-Z_]+|X|--[a-z-]+))*)")
-"""A command with arguments in capitals, `X` for a value that is known only at run time, and options."""
+"""A command with arguments in capitals, `X` for a value that is known only at run time, and
+options."""
 OTHER_NAMES = {"tests"}
 """The word after `sluice` in the name of a Spark application."""
 IN_PAGES = re.compile(r"`(sluice [^`]+)`|bin/(sluice [^\n#]+)")

@@ -97,7 +97,7 @@ START = BatchStart(7, 0, {"sales/orders/0": 5}, [])
 
 
 def started(job: Job, when_read: WhenRead = lambda _: None) -> closing[BatchQuery]:
-    """Start the query of batch 7, which is closed at the end of a `with` block."""
+    """The query of batch 7, which is closed at the end of a `with` block."""
     return closing(BatchQuery(cast(JobQuery, job), START, when_read))
 
 

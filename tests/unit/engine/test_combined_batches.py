@@ -11,7 +11,10 @@ from sluice.engine.read.kafka_records import RECORDS
 
 
 def batch(begin: int, count: int) -> pa.RecordBatch:
-    """Records from the offset `begin` on. Some have no value, and the records of some batches no headers."""
+    """Records from the offset `begin` on.
+
+    Some have no value, and the records of some batches no headers.
+    """
     rows = [
         {"topic": "orders", "partition": 0, "offset": offset, "timestamp": offset, "key": b"%d" % offset,
          "value": b"x" * (offset % 5) if offset % 3 else None, "headers": "[]" if begin % 2 else None}

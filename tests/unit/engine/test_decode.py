@@ -720,7 +720,10 @@ def reading(tmp_path: Path) -> Reading:
 
 
 def test_the_later_steps_get_the_rows_of_a_partition_together(reading: Reading) -> None:
-    """They take some time for each batch of rows. Rows of two partitions would have to be divided again."""
+    """They take some time for each batch of rows.
+
+    Rows of two partitions would have to be divided again.
+    """
     reading.stream()
     read = [
         reading.records(GOOD, keys=[b"a"]),
@@ -754,6 +757,15 @@ def test_a_dead_letter_has_the_original_bytes_and_position(reading: Reading) -> 
         ("sluice.partition", b"3"),
         ("sluice.offset", b"101"),
         ("sluice.timestamp", b"2022-12-05T12:00:00+00:00"),
+        ("__streams.errors.exception", b"sluice.errors.RecordFailed"),
+        ("__streams.errors.message", b"JSON is malformed: invalid character (byte 0)"),
+        (
+            "__streams.errors.stacktrace",
+            b"sluice.errors.RecordFailed: JSON is malformed: invalid character (byte 0)",
+        ),
+        ("__streams.errors.topic", b"orders"),
+        ("__streams.errors.partition", b"3"),
+        ("__streams.errors.offset", b"101"),
     ]
     assert reading.counts == {"read": 2, "dead_letter/malformed": 1}
 
@@ -901,13 +913,24 @@ def test_a_tables_changes_in_several_partitions_have_the_order_of_kafkas_timesta
 
 
 def test_bad_records_of_a_table_are_rejected(reading: Reading) -> None:
-    rows = reading.table().read(
-        GOOD, b"{", GOOD, None, GOOD, keys=[None, b"a", b"\xff", None, b"k"]
-    )
+    rows = reading.table().read(b"{", GOOD, GOOD, keys=[b"a", b"\xff", b"k"])
     assert [row["key"] for row in rows] == ["k"]
     assert [letter["headers"]["sluice.reason"] for letter in reading.letters] == [
-        "null_key", "malformed", "key_not_utf8", "null_key",
+        "malformed", "key_not_utf8",
     ]  # fmt: skip
+
+
+def test_records_of_a_global_table_without_a_key_are_dropped_and_counted(
+    reading: Reading,
+) -> None:
+    rows = reading.table().read(GOOD, b"{", None, GOOD, keys=[None, None, None, b"k"])
+    assert [row["key"] for row in rows] == ["k"]
+    (letter,) = reading.letters
+    assert (letter["headers"]["sluice.reason"], letter["headers"]["sluice.offset"]) == (
+        "malformed",
+        "101",
+    )
+    assert reading.counts["dropped/null_key"] == 2
 
 
 def test_keys_become_texts() -> None:
@@ -939,10 +962,10 @@ def test_a_time_that_python_cannot_represent_is_written_as_a_number(year: int) -
         "key": pa.array([b"k"]), "value": pa.array([b"v"]), "headers": pa.array([None], pa.string()),
     })  # fmt: skip
     (letter,) = dead_letter_records(batch, [RejectedRecord(0, "future", "too late")]).to_pylist()
-    assert letter["headers"][-1] == {
+    assert {
         "key": "sluice.timestamp",
         "value": f"{milliseconds} ms".encode(),
-    }
+    } in letter["headers"]
 
 
 class Untold(Exception):

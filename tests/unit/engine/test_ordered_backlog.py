@@ -15,7 +15,8 @@ from sluice.engine.read.ordered_backlog import Backlog, Offsets, Stretch
 from sluice.values.record_places import Partition
 
 Entry = tuple[int, bool]
-"""An entry of a partition's log: its timestamp, and whether readers see it; they do not see transaction markers."""
+"""An entry of a partition's log: its timestamp, and whether readers see it; they do not see
+transaction markers."""
 
 
 @dataclass
@@ -62,7 +63,10 @@ class Logs:
         return Stretch(offsets, timestamps, len(seen) <= count)
 
     def backlog(self, position: Offsets | None = None) -> Backlog:
-        """The backlog from a position on. What was read before it is known, as it is from the last snapshot."""
+        """The backlog from a position on.
+
+        What was read before it is known, as it is from the last snapshot.
+        """
         position = position or dict.fromkeys(self.parts, 0)
         largest_timestamps = {
             part: max(timestamps)

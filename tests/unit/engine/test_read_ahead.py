@@ -58,7 +58,7 @@ def queries_of(start_query: StartQuery, *, reads_ahead: bool = True) -> BatchQue
 
 
 def fail_after_beginning(queries: BatchQueries, *, in_its_turn: bool = False) -> None:
-    """Let a batch fail after the next batch was begun, or let this next batch fail in its turn."""
+    """Let a batch fail after the next batch was begun."""
     with closing(queries.take_each(iter(batches(2)))) as backlog:
         next(backlog)
         queries._begin_next({})

@@ -96,7 +96,8 @@ CHANGES = st.lists(
         st.none() | st.integers(0, 3),
     )
 )
-"""Each change's target, key, window start, value, and the sequence in its position; rows of groups have no position."""
+"""Each change's target, key, window start, value, and the sequence in its position; rows of groups
+have no position."""
 
 
 @given(changes=CHANGES)

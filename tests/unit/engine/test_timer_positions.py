@@ -24,7 +24,10 @@ from tests.engine.shop import Amount
 
 
 class Reminder:
-    """Sets two timers that are due at once, and forwards two records from each. The second one sets another timer."""
+    """Sets two timers that are due at once, and forwards two records from each.
+
+    The second one sets another timer.
+    """
 
     def init(self, context: Context) -> None:
         self.context = context

@@ -22,7 +22,7 @@ from sluice.engine.batch.record_headers import header
 from sluice.kafka.dead_letter_topic import DeadLetter
 from sluice.kafka.redrive import _milliseconds
 from sluice.kafka.topics import Headers, headers_of, headers_of_each, text_headers
-from sluice.values.dead_letter_headers import PREFIX, escaped, original
+from sluice.values.dead_letter_headers import PREFIX, escaped, original, streams_headers
 from tests.support.states import NOON
 
 NAMES = st.one_of(
@@ -142,3 +142,92 @@ def test_a_dead_letter_fits_its_topic_whatever_part_of_its_record_is_large(
         assert letter == rows[1]
     sizes = [len(letter["key"] or b""), len(letter["value"] or b""), sum(map(len, texts.values()))]
     assert sum(sizes) < 1_000
+
+
+@dataclass
+class _DeadLetterMessage:
+    """A dead letter as Kafka's client returns it."""
+
+    pairs: list[tuple[str, bytes | None]]
+
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        return self.pairs
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return 7
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1_700_000_000_000
+
+    def key(self) -> bytes:
+        return b"k"
+
+    def value(self) -> bytes:
+        return b"v"
+
+
+def encoded(pairs: list[tuple[str, str | None]]) -> list[tuple[str, bytes | None]]:
+    return [(name, None if text is None else text.encode()) for name, text in pairs]
+
+
+def test_the_headers_of_kafka_streams_are_no_headers_of_the_rejected_record() -> None:
+    """The record keeps headers of these names: Kafka Streams has rejected it before, in another program."""
+    earlier = encoded(streams_headers("ValueError: old", ("before", 1, 2)))
+    of_streams = encoded(streams_headers("Expected `int`", ("orders", 3, 4)))
+    pairs = [("trace", b"1"), *earlier, ("sluice.reason", b"contract"), *of_streams]
+    message: Any = _DeadLetterMessage([*pairs, ("other", b"2")])
+    letter = DeadLetter.of(message)
+    assert letter.headers == [("trace", b"1"), *earlier, ("other", b"2")]
+    assert letter.sluice_headers == {"sluice.reason": "contract"}
+
+
+@pytest.mark.parametrize(
+    ("detail", "exception", "message"),
+    [
+        ("ZeroDivisionError: division by zero", "ZeroDivisionError", "division by zero"),
+        ("KeyError", "KeyError", None),
+        ("ShopIsClosedError: a: b", "ShopIsClosedError", "a: b"),
+        ("StopIteration", "StopIteration", None),
+        ("DIVIDE_BY_ZERO in 1 / n", "sluice.errors.RecordFailed", "DIVIDE_BY_ZERO in 1 / n"),
+        ("amount: too large", "sluice.errors.RecordFailed", "amount: too large"),
+        ("print: no", "sluice.errors.RecordFailed", "print: no"),
+        ("", "sluice.errors.RecordFailed", ""),
+    ],
+)
+def test_a_dead_letter_names_the_exception_as_kafka_streams_does(
+    detail: str, exception: str, message: str | None
+) -> None:
+    headers = dict(streams_headers(detail, ("orders", 0, 5), "filter-2", "shop.py:3"))
+    error = f"{exception}: {message}" if message else exception
+    assert headers == {
+        "__streams.errors.exception": exception,
+        "__streams.errors.message": message,
+        "__streams.errors.stacktrace": f"{error}\n\tat filter-2 (shop.py:3)",
+        "__streams.errors.topic": "orders",
+        "__streams.errors.partition": "0",
+        "__streams.errors.offset": "5",
+    }
+
+
+def test_an_error_of_no_record_has_no_place() -> None:
+    headers = dict(streams_headers("ValueError", None))
+    names = ("topic", "partition", "offset", "stacktrace")
+    texts = [headers[f"__streams.errors.{name}"] for name in names]
+    assert texts == [None, "-1", "-1", "ValueError"]
+
+
+def test_a_large_dead_letter_first_loses_the_headers_of_kafka_streams() -> None:
+    of_streams = [
+        header(name, text or "") for name, text in streams_headers("x" * 300, ("orders", 0, 5))
+    ]
+    own = header("__streams.errors.topic", "before")
+    of_sluice = [header("sluice.reason", "x"), header("sluice.detail", "x" * 300)]
+    headers = [own, *of_sluice, *of_streams]
+    row = {"key": b"k", "value": b"v" * 100, "headers": headers}
+    table = pa.Table.from_pylist([row], DEAD_LETTER)
+    assert shorten_dead_letters(table, 2_000).to_pylist() == [row]
+    (short,) = shorten_dead_letters(table, 1_000).to_pylist()
+    assert short == row | {"headers": [own, *of_sluice]}

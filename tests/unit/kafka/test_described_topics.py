@@ -14,7 +14,10 @@ from sluice.errors import EngineError
 
 
 class Cluster:
-    """An admin client of a cluster with the topic `sales`, which has three partitions. It cannot list all topics."""
+    """An admin client of a cluster with the topic `sales`, which has three partitions.
+
+    It cannot list all topics.
+    """
 
     def __init__(self) -> None:
         self.described: list[str] = []

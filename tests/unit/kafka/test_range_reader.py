@@ -27,7 +27,10 @@ Kafka = dict[str, str]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Kafka]:
-    """A stand-in for a cluster. In its topic `numbers`, the partitions 0 and 1 have 2,000 records each."""
+    """A stand-in for a cluster.
+
+    In its topic `numbers`, the partitions 0 and 1 have 2,000 records each.
+    """
     producer = Producer(
         {"bootstrap.servers": "unused", "test.mock.num.brokers": "2", "log_level": 0}
     )
@@ -113,7 +116,10 @@ def test_fewer_records_are_asked_for_at_once_if_they_are_large(
 def test_offsets_are_those_of_the_messages_wherever_some_are_missing(
     begin: int, gaps: list[int], end: int
 ) -> None:
-    """Compaction leaves gaps, as do markers of transactions. The last records may be after the end of the range."""
+    """Compaction leaves gaps, as do markers of transactions.
+
+    The last records may be after the end of the range.
+    """
     offsets = [begin + number + sum(gaps[: number + 1]) for number in range(len(gaps))]
     part = Range("numbers", 0, begin, begin + end)
     with RangeReader({"bootstrap.servers": "unused"}) as reader:

@@ -15,7 +15,10 @@ from sluice.kafka.topics import Topic, create_topics, watermark_offsets
 
 
 class SlowBroker:
-    """An admin client. The controller creates a topic at once; the broker lists it in its third answer."""
+    """An admin client.
+
+    The controller creates a topic at once; the broker lists it in its third answer.
+    """
 
     answers = 0
     error: int | None = None

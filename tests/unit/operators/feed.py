@@ -134,7 +134,9 @@ def run(
     *,
     drops_null_values: bool = False,
 ) -> Ran:
-    """Process the rows. A batch ends after each row whose number is in `cuts`, and after the last row.
+    """Process the rows.
+
+    A batch ends after each row whose number is in `cuts`, and after the last row.
 
     `drops_null_values`: rows without a value do not advance stream time.
     """

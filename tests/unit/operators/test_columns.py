@@ -102,6 +102,9 @@ MAKERS: dict[str, Callable[[], ColumnOperator[Any]]] = {
     "table with old values": lambda: Latest(sends_old_values=True),
     "join with a table": lambda: StreamTableJoin("inner"),
     "left join with a table by a mapped key": lambda: StreamTableJoin("left", mapped=True),
+    "join with a table that sends the mapped key": lambda: StreamTableJoin(
+        "inner", mapped=True, mapped_key='the "key"'
+    ),
     "join of streams": lambda: StreamJoin(
         "inner", within(before="5 ms", after="2 ms", grace="4 ms")
     ),

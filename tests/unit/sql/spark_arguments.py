@@ -163,4 +163,5 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
         "array_contains({}, 'a')",
     ),
 }  # fmt: skip
-"""Columns → expressions that Spark accepts with each of these columns, and no other, in place of `{}`."""
+"""Columns → expressions that Spark accepts with each of these columns, and no other, in place of
+`{}`."""

@@ -41,7 +41,8 @@ STRICTER = {
     "shuffle({})": "counts words",
     "to_timestamp({})": "flag data",
 }
-"""Arguments that Sluice refuses, although Spark accepts them. Bytes in place of texts are refused, too."""
+"""Arguments that Sluice refuses, although Spark accepts them. Bytes in place of texts are refused,
+too."""
 
 
 def refusal(expression: str) -> str:

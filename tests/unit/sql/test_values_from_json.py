@@ -73,3 +73,10 @@ def test_values_of_another_type_are_read_as_spark_reads_them(
     kind: pa.DataType, text: str, value: Any
 ) -> None:
     assert array_of_json(pa.array([text, None]), kind).to_pylist() == [value, None]
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb"])
+def test_a_field_can_have_a_name_that_json_escapes(name: str) -> None:
+    text = msgspec.json.encode({name: 1}).decode()
+    kind = pa.struct([(name, pa.int64())])
+    assert array_of_json(pa.array([text, None]), kind).to_pylist() == [{name: 1}, None]

@@ -1,4 +1,7 @@
-"""A shard is copied in pages while it is in use. An interrupted copy continues, and has the same state in the end."""
+"""A shard is copied in pages while it is in use.
+
+An interrupted copy continues, and has the same state in the end.
+"""
 
 from __future__ import annotations
 

@@ -45,7 +45,10 @@ def row(
 
 
 def rows_before(shard: LocalShard, batch: int, ids: Sequence[RowId], epoch: int = 0) -> list[Row]:
-    """The versions before a batch of the rows with these ids. Each version is in the place of its row."""
+    """The versions before a batch of the rows with these ids.
+
+    Each version is in the place of its row.
+    """
     before = shard.rows_before(batch, ids_of(ids), epoch)
     assert all(before[place][:4] == ids[place] for place in before)
     return [version[:5] for version in before.values()]
@@ -206,7 +209,10 @@ def test_windows_of_a_key_between_two_times(shard: LocalShard) -> None:
 def test_sessions_with_the_same_start_are_rows_of_their_own(
     shard: LocalShard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session grows from [5, 7] to [5, 9]. Group 0 has the sessions, group 1 all sessions ever sent."""
+    """A session grows from [5, 7] to [5, 9].
+
+    Group 0 has the sessions, group 1 all sessions ever sent.
+    """
     write_rows(shard, 1, [(0, "a", 5, 7, "[1]"), (1, "a", 5, 7, "[1]")])
     write_rows(shard, 2, [(0, "a", 5, 7, None), (0, "a", 5, 9, "[2]"), (1, "a", 5, 9, "[1]")])
     write_rows(shard, 3, [(1, "a", 5, 9, "[2]")])

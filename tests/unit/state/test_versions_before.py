@@ -1,4 +1,7 @@
-"""The earlier versions of a batch's rows. Windows that start after the newest window of their key are not looked up."""
+"""The earlier versions of a batch's rows.
+
+Windows that start after the newest window of their key are not looked up.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creates the tables of a new ledger, and migrates an older ledger when it is opened.
+"""Creates the tables of a new ledger, and migrates an older ledger to this version's tables, when it is opened.
 
 Each change of `ledger_tables.py` has a module in `versions/`, which names the revision before it.
 `HEAD` is the newest revision.
@@ -44,7 +44,7 @@ _VERSION = Table(
 def migrate(engine: Engine) -> None:
     """Create a ledger's tables, or migrate them to `HEAD`, in one transaction.
 
-    Several processes may do so at once. Raise StateError, and change nothing, if the ledger is
+    Several processes may do so at once. Raises StateError, and changes nothing, if the ledger is
     from before the first release, if a newer version of Sluice has migrated it, or if it has lost
     its version.
     """
@@ -106,7 +106,7 @@ def _create(connection: Connection) -> None:
 def upgrade(connection: Connection, version: str, to: str) -> None:
     """Migrate a ledger from one version to another.
 
-    Raise StateError if this version of Sluice does not know `version`.
+    Raises StateError if this version of Sluice does not know `version`.
     """
     # Versions from before the first release are numbers.
     if version.isdigit():

@@ -1,4 +1,4 @@
-"""Alembic runs this file to migrate a ledger in the transaction of a given connection."""
+"""Alembic runs this file to migrate a ledger in the transaction of the connection that it is given."""
 
 from alembic import context
 
