@@ -374,7 +374,7 @@ def fence(kafka: Mapping[str, str], writer: Writer) -> TransactionalOutput:
 
 
 def _producer_settings(limits: Mapping[str, TopicLimits]) -> dict[str, str | bool]:
-    """Settings for a fast producer with batches no larger than the topics' limits."""
+    """Return settings for a fast producer with batches no larger than the topics' limits."""
     # Kafka applies a topic's limit to batches of records, not to single records. So no batch may be
     # larger than the smallest limit.
     sizes = [limit.size for limit in limits.values()]

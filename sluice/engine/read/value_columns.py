@@ -96,7 +96,7 @@ class ValueColumns:
             return pa.array(_without_zeros(plain), arrow_type(sql))
 
     def json(self, values: Sequence[Any]) -> pa.Array:
-        """Valid values, without nulls, as JSON in the same form as in the stores of other tables."""
+        """Encode valid values, without nulls, as JSON in the form of the stores of other tables."""
         columns = {name: self.column(values, name) for name in self.source.types}
         return json_object(columns) if self.source.is_object else json_values(columns[TEXT_FIELD])
 

@@ -143,7 +143,7 @@ class Audits(LedgerPart):
         return [_audit(row) for row in self._read(statement)]
 
     def newest_of_all(self, refs: Sequence[GenerationRef]) -> dict[GenerationRef, Audit]:
-        """Generation → its newest audit."""
+        """Return the newest audit of each generation."""
         newest = select(AUDITS.c.pipeline, AUDITS.c.generation, func.max(AUDITS.c.batch)).where(
             of_refs(AUDITS, refs)
         )

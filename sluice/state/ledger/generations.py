@@ -393,7 +393,7 @@ class Generations(LedgerPart):
         return infos
 
     def _workers(self, refs: Sequence[GenerationRef]) -> dict[GenerationRef, list[WorkerInfo]]:
-        """Generation → its workers, sorted by number."""
+        """Return the workers of each generation, sorted by number."""
         statement = select(WORKERS).where(of_refs(WORKERS, refs)).order_by(WORKERS.c.number)
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             placed = place_workers(connection, connection.execute(statement).mappings().all())

@@ -163,7 +163,7 @@ class Snapshots(LedgerPart):
         return [_snapshot(row) for row in rows]
 
     def kept_of_all_pipelines(self) -> dict[GenerationRef, KeptBatches]:
-        """Current generation → its oldest and newest batch. Omits pipelines without a batch."""
+        """Return the oldest and newest batch of each current generation, if it has one."""
         of_generation = [SNAPSHOTS.c[name] == PIPELINES.c[name] for name in _GENERATION]
         # The database finds the two ends in its index. With GROUP BY, it would read the whole
         # index.
@@ -282,7 +282,7 @@ class Snapshots(LedgerPart):
             return last_batch(connection, ref)
 
     def kept_batches(self) -> dict[GenerationRef, KeptBatches]:
-        """Generation → its oldest and newest batch. Omits generations without a batch."""
+        """Return the oldest and newest batch of each generation that has one."""
         c = SNAPSHOTS.c
         generation = c.pipeline, c.generation
         batches = func.min(c.batch).label("oldest"), func.max(c.batch).label("newest")

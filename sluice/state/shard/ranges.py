@@ -33,7 +33,7 @@ EVERYTHING = RowRange()
 
 
 def conditions(within: RowRange, after: EntryId | None) -> tuple[str, list[Any]]:
-    """SQL conditions, to append to a WHERE clause, for the rows of a range after `after`; and their parameters."""
+    """Return SQL conditions for the rows of a range after `after`, and their parameters."""
     first = max(within.first or "", within.prefix)
     sql, values = "", list[Any]()
 
