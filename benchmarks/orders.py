@@ -60,9 +60,6 @@ def main(
     orders: Annotated[int, typer.Option(help="Number of orders.")] = 1_000_000,
     stores: Annotated[int, typer.Option(help="Number of stores.")] = 1_000,
     runs: Annotated[int, typer.Option(help="Number of runs of each program.")] = 3,
-    at_least_once: Annotated[
-        bool, typer.Option(help="Also time Sluice with at-least-once output.")
-    ] = False,
 ) -> None:
     """Produce the orders, run the programs alternately, and print the times and their ratio."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
@@ -74,7 +71,7 @@ def main(
             rival = build_peer(peer, home) if peer else None
             pairs = []
             for number in range(1, runs + 1):
-                pairs.append(_pair(home, kafka, rival, orders + stores, number, at_least_once))
+                pairs.append(_pair(home, kafka, rival, orders + stores, number))
                 console.print(f"run {number} of {runs}: {_summary(pairs[-1])}")
             wrong = _differences(home / "sluice", config)
     _report(pairs, orders, wrong)
@@ -87,13 +84,8 @@ def _pair(
     rival: Path | None,
     records: int,
     number: int,
-    at_least_once: bool,
 ) -> dict[str, Cost]:
     pair = {}
-    if at_least_once:
-        name = "Sluice, at least once"
-        with console.status(name):
-            pair[name] = _sluice(home / "sluice", kafka, records, "at_least_once")
     with console.status("Sluice"):
         pair["Sluice"] = _sluice(home / "sluice", kafka, records)
     if rival is not None:
@@ -102,7 +94,7 @@ def _pair(
     return pair
 
 
-def _sluice(home: Path, kafka: EmbeddedKafka, records: int, delivery: str = "exactly_once") -> Cost:
+def _sluice(home: Path, kafka: EmbeddedKafka, records: int) -> Cost:
     config = {"bootstrap.servers": kafka.bootstrap}
     shutil.rmtree(home, ignore_errors=True)
     _renew_outputs(config)
@@ -112,7 +104,6 @@ def _sluice(home: Path, kafka: EmbeddedKafka, records: int, delivery: str = "exa
         pipelines=ROOT / "spark_jobs",
         kafka=config,
         records=records,
-        variables={"SLUICE_DELIVERY": delivery},
     )
 
 

@@ -22,10 +22,11 @@ import pyarrow as pa
 import typer
 from rich.console import Console
 from rich.table import Table
+from typing_extensions import override
 
 from benchmarks.operators import HEAD, KINDS, TOPICS, clicks, require_known
-from sluice.engine.batch.arrow_tasks import BatchTask, Chain
-from sluice.engine.batch.batch_start import batch_context
+from sluice.engine.batch.arrow_tasks import BatchTask, Chain, TaskOfBatch
+from sluice.engine.batch.batch_start import BatchStart, RunningTask
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.markers import PublishedState
 from sluice.engine.publish.shard_writer import ShardWriter
@@ -81,15 +82,16 @@ class Stopwatch:
 
 
 @dataclass(frozen=True)
-class _Timed:
+class _Timed(TaskOfBatch):
     """A task whose CPU time counts for a part of the work."""
 
-    task: BatchTask
+    task: BatchTask | TaskOfBatch
     part: str
     stopwatch: Stopwatch
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        results = self.task(batches)
+    @override
+    def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:
+        results = Chain((self.task,)).run(batches, task)
         while True:
             self.stopwatch.begin(self.part)
             batch = next(results, None)
@@ -100,7 +102,7 @@ class _Timed:
 
 
 def _timed(chain: Chain, part: str, stopwatch: Stopwatch) -> Chain:
-    tasks: list[BatchTask] = []
+    tasks: list[BatchTask | TaskOfBatch] = []
     for task in chain.tasks:
         part_of_task = WRITE if isinstance(task, ShardWriter) else part
         tasks.append(_Timed(task, part_of_task, stopwatch))
@@ -140,18 +142,18 @@ class _Run(LocalRun):
     def process_batches(self, streams: Iterable[pa.RecordBatch]) -> None:
         """Process records as one batch, and publish it."""
         start = self.plan(self.batch + 1)
-        with batch_context(start):
-            self.publish(_StateRows(self._query, streams), start.number)
+        self.publish(_StateRows(self._query, start, streams))
 
 
 @dataclass(frozen=True)
 class _StateRows:
     query: ArrowQuery
+    start: BatchStart
     streams: Iterable[pa.RecordBatch]
     spark = None
 
     def write(self) -> pa.Table:
-        return self.query.run(self.streams, ())
+        return self.query.run(self.start, self.streams, ())
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,6 @@ _MADE_BY_METHODS = {
 _CHOICES: dict[str, Any] = {
     "CheckOld": change_values.CheckOld,
     "Clock": processor.Clock,
-    "Delivery": record_metadata.Delivery,
     "Emit": record_metadata.Emit,
     "EmitStrategy": record_metadata.EmitStrategy,
     "ExpiryClock": expiry.ExpiryClock,

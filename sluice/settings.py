@@ -11,7 +11,6 @@
 | SLUICE_SPARK_CONF | {} | additional Spark settings, as JSON |
 | SLUICE_MAX_RECORDS | from SLUICE_MEMORY | most stream records of a batch |
 | SLUICE_LINGER_MS | the pipeline's linger | how long a run waits at its end for records, in ms |
-| SLUICE_DELIVERY | exactly_once | default delivery of outputs: exactly_once or at_least_once |
 | SLUICE_RUN | | name of the run in audits and notes; in Airflow, the task sets it |
 | SLUICE_MEMORY | 1500m | memory of a run, which determines the sizes of its batches and the heap |
 | SLUICE_POOL | default_pool | Airflow pool of the pipelines' tasks |
@@ -61,7 +60,6 @@ class Settings:
     max_records: int | None
     """None if the size of batches follows from `memory` (see `engine/run/batch_size.py`)."""
     linger_ms: int | None
-    delivery: str
     run: str
     memory: int = MEMORY_MB
     """The memory that a run's processes may need together, in millions of bytes."""
@@ -74,12 +72,12 @@ class Settings:
     user: str = ""
     password: str = field(default="", repr=False)
     connections: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Environment variable → the URL of a database whose tables pipelines write, or in which they
-    look up records."""
+    """Environment variable → the URL of a database whose tables pipelines write, or in which they look up records."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
         """Parse `environ`. Raises SettingsError with the variable's name and the problem."""
+        _refuse_delivery(environ)
         home = Path(environ.get("SLUICE_HOME") or ".sluice").absolute()
         connections: dict[str, str] = {}
         for name, url in environ.items():
@@ -95,7 +93,6 @@ class Settings:
             spark_conf=_strings(environ, "SLUICE_SPARK_CONF", {}),
             max_records=_positive(environ, "SLUICE_MAX_RECORDS"),
             linger_ms=_whole(environ, "SLUICE_LINGER_MS"),
-            delivery=_one_of(environ, "SLUICE_DELIVERY", "exactly_once", "at_least_once"),
             run=environ.get("SLUICE_RUN", ""),
             memory=_megabytes(environ, "SLUICE_MEMORY"),
             pool=environ.get("SLUICE_POOL") or "default_pool",
@@ -121,11 +118,18 @@ class Settings:
 
 
 def sqlite_url(path: Path) -> str:
-    """Return the URL of a file or folder of SQLite.
-
-    A path may have characters that mean something else in a URL.
-    """
+    """The URL of a file or folder of SQLite. A path may have characters that mean something else in a URL."""
     return f"sqlite:///{quote(str(path))}"
+
+
+def _refuse_delivery(environ: Mapping[str, str]) -> None:
+    """Raise SettingsError if SLUICE_DELIVERY, which earlier versions had, asks for at-least-once."""
+    delivery = environ.get("SLUICE_DELIVERY") or "exactly_once"
+    if delivery != "exactly_once":
+        raise SettingsError(
+            f"SLUICE_DELIVERY is {delivery[:40]!r}, but every output is written exactly once.",
+            next_step="Remove SLUICE_DELIVERY from the environment.",
+        )
 
 
 def _token(environ: Mapping[str, str]) -> str:
@@ -202,16 +206,6 @@ def _is_whole(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
-def _one_of(environ: Mapping[str, str], name: str, default: str, *others: str) -> str:
-    text = environ.get(name) or default
-    if text not in (default, *others):
-        raise SettingsError(
-            f"{name} is {text!r}.",
-            next_step=f"Set it to {' or '.join((default, *others))}.",
-        )
-    return text
-
-
 def _strings(environ: Mapping[str, str], name: str, default: dict[str, str]) -> dict[str, str]:
     text = environ.get(name)
     if not text:
@@ -228,7 +222,7 @@ def _strings(environ: Mapping[str, str], name: str, default: dict[str, str]) -> 
 
 @cache
 def settings() -> Settings:
-    """Return the settings of this process."""
+    """The settings of this process."""
     return Settings.read(os.environ)
 
 

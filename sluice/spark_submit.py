@@ -389,7 +389,6 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         "SLUICE_MEMORY": f"{settings.memory}m",
         "SLUICE_MAX_RECORDS": "" if settings.max_records is None else str(settings.max_records),
         "SLUICE_LINGER_MS": "" if settings.linger_ms is None else str(settings.linger_ms),
-        "SLUICE_DELIVERY": settings.delivery,
         "SLUICE_SERVER_TOKEN": settings.server_token,
         "SLUICE_SERVER_CA": str(settings.server_ca or ""),
         # Without these variables, Spark's Python workers may use another interpreter.

@@ -13,7 +13,7 @@ from sluice.commands.console import Form, FormOption, err, errors_as_messages, o
 from sluice.settings import settings
 
 if TYPE_CHECKING:
-    from sluice.kafka.dead_letter_topic import DeadLetter, Marker
+    from sluice.kafka.dead_letter_topic import DeadLetter, RedriveMarker
 
 app = typer.Typer(no_args_is_help=True, help="List dead letters, and re-drive them after a fix.")
 
@@ -91,7 +91,7 @@ def _time(text: str) -> datetime | None:
     return datetime.fromtimestamp(max(ms, 0) / 1_000, UTC)
 
 
-def _row(letter: DeadLetter, marker: Marker | None) -> dict[str, Any]:
+def _row(letter: DeadLetter, marker: RedriveMarker | None) -> dict[str, Any]:
     position = [letter.header(name) or "-" for name in ("topic", "partition", "offset")]
     row: dict[str, Any] = {
         "time": letter.at.isoformat(timespec="milliseconds"),

@@ -74,7 +74,7 @@ def serve(
 
     with errors_as_messages():
         require_usable_shards([settings().shards])
-        options = state_server.Options(
+        options = state_server.ServerOptions(
             port, bind, host, certificate, key, rest, take_over, processes
         )
         with Ledger.open(settings().ledger) as ledger, shared_among(processes) as shared:

@@ -175,7 +175,7 @@ class DeadLetter:
         return replace(self, key=key, value=value, headers=headers)
 
 
-class Marker(msgspec.Struct, frozen=True):
+class RedriveMarker(msgspec.Struct, frozen=True):
     """Says that a dead letter was re-driven, and where its record is now."""
 
     at: datetime
@@ -208,18 +208,15 @@ class Matches:
     `letters`."""
     complete: bool = True
     """Whether the search reached the end of the topic within its time limit."""
-    markers: dict[tuple[int, int], Marker] = field(default_factory=dict)
+    markers: dict[tuple[int, int], RedriveMarker] = field(default_factory=dict)
     """Partition and offset of a dead letter → the marker of its re-drive."""
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
     """Reason and step → the matching dead letters with both."""
     failed_again: set[Place] = field(default_factory=set)
     """The positions of re-driven records that have become dead letters again."""
 
-    def marker(self, letter: DeadLetter) -> Marker | None:
-        """Return the marker of a dead letter's re-drive.
-
-        Return None if the dead letter was not re-driven.
-        """
+    def marker(self, letter: DeadLetter) -> RedriveMarker | None:
+        """Return the marker of a dead letter's re-drive; None if it was not re-driven."""
         return self.markers.get((letter.partition, letter.offset))
 
     def has_failed_again(self, letter: DeadLetter) -> bool:
@@ -308,7 +305,7 @@ def redrive_markers(
     kafka: Mapping[str, str],
     pipeline: str,
     topic_id: str,
-) -> dict[tuple[int, int], Marker]:
+) -> dict[tuple[int, int], RedriveMarker]:
     """Partition and offset of a re-driven dead letter → the marker of its re-drive (see `kafka.redrive`).
 
     Only for dead letters in the dead-letter topic with the id `topic_id`. Raises errors as
@@ -316,11 +313,11 @@ def redrive_markers(
     """
     if not topic_ids(kafka, [markers_of(pipeline)], ANSWER_SECONDS):
         return {}
-    markers: dict[tuple[int, int], Marker] = {}
+    markers: dict[tuple[int, int], RedriveMarker] = {}
     for message in read_topic(kafka, markers_of(pipeline), longest_silence_s=_READ_SECONDS):
         try:
             of_topic, partition, offset = (as_bytes(message.key()) or b"").decode().rsplit("/", 2)
-            marker = msgspec.json.decode(as_bytes(message.value()) or b"", type=Marker)
+            marker = msgspec.json.decode(as_bytes(message.value()) or b"", type=RedriveMarker)
             if of_topic == topic_id:
                 markers[int(partition), int(offset)] = marker
         except ValueError:
@@ -345,13 +342,12 @@ def _newest(letters: list[DeadLetter], limit: int) -> list[DeadLetter]:
 
 def with_histories(
     letters: Iterable[DeadLetter],
-    markers: Mapping[tuple[int, int], Marker],
+    markers: Mapping[tuple[int, int], RedriveMarker],
 ) -> Iterator[DeadLetter]:
     """Yield the dead letters with the earlier failures of their records, according to the markers of the re-drives."""
-    histories = {
-        (marker.topic, marker.partition, marker.offset): marker.history
-        for marker in markers.values()
-    }
+    histories: dict[tuple[str, int, int], Sequence[Failure]] = {}
+    for marker in markers.values():
+        histories[marker.topic, marker.partition, marker.offset] = marker.history
     for letter in letters:
         yield replace(letter, history=histories.get(letter.source, ())) if letter.source else letter
 

@@ -68,7 +68,7 @@ _NO_TOPIC = {
 }
 
 
-class Records(NamedTuple):
+class PartitionRecords(NamedTuple):
     """Records of one partition, in the order of their offsets."""
 
     partition: Partition
@@ -147,7 +147,7 @@ class RangeReader:
     ) -> None:
         self.consumer.close()
 
-    def read(self, ranges: Iterable[Range]) -> Iterator[Records]:
+    def read(self, ranges: Iterable[Range]) -> Iterator[PartitionRecords]:
         """Yield the records of ranges of different partitions, all of which are read at the same time.
 
         Raises BrokersUnreachable if no records arrive for `longest_silence_s`, and EngineError if
@@ -224,7 +224,7 @@ class RangeReader:
             [TopicPartition(*partition, offset) for partition, offset in self._fetched.items()]
         )
 
-    def _of_ranges(self, messages: Sequence[Message]) -> Iterator[Records]:
+    def _of_ranges(self, messages: Sequence[Message]) -> Iterator[PartitionRecords]:
         """Yield the messages by partition, without those after the ranges."""
         # Imported only here, because commands that import this module need no NumPy, unless they
         # read records.
@@ -234,7 +234,7 @@ class RangeReader:
             offsets = _offsets(of_partition)
             self._reach(partition, int(offsets[-1]) + 1)
             if count := int(np.searchsorted(offsets, self._ranges[partition].end)):
-                yield Records(partition, of_partition[:count], offsets[:count])
+                yield PartitionRecords(partition, of_partition[:count], offsets[:count])
 
     def _by_partition(self, messages: Sequence[Message]) -> Mapping[Partition, Sequence[Message]]:
         if len(self._ranges) == 1:

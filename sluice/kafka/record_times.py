@@ -36,7 +36,9 @@ class OldestUnread:
         Omits partitions without unread records, and partitions whose record cannot be read in time.
         Raises BrokersUnreachable.
         """
-        unread = {place for lag in lags for place in lag.first_unread()}
+        unread: set[tuple[Partition, int]] = set()
+        for lag in lags:
+            unread.update(lag.first_unread())
         self._times = {place: self._times[place] for place in unread if place in self._times}
         unknown = unread - self._times.keys()
         # Two pipelines may have read a partition up to different offsets. But a consumer has only

@@ -30,7 +30,7 @@ from sluice.kafka.dead_letter_topic import (
     DeadLetter,
     DeadLetterFilter,
     Failure,
-    Marker,
+    RedriveMarker,
     chosen_letters,
     dead_letter_topic_id,
     is_number,
@@ -146,7 +146,9 @@ def redrive(
     return outcome
 
 
-def redrive_obstacle(letter: DeadLetter, topics: Iterable[str], marker: Marker | None) -> str:
+def redrive_obstacle(
+    letter: DeadLetter, topics: Iterable[str], marker: RedriveMarker | None
+) -> str:
     """Return why a dead letter cannot be re-driven; an empty text if it can be re-driven."""
     if marker is not None:
         return "re-driven already"
@@ -159,7 +161,7 @@ def _obstacle(
     letter: DeadLetter,
     chosen: DeadLetterFilter,
     partitions: Mapping[str, int],
-    markers: Mapping[tuple[int, int], Marker],
+    markers: Mapping[tuple[int, int], RedriveMarker],
 ) -> str:
     """Like `redrive_obstacle`, but also checks the partition of the dead letter's record and the filter `chosen`.
 
@@ -192,7 +194,7 @@ def _send(
     Otherwise, none is left.
     """
     records = _originals(kafka, letters)
-    sent: dict[tuple[int, int], Marker] = {}
+    sent: dict[tuple[int, int], RedriveMarker] = {}
     errors: list[tuple[DeadLetter, KafkaError]] = []
     now = datetime.now(UTC)
 
@@ -205,7 +207,7 @@ def _send(
         if error is not None:
             errors.append((letter, error))
             return
-        sent[letter.partition, letter.offset] = Marker(
+        sent[letter.partition, letter.offset] = RedriveMarker(
             now, message.topic() or "", message.partition() or 0, message.offset() or 0, history
         )
 
@@ -221,9 +223,14 @@ def _send(
             history = [*letter.history, _failure(letter)]
             topic, partition, _ = letter.source or ("", 0, 0)
             producer.produce(
-                topic, value, key, partition, timestamp=timestamp, headers=[*headers, *_history_headers(history)],
+                topic,
+                value,
+                key,
+                partition,
+                timestamp=timestamp,
+                headers=[*headers, *_history_headers(history)],
                 on_delivery=partial(delivered, letter, history),
-            )  # fmt: skip
+            )
         until = time.monotonic() + _TIMEOUT_S
         while not errors and producer.flush(_WAIT_S) and time.monotonic() < until:
             # Stop at the first error. After an error, the client does not send the other records,

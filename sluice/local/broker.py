@@ -319,9 +319,6 @@ def _not_ready(what: str, folder: Path) -> PreflightError:
 
 
 def _tail(log: Path, count: int = 15) -> str:
-    lines = [
-        line
-        for line in log.read_text(errors="replace").splitlines()
-        if not line.startswith("\tat ")
-    ]
+    text = log.read_text(errors="replace")
+    lines = [line for line in text.splitlines() if not line.startswith("\tat ")]
     return "\n".join(lines[-count:]) or "(the log is empty)"

@@ -250,11 +250,12 @@ def clear(home: Path) -> None:
     """End the processes that a killed platform has left, and remove `home`."""
     notes = home / "sessions"
     if notes.is_file():
-        pairs = (line.split() for line in notes.read_text().splitlines())
-        end_sessions(
-            {int(session) for session, created in pairs if _is_ours(int(session), float(created))},
-            15.0,
-        )
+        own_sessions: set[int] = set()
+        for line in notes.read_text().splitlines():
+            session, created = line.split()
+            if _is_ours(int(session), float(created)):
+                own_sessions.add(int(session))
+        end_sessions(own_sessions, 15.0)
     if (home / "kafka").is_dir():
         stop_kafka(home / "kafka")
     if home.exists():

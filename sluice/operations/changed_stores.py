@@ -27,7 +27,7 @@ from sluice.engine.run.pipeline_check import NoRecords
 from sluice.engine.run.replay import ReplayStep
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.errors import EngineError
-from sluice.operations.fill_generation import ComputedStores, Merge, processors_of
+from sluice.operations.fill_generation import ComputedStores, GroupMerge, processors_of
 from sluice.operations.interrupted_batch import require_complete
 from sluice.operations.rebuild import Rebuild, drop_other_generations, remove_forgotten
 from sluice.plan import Job, PlanOf
@@ -87,7 +87,7 @@ class ChangedStores:
                     )
                     return state.info.generation
                 self._require_movable(state)
-                self._require_written(ledger, state)
+                self._fence_drivers(ledger, state)
                 if not state.changes.added:
                     drop_other_generations(ledger, self.job.pipeline.name, lease.row)
                     return self._promote(ledger, lease, state, None)
@@ -142,10 +142,10 @@ class ChangedStores:
                 next_step=f"Compute all of them from the topics: sluice rebuild {name}.",
             )
 
-    def _require_written(self, ledger: Ledger, state: _State) -> None:
+    def _fence_drivers(self, ledger: Ledger, state: _State) -> None:
         """Fence off other drivers, so that they write no more output.
 
-        Raises EngineError after an interrupted batch.
+        Raise EngineError after an interrupted batch.
         """
         output = fence(self.settings.kafka, Writer(state.info.ref, self.job.pipeline.markers))
         output.require_newest()
@@ -242,7 +242,7 @@ class ChangedStores:
         """
         old, batch, changes = state.info, state.published.batch, state.changes
         # A run may have been interrupted while the stores were computed.
-        self._require_written(ledger, state)
+        self._fence_drivers(ledger, state)
         places = ledger.placements.epochs(old.pipeline)
         if part is not None and (computed := ledger.generations.get(part.info.ref)) is not None:
             # The workers of the computed generation may have moved since it was begun.
@@ -254,7 +254,7 @@ class ChangedStores:
         new = structs.replace(self._info(ledger, self.job, ref.generation), topics=old.topics)
         ledger.generations.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, ref, self._holder) as new_lease:
-            merge = Merge(self.job, old, part, new, changes)
+            merge = GroupMerge(self.job, old, part, new, changes)
             checksums = merge.fill(batch, ledger.audits.newest(old.ref), new_lease.epoch)
             times = merge.times(ledger, batch)
             shown = {key: at for key, at in times.items() if key.split("/")[0] not in OWN_TIMES}

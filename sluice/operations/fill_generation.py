@@ -98,8 +98,8 @@ class _Group:
 _decode = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-class Merge:
-    """Fills the shards of a new generation from the shards of the old generation and of the changed stores."""
+class GroupMerge:
+    """Fills a new generation's shards from those of the old one and of the changed stores."""
 
     def __init__(
         self,
@@ -115,11 +115,10 @@ class Merge:
             # A suppress step holds results back. If a step after it has changed, that step may need
             # the value that each of these results replaces (`Waiting.old`). The old generation's
             # state may lack this value, so the suppress step gets the computed state.
-            held_back = {
-                operator.name
-                for operator in part.job.operators
-                if isinstance(operator.action, Suppress)
-            }
+            held_back: set[str] = set()
+            for operator in part.job.operators:
+                if isinstance(operator.action, Suppress):
+                    held_back.add(operator.name)
             operators = {before: now for before, now in operators.items() if now not in held_back}
         self.kept_operators = operators
         # The stores of a kept processor are kept, too, because they are part of its state. A store
@@ -160,20 +159,25 @@ class Merge:
                 yield _Group(number, tuple(inputs), tuple(columns), missing)
 
     def _missing(self, group: int, store: str) -> bytes:
-        """Return the value of a key for which a store has read no record: 0 for counts, otherwise null."""
+        """Return the value of a key for which a store has read no record.
+
+        It is 0 for counts, otherwise null.
+        """
         of_job = self.job.groups_by_number.get(group)
         if of_job is None:
             return b"null"
         column = next(column for column in of_job.store_columns if column.store == store)
-        values = {
-            name: 0 if aggregate.function == "count" else None for name, aggregate in column.columns
-        }
-        return msgspec.json.encode(next(iter(values.values())) if column.scalar else values)
+        values: dict[str, int | None] = {}
+        for name, aggregate in column.columns:
+            values[name] = 0 if aggregate.function == "count" else None
+        if column.scalar:
+            return msgspec.json.encode(next(iter(values.values())))
+        return msgspec.json.encode(values)
 
     def fill(self, batch: int, audit: Audit | None, epoch: int) -> list[Checksums]:
-        """Fill the shards with the state of `batch`. Returns their checksums.
+        """Fill the shards with the state of `batch`. Return their checksums.
 
-        Raises DamagedState if the state of the old generation is not as published.
+        Raise DamagedState if the state of the old generation is not as published.
         """
         checksums = []
         for worker in self.new.workers:
@@ -242,7 +246,9 @@ class Merge:
                         at if name.split("/")[0] in OWN_TIMES else max(at, times.get(name, at))
                     )
         groups = [group for group in self.job.groups if group.window is not None]
-        stores = {column.store for group in groups for column in group.store_columns}
+        stores: set[str] = set()
+        for group in groups:
+            stores.update(column.store for column in group.store_columns)
         if self.part is not None and not stores <= self.kept_stores:
             # The ledger has one time up to which the windows of all groups are closed. The computed
             # groups may have reached an earlier time than the kept groups, so the earlier is taken.
@@ -257,7 +263,7 @@ class Merge:
         return times
 
     def _names(self, *, is_kept: bool) -> Mapping[str, Collection[str]]:
-        """Name of an operator or group → its names in the new generation.
+        """Return name of an operator or group → its names in the new generation.
 
         With `is_kept`, takes the names from the old generation; otherwise from the changed stores'
         generation. A group has the name of its first store.

@@ -17,7 +17,8 @@ def require_complete(
 ) -> None:
     """Raise EngineError, with this next step, if a batch was begun or written but not published."""
     planned = ledger.plans.unpublished(published.ref)
-    last = max(-1 if batch is None else batch.number for batch in (planned, written))
+    begun = [batch.number for batch in (planned, written) if batch is not None]
+    last = max(begun, default=-1)
     if last > published.batch:
         raise EngineError(
             f"The last run of {published.pipeline} was interrupted: batch {last} has begun but has not ended.",

@@ -130,9 +130,8 @@ def _shards(
         # sealed.
         return source, None
     try:
-        return source, ShardCopy(
-            source, new_address, progress, settled=-1 if published is None else published
-        )
+        settled = -1 if published is None else published
+        return source, ShardCopy(source, new_address, progress, settled=settled)
     except Refused:
         # The new server has a shard in use. This shard replaces the old shard if it has the
         # published state and the old shard does not.

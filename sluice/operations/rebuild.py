@@ -30,7 +30,12 @@ from sluice.engine.read.replay_offsets import (
     sources_from_point,
     sources_from_topics,
 )
-from sluice.engine.read.source_identity import Positions, SourceIdentity, Topic, describe_topics
+from sluice.engine.read.source_identity import (
+    Positions,
+    SourceIdentity,
+    TopicState,
+    describe_topics,
+)
 from sluice.engine.run.batch_loop import divide_records
 from sluice.engine.run.batch_size import BatchSize
 from sluice.engine.run.compatibility import computes_same_state
@@ -105,11 +110,9 @@ class Rebuild:
             # the batch's records again.
             rebuilding.build(new, history.unpublished)
             seconds = round(time.monotonic() - begun, 1)
-            note = (
-                f"State was damaged, and restored from the topics in {seconds} s: {self.why}"
-                if self.why
-                else ""
-            )
+            note = ""
+            if self.why:
+                note = f"State was damaged, and restored from the topics in {seconds} s: {self.why}"
             ledger.generations.promote(new, lease.row, self.settings.run, note, places=places)
         log.info(
             "generation promoted", pipeline=name, generation=new.generation, before=old.generation,
@@ -219,7 +222,9 @@ class Rebuild:
             steps=steps,
         ).run()
 
-    def steps_since(self, ledger: Ledger, old: GenerationRef, new: GenerationRef) -> History:
+    def steps_since(
+        self, ledger: Ledger, old: GenerationRef, new: GenerationRef
+    ) -> ReplayedHistory:
         """Return the batches of the current generation with which a generation beside it catches up.
 
         Needs the lease of the current generation. Raises InputError if the topics have lost records
@@ -304,7 +309,7 @@ class Rebuild:
 
     def _sources(
         self, ledger: Ledger, old: GenerationRef, begin: Point | None = None
-    ) -> tuple[list[SourcePartition], Mapping[str, Topic]]:
+    ) -> tuple[list[SourcePartition], Mapping[str, TopicState]]:
         """Return where a new generation begins to read, and the topics as they are now.
 
         By default, it begins where the old generation began. Topics that the old generation did not
@@ -330,7 +335,7 @@ class Rebuild:
 
     def _sources_of(
         self, ledger: Ledger, old: GenerationRef, new: GenerationRef
-    ) -> tuple[list[SourcePartition], Mapping[str, Topic]]:
+    ) -> tuple[list[SourcePartition], Mapping[str, TopicState]]:
         """Return where a generation that was built began to read, and the topics as they are now.
 
         Raises InputError if the topics have lost records that the generation has not read yet.
@@ -341,10 +346,10 @@ class Rebuild:
         read = {
             topic: ends for topic, ends in _positions_read(ledger, old).items() if topic in same
         }
-        unread = [
-            msgspec.structs.replace(source, first=position(reached, source, source.first))
-            for source in sources
-        ]
+        unread: list[SourcePartition] = []
+        for source in sources:
+            first = position(reached, source, source.first)
+            unread.append(msgspec.structs.replace(source, first=first))
         require_records(old, unread, now, read)
         self._require_last_records(ledger, old, now)
         return sources, now
@@ -353,7 +358,7 @@ class Rebuild:
         self,
         ledger: Ledger,
         ref: GenerationRef,
-        now: Mapping[str, Topic],
+        now: Mapping[str, TopicState],
     ) -> None:
         """Raise InputError if a partition now has other records at offsets that a generation has read."""
         identity = SourceIdentity(
@@ -366,9 +371,14 @@ class Rebuild:
         return [source for source in ledger.sources.get(ref) if source.topic in self.job.topics]
 
     def _history(
-        self, ledger: Ledger, old: GenerationRef, sources: Iterable[SourcePartition], now: Mapping[str, Topic],
-        until: Point | None = None, built: Positions | None = None,
-    ) -> History:  # fmt: skip
+        self,
+        ledger: Ledger,
+        old: GenerationRef,
+        sources: Iterable[SourcePartition],
+        now: Mapping[str, TopicState],
+        until: Point | None = None,
+        built: Positions | None = None,
+    ) -> ReplayedHistory:
         """Return the old generation's batches, limited to the records of `sources` before `until`.
 
         Topics that the old generation did not read are read up to their ends. With `built`, they
@@ -395,7 +405,7 @@ class Rebuild:
         unpublished_steps = _steps_within(ends, steps[len(batches) :], added_ends)
         if not latest or (published_steps and published_steps[-1].ends == ends_to_reach):
             complete = not any(batch.boundaries_lost for batch in batches)
-            return History(published_steps, unpublished_steps, complete)
+            return ReplayedHistory(published_steps, unpublished_steps, complete)
         if added_ends.keys() == ends_of_first_batch.keys():
             log.warning(
                 "history lost", pipeline=old.pipeline, generation=old.generation, batches=len(batches),
@@ -412,7 +422,7 @@ class Rebuild:
         divided_steps = [
             replace(step, ends={**step.ends, **ends_of_first_batch}) for step in divided
         ]
-        return History(divided_steps, unpublished_steps, complete=False)
+        return ReplayedHistory(divided_steps, unpublished_steps, complete=False)
 
     def _unpublished(
         self,
@@ -486,7 +496,7 @@ class Rebuild:
         ledger: Ledger,
         old: GenerationRef,
         new: GenerationRef,
-        history: History,
+        history: ReplayedHistory,
     ) -> None:
         """Raise EngineError if the same topology and records do not reproduce the published state."""
         before, after = ledger.generations.get(old), ledger.generations.get(new)
@@ -519,7 +529,7 @@ class Rebuild:
 
 
 @dataclass(frozen=True)
-class History:
+class ReplayedHistory:
     """The batches to replay: published batches, and perhaps an unpublished batch with output."""
 
     published: Sequence[ReplayStep]
@@ -529,7 +539,7 @@ class History:
     batches."""
 
 
-def _checksums(audit: Audit | None, history: History) -> dict[str, str]:
+def _checksums(audit: Audit | None, history: ReplayedHistory) -> dict[str, str]:
     """Worker → the checksum of its state rows and, if the batches are the same, of its operator states."""
     if audit is None:
         return {}
@@ -554,7 +564,9 @@ _NEW_TOPICS = (
 )
 
 
-def _require_records(history: History, sources: Iterable[SourcePartition], span: Span) -> None:
+def _require_records(
+    history: ReplayedHistory, sources: Iterable[SourcePartition], span: Span
+) -> None:
     """Raise EngineError if the old generation has read no record in the chosen part of the topics."""
     last = history.published[-1].ends if history.published else {}
     if span != EVERYTHING and not any(
@@ -573,13 +585,17 @@ def _positions_read(ledger: Ledger, ref: GenerationRef) -> Positions:
     return {} if snapshot is None else snapshot.positions
 
 
-def _same_topics(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) -> dict[str, Topic]:
+def _same_topics(
+    ledger: Ledger, old: GenerationRef, now: Mapping[str, TopicState]
+) -> dict[str, TopicState]:
     """Return the topics that were not deleted and created again since a generation began to read them."""
     ids = {source.topic: source.topic_id for source in ledger.sources.get(old)}
     return {name: topic for name, topic in now.items() if ids.get(name) == topic.id}
 
 
-def _new_topics(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) -> dict[str, Topic]:
+def _new_topics(
+    ledger: Ledger, old: GenerationRef, now: Mapping[str, TopicState]
+) -> dict[str, TopicState]:
     """Return the topics that a generation does not read, because they were added to the pipeline later."""
     earlier = {source.topic for source in ledger.sources.get(old)} | _positions_read(
         ledger, old

@@ -180,10 +180,10 @@ def _divide(
             progress(f"{counted(rows, 'row')} moved")
 
     with ExitStack() as stack:
-        targets = [
-            NewShard(stack.enter_context(create_shard(worker.location, anew=True)))
-            for worker in new.workers
-        ]
+        targets: list[NewShard] = []
+        for worker in new.workers:
+            shard = stack.enter_context(create_shard(worker.location, anew=True))
+            targets.append(NewShard(shard))
         for worker in old.workers:
             division = _Division(old, worker.number, len(targets), tables)
             with worker_shard(worker.number, worker.location) as shard:
@@ -193,9 +193,8 @@ def _divide(
                 for page in pages_of_answers(shard):
                     for number, answers in by_worker(page, len(new.workers)).items():
                         targets[number].add_answers(answers)
-            if reason := origin.difference(
-                None if audit is None else audit.published_checksums(worker.number)
-            ):
+            published = None if audit is None else audit.published_checksums(worker.number)
+            if reason := origin.difference(published):
                 raise damaged_state({worker.number: (worker.location, reason)})
         return [target.finish(batch, epoch) for target in targets], rows
 

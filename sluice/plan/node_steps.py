@@ -106,7 +106,7 @@ def sink_of(node: nodes.Sink) -> Sink:
     return Sink(
         number=node.number, topic=node.topic, encode=reference(node.encode), encode_key=reference(node.encode_key),
         partition=reference(node.partition),
-        delivery=node.delivery, emit=node.emit, is_windowed=nodes.window_of(node.parent) is not None,
+        emit=node.emit, is_windowed=nodes.window_of(node.parent) is not None,
         on_error=node.on_error, at=node.at, table=node.table,
         columns=tuple((name, types.get(name) or kind) for name, kind in node.fields.items()),
         scalar=node.scalar,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from sluice.values.call_parameters import FunctionBatch
 from sluice.values.epochs import Unit
-from sluice.values.record_metadata import Delivery, Emit, Gives, OnError, OnNull, OnTime
+from sluice.values.record_metadata import Emit, Gives, OnError, OnNull, OnTime
 from sluice.values.references import Reference
 from sluice.values.sink_tables import OutputTable
 
@@ -133,7 +133,6 @@ class Sink:
     encode_key: Reference | None
     partition: Reference | None = field(default=None, kw_only=True)
     """The author's function that chooses a record's partition; None for the hash of the key."""
-    delivery: Delivery
     emit: Emit
     is_windowed: bool
     """Whether the records' keys have windows."""

@@ -18,7 +18,7 @@ from sluice.query.time_texts import parse_time
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.queries.entries import Entry
-from sluice.state.shard.ranges import Range
+from sluice.state.shard.ranges import RowRange
 
 _DECODER = msgspec.json.Decoder(float_hook=Decimal)
 
@@ -47,7 +47,7 @@ def read_store(
     for name, text in {"first": first, "last": last, "prefix": prefix}.items():
         if text is not None and not _is_unicode(text):
             raise QueryError(f"{name} is {text!r}, which is not Unicode text, but keys are.")
-    within = Range(first, last, prefix, parse_time("start", start), parse_time("end", end))
+    within = RowRange(first, last, prefix, parse_time("start", start), parse_time("end", end))
     # The caller's thread may already run an event loop, as in a notebook. `asyncio.run` needs a
     # thread without one.
     with ThreadPoolExecutor(1) as thread:
@@ -61,7 +61,7 @@ async def _read(
     name: str,
     pipeline: str | None,
     as_of: AsOf,
-    within: Range,
+    within: RowRange,
     limit: int | None,
 ) -> list[Entry]:
     with Ledger.open(settings().ledger) as ledger:

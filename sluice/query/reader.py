@@ -31,7 +31,7 @@ from sluice.state.queries.worker_queries import (
     Values,
     WithHeaders,
 )
-from sluice.state.shard.ranges import EVERYTHING, Range
+from sluice.state.shard.ranges import EVERYTHING, RowRange
 
 T = TypeVar("T")
 
@@ -139,7 +139,7 @@ class Reader:
         Raises QueryError if there are more than 100,000 entries.
         """
         _require_windows(pin, are_there=True)
-        within = Range.of_key(key, start, end)
+        within = RowRange.of_key(key, start, end)
         entries, status = await self._query_owner(
             pin,
             key,
@@ -156,7 +156,7 @@ class Reader:
     async def scan(
         self,
         pin: Pin,
-        within: Range = EVERYTHING,
+        within: RowRange = EVERYTHING,
         *,
         after: EntryId | None = None,
         limit: int = 1_000,
@@ -180,7 +180,7 @@ class Reader:
     async def all(
         self,
         pin: Pin,
-        within: Range = EVERYTHING,
+        within: RowRange = EVERYTHING,
         *,
         workers: Iterable[WorkerInfo] | None = None,
     ) -> Answer:
@@ -196,7 +196,7 @@ class Reader:
             )
         return page
 
-    async def count(self, pin: Pin, within: Range = EVERYTHING) -> Counted:
+    async def count(self, pin: Pin, within: RowRange = EVERYTHING) -> Counted:
         """Return the number of entries.
 
         The count of a whole store is cached until the next snapshot.
@@ -220,7 +220,7 @@ class Reader:
         field: str = "",
         group_by: str = "_all",
         *,
-        within: Range = EVERYTHING,
+        within: RowRange = EVERYTHING,
         order: Order = "group",
         limit: int | None = None,
     ) -> Combined:
@@ -246,7 +246,7 @@ class Reader:
         field: str = "",
         limit: int = 10,
         *,
-        within: Range = EVERYTHING,
+        within: RowRange = EVERYTHING,
         smallest: bool = False,
     ) -> Answer:
         """Return the entries with the largest numbers in `field`, largest first.
@@ -340,7 +340,7 @@ class Reader:
         return [], tuple(statuses)
 
 
-def _require_times(pin: Pin, within: Range) -> None:
+def _require_times(pin: Pin, within: RowRange) -> None:
     if (within.start_from, within.start_to) != (None, None):
         _require_windows(pin, are_there=True)
 

@@ -100,7 +100,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     @override
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Called when the client will send nothing more.
+        """Note that the client will send nothing more.
 
         Requests whose response has not begun are answered first. A response that is being streamed
         ends, because nobody knows whether the client still reads it.

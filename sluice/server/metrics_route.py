@@ -50,7 +50,7 @@ class MetricsApp:
             self._observer.observe()
             # The text is made in another thread, because the sizes of shards are read from files
             # and databases, which takes time.
-            text = await asyncio.to_thread(self._text, figures, lags, lag_error)
+            text = await asyncio.to_thread(self._format_metrics, figures, lags, lag_error)
             response = Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
         except SluiceError as error:
             response = problem_of(error)
@@ -63,7 +63,9 @@ class MetricsApp:
         except BrokersUnreachable as error:
             return {}, error.detail
 
-    def _text(self, figures: LedgerFigures, lags: Mapping[str, Lag], lag_error: str) -> str:
+    def _format_metrics(
+        self, figures: LedgerFigures, lags: Mapping[str, Lag], lag_error: str
+    ) -> str:
         try:
             oldest_unread = self._oldest_unread.of(lags.values())
         except BrokersUnreachable:

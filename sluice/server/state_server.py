@@ -48,7 +48,7 @@ _GIVE_A_NAME = "Give the name by which the other hosts reach this one: --host."
 
 
 @dataclass(frozen=True)
-class Options:
+class ServerOptions:
     """A state server's start-up options."""
 
     port: int
@@ -91,7 +91,7 @@ class Options:
 def claim(
     ledger: Ledger,
     configuration: Settings,
-    options: Options,
+    options: ServerOptions,
     pipeline: str,
     numbers: Iterable[int],
 ) -> None:
@@ -145,7 +145,7 @@ def _require_published(ledger: Ledger, ref: GenerationRef, worker: int, address:
             raise StateError(f"The shard here is another one. {reason}")
 
 
-def register(ledger: Ledger, configuration: Settings, options: Options) -> None:
+def register(ledger: Ledger, configuration: Settings, options: ServerOptions) -> None:
     """Register this server, which listens already, as the owner of its address.
 
     Raises StateError or Refused if the address does not lead to this server. Raises Refused if
@@ -194,7 +194,7 @@ def _addresses(host: str) -> set[str]:
 
 
 def make_app(
-    ledger: Ledger, configuration: Settings, options: Options, shared: Shared | None = None
+    ledger: Ledger, configuration: Settings, options: ServerOptions, shared: Shared | None = None
 ) -> ASGIApp:
     """Return the server's ASGI app: `/local`, `/metrics` and, with `options.rest`, the REST API.
 
@@ -226,7 +226,7 @@ def make_app(
 
 
 def further_processes(
-    configuration: Settings, options: Options, shared: Shared
+    configuration: Settings, options: ServerOptions, shared: Shared
 ) -> FurtherProcesses | None:
     """Return the processes of a state server besides this one; None if it has one process."""
     if options.processes == 1:
@@ -237,7 +237,7 @@ def further_processes(
 
 def _serve_further(
     configuration: Settings,
-    options: Options,
+    options: ServerOptions,
     shared: Shared,
     number: int,
     sockets: Sequence[socket.socket],
@@ -251,7 +251,7 @@ def _serve_further(
 
 def serve(
     app: ASGIApp,
-    options: Options,
+    options: ServerOptions,
     started: Callable[[], None],
     *,
     further: FurtherProcesses | None = None,
@@ -289,7 +289,7 @@ def serve(
             further.end()
 
 
-def uvicorn_config(app: ASGIApp, options: Options) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
     return _AdmissionConfig(
         app,
         host=options.bind,
@@ -377,7 +377,8 @@ class _Server(uvicorn.Server):
             # Uvicorn then ends this process with the signal that it has received. The further
             # processes end together with this process, so it has to wait until they have answered
             # their requests.
-            await asyncio.to_thread(self._further.end, 0.0 if self.force_exit else STOP_SECONDS)
+            patience_s = 0.0 if self.force_exit else STOP_SECONDS
+            await asyncio.to_thread(self._further.end, patience_s)
 
 
 class _WithState:

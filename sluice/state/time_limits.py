@@ -79,7 +79,9 @@ def acquire(lock: Lock) -> None:
     if lock.acquire(blocking=False):
         return
     left = seconds_left()
-    if not lock.acquire(timeout=-1 if left is None else max(left, 0)):
+    # A lock waits without a limit for a timeout of -1.
+    timeout = -1 if left is None else max(left, 0)
+    if not lock.acquire(timeout=timeout):
         raise too_slow()
 
 
@@ -116,7 +118,9 @@ def wait_limit() -> float | None:
     """
     waits_until: float | None = getattr(_THREAD, "waits_until", None)
     until: float | None = getattr(_THREAD, "until", None)
-    return _earlier(waits_until, None if until is None else until + _GRACE_SECONDS)
+    if until is not None:
+        until += _GRACE_SECONDS
+    return _earlier(waits_until, until)
 
 
 def _earlier(first: float | None, second: float | None) -> float | None:

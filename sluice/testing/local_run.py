@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from sluice.engine.batch.batch_start import batch_context
+from sluice.engine.batch.batch_start import BatchStart
 from sluice.engine.batch.storage import Storage
 from sluice.engine.run.arrow_query import ArrowQuery
 from sluice.engine.run.registration import generation_info
@@ -90,8 +90,7 @@ class LocalRun(PipedRun):
         self.keep_headers(records)
         start = self.plan(self.batch + 1, reads_records=bool(records))
         try:
-            with batch_context(start):
-                self.publish(PipedRows.of(self._query, records), start.number)
+            self.publish(PipedRows.of(self._query, records, start))
         except BaseException as error:
             self._failed = error
             raise
@@ -102,6 +101,7 @@ class PipedRows:
     """The state rows of a batch of piped records, which are computed in this process."""
 
     query: ArrowQuery
+    start: BatchStart
     streams: list[dict[str, Any]]
     """The records of streams, sorted by partition."""
     tables: list[dict[str, Any]]
@@ -109,7 +109,7 @@ class PipedRows:
     spark = None
 
     @classmethod
-    def of(cls, query: ArrowQuery, records: Sequence[str]) -> Self:
+    def of(cls, query: ArrowQuery, records: Sequence[str], start: BatchStart) -> Self:
         # A task makes one Arrow batch of the consecutive records of a partition. The records are
         # sorted by partition, so that they make few Arrow batches, even if a test pipes them into
         # several topics in turn.
@@ -122,10 +122,10 @@ class PipedRows:
                 streams.append(record)
             if record["topic"] in query.tables:
                 tables.append(record)
-        return cls(query, streams, tables)
+        return cls(query, start, streams, tables)
 
     def write(self) -> pa.Table:
-        return self.query.run(_batches(self.streams), _batches(self.tables))
+        return self.query.run(self.start, _batches(self.streams), _batches(self.tables))
 
 
 def decode_piped(record: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from sluice.engine.batch.idle_time import IdleTime
 from sluice.engine.batch.record_headers import headers_of
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.output_writer import Destinations
-from sluice.engine.publish.publisher import ROWS, Publisher
+from sluice.engine.publish.publisher import ROWS, BegunBatch, Publisher
 from sluice.engine.publish.shard_writer import StateRows
 from sluice.engine.publish.state_types import StateTypes
 from sluice.plan import Job
@@ -75,6 +75,7 @@ class PipedRun:
         self.partitions = dict.fromkeys(job.topics, 1) | dict(partitions)
         """Topic → its number of partitions."""
         self._headers: dict[Place, list[Mapping[str, str | bytes | None]]] = {}
+        self._begun: BegunBatch | None = None
         self._ledger = open_empty_ledger(settings.ledger)
         create_empty_shards(self.storage.locations)
 
@@ -95,7 +96,6 @@ class PipedRun:
             ledger=self._ledger,
             lease=self.lease,
             identity=self.lease,
-            partitions=self.partitions,
             destinations=Destinations(self.output, tables=table_sinks, headers_at=self.headers_at),
             newest=self._ledger.snapshots.newest(self.storage.ref),
         )
@@ -109,8 +109,10 @@ class PipedRun:
     def plan(self, batch: int, *, reads_records: bool = True) -> BatchStart:
         """Plan a batch, and return its start, which its tasks need."""
         planned = PlannedBatch(number=batch, begun=self.clock.now())
-        times = self._publisher.begin(planned, {}, reads_records=reads_records)
-        return BatchStart.of(batch, planned.begun, times, self.job.read_clocks)
+        self._begun = self._publisher.begin(
+            planned, {}, self.partitions, reads_records=reads_records
+        )
+        return BatchStart.of(batch, planned.begun, self._begun.times, self.job.read_clocks)
 
     def process(self, records: list[str]) -> None:
         """Process records as one batch, and wait until the batch is published."""
@@ -152,11 +154,12 @@ class PipedRun:
                 headers[place] = self._headers[place]
         return headers
 
-    def publish(self, state_rows: StateRows, batch: int) -> None:
+    def publish(self, state_rows: StateRows) -> None:
         """Publish a batch, and count what happened to its records."""
-        self._publisher.publish(state_rows, batch)
-        self.batch = batch
-        for name, count in self._publisher.counts.items():
+        assert self._begun is not None
+        published = self._publisher.publish(self._begun, state_rows)
+        self.batch = self._begun.plan.number
+        for name, count in published.counts.items():
             if name != ROWS:
                 self.counts[name] += count
 

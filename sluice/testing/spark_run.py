@@ -11,13 +11,13 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from sluice.engine.batch.arrow_tasks import BatchTask, Chain
+from sluice.engine.batch.arrow_tasks import Chain
 from sluice.engine.batch.batch_start import tell_tasks_by_file, write_start
 from sluice.engine.publish.shard_writer import RowsOnSpark
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import close_idle_callbacks
 from sluice.engine.steps.worker_errors import worker_error
-from sluice.errors import EngineError
+from sluice.errors import EngineError, SluiceError
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.testing.piped_run import PipedRun
@@ -55,7 +55,7 @@ class PipedInput:
         self._stream: Any = None
 
     def read(
-        self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str
+        self, partitions: Mapping[str, int], task: Chain, columns: StructType | str
     ) -> DataFrame:
         """Return the rows that a task makes of the topics' records, as a streaming DataFrame.
 
@@ -102,13 +102,15 @@ class SparkRun(PipedRun):
         self._spark = spark
         self._input = PipedInput(spark)
         self._home = settings.home
+        self._error: SluiceError | None = None
+        """The error of publishing, of which Spark's error has only the text."""
         self._start = Path(settings.home, "start")
         tell_tasks_by_file(spark.sparkContext, self._start)
         self._start_query()
 
     def _start_query(self) -> None:
         query = JobQuery(self._spark, self.storage, self._input, self.partitions, self.lease.epoch)
-        self.begin(query.info, query.frames.types)
+        self.begin(query.info, query.written.types)
         self._query = query.start(self._publish, str(self._home / "checkpoint"))
 
     def read_also(self, job: Job) -> None:
@@ -123,8 +125,8 @@ class SparkRun(PipedRun):
         try:
             self._query.processAllAvailable()
         except StreamingQueryException as error:
-            if self._publisher.error is not None:
-                raise self._publisher.error from None
+            if self._error is not None:
+                raise self._error from None
             raise (worker_error(self.job, str(error)) or _root(error)) from error
 
     def stop(self) -> None:
@@ -133,7 +135,11 @@ class SparkRun(PipedRun):
         super().stop()
 
     def _publish(self, written: DataFrame, batch: int) -> None:
-        self.publish(RowsOnSpark(written), batch)
+        try:
+            self.publish(RowsOnSpark(written))
+        except SluiceError as error:
+            self._error = error
+            raise
         # After a batch, Spark may run a batch without records, to evict its own state. The tasks of
         # that batch read its number and clock from the file that is written here.
         write_start(self._start, self.plan(batch + 1))

@@ -41,7 +41,6 @@ from sluice.values.record_metadata import (
     METADATA,
     RESERVED_NAMES,
     STATEFUL_METADATA,
-    Delivery,
     Emit,
     OnError,
 )
@@ -261,7 +260,7 @@ class Handle(Generic[V]):
         cycle = options.get("cycle", False)
         arguments.require_instance(where, cycle, bool, "cycle=True or cycle=False")
         if cycle:
-            self._require_cycle(where, to, options["delivery"])
+            self._require_cycle(where, to)
             self.pipeline.claim("cycle", to)
         else:
             self.pipeline.claim("topic", to)
@@ -270,7 +269,6 @@ class Handle(Generic[V]):
             if function is not None:
                 require_callable(where, function, name)
         require_encodable_windows(where, key, self.node)
-        arguments.require_choice(where, "delivery", options["delivery"], Delivery)
         arguments.require_choice(where, "emit", options.get("emit", "every"), Emit)
         self.pipeline.add(
             nodes.Sink,
@@ -282,20 +280,13 @@ class Handle(Generic[V]):
             **options,
         )
 
-    def _require_cycle(self, where: str, topic: str, delivery: Delivery) -> None:
+    def _require_cycle(self, where: str, topic: str) -> None:
         """Raise TopologyError unless the pipeline reads the topic, and writes it in the transaction of each batch."""
         sources = [node for node in self.pipeline.nodes if isinstance(node, nodes.Source)]
         if topic not in [source.topic for source in sources]:
             raise TopologyError(
                 f"{where}: cycle=True, but the pipeline does not read {topic}.",
                 next_step="Leave cycle= out, or read the topic first.",
-            )
-        # With at_least_once, a repeated batch may write its records to the topic twice. The
-        # pipeline would read both copies, and count the record twice.
-        if delivery != "exactly_once":
-            raise TopologyError(
-                f"{where}: a topic of a cycle is written exactly once, not {delivery!r}.",
-                next_step="Leave delivery= out.",
             )
 
     def _table_sink(
@@ -304,23 +295,16 @@ class Handle(Generic[V]):
         value: Value[Any] | None,
         key: Function | None,
         *,
-        delivery: Delivery,
         on_error: OnError | None,
         emit: Emit = "every",
         cycle: bool = False,
     ) -> None:
         where = self._where(f"to({table.name!r})")
-        is_of_topic = (
-            value is not None
-            or key is not None
-            or delivery != "exactly_once"
-            or emit != "every"
-            or cycle
-        )
+        is_of_topic = value is not None or key is not None or emit != "every" or cycle
         if is_of_topic:
             raise TopologyError(
-                f"{where}: value=, key=, partition=, delivery=, emit= and cycle= are for topics.",
-                next_step="Change the columns with select(...) first. A table is always written exactly once.",
+                f"{where}: value=, key=, partition=, emit= and cycle= are for topics.",
+                next_step="Leave them out, and change the columns with select(...) first.",
             )
         if table.key is None and self._has_rows:
             raise TopologyError(

@@ -16,7 +16,6 @@ from sluice.values.call_parameters import CallPolicy, FunctionBatch, LookedUpTab
 from sluice.values.change_values import CheckOld
 from sluice.values.epochs import EpochTime
 from sluice.values.expiry import Expiry
-from sluice.values.record_metadata import Delivery as Delivery
 from sluice.values.record_metadata import Emit as Emit
 from sluice.values.record_metadata import EmitStrategy as EmitStrategy
 from sluice.values.record_metadata import Gives as Gives
@@ -442,7 +441,6 @@ class Sink(Node):
     encode_key: Callable[[str], bytes] | None = None
     partition: Callable[..., int] | None = None
     """Chooses a record's partition by its key and its value; None for the hash of the key."""
-    delivery: Delivery = "exactly_once"
     emit: Emit = "every"
     table: OutputTable | None = None
     fields: dict[str, str] = field(default_factory=dict)

@@ -49,7 +49,6 @@ from sluice.values.expiry import ExpiryClock
 from sluice.values.function_wrappers import Chooses, Not, NoTopic, Print
 from sluice.values.record_metadata import (
     MAPPED_KEY,
-    Delivery,
     How,
     OnError,
     OnMissing,
@@ -72,7 +71,6 @@ class Stream(Handle[V]):
         value: type[str] | Serde[Any] | None = None,
         key: Callable[[str], bytes] | Callable[[Windowed[str]], bytes] | None = None,
         partition: Partitioner | None = None,
-        delivery: Delivery = "exactly_once",
         cycle: bool = False,
         on_error: OnError | None = None,
     ) -> None:
@@ -87,7 +85,7 @@ class Stream(Handle[V]):
         records. `on_error` applies to records that cannot be encoded, that the topic does not
         accept, or that do not fit the table.
         """
-        self._sink(topic, value, key, partition, delivery=delivery, cycle=cycle, on_error=on_error)
+        self._sink(topic, value, key, partition, cycle=cycle, on_error=on_error)
 
     def through(
         self,
@@ -96,7 +94,6 @@ class Stream(Handle[V]):
         value: type[str] | Serde[Any] | None = None,
         key: Callable[[str], bytes] | Callable[[Windowed[str]], bytes] | None = None,
         partition: Partitioner | None = None,
-        delivery: Delivery = "exactly_once",
         on_error: OnError | None = None,
     ) -> Stream[V]:
         """Write every record to `topic`, as `to` does, and return the stream of these records.
@@ -105,9 +102,7 @@ class Stream(Handle[V]):
         it does not need the topic to divide records by key. Records that other programs write to
         the topic are not in the stream.
         """
-        self.to(
-            topic, value=value, key=key, partition=partition, delivery=delivery, on_error=on_error
-        )
+        self.to(topic, value=value, key=key, partition=partition, on_error=on_error)
         return self
 
     def route(
@@ -118,7 +113,6 @@ class Stream(Handle[V]):
         value: type[str] | Serde[Any] | None = None,
         key: Callable[[str], bytes] | None = None,
         partition: Partitioner | None = None,
-        delivery: Delivery = "exactly_once",
         on_error: OnError | None = None,
     ) -> None:
         """Write each record to one of the topics in `topics`.
@@ -140,7 +134,6 @@ class Stream(Handle[V]):
             "value": value,
             "key": key,
             "partition": partition,
-            "delivery": delivery,
             "on_error": on_error,
         }
         if isinstance(topic, str):

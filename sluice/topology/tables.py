@@ -22,7 +22,6 @@ from sluice.topology.windowed_inputs import (
 )
 from sluice.values.record_metadata import (
     CHANGE_METADATA,
-    Delivery,
     Emit,
     How,
     OnError,
@@ -58,7 +57,6 @@ class Table(Handle[V]):
         key: Callable[[str], bytes] | Callable[[Windowed[str]], bytes] | None = None,
         partition: Partitioner | None = None,
         emit: Emit = "every",
-        delivery: Delivery = "exactly_once",
         cycle: bool = False,
         on_error: OnError | None = None,
     ) -> None:
@@ -82,7 +80,6 @@ class Table(Handle[V]):
             key,
             partition,
             emit=emit,
-            delivery=delivery,
             cycle=cycle,
             on_error=on_error,
         )

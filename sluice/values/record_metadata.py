@@ -68,6 +68,5 @@ limit."""
 EmitStrategy = Literal["every", "window_close"]
 """Which results of a windowed aggregate are sent: each update, or the final result of each
 window."""
-Delivery = Literal["exactly_once", "at_least_once"]
 Emit = Literal["every", "latest"]
 """Which of a key's changes within a batch are written: all of them, or only the last."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
-from sluice.kafka.dead_letter_topic import DeadLetter, DeadLetterFilter, Marker, Matches
+from sluice.kafka.dead_letter_topic import DeadLetter, DeadLetterFilter, Matches, RedriveMarker
 
 _RIGHT = (
     '{"orderId":%d,"locationId":"store_1234","finalAmount":27.00,"orderType":"GENERAL",'
@@ -29,7 +29,7 @@ def find(
         letter = _letter(number)
         if number in (3, 7):
             target = (*again[:2], again[2] if number == 3 else 2_000_002)
-            matches.markers[0, number] = Marker(datetime.now(UTC), *target, [])
+            matches.markers[0, number] = RedriveMarker(datetime.now(UTC), *target, [])
             matches.failed_again = {again}
         if chosen.matches(letter):
             matches.reasons[letter.reason] += 1

@@ -22,13 +22,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from sluice.engine.batch.arrow_tasks import BatchTask, Chain
-from sluice.engine.batch.batch_start import BatchStart, batch_context, tell_tasks
+from sluice.engine.batch.arrow_tasks import Chain
+from sluice.engine.batch.batch_start import BatchStart, tell_tasks
 from sluice.engine.batch.row_batches import ROW_BATCHES
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.markers import PublishedState
 from sluice.engine.publish.output_writer import Destinations
-from sluice.engine.publish.publisher import Publisher
+from sluice.engine.publish.publisher import BegunBatch, Publisher
+from sluice.engine.publish.shard_writer import RowsOnSpark
 from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.run.arrow_query import ArrowQuery
 from sluice.engine.run.registration import generation_info
@@ -122,7 +123,7 @@ class FileInput:
     interleaved: bool = True
 
     def read(
-        self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str
+        self, partitions: Mapping[str, int], task: Chain, columns: StructType | str
     ) -> DataFrame:
         """The rows that a task makes of the records of topics."""
         record = ", ".join(f"{name} {kind}" for name, kind in _RECORD.items())
@@ -315,18 +316,20 @@ class Query(Protocol):
 
     storage: Storage
     info: GenerationInfo
+    partitions: Mapping[str, int]
 
     def publisher(self, ledger: Ledger, written: Written) -> Publisher:
         """Return a publisher of the batches after the newest snapshot."""
 
-    def run(self, records: Sequence[str], start: BatchStart, publisher: Publisher) -> None:
+    def run(
+        self, records: Sequence[str], start: BatchStart, publisher: Publisher, batch: BegunBatch
+    ) -> None:
         """Compute and publish a batch."""
 
 
 def publisher_of(
     storage: Storage,
     types: StateTypes,
-    partitions: Mapping[str, int],
     ledger: Ledger,
     written: Written,
 ) -> Publisher:
@@ -337,7 +340,6 @@ def publisher_of(
         ledger=ledger,
         lease=written,
         identity=written,
-        partitions=partitions,
         destinations=Destinations(written),
         newest=ledger.snapshots.newest(storage.ref),
     )
@@ -348,6 +350,7 @@ class OnSpark:
 
     def __init__(self, storage: Storage, partitions: Mapping[str, int], path: str) -> None:
         self.storage = storage
+        self.partitions = partitions
         self._input = FileInput(path)
         self._query = JobQuery(
             shared_session(),
@@ -357,18 +360,18 @@ class OnSpark:
             epoch=UncontestedLease().epoch,
             checked=True,
         )
-        self._written = PlannedWrites(self._query.written)
+        self._written = PlannedWrites(self._query.written.frame)
         self.info = self._query.info
 
     def publisher(self, ledger: Ledger, written: Written) -> Publisher:
-        return publisher_of(
-            self.storage, self._query.frames.types, self._query.partitions, ledger, written
-        )
+        return publisher_of(self.storage, self._query.written.types, ledger, written)
 
-    def run(self, records: Sequence[str], start: BatchStart, publisher: Publisher) -> None:
+    def run(
+        self, records: Sequence[str], start: BatchStart, publisher: Publisher, batch: BegunBatch
+    ) -> None:
         self._input.write(records)
         tell_tasks(shared_session().sparkContext, start)
-        publisher(cast(DataFrame, self._written), start.number)
+        publisher.publish(batch, RowsOnSpark(cast(DataFrame, self._written)))
 
 
 class InProcess:
@@ -376,18 +379,19 @@ class InProcess:
 
     def __init__(self, storage: Storage, partitions: Mapping[str, int]) -> None:
         self.storage = storage
-        self._partitions = partitions
+        self.partitions = partitions
         self._query = ArrowQuery.of(
             storage.job, storage, partitions, UncontestedLease().epoch, interleaved=True
         )
         self.info = generation_info(storage, self._query.types)
 
     def publisher(self, ledger: Ledger, written: Written) -> Publisher:
-        return publisher_of(self.storage, self._query.types, self._partitions, ledger, written)
+        return publisher_of(self.storage, self._query.types, ledger, written)
 
-    def run(self, records: Sequence[str], start: BatchStart, publisher: Publisher) -> None:
-        with batch_context(start):
-            publisher.publish(PipedRows.of(self._query, records), start.number)
+    def run(
+        self, records: Sequence[str], start: BatchStart, publisher: Publisher, batch: BegunBatch
+    ) -> None:
+        publisher.publish(batch, PipedRows.of(self._query, records, start))
 
 
 class _Run:
@@ -419,7 +423,8 @@ class _Run:
         number = 0 if published is None else published + 1
         planned = PlannedBatch(number=number, begun=time.time_ns() // 1_000_000)
         planned = self._ledger.plans.add(ref, planned, self.written.epoch)
-        times = self._publisher.begin(planned, {})
-        start = BatchStart.of(number, planned.begun, times, self._query.storage.job.read_clocks)
-        self._query.run(records, start, self._publisher)
+        batch = self._publisher.begin(planned, {}, self._query.partitions)
+        clocks = self._query.storage.job.read_clocks
+        start = BatchStart.of(number, planned.begun, batch.times, clocks)
+        self._query.run(records, start, self._publisher, batch)
         self.batch = number

@@ -30,7 +30,7 @@ _TARGET = re.compile(r"\bmake ([a-z-]+)(?=[` \n])")
 _SETTING = re.compile(r"\bSLUICE_[A-Z_]+\b")
 _ELSEWHERE = {"SLUICE_IVY_SETTINGS"}
 """Variables of set-up, which are not in Settings."""
-_GONE = {"SLUICE_DELTA_JARS"}
+_GONE = {"SLUICE_DELIVERY", "SLUICE_DELTA_JARS"}
 """Settings that Sluice had. Only the changelog may name them."""
 
 

@@ -22,8 +22,8 @@ def test_the_reference_has_a_row_for_each_parameter() -> None:
     rows = re.findall(r"^\| `([*\w]+)` \| `(.+)` \| (.*) \|$", page, re.MULTILINE)
     assert ("max_failures", "float", "`0.5`") in rows
     assert ("topic", "str | OutputTable".replace("|", r"\|"), "required") in rows
-    choices = [kind for name, kind, _ in rows if name == "delivery"]
-    assert {*choices} == {r'"exactly_once" \| "at_least_once"'}
+    choices = [kind for name, kind, _ in rows if name == "emit"]
+    assert r'"every" \| "latest"' in choices
 
 
 def test_no_line_of_the_reference_must_be_scrolled_through() -> None:

@@ -277,13 +277,6 @@ def test_one_topic_that_may_not_be_described_hides_no_other(running: Running, de
     assert hidden in away.detail
 
 
-def test_tasks_that_write_at_least_once_name_the_topic(running: Running, deny: Deny) -> None:
-    running.settings = replace(running.settings, delivery="at_least_once")
-    copies = running.names("copies")
-    with interrupted(POINTS["after the plan"], lambda: deny(TOPIC, copies, "WRITE")):
-        denied(running.run, f"WRITE on the topic {copies}")
-
-
 def test_a_topic_may_not_be_created(running: Running, deny: Deny) -> None:
     deny(TOPIC, "*", "CREATE")
     deny(ResourceType.BROKER, "kafka-cluster", "CREATE")

@@ -241,19 +241,6 @@ def test_a_lingering_run_notices_a_lost_output(
     assert running.snapshot().batch == 1
 
 
-def test_tasks_that_write_at_least_once_name_a_deleted_topic(running: Running) -> None:
-    running.settings = dataclasses.replace(running.settings, delivery="at_least_once")
-    topic = running.names("copies")
-    begun = time.monotonic()
-    with (
-        interrupted(POINTS["after the plan"], lambda: delete(running, topic)),
-        pytest.raises(EngineError, match=rf"Topic {topic} was deleted while records were written"),
-    ):
-        running.run()
-    assert time.monotonic() - begun < 10
-    refused(running, topic)
-
-
 def test_lost_markers_are_named_within_a_run(running: Running) -> None:
     markers = running.pipeline.markers
     with (

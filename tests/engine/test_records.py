@@ -317,7 +317,6 @@ def traced(names: Names) -> Pipeline:
     pipeline = names.pipeline()
     sales = sales_of(pipeline, names)
     sales.to(names("copies"))
-    sales.to(names("fast_copies"), delivery="at_least_once")
     sales.group_by_key().reduce(lambda one, other: other, store="last").to(names("changes"))
     return pipeline
 
@@ -332,6 +331,6 @@ def test_output_records_have_the_headers_of_their_records(start: Start) -> None:
     running.send("sales", (b"k", sale("a")), headers=[*headers, ("sluice.redriven", b"1")])
     running.send("sales", (b"k", sale("b")))
     running.run()
-    for topic in ("copies", "fast_copies", "changes"):
+    for topic in ("copies", "changes"):
         messages = running.messages(running.names(topic))
         assert [[*(message.headers() or [])] for message in messages] == [headers, []], topic

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -321,25 +320,3 @@ def test_executors_need_only_the_pipelines_file(start: Start, tmp_path: Path) ->
         f"pipeline {running.names.prefix}, 1 worker\n  stream "
     )
     assert generation.picture.startswith("<svg ")
-
-
-def test_a_repeated_batch_only_repeats_at_least_once_output(start: Start) -> None:
-    running = start(shop, sales=2)
-    running.settings = dataclasses.replace(running.settings, delivery="at_least_once")
-    running.send("shops", address("a", "Aachen"))
-    running.send("sales", sale("a"), b"{")
-    running.send("sales", sale("b"), partition=1)
-    running.crash_before_publishing()
-    running.run()
-    copies, with_city = running.names("copies"), running.names("with_city")
-    assert (
-        running.snapshot().counts[f"output/{copies}"],
-        running.snapshot().counts[f"output/{with_city}"],
-    ) == (2, 1)
-    with running.ledger() as ledger:
-        (audit,) = ledger.audits.all(GenerationRef(running.pipeline.name, 1))
-    assert (audit.outputs[copies], audit.outputs[with_city]) == (2, 1)
-    assert sorted(key or "" for key, _ in running.output("copies")) == ["a", "a", "b", "b"]
-    assert len(running.output("with_city")) == 2
-    assert running.store("n") == {"a": 1, "b": 1}
-    assert running.reasons() == ["malformed"]

@@ -49,7 +49,7 @@ def test_operator_states_move_with_their_worker(
         away = Host(ledger, tmp_path / "away").start(pipeline=name)
         move(ledger, Placement(name, 0, "127.0.0.1", away.port))
         assert send(1) == {"k": {"last": 1, "sum": 6}}
-        assert away.calls[f"/local/{name}/1/0/states"] == 1, (
+        assert away.calls[f"/local/{name}/1/0/calls/read_states"] == 1, (
             "the task reads states through the server"
         )
         if old_file == "removed":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -126,12 +125,8 @@ def hours_ahead(hours: int) -> str:
     return (datetime.now(UTC) + timedelta(hours=hours)).replace(tzinfo=None).isoformat()
 
 
-@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
-def test_a_record_that_its_topic_does_not_accept_is_a_dead_letter(
-    start: Start, delivery: str
-) -> None:
+def test_a_record_that_its_topic_does_not_accept_is_a_dead_letter(start: Start) -> None:
     running = start(shifted("dead_letter"))
-    running.settings = dataclasses.replace(running.settings, delivery=delivery)
     running.kafka.create_topics({running.names("copies"): 1}, {"cleanup.policy": "compact"})
     running.send("sales", sale("a", at=hours_ahead(0)), sale("ahead", at=hours_ahead(3)))
     running.send("sales", (None, sale("keyless", at=hours_ahead(0))))
@@ -198,10 +193,8 @@ def test_an_encoder_that_raises_fails_the_run(start: Start) -> None:
     assert running.output("copies") == []
 
 
-@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
-def test_a_record_that_the_encoder_rejects_is_a_dead_letter(start: Start, delivery: str) -> None:
+def test_a_record_that_the_encoder_rejects_is_a_dead_letter(start: Start) -> None:
     running = start(encoding("dead_letter"))
-    running.settings = dataclasses.replace(running.settings, delivery=delivery)
     running.send("sales", sale("a", 2), sale("b", 3), sale("c", 4))
     running.run()
     assert [key for key, _ in running.output("copies")] == ["a", "c"]

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from sluice import Decimal2, Pipeline, tumbling
 from sluice.engine.batch.batch_start import BatchStart
-from sluice.engine.publish.publisher import Publisher
-from sluice.engine.run.batch_query import BatchQuery
+from sluice.engine.publish.publisher import PublishedBatch, Publisher
+from sluice.engine.run.batch_query import BatchQuery, Publish
 from sluice.engine.run.compatibility import CompatibilityError
 from sluice.errors import EngineError, StateError, TopologyError
 from sluice.observe.audit_report import report
@@ -37,7 +37,7 @@ def test_a_lost_commit(start: Start, observe: Observe) -> None:
     running.run(max_records=30)
     before = running.everything()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Publisher, "__call__", killed_after(Publisher.__call__))
+        patched.setattr(Publisher, "publish", killed_after(Publisher.publish))
         running.send("sales", sale("a"))
         with pytest.raises(EngineError, match="killed"):
             running.run(max_records=30)
@@ -50,7 +50,7 @@ def test_a_lost_commit(start: Start, observe: Observe) -> None:
     observe("nothing happens: no record was read again, applied or written twice")
 
 
-def killed_after(call: Callable[..., None]) -> Callable[..., None]:
+def killed_after(call: Callable[..., object]) -> Callable[..., None]:
     def publish(*arguments: Any) -> None:
         call(*arguments)
         raise RuntimeError("killed")
@@ -72,13 +72,17 @@ def test_a_damaged_checkpoint(start: Start, observe: Observe) -> None:
     ):
 
         def finish_and_damage(
-            query: BatchQuery, start: BatchStart, damage: Callable[[Path], Any] = damage
-        ) -> None:
-            finish(query, start)
+            query: BatchQuery,
+            start: BatchStart,
+            publish: Publish,
+            damage: Callable[[Path], Any] = damage,
+        ) -> PublishedBatch:
+            published = finish(query, start, publish)
             files = [*filter(Path.is_file, Path(query._checkpoint.name).rglob("*"))]
             assert files
             for file in files:
                 damage(file)
+            return published
 
         running.send("sales", sale("a"), sale("b"), sale("a"))
         with pytest.MonkeyPatch.context() as patched:

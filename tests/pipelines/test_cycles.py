@@ -61,10 +61,6 @@ def test_a_cycle_must_be_declared() -> None:
         jobs.to("jobs", cycle="yes")  # type: ignore[arg-type]
     with pytest.raises(TopologyError, match="the pipeline does not read others"):
         jobs.to("others", cycle=True)
-    with pytest.raises(
-        TopologyError, match="a topic of a cycle is written exactly once, not 'at_least_once'"
-    ):
-        jobs.to("jobs", cycle=True, delivery="at_least_once")
     jobs.to("jobs", cycle=True)
     with pytest.raises(TopologyError, match=r"cycle 'jobs' .* is already used"):
         jobs.to("jobs", cycle=True)

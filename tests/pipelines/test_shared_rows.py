@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from sluice import Pipeline
-from sluice.engine.batch.batch_start import BatchStart, batch_context
+from sluice.engine.batch.batch_start import BatchStart, RunningTask
 from sluice.engine.batch.row_batches import RowBatchReader
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.plan import stages
@@ -110,7 +110,7 @@ def test_a_table_s_record_travels_once_for_its_store_and_all_joins(
         driver.pipe("left", {"shop": "north", "number": 1}, key="a")
         (record,) = map(decode_piped, driver._waiting)
         assert isinstance(driver._run, LocalRun)
-        with batch_context(BatchStart(0, 0)):
-            sent = [*driver._run._query.read(_batches([record]))]
+        task = RunningTask(BatchStart(0, 0), 0)
+        sent = [*driver._run._query.read.run(_batches([record]), task)]
         assert sum(batch.num_rows for batch in RowBatchReader(SideOutputs())(iter(sent))) == 1
         driver._waiting.clear()

@@ -13,10 +13,11 @@ from typing import Any
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sluice.server.state_server import Options, claim, make_app, uvicorn_config
+from sluice.server.state_server import ServerOptions, claim, make_app, uvicorn_config
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
+from sluice.state.remote.shard_calls import PROTOCOL, PROTOCOL_HEADER
 from tests.support.ports import free_port
 from tests.support.server_thread import ServerThread
 from tests.support.states import States
@@ -60,8 +61,8 @@ class Host:
         self._server.begin_stop()
 
     @property
-    def options(self) -> Options:
-        return Options(self.port, rest=True)
+    def options(self) -> ServerOptions:
+        return ServerOptions(self.port, rest=True)
 
     @property
     def address(self) -> str:
@@ -75,7 +76,9 @@ class Host:
         self, method: str, path: str, *, token: str | None = TOKEN, **more: Any
     ) -> httpx.Response:
         """Send a request, by default with the servers' token."""
-        headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
+        headers = {PROTOCOL_HEADER: PROTOCOL}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
         return CLIENT.request(method, f"http://{self.address}{path}", headers=headers, **more)
 
     @property

@@ -31,7 +31,7 @@ class Server:
 
     def __init__(self, folder: Path, certificate: Path | None) -> None:
         key = None if certificate is None else certificate.with_suffix(".key")
-        options = state_server.Options(free_port(), certificate=certificate, key=key)
+        options = state_server.ServerOptions(free_port(), certificate=certificate, key=key)
         self.port, self.uses_tls = options.port, certificate is not None
         app = state_server.make_app(
             Ledger.open(ledger_url(f"sqlite:///{folder}")), settings(), options

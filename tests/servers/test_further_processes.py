@@ -144,12 +144,12 @@ def test_a_shard_that_arrives_at_one_process_is_known_to_the_other(server: Serve
     first, further = of(server)
     for process in (first, further):
         with only(process, server):
-            assert ask(server, f"{SHARD}/1/last").status_code == 403
+            assert ask(server, f"{SHARD}/1/size").status_code == 403
     with only(further, server):
         assert ask(server, f"{SHARD}/1?anew=true", "PUT").status_code == 200
     for process in (first, further):
         with only(process, server):
-            assert ask(server, f"{SHARD}/1/last").status_code == 200
+            assert ask(server, f"{SHARD}/1/size").status_code == 200
 
 
 def test_a_process_that_is_killed_is_replaced(server: ServerProcess) -> None:

@@ -8,14 +8,18 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 
 from sluice.server import http_protocol
 from sluice.server import local_routes as app_module
+from sluice.state.remote.shard_calls import PROTOCOL, PROTOCOL_HEADER
 from tests.servers.hosts import TOKEN, Host
 
 SHARD = "/local/orders/1/0"
-LOGGED_IN = f"Host: h\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
+LOGGED_IN = (
+    f"Host: h\r\nAuthorization: Bearer {TOKEN}\r\n{PROTOCOL_HEADER}: {PROTOCOL}\r\n".encode()
+)
 SOON = 6.0
 """Every connection must have ended after this number of seconds; the limits are lowered to
 fractions of a second."""
@@ -73,7 +77,7 @@ HALF: dict[str, Callable[[], Iterator[bytes]]] = {
     ),
     "rows that stop": lambda: iter(
         [
-            f"PUT {SHARD}/batches/7?epoch=1 HTTP/1.1\r\n".encode()
+            f"POST {SHARD}/calls/write_pages HTTP/1.1\r\n".encode()
             + LOGGED_IN
             + b"Content-Length: 999\r\n\r\n",
             b"\x90",
@@ -120,11 +124,12 @@ def test_many_incomplete_requests_do_not_block_complete_ones(host: Host) -> None
 @pytest.mark.attack("S5", "a body that is too large, with and without Content-Length")
 def test_a_body_that_is_too_large_is_rejected(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_module, "MAX_WRITE_BYTES", 1_000_000)
-    for content in (b"x" * 5_000_000, (b"x" * 100_000 for _ in range(50))):
-        answer = host.ask("POST", f"{SHARD}/query", content=content)
-        assert (answer.status_code, answer.json()["title"]) == (413, "Too big")
+    for path in ("query", "calls/begin_run"):
+        for content in (b"x" * 5_000_000, (b"x" * 100_000 for _ in range(50))):
+            answer = host.ask("POST", f"{SHARD}/{path}", content=content)
+            assert (answer.status_code, answer.json()["title"]) == (413, "Too big")
     for content in (b"x" * 2_000_000, (b"x" * 100_000 for _ in range(20))):
-        answer = host.ask("PUT", f"{SHARD}/batches/7?epoch=1", content=content)
+        answer = host.ask("POST", f"{SHARD}/calls/write_pages", content=content)
         assert (answer.status_code, answer.json()["detail"][:34]) == (
             413,
             "The request exceeds the limit of 1",
@@ -176,11 +181,10 @@ NUMBERS = ["-1", "x", "1e3", "9" * 19, "9" * 5_000]
 )
 def test_no_number_breaks_a_state_server(host: Host, number: str) -> None:
     paths = [
-        ("GET", f"/local/orders/{number}/0/batches"),
-        ("GET", f"/local/orders/1/{number}/batches"),
-        ("PUT", f"{SHARD}/batches/{number}?epoch=1"),
-        ("PUT", f"{SHARD}/batches/1?epoch={number}"),
-        ("POST", f"{SHARD}/compact?keep_from={number}"),
+        ("GET", f"/local/orders/{number}/0/size"),
+        ("GET", f"/local/orders/1/{number}/size"),
+        ("POST", f"/local/orders/{number}/0/calls/journal"),
+        ("POST", f"/local/orders/1/{number}/calls/journal"),
         ("PATCH", SHARD),
         ("GET", "/local/none"),
     ]
@@ -207,3 +211,46 @@ def test_no_number_breaks_a_state_server(host: Host, number: str) -> None:
             answer.status_code == 200
             or answer.headers["Content-Type"] == "application/problem+json"
         )
+
+
+ARGUMENTS: dict[str, list[object]] = {
+    "compact": [-1],
+    "compact of no number": ["1"],
+    "compact beyond 64 bits": [2**63],
+    "write_pages": [-1, [], 1, None],
+    "write_pages of a later epoch": [1, [], 2**63, None],
+    "write_pages of columns that differ": [1, [[[[0], [], [], []], [], []]], 1, None],
+    "expire_windows": [1, [0], 1],
+    "due_keys by a clock that is SQL": [0, 0, 0, 1, "due FROM states --"],
+    "earliest_timer by a clock that is SQL": [0, 0, 1, "1 OR 1", -1],
+    "journal": [1],
+    "checksums": [],
+    "seal": ["yes"],
+    "read_states": [1, "keys", 1, 1, False],
+    "scan beyond 64 bits": [2**64 - 1, 0, {}, None, 10, False],
+}
+
+
+@pytest.mark.parametrize("kind", ARGUMENTS)
+@pytest.mark.attack("S5", "arguments of a shard's methods that have other types")
+def test_a_call_with_other_arguments_is_rejected(host: Host, kind: str) -> None:
+    content = msgspec.msgpack.encode(ARGUMENTS[kind])
+    answer = host.ask("POST", f"{SHARD}/calls/{kind.split()[0]}", content=content)
+    assert answer.status_code == 400, answer.text
+    assert answer.headers["Content-Type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xc0", b"\x91" * 100_000, b"\x80\x04K\x01.", b"[1]"])
+@pytest.mark.attack("S5", "arguments of a shard's methods that are no list")
+def test_a_call_without_arguments_is_rejected(host: Host, content: bytes) -> None:
+    answer = host.ask("POST", f"{SHARD}/calls/compact", content=content)
+    assert answer.status_code == 400, answer.text
+
+
+@pytest.mark.parametrize(
+    "method", ["close", "open", "create", "__exit__", "_writing", "drop", "batches"]
+)
+@pytest.mark.attack("S5", "methods of a shard that no other process may call")
+def test_only_the_methods_of_the_protocol_can_be_called(host: Host, method: str) -> None:
+    answer = host.ask("POST", f"{SHARD}/calls/{method}", content=b"\x90")
+    assert "different versions of Sluice" in answer.json()["detail"]

@@ -21,13 +21,13 @@ from sluice.operations.retention import retain
 from sluice.operations.state_growth import note_size
 from sluice.query import workers
 from sluice.server import served_shards
-from sluice.server.state_server import Options, claim
+from sluice.server.state_server import ServerOptions, claim
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import owner
 from sluice.state.remote.opening import open_shard
-from sluice.state.shard.ranges import Range
+from sluice.state.shard.ranges import RowRange
 from tests.api.states import totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host, placed
@@ -306,7 +306,7 @@ def test_a_local_shard_moves_to_a_server(hosts: list[Host], tmp_path: Path) -> N
     local = States(f"sqlite:///{tmp_path}/local", pipeline="local", workers=2, ledger_at=ledger)
     local.publish({f"k{number}": f"[{number}]" for number in range(10)})
     with pytest.raises(Refused, match="its shard is not on this host"):
-        claim(local.ledger, settings(), Options(1), "local", [0])
+        claim(local.ledger, settings(), ServerOptions(1), "local", [0])
     for number in range(2):
         move(local.ledger, Placement("local", number, "127.0.0.1", hosts[number].port))
     assert {worker.port for worker in local.ledger.generations.workers("local")} == {
@@ -315,7 +315,7 @@ def test_a_local_shard_moves_to_a_server(hosts: list[Host], tmp_path: Path) -> N
     }
     local.publish({"k3": "[33]"})
     with open_shard(local.ledger.generations.workers("local")[owner("k3", 2)].location) as shard:
-        assert [row.value for row in shard.scan(0, 1, Range.of_key("k3"))] == ["[33]"]
+        assert [row.value for row in shard.scan(0, 1, RowRange.of_key("k3"))] == ["[33]"]
 
 
 def test_retention_reaches_shards_on_other_hosts(hosts: list[Host], states: States) -> None:

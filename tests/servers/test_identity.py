@@ -16,7 +16,7 @@ from sluice.errors import Refused, SettingsError, StateError
 from sluice.operations.moves import move, require_server
 from sluice.server import served_shards
 from sluice.server.served_shards import identity_of
-from sluice.server.state_server import Options, register
+from sluice.server.state_server import ServerOptions, register
 from sluice.settings import settings
 from sluice.state.ledger.placement import Placement
 from sluice.state.remote import server_identity
@@ -59,7 +59,7 @@ def test_a_server_does_not_serve_the_workers_of_another_one_with_its_address(
 ) -> None:
     monkeypatch.setattr(served_shards, "REFRESH_SECONDS", -1)
     hosts[0].ledger.servers.register("127.0.0.1", hosts[1].port, "another server", takes_over=True)
-    refused = hosts[1].ask("GET", "/local/orders/1/1/batches")
+    refused = hosts[1].ask("GET", "/local/orders/1/1/size")
     assert (refused.status_code, refused.json()["detail"]) == (
         403,
         "Worker 1 of 'orders' is not at this server.",
@@ -81,10 +81,10 @@ def test_a_server_whose_name_leads_elsewhere_does_not_register(hosts: list[Host]
 @pytest.mark.parametrize("bind", ["0.0.0.0", "::", "0", "", "0.0"])
 def test_an_address_of_every_host_is_no_name(bind: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="stands for all addresses"):
-        Options(7070, bind=bind)
+        ServerOptions(7070, bind=bind)
     with pytest.raises(SettingsError, match="stands for all addresses"):
-        Options(7070, host=bind or "0.0.0.0")
-    assert Options(7070, bind=bind, host="state-1.example").name == "state-1.example"
+        ServerOptions(7070, host=bind or "0.0.0.0")
+    assert ServerOptions(7070, bind=bind, host="state-1.example").name == "state-1.example"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_an_address_of_every_host_is_no_name(bind: str, tmp_path: Path) -> None:
 )
 def test_a_name_is_a_host_and_nothing_else(host: str) -> None:
     with pytest.raises(SettingsError, match="is neither the name of a host nor an IP address"):
-        Options(7070, host=host)
+        ServerOptions(7070, host=host)
 
 
 def test_a_server_that_does_not_reach_itself_says_what_to_do(hosts: list[Host]) -> None:

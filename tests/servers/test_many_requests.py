@@ -19,7 +19,7 @@ REQUESTS = [
     ("GET", "/sluice/v1/stores/unknown", b""),
     ("POST", "/local/orders/1/0/query", QUERY),
     ("POST", "/local/orders/1/0/query", b"{"),
-    ("GET", "/local/orders/1/0/batches", b""),
+    ("GET", "/local/orders/1/0/size", b""),
     ("GET", "/nothing", b""),
 ]
 NEW_CONNECTION = 100

@@ -17,6 +17,7 @@ import pytest
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import owner
+from sluice.state.remote.shard_calls import PROTOCOL, PROTOCOL_HEADER
 from tests.api.states import orders_states, totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import CLIENT, TOKEN
@@ -158,7 +159,8 @@ def test_a_server_ends_after_sigterm(home: Path) -> None:
 @pytest.mark.attack("S1", "every path of a state server without the token, and with a wrong token")
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "PUT", "DELETE"])
 @pytest.mark.parametrize(
-    "path", ["/", "/local", f"{SHARD}/0", f"{SHARD}/0/query", f"{SHARD}/0/batches/1", "/sluice/"]
+    "path",
+    ["/", "/local", f"{SHARD}/0", f"{SHARD}/0/query", f"{SHARD}/0/calls/journal", "/sluice/"],
 )
 def test_without_the_token_every_path_is_401(
     servers: list[ServerProcess], path: str, method: str
@@ -177,7 +179,7 @@ def test_without_the_token_every_path_is_401(
 
 
 def ask(server: ServerProcess, method: str, path: str, content: bytes = b"") -> httpx.Response:
-    headers = {"Authorization": f"Bearer {TOKEN}"}
+    headers = {"Authorization": f"Bearer {TOKEN}", PROTOCOL_HEADER: PROTOCOL}
     return CLIENT.request(
         method, f"http://127.0.0.1:{server.port}{path}", headers=headers, content=content
     )
@@ -190,12 +192,13 @@ def test_a_server_rejects_requests_for_other_servers_shards(
     assert ask(servers[0], "POST", f"{SHARD}/0/query", QUESTION).status_code == 200
     for method, path in (
         ("POST", f"{SHARD}/1/query"),
-        ("GET", f"{SHARD}/1/batches"),
+        ("GET", f"{SHARD}/1/size"),
         ("PUT", f"{SHARD}/1"),
-        ("POST", f"{SHARD}/1/seal?sealed=true"),
         ("POST", "/local/payroll/1/0/query"),
+        ("POST", f"{SHARD}/1/calls/seal"),
     ):
-        refused = ask(servers[0], method, path, QUESTION)
+        content = b"\x91\xc3" if path.endswith("/seal") else QUESTION
+        refused = ask(servers[0], method, path, content)
         assert (refused.status_code, refused.headers["Content-Type"]) == (
             403,
             "application/problem+json",
@@ -215,8 +218,8 @@ def test_a_server_rejects_requests_for_other_servers_shards(
             400,
         ),
         (f"{SHARD}/0/query", b"x" * 5_000_000, 413),
-        (f"{SHARD}/0/versions", b"\x80\x04K\x01.", 400),
-        (f"{SHARD}/0/compact?keep_from=1;x", b"", 400),
+        (f"{SHARD}/0/calls/row_versions", b"\x80\x04K\x01.", 400),
+        (f"{SHARD}/0/calls/compact", b"\x911;x", 400),
         ("/local/orders/..%2f..%2fetc/1/0/query", QUESTION, 404),
         ("/local/orders/x/0/query", QUESTION, 404),
         ("/elsewhere", b"", 404),

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sluice.server import http_protocol
-from sluice.server.state_server import Options, make_app, uvicorn_config
+from sluice.server.state_server import ServerOptions, make_app, uvicorn_config
 from sluice.settings import settings
 from tests.servers.hosts import TOKEN, Host
 from tests.support.ports import free_port
@@ -32,7 +32,7 @@ AGE = re.compile(rb'"age_seconds":[0-9.]+|content-length: [0-9]+')
 @contextmanager
 def serving(app: ASGIApp, kind: type[HttpToolsProtocol]) -> Iterator[int]:
     """A server with a protocol. Yields its port."""
-    options = Options(free_port(), rest=True)
+    options = ServerOptions(free_port(), rest=True)
     config = uvicorn_config(app, options)
     config.http = kind
     with ServerThread(config):

@@ -11,10 +11,10 @@ from sluice.state.model import NO_WINDOW, GenerationRef, StateRow
 from sluice.state.remote.opening import create_shard, drop_shard, open_shard
 from sluice.state.remote.remote_shard import RemoteShard
 from sluice.state.shard.addresses import location
-from sluice.state.shard.answer_rows import Answer
+from sluice.state.shard.answer_rows import RecordedAnswer
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State
-from sluice.state.shard.ranges import Range
+from sluice.state.shard.ranges import RowRange
 from sluice.state.shard.shard import Checksums, Journal, RowCounts, Shard
 from tests.servers.hosts import Host
 from tests.support.state_rows import ids_of, write_rows
@@ -53,7 +53,7 @@ def test_local_and_remote_shards_behave_alike(address: str, tmp_path: Path) -> N
         shard.expire_windows(1, {1: 2_000}, 1)
 
         assert shard.scan(0, 0, limit=1) == [StateRow(0, "a", NO_WINDOW, NO_WINDOW, "[1]")]
-        assert shard.scan(0, 1, Range(prefix="a"), checked=True) == [
+        assert shard.scan(0, 1, RowRange(prefix="a"), checked=True) == [
             StateRow(0, "a", NO_WINDOW, NO_WINDOW, "[10]")
         ]
         assert shard.scan(0, 1, after=("a", NO_WINDOW, NO_WINDOW)) == [
@@ -116,8 +116,8 @@ def open_and_scan(address: str) -> list[StateRow]:
 def test_answers_belong_to_no_batch(address: str) -> None:
     """A run that begins removes the batches that were not published, and keeps the answers that they have recorded."""
     first, other = (
-        Answer("score", "1", "a", 100, 0, "7"),
-        Answer("other", "1", "a", 100, 0, error="refused"),
+        RecordedAnswer("score", "1", "a", 100, 0, "7"),
+        RecordedAnswer("other", "1", "a", 100, 0, error="refused"),
     )
     with create_shard(address) as shard:
         assert shard.read_answers("score", ["1"], 0) == []
@@ -129,11 +129,15 @@ def test_answers_belong_to_no_batch(address: str) -> None:
         assert shard.read_answers("score", ["1", "2"], 2) == [first]
         # Another attempt of the task has called, too. The first answer stays.
         shard.write_answers(
-            [Answer("score", "1", "a", 100, 0, "8"), Answer("score", "2", "b", 200, 1)], 2
+            [
+                RecordedAnswer("score", "1", "a", 100, 0, "8"),
+                RecordedAnswer("score", "2", "b", 200, 1),
+            ],
+            2,
         )
         assert shard.read_answers("score", ["1"], 2) == [first]
         with pytest.raises(LeaseError):
-            shard.write_answers([Answer("score", "3", "a", 300, 1)], 1)
+            shard.write_answers([RecordedAnswer("score", "3", "a", 300, 1)], 1)
         with pytest.raises(LeaseError):
             shard.read_answers("score", ["1"], 1)
         assert shard.answers(None, 2) == [other, first]

@@ -196,13 +196,14 @@ def test_no_name_escapes_a_servers_folder(
         for method, path in (
             ("PUT", "?anew=true"),
             ("PUT", ""),
-            ("GET", "/batches"),
+            ("GET", "/size"),
+            ("POST", "/calls/journal"),
             ("DELETE", ""),
         ):
-            answer = hosts[0].ask(method, f"/local/{name}/1/0{path}")
+            answer = hosts[0].ask(method, f"/local/{name}/1/0{path}", content=b"\x90")
             assert answer.status_code in (403, 404), (name, method, answer.text)
     for number in ("-1", "x", "%2e%2e", "9" * 30, "0%00", "1.0"):
-        assert hosts[0].ask("GET", f"/local/orders/1/{number}/batches").status_code in (403, 404)
+        assert hosts[0].ask("GET", f"/local/orders/1/{number}/size").status_code in (403, 404)
     assert {path for path in tmp_path.rglob("*") if hosts[0].folder not in path.parents} == before
     assert not list(hosts[0].folder.rglob("*.."))
 

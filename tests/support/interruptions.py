@@ -38,7 +38,7 @@ POINTS = {
     "after the output": Point(TransactionalOutput, "send", after=True),
     "before the ledger": Point(Snapshots, "publish"),
     "after the ledger": Point(Snapshots, "publish", after=True),
-    "before Spark's commit": Point(Publisher, "__call__", after=True),
+    "before Spark's commit": Point(Publisher, "publish", after=True),
     "before the query": Point(JobQuery, "start_batch"),
     "before the plan": Point(Plans, "add"),
     "after the plan": Point(Plans, "add", after=True),

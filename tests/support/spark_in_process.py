@@ -26,7 +26,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from sluice.engine.batch import batch_start
-from sluice.engine.batch.batch_start import batch_context, worker_context
+from sluice.engine.batch.batch_start import RunningTask
 from sluice.engine.read.kafka_records import RECORDS
 from sluice.engine.run.arrow_query import by_worker
 
@@ -222,9 +222,9 @@ class Frame(Part):
         # A task has copies of the driver's objects, and each task has its own.
         pickled = CloudPickleSerializer().dumps(task)  # type: ignore[no-untyped-call]
         for number, batches in enumerate(self.partitions()):
-            with worker_context(number), batch_context(self.sparkSession.sparkContext.start):
-                copy: Task = CloudPickleSerializer().loads(pickled)  # type: ignore[no-untyped-call]
-                results.append(list(copy(iter(batches))))
+            running = RunningTask(self.sparkSession.sparkContext.start, number)
+            copy: Any = CloudPickleSerializer().loads(pickled)  # type: ignore[no-untyped-call]
+            results.append(list(copy.__self__.run(iter(batches), running)))
         return results
 
     def _shuffled(self, count: int) -> Partitions:

@@ -30,7 +30,6 @@ def test_defaults_are_below_one_folder() -> None:
         spark_conf={},
         max_records=None,
         linger_ms=None,
-        delivery="exactly_once",
         run="",
     )
 
@@ -172,10 +171,13 @@ def test_secrets_are_masked_and_not_represented(
     settings.cache_clear()
 
 
-def test_delivery_is_exactly_once_or_at_least_once() -> None:
-    assert Settings.read({"SLUICE_DELIVERY": "at_least_once"}).delivery == "at_least_once"
-    with pytest.raises(SettingsError, match="Set it to exactly_once or at_least_once"):
-        Settings.read({"SLUICE_DELIVERY": "at most once"})
+def test_a_setting_for_output_at_least_once_is_refused() -> None:
+    with pytest.raises(
+        SettingsError, match="'at_least_once', but every output is written exactly once"
+    ) as refused:
+        Settings.read({"SLUICE_DELIVERY": "at_least_once"})
+    assert refused.value.next_step == "Remove SLUICE_DELIVERY from the environment."
+    Settings.read({"SLUICE_DELIVERY": "exactly_once"})
 
 
 def test_the_environment_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from sluice.query.reader import Reader
 from sluice.query.time_texts import parse_time
 from sluice.state.model import WorkerInfo, owner
 from sluice.state.queries.aggregates import Order
-from sluice.state.shard.ranges import Range
+from sluice.state.shard.ranges import RowRange
 from sluice.support.time_limit import finish_within
 from sluice.values.keys import lookup_key
 
@@ -330,8 +330,8 @@ def _too_slow() -> TooSlow:
     return TooSlow(f"The route took longer than {ROUTE_SECONDS:g} s.")
 
 
-def _range(prefix: str, start: Time, end: Time) -> Range:
-    return Range(prefix=prefix, start_from=_ms("start", start), start_to=_ms("end", end))
+def _range(prefix: str, start: Time, end: Time) -> RowRange:
+    return RowRange(prefix=prefix, start_from=_ms("start", start), start_to=_ms("end", end))
 
 
 def _ms(name: Literal["start", "end"], time: Time) -> int | None:

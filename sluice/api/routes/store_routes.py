@@ -34,7 +34,7 @@ from sluice.query.reader import MANY
 from sluice.query.time_texts import parse_time
 from sluice.state.model import EntryId, StoreInfo, WorkerInfo
 from sluice.state.queries.aggregates import GROUPINGS
-from sluice.state.shard.ranges import Range
+from sluice.state.shard.ranges import RowRange
 
 _LIST_SECONDS = 20.0
 """Time limit for the list of stores, longer than the timeout of an unreachable worker."""
@@ -116,9 +116,9 @@ class RangeQuery(WindowQuery, frozen=True, kw_only=True):
     ) = None
 
     @property
-    def within(self) -> Range:
+    def within(self) -> RowRange:
         """The range as an argument for the reader."""
-        return Range(self.first, self.last, self.prefix, *self.times)
+        return RowRange(self.first, self.last, self.prefix, *self.times)
 
 
 class PageQuery(RangeQuery, frozen=True, kw_only=True):

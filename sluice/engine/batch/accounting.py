@@ -319,11 +319,11 @@ class RecordSinks:
         # The last record was kept back, because more of its rows could have followed.
         results.count_last_record()
         for output, tables in results.outputs.items():
-            records = concatenate_records(tables)
-            results.counts.update(self.side_outputs.add_records(output, name, records))
-        times = results.times | {f"{SEEN}/{topic}/{number}": now}
-        stats = BatchStats(dict(results.counts), times, f"{topic}-{number}")
-        self.side_outputs.add_stats_of_reading(name, stats)
+            self.side_outputs.add_records(output, name, concatenate_records(tables))
+        times = results.times | {f"{SEEN}/{topic}/{partition}": now}
+        self.side_outputs.add_stats_of_reading(
+            name, BatchStats(dict(results.counts), times, f"{topic}-{partition}")
+        )
 
 
 def _records_as_read(batch: pa.RecordBatch) -> pa.RecordBatch:

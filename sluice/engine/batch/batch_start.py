@@ -7,12 +7,10 @@ thread that starts the query. The hosts therefore need not share a file.
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 from zlib import compress, decompress
 
 import msgspec
@@ -21,15 +19,10 @@ from sluice.engine.batch.stream_time import CLOSED, split_times
 from sluice.values.record_places import Range
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark import SparkContext, TaskContext
 
 _START = "sluice.start"
 _FILE = "sluice.start.file"
-_HERE: ContextVar[BatchStart | None] = ContextVar("batch", default=None)
-"""The start of the batch whose tasks this thread runs without Spark."""
-
-_WORKER: ContextVar[int] = ContextVar("worker")
-"""The worker whose task of a stage this thread runs without Spark."""
 
 
 class BatchStart(msgspec.Struct, frozen=True):
@@ -68,12 +61,12 @@ class BatchStart(msgspec.Struct, frozen=True):
         return {**self.read_times, **self.stage_times}
 
     def is_read_like(self, other: BatchStart) -> bool:
-        """Return whether the tasks that read the records would do the same with another start."""
+        """Whether the tasks that read the records would do the same with another start."""
         return _for_readers(self) == _for_readers(other)
 
 
 def _for_readers(start: BatchStart) -> BatchStart:
-    """Return what the tasks that read the records use of a start.
+    """What the tasks that read the records use of a start.
 
     A start also has the times up to which operators' windows are closed, which the stages find.
     Without an idle timeout, such a time increases to the stream time of the partition that is
@@ -91,7 +84,7 @@ def tell_tasks(spark: SparkContext, start: BatchStart) -> None:
     """Give a batch's start to the tasks that this thread has Spark run from now on."""
     content = compress(msgspec.json.encode(start), 1)
     spark.setLocalProperty(_START, b64encode(content).decode())
-    # If the path of a file is set, `this_batch` reads the start from this file. An earlier query of
+    # If the path of a file is set, tasks read the start from this file. An earlier query of
     # this thread may have set a path, so it is cleared.
     spark.setLocalProperty(_FILE, "")
 
@@ -109,57 +102,31 @@ def write_start(file: Path, start: BatchStart) -> None:
     file.write_bytes(msgspec.json.encode(start))
 
 
-@contextmanager
-def batch_context(start: BatchStart) -> Iterator[None]:
-    """Let this thread run tasks of a batch without Spark: `this_batch` is `start` in the block."""
-    token = _HERE.set(start)
-    try:
-        yield
-    finally:
-        _HERE.reset(token)
+class RunningTask(NamedTuple):
+    """A task that runs: its batch, and its place in the batch."""
+
+    start: BatchStart
+    worker: int
+    """For a task of a stage, the worker whose part the task runs. Rows name the worker, too, but a
+    task may have no rows."""
 
 
-def this_batch() -> BatchStart:
-    """Return the start of this task's batch."""
-    here = _HERE.get()
-    if here is not None:
-        return here
+def task_on_spark() -> RunningTask:
+    """Return the task of Spark that this process runs, as the driver has described it."""
     # PySpark is imported only here, because a batch without Spark must not wait for this import.
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None
-    file = context.getLocalProperty(_FILE)
-    if file:
-        return msgspec.json.decode(Path(file).read_bytes(), type=BatchStart)
-    return _decode_start(context.getLocalProperty(_START) or "")
-
-
-@contextmanager
-def worker_context(worker: int) -> Iterator[None]:
-    """Let this thread run a worker's task without Spark: `this_worker` is `worker` in the block."""
-    token = _WORKER.set(worker)
-    try:
-        yield
-    finally:
-        _WORKER.reset(token)
-
-
-def this_worker() -> int:
-    """Return the worker whose part of a stage this task runs.
-
-    Rows name the worker, but a task may have no rows.
-    """
-    worker = _WORKER.get(None)
-    if worker is not None:
-        return worker
     from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None
     # Stages are partitioned by the worker's number, so the partition's number is the worker's
     # number.
-    return context.partitionId()
+    return RunningTask(_start_on_spark(context), context.partitionId())
+
+
+def _start_on_spark(context: TaskContext) -> BatchStart:
+    if file := context.getLocalProperty(_FILE):
+        return msgspec.json.decode(Path(file).read_bytes(), type=BatchStart)
+    return _decode_start(context.getLocalProperty(_START) or "")
 
 
 # A Python worker runs several of a batch's tasks, and decodes the start once for all of them.

@@ -52,27 +52,13 @@ class BatchStats(msgspec.Struct):
     last: LastRecord | None = None
     """For a task that reads one partition: its last record."""
     by_partition: dict[str, dict[str, int]] = {}
-    """For a task with rows of several partitions: `TOPIC-PARTITION` → the counts of that
-    partition."""
+    """For a task with rows of several partitions: `TOPIC-PARTITION` → the counts of that partition."""
     row_bytes: dict[str, int] = {}
-    """For a task that holds all of its rows at once: the kind of the task → the size of these
-    rows."""
-
-
-@dataclass(frozen=True)
-class DirectOutput:
-    """The result of a task that has written records to a topic itself."""
-
-    counts: Mapping[str, int]
-    records: Mapping[str, pa.Table]
-    """Records for other topics, such as dead letters, which the driver writes."""
+    """For a task that holds all of its rows at once: the kind of the task → the size of these rows."""
 
 
 class Label(msgspec.Struct, array_like=True, order=True, frozen=True):
-    """Identifies a side output.
-
-    The driver reads side outputs sorted by label, whatever order they arrive in.
-    """
+    """Identifies a side output. The driver reads side outputs sorted by label, whatever order they arrive in."""
 
     part: str
     """The part of the input from which the side output was computed."""
@@ -108,9 +94,6 @@ class SideOutput(NamedTuple):
 class SideOutputs:
     """Collects the side outputs of the tasks of a chain, until the chain's last task takes them."""
 
-    direct: Callable[[str, pa.Table], DirectOutput | None] | None = None
-    """If set, a task calls it to write a topic's records at once. If it returns None, the task
-    collects the records."""
     note_times: Callable[[Mapping[str, int]], None] | None = None
     """If set, called with the stream times of tasks that read records (see `read_times`)."""
     _collected: list[SideOutput] = field(
@@ -133,28 +116,16 @@ class SideOutputs:
         if self.note_times is not None:
             self.note_times(stats.stream_times)
 
-    def add_records(self, topic: str, part: str, records: pa.Table) -> Mapping[str, int]:
+    def add_records(self, topic: str, part: str, records: pa.Table) -> None:
         """Add records for a topic, in order.
 
-        They have the columns `key` and `value`, and optionally `headers` and `timestamp`. Returns
-        the counts of records that `direct` has written instead.
+        Their columns are `key`, `value`, and optionally `headers` and `timestamp`.
         """
-        written = None
-        if self.direct is not None:
-            written = self.direct(topic, records)
-        if written is not None:
-            for other, table in written.records.items():
-                self.add_records(other, f"{part}+{topic}", table)
-            return written.counts
         for page, rows in enumerate(_pages(records)):
             self._add(Label(part, topic, page, size=rows.nbytes), pack_table(rows))
-        return {}
 
     def add_changes(self, part: str, rows: pa.Table, first_page: int = 0) -> int:
-        """Add rows that the driver needs, with a column `group_id`.
-
-        Returns the number of the next page.
-        """
+        """Add rows that the driver needs, with a column `group_id`. Returns the number of the next page."""
         page = first_page
         for page, of_page in enumerate(_pages(rows), first_page + 1):
             groups = tuple(pc.unique(of_page.column("group_id")).to_pylist())
@@ -172,7 +143,8 @@ class SideOutputs:
 
         The earlier chains are chains of the same Spark task.
         """
-        taken: list[SideOutput] = []
+        taken = [*self._collected]
+        self._collected.clear()
         file = _file_of_task()
         if file is not None and file.exists():
             taken += msgspec.msgpack.decode(file.read_bytes(), type=list[SideOutput])
@@ -273,15 +245,15 @@ class Collected:
         return records
 
     def undecided(self) -> Iterator[pa.Table]:
-        """Return the reports that `add_undecided` has added."""
+        """The reports that `add_undecided` has added."""
         return map(_unpack_table, self._undecided)
 
     def records(self, topic: str) -> Iterator[pa.Table]:
-        """Return the records for a topic, in tables, sorted by part."""
+        """The records for a topic, in tables, sorted by part."""
         return map(_unpack_table, self._records.get(topic, ()))
 
     def changes(self, groups: Collection[int]) -> Iterator[pa.Table]:
-        """Yield the rows of these groups that `add_changes` has added, in pages, sorted by part.
+        """The rows of these groups that `add_changes` has added, in pages, sorted by part.
 
         Only one page at a time is uncompressed.
         """
@@ -300,7 +272,7 @@ _UNDECIDED = "undecided-"
 
 
 def _file_of_task() -> Path | None:
-    """Return the file in which a chain leaves side outputs for the next chain; None without Spark.
+    """The file in which a chain leaves side outputs for the next chain; None without Spark.
 
     Both chains run in the same task of Spark. Spark deletes the file's folder at the end.
     """
@@ -318,19 +290,19 @@ def _file_of_task() -> Path | None:
 
 
 def part_name(kind: str, topic: str, partition: int) -> str:
-    """Return the name of the side outputs of one partition's records."""
+    """The name of the side outputs of one partition's records."""
     return f"{kind}-{topic}-{partition:05}"
 
 
 def _pages(table: pa.Table) -> Iterator[pa.Table]:
-    """Yield the table in slices that are not too large."""
+    """The table in slices that are not too large."""
     most = max(1, min(_MOST_ROWS, table.num_rows * _MOST_BYTES // max(table.nbytes, 1)))
     for begin in range(0, table.num_rows, most):
         yield table.slice(begin, most)
 
 
 def pack_table(table: pa.Table) -> bytes:
-    """Return the table as a compressed Arrow stream."""
+    """The table as a compressed Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=_WRITE_OPTIONS) as writer:
         writer.write_table(table)
@@ -339,7 +311,7 @@ def pack_table(table: pa.Table) -> bytes:
 
 
 def open_table(data: pa.Buffer) -> pa.RecordBatchReader:
-    """Return the batches of a table that `pack_table` has packed."""
+    """The batches of a table that `pack_table` has packed."""
     return pa.ipc.open_stream(data, options=_READ_OPTIONS)
 
 

@@ -37,6 +37,9 @@ class Storage:
     """Addresses of the workers' shards."""
     connections: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variable → the URL of a database in which records are looked up."""
+    token: str = field(default="", repr=False)
+    """The token of the state servers. Tasks get it from here, because executors on other hosts lack
+    the driver's environment."""
 
     @classmethod
     def of(cls, job: Job, generation: int, settings: Settings) -> Storage:
@@ -48,7 +51,7 @@ class Storage:
             variable = connection_variable(name)
             if variable in settings.connections:
                 connections[variable] = settings.connections[variable]
-        return cls(job, generation, SideOutputs(), shards, connections)
+        return cls(job, generation, SideOutputs(), shards, connections, settings.server_token)
 
     @property
     def ref(self) -> GenerationRef:

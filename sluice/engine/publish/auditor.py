@@ -35,9 +35,8 @@ class Auditor:
         balance, and DamagedState if a shard has lost commits since the batch before was published.
         """
         batch = plan.number
-        checksums = self.storage.checksums(
-            batch, {} if self.newest is None else self.newest.all_checksums
-        )
+        published = {} if self.newest is None else self.newest.all_checksums
+        checksums = self.storage.checksums(batch, published)
         job = self.storage.job
         audit = Audit(
             pipeline=job.pipeline.name,

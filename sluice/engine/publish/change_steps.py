@@ -132,12 +132,11 @@ class ChangeSteps:
         columns[_VALUE] = array_of_json(texts, arrow_type(self._types[_VALUE]))
         for name in self._rights:
             # A global table's value is an array of one value.
-            texts = [
-                None if text is None else text[1:-1] for text in changes.column(name).to_pylist()
-            ]
+            rights: list[str | None] = []
+            for text in changes.column(name).to_pylist():
+                rights.append(None if text is None else text[1:-1])
             columns[name] = array_of_json(
-                pa.array(texts, pa.string()),
-                arrow_type(self._types[name]),
+                pa.array(rights, pa.string()), arrow_type(self._types[name])
             )
         computed = self._arrow_steps.columns_from(columns, changes.num_rows)
         value = pc.if_else(computed[_VALUE].is_valid(), json_values(computed[_VALUE]), None)

@@ -130,10 +130,9 @@ def _encode_keys(encode: Encoder, table: pa.Table, errors: dict[int, str], sink:
     keys: list[str | None] = table.column("key").to_pylist()
     if not sink.is_windowed:
         return _encode_column(encode, keys, errors, sink)
-    pairs = [
-        None if key is None else (key, bounds)
-        for key, bounds in zip(keys, _windows(table), strict=True)
-    ]
+    pairs: list[tuple[str, Bounds] | None] = []
+    for key, bounds in zip(keys, _windows(table), strict=True):
+        pairs.append(None if key is None else (key, bounds))
     return _encode_column(lambda pair: encode(windowed(*pair)), pairs, errors, sink)
 
 

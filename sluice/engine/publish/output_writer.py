@@ -1,4 +1,4 @@
-"""Writes a batch's output: first the rows of tables, then the records for topics in one transaction.
+"""Writes a batch's output: the rows of tables, then the topics' records in a transaction.
 
 The batch's dead letters are written here, too, in the same transaction. They are made in
 `engine/batch/dead_letters.py`.
@@ -22,7 +22,6 @@ from sluice.engine.batch.job_topics import NO_LIMITS, TopicLimits
 from sluice.engine.batch.record_headers import HeadersAt, concatenate_records, with_headers
 from sluice.engine.batch.row_schemas import SORT_KEY, sorted_indices
 from sluice.engine.batch.side_outputs import Collected
-from sluice.engine.publish.at_least_once import AtLeastOnce, Records
 from sluice.engine.publish.encode import accepted_records, encode_records
 from sluice.engine.publish.markers import PublishedState
 from sluice.engine.publish.table_rows import join_rows, table_rows, with_positions
@@ -32,11 +31,13 @@ from sluice.state.ledger.history import Batch
 from sluice.support.memory import release_memory_after_rows
 from sluice.values.sink_tables import WINDOW
 
+Records = list[tuple[str, pa.Table]]
+"""Pairs of a topic and a table of encoded records for it."""
 SinkRecords = Sequence[tuple[Sink, pa.Table]]
 """Sinks, each with records for it that are not encoded yet. A sink may occur several times."""
 
 
-class Output(Protocol):
+class TopicsOutput(Protocol):
     """The destination of records for topics: a Kafka transaction, or a test driver's memory."""
 
     def send(
@@ -47,9 +48,8 @@ class Output(Protocol):
     ) -> dict[str, int]:
         """Write a batch's records and its marker atomically.
 
-        Returns the number of records per topic.
-
-        `state` is what the ledger will publish with the batch.
+        Return the number of records per topic. `state` is what the ledger will publish with the
+        batch.
         """
 
 
@@ -57,11 +57,9 @@ class Output(Protocol):
 class Destinations:
     """The topics and tables to which a run writes, and what they accept."""
 
-    topics: Output
+    topics: TopicsOutput
     limits: Mapping[str, TopicLimits] = field(default_factory=dict)
     """Topic → the limits of the records that it accepts, if they are known."""
-    at_least_once: AtLeastOnce | None = None
-    """Writes the records for some of the topics without a transaction."""
     tables: Mapping[str, TableSink] = field(default_factory=dict)
     """Destination (a connection of PostgreSQL, or the location of a Delta table) → the writer of
     its tables."""
@@ -95,7 +93,10 @@ class OutputWriter:
     destinations: Destinations
 
     def dead_letters(self, output: BatchOutput) -> list[pa.Table]:
-        """Return all dead letters that `write` must get: those of tasks, and those of steps after operators and stores."""
+        """Return the dead letters that `write` must get.
+
+        These are the dead letters of tasks, and those of steps after operators and stores.
+        """
         of_tasks = output.collected.records(self.job.pipeline.dead_letters)
         return [*of_tasks, with_record_headers(output.dead_letters, self.destinations.headers_at)]
 
@@ -107,9 +108,10 @@ class OutputWriter:
         rejected: RejectedOutput,
         state: PublishedState,
     ) -> dict[str, int]:
-        """Write a batch's output and dead letters, and add the records that cannot be written to `rejected`.
+        """Write a batch's output and dead letters.
 
-        Returns the number of records per topic and of rows per table.
+        Add the records that cannot be written to `rejected`. Return the number of records per topic
+        and of rows per table.
         """
         records, results_of_tables = self._encoded_results(output, rejected)
         records += self._late_records(output.collected, rejected)
@@ -122,9 +124,6 @@ class OutputWriter:
         for destination, rows_of_tables in rows.items():
             batch_id = BatchId(self.generation, batch.number, batch.begun)
             written |= self.destinations.tables[destination].write(batch_id, rows_of_tables)
-        if self.destinations.at_least_once is not None:
-            sent, records = self.destinations.at_least_once.send(records)
-            written |= sent
         # Sorting and encoding many records has freed memory that the client needs for its queue.
         release_memory_after_rows(sum(table.num_rows for _, table in records))
         # A batch without records is sent, too, because the transaction's marker names the batch.
@@ -135,7 +134,7 @@ class OutputWriter:
         output: BatchOutput,
         rejected: RejectedOutput,
     ) -> tuple[Records, list[tuple[Sink, pa.Table]]]:
-        """Return the encoded results of the batch for topics, and its results for tables, not encoded."""
+        """Return the encoded results for topics, and the results for tables, not encoded."""
         records: Records = []
         of_tables: list[tuple[Sink, pa.Table]] = []
         for sink, table in self._results(output):
@@ -147,7 +146,7 @@ class OutputWriter:
         return records, of_tables
 
     def _results(self, output: BatchOutput) -> Iterator[tuple[Sink, pa.Table]]:
-        """Yield all results of the batch for sinks, not encoded yet."""
+        """Return all results of the batch for sinks, not encoded yet."""
         for sink in self.job.stream_sinks:
             for table in _stream_tables(sink, output.collected.records(sink.topic)):
                 yield sink, table
@@ -177,7 +176,7 @@ class OutputWriter:
         return records
 
     def _dead_letter_records(self, dead_letters: Iterable[pa.Table]) -> Records:
-        """Return the dead letters as records for the pipeline's topic of dead letters, within its limit of size."""
+        """Make records of the dead letters for the pipeline's topic, within its limit of size."""
         topic = self.job.pipeline.dead_letters
         limit = self.destinations.limits_of(topic).size
         records: Records = []
@@ -191,7 +190,7 @@ class OutputWriter:
         results: SinkRecords,
         rejected: RejectedOutput,
     ) -> dict[str, dict[str, Rows]]:
-        """Destination → output → the rows for the output's table.
+        """Return destination → output → the rows for the output's table.
 
         Includes outputs without rows in this batch.
         """
@@ -209,10 +208,10 @@ class OutputWriter:
 
 
 def _stream_tables(sink: Sink, records: Iterator[pa.Table]) -> Iterable[pa.Table]:
-    """Return the records of a batch for an output of stateless steps, from the tables of all tasks.
+    """Return the records of a batch for an output of stateless steps, from all tasks.
 
-    Returns one table, sorted by position, if the job has operators, because the records of such a
-    job have positions. Also returns one table if only the latest record of each key is written.
+    Return one table, sorted by position, if the job has operators, because the records of such a
+    job have positions. Also return one table if only the latest record of each key is written.
     """
     tables = [*records]
     if not tables or (sink.emit == "every" and "sequence" not in tables[0].column_names):

@@ -1,4 +1,4 @@
-"""Publishes a batch: writes the shards, then the output in one transaction, then the snapshot in the ledger.
+"""Publishes a batch: writes the shards, then the output, then the snapshot in the ledger.
 
 Readers see a batch from the moment when the ledger has its snapshot (`Publisher._make_visible`).
 Every earlier step can be repeated after a crash with the same result.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -21,7 +21,7 @@ from sluice.engine.batch.dead_letters import RejectedOutput, dead_letters_of_ste
 from sluice.engine.batch.idle_time import IdleTime
 from sluice.engine.batch.record_outcomes import corrected_counts
 from sluice.engine.batch.rejections import rejected_rows
-from sluice.engine.batch.side_outputs import NOTHING, Collected, DataSize
+from sluice.engine.batch.side_outputs import Collected, DataSize
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import StreamTimes, times_of_operators
 from sluice.engine.publish.auditor import Auditor
@@ -30,12 +30,12 @@ from sluice.engine.publish.lookup_tables import LookupTables
 from sluice.engine.publish.markers import PublishedState
 from sluice.engine.publish.max_failures import notable_rejections, require_few_failures
 from sluice.engine.publish.output_writer import BatchOutput, Destinations, OutputWriter, SinkRecords
-from sluice.engine.publish.shard_writer import RowsOnSpark, StateRows
+from sluice.engine.publish.shard_writer import StateRows
 from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.publish.store_changes import change_records
 from sluice.engine.publish.window_expiry import expire_windows
 from sluice.engine.read.source_identity import Positions
-from sluice.errors import DamagedState, EngineError, OutputError, RecordsRejected, SluiceError
+from sluice.errors import DamagedState, EngineError, OutputError, RecordsRejected
 from sluice.observe.tracing import trace_batch
 from sluice.plan import Job
 from sluice.state.ledger.audits import Audit, SourceAudit
@@ -48,7 +48,7 @@ from sluice.state.model import Snapshot
 from sluice.values.record_places import Partition
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    pass
 
 log = structlog.get_logger()
 
@@ -72,9 +72,9 @@ class IdentityCheck(Protocol):
     """The identity of the run's topics, or a test driver's stand-in."""
 
     def check_batch(self, read: Sequence[SourceAudit]) -> Sequence[SourcePartition]:
-        """Raise EngineError if a topic no longer has the records before those that a batch has read.
+        """Raise EngineError if a topic has lost the records before those of a batch.
 
-        Returns all partitions that are read, with their last records up to this batch.
+        Return all partitions that are read, with their last records up to this batch.
         """
 
     def require_reached(self, positions: Positions, ends: Mapping[Partition, int]) -> None:
@@ -82,6 +82,32 @@ class IdentityCheck(Protocol):
 
     def why_unwritable(self) -> EngineError | None:
         """Return the change of a topic because of which no output can be written, if any."""
+
+
+@dataclass(frozen=True)
+class BegunBatch:
+    """A batch whose query may start."""
+
+    plan: PlannedBatch
+    before: Positions
+    """The offsets at which the batch begins."""
+    times: Mapping[str, int]
+    """The stream times at its start."""
+    partitions: Mapping[str, int]
+    """Topic → its number of partitions, as assumed by the batch's tasks."""
+
+
+@dataclass(frozen=True)
+class PublishedBatch:
+    """What a batch was, once it has been published."""
+
+    snapshot: Snapshot | None
+    """None if the batch was empty, so that there was nothing to publish."""
+    counts: Mapping[str, int]
+    row_bytes: int
+    """The size of the batch's rows (see `Collected.row_bytes`)."""
+    output_size: DataSize
+    """The size of the records and changes that tasks have sent to the driver."""
 
 
 @dataclass
@@ -101,6 +127,8 @@ class Phases:
 class BatchResult:
     """What a batch's tasks have returned after they have written the shards."""
 
+    collected: Collected
+    """All side outputs of the tasks."""
     output: BatchOutput
     counts: dict[str, int]
     """The counts of all tasks, including `rows`."""
@@ -120,6 +148,11 @@ class BatchResult:
         """Whether a record was rejected because its time was too far ahead of the clock."""
         return any(name.endswith("/future") for name in self.counts)
 
+    def published(self, snapshot: Snapshot | None) -> PublishedBatch:
+        """Return the published batch. `snapshot` is None for an empty batch."""
+        collected = self.collected
+        return PublishedBatch(snapshot, self.counts, collected.row_bytes, collected.output_size)
+
 
 @dataclass(kw_only=True)
 class Publisher:
@@ -130,82 +163,51 @@ class Publisher:
     ledger: Ledger
     lease: HeldLease
     identity: IdentityCheck
-    partitions: Mapping[str, int]
-    """Topic → its number of partitions, as assumed by tasks."""
     destinations: Destinations | None
     """None for a rebuild, which writes no output, because an earlier generation has already written
     it."""
     auditor: Auditor | None = None
-    newest: Snapshot | None = None
-    """The newest published snapshot; None before the first."""
-    read: int = 0
-    """Number of records read so far."""
-    counts: Mapping[str, int] = field(default_factory=dict)
-    """The counts of the last batch."""
-    row_bytes: int = 0
-    """The size of the last batch's rows (see `Collected.row_bytes`)."""
-    output_size: DataSize = NOTHING
-    """The size of the records and changes of the last batch that tasks sent to the driver."""
-    error: SluiceError | None = None
-    """The last batch's error. Spark's own exception contains it only as traceback text."""
+    newest: InitVar[Snapshot | None] = None
+    """The newest snapshot that an earlier run has published; None before the first."""
     _may_be_degraded: bool = True
     """Whether an earlier batch, perhaps of an earlier run, may have been recorded as having many
     rejected records."""
     _ready_ms: int = field(default_factory=lambda: round(time.time() * 1_000))
     """When the last batch was published, or this driver became ready for its first batch, epoch
     ms."""
-    _planned: PlannedBatch | None = None
-    _before: Positions = field(default_factory=dict)
-    _times: Mapping[str, int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        published = None if self.newest is None else self.newest.batch
+    def __post_init__(self, newest: Snapshot | None) -> None:
+        published = None if newest is None else newest.batch
         self._tables = LookupTables.load(self._job, self.storage.locations[0], published)
 
     def begin(
-        self, plan: PlannedBatch, before: Positions, *, reads_records: bool = True
-    ) -> Mapping[str, int]:
+        self,
+        plan: PlannedBatch,
+        before: Positions,
+        partitions: Mapping[str, int],
+        *,
+        reads_records: bool = True,
+    ) -> BegunBatch:
         """Prepare to publish a batch that begins at the offsets `before`.
 
-        Returns the stream times at its start.
-
-        If the batch reads no records, stream time may go on by the batch's clock (see `IdleTime`).
-
-        Call this before the batch's query starts: the tasks need these stream times, and run before
-        Spark calls the publisher.
+        If the batch reads no records, stream time may advance by the batch's clock (see
+        `IdleTime`). Call this before the batch's query starts, because its tasks need the stream
+        times.
         """
-        self._planned, self._before = plan, before
-        self._times = self.ledger.snapshots.times_before(self.storage.ref, plan.number)
+        times = self.ledger.snapshots.times_before(self.storage.ref, plan.number)
         if not reads_records:
-            self._times = IdleTime(self._job, self._times, self.partitions).at(plan.begun)
+            times = IdleTime(self._job, times, partitions).at(plan.begun)
         # Discard the side outputs that a failed attempt may have left in this process.
         self.storage.side_outputs.take()
-        return self._times
+        return BegunBatch(plan, before, times, partitions)
 
-    def __call__(self, written: DataFrame, batch: int) -> None:
-        """Publish a batch.
+    def publish(self, batch: BegunBatch, state_rows: StateRows) -> PublishedBatch:
+        """Write the shards, then the output, then the snapshot in the ledger.
 
-        Spark calls this with the side outputs of the tasks that write the shards.
-
-        Spark runs these tasks only when `publish` writes the shards.
+        On Spark, the tasks that write the shards run only when `state_rows` are written.
         """
-        self.publish(RowsOnSpark(written), batch)
-
-    def publish(self, state_rows: StateRows, batch: int) -> None:
-        """Publish a batch with these changed state rows."""
-        try:
-            self._publish(state_rows, batch)
-        except BaseException as error:
-            # Spark turns an error of this function into text, so
-            # the run raises the error that is kept here.
-            if isinstance(error, SluiceError):
-                self.error = error
-            raise
-
-    def _publish(self, state_rows: StateRows, batch: int) -> None:
-        """Write the shards, then the output, then the snapshot in the ledger."""
-        assert batch == self._plan.number
-        phases = self._begin_phases()
+        number = batch.plan.number
+        phases = self._begin_phases(batch.plan)
         # A driver that has lost its lease stops early. Shards, Kafka and the
         # ledger would refuse its writes anyway.
         self.lease.check()
@@ -213,61 +215,60 @@ class Publisher:
         phases.end("state")
         # If the run ends after this line, the shards have a batch that the ledger lacks. The next
         # run repeats the batch with the same plan, which replaces the batch's rows.
-        result = self._settle(state_rows, collected)
-        self.counts = result.counts
-        self.row_bytes, self.output_size = collected.row_bytes, collected.output_size
-        if result.is_empty and not self._plan.ends:
-            return
+        result = self._settle(batch, state_rows, collected)
+        if result.is_empty and not batch.plan.ends:
+            return result.published(None)
         try:
             dead_letters = self._dead_letters(result)
         except RecordsRejected:
             # Calls that have failed, perhaps because a service was down, may succeed when the batch
             # is repeated. No output of the batch has been written.
-            self.storage.forget_failures(batch, self.lease.epoch)
+            self.storage.forget_failures(number, self.lease.epoch)
             raise
         # A batch without records may still end at later offsets, after aborted transactions or for
         # a new partition. Such a batch is published so that the ledger has the new positions.
         if not result.is_empty:
-            self._expire_windows(result.stream_times)
-        audit = self._audit(collected)
+            self._expire_windows(batch, result.stream_times)
+        audit = self._audit(batch, collected)
         # A source that was deleted and created again, or cut off, has other records at the same
         # offsets, and such an output lacks earlier records. The batch must not be published then.
-        sources = self.identity.check_batch(() if audit is None else audit.sources)
-        state = PublishedState(
-            result.stream_times,
-            tuple(sources),
-            {} if audit is None else audit.all_checksums,
-            self._due(result.stream_times),
-        )
+        read = () if audit is None else audit.sources
+        sources = self.identity.check_batch(read)
+        checksums = {} if audit is None else audit.all_checksums
+        due = self._due(batch, result.stream_times)
+        state = PublishedState(result.stream_times, tuple(sources), checksums, due)
         phases.end("audit")
-        metadata = self._metadata(result)
+        metadata = _metadata(batch, result)
         written = self._write_output(metadata, result, dead_letters, state)
         phases.end("output")
-        snapshot = self._make_visible(metadata, result, written, audit, phases)
+        snapshot = self._make_visible(batch, metadata, result, written, audit, phases)
         self._note_rejections(snapshot, dead_letters)
+        return result.published(snapshot)
 
-    def _begin_phases(self) -> Phases:
+    def _begin_phases(self, plan: PlannedBatch) -> Phases:
         phases = Phases()
         if self.destinations is not None:
             # The phase starts at `begun`, with two exceptions. All batches of a backlog have the
             # same `begun`, so a later batch starts when the previous batch is published. A repeated
             # batch has the `begun` of a driver that has ended, so it starts when this driver is
             # ready.
-            begun = max(self._plan.begun, self._ready_ms)
+            begun = max(plan.begun, self._ready_ms)
             phases.ms["start"] = max(round(time.time() * 1_000) - begun, 0)
         return phases
 
     def _write_shards(self, state_rows: StateRows) -> Collected:
-        """Write the shards. Returns all tasks' side outputs."""
+        """Write the shards. Return all tasks' side outputs."""
         returned = state_rows.write()
         # The data are not copied: the buffers are parts of the returned table.
         data = [value.as_buffer() for value in returned.column("rows")]
         return Collected(zip(returned.column("side_output").to_pylist(), data, strict=True))
 
-    def _settle(self, state_rows: StateRows, collected: Collected) -> BatchResult:
-        """Compute the steps after stores, and make dead letters of the rows on which a step has failed.
+    def _settle(
+        self, batch: BegunBatch, state_rows: StateRows, collected: Collected
+    ) -> BatchResult:
+        """Compute the steps after stores. Make dead letters of rows on which a step has failed.
 
-        Raises EngineError if a step with `on_error="fail"` has failed.
+        Raise EngineError if a step with `on_error="fail"` has failed.
         """
         changes: SinkRecords = ()
         rejected = rejected_rows(collected)
@@ -287,16 +288,17 @@ class Publisher:
         collected.add_stats(corrected_counts(collected.undecided(), self._job.topics_by_source))
         stats = collected.stats
         return BatchResult(
+            collected,
             BatchOutput(collected, changes, dead_letters),
             counts=stats.counts | {ROWS: stats.counts.get(ROWS, 0)},
-            stream_times={**self._times, **stats.stream_times},
+            stream_times={**batch.times, **stats.stream_times},
             has_new_times=bool(stats.stream_times),
         )
 
     def _dead_letters(self, result: BatchResult) -> list[pa.Table]:
         """Return the dead letters of records that could not be read or processed.
 
-        Raises RecordsRejected if there are too many of them.
+        Raise RecordsRejected if there are too many of them.
         """
         if self._writer is None:
             return []
@@ -304,21 +306,21 @@ class Publisher:
         require_few_failures(self._job, result.counts, dead_letters)
         return dead_letters
 
-    def _audit(self, collected: Collected) -> Audit | None:
+    def _audit(self, batch: BegunBatch, collected: Collected) -> Audit | None:
         """Audit the batch; None without an auditor. Quarantines shards that have lost commits."""
         if self.auditor is None:
             return None
         try:
-            return self.auditor.audit(self._plan, self._before, collected)
+            return self.auditor.audit(batch.plan, batch.before, collected)
         except DamagedState as damaged:
             for worker in damaged.workers:
                 self.ledger.quarantine.add(self.storage.ref, worker, damaged.detail)
             raise
 
-    def _expire_windows(self, stream_times: Mapping[str, int]) -> None:
-        idle_timeout_ms = self._job.pipeline.idle_timeout_ms
-        times = StreamTimes(stream_times, self.partitions, self._plan.begun, idle_timeout_ms)
-        expire_windows(self.storage, self._plan.number, times, self.lease.epoch)
+    def _expire_windows(self, batch: BegunBatch, stream_times: Mapping[str, int]) -> None:
+        plan, idle_timeout_ms = batch.plan, self._job.pipeline.idle_timeout_ms
+        times = StreamTimes(stream_times, batch.partitions, plan.begun, idle_timeout_ms)
+        expire_windows(self.storage, plan.number, times, self.lease.epoch)
 
     def _write_output(
         self,
@@ -327,10 +329,7 @@ class Publisher:
         dead_letters: list[pa.Table],
         state: PublishedState,
     ) -> dict[str, int]:
-        """Write the output.
-
-        Returns the number of records per topic, including records that tasks have written.
-        """
+        """Write the output. Return the number of records per topic."""
         written: dict[str, int] = {}
         if self._writer is not None:
             # A driver that was paused while the shards were
@@ -347,17 +346,12 @@ class Publisher:
                     raise
                 raise reason from error
             for topic, number in rejected.counts.items():
-                name = f"{UNWRITTEN}{topic}"
-                # Tasks that write at least once have counted unwritten records, too, so the counts
-                # are added.
-                result.counts[name] = result.counts.get(name, 0) + number
-        for name, number in result.counts.items():
-            if name.startswith(_OUTPUT):
-                written[name.removeprefix(_OUTPUT)] = number
+                result.counts[f"{UNWRITTEN}{topic}"] = number
         return written
 
     def _make_visible(
         self,
+        batch: BegunBatch,
         metadata: Batch,
         result: BatchResult,
         written: Mapping[str, int],
@@ -369,17 +363,15 @@ class Publisher:
         From then on, readers see the batch.
         """
         counts = result.counts | {f"{_OUTPUT}{topic}": number for topic, number in written.items()}
-        snapshot = self._snapshot(result.stream_times, counts)
+        snapshot = self._snapshot(batch, result.stream_times, counts)
         if audit is not None:
             # The numbers of written records and the durations of the phases are known only now.
             # The audit's balance was checked before the output was written.
             audit = msgspec.structs.replace(audit, outputs=written, phases=phases.ms)
         is_new = self.ledger.snapshots.publish(snapshot, audit, result.stream_times, metadata)
-        self.newest = snapshot
         if self.auditor is not None:
             self.auditor.newest = audit
         self._ready_ms = round(time.time() * 1_000)
-        self.read += counts.get("read", 0)
         message = "batch published" if is_new else "batch was published already"
         durations = {f"{name}_ms": ms for name, ms in phases.ms.items()}
         log.info(message, snapshot=snapshot.id, **snapshot.counts, **durations)
@@ -404,69 +396,59 @@ class Publisher:
             self.ledger.failures.clear(published.pipeline, "rejections")
         self._may_be_degraded = bool(detail)
 
-    def _metadata(self, result: BatchResult) -> Batch:
-        """Return the batch's metadata for the ledger and the marker."""
-        return Batch(
-            number=self._plan.number,
-            begun=self._plan.begun,
-            partitions=dict(self.partitions),
-            ends=self._ends(),
-            by_clock=result.depends_on_clock,
-        )
-
-    def _ends(self) -> dict[str, dict[str, int]]:
-        """Topic → partition → the batch's end offset, for the partitions from which it has read records."""
-        ends: dict[str, dict[str, int]] = {}
-        for topic, planned in self._plan.ends.items():
-            before = self._before.get(topic, {})
-            moved = {number: end for number, end in planned.items() if before.get(number) != end}
-            if moved:
-                ends[topic] = moved
-        return ends
-
-    def _snapshot(self, times: dict[str, int], counts: dict[str, int]) -> Snapshot:
+    def _snapshot(
+        self, batch: BegunBatch, times: dict[str, int], counts: dict[str, int]
+    ) -> Snapshot:
         return Snapshot(
             pipeline=self._job.pipeline.name,
             generation=self.storage.generation,
-            batch=self._plan.number,
+            batch=batch.plan.number,
             published_at=datetime.now(UTC),
-            positions=self._plan.ends,
+            positions=batch.plan.ends,
             stream_times=times_of_operators(times),
             counts=counts,
             run=self.auditor.run if self.auditor else "",
-            due=self._due(times),
+            due=self._due(batch, times),
         )
 
-    def _due(self, times: Mapping[str, int]) -> int | None:
+    def _due(self, batch: BegunBatch, times: Mapping[str, int]) -> int | None:
         """Return when a batch without records next has something to do.
 
-        `times` are the stream times before it.
+        `times` are the stream times after this batch.
         """
-        return IdleTime(self._job, times, self.partitions).next_batch
-
-    @property
-    def can_read_ahead(self) -> bool:
-        """Whether the tasks may read a batch before the previous batch is published.
-
-        If there are several shuffles, the tasks before the last shuffle also write states, which
-        must not be written before the previous batch is published. And tasks that write records at
-        least once would write them before the driver has written those of the previous batch.
-        """
-        if self.destinations is None or self.destinations.at_least_once is not None:
-            return False
-        return self._job.has_one_shuffle and self._job.reads_without_stages
+        return IdleTime(self._job, times, batch.partitions).next_batch
 
     @property
     def _job(self) -> Job:
         return self.storage.job
-
-    @property
-    def _plan(self) -> PlannedBatch:
-        assert self._planned is not None
-        return self._planned
 
     @cached_property
     def _writer(self) -> OutputWriter | None:
         if self.destinations is None:
             return None
         return OutputWriter(self._job, self.storage.generation, self.destinations)
+
+
+def _metadata(batch: BegunBatch, result: BatchResult) -> Batch:
+    """Return the batch's metadata for the ledger and the marker."""
+    return Batch(
+        number=batch.plan.number,
+        begun=batch.plan.begun,
+        partitions=dict(batch.partitions),
+        ends=_moved_ends(batch),
+        by_clock=result.depends_on_clock,
+    )
+
+
+def _moved_ends(batch: BegunBatch) -> dict[str, dict[str, int]]:
+    """Return topic → partition → the batch's end offset.
+
+    Omit partitions from which the batch has read no records.
+    """
+    ends: dict[str, dict[str, int]] = {}
+    for topic, planned in batch.plan.ends.items():
+        before = batch.before.get(topic, {})
+        moved = {number: end for number, end in planned.items() if before.get(number) != end}
+        if moved:
+            ends[topic] = moved
+    return ends

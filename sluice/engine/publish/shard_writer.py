@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from typing_extensions import override
 
-from sluice.engine.batch.batch_start import this_batch, this_worker
+from sluice.engine.batch.arrow_tasks import TaskOfBatch
+from sluice.engine.batch.batch_start import RunningTask
 from sluice.engine.batch.record_headers import rows_with_headers
 from sluice.engine.batch.row_batches import packed_side_outputs
 from sluice.engine.batch.row_schemas import RETURNED_ROW, SORT_KEY, STATE_KEY
@@ -21,7 +23,6 @@ from sluice.engine.batch.side_outputs import BatchStats, SideOutputs
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.worker_shards import worker_shard
 from sluice.engine.combine.totals import Totals
-from sluice.settings import settings
 from sluice.state.shard.row_columns import RowColumns
 from sluice.state.shard.row_pages import columns_of, ids_of, pages_of, repeats_previous, sorted_rows
 from sluice.state.shard.shard import Shard
@@ -61,7 +62,7 @@ class RowsOnSpark:
 
 
 @dataclass(frozen=True)
-class ShardWriter:
+class ShardWriter(TaskOfBatch):
     """Writes one worker's changed state rows.
 
     Takes the worker's rows, with the columns of `SCHEMA`.
@@ -105,19 +106,20 @@ class ShardWriter:
             epoch=epoch,
             side_outputs=storage.side_outputs,
             totals=totals,
-            token=settings().server_token,
+            token=storage.token,
         )
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        self._write(batches)
+    @override
+    def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:
+        self._write(batches, task)
         yield from packed_side_outputs(self.side_outputs, len(self.locations))
 
-    def _write(self, batches: Iterator[pa.RecordBatch]) -> None:
+    def _write(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> None:
         """Write the shard, and add the count of rows, and the rows that the driver needs, to the side outputs."""
         received = [self._rows_of_shard(rows) for rows in batches if rows.num_rows]
         if not received:
             return
-        worker = this_worker()
+        worker = task.worker
         # The row batches of many tasks are small. A column of many chunks would be slow, so the
         # chunks are combined. The combined and the sorted rows are copies. A large batch would need
         # half a gigabyte more if the original rows were kept.
@@ -127,7 +129,7 @@ class ShardWriter:
         state_rows = self._changed_rows(together)
         del together
         release_much_memory()
-        batch = this_batch().number
+        batch = task.start.number
         changes = RETURNED_ROW.empty_table()
         with worker_shard(worker, self.locations[worker], self.token) as shard:
             if self.totals.groups:

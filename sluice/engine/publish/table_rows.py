@@ -99,9 +99,8 @@ def _key(column: Column, key: str) -> Any:
     The key, a text, becomes a number in a column of numbers.
     """
     try:
-        return column.encode(
-            msgspec.json.encode(key) if column.is_text or not _is_number(key) else key.encode()
-        )
+        is_number = not column.is_text and _is_number(key)
+        return column.encode(key.encode() if is_number else msgspec.json.encode(key))
     except ValueError as error:
         raise ValueError(f"the key does not fit: {error}") from None
 
@@ -178,8 +177,6 @@ def with_positions(job: Job, rows: pa.Table) -> pa.Table:
             number_of[due, event] += 1
     columns = zip(*places, strict=True) if places else repeat(())
     for name, column in zip(POSITION, columns, strict=False):
-        rows = rows.append_column(
-            name,
-            pa.array(column, pa.string() if name == "_topic" else pa.int64()),
-        )
+        kind = pa.string() if name == "_topic" else pa.int64()
+        rows = rows.append_column(name, pa.array(column, kind))
     return rows

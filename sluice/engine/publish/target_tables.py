@@ -29,7 +29,7 @@ def table_sinks(job: Job, settings: Settings, spark: SparkSession) -> Mapping[st
 
 
 def databases_of(job: Job, settings: Settings) -> dict[str, PostgresTables]:
-    """Connection → the writer of the job's tables in its database.
+    """Make connection → the writer of the job's tables in its database.
 
     Raises SettingsError if a connection has no URL.
     """

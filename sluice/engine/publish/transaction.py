@@ -11,10 +11,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import repeat
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +22,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from xxhash import xxh3_64_intdigest
 
 from sluice.engine.batch.job_topics import (
@@ -31,7 +30,6 @@ from sluice.engine.batch.job_topics import (
     TopicLimits,
     ensure_topics,
     kafka_errors,
-    next_step_for,
     topic_limits,
 )
 from sluice.engine.publish.markers import (
@@ -53,11 +51,9 @@ from sluice.errors import (
     OutputError,
     WentBack,
     recovery_advice,
-    sentence,
 )
 from sluice.kafka.brokers import ANY_SIZE, producer_of
-from sluice.kafka.denied_operations import WRITE, denial_named, is_denial, topic_denied
-from sluice.kafka.topics import require_writable
+from sluice.kafka.denied_operations import WRITE, denial_named
 from sluice.sinks.target import Written
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
@@ -314,9 +310,9 @@ class TransactionalOutput:
         for topic, table in records:
             counts[topic] += table.num_rows
             totals[topic] += checksum(table)
-        now = {
-            topic: Written(counts[topic], _hexadecimal(totals[topic])) for topic in sorted(counts)
-        }
+        now: dict[str, Written] = {}
+        for topic in sorted(counts):
+            now[topic] = Written(counts[topic], _hexadecimal(totals[topic]))
         # The marker lacks a topic that was added to the pipeline after the batch was written. The
         # records for this topic are written now.
         before = {topic: marker.written_to(topic) for topic in now if topic in marker.outputs}
@@ -378,70 +374,11 @@ def fence(kafka: Mapping[str, str], writer: Writer) -> TransactionalOutput:
 
 
 def _producer_settings(limits: Mapping[str, TopicLimits]) -> dict[str, str | bool]:
-    """Settings for a fast producer with batches no larger than the topics' limits."""
+    """Return settings for a fast producer with batches no larger than the topics' limits."""
     # Kafka applies a topic's limit to batches of records, not to single records. So no batch may be
     # larger than the smallest limit.
     sizes = [limit.size for limit in limits.values()]
     return _FAST | {"batch.size": str(min(_BATCH_BYTES, *sizes))}
-
-
-def send_at_least_once(
-    kafka: Mapping[str, str],
-    records: Iterable[tuple[str, pa.Table]],
-    limits: Mapping[str, TopicLimits],
-) -> dict[str, int]:
-    """Write records without a transaction, and return their number per topic.
-
-    A retried task writes them again.
-
-    Tasks call this concurrently, so that the records do not pass through the driver.
-    """
-    failed: list[tuple[KafkaError, str]] = []
-    on_delivery = partial(_note_failure, failed)
-    settings = {
-        **_producer_settings(limits),
-        "enable.idempotence": True,
-        "on_delivery": on_delivery,
-    }
-    producer = producer_of(kafka, settings)
-    counts: dict[str, int] = {}
-    with kafka_errors("Writing the output", kafka):
-        for topic, table in records:
-            counts[topic] = counts.get(topic, 0) + table.num_rows
-            _produce(producer, topic, table, partial(require_writable, kafka, counts))
-        unanswered = _flush(kafka, producer, counts)
-    if failed or unanswered:
-        # A topic that was deleted, or a denied operation, says more than the client's error.
-        require_writable(kafka, counts)
-        error, topic = failed[0] if failed else (None, ", ".join(counts))
-        if error is not None and is_denial(error):
-            raise topic_denied(kafka, WRITE, topic)
-        why = f"no answer within {COMMIT_TIMEOUT_S} s" if error is None else error.str()
-        raise EngineError(
-            f"{len(failed) + unanswered} records were not written to {topic}: {sentence(why)}",
-            next_step=next_step_for(why),
-        )
-    return counts
-
-
-def _flush(kafka: Mapping[str, str], producer: Producer, topics: Collection[str]) -> int:
-    """Wait until the records are written. Returns the number of records that are not.
-
-    Raises the errors of `require_writable`.
-    """
-    until = time.monotonic() + COMMIT_TIMEOUT_S
-    while (unanswered := producer.flush(_SLOW_S)) and time.monotonic() < until:
-        require_writable(kafka, topics)
-    return unanswered
-
-
-def _note_failure(
-    failed: list[tuple[KafkaError, str]],
-    error: KafkaError | None,
-    record: Message,
-) -> None:
-    if error is not None:
-        failed.append((error, record.topic() or ""))
 
 
 def checksum(table: pa.Table) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from functools import cached_property, partial
+from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar, is_typeddict
 from zoneinfo import ZoneInfo
@@ -24,7 +25,7 @@ import pyarrow as pa
 from sluice.engine.batch.dead_letters import RejectedRecord
 from sluice.engine.batch.rejections import run_ending_error
 from sluice.engine.read.decoding_errors import reason_of, refuse_duplicates
-from sluice.engine.read.json_columns import JsonColumns, Run
+from sluice.engine.read.json_columns import JsonColumns, TextRun
 from sluice.engine.read.record_keys import RecordKeys
 from sluice.engine.read.value_columns import ARROW_TYPES, ValueColumns, Values, failing_places
 from sluice.errors import error_text
@@ -83,10 +84,10 @@ class ValueDecoder:
     def _json_columns(self) -> JsonColumns | None:
         return JsonColumns.of(self.source)
 
-    def runs(self, texts: pa.Array) -> Iterable[Run]:
+    def runs(self, texts: pa.Array) -> Iterable[TextRun]:
         """Divide the texts of a batch into runs that are decoded to columns already, and runs to decode one by one."""
         if self._json_columns is None:
-            return [Run(0, len(texts), None)]
+            return [TextRun(0, len(texts), None)]
         return self._json_columns.runs(texts)
 
     @property
@@ -282,9 +283,8 @@ class ValueDecoder:
 
     def _are_finite(self, values: list[Any]) -> bool:
         try:
-            return all(
-                all(map(math.isfinite, _not_null(collect(values)))) for _, collect in self._doubles
-            )
+            doubles = chain.from_iterable(collect(values) for _, collect in self._doubles)
+            return all(map(math.isfinite, _not_null(doubles)))
         except Exception:  # an author's decoder may return values of any type
             return False
 

@@ -17,7 +17,7 @@ from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.read.decode import ValueDecoder
 from sluice.engine.read.event_times import invalid_times
 from sluice.engine.read.record_keys import Key, UnusableKeyError, require_short_keys
-from sluice.engine.read.stream_reader import PartitionOutput, Reader
+from sluice.engine.read.stream_reader import PartitionOutput, RecordReader
 from sluice.errors import error_text
 from sluice.plan import Job
 from sluice.state.model import NO_WINDOW
@@ -27,7 +27,7 @@ _POSITION = Struct(">QIQ")
 
 
 @dataclass(frozen=True)
-class TableReader(Reader):
+class TableReader(RecordReader):
     """Yields state rows.
 
     `value` is the value as JSON, or null for a tombstone; `position` orders a key's changes.
@@ -149,10 +149,16 @@ class TableReader(Reader):
         keys, positions = zip(*changes, strict=True) if changes else ((), ())
         none = pa.repeat(pa.scalar(NO_WINDOW, pa.int64()), len(changes))
         return pa.RecordBatch.from_arrays(
-            [pa.repeat(pa.scalar(group, pa.int32()), len(changes)), pa.array(keys, pa.string()), none, none,
-             values, pa.array(positions, pa.binary())],
+            [
+                pa.repeat(pa.scalar(group, pa.int32()), len(changes)),
+                pa.array(keys, pa.string()),
+                none,
+                none,
+                values,
+                pa.array(positions, pa.binary()),
+            ],
             names=["group_id", "key", "window_start", "window_end", "value", "position"],
-        )  # fmt: skip
+        )
 
 
 def _texts(decoder: ValueDecoder, values: list[Any]) -> pa.Array:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -63,7 +63,7 @@ _DAY_LENGTH, _SHORTEST_TIME = len("2025-01-01"), len("2025-01-01T00:00:00")
 """Arrow also takes times without seconds or without a time of day, which a contract refuses."""
 
 
-class Run(NamedTuple):
+class TextRun(NamedTuple):
     """Some of a batch's texts that follow one another."""
 
     begin: int
@@ -118,19 +118,19 @@ class JsonColumns:
                 return None
         return cls(contract, source.zone == "UTC")
 
-    def runs(self, texts: pa.Array) -> Iterator[Run]:
+    def runs(self, texts: pa.Array) -> Iterator[TextRun]:
         """Divide the texts of a batch into runs that could be read and runs that could not."""
         begin, read = 0, list[pa.RecordBatch]()
         for start in range(0, len(texts), _PIECE):
             piece = texts.slice(start, _PIECE)
             values = self._values(piece)
             if bool(read) != (values is not None) and start > begin:
-                yield Run(begin, start, _joined(read))
+                yield TextRun(begin, start, _joined(read))
                 begin, read = start, []
             if values is not None:
                 read.append(values)
         if begin < len(texts):
-            yield Run(begin, len(texts), _joined(read))
+            yield TextRun(begin, len(texts), _joined(read))
 
     def _values(self, texts: pa.Array) -> pa.RecordBatch | None:
         if len(texts) < _FEWEST or self._misses == _MOST_MISSES:
@@ -337,11 +337,11 @@ def _count_in_values(kind: inspect.Type, values: pa.Array) -> int:
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
             return _count_strings(kind.fields, values.flatten())
         case inspect.LiteralType() | inspect.EnumType():
-            choices = (
-                kind.values
-                if isinstance(kind, inspect.LiteralType)
-                else [each.value for each in kind.cls]
-            )
+            choices: Iterable[Any]
+            if isinstance(kind, inspect.LiteralType):
+                choices = kind.values
+            else:
+                choices = [each.value for each in kind.cls]
             _require_all(pc.is_in(values, pa.array(choices, values.type)))
         case inspect.FloatType():
             _require_all(pc.is_finite(values))

@@ -102,10 +102,10 @@ def with_unknown_fields(declared: pa.DataType, found: pa.DataType) -> pa.DataTyp
     """Return the declared type, with the fields that were found besides, in types that take as many values as possible."""
     if pa.types.is_struct(declared):
         names = {each.name for each in declared.fields}
-        fields = [
-            (each.name, with_unknown_fields(each.type, found.field(each.name).type))
-            for each in declared.fields
-        ]
+        fields: list[tuple[str, pa.DataType]] = []
+        for each in declared.fields:
+            kind = with_unknown_fields(each.type, found.field(each.name).type)
+            fields.append((each.name, kind))
         return pa.struct(
             fields
             + [(each.name, _widest(each.type)) for each in found.fields if each.name not in names]
@@ -128,4 +128,7 @@ def _widest(found: pa.DataType) -> pa.DataType:
 
 def count_parts(found: pa.DataType) -> int:
     """Return the number of a type's parts at all levels."""
-    return 1 + sum(count_parts(found.field(number).type) for number in range(found.num_fields))
+    count = 1
+    for number in range(found.num_fields):
+        count += count_parts(found.field(number).type)
+    return count

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from sluice.engine.batch.arrow_tasks import BatchTask, Chain
+from sluice.engine.batch.arrow_tasks import Chain
 from sluice.engine.read.kafka_records import KafkaRecords
 from sluice.engine.read.reread_headers import Headers, headers_at
 from sluice.kafka.brokers import with_certificates
@@ -34,7 +34,7 @@ class KafkaInput:
         return headers_at(self.kafka, places)
 
     def read(
-        self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str
+        self, partitions: Mapping[str, int], task: Chain, columns: StructType | str
     ) -> DataFrame:
         """Return the rows that a task makes of the committed records of the batch."""
         # A topic may have thousands of partitions, and each task has a cost, even one without

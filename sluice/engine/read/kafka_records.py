@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 from confluent_kafka import Message
+from typing_extensions import override
 
-from sluice.engine.batch.batch_start import this_batch
+from sluice.engine.batch.arrow_tasks import TaskOfBatch
+from sluice.engine.batch.batch_start import RunningTask
 from sluice.engine.batch.gathered_batches import combined
 from sluice.engine.read.timestamps import timestamps_of
-from sluice.kafka.range_reader import RangeReader, Records
+from sluice.kafka.range_reader import PartitionRecords, RangeReader
 from sluice.kafka.topics import headers_of_each
 from sluice.values.headers import Headers
 from sluice.values.record_places import Range
@@ -40,7 +42,7 @@ time for each record batch."""
 
 
 @dataclass(frozen=True)
-class KafkaRecords:
+class KafkaRecords(TaskOfBatch):
     """Reads the batch's records of some topics.
 
     Takes a task's number, and yields record batches of `RECORDS`.
@@ -53,8 +55,9 @@ class KafkaRecords:
     tasks: int
     """The number of tasks among which the batch's partitions are divided."""
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        ranges = [part for part in this_batch().ranges if part.topic in self.topics]
+    @override
+    def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:
+        ranges = [part for part in task.start.ranges if part.topic in self.topics]
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 # The stream would number the tasks of several batches one after the other.
@@ -73,7 +76,7 @@ def read_ranges(kafka: Mapping[str, str], ranges: Sequence[Range]) -> Iterator[p
             yield from combined(map(_record_batch, reader.read([part])), _MOST_ROWS, _MOST_BYTES)
 
 
-def _record_batch(records: Records) -> pa.RecordBatch:
+def _record_batch(records: PartitionRecords) -> pa.RecordBatch:
     (topic, partition), messages, offsets = records
     count = len(messages)
     headers = headers_of_each(messages)

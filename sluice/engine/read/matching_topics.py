@@ -29,4 +29,5 @@ def with_matching_topics(
     with kafka_errors("Listing the topics", kafka):
         existing = AdminClient(quiet(kafka)).list_topics(timeout=TIMEOUT_S).topics
     info = None if known is None else ledger.generations.get(known)
-    return matched_job(job, () if info is None else info.topics, existing)
+    topics_read = () if info is None else info.topics
+    return matched_job(job, topics_read, existing)

@@ -90,11 +90,10 @@ class RecordKeys:
         """
         name = self.source.key
         assert name is not None
-        keys = (
-            self.of_field(values, name)
-            if len(self.source.key_fields) == 1
-            else self._of_fields(values)
-        )
+        if len(self.source.key_fields) == 1:
+            keys = self.of_field(values, name)
+        else:
+            keys = self._of_fields(values)
         has_objects = not isinstance(values, pa.RecordBatch)
         if self.source.keeps_nulls and has_objects and any(value is None for value in values):
             texts = keys.to_pylist()

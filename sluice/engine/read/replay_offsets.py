@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from sluice.engine.read.source_identity import InputError, Positions, Topic
+from sluice.engine.read.source_identity import InputError, Positions, TopicState
 from sluice.engine.read.timestamps import KafkaTimestamps
 from sluice.errors import EngineError
 from sluice.state.ledger.sources import SourcePartition
@@ -17,9 +17,12 @@ from sluice.values.replay_span import Point
 
 
 def sources_from_point(
-    begin: Point, sources: Iterable[SourcePartition], streams: Iterable[str], now: Mapping[str, Topic],
+    begin: Point,
+    sources: Iterable[SourcePartition],
+    streams: Iterable[str],
+    now: Mapping[str, TopicState],
     kafka: Mapping[str, str],
-) -> list[SourcePartition]:  # fmt: skip
+) -> list[SourcePartition]:
     """Return the sources, with the streams' first offsets moved to the point at which a replay begins.
 
     A table's state needs all of the table's records, so the first offsets of tables stay. Raises
@@ -37,7 +40,7 @@ def sources_from_point(
 
 def offsets_at(
     point: Point,
-    topics: Mapping[str, Topic],
+    topics: Mapping[str, TopicState],
     kafka: Mapping[str, str],
 ) -> dict[Partition, int]:
     """Return the offsets at a point other than the beginning.
@@ -61,7 +64,7 @@ def offsets_at(
     return offsets
 
 
-def _bounds(topics: Mapping[str, Topic], side: Literal[0, 1]) -> dict[Partition, int]:
+def _bounds(topics: Mapping[str, TopicState], side: Literal[0, 1]) -> dict[Partition, int]:
     """Return the first offsets of all partitions (0), or their end offsets (1)."""
     bounds: dict[Partition, int] = {}
     for name, topic in topics.items():
@@ -72,7 +75,7 @@ def _bounds(topics: Mapping[str, Topic], side: Literal[0, 1]) -> dict[Partition,
 
 def sources_from_topics(
     recorded: Iterable[SourcePartition],
-    now: Mapping[str, Topic],
+    now: Mapping[str, TopicState],
 ) -> Iterator[SourcePartition]:
     """Yield the topics' current partitions, each with the offset at which to begin.
 
@@ -93,7 +96,7 @@ def sources_from_topics(
 def require_records(
     old: GenerationRef,
     sources: Iterable[SourcePartition],
-    now: Mapping[str, Topic],
+    now: Mapping[str, TopicState],
     read: Positions,
 ) -> None:
     """Raise InputError if the topics no longer have the records of `sources` up to the positions `read`."""
@@ -106,7 +109,7 @@ def require_records(
 
 
 def ends_of(
-    topics: Mapping[str, Topic],
+    topics: Mapping[str, TopicState],
     sources: Iterable[SourcePartition],
     stops: Mapping[Partition, int],
 ) -> dict[str, list[tuple[int, int]]]:
@@ -141,7 +144,7 @@ def position(positions: Positions, source: SourcePartition, otherwise: int) -> i
 
 def _lost(
     sources: Iterable[SourcePartition],
-    now: Mapping[str, Topic],
+    now: Mapping[str, TopicState],
     read: Positions,
 ) -> Iterable[str]:
     """Describe the records that were read and that the topics no longer have."""

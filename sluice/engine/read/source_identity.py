@@ -43,7 +43,7 @@ class InputError(EngineError):
 
 
 @dataclass(frozen=True)
-class Topic:
+class TopicState:
     """A topic's current state.
 
     `ends` holds, per partition, the first offset and the offset after the last record.
@@ -101,7 +101,7 @@ class SourceIdentity:
         self.sources.add(self.ref, new)
         return _firsts([*recorded, *new])
 
-    def require_last_records(self, topics: Mapping[str, Topic]) -> None:
+    def require_last_records(self, topics: Mapping[str, TopicState]) -> None:
         """Raise InputError if the last record that the pipeline has read has been replaced by another record.
 
         A record that retention or compaction has removed cannot be compared, and raises no error.
@@ -109,7 +109,7 @@ class SourceIdentity:
         self._require_last_records(self.sources.get(self.ref), topics)
 
     def _require_last_records(
-        self, sources: Iterable[SourcePartition], topics: Mapping[str, Topic]
+        self, sources: Iterable[SourcePartition], topics: Mapping[str, TopicState]
     ) -> None:
         last: dict[Place, SourcePartition] = {}
         for source in sources:
@@ -193,7 +193,7 @@ class SourceIdentity:
         if ids is None:
             ids = topic_ids(self.kafka, self.topics)
         for topic in self.topics:
-            current = Topic(topic, ids[topic], ()) if topic in ids else None
+            current = TopicState(topic, ids[topic], ()) if topic in ids else None
             self._check_identity(current, topic, recorded)
         of_batch = {(source.topic, source.partition): source for source in read}
         doubtful: list[SourcePartition] = []
@@ -227,7 +227,7 @@ class SourceIdentity:
 
     def _check_identity(
         self,
-        current: Topic | None,
+        current: TopicState | None,
         topic: str,
         recorded: Iterable[SourcePartition],
     ) -> None:
@@ -256,13 +256,13 @@ class SourceIdentity:
         )
 
 
-def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, Topic]:
+def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, TopicState]:
     """Return the topics' current ids and offsets. Omits topics that do not exist."""
     ids = topic_ids(kafka, topics)
     consumer = Consumer({**quiet(kafka), **COMMITS_NOTHING})
     try:
         with kafka_errors("Reading the topics' offsets", kafka):
-            described: dict[str, Topic] = {}
+            described: dict[str, TopicState] = {}
             for name, topic_id in ids.items():
                 # Without a name, the broker would describe every topic of the cluster.
                 if (
@@ -270,7 +270,7 @@ def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str
                     .topics[name]
                     .partitions
                 ):
-                    described[name] = Topic(
+                    described[name] = TopicState(
                         name, topic_id, tuple(_ends(consumer, name, len(partitions)))
                     )
             return described
@@ -296,7 +296,7 @@ def _firsts(sources: Iterable[SourcePartition]) -> dict[str, dict[str, int]]:
 
 
 def _check_range(
-    topic: Topic,
+    topic: TopicState,
     done: Mapping[str, int],
     begun: Mapping[str, int],
     pipeline: str,

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from typing_extensions import override
 
-from sluice.engine.batch.batch_start import BatchStart, this_batch
+from sluice.engine.batch.arrow_tasks import TaskOfBatch
+from sluice.engine.batch.batch_start import BatchStart, RunningTask
 from sluice.engine.batch.dead_letters import RejectedRecord, dead_letter_records
 from sluice.engine.batch.gathered_batches import combined
 from sluice.engine.batch.record_headers import headers_of
@@ -108,7 +110,7 @@ def _milliseconds(records: pa.RecordBatch) -> pa.Array:
 
 
 @dataclass(frozen=True)
-class Reader:
+class RecordReader(TaskOfBatch):
     """Decodes a task's records, and writes their dead letters and counts as side outputs."""
 
     side_outputs: SideOutputs
@@ -122,9 +124,10 @@ class Reader:
     global_stores: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     """Topic of each global table that this reader reads → the table's store."""
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    @override
+    def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:
         outputs: dict[tuple[str, int], PartitionOutput] = {}
-        start = this_batch()
+        start = task.start
         with no_garbage_collection():
             for batch in batches:
                 if not batch.num_rows:
@@ -190,7 +193,7 @@ class Reader:
         output: PartitionOutput,
         start: BatchStart,
     ) -> pa.RecordBatch:
-        """Return the records with their sequence: the largest Kafka timestamp so far in their partition.
+        """Add the records' sequence: the largest Kafka timestamp so far in their partition.
 
         The largest timestamp is kept from batch to batch. Rejected records count, too, as in
         `ordered_backlog`.
@@ -233,7 +236,7 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class StreamReader(Reader):
+class StreamReader(RecordReader):
     """Yields rows with the columns `_source`, `_partition`, `_time`, the metadata in use, and the typed fields."""
 
     metadata: tuple[str, ...] = ()
@@ -269,8 +272,9 @@ class StreamReader(Reader):
             global_stores={table.source.topic: table.store for table in job.tables},
         )
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        decoded = (rows for rows in super().__call__(batches) if rows.num_rows)
+    @override
+    def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:
+        decoded = (rows for rows in super().run(batches, task) if rows.num_rows)
         # Only the rows' columns are copied, not the records, which are several times as large.
         for _, of_partition in groupby(decoded, _partition_of):
             yield from combined(of_partition, _MOST_ROWS, _MOST_BYTES)

@@ -23,7 +23,7 @@ from sluice.engine.read.ordered_backlog import Offsets, Stretch
 from sluice.kafka.brokers import quiet
 from sluice.kafka.denied_operations import DESCRIBE, denial_named
 from sluice.kafka.listed_offsets import list_offsets
-from sluice.kafka.range_reader import RangeReader, Records
+from sluice.kafka.range_reader import PartitionRecords, RangeReader
 from sluice.support.arrays import Times
 from sluice.values.record_places import Partition, Range
 
@@ -108,9 +108,8 @@ class KafkaTimestamps:
     def latest(self) -> int:
         """Return an upper bound of the records' timestamps."""
         largest = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
-        latest = max(
-            int(result.timestamp) for result in _listed(self.kafka, self.ends, largest).values()
-        )
+        listed = _listed(self.kafka, self.ends, largest)
+        latest = max(int(result.timestamp) for result in listed.values())
         return min(latest, _LAST_MS)
 
     def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:
@@ -134,9 +133,10 @@ class KafkaTimestamps:
         }
         counts, sizes, compressed = Counter[Partition](), Counter[Partition](), Counter[Partition]()
         for partition, messages, _ in self._records(unread, _SIZES_READ):
-            data = b"".join(
-                part or b"" for message in messages for part in (message.key(), message.value())
-            )
+            parts: list[bytes] = []
+            for message in messages:
+                parts += [message.key() or b"", message.value() or b""]
+            data = b"".join(parts)
             counts[partition] += len(messages)
             sizes[partition] += len(data)
             compressed[partition] += len(pa.compress(data, "lz4", asbytes=True))
@@ -148,7 +148,7 @@ class KafkaTimestamps:
         count = max(sum(self.ends[partition] - offset for partition, offset in unread.items()), 1)
         return DataSize(size / count, compressed_size / count)
 
-    def _records(self, starts: Offsets, count: int) -> Iterator[Records]:
+    def _records(self, starts: Offsets, count: int) -> Iterator[PartitionRecords]:
         """At least `count` records of each partition from its start offset, or all up to the backlog's end."""
         ranges = [
             Range(*partition, offset, self.ends[partition]) for partition, offset in starts.items()

@@ -96,7 +96,7 @@ class ValueColumns:
             return pa.array(_without_zeros(plain), arrow_type(sql))
 
     def json(self, values: Sequence[Any]) -> pa.Array:
-        """Valid values, without nulls, as JSON in the same form as in the stores of other tables."""
+        """Encode valid values, without nulls, as JSON in the form of the stores of other tables."""
         columns = {name: self.column(values, name) for name in self.source.types}
         return json_object(columns) if self.source.is_object else json_values(columns[TEXT_FIELD])
 
@@ -142,11 +142,10 @@ class ValueColumns:
         if self.source.event_time is None:
             return _milliseconds(record_times)
         column = self.column(values, self.source.event_time)
-        times = (
-            self._numbers_in_ms(column)
-            if pa.types.is_integer(column.type)
-            else _milliseconds(column)
-        )
+        if pa.types.is_integer(column.type):
+            times = self._numbers_in_ms(column)
+        else:
+            times = _milliseconds(column)
         # A record without a value, such as a tombstone, has no field with a time. Its timestamp is
         # used.
         if self.source.keeps_nulls and not isinstance(values, pa.RecordBatch):

@@ -1,4 +1,4 @@
-"""Runs a job's batches: plans each batch in the ledger, gives the plan to Spark, and publishes the result.
+"""Runs a job's batches: plans them in the ledger, has Spark run them, and publishes them.
 
 A batch whose driver ended before it was published is repeated with the same plan. The records that
 are unread when a run begins are divided into batches of a limited size; if results depend on the
@@ -7,15 +7,20 @@ order of records across partitions, the division respects this order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
+
+from pyspark.sql import DataFrame
 
 from sluice.engine.batch.batch_start import BatchStart
 from sluice.engine.batch.idle_time import IdleTime
 from sluice.engine.batch.stream_time import ORDER
-from sluice.engine.publish.publisher import Publisher
+from sluice.engine.publish.publisher import BegunBatch, PublishedBatch, Publisher
+from sluice.engine.publish.shard_writer import RowsOnSpark
 from sluice.engine.read.ordered_backlog import Backlog, Offsets
 from sluice.engine.read.source_identity import Positions
 from sluice.engine.read.timestamps import KafkaTimestamps, end_offsets
@@ -23,7 +28,7 @@ from sluice.engine.run.batch_query import BatchQuery
 from sluice.engine.run.batch_size import SAFE_RECORDS, BatchSize
 from sluice.engine.run.clocks import Clocks
 from sluice.engine.run.driver_lease import Lease
-from sluice.engine.run.read_ahead import ReadAhead
+from sluice.engine.run.read_ahead import BatchQueries, may_read_ahead
 from sluice.engine.run.replay import ReplayStep, divided, offsets_between
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.plan import Job
@@ -46,25 +51,33 @@ class BatchLoop:
     """The offsets at which the generation began to read."""
     size: BatchSize
     clocks: Clocks
+    newest: Snapshot | None
+    """The newest published snapshot; None before the first."""
+    read: int = field(default=0, init=False)
+    """Number of records read so far."""
     partitions: Mapping[str, int] = field(init=False)
     """Topic → its number of partitions now."""
-    _backlog: ReadAhead | None = field(default=None, init=False)
-    """The batches that are still to be run; None if the present batch is not one of a backlog."""
+    _queries: BatchQueries = field(init=False)
 
     def __post_init__(self) -> None:
         self.partitions = self.query.partitions
+        # The batches of a rebuild, which writes no output, are not those of a backlog.
+        writes_output = self.publisher.destinations is not None
+        reads_ahead = writes_output and may_read_ahead(self.query.job)
+        start_query = partial(BatchQuery, self.query)
+        self._queries = BatchQueries(start_query, self._start, reads_ahead=reads_ahead)
 
     @property
     def positions(self) -> dict[str, dict[str, int]]:
         """The offsets at which the next batch begins, for all partitions."""
-        return positions_after(self.publisher.newest, self.firsts)
+        return positions_after(self.newest, self.firsts)
 
     def run_all(self, kafka: Mapping[str, str]) -> None:
-        """Read all records that the topics have now, in batches of a limited number of records of streams.
+        """Read all records that the topics have now, in batches of a limited size.
 
-        Without new records, fires the wall-clock timers that are due, in a batch of their own. At
-        the end, runs batches without records in which stream time goes on, if results become due by
-        this (see `IdleTime`).
+        The limit is a number of records of streams. Without new records, fires the wall-clock
+        timers that are due, in a batch of their own. At the end, runs batches without records in
+        which stream time goes on, if results become due by this (see `IdleTime`).
         """
         now = self.clocks.now()
         topic_ends = end_offsets(kafka, _offsets(self.positions))
@@ -78,9 +91,11 @@ class BatchLoop:
         # ledger has the new positions.
         first = self._next_number
         batch_ends = self._batch_ends(kafka, begin, topic_ends)
-        self._run_each(
-            self._planned(number, now, ends) for number, ends in enumerate(batch_ends, start=first)
-        )
+        numbered = enumerate(batch_ends, start=first)
+        plans = (self._planned(number, now, ends) for number, ends in numbered)
+        with closing(self._queries.take_each(plans)) as backlog:
+            for plan in backlog:
+                self.run(plan)
         # Every batch fires the timers that are due. If there was no batch, run one for the timers.
         earliest = self.clocks.earliest()
         if self._next_number == first and self._has_due_timers(earliest):
@@ -94,35 +109,6 @@ class BatchLoop:
         return PlannedBatch(
             number=number, begun=now, partitions=dict(self.partitions), ends=_positions(ends)
         )
-
-    def _run_each(self, plans: Iterator[PlannedBatch]) -> None:
-        """Run the batches of a backlog. While a batch is written, tasks already read the next."""
-        with closing(ReadAhead(plans, self._read_ahead)) as self._backlog:
-            while (upcoming := self._backlog.next_batch()) is not None:
-                self.run(*upcoming)
-        self._backlog = None
-
-    def _when_read(self, times: Mapping[str, int]) -> None:
-        """Begin to read the next batch, because the current batch is read.
-
-        `times` are the stream times after this.
-        """
-        if self._backlog is not None and self.publisher.can_read_ahead:
-            self._backlog.begin_next(times)
-
-    def _read_ahead(
-        self, previous: PlannedBatch, plan: PlannedBatch, times: Mapping[str, int]
-    ) -> BatchQuery | None:
-        """Start the query of a batch while the previous batch is written.
-
-        None if the batch has no records to read.
-        """
-        if offsets_between(previous.ends, plan.ends) <= 0:
-            return None
-        return self._query(self._start(plan, previous.ends, times))
-
-    def _query(self, start: BatchStart) -> BatchQuery:
-        return BatchQuery(self.query, start, self._when_read, self.publisher)
 
     @property
     def next_timer(self) -> int | None:
@@ -167,13 +153,12 @@ class BatchLoop:
                     ends=ends,
                 )
             )
-        if self.publisher.newest is None:
+        if self.newest is None:
             self.run(self._planned(0, self.clocks.now(), _offsets(self.positions)))
 
     @property
     def _next_number(self) -> int:
-        newest = self.publisher.newest
-        return 0 if newest is None else newest.batch + 1
+        return 0 if self.newest is None else self.newest.batch + 1
 
     def _repeat_interrupted(self) -> None:
         """Run the batch that was planned and not published, because its driver ended."""
@@ -182,7 +167,7 @@ class BatchLoop:
             self._repeat(planned)
 
     def _repeat(self, plan: PlannedBatch) -> None:
-        """Run a batch with the numbers of partitions that the topics had when it was first planned."""
+        """Run a batch with the numbers of partitions with which it was first planned."""
         # Windows wait for all partitions that a batch knows, so a repeated batch must know the same
         # partitions as before. Topics that match a pattern and were found after the batch was
         # planned have no partitions in it.
@@ -193,39 +178,33 @@ class BatchLoop:
     def _repartition(self, partitions: Mapping[str, int]) -> None:
         if dict(partitions) != dict(self.query.partitions):
             self.query.repartition(partitions)
-            self.publisher.partitions = partitions
 
-    def run(self, plan: PlannedBatch, ahead: BatchQuery | None = None) -> None:
+    def run(self, plan: PlannedBatch) -> None:
         """Plan a batch in the ledger, run it and publish it.
 
-        `ahead` is its query, if it has been started already.
-
-        Raises LeaseError, before anything of the batch is written, if this driver has lost its
+        Raise LeaseError, before anything of the batch is written, if this driver has lost its
         lease, and WentBack if the ledger has lost the batch before.
         """
-        with ExitStack() as started:
-            if ahead is not None:
-                started.enter_context(closing(ahead))
-            positions = self.positions
-            # From here on, a run that repeats the batch gives it the same records and the same
-            # clock.
-            plan = self.ledger.plans.add(self.query.storage.ref, plan, self.lease.epoch)
-            times = self.publisher.begin(
-                plan, positions, reads_records=offsets_between(positions, plan.ends) > 0
-            )
-            start = self._start(plan, positions, times)
-            # The ledger decides. Tasks that began with anything else have read in vain.
-            if ahead is None or not ahead.has_read(start):
-                started.close()
-                ahead = started.enter_context(closing(self._query(start)))
-            ahead.finish(start)
-        self.size.measure(
-            self.publisher.counts.get("read", 0),
-            self.publisher.row_bytes,
-            self.publisher.output_size,
+        positions = self.positions
+        # From here on, a run that repeats the batch gives it the same records and the same clock.
+        plan = self.ledger.plans.add(self.query.storage.ref, plan, self.lease.epoch)
+        reads_records = offsets_between(positions, plan.ends) > 0
+        batch = self.publisher.begin(
+            plan, positions, self.query.partitions, reads_records=reads_records
         )
+        start = self._start(plan, positions, batch.times)
+        with closing(self._queries.query(start)) as query:
+            published = query.finish(start, partial(self._publish, batch))
+        if published.snapshot is not None:
+            self.newest = published.snapshot
+        read = published.counts.get("read", 0)
+        self.read += read
+        self.size.measure(read, published.row_bytes, published.output_size)
         # The next batch's tasks need the memory that this batch's output needed in the driver.
         release_unused_memory()
+
+    def _publish(self, batch: BegunBatch, written: DataFrame) -> PublishedBatch:
+        return self.publisher.publish(batch, RowsOnSpark(written))
 
     def _start(self, plan: PlannedBatch, begins: Positions, times: Mapping[str, int]) -> BatchStart:
         clocks = self.query.job.read_clocks
@@ -237,9 +216,9 @@ class BatchLoop:
         begin: Offsets,
         topic_ends: Offsets,
     ) -> Iterator[Offsets]:
-        """Yield the end offsets of the batches that read everything from `begin` to the ends of the topics.
+        """Yield the end offsets of the batches that read everything from `begin` on.
 
-        There are four cases:
+        The last of them ends where the topics end. There are four cases:
 
         - Nothing is new: there is no batch.
         - The unread records fit one batch: there is one batch.
@@ -249,8 +228,8 @@ class BatchLoop:
           share of every partition (`divided`).
         """
         streams = _streams(self.query.job, begin)
-        snapshot = self.publisher.newest
-        published = _offsets(self.firsts if snapshot is None else snapshot.positions)
+        positions = self.firsts if self.newest is None else self.newest.positions
+        published = _offsets(positions)
         ends = {part: max(end, begin[part]) for part, end in topic_ends.items() if part in begin}
         if all(published.get(part) == end for part, end in ends.items()):
             return
@@ -292,7 +271,7 @@ class BatchLoop:
 def positions_after(snapshot: Snapshot | None, firsts: Positions) -> dict[str, dict[str, int]]:
     """Return the offsets at which the batch after a snapshot begins, for all partitions.
 
-    `firsts` are those of the first.
+    `firsts` are those of the first batch.
     """
     ends = {} if snapshot is None else snapshot.positions
     # A partition that is new since the last batch begins at its first offset.
@@ -300,9 +279,9 @@ def positions_after(snapshot: Snapshot | None, firsts: Positions) -> dict[str, d
 
 
 def expect_size(size: BatchSize, job: Job, kafka: Mapping[str, str], positions: Positions) -> None:
-    """Expect rows of the size of the records that are unread now, unless the size of batches is known.
+    """Expect rows of the size of the records that are unread now.
 
-    A run can call this while its session starts.
+    Do nothing if the size of batches is known. A run can call this while its session starts.
     """
     if size.is_unknown:
         begin = _offsets(positions)
@@ -333,9 +312,11 @@ def _rows_per_record(job: Job) -> int:
 
     Tasks add up the records of combinable aggregates at once.
     """
-    edges = [edge for operator in job.operators for edge in operator.edges_from_records]
-    counts = [sum(source.topic in edge.topics for edge in edges) for source in job.streams]
-    return max(counts, default=0)
+    counts = Counter[str]()
+    for operator in job.operators:
+        for edge in operator.edges_from_records:
+            counts.update({*edge.topics})
+    return max((counts[source.topic] for source in job.streams), default=0)
 
 
 def prefetch(batches: Iterator[Offsets]) -> Generator[Offsets, None, None]:
@@ -348,7 +329,10 @@ def prefetch(batches: Iterator[Offsets]) -> Generator[Offsets, None, None]:
 
 
 def _ranges(begins: Positions, ends: Positions) -> list[Range]:
-    """Return the records between two positions, sorted by topic and partition, so that each partition has its task."""
+    """Return the ranges of records between two positions, sorted by topic and partition.
+
+    Each partition with records has one range, so that it gets a task of its own.
+    """
     ranges: list[Range] = []
     for (topic, partition), end in sorted(_offsets(ends).items()):
         begin = begins[topic][str(partition)]
@@ -360,9 +344,8 @@ def _ranges(begins: Positions, ends: Positions) -> list[Range]:
 def _ends_of_step(positions: Positions, step: ReplayStep) -> dict[str, dict[str, int]]:
     """Return the end offsets of a step's batch, for all partitions.
 
-    A partition that the step does not read keeps its offset.
-
-    No offset goes back: an interrupted replay may have run a part of the step already.
+    A partition that the step does not read keeps its offset. No offset goes back: an interrupted
+    replay may have run a part of the step already.
     """
     ends: dict[str, dict[str, int]] = {}
     for topic, partitions in positions.items():
@@ -380,9 +363,9 @@ def divide_records(
     target: Positions,
     most: int,
 ) -> list[ReplayStep]:
-    """Return the batches of about `most` records in which a rebuild reads from `begin` to `target`.
+    """Divide the records from `begin` to `target` into batches of about `most` records.
 
-    A rebuild uses them if it does not know the batches in which the records were read before.
+    A rebuild uses these batches if it does not know those in which the records were read before.
     """
     partition_counts = {topic: len(partitions) for topic, partitions in target.items()}
     if not depends_on_order(job, partition_counts):
@@ -400,7 +383,10 @@ def divide_records(
 
 
 def _streams(job: Job, partitions: Iterable[Partition]) -> tuple[Partition, ...]:
-    """Return the partitions of streams, in the order in which operators process records with the same time."""
+    """Return the partitions of streams, in the order in which operators process records.
+
+    This is the order of records with the same time.
+    """
     numbers = {source.topic: source.number for source in job.streams}
     of_streams = (part for part in partitions if part[0] in numbers)
     return tuple(sorted(of_streams, key=lambda part: (numbers[part[0]], part[1])))

@@ -1,4 +1,4 @@
-"""The streaming query of one batch, which may read the batch's records before the batch may be published."""
+"""The streaming query of one batch, which may read records before the batch's turn."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
 from sluice.engine.batch.batch_start import BatchStart, tell_tasks
 from sluice.engine.batch.read_times import ReadTimes
-from sluice.engine.run.streaming_query import JobQuery, Sink
+from sluice.engine.publish.publisher import PublishedBatch
+from sluice.engine.run.streaming_query import JobQuery
 
 WhenRead: TypeAlias = Callable[[Mapping[str, int]], None]
 """Called when the turn of a batch has come and its records are read. Takes the stream times after
 reading."""
+Publish: TypeAlias = Callable[[DataFrame], PublishedBatch]
+"""Publishes a batch. Takes the side outputs of the tasks that write the shards."""
 
 
 class BatchQuery:
@@ -27,62 +31,78 @@ class BatchQuery:
     the rest computed, and publishes it.
     """
 
-    def __init__(
-        self, query: JobQuery, start: BatchStart, when_read: WhenRead, publish: Sink
-    ) -> None:
+    def __init__(self, query: JobQuery, start: BatchStart, when_read: WhenRead) -> None:
         self._start = start
         self._job_query = query
-        self._turn = _Turn(query.read_times, when_read, publish)
+        self._function = _BatchFunction(query.read_times, when_read)
         # The ledger says which batches are published, so Spark needs no earlier checkpoint.
         self._checkpoint = TemporaryDirectory(prefix="sluice-checkpoint-")
         query.read_times.forget()
         # Tell the tasks before the query starts: they may run before Spark calls the function.
         tell_tasks(query.spark.sparkContext, start)
         # Without a scheme, Spark would look for the checkpoint in a cluster's own file system.
-        self._query = query.start_batch(start.number, self._turn, f"file://{self._checkpoint.name}")
+        checkpoint = f"file://{self._checkpoint.name}"
+        self._query = query.start_batch(start.number, self._function, checkpoint)
 
     def has_read(self, start: BatchStart) -> bool:
-        """Return whether the tasks that read the records have begun with what they must know by this start."""
+        """Return whether the tasks that read have begun as they would with this start."""
         return self._start.is_read_like(start)
 
-    def finish(self, start: BatchStart) -> None:
+    def finish(self, start: BatchStart, publish: Publish) -> PublishedBatch:
         """Write and publish the batch, and wait until the query has ended.
 
-        Raises the query's error, if any.
+        Raise the query's error, if any. Its cause is the error of `publish`, of which Spark's error
+        has only the text.
         """
-        self._turn.start.set_result(start)
-        self._query.awaitTermination()
+        self._function.turn.set_result(_Turn(start, publish))
+        published = self._function.published
+        try:
+            self._query.awaitTermination()
+        except StreamingQueryException as failed:
+            raise failed from published.exception() if published.done() else None
+        assert published.done(), "Spark calls the function for every batch"
+        return published.result()
 
     def close(self) -> None:
         """Stop the query if `finish` was not called. Nothing of the batch is written then."""
-        if not self._turn.start.done():
-            self._turn.start.set_result(None)
+        if not self._function.turn.done():
+            self._function.turn.set_result(None)
             self._query.stop()
         self._job_query.close_idle_callbacks()
         self._checkpoint.cleanup()
 
 
+class _Turn(NamedTuple):
+    """What a batch needs when its turn to be written has come."""
+
+    start: BatchStart
+    publish: Publish
+
+
 @dataclass
-class _Turn:
+class _BatchFunction:
     """The function that Spark calls with a batch whose records are read.
 
-    It waits for the batch's turn.
-
-    It must not refer to the `BatchQuery`: the JVM's query keeps this function, and the `BatchQuery`
-    keeps the query. Neither Python nor the JVM can free a cycle that goes through both.
+    It waits for the batch's turn. It must not refer to the `BatchQuery`: the JVM's query keeps this
+    function, and the `BatchQuery` keeps the query. Neither Python nor the JVM can free a cycle that
+    goes through both.
     """
 
     read_times: ReadTimes
     when_read: WhenRead
-    publish: Sink
-    start: Future[BatchStart | None] = field(default_factory=Future)
-    """What the tasks must know to write the batch; None if the batch must not be published."""
+    turn: Future[_Turn | None] = field(default_factory=Future)
+    """None if the batch must not be published."""
+    published: Future[PublishedBatch] = field(default_factory=Future)
 
     def __call__(self, written: DataFrame, _: int) -> None:
-        start = self.start.result()
-        if start is None:
+        turn = self.turn.result()
+        if turn is None:
             return
-        tell_tasks(written.sparkSession.sparkContext, start)
-        self.when_read({**start.read_times, **self.read_times.of_batch})
-        # A query with a new checkpoint calls its batch 0, so the batch's number is passed on.
-        self.publish(written, start.number)
+        tell_tasks(written.sparkSession.sparkContext, turn.start)
+        self.when_read({**turn.start.read_times, **self.read_times.of_batch})
+        try:
+            # A query with a new checkpoint calls its batch 0, whatever the batch's number.
+            self.published.set_result(turn.publish(written))
+        except BaseException as error:
+            self.published.set_exception(error)
+            raise

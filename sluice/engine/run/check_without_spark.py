@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from sluice.engine.batch.storage import Storage
 from sluice.engine.run.arrow_query import ArrowQuery
 from sluice.engine.run.compatibility import CompatibilityError, require_compatible
-from sluice.engine.run.published_changes import Change, Weight, published_changes
+from sluice.engine.run.published_changes import PipelineChange, Weight, published_changes
 from sluice.engine.run.registration import KnownTypes, generation_info
 from sluice.plan import Job
 from sluice.plan.arrow_support import NeedsSparkError
@@ -35,7 +35,7 @@ class Comparison:
 
     snapshot: str
     """The newest snapshot; empty if the pipeline has published none."""
-    changes: tuple[Change, ...] = ()
+    changes: tuple[PipelineChange, ...] = ()
     next_step: str = ""
     """What to do if runs stop because of a change."""
     unknown: str = ""

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from sluice.engine.batch.arrow_tasks import BatchTask, Chain
-from sluice.engine.batch.row_batches import RowBatchReader, RowBatchWriter
+from sluice.engine.batch.arrow_tasks import Chain
 from sluice.engine.batch.spark_types import ROW_BATCH_TYPE, ddl
 from sluice.engine.batch.storage import Storage
-from sluice.engine.combine.totals import Totals
-from sluice.engine.publish.shard_writer import ShardWriter
 from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.read.stream_reader import StreamReader
-from sluice.engine.run.arrow_query import ArrowQuery, tables_task
-from sluice.engine.stages.ingest import Ingest
-from sluice.engine.stages.job_stages import Stages
-from sluice.engine.stages.stage_frames import after_stage, kinds_in, with_layers
+from sluice.engine.run.arrow_query import ArrowQuery
+from sluice.engine.run.query_tasks import QueryTasks, tables_task
+from sluice.engine.stages.stage_frames import kinds_in, stage_with_sql, with_layers
 from sluice.engine.steps import pickling, python_steps
 from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.engine.steps.fallible_expressions import share_subexpressions
@@ -37,16 +33,37 @@ class Input(Protocol):
     """Whether one task gets the records of all topics, in the order of the column `sequence`."""
 
     def read(
-        self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str
+        self, partitions: Mapping[str, int], task: Chain, columns: StructType | str
     ) -> DataFrame:
-        """Return the rows that a task makes of the records of topics.
+        """Read topics, and return the rows that a task makes of their records.
 
         `partitions`: topic → its number of partitions. The task takes record batches with the
         columns of `kafka_records.RECORDS`. `columns` are the rows' names and types.
         """
 
 
-@dataclass
+@dataclass(frozen=True)
+class WrittenFrame:
+    """The DataFrame of a job's query, and what is known once it has been built."""
+
+    frame: DataFrame
+    """The side outputs of the tasks that write the shards, as row batches."""
+    types: StateTypes
+    """The types of the job's stores and of their inputs."""
+    computes_sql: bool
+    """Whether Spark computes expressions of each record, because Arrow cannot."""
+
+
+class _Rows(NamedTuple):
+    """The row batches after the last stage."""
+
+    row_batches: DataFrame
+    types: StateTypes
+    write: Chain | None
+    """The tasks that write the shards; None if the tasks of the last stage write them."""
+
+
+@dataclass(frozen=True)
 class Frames:
     """Builds the DataFrames of a job on a Spark session."""
 
@@ -59,37 +76,34 @@ class Frames:
     """Epoch of the lease under which operators' states are written."""
     checked: bool = False
     """Whether Spark analyzes all steps, including steps that it need not compute."""
-    computes_sql: bool = field(default=False, init=False)
-    """Whether Spark computes expressions of each record; set by `written`."""
-    types: StateTypes = field(init=False)
-    """The types of the job's stores and of their inputs; set by `written`."""
 
-    def written(self) -> DataFrame:
-        """Return the side outputs of the tasks that write the shards, in the form of row batches.
+    def build(self) -> WrittenFrame:
+        """Build the DataFrame whose tasks write the shards.
 
-        Raises TopologyError for an expression that Spark cannot resolve.
+        Raise TopologyError for an expression that Spark cannot resolve.
         """
         pickling.register()
+        computes_sql = False
         try:
-            row_batches = self._through_sql() if self.checked else self._through_tasks()
+            rows = self._through_sql() if self.checked else self._through_tasks()
         except NeedsSparkError:
-            row_batches = self._through_sql()
-            self.computes_sql = True
-        if self.job.writes_in_last_stage:
-            return row_batches
+            rows = self._through_sql()
+            computes_sql = True
+        return WrittenFrame(self._write_shards(rows), rows.types, computes_sql)
+
+    def _write_shards(self, rows: _Rows) -> DataFrame:
+        if rows.write is None:
+            return rows.row_batches
         tables = self._tables()
-        owned = row_batches if tables is None else row_batches.unionByName(tables)
+        owned = rows.row_batches if tables is None else rows.row_batches.unionByName(tables)
         # One partition per worker: the task that writes a shard must get all of the worker's rows.
         shuffled = owned.repartitionById(self.job.pipeline.workers, "worker")
-        writer = ShardWriter.of(self.storage, self.epoch, self.types.totals)
-        return shuffled.mapInArrow(
-            Chain((RowBatchReader(self.storage.side_outputs), writer)).__call__, ROW_BATCH_TYPE
-        )
+        return shuffled.mapInArrow(rows.write.__call__, ROW_BATCH_TYPE)
 
-    def _through_tasks(self) -> DataFrame:
-        """Row batches after the last stage, which Python tasks compute alone.
+    def _through_tasks(self) -> _Rows:
+        """Build the row batches after the last stage, which Python tasks compute alone.
 
-        Raises NeedsSparkError if Spark must compute a step.
+        Raise NeedsSparkError if Spark must compute a step.
         """
         interleaved = self.input.interleaved
         query = ArrowQuery.of(
@@ -99,15 +113,14 @@ class Frames:
             self.epoch,
             interleaved=interleaved,
         )
-        self.types = query.types
         row_batches = self._read(query.read, ROW_BATCH_TYPE)
         for stage in query.stages:
             shuffled = row_batches.repartitionById(query.workers, "worker")
             row_batches = shuffled.mapInArrow(stage.__call__, ROW_BATCH_TYPE)
-        return row_batches
+        return _Rows(row_batches, query.types, query.write)
 
-    def _through_sql(self) -> DataFrame:
-        """Row batches after the last stage, which Python tasks and Spark SQL compute in turns."""
+    def _through_sql(self) -> _Rows:
+        """Build the row batches after the last stage with Python tasks and Spark SQL in turns."""
         python_steps.register(self.spark, self.job)
         # If subexpressions were shared, Spark would compute them outside of `TryEval`, where a
         # failure ends the query.
@@ -126,43 +139,42 @@ class Frames:
         except Unresolved as error:
             raise unresolved_error(self.job, error) from None
 
-    def _read(self, task: BatchTask, columns: StructType | str) -> DataFrame:
+    def _read(self, task: Chain, columns: StructType | str) -> DataFrame:
         """Return the rows that a task makes of the streams' records."""
         return self.input.read(self._partitions_of(self.job.streams), task, columns)
 
-    def _row_batches(self, records: DataFrame, reader: StreamReader) -> DataFrame:
-        """Return the rows for stores, groups and sinks, as row batches.
+    def _row_batches(self, records: DataFrame, reader: StreamReader) -> _Rows:
+        """Build the rows for stores, groups and sinks, as row batches.
 
         If Arrow can compute the stateless steps, the task that decodes the records also computes
         the steps, and Spark only checks the expressions. If not, records go from the decoding task
         to Spark SQL and back.
         """
-        job, storage = self.job, self.storage
-        inputs: dict[str, str] = {}
-        for group in job.groups:
-            inputs |= {name: ddl(records.schema[name].dataType) for name in group.inputs}
-        totals = Totals.of(job, inputs)
-        ingest = Ingest.of(job, totals, storage.side_outputs, self.partitions)
-        stages = Stages(
-            job, storage, ingest, self.epoch, ShardWriter.of(storage, self.epoch, totals)
-        )
-        edges = stages.first_edges(kinds_in(records))
-        records = select_columns(with_layers(records, edges), ingest.columns(job))
+        job = self.job
+        kinds = kinds_in(records)
+
+        def type_of(column: str) -> str:
+            return ddl(records.schema[column].dataType)
+
+        tasks = QueryTasks.of(reader, self.storage, self.partitions, self.epoch, type_of, kinds)
+        columns = tasks.ingest.columns(job)
+        records = select_columns(with_layers(records, tasks.edges), columns)
         by_spark = to_arrow_schema(records.schema, timezone="UTC")
-        steps = ArrowSteps.of(job, reader.schema, ingest.columns(job), edges, by_spark)
-        pack = RowBatchWriter(job.pipeline.workers, storage.side_outputs, copied=job.copied)
+        steps = ArrowSteps.of(job, reader.schema, columns, tasks.edges, by_spark)
         if steps is None:
-            row_batches = records.mapInArrow(Chain((ingest, pack)).__call__, ROW_BATCH_TYPE)
+            row_batches = records.mapInArrow(tasks.pack.__call__, ROW_BATCH_TYPE)
         else:
-            decode_and_compute = Chain((reader, steps, ingest, pack))
-            row_batches = self._read(decode_and_compute, ROW_BATCH_TYPE)
+            row_batches = self._read(tasks.read(steps), ROW_BATCH_TYPE)
         for number in range(1, job.stage_count + 1):
-            row_batches = after_stage(stages, number, row_batches)
-        self.types = StateTypes.of(stages, totals, inputs)
-        return row_batches
+            shuffled = row_batches.repartitionById(job.pipeline.workers, "worker")
+            try:
+                row_batches = shuffled.mapInArrow(tasks.stage(number).__call__, ROW_BATCH_TYPE)
+            except NeedsSparkError:
+                row_batches = stage_with_sql(tasks.stages, number, shuffled)
+        return _Rows(row_batches, tasks.state_types(), tasks.write)
 
     def _tables(self) -> DataFrame | None:
-        """Return the changes of global tables, as row batches.
+        """Build the changes of global tables, as row batches.
 
         Every batch reads all available changes.
         """
@@ -177,6 +189,8 @@ class Frames:
 
 
 def select_columns(frame: DataFrame, columns: Mapping[str, str]) -> DataFrame:
-    """Return the frame with only these columns: name → SQL."""
-    expressions = [name if sql == name else f"{sql} AS {name}" for name, sql in columns.items()]
+    """Reduce a frame to these columns: name → SQL."""
+    expressions: list[str] = []
+    for name, sql in columns.items():
+        expressions.append(name if sql == name else f"{sql} AS {name}")
     return frame.selectExpr(*expressions)

@@ -11,7 +11,7 @@ from sluice.errors import StateError
 from sluice.plan.operator_parameters import Call, TableLookup
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
-from sluice.state.shard.answer_rows import Answer, by_worker
+from sluice.state.shard.answer_rows import RecordedAnswer, by_worker
 from sluice.state.shard.pages import pages_of_answers
 
 log = structlog.get_logger()
@@ -25,11 +25,10 @@ def inherit_answers(ledger: Ledger, storage: Storage, epoch: int) -> None:
     If a shard is lost or damaged, its answers are left out, and the rebuild makes their calls
     again.
     """
-    steps = {
-        operator.action.answers
-        for operator in storage.job.operators
-        if isinstance(operator.action, Call | TableLookup)
-    }
+    steps: set[str] = set()
+    for operator in storage.job.operators:
+        if isinstance(operator.action, Call | TableLookup):
+            steps.add(operator.action.answers)
     name = storage.job.pipeline.name
     number = ledger.generations.current_number(name)
     current = None if number is None else ledger.generations.get(GenerationRef(name, number))
@@ -47,7 +46,7 @@ def inherit_answers(ledger: Ledger, storage: Storage, epoch: int) -> None:
             log.warning("answers lost", pipeline=name, worker=worker.number, why=error.detail)
 
 
-def _write(storage: Storage, answers: list[Answer], epoch: int) -> None:
+def _write(storage: Storage, answers: list[RecordedAnswer], epoch: int) -> None:
     for worker, of_worker in by_worker(answers, len(storage.locations)).items():
         with storage.shard(worker) as shard:
             shard.write_answers(of_worker, epoch)

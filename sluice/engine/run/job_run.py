@@ -18,7 +18,6 @@ from sluice.engine.batch.job_topics import (
     topic_limits,
 )
 from sluice.engine.batch.storage import Storage
-from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.engine.publish.auditor import Auditor
 from sluice.engine.publish.markers import MARKER_SETTINGS, Writer
 from sluice.engine.publish.output_identity import OutputIdentity
@@ -175,10 +174,9 @@ class JobRun:
         ids = topics.require_access()
         newest = ledger.snapshots.newest(storage.ref)
         planned = ledger.plans.unpublished(storage.ref)
-        firsts = identity.check(
-            {} if newest is None else newest.positions,
-            {} if planned is None else planned.ends,
-        )
+        positions = {} if newest is None else newest.positions
+        planned_ends = {} if planned is None else planned.ends
+        firsts = identity.check(positions, planned_ends)
         partitions = partition_counts(self.settings.kafka, self.job.topics)
         # A topic that was deleted must not be created again without a word.
         topics.require_never_written(ids)
@@ -195,11 +193,7 @@ class JobRun:
         spark = wait_for_session(self.spark)
         if self.job.pipeline.file is not None:
             send_to_executors(spark.sparkContext, self.job.pipeline.file)
-        side_outputs = replace(
-            storage.side_outputs,
-            direct=None if output is None else output.direct,
-        )
-        storage = replace(storage, side_outputs=side_outputs).placed(ledger.placements)
+        storage = storage.placed(ledger.placements)
         require_reachable(spark.sparkContext.master or "", storage.locations)
         source = KafkaInput(spark, self.settings.kafka)
         query = JobQuery(spark, storage, source, partitions, lease.epoch)
@@ -246,8 +240,7 @@ class JobRun:
             return None
         limits = self._make_topics(partitions, writer)
         transaction = TransactionalOutput(self.settings.kafka, writer, limits)
-        direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery, limits)
-        return _TopicOutput(transaction, direct, limits)
+        return _TopicOutput(transaction, limits)
 
     def _stores_to_come(self, ledger: Ledger, setup: _Setup) -> frozenset[str]:
         """Return the stores and steps that this run leaves out, because another generation still computes them."""
@@ -281,7 +274,8 @@ class JobRun:
                 transaction.require_newest()
                 transaction.require_marker(ledger.audits.newest(storage.ref))
                 setup.topics.begin(transaction)
-            self._prepare(ledger, lease, storage, None if transaction is None else transaction.last)
+            written = None if transaction is None else transaction.last
+            self._prepare(ledger, lease, storage, written)
             if self.steps is not None:
                 inherit_answers(ledger, storage, lease.epoch)
             destinations = None if output is None else self._destinations(ledger, setup, output)
@@ -291,23 +285,29 @@ class JobRun:
                 transaction.register(setup.info)
             publisher = Publisher(
                 storage=storage,
-                types=query.frames.types,
+                types=query.written.types,
                 ledger=ledger,
                 lease=lease,
                 identity=setup.topics,
-                partitions=query.partitions,
                 destinations=destinations,
                 auditor=Auditor(
                     storage, self.settings.run, lease.epoch, ledger.audits.newest(storage.ref)
                 ),
                 newest=setup.newest,
             )
-            with query_errors(publisher, storage, lease):
+            with query_errors(storage, lease):
                 loop = BatchLoop(
-                    query, publisher, ledger, lease, setup.firsts, setup.size, setup.clocks
+                    query,
+                    publisher,
+                    ledger,
+                    lease,
+                    setup.firsts,
+                    setup.size,
+                    setup.clocks,
+                    setup.newest,
                 )
                 has_new_partitions = self._run_batches(loop, setup.topics)
-        return publisher.read, has_new_partitions
+        return loop.read, has_new_partitions
 
     def _prepare(
         self, ledger: Ledger, lease: Lease, storage: Storage, written: Batch | None
@@ -334,9 +334,9 @@ class JobRun:
         if self.steps is None:
             return self._read_all(loop, topics) == "partitions"
         prepare_for(
-            loop.query.spark, computes_sql=loop.query.frames.computes_sql, records=FEW_RECORDS
+            loop.query.spark, computes_sql=loop.query.written.computes_sql, records=FEW_RECORDS
         )
-        stores = loop.query.frames.types.stores
+        stores = loop.query.written.types.stores
         loop.replay(join_steps(self.job, stores, self.steps, loop.firsts, loop.size.most_records()))
         return False
 
@@ -365,7 +365,7 @@ class JobRun:
         standbys = StandbyCopies(ledger, lease)
         news: News | None = "records"
         while news in ("records", "timers"):
-            computes_sql = loop.query.frames.computes_sql
+            computes_sql = loop.query.written.computes_sql
             unread = linger.unread(ledger.positions(name)) if computes_sql else 0
             prepare_for(loop.query.spark, computes_sql=computes_sql, records=unread)
             loop.run_all(kafka)
@@ -383,7 +383,6 @@ class JobRun:
         return Destinations(
             output.transaction,
             output.limits,
-            output.direct,
             tables,
             setup.source.headers_at,
         )
@@ -467,9 +466,6 @@ class _TopicOutput:
     """The writers of a run's records for topics."""
 
     transaction: TransactionalOutput
-    direct: AtLeastOnce | None
-    """Writes the records for some of the topics without a transaction; None if there are no such
-    topics."""
     limits: Mapping[str, TopicLimits]
     """Topic → the limits of the records that it accepts."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from sluice.engine.batch.arrow_tasks import BatchTask, Chain
+from sluice.engine.batch.arrow_tasks import Chain
 from sluice.engine.batch.storage import Storage
 from sluice.engine.run.compatibility import (
     changed_functions,
@@ -40,7 +40,7 @@ class NoRecords:
     interleaved = False
 
     def read(
-        self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str
+        self, partitions: Mapping[str, int], task: Chain, columns: StructType | str
     ) -> DataFrame:
         return self.spark.createDataFrame([], _RECORD).mapInArrow(Chain((task,)).__call__, columns)
 

@@ -32,7 +32,7 @@ class Weight(IntEnum):
 
 
 @dataclass(frozen=True)
-class Change:
+class PipelineChange:
     """One change of a pipeline."""
 
     weight: Weight
@@ -45,7 +45,7 @@ class Change:
         return f"{self.text}. {self.effect}"
 
 
-def published_changes(before: GenerationInfo, now: GenerationInfo) -> list[Change]:
+def published_changes(before: GenerationInfo, now: GenerationInfo) -> list[PipelineChange]:
     """List the changes since the generation `before` was registered, the weightiest first."""
     changes = [*_of_state(before, now), *_with_fitting_state(before, now)]
     return sorted(changes, key=lambda change: -change.weight)
@@ -57,56 +57,58 @@ def warnings_of(before: GenerationInfo, now: GenerationInfo) -> list[str]:
     return [str(change) for change in changes if change.weight is Weight.WARNING]
 
 
-def _with_fitting_state(before: GenerationInfo, now: GenerationInfo) -> list[Change]:
+def _with_fitting_state(before: GenerationInfo, now: GenerationInfo) -> list[PipelineChange]:
     # A generation of an earlier version has no contracts. Every pipeline reads a topic.
     if not before.contracts:
         return []
     return [*_of_contracts(before, now), *_of_outputs(before, now)]
 
 
-def _of_state(before: GenerationInfo, now: GenerationInfo) -> Iterator[Change]:
+def _of_state(before: GenerationInfo, now: GenerationInfo) -> Iterator[PipelineChange]:
     for text in incompatible_changes(before, now):
-        yield Change(Weight.STOP, text, "A run stops before it reads a record.")
+        yield PipelineChange(Weight.STOP, text, "A run stops before it reads a record.")
     for name in changed_functions(before, now):
         kept = "The state that the old code computed is kept."
         effect = f"{kept} To compute it again: sluice rebuild {now.pipeline}."
-        yield Change(Weight.WARNING, f"the code of {name} has changed", effect)
+        yield PipelineChange(Weight.WARNING, f"the code of {name} has changed", effect)
     gained, lost = stores_of_processors(before, now)
     for name in gained:
-        yield Change(Weight.NOTE, f"store {name} of a processor is new", "It starts empty.")
+        yield PipelineChange(Weight.NOTE, f"store {name} of a processor is new", "It starts empty.")
     for name in lost:
         text = f"store {name} of a processor was removed"
-        yield Change(Weight.WARNING, text, "Queries no longer find it.")
+        yield PipelineChange(Weight.WARNING, text, "Queries no longer find it.")
 
 
-def _of_contracts(before: GenerationInfo, now: GenerationInfo) -> Iterator[Change]:
+def _of_contracts(before: GenerationInfo, now: GenerationInfo) -> Iterator[PipelineChange]:
     for topic in sorted(before.contracts.keys() & now.contracts.keys()):
         for change in contract_changes(before.contracts[topic], now.contracts[topic]):
             text = f"contract of {topic}: {change.text}"
             if not change.rejected:
-                yield Change(Weight.NOTE, text, "Records that were accepted are still accepted.")
+                yield PipelineChange(
+                    Weight.NOTE, text, "Records that were accepted are still accepted."
+                )
                 continue
             effect = (
                 f"From the next run on, {change.rejected} become dead letters, unless the source "
                 f"has another on_error. That includes unread records that are in {topic} already, "
                 "and in a rebuild all earlier records."
             )
-            yield Change(Weight.WARNING, text, effect)
+            yield PipelineChange(Weight.WARNING, text, effect)
 
 
-def _of_outputs(before: GenerationInfo, now: GenerationInfo) -> Iterator[Change]:
+def _of_outputs(before: GenerationInfo, now: GenerationInfo) -> Iterator[PipelineChange]:
     for name in sorted(before.outputs.keys() | now.outputs.keys()):
         if name not in now.outputs:
             effect = "It keeps its records and gets no more. Programs that read it get no error."
-            yield Change(Weight.WARNING, f"output {name} was removed", effect)
+            yield PipelineChange(Weight.WARNING, f"output {name} was removed", effect)
         elif name not in before.outputs:
             effect = "It gets results of the records that the next runs read, and none before."
-            yield Change(Weight.NOTE, f"output {name} is new", effect)
+            yield PipelineChange(Weight.NOTE, f"output {name} is new", effect)
         else:
             yield from _of_output(name, before, now)
 
 
-def _of_output(name: str, before: GenerationInfo, now: GenerationInfo) -> Iterator[Change]:
+def _of_output(name: str, before: GenerationInfo, now: GenerationInfo) -> Iterator[PipelineChange]:
     old, new = before.outputs[name], now.outputs[name]
     removed = sorted(old.keys() - new.keys())
     added = sorted(new.keys() - old.keys())
@@ -118,11 +120,11 @@ def _of_output(name: str, before: GenerationInfo, now: GenerationInfo) -> Iterat
             other.append(field)
     if removed:
         effect = "Programs that read these fields find none in later records."
-        yield Change(Weight.WARNING, f"output {name} lacks {listed(removed)}", effect)
+        yield PipelineChange(Weight.WARNING, f"output {name} lacks {listed(removed)}", effect)
     for field in other:
         text = f"output {name}: {field} was {old[field]} and is {new[field]}"
         effect = "Programs that read the field get values of another type."
-        yield Change(Weight.WARNING, text, effect)
+        yield PipelineChange(Weight.WARNING, text, effect)
     if added:
         effect = "Later records have these fields, and earlier ones do not."
-        yield Change(Weight.NOTE, f"output {name} also has {listed(added)}", effect)
+        yield PipelineChange(Weight.NOTE, f"output {name} also has {listed(added)}", effect)

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pyspark.errors import StreamingQueryException
 
 from sluice.engine.batch.storage import Storage
-from sluice.engine.publish.publisher import Publisher
 from sluice.engine.run.driver_lease import Lease
 from sluice.engine.steps.sql_errors import no_result_error
 from sluice.engine.steps.worker_errors import worker_error
@@ -28,8 +27,8 @@ _PYTHON_ERROR = re.compile(r"[A-Za-z_.]+(Error|Exception|Crash): ")
 
 
 @contextmanager
-def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterator[None]:
-    """Raise the publisher's error, if any, or else an EngineError with the cause of Spark's error.
+def query_errors(storage: Storage, lease: Lease) -> Iterator[None]:
+    """Raise the error of publishing, or else an EngineError with the cause of Spark's error.
 
     Errors of a file system, such as a full disk, become EngineErrors too.
     """
@@ -39,8 +38,9 @@ def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterat
         # If another driver has taken the lease over, it may have changed the shards under this
         # query. Then the lost lease is the real cause of the query's error.
         lease.require_in_ledger()
-        if publisher.error is not None:
-            raise publisher.error from None
+        # The error of publishing, of which Spark's error has only the text.
+        if isinstance(failed.__cause__, SluiceError):
+            raise failed.__cause__ from None
         message = str(failed)
         # The errors of tasks come from Python workers, so Spark has only their text.
         error = _task_error(storage, message) or no_result_error(storage.job, message)
@@ -63,7 +63,10 @@ def query_errors(publisher: Publisher, storage: Storage, lease: Lease) -> Iterat
 
 
 def _task_error(storage: Storage, message: str) -> SluiceError | None:
-    """Return the error of a task: its driver has lost its lease, its state is damaged, or a Python worker has failed."""
+    """Return the error of a task, if Spark's message has it.
+
+    The task's driver has lost its lease, its state is damaged, or a Python worker has failed.
+    """
     if (lost := _LEASE_LOST.search(message)) is not None:
         return LeaseError(lost[1], next_step="Wait until the other driver has finished.")
     if (damaged := _DAMAGED.search(message)) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from sluice.engine.batch.storage import Storage
 from sluice.engine.run.compatibility import IN_ANY_ORDER
@@ -12,6 +12,7 @@ from sluice.plan.operator_parameters import Call, Process, TableLookup
 from sluice.state.model import GenerationInfo, StoreInfo, WorkerInfo
 from sluice.values.kept_headers import KEEPS_HEADERS
 from sluice.values.sql_types import compact
+from sluice.values.windows import AnyWindow
 
 
 class KnownTypes(Protocol):
@@ -66,13 +67,10 @@ def _group_stores(job: Job, types: KnownTypes) -> Iterator[StoreInfo]:
             yield StoreInfo(
                 pipeline=job.pipeline.name,
                 name=store_column.store,
-                kind="window" if group.window else "key-value",
                 group_id=group.number,
                 store_column=number,
                 key=group.grouped_by,
-                windows=str(group.window) if group.window else None,
-                window_ms=group.window.size_ms if group.window else None,
-                grace_ms=group.window.grace_ms if group.window else None,
+                **_describe_windows(group.window),
                 retention_ms=group.retention_ms,
                 value=types.stores[store_column.store],
                 made=f"{store_column.definition} > of {inputs}{IN_ANY_ORDER}",
@@ -82,17 +80,13 @@ def _group_stores(job: Job, types: KnownTypes) -> Iterator[StoreInfo]:
 def _operator_stores(job: Job, types: KnownTypes) -> Iterator[StoreInfo]:
     for operator in job.operators:
         if operator.store is not None:
-            window = operator.window
             yield StoreInfo(
                 pipeline=job.pipeline.name,
                 name=operator.store,
-                kind="window" if window else "key-value",
                 group_id=operator.number,
                 store_column=0,
                 key=operator.grouped_by,
-                windows=str(window) if window else None,
-                window_ms=window.size_ms if window else None,
-                grace_ms=window.grace_ms if window else None,
+                **_describe_windows(operator.window),
                 retention_ms=operator.retention_ms,
                 value=types.stores[operator.store],
                 made=f"{operator.upstream_definition} > {operator.definition}",
@@ -103,21 +97,29 @@ def _processor_stores(job: Job) -> Iterator[StoreInfo]:
     for operator in job.operators:
         for name, store in operator.stores.items():
             assert store.group_id is not None
-            window = operator.window
             ending = KEEPS_HEADERS if store.keeps_headers else ""
             yield StoreInfo(
                 pipeline=job.pipeline.name,
                 name=name,
-                kind="window" if window else "key-value",
                 group_id=store.group_id,
                 store_column=0,
                 key="_key",
-                windows=str(window) if window else None,
-                window_ms=window.size_ms if window else None,
-                grace_ms=window.grace_ms if window else None,
+                **_describe_windows(operator.window),
                 value=store.sql_type,
                 made=f"{operator.upstream_definition} > {operator.step.title}{ending}",
             )
+
+
+def _describe_windows(window: AnyWindow | None) -> dict[str, Any]:
+    """Return the fields of a store's description that depend on its windows."""
+    if window is None:
+        return {"kind": "key-value", "windows": None, "window_ms": None, "grace_ms": None}
+    return {
+        "kind": "window",
+        "windows": str(window),
+        "window_ms": window.size_ms,
+        "grace_ms": window.grace_ms,
+    }
 
 
 def _operators(job: Job, types: KnownTypes) -> Iterator[tuple[str, str]]:

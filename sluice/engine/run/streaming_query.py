@@ -15,7 +15,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from sluice.engine.batch.read_times import ReadTimes
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.store_changes import require_resolvable
-from sluice.engine.run.dataframes import Frames, Input
+from sluice.engine.run.dataframes import Frames, Input, WrittenFrame
 from sluice.engine.run.registration import generation_info
 from sluice.engine.session import close_idle_callbacks
 from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
@@ -28,7 +28,7 @@ Sink = Callable[[DataFrame, int], None]
 
 @dataclass
 class JobQuery:
-    """Builds a job's streaming query: the DataFrames from input to the written shards, and the publisher.
+    """Builds a job's streaming query: the DataFrames from input to the written shards.
 
     Raises TopologyError for an expression that Spark cannot resolve.
     """
@@ -43,9 +43,7 @@ class JobQuery:
     checked: bool = False
     """Whether Spark analyzes all steps, including steps that it need not compute."""
     read_times: ReadTimes = field(init=False)
-    frames: Frames = field(init=False)
-    written: DataFrame = field(init=False)
-    """The side outputs of the tasks that write the shards."""
+    written: WrittenFrame = field(init=False)
 
     def __post_init__(self) -> None:
         self.read_times = ReadTimes(self.spark.sparkContext)
@@ -60,20 +58,26 @@ class JobQuery:
     @property
     def info(self) -> GenerationInfo:
         """The generation's description for readers."""
-        return generation_info(self.storage, self.frames.types)
+        return generation_info(self.storage, self.written.types)
 
     def repartition(self, partitions: Mapping[str, int]) -> None:
         """Rebuild the DataFrames for topics with these numbers of partitions."""
         self.partitions = partitions
-        self.frames = Frames(
-            self.spark, self.job, self.storage, self.input, partitions, self.epoch, checked=self.checked,
-        )  # fmt: skip
-        self.written = self.frames.written()
+        frames = Frames(
+            self.spark,
+            self.job,
+            self.storage,
+            self.input,
+            partitions,
+            self.epoch,
+            checked=self.checked,
+        )
+        self.written = frames.build()
 
     def check_changes(self) -> None:
         """Let Spark resolve the steps after stores now, rather than in the first batch."""
         try:
-            require_resolvable(self.spark, self.job, self.frames.types.changes)
+            require_resolvable(self.spark, self.job, self.written.types.changes)
         except Unresolved as error:
             raise unresolved_error(self.job, error) from None
 
@@ -87,9 +91,12 @@ class JobQuery:
         return writer.trigger(availableNow=True).start()
 
     def close_idle_callbacks(self) -> None:
-        """Close the connections of queries that have ended: each has called this process from a thread of its own."""
+        """Close the connections of queries that have ended.
+
+        Each query has called this process from a thread of its own.
+        """
         close_idle_callbacks(self.spark)
 
     def _writer(self, sink: Sink, checkpoint: str) -> DataStreamWriter:
-        writer = self.written.writeStream.foreachBatch(sink).outputMode("update")
+        writer = self.written.frame.writeStream.foreachBatch(sink).outputMode("update")
         return writer.option("checkpointLocation", checkpoint)

@@ -8,8 +8,10 @@ from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from typing_extensions import override
 
-from sluice.engine.batch.batch_start import this_worker
+from sluice.engine.batch.arrow_tasks import TaskOfBatch
+from sluice.engine.batch.batch_start import RunningTask
 from sluice.engine.batch.row_schemas import REJECTED, RETURNED_ROW
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.plan import Job
@@ -18,7 +20,7 @@ _PAGE_ROWS = 50_000
 
 
 @dataclass(frozen=True)
-class DriverRows:
+class DriverRows(TaskOfBatch):
     """The task after a stage that turns rows for the driver into side outputs, and passes on all other rows.
 
     The tasks between this one and the driver do not unpack side outputs.
@@ -33,7 +35,8 @@ class DriverRows:
         sinks = [sink.number for sink in job.operator_sinks]
         return cls(frozenset([REJECTED, *sinks]), stage, side_outputs)
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    @override
+    def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:
         targets = pa.array(self.targets, pa.int32())
         waiting: list[pa.RecordBatch] = []
         page = 0
@@ -47,13 +50,13 @@ class DriverRows:
                 batch = batch.filter(is_for_driver)
             waiting.append(_returned_rows(batch))
             if sum(rows.num_rows for rows in waiting) >= _PAGE_ROWS:
-                page = self._add(waiting, page)
+                page = self._add(waiting, page, task.worker)
                 waiting = []
         if waiting:
-            self._add(waiting, page)
+            self._add(waiting, page, task.worker)
 
-    def _add(self, rows: list[pa.RecordBatch], page: int) -> int:
-        part = f"stage-{self.stage}-{this_worker():05}"
+    def _add(self, rows: list[pa.RecordBatch], page: int, worker: int) -> int:
+        part = f"stage-{self.stage}-{worker:05}"
         return self.side_outputs.add_changes(part, pa.Table.from_batches(rows, RETURNED_ROW), page)
 
 

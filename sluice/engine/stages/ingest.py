@@ -13,6 +13,7 @@ from typing import Self
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
 from sluice.engine.batch.accounting import (
     PartitionResults,
@@ -23,7 +24,8 @@ from sluice.engine.batch.accounting import (
     columns_of_records,
     sources_of,
 )
-from sluice.engine.batch.batch_start import BatchStart, this_batch
+from sluice.engine.batch.arrow_tasks import TaskOfBatch
+from sluice.engine.batch.batch_start import BatchStart, RunningTask
 from sluice.engine.batch.record_headers import headers_of_records
 from sluice.engine.batch.row_schemas import origins, rows
 from sluice.engine.batch.side_outputs import SideOutputs
@@ -58,7 +60,7 @@ class _TaskResults(TaskResults):
 
 
 @dataclass(frozen=True)
-class Ingest:
+class Ingest(TaskOfBatch):
     """Creates the operators' rows and the groups' state rows from one task's records."""
 
     stream_times: StreamTimeReader
@@ -102,26 +104,26 @@ class Ingest:
             names += ["_sequence", "_offset"]
         return columns_of_records(job) | dict(zip(names, names, strict=True))
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        start = this_batch()
-        task: _TaskResults | None = None
+    @override
+    def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:
+        results: _TaskResults | None = None
         # The rows of one record have the number of them all, so they must be counted together.
         for batch in whole_records(batches) if self.operators else batches:
             if batch.num_rows:
-                task = task or self._new_task(start)
-                yield from self._rows(batch, task)
-        if task is not None:
-            yield from task.windowed.rest()
+                results = results or self._new_task(task.start)
+                yield from self._rows(batch, results)
+        if results is not None:
+            yield from results.windowed.rest()
             # An operator's report goes to every worker. So every worker runs the operator, even a
             # worker without rows for it: one of the worker's timers may be due, or one of its
             # windows may close because a partition has become idle.
-            topics = {topic for topic, _ in task.parts}
+            topics = {topic for topic, _ in results.parts}
             timed = [operator for operator in self.operators if operator.has_own_stream_time]
             with_records = [
                 operator for operator in timed if not topics.isdisjoint(operator.topics)
             ]
-            yield from task.advances.reports(with_records, self.workers)
-            task.end(self.sinks)
+            yield from results.advances.reports(with_records, self.workers)
+            results.end(self.sinks)
 
     def _new_task(self, start: BatchStart) -> _TaskResults:
         before = self.stream_times.before_reading(start)

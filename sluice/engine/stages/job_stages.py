@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from sluice.engine.batch.arrow_tasks import BatchTask
+from sluice.engine.batch.arrow_tasks import BatchTask, TaskOfBatch
 from sluice.engine.batch.row_batches import RowBatchWriter
 from sluice.engine.batch.row_schemas import OFFSET_BITS
 from sluice.engine.batch.storage import Storage
@@ -33,7 +33,6 @@ from sluice.plan.operator_parameters import (
     TableLookup,
 )
 from sluice.plan.planned_operators import COGROUPED, STORE, result_column
-from sluice.settings import settings
 from sluice.sql.aggregate_expressions import result_type
 from sluice.values.shapes import Shape
 from sluice.values.sql_text import literal, struct_json, value_json
@@ -60,7 +59,7 @@ class Stages:
     ingest: Ingest
     epoch: int
     """Epoch of the lease under which states are written."""
-    shard_writer: BatchTask
+    shard_writer: TaskOfBatch
     """The task that writes a worker's rows to its shard."""
     arguments: dict[int, list[str]] = field(default_factory=dict)
     """Aggregate → the types of its functions' arguments."""
@@ -174,7 +173,7 @@ class Stages:
             job.last_only_operators,
             job.topics_by_source,
             self.epoch,
-            settings().server_token,
+            self.storage.token,
         )
         for operator in operators:
             self.types |= dict(self._result_types(operator))
@@ -190,7 +189,7 @@ class Stages:
             results += [(operator, column) for column in sorted(operator.columns_read)]
         return tuple(results)
 
-    def last_tasks(self, number: int) -> tuple[BatchTask, ...]:
+    def last_tasks(self, number: int) -> tuple[BatchTask | TaskOfBatch, ...]:
         """Return the tasks that run when a stage's results have become rows for their targets.
 
         The last of them yields row batches for the next tasks or, if it has written the shards,
@@ -198,7 +197,7 @@ class Stages:
         """
         report_advances = ReportAdvances.of(self.job, number)
         moves = ForeignKeyMoves.of(self.job, number)
-        needed: list[BatchTask] = []
+        needed: list[BatchTask | TaskOfBatch] = []
         if report_advances.operators:
             needed.append(report_advances)
         if moves.joins:

@@ -24,7 +24,7 @@ from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.stage_output import StageOperator, StageOutput
 from sluice.operators.base import Answered, Asking, Row, rejects_record
 from sluice.plan.operator_parameters import Call, TableLookup
-from sluice.state.shard.answer_rows import Answer
+from sluice.state.shard.answer_rows import RecordedAnswer
 
 NO_ANSWERS: Mapping[int, RecordedAnswers] = MappingProxyType({})
 _Placed = tuple[Position, Row]
@@ -115,11 +115,11 @@ class RecordedAnswers:
         if policy.keep_ms is None or not answers:
             return answers
         now = stored.before.now
-        new: list[Answer] = []
+        new: list[RecordedAnswer] = []
         for each, answer in answers.items():
             key = asked[each].key or ""
             new.append(
-                Answer(
+                RecordedAnswer(
                     self._action.answers, each, key, now, stored.batch, answer.value, answer.error
                 )
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
@@ -18,7 +17,6 @@ from sluice.engine.batch.row_batches import RowBatchReader
 from sluice.engine.batch.row_schemas import REJECTED, ROW, ROW_DDL
 from sluice.engine.batch.spark_types import ROW_BATCH_TYPE, ddl
 from sluice.engine.stages.job_stages import Kinds, Stages, parsed
-from sluice.engine.stages.shuffle_targets import ShuffleTargets
 from sluice.engine.steps.fallible_expressions import with_columns
 from sluice.engine.steps.sql_errors import select
 from sluice.errors import EngineError, sentence
@@ -31,7 +29,6 @@ from sluice.plan import (
     Layers,
     Transformation,
 )
-from sluice.plan.arrow_support import NeedsSparkError
 from sluice.values.sql_text import backticked, named_struct, value_if
 
 
@@ -102,28 +99,25 @@ def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
 
 
 def _family(kind: spark.DataType) -> type[spark.DataType]:
-    """Return the type, or NumericType for all numbers."""
+    """The type, or NumericType for all numbers."""
     return spark.NumericType if isinstance(kind, spark.NumericType) else type(kind)
 
 
 def _operations(frame: DataFrame) -> list[str]:
-    """Return the operations of a DataFrame that drop, add or sort rows, the last operation first."""
+    """The operations of a DataFrame that drop, add or sort rows, the last operation first."""
     plan = frame._jdf.queryExecution().analyzed().treeString()
     return [name for name in _OPERATION.findall(plan) if name in _ROW_CHANGES]
 
 
-def after_stage(stages: Stages, number: int, row_batches: DataFrame) -> DataFrame:
-    """Return the row batches after a stage, computed from the row batches before the stage."""
+def stage_with_sql(stages: Stages, number: int, shuffled: DataFrame) -> DataFrame:
+    """Compute the row batches after a stage, whose last steps Spark SQL computes.
+
+    `shuffled` are the row batches before the stage, with a partition for each worker.
+    """
     task = stages.task(number)
     last = stages.last_tasks(number)
     side_outputs = stages.storage.side_outputs
     read_rows = RowBatchReader(side_outputs)
-    shuffled = row_batches.repartitionById(stages.job.pipeline.workers, "worker")
-    with suppress(NeedsSparkError):
-        targets = ShuffleTargets.of(stages, number)
-        return shuffled.mapInArrow(
-            Chain((read_rows, task, targets, *last)).__call__, ROW_BATCH_TYPE
-        )
     rows = shuffled.mapInArrow(Chain((read_rows, task, side_outputs.leave)).__call__, ROW_DDL)
     typed: list[str] = []
     for operator, column in stages.results(number):
@@ -138,7 +132,7 @@ def after_stage(stages: Stages, number: int, row_batches: DataFrame) -> DataFram
 
 
 def kinds_in(frame: DataFrame) -> Kinds:
-    """Return a function that returns the types that Spark finds for columns over a frame."""
+    """A function that returns the types that Spark finds for columns over a frame."""
 
     def kinds(columns: Sequence[Column]) -> Mapping[str, str]:
         schema = select(frame, columns).schema
@@ -148,7 +142,7 @@ def kinds_in(frame: DataFrame) -> Kinds:
 
 
 def _rows_for_targets(job: Job, number: int, frame: DataFrame) -> DataFrame:
-    """Return a row for each target of a stage's results."""
+    """A row for each target of a stage's results."""
     is_passed_on = "NOT emitted"
     rows = [value_if(is_passed_on, _row_sql({}))]
     rows += [value_if(edge.column, _edge_row_sql(edge)) for edge in job.edges_from(number)]

@@ -14,9 +14,11 @@ from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from typing_extensions import override
 
 from sluice.engine.batch.accounting import StreamTimeReader
-from sluice.engine.batch.batch_start import this_batch, this_worker
+from sluice.engine.batch.arrow_tasks import TaskOfBatch
+from sluice.engine.batch.batch_start import RunningTask
 from sluice.engine.batch.row_schemas import SCHEMA, STREAM_TIME
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, no_garbage_collection
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes
@@ -38,7 +40,7 @@ from sluice.support.memory import release_memory_after_rows
 
 
 @dataclass(frozen=True)
-class Stage:
+class Stage(TaskOfBatch):
     """The task of a stage, which runs on executors."""
 
     number: int
@@ -60,18 +62,16 @@ class Stage:
     token: str = field(default="", repr=False)
     """The token that state servers require."""
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Process one worker's rows, and fire its wall-clock timers.
-
-        Rows for other stages pass through.
-        """
-        start = this_batch()
+    @override
+    def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:
+        """Process one worker's rows, and fire its wall-clock timers. Rows for other stages pass through."""
+        start = task.start
         before = self.stream_times.before(start)
         received = StageRows([operator.number for operator in self.operators], self.sharing)
         for batch in batches:
             if batch.num_rows:
                 yield from received.add(batch)
-        worker = this_worker() if received.worker is None else received.worker
+        worker = task.worker if received.worker is None else received.worker
         if received.worker is not None or self._has_due_results(before, worker):
             with no_garbage_collection():
                 yield from self._run(received, worker, start.number, before)

@@ -109,11 +109,10 @@ def read(folder: Path) -> Manifest:
         ) from None
     present = {str(path.relative_to(folder)) for path in _files(folder)} - {_NAME}
     missing, unknown = sorted({*manifest.files} - present), sorted(present - {*manifest.files})
-    altered = [
-        name
-        for name in sorted(present & {*manifest.files})
-        if _digest(folder / name) != manifest.files[name]
-    ]
+    altered: list[str] = []
+    for name in sorted(present & {*manifest.files}):
+        if _digest(folder / name) != manifest.files[name]:
+            altered.append(name)
     for names, what in (
         (missing, "is missing"),
         (unknown, "does not belong to it"),

@@ -132,12 +132,8 @@ class Audits(LedgerPart):
 
     def all(self, ref: GenerationRef) -> list[Audit]:
         """Return the retained audits of a generation, oldest first."""
-        return [
-            _audit(row)
-            for row in self._read(
-                select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch)
-            )
-        ]
+        statement = select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch)
+        return [_audit(row) for row in self._read(statement)]
 
     def recent(self, ref: GenerationRef, limit: int) -> list[Audit]:
         """Return the newest audits of a generation, newest first."""
@@ -147,7 +143,7 @@ class Audits(LedgerPart):
         return [_audit(row) for row in self._read(statement)]
 
     def newest_of_all(self, refs: Sequence[GenerationRef]) -> dict[GenerationRef, Audit]:
-        """Generation → its newest audit."""
+        """Return the newest audit of each generation."""
         newest = select(AUDITS.c.pipeline, AUDITS.c.generation, func.max(AUDITS.c.batch)).where(
             of_refs(AUDITS, refs)
         )

@@ -42,10 +42,8 @@ def copy_ledger(
             # Columns that count up automatically are not copied, because the target's database
             # numbers its rows itself.
             columns = [column for column in table.columns if column.autoincrement is not True]
-            rows = [
-                dict(row)
-                for row in old.execute(select(*columns).order_by(*table.primary_key)).mappings()
-            ]
+            statement = select(*columns).order_by(*table.primary_key)
+            rows = [dict(row) for row in old.execute(statement).mappings()]
             new.execute(delete(table))
             if rows:
                 new.execute(insert(table), rows)

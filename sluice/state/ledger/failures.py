@@ -194,11 +194,10 @@ class Failures(LedgerPart):
 
     def clear(self, pipeline: str, *kinds: FailureKind, host: str | None = None) -> None:
         """Remove a pipeline's failures of some kinds, of one host or of all hosts."""
-        failures = [
-            failure
-            for failure in self.of(pipeline)
-            if failure.kind in kinds and host in (None, failure.host)
-        ]
+        failures: list[Failure] = []
+        for failure in self.of(pipeline):
+            if failure.kind in kinds and host in (None, failure.host):
+                failures.append(failure)
         if not failures:
             return
         with database_errors("Clearing the failure"), transaction(self._engine) as connection:
@@ -209,11 +208,10 @@ class Failures(LedgerPart):
         """Replace the failures of all files by `broken`. An unchanged failure keeps its time."""
         now = {failure.pipeline: failure for failure in broken}
         before = {failure.pipeline: failure for failure in self.all() if failure.kind == "file"}
-        gone = [
-            name
-            for name, failure in before.items()
-            if name not in now or now[name].detail != failure.detail
-        ]
+        gone: list[str] = []
+        for name, failure in before.items():
+            if name not in now or now[name].detail != failure.detail:
+                gone.append(name)
         new = [failure for name, failure in now.items() if name not in before or name in gone]
         if not (gone or new):
             # This is the usual case: Airflow loads the files again and again, and few have changed.
@@ -233,11 +231,10 @@ def _storable(text: str, secrets: Iterable[str]) -> str:
 
 
 def _failure(row: RowMapping) -> Failure:
-    times = {
-        name: datetime.fromisoformat(row[name])
-        for name in ("at", "seen_at", "repeats_at")
-        if row[name]
-    }
+    times: dict[str, datetime] = {}
+    for name in ("at", "seen_at", "repeats_at"):
+        if row[name]:
+            times[name] = datetime.fromisoformat(row[name])
     return Failure(**(dict(row) | times))
 
 

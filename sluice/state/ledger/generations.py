@@ -172,10 +172,16 @@ class Generations(LedgerPart):
                 add_note(connection, ref, run, note)
 
     def inherit(
-        self, new: GenerationRef, old: GenerationRef, batch: int, checksums: Sequence[Checksums], epoch: int,
-        lease: LeaseRow, times: Mapping[str, int] | None = None,
+        self,
+        new: GenerationRef,
+        old: GenerationRef,
+        batch: int,
+        checksums: Sequence[Checksums],
+        epoch: int,
+        lease: LeaseRow,
+        times: Mapping[str, int] | None = None,
         stream_times: Mapping[str, int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Give the registered generation `new` the newest snapshot (`batch`) and the history of the generation `old`.
 
         `checksums` are the checksums of the new generation's shards. `epoch` is the epoch of the
@@ -315,10 +321,8 @@ class Generations(LedgerPart):
 
     def pipelines(self) -> list[str]:
         """Names of all pipelines with a current generation, sorted."""
-        return [
-            row["pipeline"]
-            for row in self._read(select(PIPELINES.c.pipeline).order_by(PIPELINES.c.pipeline))
-        ]
+        statement = select(PIPELINES.c.pipeline).order_by(PIPELINES.c.pipeline)
+        return [row["pipeline"] for row in self._read(statement)]
 
     def current(self, pipeline: str) -> GenerationInfo | None:
         """Return the current generation of a pipeline, or None if the pipeline never ran."""
@@ -389,7 +393,7 @@ class Generations(LedgerPart):
         return infos
 
     def _workers(self, refs: Sequence[GenerationRef]) -> dict[GenerationRef, list[WorkerInfo]]:
-        """Generation → its workers, sorted by number."""
+        """Return the workers of each generation, sorted by number."""
         statement = select(WORKERS).where(of_refs(WORKERS, refs)).order_by(WORKERS.c.number)
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             placed = place_workers(connection, connection.execute(statement).mappings().all())
@@ -443,11 +447,14 @@ def _with_lost_workers(
         "The ledger has lost the worker's address. The next run of the pipeline registers it again."
     )
     missing = {*range(number)} - {worker.number for worker in workers}
-    lost_workers = [
-        WorkerInfo(**msgspec.structs.asdict(ref), number=each, location="", unavailable=lost)
-        for each in missing
-    ]
-    return sorted([*workers, *lost_workers], key=lambda worker: worker.number)
+    known_and_lost = [*workers]
+    for number_lost in missing:
+        known_and_lost.append(
+            WorkerInfo(
+                **msgspec.structs.asdict(ref), number=number_lost, location="", unavailable=lost
+            )
+        )
+    return sorted(known_and_lost, key=lambda worker: worker.number)
 
 
 def _worker_row(worker: WorkerInfo) -> dict[str, Any]:

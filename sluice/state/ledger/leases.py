@@ -150,5 +150,7 @@ def lost(row: LeaseRow | None, epoch: int) -> LeaseError:
 def _row(connection: Connection, ref: GenerationRef, *, lock: bool = False) -> LeaseRow | None:
     statement = select(LEASES).where(of_ref(LEASES, ref))
     # A SQLite write transaction locks the database when it begins; PostgreSQL locks the row here.
-    row = connection.execute(statement.with_for_update() if lock else statement).mappings().first()
+    if lock:
+        statement = statement.with_for_update()
+    row = connection.execute(statement).mappings().first()
     return None if row is None else LeaseRow(**dict(row))

@@ -229,7 +229,9 @@ def epochs_of(connection: Connection, pipeline: str) -> dict[int, int]:
 def _epoch(connection: Connection, placement: Placement, *, lock: bool = False) -> int:
     """Return the epoch of the newest change of a worker's placement; 0 before the first."""
     statement = select(PLACES.c.epoch).where(*_same_worker(PLACES, placement))
-    return connection.execute(statement.with_for_update() if lock else statement).scalar() or 0
+    if lock:
+        statement = statement.with_for_update()
+    return connection.execute(statement).scalar() or 0
 
 
 def _next_epoch(connection: Connection, placement: Placement) -> int:

@@ -32,7 +32,7 @@ class Quarantine(LedgerPart):
         return {worker: reason for (_, worker), reason in self.reasons([ref]).items()}
 
     def reasons(self, refs: Sequence[GenerationRef]) -> dict[tuple[GenerationRef, int], str]:
-        """Generation and worker → the reason why its shard must not be read."""
+        """Return why shards must not be read: generation and worker → reason."""
         reasons: dict[tuple[GenerationRef, int], str] = {}
         for row in self._read(select(QUARANTINE).where(of_refs(QUARANTINE, refs))):
             reasons[GenerationRef(row["pipeline"], row["generation"]), row["worker"]] = row[

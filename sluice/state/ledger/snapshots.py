@@ -103,9 +103,9 @@ class Snapshots(LedgerPart):
                 if audit is not None:
                     require_predecessor(ref, snapshot.batch, last)
                 connection.execute(insert(SNAPSHOTS), snapshot_row(snapshot))
-                _insert_times(
-                    connection, snapshot, last, snapshot.stream_times if times is None else times
-                )
+                if times is None:
+                    times = snapshot.stream_times
+                _insert_times(connection, snapshot, last, times)
                 if audit is not None:
                     connection.execute(insert(AUDITS), audit_row(audit))
                     note_last_records(connection, ref, audit.sources)
@@ -169,7 +169,7 @@ class Snapshots(LedgerPart):
         return [_snapshot(row) for row in rows]
 
     def kept_of_all_pipelines(self) -> dict[GenerationRef, KeptBatches]:
-        """Current generation → its oldest and newest batch. Omits pipelines without a batch."""
+        """Return the oldest and newest batch of each current generation, if it has one."""
         of_generation = [SNAPSHOTS.c[name] == PIPELINES.c[name] for name in _GENERATION]
         # The database finds the two ends in its index. With GROUP BY, it would read the whole
         # index.
@@ -237,7 +237,8 @@ class Snapshots(LedgerPart):
         statement = current(SNAPSHOTS).where(published, counted)
         if pipeline is not None:
             statement = statement.where(SNAPSHOTS.c.pipeline == pipeline)
-        return [_snapshot(row) for row in self._read(statement.order_by(SNAPSHOTS.c.batch.desc()))]
+        newest_first = statement.order_by(SNAPSHOTS.c.batch.desc())
+        return [_snapshot(row) for row in self._read(newest_first)]
 
     def oldest(self, pipeline: str) -> Snapshot | None:
         """Return the oldest snapshot that retention has not removed."""
@@ -309,7 +310,7 @@ class Snapshots(LedgerPart):
             return last_batch(connection, ref)
 
     def kept_batches(self) -> dict[GenerationRef, KeptBatches]:
-        """Generation → its oldest and newest batch. Omits generations without a batch."""
+        """Return the oldest and newest batch of each generation that has one."""
         c = SNAPSHOTS.c
         generation = c.pipeline, c.generation
         batches = func.min(c.batch).label("oldest"), func.max(c.batch).label("newest")

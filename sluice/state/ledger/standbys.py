@@ -180,7 +180,5 @@ def _worker(pipeline: str, number: int) -> tuple[ColumnElement[bool], ColumnElem
 def _addresses(connection: Connection, table: Any, place: Placement) -> set[tuple[str, int]]:
     """Return the addresses of the servers that a table, `PLACEMENTS` or `STANDBYS`, has for the worker."""
     same = table.c.pipeline == place.pipeline, table.c.number == place.number
-    return {
-        (row.host, row.port)
-        for row in connection.execute(select(table.c.host, table.c.port).where(*same))
-    }
+    statement = select(table.c.host, table.c.port).where(*same)
+    return {(row.host, row.port) for row in connection.execute(statement)}

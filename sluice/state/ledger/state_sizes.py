@@ -34,7 +34,5 @@ class Sizes(LedgerPart):
     def of(self, pipeline: str) -> list[int]:
         """Return the bytes on the days that are noted, the oldest first."""
         c = SIZES.c
-        return [
-            row["bytes"]
-            for row in self._read(select(c.bytes).where(c.pipeline == pipeline).order_by(c.day))
-        ]
+        statement = select(c.bytes).where(c.pipeline == pipeline).order_by(c.day)
+        return [row["bytes"] for row in self._read(statement)]

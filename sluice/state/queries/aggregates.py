@@ -169,11 +169,11 @@ def _number(entry: Entry, value: Any, names: tuple[str, ...]) -> Decimal | None:
         return None
     if type(value) not in _NUMBER_TYPES:
         field = repr(".".join(names)) if names else "The value"
+        next_step = ""
+        if isinstance(value, dict):
+            next_step = f"Choose a field: {', '.join(map(str, value))}."
         raise QueryError(
-            f"{field} of key {entry.key[:100]!r} is not a number.",
-            next_step=f"Choose a field: {', '.join(map(str, value))}."
-            if isinstance(value, dict)
-            else "",
+            f"{field} of key {entry.key[:100]!r} is not a number.", next_step=next_step
         )
     return Decimal(value)
 

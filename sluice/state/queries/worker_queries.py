@@ -16,7 +16,7 @@ from sluice.state.queries.entries import (
     store_value,
 )
 from sluice.state.shard.local_shard import FEW_KEYS, LocalShard
-from sluice.state.shard.ranges import Range
+from sluice.state.shard.ranges import RowRange
 from sluice.state.time_limits import check_deadline
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ class WithHeaders(Query[list[Entry]], frozen=True, tag=True):
 class Scan(Query[list[Entry]], frozen=True, tag=True):
     """A page of entries sorted by key and window, starting after `after`."""
 
-    within: Range
+    within: RowRange
     after: EntryId | None
     limit: int
     with_headers: bool = False
@@ -132,7 +132,7 @@ class Scan(Query[list[Entry]], frozen=True, tag=True):
 
 
 class Count(Query[int], frozen=True, tag=True):
-    within: Range
+    within: RowRange
 
     def execute(self, shard: LocalShard) -> int:
         if self.store_column == 0:
@@ -145,7 +145,7 @@ class Count(Query[int], frozen=True, tag=True):
 class Aggregate(Query[list[Group]], frozen=True, tag=True):
     """The aggregates of a field per group."""
 
-    within: Range
+    within: RowRange
     field: str
     group_by: str
 
@@ -163,7 +163,7 @@ class Aggregate(Query[list[Group]], frozen=True, tag=True):
 class Top(Query[list[Entry]], frozen=True, tag=True):
     """The entries with the largest or smallest numbers in a field."""
 
-    within: Range
+    within: RowRange
     field: str
     limit: int
     smallest: bool
@@ -210,7 +210,7 @@ RESULTS: dict[str, msgspec.json.Decoder[object]] = {
 def _pages(
     query: Query[T],
     shard: LocalShard,
-    within: Range,
+    within: RowRange,
     after: EntryId | None = None,
     size: int = _PAGE,
     *,

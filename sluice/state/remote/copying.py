@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 
 from sluice.errors import DamagedState
 from sluice.state.remote.opening import create_shard, open_shard
-from sluice.state.shard.answer_rows import Answer
+from sluice.state.shard.answer_rows import RecordedAnswer
 from sluice.state.shard.checksums import NO_CHECKSUM, checksum_of
 from sluice.state.shard.operator_states import StateVersion
 from sluice.state.shard.pages import PAGE, pages_of_answers, pages_of_states, pages_of_versions
@@ -47,9 +47,15 @@ class ShardCopy:
     """
 
     def __init__(
-        self, source: Shard, place: str, progress: Progress = lambda _: None, *, until: int | None = None,
-        settled: int = -1, is_complete: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        source: Shard,
+        place: str,
+        progress: Progress = lambda _: None,
+        *,
+        until: int | None = None,
+        settled: int = -1,
+        is_complete: bool = False,
+    ) -> None:
         self.versions = 0
         """The number of versions copied."""
         self.why_replaced = ""
@@ -58,11 +64,10 @@ class ShardCopy:
         self._until, self._settled = until, settled
         self._target: Shard | None = None
         try:
-            self._target = (
-                open_shard(place, to_write=True)
-                if is_complete
-                else create_shard(place, continued=True)
-            )
+            if is_complete:
+                self._target = open_shard(place, to_write=True)
+            else:
+                self._target = create_shard(place, continued=True)
             if is_complete:
                 # A command that was killed while it promoted the standby may have left the copy
                 # unsealed.
@@ -123,7 +128,7 @@ class ShardCopy:
         stop_writers: Callable[[], None],
         let_write: Callable[[], None],
     ) -> None:
-        missing = self._copy_most(target)
+        missing = self._copy_settled_batches(target)
         stop_writers()
         try:
             if self._until is None or missing <= self._until:
@@ -138,10 +143,10 @@ class ShardCopy:
             let_write()
             raise
 
-    def _copy_most(self, target: Shard) -> int:
+    def _copy_settled_batches(self, target: Shard) -> int:
         """Copy the rows of all batches that no run can change anymore.
 
-        The source may be in use meanwhile. Returns the first batch that the copy lacks afterwards.
+        The source may be in use meanwhile. Return the first batch that the copy lacks afterwards.
         """
         # A run may write the newest batch again until the batch is published.
         unsettled = max(self._source.journal().newest, self._settled + 1)
@@ -217,7 +222,7 @@ class NewShard:
         self.rows[operator] += len(versions)
         self.totals[operator] += sum(version.digest for version in versions)
 
-    def add_answers(self, answers: Sequence[Answer]) -> None:
+    def add_answers(self, answers: Sequence[RecordedAnswer]) -> None:
         """Add a page of recorded answers."""
         self.shard.absorb_answers(answers, oldest=0)
 
@@ -240,7 +245,8 @@ def copy_answers(source: Shard, target: Shard) -> None:
     newest = target.last_places().answer
     # Begin with the newest time that the target has: several answers may have this time, and an
     # interrupted copy may have only some of them.
-    for page in pages_of_answers(source, None if newest is None else (newest, "", "")):
+    after = None if newest is None else (newest, "", "")
+    for page in pages_of_answers(source, after):
         target.absorb_answers(page, oldest[0].at)
 
 

@@ -22,11 +22,9 @@ def open_shard(url: str, *, to_write: bool = False, token: str = "") -> Shard:
     Raises StateError if it does not exist, because a lost shard must not look like an empty shard.
     `token` is sent to a state server and defaults to the token from the settings.
     """
-    return (
-        _remote_shard().open(url, token=token)
-        if is_remote(url)
-        else LocalShard.open(url, to_write=to_write)
-    )
+    if is_remote(url):
+        return _remote_shard().open(url, token=token)
+    return LocalShard.open(url, to_write=to_write)
 
 
 def create_shard(url: str, *, anew: bool = False, continued: bool = False) -> Shard:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Concatenate, ParamSpec, Self, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -11,39 +11,40 @@ import msgspec
 from typing_extensions import override
 
 from sluice.errors import StateError, Unreachable
-from sluice.state.model import EntryId, StateRow
 from sluice.state.remote.connection import (
     NotAStateServer,
     call_limits,
     client_options,
     response_content,
 )
-from sluice.state.shard.answer_rows import Answer
-from sluice.state.shard.checksums import checksum_of
-from sluice.state.shard.operator_states import State, StateVersion, StoredState
-from sluice.state.shard.ranges import EVERYTHING, Range
-from sluice.state.shard.row_columns import RowColumns, RowIds
-from sluice.state.shard.row_tuples import StoredRow, VersionId
-from sluice.state.shard.shard import (
-    NOTHING_FORGOTTEN,
-    Checksums,
-    Journal,
-    LastPlaces,
-    RowCounts,
-    Shard,
-    Version,
-)
+from sluice.state.remote.shard_calls import CALLS, PROTOCOL, PROTOCOL_HEADER, OtherVersion
+from sluice.state.shard.answer_rows import RecordedAnswer
+from sluice.state.shard.operator_states import StoredState
+from sluice.state.shard.shard import Shard
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 ANSWER_SECONDS = 60.0
 """How long a busy server may take to say that it has a shard. The wait must end, because a paused
 server accepts connections and never answers."""
 _WRITE_SECONDS = 600.0
-_VERSIONS = msgspec.msgpack.Decoder(list[Version])
-_STATE_VERSIONS = msgspec.msgpack.Decoder(list[StateVersion])
-_STORED = msgspec.msgpack.Decoder(dict[int, StoredRow])
-_STATES = msgspec.msgpack.Decoder(dict[str, StoredState])
-_ANSWERS = msgspec.msgpack.Decoder(list[Answer])
 _KEYS_AT_ONCE = 10_000
+
+
+def _remote(
+    method: Callable[Concatenate[Shard, P], R],
+) -> Callable[Concatenate[RemoteShard, P], R]:
+    """Make the method of `RemoteShard` that calls this method of the server's shard."""
+    call = CALLS[method.__name__]
+
+    def send(self: RemoteShard, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        content = call.encode_arguments(self, *args, **kwargs)
+        result: R = self._request("POST", f"/calls/{call.name}", call.decode_result, content)
+        return result
+
+    send.__name__, send.__doc__ = method.__name__, method.__doc__
+    return send
 
 
 class RemoteShard(Shard):
@@ -58,7 +59,7 @@ class RemoteShard(Shard):
 
     @classmethod
     def open(cls, url: str, *, token: str = "") -> Self:
-        """Open a shard. Raises StateError if the server does not have it.
+        """Open a shard. Raise StateError if the server does not have it.
 
         `token` defaults to the settings' token.
         """
@@ -82,246 +83,99 @@ class RemoteShard(Shard):
         See `LocalShard.create` for `anew` and `continued`.
         """
         shard = cls(url, httpx.Client(**client_options(_WRITE_SECONDS)))
+        query = f"?anew={str(anew).lower()}&continued={str(continued).lower()}"
         try:
-            shard._call("PUT", f"?anew={str(anew).lower()}&continued={str(continued).lower()}")
+            shard._request("PUT", query, bytes)
         except BaseException:
             # Close the shard here, because the caller does not get it.
             shard.close()
             raise
         return shard
 
+    @classmethod
+    def drop(cls, url: str) -> None:
+        """Delete a shard. Do nothing if it does not exist."""
+        with cls(url, httpx.Client(**client_options(_WRITE_SECONDS))) as shard:
+            shard._request("DELETE", "", bytes)
+
+    @classmethod
+    def size_of(cls, url: str) -> int:
+        """Return the size of a shard in bytes.
+
+        Raise StateError if its server does not answer or does not have it.
+        """
+        with cls(url, httpx.Client(**client_options(ANSWER_SECONDS))) as shard:
+            return shard._request("GET", "/size", msgspec.json.Decoder(int).decode)
+
     @override
     def close(self) -> None:
         self._client.close()
 
-    @override
-    def rows_before(self, batch: int, ids: RowIds, epoch: int) -> dict[int, StoredRow]:
-        content = msgspec.msgpack.encode(ids)
-        return _STORED.decode(self._call("POST", f"/batches/{batch}/before?epoch={epoch}", content))
-
-    @override
-    def write_pages(
-        self,
-        batch: int,
-        pages: Iterable[RowColumns],
-        epoch: int = 0,
-        replaced: Callable[[], int] | None = None,
-    ) -> int:
-        content = msgspec.msgpack.encode(list(pages))
-        parameter = "" if replaced is None else f"&replaced={checksum_of(replaced())}"
-        written: int = msgspec.json.decode(
-            self._call("PUT", f"/batches/{batch}?epoch={epoch}{parameter}", content)
-        )
-        return written
-
-    @override
-    def expire_windows(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
-        self._call(
-            "POST", f"/batches/{batch}/expire?epoch={epoch}", msgspec.json.encode(dict(ends))
-        )
+    begin_run = _remote(Shard.begin_run)
+    rows_before = _remote(Shard.rows_before)
+    write_pages = _remote(Shard.write_pages)
+    expire_windows = _remote(Shard.expire_windows)
+    due_keys = _remote(Shard.due_keys)
+    earliest_timer = _remote(Shard.earliest_timer)
+    write_states = _remote(Shard.write_states)
+    write_answers = _remote(Shard.write_answers)
+    forget_failures = _remote(Shard.forget_failures)
+    answers = _remote(Shard.answers)
+    absorb_answers = _remote(Shard.absorb_answers)
+    journal = _remote(Shard.journal)
+    checksums = _remote(Shard.checksums)
+    verify_rows = _remote(Shard.verify_rows)
+    verify_states = _remote(Shard.verify_states)
+    scan = _remote(Shard.scan)
+    compact = _remote(Shard.compact)
+    row_versions = _remote(Shard.row_versions)
+    absorb_rows = _remote(Shard.absorb_rows)
+    state_versions = _remote(Shard.state_versions)
+    absorb_states = _remote(Shard.absorb_states)
+    last_places = _remote(Shard.last_places)
+    row_counts = _remote(Shard.row_counts)
+    replace_journal = _remote(Shard.replace_journal)
+    seal = _remote(Shard.seal)
+    _read_states_at_once = _remote(Shard.read_states)
+    _read_answers_at_once = _remote(Shard.read_answers)
 
     @override
     def read_states(
         self, operator: int, keys: Sequence[str], before: int, epoch: int, *, shared: bool = False
     ) -> dict[str, StoredState]:
         states: dict[str, StoredState] = {}
-        for start in range(0, len(keys), _KEYS_AT_ONCE):
-            content = msgspec.msgpack.encode(
-                (operator, list(keys[start : start + _KEYS_AT_ONCE]), before, epoch, shared)
-            )
-            states |= _STATES.decode(self._call("POST", "/states", content))
+        for some in _divide(keys):
+            states |= self._read_states_at_once(operator, some, before, epoch, shared=shared)
         return states
 
     @override
-    def due_keys(
-        self,
-        operator: int,
-        until: int,
-        before: int,
-        epoch: int,
-        clock: str = "due",
-    ) -> list[str]:
-        content = msgspec.json.encode((operator, until, before, epoch, clock))
-        return msgspec.json.decode(self._call("POST", "/states/due", content), type=list[str])
-
-    @override
-    def earliest_timer(
-        self,
-        operator: int,
-        before: int,
-        epoch: int,
-        clock: str = "wall",
-        after: int = -1,
-    ) -> int | None:
-        content = msgspec.json.encode((operator, before, epoch, clock, after))
-        return msgspec.json.decode(
-            self._call("POST", "/states/earliest-timer", content), type=int | None
-        )
-
-    @override
-    def write_states(
-        self,
-        batch: int,
-        numbers: Iterable[int],
-        states: Sequence[State],
-        epoch: int,
-    ) -> None:
-        content = msgspec.msgpack.encode((list(numbers), states))
-        self._call("PUT", f"/states/{batch}?epoch={epoch}", content)
-
-    @override
-    def read_answers(self, step: str, ids: Sequence[str], epoch: int) -> list[Answer]:
-        answers: list[Answer] = []
-        for start in range(0, len(ids), _KEYS_AT_ONCE):
-            content = msgspec.msgpack.encode((step, list(ids[start : start + _KEYS_AT_ONCE])))
-            answers += _ANSWERS.decode(self._call("POST", f"/answers/read?epoch={epoch}", content))
+    def read_answers(self, step: str, ids: Sequence[str], epoch: int) -> list[RecordedAnswer]:
+        answers: list[RecordedAnswer] = []
+        for some in _divide(ids):
+            answers += self._read_answers_at_once(step, some, epoch)
         return answers
 
-    @override
-    def write_answers(
+    def _request(
         self,
-        answers: Sequence[Answer],
-        epoch: int,
-        *,
-        forget: Mapping[str, int] = NOTHING_FORGOTTEN,
-    ) -> None:
-        content = msgspec.msgpack.encode((list(answers), dict(forget)))
-        self._call("POST", f"/answers?epoch={epoch}", content)
-
-    @override
-    def forget_failures(self, batch: int, epoch: int) -> None:
-        self._call("POST", f"/answers/{batch}/forget-failures?epoch={epoch}")
-
-    @override
-    def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[Answer]:
-        return _ANSWERS.decode(
-            self._call("POST", "/answers/page", msgspec.json.encode((after, limit)))
-        )
-
-    @override
-    def absorb_answers(self, answers: Sequence[Answer], oldest: int) -> None:
-        self._call("PUT", "/answers", msgspec.msgpack.encode((list(answers), oldest)))
-
-    @override
-    def begin_run(self, epoch: int, as_of: int) -> Checksums:
-        return msgspec.json.decode(
-            self._call("POST", "/begin", msgspec.json.encode((epoch, as_of))), type=Checksums
-        )
-
-    @override
-    def journal(self) -> Journal:
-        return msgspec.json.decode(self._call("GET", "/batches"), type=Journal)
-
-    @override
-    def checksums(self, as_of: int) -> Checksums:
-        return msgspec.json.decode(
-            self._call("POST", "/checksums", msgspec.json.encode(as_of)), type=Checksums
-        )
-
-    @override
-    def verify_rows(self, as_of: int, published: Checksums | None = None) -> None:
-        self._call("POST", "/verify", msgspec.json.encode((as_of, published)))
-
-    @override
-    def verify_states(self, as_of: int, published: Checksums | None = None) -> None:
-        self._call("POST", "/states/verify", msgspec.json.encode((as_of, published)))
-
-    @classmethod
-    def drop(cls, url: str) -> None:
-        """Delete a shard. Does nothing if it does not exist."""
-        with cls(url, httpx.Client(**client_options(_WRITE_SECONDS))) as shard:
-            shard._call("DELETE", "")
-
-    @override
-    def scan(
-        self,
-        group_id: int,
-        as_of: int,
-        within: Range = EVERYTHING,
-        *,
-        after: EntryId | None = None,
-        limit: int = 1_000,
-        checked: bool = False,
-    ) -> list[StateRow]:
-        page = {
-            "group_id": group_id,
-            "as_of": as_of,
-            "within": within,
-            "after": after,
-            "limit": limit,
-            "checked": checked,
-        }
-        content = msgspec.json.encode(page)
-        return msgspec.json.decode(self._call("POST", "/state_rows", content), type=list[StateRow])
-
-    @classmethod
-    def size_of(cls, url: str) -> int:
-        """Return the size of a shard in bytes.
-
-        Raises StateError if its server does not answer or does not have it.
-        """
-        with cls(url, httpx.Client(**client_options(ANSWER_SECONDS))) as shard:
-            size: int = msgspec.json.decode(shard._call("GET", "/size"))
-        return size
-
-    @override
-    def compact(self, keep_from: int) -> int:
-        removed: int = msgspec.json.decode(self._call("POST", f"/compact?keep_from={keep_from}"))
-        return removed
-
-    @override
-    def row_versions(
-        self,
-        since: int,
-        after: VersionId | None,
-        limit: int,
-    ) -> list[Version]:
-        content = msgspec.json.encode([since, after, limit])
-        return _VERSIONS.decode(self._call("POST", "/versions", content))
-
-    @override
-    def absorb_rows(self, versions: Iterable[Version]) -> None:
-        self._call("PUT", "/versions", msgspec.msgpack.encode(list(versions)))
-
-    @override
-    def state_versions(
-        self,
-        since: int,
-        after: tuple[int, int, str, int] | None,
-        limit: int,
-    ) -> list[StateVersion]:
-        content = msgspec.json.encode((since, after, limit))
-        return _STATE_VERSIONS.decode(self._call("POST", "/states/versions", content))
-
-    @override
-    def absorb_states(self, versions: Iterable[StateVersion]) -> None:
-        self._call("PUT", "/states/versions", msgspec.msgpack.encode(list(versions)))
-
-    @override
-    def last_places(self) -> LastPlaces:
-        return msgspec.json.decode(self._call("GET", "/last"), type=LastPlaces)
-
-    @override
-    def row_counts(self) -> RowCounts:
-        return msgspec.json.decode(self._call("GET", "/rows"), type=RowCounts)
-
-    @override
-    def replace_journal(self, since: int, journal: Journal) -> None:
-        self._call("POST", "/settle", msgspec.json.encode((since, journal)))
-
-    @override
-    def seal(self, *, sealed: bool = True) -> None:
-        self._call("POST", f"/seal?sealed={str(sealed).lower()}")
-
-    def _call(self, method: str, path: str, content: bytes = b"") -> bytes:
+        method: str,
+        path: str,
+        decode: Callable[[bytes], R],
+        content: bytes = b"",
+    ) -> R:
+        """Send a request, and decode the content of the server's response."""
+        headers = {PROTOCOL_HEADER: PROTOCOL}
         try:
-            response = self._client.request(method, self._address + path, content=content)
-            return response_content(response.status_code, response.content)
+            response = self._client.request(
+                method, self._address + path, content=content, headers=headers
+            )
+            if _is_of_other_version(response):
+                raise OtherVersion
+            return decode(response_content(response.status_code, response.content))
         except httpx.HTTPError as error:
             raise Unreachable(
                 f"The state server at {self._server} cannot be reached ({type(error).__name__})."
             ) from None
-        except NotAStateServer:
+        except (NotAStateServer, msgspec.DecodeError, RecursionError):
             raise StateError(
                 f"The server at {self._server} is not a state server.",
                 next_step="Stop that program, and start the state server there again: sluice serve.",
@@ -330,3 +184,15 @@ class RemoteShard(Shard):
     @property
     def _server(self) -> str:
         return urlsplit(self._address).netloc
+
+
+def _is_of_other_version(response: httpx.Response) -> bool:
+    """Return whether a state server's version does not know the call."""
+    is_unknown = response.status_code == httpx.codes.NOT_FOUND
+    return is_unknown and PROTOCOL_HEADER not in response.headers
+
+
+def _divide(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Divide keys into the parts that one call may have."""
+    for start in range(0, len(keys), _KEYS_AT_ONCE):
+        yield keys[start : start + _KEYS_AT_ONCE]

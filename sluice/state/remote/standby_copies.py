@@ -148,11 +148,10 @@ def promote_standby(
     standby = ledger.standbys.of(ref.pipeline).get(number)
     if info is None or batch is None or standby is None or number >= len(info.workers):
         raise NotFound(f"Worker {number} of {ref.pipeline!r} has no standby.")
-    copy_text = (
-        "no complete copy"
-        if standby.copied_generation != ref
-        else f"snapshot {ref.generation}.{standby.batch}"
-    )
+    if standby.copied_generation == ref:
+        copy_text = f"snapshot {ref.generation}.{standby.batch}"
+    else:
+        copy_text = "no complete copy"
     is_stale = (standby.copied_generation, standby.batch) != (ref, batch)
     if is_stale and not accept_stale:
         raise Refused(

@@ -34,11 +34,9 @@ def drop(url: str) -> None:
 def exists(url: str) -> bool:
     """Return whether there is a shard, or a part of a shard, that this process can open."""
     parsed = with_password(_parse(url))
-    return (
-        Path(parsed.database or "").exists()
-        if parsed.get_backend_name() == "sqlite"
-        else has_schema(parsed)
-    )
+    if parsed.get_backend_name() == "sqlite":
+        return Path(parsed.database or "").exists()
+    return has_schema(parsed)
 
 
 def location(base_url: str, ref: GenerationRef, worker: int) -> str:

@@ -32,7 +32,7 @@ _PAGE = (
 _BEFORE_ALL = (-1, "", "")
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class RecordedAnswer(msgspec.Struct, frozen=True, array_like=True):
     """What a call has returned for one row, or why it has failed."""
 
     step: str
@@ -51,9 +51,9 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """Why the call has failed; None if it has not."""
 
 
-def by_worker(answers: Iterable[Answer], workers: int) -> dict[int, list[Answer]]:
+def by_worker(answers: Iterable[RecordedAnswer], workers: int) -> dict[int, list[RecordedAnswer]]:
     """Worker's number → the answers for its keys, if there are `workers` workers."""
-    divided: dict[int, list[Answer]] = defaultdict(list)
+    divided: dict[int, list[RecordedAnswer]] = defaultdict(list)
     for answer in answers:
         divided[owner(answer.key, workers)].append(answer)
     return divided
@@ -65,17 +65,17 @@ def prepare(driver: Driver) -> None:
     driver.execute(_CREATE_INDEX)
 
 
-def read(driver: Driver, step: str, ids: Sequence[str]) -> list[Answer]:
+def read(driver: Driver, step: str, ids: Sequence[str]) -> list[RecordedAnswer]:
     """Return the recorded answers of a step with these ids."""
-    answers: list[Answer] = []
+    answers: list[RecordedAnswer] = []
     for start in range(0, len(ids), _IDS_AT_ONCE):
         chunk = ids[start : start + _IDS_AT_ONCE]
         rows = driver.fetch(_READ.format(ids=", ".join("?" * len(chunk))), (step, *chunk))
-        answers += [Answer(*row) for row in rows]
+        answers += [RecordedAnswer(*row) for row in rows]
     return answers
 
 
-def write(driver: Driver, answers: Iterable[Answer]) -> None:
+def write(driver: Driver, answers: Iterable[RecordedAnswer]) -> None:
     """Within a transaction, record answers. An answer that is recorded already stays as it is."""
     driver.execute_many(_INSERT, [msgspec.structs.astuple(answer) for answer in answers])
 
@@ -95,9 +95,9 @@ def forget_all(driver: Driver, before: int) -> None:
     driver.execute("DELETE FROM answers WHERE at < ?", (before,))
 
 
-def page(driver: Driver, after: tuple[int, str, str] | None, limit: int) -> list[Answer]:
+def page(driver: Driver, after: tuple[int, str, str] | None, limit: int) -> list[RecordedAnswer]:
     """Return a page of all answers, sorted by time, step and id, that come after (time, step, id)."""
-    return [Answer(*row) for row in driver.fetch(_PAGE, (*(after or _BEFORE_ALL), limit))]
+    return [RecordedAnswer(*row) for row in driver.fetch(_PAGE, (*(after or _BEFORE_ALL), limit))]
 
 
 def newest(driver: Driver) -> int | None:

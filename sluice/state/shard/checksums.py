@@ -30,11 +30,9 @@ def row_digest(row: Row) -> int:
     group_id, key, start, end, value = row
     # The key's length marks where the key ends and the value begins, whatever characters they
     # contain.
-    return (
-        0
-        if value is None
-        else _digest(f"{group_id} {start} {end} {len(key)} {key}{value}".encode())
-    )
+    if value is None:
+        return 0
+    return _digest(f"{group_id} {start} {end} {len(key)} {key}{value}".encode())
 
 
 def state_digest(

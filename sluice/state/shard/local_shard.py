@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -14,18 +14,20 @@ from sluice.state.model import NO_WINDOW, EntryId, StateRow
 from sluice.state.shard import answer_rows as recorded_answers
 from sluice.state.shard import operator_states, statements
 from sluice.state.shard.addresses import drop, exists, open_driver, shown
-from sluice.state.shard.answer_rows import Answer
+from sluice.state.shard.answer_rows import RecordedAnswer
 from sluice.state.shard.checksums import NO_CHECKSUM, checksum_of, row_digest
 from sluice.state.shard.database_driver import Driver
 from sluice.state.shard.expired_windows import expire
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
-from sluice.state.shard.ranges import EVERYTHING, Range, conditions
+from sluice.state.shard.ranges import EVERYTHING, RowRange, conditions
 from sluice.state.shard.row_columns import RowColumns, RowIds
 from sluice.state.shard.row_tuples import StoredRow, VersionId
 from sluice.state.shard.shard import (
     NOTHING_FORGOTTEN,
     STATE_ROWS,
     Checksums,
+    Clock,
+    DigestSum,
     Journal,
     JournalEntry,
     LastPlaces,
@@ -141,7 +143,7 @@ class LocalShard(Shard):
         batch: int,
         pages: Iterable[RowColumns],
         epoch: int = 0,
-        replaced: Callable[[], int] | None = None,
+        replaced: DigestSum = None,
     ) -> int:
         with self._writing(epoch, batch, [STATE_ROWS]):
             written = 0
@@ -197,7 +199,7 @@ class LocalShard(Shard):
         until: int,
         before: int,
         epoch: int,
-        clock: str = "due",
+        clock: Clock = "due",
     ) -> list[str]:
         keys = operator_states.due(self._driver, operator, until, before, clock)
         self._require_newest_writer(epoch)
@@ -209,7 +211,7 @@ class LocalShard(Shard):
         operator: int,
         before: int,
         epoch: int,
-        clock: str = "wall",
+        clock: Clock = "wall",
         after: int = -1,
     ) -> int | None:
         time = operator_states.earliest_timer(self._driver, operator, before, clock, after)
@@ -251,7 +253,7 @@ class LocalShard(Shard):
             self._driver.execute(statements.ADD_TO_ROW_COUNTS, (0, added))
 
     @override
-    def read_answers(self, step: str, ids: Sequence[str], epoch: int) -> list[Answer]:
+    def read_answers(self, step: str, ids: Sequence[str], epoch: int) -> list[RecordedAnswer]:
         answers = recorded_answers.read(self._driver, step, ids) if self._has_answers else []
         self._require_newest_writer(epoch)
         return answers
@@ -259,7 +261,7 @@ class LocalShard(Shard):
     @override
     def write_answers(
         self,
-        answers: Sequence[Answer],
+        answers: Sequence[RecordedAnswer],
         epoch: int,
         *,
         forget: Mapping[str, int] = NOTHING_FORGOTTEN,
@@ -277,11 +279,11 @@ class LocalShard(Shard):
             recorded_answers.forget_failures(self._driver, batch)
 
     @override
-    def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[Answer]:
+    def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[RecordedAnswer]:
         return recorded_answers.page(self._driver, after, limit) if self._has_answers else []
 
     @override
-    def absorb_answers(self, answers: Sequence[Answer], oldest: int) -> None:
+    def absorb_answers(self, answers: Sequence[RecordedAnswer], oldest: int) -> None:
         with self._driver.transaction():
             self._require_sealed()
             self._prepare_answers()
@@ -395,9 +397,8 @@ class LocalShard(Shard):
     def verify_rows(self, as_of: int, published: Checksums | None = None) -> None:
         self._driver.check_integrity()
         self._require_row_counts()
-        self._verify_rows(
-            as_of, self.checksum(as_of) if published is None else published.state_rows
-        )
+        expected = self.checksum(as_of) if published is None else published.state_rows
+        self._verify_rows(as_of, expected)
 
     def _verify_rows(self, as_of: int, checksum: str) -> None:
         _require_checksum(
@@ -469,14 +470,14 @@ class LocalShard(Shard):
         self, group_id: int, key: str, as_of: int, start: int | None = None, end: int | None = None
     ) -> list[StateRow]:
         """Return the windows of a key whose start lies between two times (epoch ms, both inclusive), sorted."""
-        return self.scan(group_id, as_of, Range.of_key(key, start, end), limit=sys.maxsize)
+        return self.scan(group_id, as_of, RowRange.of_key(key, start, end), limit=sys.maxsize)
 
     @override
     def scan(
         self,
         group_id: int,
         as_of: int,
-        within: Range = EVERYTHING,
+        within: RowRange = EVERYTHING,
         *,
         after: EntryId | None = None,
         limit: int = 1_000,
@@ -492,7 +493,7 @@ class LocalShard(Shard):
             _checked_digest(group_id, *row)
         return [StateRow(group_id, *row[:4]) for row in rows]
 
-    def count(self, group_id: int, as_of: int, within: Range = EVERYTHING) -> int:
+    def count(self, group_id: int, as_of: int, within: RowRange = EVERYTHING) -> int:
         """Return the number of state rows of a range that contain a value of the group's first store.
 
         JSON's null does not count as a value.
@@ -527,10 +528,9 @@ class LocalShard(Shard):
         after: VersionId | None,
         limit: int,
     ) -> list[Version]:
-        return [
-            Version(*row)
-            for row in self._driver.fetch(statements.VERSIONS, (*(after or _BEGIN), since, limit))
-        ]
+        place = after or _BEGIN
+        rows = self._driver.fetch(statements.VERSIONS, (*place, since, limit))
+        return [Version(*row) for row in rows]
 
     @override
     def absorb_rows(self, versions: Iterable[Version]) -> None:
@@ -572,7 +572,9 @@ class LocalShard(Shard):
             self._driver.fetch(statements.LAST_STATE, ()),
         )
         newest_answer = recorded_answers.newest(self._driver) if self._has_answers else None
-        return LastPlaces(rows[0] if rows else None, states[0] if states else None, newest_answer)
+        last_row = rows[0] if rows else None
+        last_state = states[0] if states else None
+        return LastPlaces(last_row, last_state, newest_answer)
 
     @override
     def row_counts(self) -> RowCounts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sluice.state.shard.answer_rows import Answer
+from sluice.state.shard.answer_rows import RecordedAnswer
 from sluice.state.shard.operator_states import StateVersion
 from sluice.state.shard.row_tuples import VersionId
 from sluice.state.shard.shard import Shard, Version
@@ -49,7 +49,7 @@ def pages_of_states(
 
 def pages_of_answers(
     shard: Shard, after: tuple[int, str, str] | None = None
-) -> Iterator[list[Answer]]:
+) -> Iterator[list[RecordedAnswer]]:
     """Yield all recorded answers, sorted by time, step and id.
 
     With `after` (time, step, id), only the answers that come after it.

@@ -10,7 +10,7 @@ from sluice.state.model import EntryId
 
 
 @dataclass(frozen=True)
-class Range:
+class RowRange:
     """The state rows that a scan covers.
 
     It covers keys from `first` to `last`, or keys with a prefix, and windows whose start lies
@@ -29,11 +29,11 @@ class Range:
         return cls(first=key, last=key, start_from=start_from, start_to=start_to)
 
 
-EVERYTHING = Range()
+EVERYTHING = RowRange()
 
 
-def conditions(within: Range, after: EntryId | None) -> tuple[str, list[Any]]:
-    """SQL conditions, to append to a WHERE clause, for the rows of a range after `after`; and their parameters."""
+def conditions(within: RowRange, after: EntryId | None) -> tuple[str, list[Any]]:
+    """Return SQL conditions for the rows of a range after `after`, and their parameters."""
     first = max(within.first or "", within.prefix)
     sql, values = "", list[Any]()
 
@@ -49,7 +49,8 @@ def conditions(within: Range, after: EntryId | None) -> tuple[str, list[Any]]:
         add("c.key >= ?", first)
     if within.last is not None:
         # For a single key, `=` lets the database return the windows in index order; `<=` would not.
-        add("c.key = ?" if within.last == first else "c.key <= ?", within.last)
+        is_single = within.last == first
+        add("c.key = ?" if is_single else "c.key <= ?", within.last)
     end_of_prefix = _after_prefix(within.prefix)
     if end_of_prefix is not None:
         add("c.key < ?", end_of_prefix)

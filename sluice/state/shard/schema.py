@@ -43,7 +43,7 @@ _TABLES = (
 
 def tables(**dialect: str) -> list[str]:
     """Return the statements that create a shard's missing tables."""
-    return [statement.format(**dialect) if "{" in statement else statement for statement in _TABLES]
+    return [statement.format(**dialect) for statement in _TABLES]
 
 
 PROBE = "SELECT format FROM shard LEFT JOIN (SELECT 1 FROM state_rows, states, batches LIMIT 0) AS there ON true"

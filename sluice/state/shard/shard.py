@@ -1,23 +1,30 @@
-"""The operations on a shard that runs, audits, retention and moves need, locally or through a state server.
+"""The operations on a shard that runs, audits, retention and moves need.
 
-Queries need more operations and are always executed by the process that opens the shard itself: see
-`LocalShard`.
+They work locally or through a state server. Queries need more operations and are always executed by
+the process that opens the shard itself: see `LocalShard`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol, Self
+from typing import Annotated, Literal, Protocol, Self, TypeAlias
 
 import msgspec
 
 from sluice.state.model import EntryId, StateRow
-from sluice.state.shard.answer_rows import Answer
+from sluice.state.shard.answer_rows import RecordedAnswer
 from sluice.state.shard.operator_states import State, StateVersion, StoredState
-from sluice.state.shard.ranges import EVERYTHING, Range
+from sluice.state.shard.ranges import EVERYTHING, RowRange
 from sluice.state.shard.row_columns import RowColumns, RowIds
 from sluice.state.shard.row_tuples import Row, RowId, StoredRow, VersionId
+
+WholeNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A number from 0 that fits a column of type BIGINT."""
+Clock: TypeAlias = Literal["due", "wall"]
+"""The clock by which a state is due: stream time, or the wall clock."""
+DigestSum: TypeAlias = Callable[[], int] | None
+"""Returns a sum of digests of rows, once the sum is known."""
 
 
 class Version(msgspec.Struct, frozen=True, array_like=True):
@@ -113,7 +120,7 @@ class Checksums(msgspec.Struct, frozen=True, array_like=True):
     """Checksum of the operator states."""
 
     def difference(self, published: Checksums) -> str:
-        """Describes the first checksum that is not as published; empty if both are as published."""
+        """Describe the first checksum that is not as published; empty if both are as published."""
         for what, actual, expected in (
             ("state rows", self.state_rows, published.state_rows),
             ("operator states", self.states, published.states),
@@ -143,30 +150,32 @@ class Shard(Protocol):
 
     def close(self) -> None: ...
 
-    def begin_run(self, epoch: int, as_of: int) -> Checksums:
+    def begin_run(self, epoch: WholeNumber, as_of: int) -> Checksums:
         """Fence off older writers, and remove batches after `as_of`, which were never published.
 
-        Returns the checksums at batch `as_of`. Raises DamagedState if the number of rows is wrong.
-        In a shard of moderate size, it also reads all rows, and raises DamagedState if one was
+        Return the checksums at batch `as_of`. Raise DamagedState if the number of rows is wrong. In
+        a shard of moderate size, it also reads all rows, and raises DamagedState if one was
         altered.
         """
 
-    def rows_before(self, batch: int, ids: RowIds, epoch: int) -> dict[int, StoredRow]:
-        """Return the newest versions of these state rows before a batch, by the row's place in `ids`.
+    def rows_before(
+        self, batch: WholeNumber, ids: RowIds, epoch: WholeNumber
+    ) -> dict[int, StoredRow]:
+        """Read the newest versions of these state rows before a batch, by the row's place in `ids`.
 
-        Omits rows without a value.
+        Omit rows without a value.
         """
 
     def write_pages(
         self,
-        batch: int,
+        batch: WholeNumber,
         pages: Iterable[RowColumns],
-        epoch: int = 0,
-        replaced: Callable[[], int] | None = None,
+        epoch: WholeNumber = 0,
+        replaced: DigestSum = None,
     ) -> int:
-        """Write a batch of state rows in one transaction. Returns the number of written rows.
+        """Write a batch of state rows in one transaction. Return the number of written rows.
 
-        A retry replaces the batch. Raises EngineError if the shard has a newer batch.
+        A retry replaces the batch. Raise EngineError if the shard has a newer batch.
 
         A tombstone is written only for a row that the shard has. Other tombstones come from
         sessions that grow several times in a batch: they are for bounds that no earlier batch has
@@ -178,18 +187,26 @@ class Shard(Protocol):
         `pages`, so `pages` may read these versions meanwhile.
         """
 
-    def expire_windows(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
+    def expire_windows(
+        self, batch: WholeNumber, ends: Mapping[int, int], epoch: WholeNumber = 0
+    ) -> None:
         """Add tombstones to a written batch for each group's windows that ended before a time.
 
         `ends`: group id → this time, epoch ms. The call can be repeated.
         """
 
     def read_states(
-        self, operator: int, keys: Sequence[str], before: int, epoch: int, *, shared: bool = False
+        self,
+        operator: int,
+        keys: Sequence[str],
+        before: int,
+        epoch: WholeNumber,
+        *,
+        shared: bool = False,
     ) -> dict[str, StoredState]:
-        """Return an operator's states of these keys as of the batch before `before`.
+        """Read an operator's states of these keys as of the batch before `before`.
 
-        Omits keys that never had a state. With `shared`, returns states that belong to no key: the
+        Omit keys that never had a state. With `shared`, read states that belong to no key: the
         state that all keys of the worker share has the empty text as its key, and a table's row
         that a processor reads has the row's name.
         """
@@ -199,61 +216,71 @@ class Shard(Protocol):
         operator: int,
         until: int,
         before: int,
-        epoch: int,
-        clock: str = "due",
+        epoch: WholeNumber,
+        clock: Clock = "due",
     ) -> list[str]:
-        """Return the keys whose state is due at `until`, by stream time (`due`) or the wall clock (`wall`)."""
+        """Return the keys whose state is due at `until`, by stream time or by the wall clock.
+
+        `clock` is `due` for stream time, or `wall` for the wall clock.
+        """
 
     def earliest_timer(
         self,
         operator: int,
         before: int,
-        epoch: int,
-        clock: str = "wall",
+        epoch: WholeNumber,
+        clock: Clock = "wall",
         after: int = -1,
     ) -> int | None:
-        """Return the earliest time later than `after`, in ms, at which a state of the operator is due.
+        """Return the earliest time later than `after` at which a state of the operator is due.
 
-        None if no state has such a time. The states are those as of the batch before `before`.
-        `clock` is `due` for stream time, or `wall` for the wall clock.
+        The times are in ms. None if no state has such a time. The states are those as of the batch
+        before `before`. `clock` is `due` for stream time, or `wall` for the wall clock.
         """
 
     def write_states(
         self,
-        batch: int,
+        batch: WholeNumber,
         numbers: Iterable[int],
         states: Sequence[State],
-        epoch: int,
+        epoch: WholeNumber,
     ) -> None:
         """Write states of the operators with these numbers in one transaction.
 
-        A retry replaces the batch. Raises EngineError if one of the operators has a newer batch.
+        A retry replaces the batch. Raise EngineError if one of the operators has a newer batch.
         """
 
-    def read_answers(self, step: str, ids: Sequence[str], epoch: int) -> list[Answer]:
-        """Return the recorded answers of a step with these ids, in any order."""
+    def read_answers(
+        self, step: str, ids: Sequence[str], epoch: WholeNumber
+    ) -> list[RecordedAnswer]:
+        """Read the recorded answers of a step with these ids, in any order."""
 
     def write_answers(
         self,
-        answers: Sequence[Answer],
-        epoch: int,
+        answers: Sequence[RecordedAnswer],
+        epoch: WholeNumber,
         *,
         forget: Mapping[str, int] = NOTHING_FORGOTTEN,
     ) -> None:
         """Record answers in one transaction, independently of batches.
 
-        The first answer of an id stays.
-
-        `forget`: step → epoch ms; the step's answers from before this time are removed.
+        The first answer of an id stays. `forget`: step → epoch ms; the step's answers from before
+        this time are removed.
         """
 
-    def forget_failures(self, batch: int, epoch: int) -> None:
-        """Remove the answers of a batch that are failures, so that its calls are made again when it is repeated."""
+    def forget_failures(self, batch: WholeNumber, epoch: WholeNumber) -> None:
+        """Remove the answers of a batch that are failures.
 
-    def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[Answer]:
-        """Return a page of all answers, sorted by time, step and id, that come after (time, step, id)."""
+        So its calls are made again when the batch is repeated.
+        """
 
-    def absorb_answers(self, answers: Sequence[Answer], oldest: int) -> None:
+    def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[RecordedAnswer]:
+        """Read a page of all answers, sorted by time, step and id.
+
+        The page has answers that come after (time, step, id).
+        """
+
+    def absorb_answers(self, answers: Sequence[RecordedAnswer], oldest: int) -> None:
         """Record another shard's answers in a sealed shard, in one transaction.
 
         Answers from before the time `oldest`, epoch ms, are removed.
@@ -268,7 +295,7 @@ class Shard(Protocol):
     def verify_rows(self, as_of: int, published: Checksums | None = None) -> None:
         """Read and check all state rows as of a batch.
 
-        Compares with the published checksum if given, otherwise with the recorded checksum. Raises
+        Compares with the published checksum if given, otherwise with the recorded checksum. Raise
         DamagedState if the checksum differs, or if the database is damaged.
         """
 
@@ -279,21 +306,21 @@ class Shard(Protocol):
         self,
         group_id: int,
         as_of: int,
-        within: Range = EVERYTHING,
+        within: RowRange = EVERYTHING,
         *,
         after: EntryId | None = None,
         limit: int = 1_000,
         checked: bool = False,
     ) -> list[StateRow]:
-        """Return a page of state rows sorted by key and window, starting after `after`.
+        """Read a page of state rows sorted by key and window, starting after `after`.
 
-        With `checked`, raises DamagedState if a row was altered since it was written.
+        With `checked`, raise DamagedState if a row was altered since it was written.
         """
 
-    def compact(self, keep_from: int) -> int:
+    def compact(self, keep_from: WholeNumber) -> int:
         """Remove the versions that no snapshot since batch `keep_from` can show.
 
-        Returns the number removed. Uses small transactions, so that a writer can work at the same
+        Return the number removed. Uses small transactions, so that a writer can work at the same
         time, and may be interrupted at any time.
         """
 
@@ -303,7 +330,7 @@ class Shard(Protocol):
         after: VersionId | None,
         limit: int,
     ) -> list[Version]:
-        """Return a page of the sorted versions since batch `since` that come after `after`."""
+        """Read a page of the sorted versions since batch `since` that come after `after`."""
 
     def absorb_rows(self, versions: Iterable[Version]) -> None:
         """Insert another shard's versions into a sealed shard, in one transaction."""
@@ -314,7 +341,7 @@ class Shard(Protocol):
         after: tuple[int, int, str, int] | None,
         limit: int,
     ) -> list[StateVersion]:
-        """Like `row_versions`, for operator states that come after (operator, shared, key, batch)."""
+        """Like `row_versions`, for operator states after (operator, shared, key, batch)."""
 
     def absorb_states(self, versions: Iterable[StateVersion]) -> None:
         """Like `absorb_rows`, for operator states."""
@@ -323,13 +350,13 @@ class Shard(Protocol):
         """Return the last row, state and answer, after which an interrupted copy continues."""
 
     def row_counts(self) -> RowCounts:
-        """Return the numbers of rows of each group and operator.
+        """Count the rows of each group and operator.
 
-        Reads the whole shard, which may take minutes.
+        This reads the whole shard, which may take minutes.
         """
 
     def replace_journal(self, since: int, journal: Journal) -> None:
-        """Remove all versions since batch `since` from a sealed shard, and replace the shard's journal."""
+        """Remove all versions since batch `since` from a sealed shard, and replace its journal."""
 
     def seal(self, *, sealed: bool = True) -> None:
         """Reject the writes of runs from now on, for example because the shard moves away.

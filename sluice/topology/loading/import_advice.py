@@ -31,6 +31,8 @@ _AGGREGATIONS = frozenset({"count", "aggregate", "reduce", "windowed_by"})
 _CALLED = re.compile(r"(?:(\w+)\.)?(\w+)\(\) ")
 """The start of the messages of TypeErrors about arguments, such as `Stream.filter() got an
 unexpected ...`."""
+_DELIVERY = "got an unexpected keyword argument 'delivery'"
+"""The end of the message for an argument that the methods which write outputs had in earlier versions."""
 
 
 def next_step(error: BaseException, file: Path) -> str:
@@ -74,6 +76,8 @@ def _attribute(name: str, handle: object) -> str:
 
 def _arguments(message: str) -> str:
     """Return the signature of the Sluice method that the message names."""
+    if message.endswith(_DELIVERY):
+        return "Remove delivery=: every output is written exactly once."
     called = _CALLED.match(message)
     if called is None:
         return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from threading import Thread
@@ -11,11 +11,15 @@ from weakref import ref
 
 import pytest
 from msgspec.structs import replace
+from pyspark.errors import StreamingQueryException
 
 from sluice.engine.batch import batch_start
 from sluice.engine.batch.batch_start import BatchStart
+from sluice.engine.batch.side_outputs import NOTHING
+from sluice.engine.publish.publisher import PublishedBatch
 from sluice.engine.run.batch_query import BatchQuery, WhenRead
 from sluice.engine.run.streaming_query import JobQuery, Sink
+from sluice.errors import OutputError
 from sluice.values.record_places import Range
 
 
@@ -24,12 +28,21 @@ class SparkQuery:
 
     def __init__(self, sink: Sink, frame: Any) -> None:
         self.sink = sink
-        self._thread = Thread(target=sink, args=[frame, 0])
+        self.error = ""
+        self._thread = Thread(target=self._call, args=[frame])
         self._thread.start()
         self.is_stopped = False
 
     def awaitTermination(self) -> None:  # noqa: N802 (Spark's name)
         self._thread.join()
+        if self.error:
+            raise StreamingQueryException(f"[STREAM_FAILED] {self.error}")
+
+    def _call(self, frame: Any) -> None:
+        try:
+            self.sink(frame, 0)
+        except Exception as error:
+            self.error = str(error)
 
     def stop(self) -> None:
         self._thread.join()
@@ -64,11 +77,15 @@ class Job:
         self.closed += 1
 
 
-class Published(list[tuple[Any, int]]):
+PUBLISHED = PublishedBatch(None, {"rows": 1}, 0, NOTHING)
+
+
+class Publisher(list[Any]):
     """Notes what is published."""
 
-    def __call__(self, written: Any, batch: int) -> None:
-        self.append((written, batch))
+    def __call__(self, written: Any) -> PublishedBatch:
+        self.append(written)
+        return PUBLISHED
 
 
 @pytest.fixture
@@ -79,19 +96,16 @@ def job() -> Job:
 START = BatchStart(7, 0, {"sales/orders/0": 5}, [])
 
 
-def started(
-    job: Job, publish: Callable[[Any, int], None], when_read: WhenRead = lambda _: None
-) -> closing[BatchQuery]:
+def started(job: Job, when_read: WhenRead = lambda _: None) -> closing[BatchQuery]:
     """The query of batch 7, which is closed at the end of a `with` block."""
-    return closing(BatchQuery(cast(JobQuery, job), START, when_read, publish))
+    return closing(BatchQuery(cast(JobQuery, job), START, when_read))
 
 
-def test_a_batch_is_published_under_its_own_number_when_it_is_its_turn(job: Job) -> None:
-    published = Published()
-    with started(job, published) as query:
-        assert not published
-        query.finish(START)
-        assert published == [(job, 7)]
+def test_a_batch_is_published_when_it_is_its_turn(job: Job) -> None:
+    publisher = Publisher()
+    with started(job) as query:
+        assert query.finish(START, publisher) is PUBLISHED
+        assert publisher == [job]
     assert not job.query.is_stopped
     assert job.closed == 1
     assert not job.checkpoint.exists()
@@ -101,12 +115,12 @@ def test_when_its_turn_comes_its_tasks_know_everything_and_the_next_batch_may_be
     job: Job,
 ) -> None:
     after_reading: list[Mapping[str, int]] = []
-    with started(job, Published(), after_reading.append) as query:
+    with started(job, after_reading.append) as query:
         assert job.told == [START]
         job.of_batch = {"sales/orders/0": 9, ":order/orders/0": 3}
         whole = replace(START, stage_times={"joined/orders/0": 4})
         assert query.has_read(whole)
-        query.finish(whole)
+        query.finish(whole, Publisher())
     assert job.told == [START, whole]
     assert after_reading == [{"sales/orders/0": 9, ":order/orders/0": 3}]
 
@@ -124,23 +138,21 @@ def test_when_its_turn_comes_its_tasks_know_everything_and_the_next_batch_may_be
 def test_a_batch_has_not_been_read_if_its_tasks_began_with_anything_else(
     job: Job, other: BatchStart
 ) -> None:
-    with started(job, Published()) as query:
+    with started(job) as query:
         assert query.has_read(START)
         assert not query.has_read(other)
 
 
 def test_the_next_batch_is_not_begun_if_the_turn_of_its_batch_does_not_come(job: Job) -> None:
     after_reading: list[Mapping[str, int]] = []
-    with started(job, Published(), after_reading.append):
+    with started(job, after_reading.append):
         pass
     assert not after_reading
 
 
 def test_a_query_whose_turn_does_not_come_is_stopped_and_publishes_nothing(job: Job) -> None:
-    published = Published()
-    with pytest.raises(ConnectionError), started(job, published):
+    with pytest.raises(ConnectionError), started(job):
         raise ConnectionError
-    assert not published
     assert job.query.is_stopped
     assert job.closed == 1
     assert not job.checkpoint.exists()
@@ -148,10 +160,30 @@ def test_a_query_whose_turn_does_not_come_is_stopped_and_publishes_nothing(job: 
 
 def test_a_querys_function_does_not_keep_the_query(job: Job) -> None:
     """The JVM keeps the function as long as Python keeps the query, so neither would ever be freed."""
-    query = BatchQuery(cast(JobQuery, job), START, lambda _: None, Published())
-    query.finish(START)
+    query = BatchQuery(cast(JobQuery, job), START, lambda _: None)
+    query.finish(START, Publisher())
     query.close()
     is_kept = ref(query)
     del query
     assert job.query.sink is not None
     assert is_kept() is None
+
+
+def test_the_error_of_publishing_is_the_cause_of_sparks_error(job: Job) -> None:
+    def refuse(_: Any) -> PublishedBatch:
+        raise OutputError("The broker has refused the output.")
+
+    with started(job) as query, pytest.raises(StreamingQueryException) as failed:
+        query.finish(START, refuse)
+    assert isinstance(failed.value.__cause__, OutputError)
+
+
+def test_an_error_before_publishing_has_no_cause(job: Job) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("the next batch cannot start")
+
+    publisher = Publisher()
+    with started(job, fail) as query, pytest.raises(StreamingQueryException) as failed:
+        query.finish(START, publisher)
+    assert failed.value.__cause__ is None
+    assert not publisher

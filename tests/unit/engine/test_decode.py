@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from msgspec import Struct, field
 
 from sluice import Decimal2, Pipeline, Serde
-from sluice.engine.batch.batch_start import BatchStart
+from sluice.engine.batch.batch_start import BatchStart, RunningTask
 from sluice.engine.batch.dead_letters import RejectedRecord, dead_letter_records
 from sluice.engine.batch.side_outputs import Collected, SideOutput, SideOutputs
-from sluice.engine.read import stream_reader as sourcing
 from sluice.engine.read.decode import ValueDecoder
 from sluice.engine.read.global_tables import TableReader
 from sluice.engine.read.record_keys import key_texts
@@ -639,16 +638,16 @@ def test_counting_quotation_marks_finds_what_parsing_again_finds(
 
 NOW = datetime(2022, 12, 5, 12, tzinfo=UTC)
 NOW_MS = int(NOW.timestamp() * 1000)
+TASK = RunningTask(BatchStart(0, NOW_MS), 0)
 
 
 class Reading:
     """A reader of a pipeline's streams or tables that receives records like Spark's tasks."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **pipeline: Any) -> None:
+    def __init__(self, folder: Path, **pipeline: Any) -> None:
         self.pipeline = Pipeline("p", **pipeline)
         self.side_outputs = SideOutputs()
         self._taken: list[SideOutput] = []
-        monkeypatch.setattr(sourcing, "this_batch", lambda: BatchStart(0, NOW_MS))
 
     def stream(self, reads: str = "_key", **stream: Any) -> Reading:
         given: dict[str, Any] = {"value": Order, "event_time": "at"} | stream
@@ -673,7 +672,7 @@ class Reading:
         partition: int = 3,
     ) -> list[Any]:
         batch = self.records(*values, keys=keys, headers=headers, times=times, partition=partition)
-        return [row for made in self.reader(iter([batch])) for row in made.to_pylist()]
+        return [row for made in self.reader.run(iter([batch]), TASK) for row in made.to_pylist()]
 
     @staticmethod
     def records(
@@ -716,8 +715,8 @@ class Reading:
 
 
 @pytest.fixture
-def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reading:
-    return Reading(tmp_path, monkeypatch)
+def reading(tmp_path: Path) -> Reading:
+    return Reading(tmp_path)
 
 
 def test_the_later_steps_get_the_rows_of_a_partition_together(reading: Reading) -> None:
@@ -735,7 +734,7 @@ def test_the_later_steps_get_the_rows_of_a_partition_together(reading: Reading) 
     ]
     made = [
         (batch.column("_partition").to_pylist(), batch.column("_key").to_pylist())
-        for batch in reading.reader(iter(read))
+        for batch in reading.reader.run(iter(read), TASK)
     ]
     assert made == [([3, 3, 3], ["a", "b", "c"]), ([4], ["d"])]
     assert reading.counts == {"read": 6, "dead_letter/malformed": 2}
@@ -811,39 +810,26 @@ def test_a_record_with_an_invalid_time_is_rejected(kind: str, reading: Reading) 
 
 
 @pytest.mark.parametrize("text", ["0001-01-01T00:00:00", "9999-12-31T23:59:59"])
-def test_a_time_outside_the_calendar_is_rejected(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_time_outside_the_calendar_is_rejected(text: str, tmp_path: Path) -> None:
     for zone in ("Asia/Tokyo", "America/New_York"):
-        reading = Reading(tmp_path / zone, monkeypatch, zone=zone).stream()
+        reading = Reading(tmp_path / zone, zone=zone).stream()
         assert len(reading.read(order(at='"2022-12-05T08:00:00Z"'), order(at=f'"{text}"'))) == 1
         assert reading.counts["read"] == 2
         assert len(reading.letters) == 1
 
 
-def test_event_times_may_be_an_hour_ahead_by_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_event_times_may_be_an_hour_ahead_by_default(tmp_path: Path) -> None:
     at_limit, after = order(at='"2022-12-05T13:00:00"'), order(at='"2022-12-05T13:00:00.001"')
-    assert len(Reading(tmp_path / "1", monkeypatch).stream().read(at_limit, after)) == 1
+    assert len(Reading(tmp_path / "1").stream().read(at_limit, after)) == 1
     assert (
-        len(
-            Reading(tmp_path / "2", monkeypatch, max_future_skew="2 hours")
-            .stream()
-            .read(at_limit, after)
-        )
-        == 2
+        len(Reading(tmp_path / "2", max_future_skew="2 hours").stream().read(at_limit, after)) == 2
     )
 
 
-def test_event_time_is_the_field_or_the_records_timestamp(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (row,) = (
-        Reading(tmp_path / "1", monkeypatch).stream().read(order(at='"2022-12-05T08:55:27.060999"'))
-    )
+def test_event_time_is_the_field_or_the_records_timestamp(tmp_path: Path) -> None:
+    (row,) = Reading(tmp_path / "1").stream().read(order(at='"2022-12-05T08:55:27.060999"'))
     assert row["_time"] == 1670230527060
-    (row,) = Reading(tmp_path / "2", monkeypatch).stream(event_time=None).read(GOOD)
+    (row,) = Reading(tmp_path / "2").stream(event_time=None).read(GOOD)
     assert row["_time"] == NOW_MS
 
 
@@ -876,18 +862,16 @@ def test_a_bad_number_does_not_hide_a_bad_time(reading: Reading) -> None:
     assert reading.counts == {"read": 3, "dead_letter/out_of_range": 1, "dead_letter/future": 1}
 
 
-def test_a_key_that_is_not_utf8_is_rejected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
     keys: list[bytes | None] = [b"k", b"\xff", None, "ключ".encode()]
-    reading = Reading(tmp_path / "1", monkeypatch).stream()
+    reading = Reading(tmp_path / "1").stream()
     assert [row["_key"] for row in reading.read(GOOD, GOOD, GOOD, GOOD, keys=keys)] == [
         "k",
         None,
         "ключ",
     ]
     assert reading.counts == {"read": 4, "dead_letter/key_not_utf8": 1}
-    unread = Reading(tmp_path / "2", monkeypatch).stream("shop")
+    unread = Reading(tmp_path / "2").stream("shop")
     assert len(unread.read(GOOD, GOOD, GOOD, GOOD, keys=keys)) == 4
 
 
@@ -1028,10 +1012,8 @@ def test_a_decoded_key_with_surrogates_is_a_dead_letter(reading: Reading) -> Non
     assert [letter["headers"]["sluice.reason"] for letter in reading.letters] == ["key_not_utf8"]
 
 
-def test_a_global_table_has_exactly_the_records_that_are_applied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reading = Reading(tmp_path, monkeypatch)
+def test_a_global_table_has_exactly_the_records_that_are_applied(tmp_path: Path) -> None:
+    reading = Reading(tmp_path)
     rates = reading.pipeline.global_table("orders", value=Order, key="shop")
     reading.pipeline.stream("others", value=str).join(rates).to("joined")  # by an operator
     job = plan(reading.pipeline).job
@@ -1163,13 +1145,12 @@ NAN, INFINITY = float("nan"), float("inf")
 @pytest.mark.parametrize("is_global", [False, True], ids=["stream", "global table"])
 def test_numbers_of_an_authors_decoder_that_json_does_not_have_are_rejected(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     value: Sensor,
     reason: str,
     detail: str,
     is_global: bool,
 ) -> None:
-    reading = Reading(tmp_path, monkeypatch)
+    reading = Reading(tmp_path)
     serde = Serde(Sensor, decode=lambda data: value if data == b"odd" else Sensor(0.5))
     if is_global:
         reading.pipeline.stream("others", value=str)
@@ -1211,10 +1192,8 @@ class Product(Struct, omit_defaults=True):
         self.name = self.name.upper()
 
 
-def test_a_global_tables_store_has_the_decoded_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reading = Reading(tmp_path, monkeypatch, zone="Europe/Berlin")
+def test_a_global_tables_store_has_the_decoded_values(tmp_path: Path) -> None:
+    reading = Reading(tmp_path, zone="Europe/Berlin")
     reading.pipeline.stream("others", value=str)
     reading.pipeline.global_table("orders", value=Product)
     job = plan(reading.pipeline).job

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from sluice import Pipeline
-from sluice.engine.batch.batch_start import worker_context
+from sluice.engine.batch.batch_start import BatchStart, RunningTask
 from sluice.engine.batch.row_schemas import REJECTED, rows
 from sluice.engine.batch.side_outputs import Collected, SideOutputs
 from sluice.engine.stages import driver_rows
@@ -41,8 +41,8 @@ def test_only_rows_for_the_driver_leave_and_all_of_their_pages_arrive(
             )
             for n in range(5)
         ]
-        with worker_context(worker):
-            passed_on = pa.Table.from_batches(task(iter(given)))
+        running = RunningTask(BatchStart(0, 0), worker)
+        passed_on = pa.Table.from_batches(task.run(iter(given), running))
         assert passed_on.column("target").to_pylist() == [store] * 5
         collected += side_outputs.take()
     of_batch = Collected(collected)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from sluice import Pipeline, tumbling
-from sluice.engine.batch.batch_start import BatchStart, batch_context, worker_context
+from sluice.engine.batch.batch_start import BatchStart, RunningTask
 from sluice.engine.batch.row_schemas import LAST, RETURNED_ROW, SORT_KEY, rows
 from sluice.engine.batch.storage import Storage
 from sluice.engine.combine.totals import Totals
@@ -77,8 +77,8 @@ def test_batches_in_pages_add_up_to_the_counts_of_all_rows(
                 row_id = (group, key, start * 10, start * 10 + 10)
                 expected[row_id] = expected.get(row_id, 0) + count
             for _ in range(2):  # the second attempt repeats the batch
-                with batch_context(BatchStart(number, 0)), worker_context(0):
-                    list(writes(iter([state_rows(group, counts)])))
+                task = RunningTask(BatchStart(number, 0), 0)
+                list(writes.run(iter([state_rows(group, counts)]), task))
             assert shard.scan(group, number) == [
                 StateRow(*row_id, f"[{count}]") for row_id, count in sorted(expected.items())
             ]

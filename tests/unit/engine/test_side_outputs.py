@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +15,13 @@ import pytest
 
 from sluice.engine.batch import side_outputs as module
 from sluice.engine.batch.arrow_tasks import Chain
+from sluice.engine.batch.batch_start import BatchStart, RunningTask
 from sluice.engine.batch.row_batches import RowBatchReader, RowBatchWriter
 from sluice.engine.batch.row_schemas import SCHEMA, rows
 from sluice.engine.batch.side_outputs import (
     NOTHING,
     BatchStats,
     Collected,
-    DirectOutput,
     LastRecord,
     SideOutputs,
     part_name,
@@ -110,19 +109,6 @@ def test_names_that_look_like_each_other_are_different() -> None:
     assert [table.column("key").to_pylist() for table in outputs.changes([7])] == [["of 7"]]
 
 
-def test_records_that_a_task_writes_itself_are_only_counted() -> None:
-    task = replace(
-        SideOutputs(),
-        direct=lambda topic, _: (
-            DirectOutput({"sent": 1}, {"letters": records("rejected")}) if topic == "out" else None
-        ),
-    )
-    assert task.add_records("out", "part-a-00000", records("x")) == {"sent": 1}
-    assert task.add_records("letters", "part-a-00000", records("own")) == {}
-    outputs = collected(task)
-    assert (keys_of(outputs, "out"), keys_of(outputs, "letters")) == ([], ["own", "rejected"])
-
-
 def counting(
     task: SideOutputs, name: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
@@ -184,7 +170,8 @@ def test_a_chain_before_spark_sql_leaves_them_for_the_next_chain_of_its_task(
         monkeypatch.setattr(pyspark.TaskContext, "get", lambda: context)  # noqa: B023
         first, second = SideOutputs(), SideOutputs()
         leaving = Chain((partial(counting, first, "read"), first.leave))
-        assert [*leaving(iter([given]))] == [given]
+        task = RunningTask(BatchStart(0, 0), 0)
+        assert [*leaving.run(iter([given]), task)] == [given]
     second.add_stats("ingest", BatchStats({"ingested": 2}))
     assert collected(second).stats.counts == {"read": 2, "ingested": 2}
     assert [file.name for file in tmp_path.iterdir()] == ["side-outputs-1"], (

@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from sluice.engine.run.query_errors import query_errors
-from sluice.errors import BrokersUnreachable, EngineError, RecordFailed
+from sluice.errors import BrokersUnreachable, EngineError, LeaseError, OutputError, RecordFailed
 from sluice.plan import Step
 
 STEPS = [
@@ -18,12 +18,11 @@ STEPS = [
 ]
 JOB = SimpleNamespace(pipeline=SimpleNamespace(name="orders", steps={}), python_steps=STEPS)
 STORAGE: Any = SimpleNamespace(job=JOB, locations=[])
-PUBLISHER: Any = SimpleNamespace(error=None)
 LEASE: Any = SimpleNamespace(require_in_ledger=lambda: None)
 
 
 def error_of(cause: str) -> str:
-    with pytest.raises(EngineError) as error, query_errors(PUBLISHER, STORAGE, LEASE):
+    with pytest.raises(EngineError) as error, query_errors(STORAGE, LEASE):
         raise StreamingQueryException(
             f"[STREAM_FAILED] Query terminated with exception: {cause}\nCaused by: {cause}"
         )
@@ -81,5 +80,20 @@ def test_an_error_that_a_task_raises_keeps_its_kind_and_its_own_next_step(
     raised = "map at orders.py:3 failed for key 'a': KeyboardInterrupt (orders.py:4, in f). Correct the function."
     task = f"Job aborted: Traceback (most recent call last):\nsluice.errors.{kind.__name__}: {raised}\n\tat java"
     assert error_of(task) == raised
-    with pytest.raises(kind), query_errors(PUBLISHER, STORAGE, LEASE):
+    with pytest.raises(kind), query_errors(STORAGE, LEASE):
         raise StreamingQueryException(f"[STREAM_FAILED] Query terminated with exception: {task}")
+
+
+def test_an_error_of_publishing_is_raised_in_place_of_sparks() -> None:
+    refused = OutputError("The broker has refused the output.")
+    with pytest.raises(OutputError) as raised, query_errors(STORAGE, LEASE):
+        raise StreamingQueryException("[STREAM_FAILED] refused") from refused
+    assert raised.value is refused
+
+
+def test_a_lost_lease_is_the_cause_of_an_error_of_publishing() -> None:
+    def lost() -> None:
+        raise LeaseError("This driver has lost its lease.")
+
+    with pytest.raises(LeaseError), query_errors(STORAGE, SimpleNamespace(require_in_ledger=lost)):  # type: ignore[arg-type]
+        raise StreamingQueryException("[STREAM_FAILED] refused") from OutputError("refused")

@@ -41,7 +41,7 @@ def test_a_jvm_that_was_killed_is_named_with_what_to_do(error: Exception) -> Non
     with (
         pytest.raises(EngineError, match="JVM has ended"),
         jvm_errors(),
-        query_errors(nothing, nothing, nothing),
+        query_errors(nothing, nothing),
     ):
         raise error
 

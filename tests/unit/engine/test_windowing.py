@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from sluice import Pipeline, hopping, tumbling
-from sluice.engine.batch.batch_start import BatchStart
+from sluice.engine.batch.batch_start import BatchStart, RunningTask
 from sluice.engine.batch.side_outputs import BatchStats, Collected, SideOutput, SideOutputs
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, SEEN, StreamTimes
 from sluice.engine.combine.totals import Totals
 from sluice.engine.combine.windowing import Windowed, assign_windows, closed
-from sluice.engine.stages import ingest as ingest_module
 from sluice.engine.stages.ingest import Ingest
 from sluice.plan import plan
 from sluice.values.windows import TimeWindow, Window
@@ -182,7 +181,7 @@ class Sale(Struct):
 class Sales:
     """Two windowed stores, one behind a filter, and a store of totals; batches arrive as from Spark."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, partitions: int = 1) -> None:
+    def __init__(self, folder: Path, partitions: int = 1) -> None:
         pipeline = Pipeline("p")
         sales = pipeline.stream("sales", value=Sale)
         sales.group_by("shop").windowed_by(tumbling("100 ms", grace="50 ms")).count(store="all")
@@ -202,7 +201,6 @@ class Sales:
         totals = Totals.of(self.job, {self.input: "decimal(20,0)"})
         self.ingest = Ingest.of(self.job, totals, self.side_outputs, self.partitions)
         self.start = BatchStart(0, NOW)
-        monkeypatch.setattr(ingest_module, "this_batch", lambda: self.start)
 
     def run(
         self, *batches: list[tuple[int, str | None, int]], partition: int = 0
@@ -211,7 +209,8 @@ class Sales:
 
         Returns store, key and window start for each record that a state row counts.
         """
-        result = self.ingest(self._arrow(records, partition) for records in batches)
+        given = (self._arrow(records, partition) for records in batches)
+        result = self.ingest.run(given, RunningTask(self.start, 0))
         self.last = [row for batch in result for row in batch.to_pylist()]
         names = {group.number: group.name for group in self.job.groups}
         counted: list[tuple[str, str, int]] = []
@@ -268,8 +267,8 @@ class Sales:
 
 
 @pytest.fixture
-def sales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sales:
-    return Sales(tmp_path, monkeypatch)
+def sales(tmp_path: Path) -> Sales:
+    return Sales(tmp_path)
 
 
 def test_a_record_counts_in_every_store_whose_filter_it_passed(sales: Sales) -> None:
@@ -318,9 +317,7 @@ def test_a_batch_continues_with_the_previous_stream_time(sales: Sales) -> None:
     assert sales.stats(1).counts["late/all"] == 1
 
 
-def test_arrow_batches_within_a_task_make_no_difference(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arrow_batches_within_a_task_make_no_difference(tmp_path: Path) -> None:
     records: list[tuple[int, str | None, int]] = [
         (5, "a", 20),
         (500, "a", 1),
@@ -328,15 +325,13 @@ def test_arrow_batches_within_a_task_make_no_difference(
         (600, None, 3),
         (7, "b", 30),
     ]
-    whole, parts = Sales(tmp_path / "1", monkeypatch), Sales(tmp_path / "2", monkeypatch)
+    whole, parts = Sales(tmp_path / "1"), Sales(tmp_path / "2")
     assert whole.run(records) == parts.run(records[:1], [], records[1:3], records[3:])
     assert whole.stats(0) == parts.stats(0)
 
 
-def test_each_partition_has_its_own_stream_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sales = Sales(tmp_path, monkeypatch, partitions=2)
+def test_each_partition_has_its_own_stream_time(tmp_path: Path) -> None:
+    sales = Sales(tmp_path, partitions=2)
     sales.run([(500, "a", 20)], partition=0)
     assert sales.run([(5, "a", 20)], partition=1) == [
         ("all", "a", 0),
@@ -348,10 +343,8 @@ def test_each_partition_has_its_own_stream_time(
     }  # fmt: skip
 
 
-def test_a_window_is_closed_when_no_partition_can_add_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sales = Sales(tmp_path, monkeypatch, partitions=2)
+def test_a_window_is_closed_when_no_partition_can_add_to_it(tmp_path: Path) -> None:
+    sales = Sales(tmp_path, partitions=2)
 
     def closed_at(times: dict[str, int]) -> int:
         return closed(sales.job.groups, StreamTimes(times, sales.partitions, NOW, None))
@@ -372,10 +365,8 @@ def test_a_window_is_closed_when_no_partition_can_add_to_it(
     )
 
 
-def test_an_idle_partition_does_not_hold_windows_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sales = Sales(tmp_path, monkeypatch, partitions=2)
+def test_an_idle_partition_does_not_hold_windows_open(tmp_path: Path) -> None:
+    sales = Sales(tmp_path, partitions=2)
     times = {"all/sales/0": 500, "all/sales/1": 300, "big/sales/0": 500, "big/sales/1": 300}
     seen = {f"{SEEN}/sales/0": NOW - 10, f"{SEEN}/sales/1": NOW - 1_000}
     closed_at = [
@@ -408,13 +399,12 @@ def test_output_records_reach_the_driver_in_order(sales: Sales) -> None:
     ]  # fmt: skip
 
 
-def test_records_without_a_consumer_count_as_filtered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_without_a_consumer_count_as_filtered() -> None:
     pipeline = Pipeline("p")
     pipeline.stream("sales", value=Sale).filter("amount > 10").group_by("shop").count(store="n")
     job = plan(pipeline).job
     side_outputs = SideOutputs()
     ingest = Ingest.of(job, Totals.of(job, {}), side_outputs, {"sales": 1})
-    monkeypatch.setattr(ingest_module, "this_batch", lambda: BatchStart(0, NOW))
     (group,) = job.groups
     batch = pa.RecordBatch.from_pydict({
         "_source": pa.array([0, 0, 0], pa.int32()),
@@ -423,5 +413,6 @@ def test_records_without_a_consumer_count_as_filtered(monkeypatch: pytest.Monkey
         group.passed: pa.array([True, False, None]),
         group.key: pa.array(["a", None, None]),
     })  # fmt: skip
-    assert sum(state_rows.num_rows for state_rows in ingest(iter([batch]))) == 1
+    state_rows = ingest.run(iter([batch]), RunningTask(BatchStart(0, NOW), 0))
+    assert sum(rows.num_rows for rows in state_rows) == 1
     assert Collected(side_outputs.take()).stats.counts == {"applied": 1, "filtered": 2}

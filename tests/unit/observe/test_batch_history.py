@@ -51,8 +51,8 @@ def test_a_repeated_batch_does_not_count_the_time_of_a_driver_that_has_ended() -
     with TopologyTestDriver(pipeline) as driver:
         publisher = driver._run._publisher
         killed_ms = time.time_ns() // 1_000_000 - 271_000
-        publisher.begin(PlannedBatch(number=0, begun=killed_ms), {})
-        assert publisher._begin_phases().ms["start"] < 60_000
+        planned = PlannedBatch(number=0, begun=killed_ms)
+        assert publisher._begin_phases(planned).ms["start"] < 60_000
 
 
 def test_a_batch_with_its_counts_durations_and_log(api: Api, states: States) -> None:

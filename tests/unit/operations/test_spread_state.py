@@ -10,7 +10,7 @@ import pytest
 from sluice.engine.batch.stream_time import earliest_timer, spread_timers
 from sluice.operations.repartition import _Division
 from sluice.state.model import owner
-from sluice.state.shard.answer_rows import Answer, by_worker
+from sluice.state.shard.answer_rows import RecordedAnswer, by_worker
 from sluice.state.shard.operator_states import StateVersion
 
 pytestmark = pytest.mark.unit
@@ -42,7 +42,8 @@ def test_every_new_worker_looks_for_timers_at_the_earliest_time_of_an_old_one() 
 
 def test_recorded_answers_follow_their_keys() -> None:
     answers = [
-        Answer("score", str(number), key, 0, 0) for number, key in enumerate(("tea", "pot", ""))
+        RecordedAnswer("score", str(number), key, 0, 0)
+        for number, key in enumerate(("tea", "pot", ""))
     ]
     divided = by_worker(answers, 3)
     assert divided == {

@@ -17,7 +17,7 @@ from sluice.state.database import transaction
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.ledger_tables import WORKERS
 from sluice.state.model import NO_WINDOW, owner
-from sluice.state.shard.ranges import Range
+from sluice.state.shard.ranges import RowRange
 from tests.support.states import States, ledger_url
 
 pytestmark = pytest.mark.unit
@@ -107,7 +107,7 @@ def test_pages_cover_every_entry_once(states: States, reader: Reader) -> None:
         pin, after = await pinned(reader), None
         result: list[list[str]] = []
         while not result or after is not None:
-            page = await reader.scan(pin, Range(prefix="k"), after=after, limit=7)
+            page = await reader.scan(pin, RowRange(prefix="k"), after=after, limit=7)
             after = page.after
             result.append([entry.key for entry in page.entries])
         return result

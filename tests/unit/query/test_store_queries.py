@@ -37,7 +37,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import NO_WINDOW, GenerationRef
 from sluice.state.queries.aggregates import Aggregates, largest
 from sluice.state.shard.local_shard import LocalShard
-from sluice.state.shard.ranges import Range
+from sluice.state.shard.ranges import RowRange
 from sluice.state.time_limits import query_deadline
 from tests.support.api_client import Api
 from tests.support.states import NOON, States
@@ -107,14 +107,16 @@ def test_too_many_keys_are_rejected(states: States) -> None:
 @pytest.mark.parametrize(
     ("within", "found"),
     [
-        (Range(), 4),
-        (Range(first="b"), 3),
-        (Range(first="b", last="c"), 2),
-        (Range(prefix="d"), 1),
-        (Range(prefix="x"), 0),
+        (RowRange(), 4),
+        (RowRange(first="b"), 3),
+        (RowRange(first="b", last="c"), 2),
+        (RowRange(prefix="d"), 1),
+        (RowRange(prefix="x"), 0),
     ],
 )
-def test_a_count_of_a_range_adds_up_all_workers(states: States, within: Range, found: int) -> None:
+def test_a_count_of_a_range_adds_up_all_workers(
+    states: States, within: RowRange, found: int
+) -> None:
     assert ask(states, lambda reader, pin: reader.count(pin, within)).entries == found
     assert ask(states, lambda reader, pin: reader.count(pin, within), "totals").entries == found
 
@@ -232,7 +234,7 @@ def test_changes_since_a_batch(states: States) -> None:
 
 
 def test_times_need_a_store_with_windows(states: States) -> None:
-    within = Range(start_from=0)
+    within = RowRange(start_from=0)
     questions: list[Callable[[Reader, Pin], Awaitable[object]]] = [
         lambda reader, pin: reader.scan(pin, within),
         lambda reader, pin: reader.count(pin, within),
@@ -395,7 +397,7 @@ def test_invalid_positions(text: str) -> None:
 SLOW = 150_000
 """Enough windows of one key that querying them exceeds the test's limit."""
 QUERIES: dict[str, Callable[[Reader, Pin], Awaitable[object]]] = {
-    "count": lambda reader, pin: reader.count(pin, Range(start_from=1)),
+    "count": lambda reader, pin: reader.count(pin, RowRange(start_from=1)),
     "changed": lambda reader, pin: reader.changed_keys(pin, 0),
     "the windows of a key": lambda reader, pin: reader.windows(pin, "a"),
     "combine": lambda reader, pin: reader.combine(pin),
@@ -475,10 +477,12 @@ def test_a_count_in_a_busy_database_is_interrupted(
     states.publish((1, f"k{n % 50}", n * 1_000, n * 1_000 + 1_000, f"[{n}]") for n in range(60_000))
     monkeypatch.setattr(time_limits, "QUERY_SECONDS", 0.01)
     with pytest.raises(TooSlow, match="exceeded the limit"):
-        ask(states, lambda reader, pin: reader.count(pin, Range(start_from=1)), "windows")
+        ask(states, lambda reader, pin: reader.count(pin, RowRange(start_from=1)), "windows")
     monkeypatch.setattr(time_limits, "QUERY_SECONDS", 60.0)
     assert (
-        ask(states, lambda reader, pin: reader.count(pin, Range(start_from=1)), "windows").entries
+        ask(
+            states, lambda reader, pin: reader.count(pin, RowRange(start_from=1)), "windows"
+        ).entries
         == 60_000 - 1
     )
 
@@ -503,13 +507,15 @@ def test_keys_with_nul_are_found_counted_and_paged(states: States) -> None:
         ODD_KEYS
     )
     assert (
-        ask(states, lambda reader, pin: reader.count(pin, Range(prefix="\0")), "totals").entries
+        ask(states, lambda reader, pin: reader.count(pin, RowRange(prefix="\0")), "totals").entries
         == 2
     )
     assert keys(
-        ask(states, lambda reader, pin: reader.scan(pin, Range(prefix="a\0")), "totals")
+        ask(states, lambda reader, pin: reader.scan(pin, RowRange(prefix="a\0")), "totals")
     ) == ["a\0b"]
-    assert keys(ask(states, lambda reader, pin: reader.scan(pin, Range(last="\0z")), "totals")) == [
+    assert keys(
+        ask(states, lambda reader, pin: reader.scan(pin, RowRange(last="\0z")), "totals")
+    ) == [
         "",
         "\0",
         "\0shared",
@@ -557,7 +563,7 @@ def test_a_slow_query_does_not_block_the_event_loop(slow: States) -> None:
         reader, longest = Reader(slow.ledger), 0.0
         (result,) = await reader.catalogue.stores_named("windows")
         pin = await reader.catalogue.pin(result)
-        asking = asyncio.ensure_future(reader.count(pin, Range(start_from=1)))
+        asking = asyncio.ensure_future(reader.count(pin, RowRange(start_from=1)))
         while not asking.done():
             start = time.monotonic()
             await asyncio.sleep(0.001)

@@ -15,7 +15,7 @@ from sluice.state.model import NO_WINDOW, GenerationRef
 from sluice.state.remote.copying import ShardCopy
 from sluice.state.shard import pages
 from sluice.state.shard.addresses import location
-from sluice.state.shard.answer_rows import Answer
+from sluice.state.shard.answer_rows import RecordedAnswer
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State
 from sluice.state.shard.shard import Shard
@@ -130,7 +130,9 @@ def test_a_copy_has_the_recorded_answers_and_forgets_what_its_source_forgets(dat
     for batch in range(3):
         source.write()
         new = [
-            Answer("score", f"{batch}-{number}", "a\0b", batch * 100, batch, error=f"\0{number}")
+            RecordedAnswer(
+                "score", f"{batch}-{number}", "a\0b", batch * 100, batch, error=f"\0{number}"
+            )
             for number in range(10)
         ]
         source.shard.write_answers(new, 0, forget={"score": (batch - 1) * 100})

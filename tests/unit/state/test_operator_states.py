@@ -15,7 +15,7 @@ from sluice.state.shard.checksums import NO_CHECKSUM
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.operator_states import State
 from sluice.state.shard.postgres_driver import escape, unescape
-from sluice.state.shard.ranges import Range
+from sluice.state.shard.ranges import RowRange
 from tests.support.state_rows import write_rows
 
 pytestmark = pytest.mark.unit
@@ -273,11 +273,11 @@ def test_keys_with_nul_are_stored_found_and_sorted(shard: LocalShard) -> None:
     write_rows(shard, 1, [(0, key, NO_WINDOW, NO_WINDOW, "[1]") for key in KEYS_WITH_NUL])
     for key in KEYS_WITH_NUL:
         assert shard.get(0, key, 1) == "[1]"
-        prefixed = [group_id.key for group_id in shard.scan(0, 1, Range(prefix=key))]
+        prefixed = [group_id.key for group_id in shard.scan(0, 1, RowRange(prefix=key))]
         assert prefixed == sorted(other for other in KEYS_WITH_NUL if other.startswith(key))
         after = [group_id.key for group_id in shard.scan(0, 1, after=(key, NO_WINDOW, NO_WINDOW))]
         assert after == sorted(other for other in KEYS_WITH_NUL if other > key)
-        within = [group_id.key for group_id in shard.scan(0, 1, Range(first="\0\1", last=key))]
+        within = [group_id.key for group_id in shard.scan(0, 1, RowRange(first="\0\1", last=key))]
         assert within == sorted(other for other in KEYS_WITH_NUL if "\0\1" <= other <= key)
     assert shard.get_many(0, KEYS_WITH_NUL, 1) == dict.fromkeys(KEYS_WITH_NUL, "[1]")
     assert [key for key, *_ in shard.changed_keys(0, 0, 1, 99)] == sorted(KEYS_WITH_NUL)

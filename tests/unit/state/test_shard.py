@@ -19,7 +19,7 @@ from sluice.state.shard.addresses import location
 from sluice.state.shard.checksums import NO_CHECKSUM, row_digest
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.pages import pages_of_versions
-from sluice.state.shard.ranges import Range
+from sluice.state.shard.ranges import RowRange
 from sluice.state.shard.row_pages import columns_of, row_digests, sorted_rows
 from sluice.state.shard.row_tuples import Row, RowId
 from tests.support.postgres import new_database
@@ -249,7 +249,7 @@ def test_a_window_that_begins_before_1970_is_on_the_first_page(shard: LocalShard
         ("a", -3_600_000),
     ]
     assert [
-        entry.key for entry in shard.scan(0, 0, within=Range(start_from=-3_600_000, start_to=-1))
+        entry.key for entry in shard.scan(0, 0, within=RowRange(start_from=-3_600_000, start_to=-1))
     ] == ["", "a"]
 
 
@@ -267,26 +267,27 @@ def test_pages_continue_where_the_last_one_ended(shard: LocalShard) -> None:
     assert seen == [
         (f"k{number}", start, start + 15_000) for number in range(5) for start in (0, 15_000)
     ]
-    assert shard.scan(1, 0, Range(first="k3"), after=("k1", 0, 15_000), limit=1)[0].key == "k3"
+    assert shard.scan(1, 0, RowRange(first="k3"), after=("k1", 0, 15_000), limit=1)[0].key == "k3"
     assert [
-        group_id.key for group_id in shard.scan(1, 0, Range.of_key("k3"), after=("k3", 0, 15_000))
+        group_id.key
+        for group_id in shard.scan(1, 0, RowRange.of_key("k3"), after=("k3", 0, 15_000))
     ] == ["k3"]
-    assert shard.count(1, 0, Range(start_from=15_000)) == 5
+    assert shard.count(1, 0, RowRange(start_from=15_000)) == 5
 
 
 @pytest.mark.parametrize(
     ("within", "expected"),
     [
-        (Range(prefix="a"), ["a", "a\U0010ffff", "ab"]),
-        (Range(prefix="a\U0010ffff"), ["a\U0010ffff"]),
-        (Range(prefix="\ud7ff"), ["\ud7ff", "\ud7ffx"]),
-        (Range(first="ab", last="é"), ["ab", "a\U0010ffff", "b", "é"]),
-        (Range(first="Z", last="Z"), ["Z"]),
-        (Range(last="Z"), ["%", "Z"]),
-        (Range(prefix="%"), ["%"]),
+        (RowRange(prefix="a"), ["a", "a\U0010ffff", "ab"]),
+        (RowRange(prefix="a\U0010ffff"), ["a\U0010ffff"]),
+        (RowRange(prefix="\ud7ff"), ["\ud7ff", "\ud7ffx"]),
+        (RowRange(first="ab", last="é"), ["ab", "a\U0010ffff", "b", "é"]),
+        (RowRange(first="Z", last="Z"), ["Z"]),
+        (RowRange(last="Z"), ["%", "Z"]),
+        (RowRange(prefix="%"), ["%"]),
     ],
 )
-def test_ranges_and_prefixes(shard: LocalShard, within: Range, expected: list[str]) -> None:
+def test_ranges_and_prefixes(shard: LocalShard, within: RowRange, expected: list[str]) -> None:
     keys = ["a", "ab", "a\U0010ffff", "b", "Z", "é", "%", "\ud7ff", "\ud7ffx", "\ue000"]
     write_rows(shard, 0, [row(key, "[1]") for key in keys])
     assert sorted(group_id.key for group_id in shard.scan(0, 0, within)) == sorted(expected)
@@ -308,8 +309,8 @@ def test_count_leaves_out_rows_whose_first_value_is_null(shard: LocalShard) -> N
         ],
     )
     assert shard.count(0, 0) == 3
-    assert Count(0, 0, 0, Range()).execute(shard) == len(
-        Scan(0, 0, 0, Range(), None, 10).execute(shard)
+    assert Count(0, 0, 0, RowRange()).execute(shard) == len(
+        Scan(0, 0, 0, RowRange(), None, 10).execute(shard)
     )
 
 

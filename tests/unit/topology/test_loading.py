@@ -203,6 +203,12 @@ WRONG = {
         "from sluice import hopping\nhopping('1 minute')",
         r"a\.py:2 .*'advance'\. Write hopping\(size, advance=\.\.\.\)\. Optional: grace, zone, offset\.",
     ),
+    "an output at least once": (
+        GOOD.format(name="one").replace(
+            ".group_by", ".through('t', delivery='at_least_once').group_by"
+        ),
+        r"a\.py:9 .*'delivery'\. Remove delivery=: every output is written exactly once\.",
+    ),
     "a method that is misspelt": (
         GOOD.format(name="one").replace("group_by", "groupby"),
         r"a\.py:9 .*'Stream' object has no attribute 'groupby'\. Did you mean group_by\?",
