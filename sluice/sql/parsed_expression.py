@@ -16,7 +16,8 @@ from sqlglot.tokenizer_core import TokenType
 
 from sluice.errors import TopologyError
 from sluice.sql.calls import CLOSING, OPENING, aggregates
-from sluice.sql.dialect import SparkSQL, tokens_of, tree_of
+from sluice.sql.dialect import PARSE_ERRORS, SparkSQL, is_plain_name, tokens_of, tree_of
+from sluice.sql.spark_syntax import reason_to_refuse
 from sluice.values.record_metadata import METADATA
 from sluice.values.sql_text import backticked, named_struct, quoted
 from sluice.values.sql_types import element_type, struct_fields
@@ -93,15 +94,14 @@ def parse(text: str) -> ParsedExpression:
         tree, *more = sqlglot.parse(text, dialect=SparkSQL)
     except RecursionError:
         raise _too_deep(text) from None
-    # A call like date_part() can raise any of these errors.
-    except (SqlglotError, LookupError, TypeError, ValueError) as error:
+    except PARSE_ERRORS as error:
         raise _not_an_expression(text, error) from None
     if tree is None or more:
         raise TopologyError(
             f"{text!r} contains {'more than one' if more else 'no'} expression.",
             next_step="Write exactly one expression, without a semicolon.",
         )
-    if reason := _reason_to_refuse(tree):
+    if reason := reason_to_refuse(text, tree):
         raise TopologyError(f"{text!r} {reason}.")
     if _levels(tree) > MOST_LEVELS or _brackets(text) > _MOST_BRACKETS:
         raise _too_deep(text)
@@ -169,21 +169,14 @@ def _with_a_quoted_keyword(text: str) -> Iterator[str]:
         for token in tokens_of(text):
             quotes = f"{text[: token.start]}`{token.text}`{text[token.end + 1 :]}"
             if token.token_type is not TokenType.VAR and token.text.isidentifier():
-                with suppress(SqlglotError, LookupError, TypeError, ValueError):
+                with suppress(*PARSE_ERRORS):
                     tree_of(quotes)
                     yield quotes
 
 
 def reference(name: str) -> str:
     """The expression that reads the field with this name, quoted if needed."""
-    if quoted(name) != name:
-        return backticked(name)
-    try:
-        is_plain = [stop for *_, stop in parse(name).names] == [len(name)]
-    # A keyword of SQL, such as `order`, is not an expression.
-    except TopologyError:
-        is_plain = False
-    return name if is_plain else backticked(name)
+    return name if quoted(name) == name and is_plain_name(name) else backticked(name)
 
 
 def backticks_for(text: str, known: Mapping[str, str]) -> str:
@@ -226,29 +219,6 @@ def names_within(types: Mapping[str, str]) -> Iterator[str]:
     for name, kind in types.items():
         yield name
         yield from names_within(struct_fields(element_type(kind) or kind))
-
-
-_STATEMENTS = exp.Query | exp.Command | exp.DDL | exp.DML | exp.Drop | exp.Set
-
-
-def _reason_to_refuse(tree: exp.Expr) -> str:
-    """Why a tree is not an expression over one record's fields, or an empty string."""
-    if isinstance(tree, _STATEMENTS):
-        return "is a statement, not an expression"
-    if isinstance(tree, exp.Alias):
-        return "names its result with AS; write the name before the expression, as in total='sum(amount)'"
-    for node in tree.walk():
-        if node.comments:
-            return "contains a comment; write comments in Python"
-        if isinstance(node, exp.Query):
-            return "contains a query; only expressions are allowed"
-        if isinstance(node, exp.Window):
-            return "reads other records with OVER; group the stream instead"
-        if isinstance(node, exp.Parameter | exp.Placeholder | exp.SessionParameter):
-            return "contains a parameter; a field's name with a sign needs backticks"
-        if isinstance(node, exp.Star) and not isinstance(node.parent, exp.Count):
-            return "contains a star; name the fields"
-    return ""
 
 
 def _namings(tree: exp.Expr) -> Iterator[tuple[int, _Naming]]:

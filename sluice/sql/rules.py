@@ -133,6 +133,11 @@ def _always(result: str, *operands: str, fails: bool = False, of_any: bool = Fal
     return resolve
 
 
+def _only_spark(result: str) -> Resolve:
+    """A function that only Spark computes, and that may fail."""
+    return lambda node, kinds: Signature(result, None, fails=True)
+
+
 def _exactly(result: str, *allowed: Kinds) -> Resolve:
     """A function of arguments of exactly these types. For other types, only Spark knows whether it fails."""
 
@@ -656,12 +661,20 @@ def json_of(node: exp.Substring) -> exp.Expr | None:
 
 def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
     """Concatenation of texts, and of other values as text. Spark also concatenates bytes and arrays."""
-    if any(kind.startswith("ARRAY") for kind in kinds):
-        return Signature()
     if set(kinds) == {"BINARY"}:
         return Signature("BINARY", kinds)
+    # Values of unknown types may be bytes or arrays.
+    if any(kind.startswith("ARRAY") for kind in kinds) or set(kinds) <= {"", "BINARY", VOID}:
+        return Signature()
     are_known = all(is_integer(kind) or is_decimal(kind) or kind in _SAME_TEXT for kind in kinds)
     return Signature("STRING", ("STRING",) * len(kinds) if are_known else None)
+
+
+def _reverse(node: exp.Expr, kinds: Kinds) -> Signature:
+    """The reverse of a text, or of another value as text. Spark also reverses lists."""
+    may_be_list = not kinds[0] or kinds[0].startswith("ARRAY")
+    is_known = kinds == ("STRING",)
+    return Signature("" if may_be_list else "STRING", kinds if is_known else None, fails=not is_known)
 
 
 _SAME_TEXT = ("STRING", "BOOLEAN", "DATE", "TIMESTAMP")
@@ -936,13 +949,14 @@ RULES: dict[RuleKey, Rule] = {
     PYTHON: Rule(_exactly(PYTHON_RESULT, ("BOOLEAN", "STRING", "STRING"))),
     exp.JSONFormat: Rule(_json_text, "NO_RESULT", arguments=lambda node: (node.this,)),
     exp.Substring: Rule(_substring, "NO_RESULT"),
+    "get_json_object": Rule(_only_spark("STRING"), "NO_RESULT"),
     # Texts
     exp.HexString: Rule(lambda node, kinds: Signature("BINARY", ())),
     exp.Upper: Rule(_always("STRING", "STRING", of_any=True)),
     exp.Lower: Rule(_always("STRING", "STRING", of_any=True)),
     exp.Trim: Rule(_trim),
     exp.Length: Rule(_always("INT", "STRING", of_any=True)),
-    exp.Reverse: Rule(_exactly("STRING", ("STRING",)), "NO_RESULT"),
+    exp.Reverse: Rule(_reverse, "NO_RESULT"),
     exp.Left: Rule(_always("STRING", "STRING", "INT"), "NO_RESULT"),
     exp.Right: Rule(_always("STRING", "STRING", "INT"), "NO_RESULT"),
     exp.Pad: Rule(_of_text("STRING", "INT", "STRING"), "NO_RESULT"),

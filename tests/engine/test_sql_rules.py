@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
@@ -13,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 from sluice.engine.steps import key_sql
@@ -22,11 +23,15 @@ from sluice.engine.steps.fallible_expressions import share_subexpressions, with_
 from sluice.plan import FallibleExpression
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.fallible import failure_causes
+from sluice.sql.json_paths import is_json_path
+from sluice.sql.parsed_expression import parse
 from sluice.sql.rules import key_problem
 from sluice.sql.typed_expression import type_expression
 from sluice.values.sql_text import struct_json, value_json
 from tests.unit.sql.spark_arguments import ACCEPTED
 from tests.unit.sql.spark_arguments import COLUMNS as COLUMNS_OF_SPARK
+from tests.unit.sql.test_field_names import CONSTANTS, KEYWORDS, OPERANDS, read_fields
+from tests.unit.sql.test_json_paths import READ, REFUSED
 
 COLUMNS = {
     "text": "STRING", "other": "STRING", "number": "STRING", "day_text": "STRING", "whole": "BIGINT", "more": "BIGINT",
@@ -294,3 +299,27 @@ def test_spark_accepts_the_arguments_that_the_unit_tests_name(spark: SparkSessio
                 frame.selectExpr(expression.replace("{}", column))
                 accepted.append(column)
         assert accepted == columns.split(), expression
+
+
+def test_spark_reads_the_same_words_as_fields(spark: SparkSession) -> None:
+    parser = spark._jsparkSession.sessionState().sqlParser()
+    for number, word in enumerate(sorted({*KEYWORDS} - CONSTANTS - {"not", "e"})):
+        for operand in OPERANDS[number % 20 :: 20]:
+            text = operand.format(k=word)
+            if read_fields(text, {word, "x", "y"}) is None:
+                continue
+            fields = {*re.findall(r"'`?(\w+)`?(?![\w(`])", parser.parseExpression(text).toString())}
+            assert fields - {"e", "a", "b"} - {*re.findall(r"'(\w+)'", text)} == parse(text).fields - {"a", "b"}, text
+
+
+@pytest.mark.parametrize("path", [*READ, *REFUSED])
+def test_spark_reads_the_same_paths_in_json(spark: SparkSession, path: str) -> None:
+    jvm = spark._jvm
+    assert jvm is not None
+    expressions = jvm.org.apache.spark.sql.catalyst.expressions.json
+    parser = getattr(getattr(expressions, "JsonPathParser$"), "MODULE$")
+    try:
+        is_read = parser.parse(path).isDefined()
+    except PySparkException:  # an index that is too large
+        is_read = False
+    assert is_read is is_json_path(path)

@@ -125,6 +125,12 @@ WRITTEN: dict[str, tuple[str, list[AggregateFunction]]] = {
         [("percentiles", "a", (0.25, 0.9)), ("percentile", "a", (0.5,))],
     ),
     "approx_percentile(a, 1)": ("a0", [("approx_percentile", "a", (1.0,))]),
+    "sum(all) + min(distinct) + sum(ALL all)": ("a0 + a1 + a0", [("sum", "all", ()), ("min", "distinct", ())]),
+    "first(nulls) || first(ignore) || first(nulls IGNORE NULLS)": (
+        "a0 || a1 || a0",
+        [("first", "nulls", ()), ("first", "ignore", ())],
+    ),
+    "max_by(ignore, nulls)": ("a0", [("max_by", "named_struct('x', ignore, 'y', nulls)", ())]),
 }
 
 
@@ -186,7 +192,12 @@ def test_an_error_names_its_column() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "quotes"), [("inner > 1", "`inner` > 1"), ("a + on", "a + `on`"), ("upper(from)", "upper(`from`)")]
+    ("text", "quotes"),
+    [
+        ("a.not > 1", "a.`not` > 1"),
+        ("a.select", "a.`select`"),
+        ("CASE WHEN from THEN 1 END", "CASE WHEN `from` THEN 1 END"),
+    ],
 )
 def test_an_error_suggests_backticks_for_keywords(text: str, quotes: str) -> None:
     with pytest.raises(TopologyError) as refused:

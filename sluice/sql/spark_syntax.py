@@ -1,0 +1,207 @@
+"""Finds what sqlglot accepts in an expression and Spark's parser does not, or reads in another way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
+
+from sqlglot import exp
+from sqlglot.tokenizer_core import Token, TokenType
+
+from sluice.sql.dialect import INFIX_WORDS, SparkSQL, begins_operand, names_in, tokens_of
+
+_STATEMENTS = exp.Query | exp.Command | exp.DDL | exp.DML | exp.Drop | exp.Set
+_SIGNS = frozenset(
+    {
+        TokenType.L_PAREN, TokenType.R_PAREN, TokenType.L_BRACKET, TokenType.R_BRACKET, TokenType.COMMA, TokenType.DOT,
+        TokenType.PLUS, TokenType.DASH, TokenType.STAR, TokenType.SLASH, TokenType.MOD, TokenType.DPIPE, TokenType.EQ,
+        TokenType.NEQ, TokenType.LT, TokenType.LTE, TokenType.GT, TokenType.GTE, TokenType.NULLSAFE_EQ, TokenType.NOT,
+        TokenType.AMP, TokenType.PIPE, TokenType.CARET, TokenType.TILDE, TokenType.ARROW, TokenType.FARROW,
+        TokenType.DCOLON, TokenType.COLON,
+    }
+)  # fmt: skip
+_FOREIGN_WORDS = frozenset(
+    {TokenType.GLOB, TokenType.OVERLAPS, TokenType.SIMILAR_TO, TokenType.ISNULL, TokenType.NOTNULL, TokenType.XOR}
+)  # fmt: skip
+"""Operators of other databases that are words."""
+_TEXTS = frozenset({TokenType.STRING, TokenType.RAW_STRING})
+_TYPED_TEXTS = frozenset({"date", "timestamp", "timestamp_ntz", "timestamp_ltz", "time", "interval"})
+"""The types whose constants are written as the type's name before a text."""
+_TYPES = frozenset(
+    """
+    array bigint binary boolean byte char character date dec decimal double float int integer interval long map numeric
+    real short smallint string struct time timestamp timestamp_ltz timestamp_ntz tinyint varchar variant void
+    """.split()  # noqa: SIM905  (a list literal with one type per line would take 29 lines)
+)
+_UNITS = frozenset({"year", "month", "week", "day", "hour", "minute", "second", "millisecond", "microsecond"})
+_BEFORE_OPERAND = frozenset(
+    {TokenType.NOT, TokenType.CASE, TokenType.DISTINCT, TokenType.ALL, TokenType.INTERVAL, TokenType.WHERE}
+)  # fmt: skip
+_BEFORE_PARENTHESES = _BEFORE_OPERAND | INFIX_WORDS | {
+    TokenType.IN, TokenType.FILTER, TokenType.OVER, TokenType.ALIAS, TokenType.IS, TokenType.ORDER_BY, TokenType.ANY,
+}  # fmt: skip
+"""The words that can be before parentheses without being the name of a function: all, and where an operand begins."""
+
+
+def reason_to_refuse(text: str, tree: exp.Expr) -> str:
+    """Why a text is not an expression of Spark SQL over one record's fields, or an empty string."""
+    if isinstance(tree, _STATEMENTS):
+        return "is a statement, not an expression"
+    if isinstance(tree, exp.Alias):
+        return "names its result with AS; write the name before the expression, as in total='sum(amount)'"
+    for node in tree.walk():
+        if reason := _why_not_part(node):
+            return reason
+    tokens = tokens_of(text)
+    reasons = chain(_foreign_signs(text, tokens), _foreign_types(tokens), _unread_names(tokens, tree))
+    return next(reasons, "")
+
+
+def functions_in(tokens: Sequence[Token]) -> Iterator[Token]:
+    """The names of the functions that are called."""
+    types = {token.start for token in _types_in(tokens)}
+    begins = True
+    for token, after in pairwise(tokens):
+        # A word such as IN can name a function only where an operand begins.
+        words = _BEFORE_OPERAND if begins else _BEFORE_PARENTHESES
+        is_word = token.text.isidentifier() and token.token_type not in words | _TEXTS
+        if is_word and after.token_type is TokenType.L_PAREN and token.start not in types:
+            yield token
+        begins = begins_operand(token)
+
+
+def _why_not_part(node: exp.Expr) -> str:
+    if node.comments:
+        return "contains a comment; write comments in Python"
+    match node:
+        case exp.Query():
+            return "contains a query; only expressions are allowed"
+        case exp.Window():
+            return "reads other records with OVER; group the stream instead"
+        case exp.Parameter() | exp.Placeholder() | exp.SessionParameter():
+            return "contains a parameter; a field's name with a sign needs backticks"
+        case exp.Star() if not isinstance(node.parent, exp.Count):
+            return "contains a star; name the fields"
+        case exp.Alias() if not isinstance(node.parent, exp.Struct | exp.Tuple | exp.ArraysZip):
+            return "names a part of it with AS, which is possible only in struct(...)"
+        case exp.Interval() if not isinstance(node.parent, exp.Cast | exp.DataType):
+            return _why_not_interval(node)
+    return _why_not_operator(node) or _why_not_name(node)
+
+
+def _why_not_operator(node: exp.Expr) -> str:
+    match node:
+        case exp.Is() if not isinstance(node.expression, exp.Null | exp.Boolean):
+            return "has IS before something else than NULL, TRUE, FALSE or DISTINCT FROM; write ="
+        case exp.In() if node.args.get("field") or node.args.get("unnest"):
+            return "has IN without parentheses; to look into a list, write array_contains(list, x)"
+        case exp.AtTimeZone():
+            return "has AT TIME ZONE; write from_utc_timestamp(...) or to_utc_timestamp(...)"
+        case exp.Between() if node.args.get("symmetric") is not None:
+            return "has SYMMETRIC, which Spark SQL lacks; write least(...) and greatest(...)"
+        case exp.Slice():
+            return "reads a part of a list with a colon; write slice(list, 1, 2)"
+        case exp.Bracket() if len(node.expressions) != 1:
+            return "has more than one index in brackets; write one"
+        case exp.Cast() if node.args.get("format") is not None:
+            return "has a FORMAT in CAST; write to_timestamp(...), to_date(...) or date_format(...)"
+        case exp.JSONExtract() if node.args.get("only_json_types") is not None:
+            return "has -> outside of a function that takes a lambda; write get_json_object(...)"
+        case exp.Escape() if len(node.expression.name) != 1:
+            return "has an ESCAPE that is not a single character"
+    return ""
+
+
+def _why_not_name(node: exp.Expr) -> str:
+    match node:
+        case exp.Column() if not all(isinstance(part, exp.Identifier) for part in node.parts):
+            return "has a number after a dot; write list[0] for an element, and backticks around a field's name"
+        case exp.Dot() if isinstance(node.expression, exp.Func):
+            return "calls a function after a dot"
+        case exp.Aliases():
+            return f"calls {node.this.name}, which is not a function"
+    return ""
+
+
+def _why_not_interval(node: exp.Interval) -> str:
+    number = node.this
+    if isinstance(number, exp.Neg | exp.Paren):
+        number = number.this
+    if not isinstance(number, exp.Literal):
+        return "has an INTERVAL that is not a constant; write for example x * INTERVAL 1 DAY"
+    unit = node.args.get("unit")
+    if isinstance(unit, exp.Var) and unit.name.lower().removesuffix("s") not in _UNITS:
+        return f"has an INTERVAL in {unit.name}; write it in DAY, HOUR, MINUTE or another unit of time"
+    return ""
+
+
+def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
+    """Each sign, or operator that is a word, for which Spark SQL has another meaning or none."""
+    arguments = {token.end + 1 for token in functions_in(tokens)}
+    before: Token | None = None
+    for token, after in zip(tokens, [*tokens[1:], None], strict=True):
+        kind, following = token.token_type, TokenType.R_PAREN if after is None else after.token_type
+        first, is_after_dot = text[token.start], before is not None and before.token_type is TokenType.DOT
+        is_sign = not first.isalnum() and first not in "_`'\""
+        match kind:
+            case TokenType.SEMICOLON:
+                yield "ends with a semicolon; leave it out"
+            case _ if is_sign and kind not in _SIGNS:
+                yield f"has the operator {token.text}, which Spark SQL lacks"
+            case _ if kind in _FOREIGN_WORDS and following is not TokenType.L_PAREN and not is_after_dot:
+                yield f"has the operator {token.text}, which Spark SQL lacks"
+            case TokenType.NATIONAL_STRING:
+                yield "has an N before a text; leave it out"
+            case TokenType.L_BRACKET if before is None or begins_operand(before):
+                yield "has a list in brackets; write array(...)"
+            case TokenType.COMMA if following in (TokenType.R_PAREN, TokenType.COMMA):
+                yield "has a comma without a value after it"
+            case TokenType.L_PAREN if following is TokenType.COMMA:
+                yield "has a comma without a value before it"
+            case TokenType.L_PAREN if following is TokenType.R_PAREN and token.start not in arguments:
+                yield "has parentheses without a value"
+            case _ if before is not None and _is_foreign_constant(before, kind):
+                yield f"has {before.text} before {token.text!r}; write CAST({token.text!r} AS {before.text})"
+        before = token
+
+
+def _is_foreign_constant(word: Token, following: TokenType) -> bool:
+    """Whether a word looks like the type of the constant after it, but Spark has no such constants."""
+    if word.token_type not in SparkSQL.Parser.TYPE_TOKENS or following not in (*_TEXTS, TokenType.NUMBER):
+        return False
+    is_interval = word.token_type is TokenType.INTERVAL
+    return not is_interval and (following is TokenType.NUMBER or word.text.lower() not in _TYPED_TEXTS)
+
+
+def _foreign_types(tokens: Sequence[Token]) -> Iterator[str]:
+    for token in _types_in(tokens):
+        if token.text.lower() not in _TYPES:
+            yield f"converts to {token.text}, which is not a type of Spark SQL"
+
+
+def _types_in(tokens: Sequence[Token]) -> Iterator[Token]:
+    """The names of the types in `CAST(... AS type)` and `...::type`, without the types within them."""
+    callers: list[str] = []
+    before: Token | None = None
+    for token in tokens:
+        kind = token.token_type
+        # sqlglot has the tokens `1`, `::` and `L` for `1L`, all three at the same place.
+        is_converted = before is not None and before.token_type is TokenType.DCOLON and before.start != token.start
+        is_cast = before is not None and before.token_type is TokenType.ALIAS
+        if is_converted or (is_cast and callers[-1:] in (["CAST"], ["TRY_CAST"])):
+            yield token
+        if kind is TokenType.L_PAREN:
+            callers.append(before.text.upper() if before is not None else "")
+        elif kind is TokenType.R_PAREN and callers:
+            callers.pop()
+        before = token
+
+
+def _unread_names(tokens: Sequence[Token], tree: exp.Expr) -> Iterator[str]:
+    """Each name in the text that the tree lacks: sqlglot drops, for example, the arguments of some functions."""
+    read = Counter(node.name.lower() for node in tree.find_all(exp.Identifier, exp.Var))
+    for token in names_in(tokens):
+        read[token.text.lower()] -= 1
+        if read[token.text.lower()] < 0:
+            yield f"has {token.text} as an argument that the function does not take"
