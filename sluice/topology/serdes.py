@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from sluice.errors import TopologyError
 from sluice.values import contracts
-from sluice.values.change_values import Change, DebeziumDecoder, encode_debezium, row_type
+from sluice.values.change_values import Change, DebeziumEnvelope, encode_debezium, row_type
 from sluice.values.shapes import Shape
 
 V = TypeVar("V")
@@ -48,8 +48,9 @@ or of models, `str`, `Any` for JSON of any form, or a Serde."""
 def debezium(changes: type[Change[V]]) -> Serde[Change[V]]:
     """A serde of changes in Debezium's JSON, with or without its schema.
 
-    `changes` is a class for the type of the rows, such as `class ShopChange(Change[Shop]): pass`. Values are written
-    without the schema. `old` is None if the database does not send all columns of the old row.
+    `changes` is a class for the type of the rows, such as `class ShopChange(Change[Shop]): pass`. Rows are decoded like
+    the values of other topics. Values are written without the schema. `old` is None if the database sends only the key
+    of the old row, or too few columns for the type.
     """
     if not (isinstance(changes, type) and issubclass(changes, Change)):
         raise TopologyError(
@@ -57,7 +58,7 @@ def debezium(changes: type[Change[V]]) -> Serde[Change[V]]:
             next_step="Declare one for the type of the rows: class ShopChange(Change[Shop]): pass.",
         )
     row_type(changes)
-    return Serde(changes, decode=DebeziumDecoder(changes), encode=encode_debezium)
+    return Serde(changes, decode=DebeziumEnvelope(changes), encode=encode_debezium)
 
 
 def serde_of(value: Value[V]) -> Serde[V]:

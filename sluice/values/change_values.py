@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args, get_origin
+from collections.abc import Callable, Mapping, Set
+from functools import cached_property
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, get_args, get_origin
 
 import msgspec
 from msgspec import Raw, Struct
 
 from sluice.errors import TopologyError
+from sluice.values.contracts import type_info, variants
 from sluice.values.function_wrappers import Wrapper
 from sluice.values.keys import key_text
+from sluice.values.stored_values import author_value, topic_decoder
 
+T = TypeVar("T")
 V = TypeVar("V")
 
 CheckOld: TypeAlias = Literal["count", "reject"]
@@ -30,7 +35,7 @@ class Change(Struct, Generic[V]):
 
     kind: Kind
     old: V | None = None
-    """The row before the change; None if there was none, or if the database does not send all of its columns."""
+    """The row before the change; None if there was none, or if the database sends only its key."""
     new: V | None = None
     """The row after the change; None if it was deleted."""
 
@@ -67,52 +72,120 @@ class _Envelope(Struct):
     before: Raw = _NULL
     after: Raw = _NULL
     status: str | None = None
+    schema: Raw = _NULL
     payload: Raw = _NULL
 
 
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
+_decode_columns = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
-class DebeziumDecoder(Wrapper):
-    """Decodes a value of Debezium to an instance of a class of changes.
+class DebeziumEnvelope(Wrapper):
+    """Finds the JSON of a change in a value of Debezium.
 
-    The attribute `__wrapped__` is the class of changes, by which pickling finds the author's module.
+    The rows stay as Debezium has written them, so that they are decoded by the same rules as other JSON. The attribute
+    `__wrapped__` is the class of changes, by which pickling finds the author's module.
     """
 
     def __init__(self, changes: type[Change[Any]]) -> None:
         super().__init__(changes)
         self._changes = changes
-        self._rows: msgspec.json.Decoder[Any] | None = None
 
     def __call__(self, data: bytes) -> Change[Any]:
-        envelope = _decode_envelope(data)
+        """Decode a value of Debezium, as tasks do."""
+        _, _, change = self.decode(topic_decoder(self._changes), data, None)
+        return cast(Change[Any], author_value(change))
+
+    def decode(self, decode_change: Callable[[bytes], T], data: bytes, key: bytes | None) -> tuple[bytes, bytes, T]:
+        """The part of a value that is the change, the change as JSON of the class of changes, and the decoded change.
+
+        `key` is the key of the record. Raises ValueError for a value that is no change, and the errors of
+        `decode_change`. If the row before the change does not fit the contract, because the database does not send all
+        of its columns, `old` is null.
+        """
+        envelope, whole = _decode_envelope(data), data
         if envelope.payload != _NULL:
-            envelope = _decode_envelope(envelope.payload)
+            # If one of these two fields occurs twice, there are more quotation marks around names.
+            schema, payload = bytes(envelope.schema), bytes(envelope.payload)
+            quotes = data.count(b'"') - schema.count(b'"') - payload.count(b'"')
+            whole = payload if quotes == (2 if envelope.schema == _NULL else 4) else data
+            envelope = _decode_envelope(payload)
+        text = self._json(envelope, key)
+        try:
+            return whole, text, decode_change(text)
+        except msgspec.ValidationError:
+            envelope.before = _NULL
+            text = self._json(envelope, key)
+            return whole, text, decode_change(text)
+
+    def _json(self, envelope: _Envelope, key: bytes | None) -> bytes:
         if envelope.op is None and envelope.status in ("BEGIN", "END"):
-            return self._changes(kind="transaction")
+            return b'{"kind":"transaction"}'
         if envelope.op not in _KINDS:
             raise ValueError(f"op is {envelope.op!r}, not one of {', '.join(_KINDS)}")
-        kind = _KINDS[envelope.op]
-        new = self._row(envelope.after)
-        if (new is None) is (kind in ("insert", "update")):
-            raise ValueError(f"a change with op {envelope.op!r} {'has no' if new is None else 'has an'} after")
-        return self._changes(kind=kind, old=self._old(envelope.before), new=new)
+        kind, new = _KINDS[envelope.op], envelope.after
+        has_new = new != _NULL
+        if has_new is not (kind in ("insert", "update")):
+            raise ValueError(f"a change with op {envelope.op!r} {'has an' if has_new else 'has no'} after")
+        old = envelope.before if self._is_row(envelope.before, new, key) else _NULL
+        return _CHANGE % (kind.encode(), bytes(old), bytes(new))
 
-    def _row(self, data: Raw) -> Any:
-        if self._rows is None:
-            self._rows = msgspec.json.Decoder(row_type(self._changes))
-        return None if data == _NULL else self._rows.decode(data)
+    def _is_row(self, before: Raw, after: Raw, key: bytes | None) -> bool:
+        """Whether the columns before the change make a row of the contract.
 
-    def _old(self, data: Raw) -> Any:
-        # Many databases send only the key columns of the old row, so it does not fit the class.
-        try:
-            return self._row(data)
-        except msgspec.ValidationError:
-            return None
+        Many databases send only the columns of the key, and Debezium then writes null for the other columns.
+        """
+        if before == _NULL or not self._columns:
+            return before != _NULL
+        columns = _decode_columns(before)
+        sent = {name for name in self._columns if columns.get(name, _NULL) != _NULL}
+        if _are_of_key(sent, columns, self._columns.keys(), key):
+            return False
+        absent = [name for name, has_default in self._columns.items() if has_default and name not in columns]
+        # A column that the row after the change lacks, too, is not in the database's table.
+        return not absent or (after != _NULL and _decode_columns(after).keys().isdisjoint(absent))
+
+    @cached_property
+    def _columns(self) -> dict[str, bool]:
+        """The names of the rows' columns, each with whether it has a default other than null; empty for other rows."""
+        kinds = variants(type_info(row_type(self._changes)))
+        columns: dict[str, bool] = {}
+        for kind in kinds:
+            for field in kind.fields:
+                columns[field.encode_name] = not field.required and field.default is not None
+        return columns
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_rows": None}  # decoders cannot be pickled
+        state = dict(self.__dict__)
+        state.pop("_columns", None)
+        return state
+
+
+_CHANGE = b'{"kind":"%b","old":%b,"new":%b}'
+
+
+def _are_of_key(sent: set[str], columns: Mapping[str, Raw], names: Set[str], key: bytes | None) -> bool:
+    """Whether a row has other columns than those of the record's key, and all of these are null."""
+    if not sent:
+        return True
+    of_key = _columns_of_key(key)
+    if of_key is None:
+        # The key is the text of a single column.
+        text = bytes(columns[min(sent)]).strip(b'"')
+        return len(sent) == 1 < len(names) and text == key
+    return sent <= of_key and not names <= of_key
+
+
+def _columns_of_key(key: bytes | None) -> frozenset[str] | None:
+    """The names of the columns in a key that Debezium has written as JSON; None for another key."""
+    try:
+        columns = _decode_columns(key or b"")
+        if columns.keys() == {"schema", "payload"}:
+            columns = _decode_columns(columns["payload"])
+    except msgspec.DecodeError:
+        return None
+    return frozenset(columns)
 
 
 def encode_debezium(change: dict[str, Any]) -> bytes:

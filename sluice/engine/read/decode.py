@@ -9,11 +9,13 @@ it check the values one by one.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from functools import cached_property, partial
+from itertools import repeat
 from operator import attrgetter
 from typing import Any, TypeVar, is_typeddict
 from zoneinfo import ZoneInfo
@@ -31,6 +33,7 @@ from sluice.errors import error_text
 from sluice.operators.base import rejects_record
 from sluice.plan import Source, SourceField
 from sluice.values import contract_parts, stored_values
+from sluice.values.change_values import DebeziumEnvelope
 from sluice.values.json_limits import (
     LONGEST_NAME,
     Amounts,
@@ -87,17 +90,32 @@ class ValueDecoder:
             return [Run(0, len(texts), None)]
         return self._json_columns.runs(texts)
 
+    @cached_property
+    def _envelope(self) -> DebeziumEnvelope | None:
+        """The envelopes in which the values are, if Sluice takes the JSON of the contract out of envelopes."""
+        decode = self.source.decode
+        return decode.value if decode is not None and isinstance(decode.value, DebeziumEnvelope) else None
+
     @property
     def _is_json(self) -> bool:
         """Whether the values are JSON of a contract, and Sluice, not the author, decodes them."""
-        return self.source.contract is not None and self.source.decode is None
+        return self.source.contract is not None and (self.source.decode is None or self._envelope is not None)
 
-    def decode(self, raw: list[bytes | None]) -> tuple[list[int], list[Any], list[RejectedRecord]]:
-        """The row numbers of valid values, the valid values, and dead letters for the other rows."""
-        decoded = self._decode_each(raw)
+    def decode(
+        self, raw: list[bytes | None], keys: pa.Array | None = None
+    ) -> tuple[list[int], list[Any], list[RejectedRecord]]:
+        """The row numbers of valid values, the valid values, and dead letters for the other rows.
+
+        `raw` and `keys` are the values and the keys of the records.
+        """
+        wholes = texts = raw
+        if self._envelope is None:
+            decoded = self._decode_each(raw)
+        else:
+            wholes, texts, decoded = self._decode_envelopes(self._envelope, raw, keys)
         if self._is_json:
-            self._refuse_ambiguous_json(raw, decoded)
-        self._refuse_unreadable(raw, decoded)
+            self._refuse_ambiguous_json(wholes, texts, decoded)
+        self._refuse_unreadable(texts, decoded)
         if self.source.contract is not None:
             self._refuse_digits(decoded)
         return decoded.rows, decoded.values, decoded.dead_letters
@@ -127,6 +145,38 @@ class ValueDecoder:
         rows = _without(range(len(raw)), {dead_letter.row for dead_letter in dead_letters})
         return DecodedValues(rows, values, dead_letters)
 
+    def _decode_envelopes(
+        self, envelope: DebeziumEnvelope, raw: list[bytes | None], keys: pa.Array | None
+    ) -> tuple[list[bytes | None], list[bytes | None], DecodedValues]:
+        """The change in each envelope as the topic has it and as JSON of the contract, and the decoded values.
+
+        The JSON is None for an envelope that cannot be decoded.
+        """
+        wholes: list[bytes | None] = []
+        texts: list[bytes | None] = []
+        decoded = DecodedValues([], [], [])
+        kafka_keys: Iterable[bytes | None] = repeat(None) if keys is None else keys.to_pylist()
+        for row, (data, key) in enumerate(zip(raw, kafka_keys, strict=False)):
+            whole, text, value = None, None, None
+            try:
+                if data is not None:
+                    whole, text, value = envelope.decode(self._decode_json, data, key)
+                elif not self.source.keeps_nulls:
+                    raise ValueError("the value is null")
+            except Exception as error:
+                decoded.dead_letters.append(RejectedRecord(row, *reason_of(data, error)))
+            else:
+                decoded.rows.append(row)
+                decoded.values.append(value)
+            wholes.append(whole)
+            texts.append(text)
+        return wholes, texts, decoded
+
+    @cached_property
+    def _decode_json(self) -> Callable[[bytes], Any]:
+        """The function that decodes the JSON of the contract, whether it is a record's value or in an envelope."""
+        return stored_values.topic_decoder(self.source.value_class)
+
     @cached_property
     def _decode_value(self) -> Callable[[bytes], Any]:
         contract, author = self.source.contract, self.source.decode
@@ -134,7 +184,7 @@ class ValueDecoder:
             return partial(self._decode_by_author, author.value)
         if contract is None:
             return bytes.decode
-        return stored_values.topic_decoder(self.source.value_class)
+        return self._decode_json
 
     @cached_property
     def _has_models(self) -> bool:
@@ -143,7 +193,7 @@ class ValueDecoder:
     @property
     def _is_by_author(self) -> bool:
         """Whether an author's code makes the values: a decoder, or the validators of a model."""
-        return self.source.decode is not None or self._has_models
+        return (self.source.decode is not None and self._envelope is None) or self._has_models
 
     def _decode_by_author(self, decode: Callable[[bytes], Any], data: bytes) -> Any:
         """Call an author's decoder. Raises ValidationError for a value that is not of the contract's type.
@@ -171,25 +221,28 @@ class ValueDecoder:
             raise msgspec.ValidationError(error_text(error)) from None
         return msgspec.convert(plain, self.source.value_class)
 
-    def _refuse_ambiguous_json(self, raw: list[bytes | None], decoded: DecodedValues) -> None:
+    def _refuse_ambiguous_json(
+        self, wholes: list[bytes | None], texts: list[bytes | None], decoded: DecodedValues
+    ) -> None:
         """Reject JSON that is nested too deep, has a field twice, or has an amount as text that is not a plain number.
 
         msgspec accepts such JSON: it takes the last of two fields, and does not look into fields outside the contract.
+        `texts` has the JSON of the contract, which may be made from only a part of a value.
         """
-        if self._quotes_prove_unambiguous(raw, decoded):
+        if self._quotes_prove_unambiguous(wholes, decoded):
             return
         errors: dict[int, tuple[str, str]] = {}
         count_quotes = self._count_quotes
         for place, (row, value) in enumerate(zip(decoded.rows, decoded.values, strict=True)):
-            text = raw[row]
-            if text is None:
+            whole, text = wholes[row], texts[row]
+            if whole is None or text is None:
                 continue
-            if count_quotes is not None and text.count(b'"') == count_quotes([value]):
+            if count_quotes is not None and whole.count(b'"') == count_quotes([value]):
                 continue
             try:
-                self._require_unambiguous(text)
+                self._require_unambiguous(whole, text)
             except Exception as error:
-                errors[place] = reason_of(text, error)
+                errors[place] = reason_of(whole, error)
         decoded.reject(errors)
 
     def _quotes_prove_unambiguous(self, raw: list[bytes | None], decoded: DecodedValues) -> bool:
@@ -211,21 +264,26 @@ class ValueDecoder:
 
         None if the values alone do not determine the number of quotation marks.
         """
-        if self._has_models or not self.source.is_object:
+        if self._has_models or not self.source.is_object or self._envelope is not None:
             return None
         return contract_parts.quote_counter(self.source.value_class)
 
-    def _require_unambiguous(self, text: bytes) -> None:
-        """Raise an error for ambiguous JSON. This check parses the text again."""
-        refuse_nesting(text)
-        data = refuse_duplicates(text)
-        if self._check_amounts is not None:
-            self._check_amounts(data)
+    def _require_unambiguous(self, whole: bytes, text: bytes) -> None:
+        """Raise an error for ambiguous JSON. This check parses the JSON again."""
+        refuse_nesting(whole)
+        refuse_duplicates(whole)
+        may_be_text = self._amounts_as_text is not None and self._amounts_as_text.search(text) is not None
+        if may_be_text and self._check_amounts is not None:
+            self._check_amounts(refuse_duplicates(text))
 
     @cached_property
     def _check_amounts(self) -> Callable[[Any], None] | None:
         # For the values of a pydantic model, pydantic has decided which texts are amounts.
         return None if self._has_models else contract_parts.amount_check(self.source.value_class)
+
+    @cached_property
+    def _amounts_as_text(self) -> re.Pattern[bytes] | None:
+        return contract_parts.amounts_as_text(self.source.value_class)
 
     def _refuse_unreadable(self, raw: list[bytes | None], decoded: DecodedValues) -> None:
         """Reject values with strings, times or numbers that Spark cannot read back."""

