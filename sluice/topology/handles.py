@@ -25,14 +25,14 @@ from sluice.topology.graph import Graph
 from sluice.topology.serdes import Contract, Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column, column_sql, key_expression, key_field_names
-from sluice.topology.value_types import types_after
+from sluice.topology.value_types import shape_after, types_after
 from sluice.topology.window_definitions import Duration
 from sluice.topology.windowed_inputs import (
     require_encodable_windows,
 )
 from sluice.values.change_values import encode_debezium
 from sluice.values.expiry import Expiry, ExpiryClock
-from sluice.values.json_text import JSON_FIELD, encode_text
+from sluice.values.json_text import JSON_FIELD, encode_bytes, encode_text
 from sluice.values.record_metadata import (
     CHANGE_METADATA,
     METADATA,
@@ -373,6 +373,9 @@ class Handle(Generic[V]):
                 f"{where}: value=str cannot write an object.",
                 next_step="Turn it into a single value first with map_values('...').",
             )
+        if serde.encode is None and serde.is_bytes:
+            self._require_bytes(where)
+            return encode_bytes
         if serde.encode is None and not serde.is_text:
             raise TopologyError(
                 f"{where}: the serde of {serde.name} has no encode function.",
@@ -384,6 +387,14 @@ class Handle(Generic[V]):
                 next_step="Write the changes of a table: table.changes().to(...).",
             )
         return serde.encode or encode_text
+
+    def _require_bytes(self, where: str) -> None:
+        kind = shape_after(self.node).kind
+        if kind != "BINARY":
+            raise TopologyError(
+                f"{where}: value=bytes writes bytes, but the values are {kind or 'of an unknown type'}.",
+                next_step="Turn them into bytes first, for example with map_values(\"encode(text, 'UTF-8')\").",
+            )
 
 
 def _first_twins(names: Iterable[str], folded: Callable[[str], str]) -> tuple[str, str] | None:

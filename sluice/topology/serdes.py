@@ -21,7 +21,7 @@ Contract: TypeAlias = type | UnionType
 
 @dataclass(frozen=True)
 class Serde(Generic[V]):
-    """A format of values of type `contract`. By default, values are JSON, and a str is plain text.
+    """A format of values of type `contract`. By default, values are JSON, and a str or bytes are written as they are.
 
     For a source, `decode` converts the bytes of a record's value to a value of the type; if it raises an error,
     `on_error` decides what happens to the record. For an output, `encode` converts a value to bytes.
@@ -36,13 +36,18 @@ class Serde(Generic[V]):
         return self.contract is str
 
     @property
+    def is_bytes(self) -> bool:
+        """Whether the bytes of a record's value are the value."""
+        return contracts.is_bytes(self.contract) and self.decode is None
+
+    @property
     def name(self) -> str:
         return contracts.name_of(self.contract)
 
 
 Value: TypeAlias = type[V] | UnionType | Serde[V]
 """The type of a topic's values: a msgspec Struct, a dataclass, a TypedDict, a pydantic model, a union of tagged Structs
-or of models, `str`, `Any` for JSON of any form, or a Serde."""
+or of models, `str`, `bytes`, `Any` for JSON of any form, or a Serde."""
 
 
 def debezium(changes: type[Change[V]]) -> Serde[Change[V]]:

@@ -96,10 +96,12 @@ class ValueDecoder:
         decode = self.source.decode
         return decode.value if decode is not None and isinstance(decode.value, DebeziumEnvelope) else None
 
-    @property
+    @cached_property
     def _is_json(self) -> bool:
         """Whether the values are JSON of a contract, and Sluice, not the author, decodes them."""
-        return self.source.contract is not None and (self.source.decode is None or self._envelope is not None)
+        if self.source.contract is None or self.source.is_bytes:
+            return False
+        return self.source.decode is None or self._envelope is not None
 
     def decode(
         self, raw: list[bytes | None], keys: pa.Array | None = None
@@ -184,7 +186,7 @@ class ValueDecoder:
             return partial(self._decode_by_author, author.value)
         if contract is None:
             return bytes.decode
-        return self._decode_json
+        return bytes if self.source.is_bytes else self._decode_json
 
     @cached_property
     def _has_models(self) -> bool:
