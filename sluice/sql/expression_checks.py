@@ -99,8 +99,8 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
         _require_arguments(node, kinds, text, where)
     _require_backticks(tokens, types, where)
     _require_fields_once(tree, where)
-    for mistake in _misplaced(tree, text):
-        raise TopologyError(f"{where} {mistake}.")
+    for mistake, advice in _misplaced(tree, text):
+        raise TopologyError(f"{where} {mistake}.", next_step=advice)
     if any(map(aggregates, tree.walk())) and tree.find(exp.CurrentTimestamp, exp.CurrentDate):
         raise TopologyError(
             f"{where} uses the current time in an aggregate.",
@@ -290,17 +290,17 @@ def _require_text(node: exp.Expr, kinds: _Kinds, text: str, where: str) -> None:
             )
 
 
-def _misplaced(tree: exp.Expr, text: str) -> Iterator[str]:
-    """Describe each aggregate inside another aggregate, and each field outside of all aggregates."""
+def _misplaced(tree: exp.Expr, text: str) -> Iterator[tuple[str, str]]:
+    """Describe each aggregate inside another aggregate, and each field outside of all aggregates, with advice."""
     inner = [node for node in tree.walk() if aggregates(node)]
     if not inner:
         return
     for node in inner:
         if any(map(aggregates, _above(node))):
-            yield f"aggregates the aggregate {written(node, text)}"
+            yield f"aggregates the aggregate {written(node, text)}", "Aggregate the results in a further step."
     for column in tree.find_all(exp.Column):
         if not any(map(_reads_group, _above(column))):
-            yield f"reads {written(column, text)} outside of an aggregate: write for example max(...)"
+            yield f"reads {written(column, text)} outside of an aggregate", "Write for example max(...)."
 
 
 def _reads_group(node: exp.Expr) -> bool:

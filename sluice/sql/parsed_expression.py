@@ -17,8 +17,8 @@ from sqlglot.tokenizer_core import TokenType
 from sluice.errors import TopologyError
 from sluice.sql.calls import CLOSING, OPENING, aggregates
 from sluice.sql.dialect import PARSE_ERRORS, SparkSQL, is_plain_name, tokens_of, tree_of
-from sluice.sql.spark_syntax import reason_to_refuse
-from sluice.values.record_metadata import METADATA
+from sluice.sql.spark_syntax import foreign_sign, reason_to_refuse
+from sluice.values.record_metadata import METADATA, TEXT_FIELD
 from sluice.values.sql_text import backticked, named_struct, quoted
 from sluice.values.sql_types import element_type, struct_fields
 
@@ -102,7 +102,7 @@ def parse(text: str) -> ParsedExpression:
             next_step="Write exactly one expression, without a semicolon.",
         )
     if reason := reason_to_refuse(text, tree):
-        raise TopologyError(f"{text!r} {reason}.")
+        raise _refusal(text, reason)
     if _levels(tree) > MOST_LEVELS or _brackets(text) > _MOST_BRACKETS:
         raise _too_deep(text)
     # `on` replaces the columns in the order of their positions in the text.
@@ -111,17 +111,26 @@ def parse(text: str) -> ParsedExpression:
     return ParsedExpression(text, tuple(names), is_aggregate, dict(_namings(tree)))
 
 
+def _refusal(text: str, reason: str) -> TopologyError:
+    problem, _, advice = reason.partition("; ")
+    advice = advice or "write an expression over the fields"
+    return TopologyError(f"{text!r} {problem}.", next_step=f"{advice[0].upper()}{advice[1:]}.")
+
+
 def _not_an_expression(text: str, error: Exception) -> TopologyError:
     """The error for a text that sqlglot cannot parse, with sqlglot's description of the mistake."""
+    with suppress(SqlglotError):
+        if reason := foreign_sign(text):
+            return _refusal(text, reason)
     problem = (getattr(error, "errors", None) or [{}])[0]
     where = f" (column {problem['col']})" if problem.get("col") else ""
     description = str(problem.get("description") or error)
     mistake = re.sub(r"<class 'sqlglot\.expressions\.(?:\w+\.)*(\w+)'>", r"\1", description)
-    corrected = next(_with_a_quoted_keyword(text), "")
-    return TopologyError(
-        f"{text!r} is not a Spark SQL expression{where}: {mistake}.",
-        next_step=f"Fields whose names are SQL keywords need backticks: {corrected}" if corrected else "",
-    )
+    corrected = _with_a_quoted_keyword(text)
+    next_step = "Correct the expression at this column." if where else "Correct the expression."
+    if corrected:
+        next_step = f"Fields whose names are SQL keywords need backticks: {corrected}"
+    return TopologyError(f"{text!r} is not a Spark SQL expression{where}: {mistake}.", next_step=next_step)
 
 
 def _with_backticks(text: str) -> str:
@@ -163,15 +172,17 @@ def _brackets(text: str) -> int:
     return deepest
 
 
-def _with_a_quoted_keyword(text: str) -> Iterator[str]:
-    """For each keyword: the text with backticks around it, if this makes the text a valid expression."""
+@cache
+def _with_a_quoted_keyword(text: str) -> str:
+    """The text with backticks around a keyword that make it a valid expression; empty if there is no such keyword."""
     with suppress(SqlglotError):
         for token in tokens_of(text):
             quotes = f"{text[: token.start]}`{token.text}`{text[token.end + 1 :]}"
             if token.token_type is not TokenType.VAR and token.text.isidentifier():
                 with suppress(*PARSE_ERRORS):
-                    tree_of(quotes)
-                    yield quotes
+                    if not reason_to_refuse(quotes, tree_of(quotes)):
+                        return quotes
+    return ""
 
 
 def reference(name: str) -> str:
@@ -254,6 +265,8 @@ def require_known(expression: ParsedExpression, known: Mapping[str, str], where:
             objects = [name for name, kind in known.items() if field_name in struct_fields(kind)]
             nested += [f"{name}.{field_name}" for name in objects]
         advice = f"Did you mean {', '.join(nested)}? " if nested else ""
+        if TEXT_FIELD in unknown:
+            advice = f"The value is an object: write its fields without {TEXT_FIELD}. {advice}"
         if not METADATA.keys().isdisjoint(unknown):
             advice = "Results of stateful steps and tables have no topic, headers and so on: select them before. "
         raise TopologyError(

@@ -11,7 +11,7 @@ REGISTERED = frozenset(
     array_union arrays_overlap arrays_zip ascii asin asinh assert_true atan atan2 atanh avg base64 between bigint
     bin binary bit_and bit_count bit_get bit_length bit_or bit_xor bitmap_and_agg bitmap_bit_position
     bitmap_bucket_number bitmap_construct_agg bitmap_count bitmap_or_agg bool_and bool_or boolean bround btrim
-    cardinality cast cbrt ceil ceiling char char_length character_length chr coalesce collate collation collations
+    cardinality case cast cbrt ceil ceiling char char_length character_length chr coalesce collate collation collations
     collect_list collect_set concat concat_ws contains conv convert_timezone corr cos cosh cot count count_if
     count_min_sketch covar_pop covar_samp crc32 csc cume_dist curdate current_catalog current_database current_date
     current_path current_schema current_time current_timestamp current_timezone current_user date date_add date_diff

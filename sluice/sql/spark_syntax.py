@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
@@ -10,6 +12,8 @@ from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
 from sluice.sql.dialect import INFIX_WORDS, SparkSQL, begins_operand, names_in, tokens_of
+from sluice.sql.spark_types import is_type
+from sluice.values.sql_types import MOST_DIGITS
 
 _STATEMENTS = exp.Query | exp.Command | exp.DDL | exp.DML | exp.Drop | exp.Set
 _SIGNS = frozenset(
@@ -28,13 +32,11 @@ _FOREIGN_WORDS = frozenset(
 _TEXTS = frozenset({TokenType.STRING, TokenType.RAW_STRING})
 _TYPED_TEXTS = frozenset({"date", "timestamp", "timestamp_ntz", "timestamp_ltz", "time", "interval"})
 """The types whose constants are written as the type's name before a text."""
-_TYPES = frozenset(
-    """
-    array bigint binary boolean byte char character date dec decimal double float int integer interval long map numeric
-    real short smallint string struct time timestamp timestamp_ltz timestamp_ntz tinyint varchar variant void
-    """.split()  # noqa: SIM905  (a list literal with one type per line would take 29 lines)
-)
+_WITH_LAMBDAS = frozenset({"forall", "map_filter", "map_zip_with", "transform_keys", "transform_values", "zip_with"})
+"""Functions that take lambdas and for which sqlglot has no type."""
 _UNITS = frozenset({"year", "month", "week", "day", "hour", "minute", "second", "millisecond", "microsecond"})
+_UNITS_IN_TEXT = rf"\s*(?:[+-]?\s*\d+(?:\.\d*)?\s+(?:{'|'.join(sorted(_UNITS))})s?\s*)+"
+"""What a text must be for `INTERVAL '1 day 2 hours'`."""
 _BEFORE_OPERAND = frozenset(
     {TokenType.NOT, TokenType.CASE, TokenType.DISTINCT, TokenType.ALL, TokenType.INTERVAL, TokenType.WHERE}
 )  # fmt: skip
@@ -49,7 +51,8 @@ def reason_to_refuse(text: str, tree: exp.Expr) -> str:
     if isinstance(tree, _STATEMENTS):
         return "is a statement, not an expression"
     if isinstance(tree, exp.Alias):
-        return "names its result with AS; write the name before the expression, as in total='sum(amount)'"
+        reason = "names its result with AS; write the name before the expression, as in total='sum(amount)'"
+        return foreign_sign(text) or reason
     for node in tree.walk():
         if reason := _why_not_part(node):
             return reason
@@ -58,17 +61,24 @@ def reason_to_refuse(text: str, tree: exp.Expr) -> str:
     return next(reasons, "")
 
 
+def foreign_sign(text: str) -> str:
+    """Find a sign or word that is no operator of Spark SQL, and say what to do; an empty string without one."""
+    return next(_foreign_signs(text, tokens_of(text)), "")
+
+
 def functions_in(tokens: Sequence[Token]) -> Iterator[Token]:
     """The names of the functions that are called."""
-    types = {token.start for token in _types_in(tokens)}
-    begins = True
+    types = {tokens[place].start for place in _places_of_types(tokens)}
+    begins, before = True, ""
     for token, after in pairwise(tokens):
         # A word such as IN can name a function only where an operand begins.
         words = _BEFORE_OPERAND if begins else _BEFORE_PARENTHESES
         is_word = token.text.isidentifier() and token.token_type not in words | _TEXTS
-        if is_word and after.token_type is TokenType.L_PAREN and token.start not in types:
+        is_clause = (before, token.text.upper()) == ("WITHIN", "GROUP")
+        is_called = after.token_type is TokenType.L_PAREN and token.start not in types
+        if is_word and is_called and not is_clause:
             yield token
-        begins = begins_operand(token)
+        begins, before = begins_operand(token), token.text.upper()
 
 
 def _why_not_part(node: exp.Expr) -> str:
@@ -96,7 +106,7 @@ def _why_not_operator(node: exp.Expr) -> str:
             return "has IS before something else than NULL, TRUE, FALSE or DISTINCT FROM; write ="
         case exp.In() if node.args.get("field") or node.args.get("unnest"):
             return "has IN without parentheses; to look into a list, write array_contains(list, x)"
-        case exp.AtTimeZone():
+        case exp.AtTimeZone() if "start" not in node.meta:
             return "has AT TIME ZONE; write from_utc_timestamp(...) or to_utc_timestamp(...)"
         case exp.Between() if node.args.get("symmetric") is not None:
             return "has SYMMETRIC, which Spark SQL lacks; write least(...) and greatest(...)"
@@ -104,8 +114,14 @@ def _why_not_operator(node: exp.Expr) -> str:
             return "reads a part of a list with a colon; write slice(list, 1, 2)"
         case exp.Bracket() if len(node.expressions) != 1:
             return "has more than one index in brackets; write one"
+        case exp.Cast(this=exp.Literal(is_string=False) as number) if not _fits(number.name, node.to):
+            return f"has the number {number.name}, which is too large for its type; write a smaller one, or a DECIMAL"
         case exp.Cast() if node.args.get("format") is not None:
             return "has a FORMAT in CAST; write to_timestamp(...), to_date(...) or date_format(...)"
+        case exp.Order() if not isinstance(node.parent, exp.WithinGroup | exp.GroupConcat):
+            return "has ORDER BY; sort a list with array_sort(...)"
+        case exp.Lambda() if not _takes_lambda(node.parent):
+            return "has -> in a function that takes no lambda; write for example transform(list, x -> ...)"
         case exp.JSONExtract() if node.args.get("only_json_types") is not None:
             return "has -> outside of a function that takes a lambda; write get_json_object(...)"
         case exp.Escape() if len(node.expression.name) != 1:
@@ -113,8 +129,16 @@ def _why_not_operator(node: exp.Expr) -> str:
     return ""
 
 
+def _takes_lambda(function: exp.Expr | None) -> bool:
+    if isinstance(function, exp.Anonymous):
+        return function.name.lower() in _WITH_LAMBDAS
+    return isinstance(function, exp.Transform | exp.ArrayFilter | exp.ArraySort | exp.Exists | exp.Reduce)
+
+
 def _why_not_name(node: exp.Expr) -> str:
     match node:
+        case exp.Literal(is_string=False) if not _is_number_of_spark(node.name):
+            return f"has the number {node.name}, which is not a number of Spark SQL; write a name in backticks"
         case exp.Column() if not all(isinstance(part, exp.Identifier) for part in node.parts):
             return "has a number after a dot; write list[0] for an element, and backticks around a field's name"
         case exp.Dot() if isinstance(node.expression, exp.Func):
@@ -131,15 +155,35 @@ def _why_not_interval(node: exp.Interval) -> str:
     if not isinstance(number, exp.Literal):
         return "has an INTERVAL that is not a constant; write for example x * INTERVAL 1 DAY"
     unit = node.args.get("unit")
+    if unit is None and not re.fullmatch(_UNITS_IN_TEXT, number.name, re.IGNORECASE):
+        return "has an INTERVAL without a unit; write (INTERVAL 1 DAY), in parentheses before + and a constant"
     if isinstance(unit, exp.Var) and unit.name.lower().removesuffix("s") not in _UNITS:
         return f"has an INTERVAL in {unit.name}; write it in DAY, HOUR, MINUTE or another unit of time"
     return ""
+
+
+_BITS = {exp.DType.TINYINT: 8, exp.DType.SMALLINT: 16, exp.DType.INT: 32, exp.DType.BIGINT: 64}
+
+
+def _fits(number: str, to: exp.DataType) -> bool:
+    """Whether a whole number, or its negative, fits a type of whole numbers; true for other types."""
+    bits = _BITS.get(to.this)
+    return bits is None or not number.isdecimal() or int(number) <= 2 ** (bits - 1)
+
+
+def _is_number_of_spark(text: str) -> bool:
+    """Whether a number fits a type: a decimal, or a double if it has an exponent."""
+    if re.fullmatch(r"(?:\d+\.?\d*|\.\d+)[eE][+-]?\d+", text):
+        return math.isfinite(float(text))
+    whole, _, decimals = text.partition(".")
+    return f"{whole}{decimals}".isdecimal() and len(whole.lstrip("0")) + len(decimals) <= MOST_DIGITS
 
 
 def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
     """Each sign, or operator that is a word, for which Spark SQL has another meaning or none."""
     arguments = {token.end + 1 for token in functions_in(tokens)}
     before: Token | None = None
+    begins_before = True
     for token, after in zip(tokens, [*tokens[1:], None], strict=True):
         kind, following = token.token_type, TokenType.R_PAREN if after is None else after.token_type
         first, is_after_dot = text[token.start], before is not None and before.token_type is TokenType.DOT
@@ -161,8 +205,12 @@ def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
                 yield "has a comma without a value before it"
             case TokenType.L_PAREN if following is TokenType.R_PAREN and token.start not in arguments:
                 yield "has parentheses without a value"
+            case _ if before is not None and begins_before and _is_read_further(before, token, after):
+                constant = text[before.start : token.end + 1]
+                yield f"reads on after the constant {constant}; put it in parentheses"
             case _ if before is not None and _is_foreign_constant(before, kind):
                 yield f"has {before.text} before {token.text!r}; write CAST({token.text!r} AS {before.text})"
+        begins_before = before is None or begins_operand(before)
         before = token
 
 
@@ -174,23 +222,37 @@ def _is_foreign_constant(word: Token, following: TokenType) -> bool:
     return not is_interval and (following is TokenType.NUMBER or word.text.lower() not in _TYPED_TEXTS)
 
 
+def _is_read_further(before: Token, token: Token, after: Token | None) -> bool:
+    """Whether a constant such as `DATE '2026-01-01'` or `-1` has `::`, a dot or brackets after it.
+
+    sqlglot would apply these to the text or the number without what is before it.
+    """
+    is_typed_text = token.token_type in _TEXTS and before.text.lower() in _TYPED_TEXTS
+    is_negative = before.token_type is TokenType.DASH and token.token_type is TokenType.NUMBER
+    # sqlglot has the tokens `1`, `::` and `L` for `1L`, all three at the same place.
+    if after is None or not (is_typed_text or is_negative) or after.start == token.start:
+        return False
+    return after.token_type in (TokenType.DCOLON, TokenType.DOT, TokenType.L_BRACKET)
+
+
 def _foreign_types(tokens: Sequence[Token]) -> Iterator[str]:
-    for token in _types_in(tokens):
-        if token.text.lower() not in _TYPES:
-            yield f"converts to {token.text}, which is not a type of Spark SQL"
+    for place in _places_of_types(tokens):
+        word = tokens[place].text
+        if not is_type(tokens, place):
+            yield f"converts to {word} as Spark SQL does not; write a type such as STRING, DECIMAL(38,2) or ARRAY<INT>"
 
 
-def _types_in(tokens: Sequence[Token]) -> Iterator[Token]:
-    """The names of the types in `CAST(... AS type)` and `...::type`, without the types within them."""
+def _places_of_types(tokens: Sequence[Token]) -> Iterator[int]:
+    """The places of the types in `CAST(... AS type)` and `...::type`, without the types within them."""
     callers: list[str] = []
     before: Token | None = None
-    for token in tokens:
+    for place, token in enumerate(tokens):
         kind = token.token_type
         # sqlglot has the tokens `1`, `::` and `L` for `1L`, all three at the same place.
         is_converted = before is not None and before.token_type is TokenType.DCOLON and before.start != token.start
         is_cast = before is not None and before.token_type is TokenType.ALIAS
         if is_converted or (is_cast and callers[-1:] in (["CAST"], ["TRY_CAST"])):
-            yield token
+            yield place
         if kind is TokenType.L_PAREN:
             callers.append(before.text.upper() if before is not None else "")
         elif kind is TokenType.R_PAREN and callers:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
 
 from sqlglot import exp
-from sqlglot.tokenizer_core import TokenType
+from sqlglot.tokenizer_core import Token, TokenType
 
 from sluice.sql.dialect import PARSE_ERRORS, text_of, tokens_of, tree_of
 
@@ -15,15 +16,12 @@ def written(node: exp.Expr, text: str) -> str:
 
     If sqlglot has added the part to the argument of a function, as in `days * -1`, this is the text of the argument.
     """
-    span = _span(node, text)
-    if span is not None and _is_made_from(node, span):
-        return span
-    own = text_of(node)
-    if _without_spaces(own) in _without_spaces(text):
-        return own
+    for candidate in _candidates(node, text):
+        if _is_made_from(node, candidate):
+            return candidate
     arguments = [part for part in node.iter_expressions() if isinstance(part, exp.Column)]
     is_made_up = isinstance(node, exp.Mul | exp.TsOrDsToDate) and len(arguments) == 1
-    return written(arguments[0], text) if is_made_up else own
+    return written(arguments[0], text) if is_made_up else text_of(node)
 
 
 def written_name(node: exp.Expr, text: str) -> str:
@@ -36,30 +34,36 @@ def written_name(node: exp.Expr, text: str) -> str:
     return "cast" if isinstance(node, exp.Cast) else written(node, text)
 
 
-def _span(node: exp.Expr, text: str) -> str | None:
-    """The text from the first to the last token of a part, without operators and parentheses around it."""
-    spans = [*_spans(node, text)]
-    if not spans:
-        return None
-    return text[min(start for start, _ in spans) : max(stop for _, stop in spans)]
+_MOST_TOKENS_AROUND = 3
+"""The most tokens of a part before or after its operands, such as IS NOT NULL."""
 
 
-def _spans(node: exp.Expr, text: str) -> Iterator[tuple[int, int]]:
+def _candidates(node: exp.Expr, text: str) -> Iterator[str]:
+    """The texts that a part may have: from its first to its last operand, with more and more tokens around them."""
+    tokens = tokens_of(text)
+    places: list[int] = []
     for part in node.walk():
         if "start" in part.meta:
-            start, stop = part.meta["start"], part.meta["end"] + 1
-            yield start, _end_of_call(text, stop) if isinstance(part, exp.Func) else stop
+            start = part.meta["start"]
+            place = next(place for place, token in enumerate(tokens) if token.start == start)
+            places += [place, _end_of_call(tokens, place) if isinstance(part, exp.Func) else place]
+    if not places:
+        return
+    for before, after in product(range(_MOST_TOKENS_AROUND + 1), repeat=2):
+        first, last = min(places) - before, max(places) + after
+        if first >= 0 and last < len(tokens):
+            yield text[tokens[first].start : tokens[last].end + 1]
 
 
-def _end_of_call(text: str, start: int) -> int:
-    """The end of the parentheses that follow the name of a function, which ends at `start`."""
+def _end_of_call(tokens: Sequence[Token], place: int) -> int:
+    """The place of the parenthesis that ends the call of the function whose name is at `place`."""
     depth = 0
-    for token in tokens_of(text):
-        if token.start >= start:
-            depth += (token.token_type is TokenType.L_PAREN) - (token.token_type is TokenType.R_PAREN)
-            if depth == 0:
-                return token.end + 1 if token.token_type is TokenType.R_PAREN else start
-    return start
+    for end in range(place + 1, len(tokens)):
+        kind = tokens[end].token_type
+        depth += (kind is TokenType.L_PAREN) - (kind is TokenType.R_PAREN)
+        if depth == 0:
+            return end
+    return place
 
 
 def _is_made_from(node: exp.Expr, text: str) -> bool:
@@ -67,7 +71,3 @@ def _is_made_from(node: exp.Expr, text: str) -> bool:
         return tree_of(text) == node
     except PARSE_ERRORS:
         return False
-
-
-def _without_spaces(text: str) -> str:
-    return "".join(text.split()).lower()

@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from sluice.errors import TopologyError
 from sluice.sql import aggregate_expressions, expression_checks, parsed_expression
+from sluice.sql.dialect import PARSE_ERRORS
 from sluice.topology import arguments, nodes
 from sluice.topology.author_functions import (
     Function,
@@ -127,10 +128,15 @@ class Handle(Generic[V]):
             except TopologyError as error:
                 raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
             parsed_expression.require_known(expression, readable, where)
-            expression_checks.require_valid(text, self._types(readable), where, need)
+            expression_checks.require_valid(text, self._types(), where, need)
             parsed_expression.require_aggregate(expression, where, aggregate=aggregate)
             if aggregate:
                 aggregate_expressions.require_supported(text, where)
+        except (*PARSE_ERRORS, RecursionError) as error:
+            raise TopologyError(
+                f"{where}: {text!r} calls a function with other arguments than it takes.",
+                next_step="Compare the arguments with those in Spark's list of functions, or use a Python function.",
+            ) from error
         except TopologyError as error:
             # SQL reads a field such as `order-id` as a difference, so the error is about fields
             # `order` and `id`, which the author does not have.
@@ -141,9 +147,9 @@ class Handle(Generic[V]):
                 ) from None
             raise
 
-    def _types(self, readable: Mapping[str, str]) -> dict[str, str]:
+    def _types(self) -> dict[str, str]:
         """The types of the columns that SQL can read, and of computed fields, too, where the rules know them."""
-        computed = types_after(self.node)
+        readable, computed = self.fields | self.metadata, types_after(self.node)
         return {name: kind or computed.get(name, "") for name, kind in readable.items()}
 
     def _expiry(self, step: str, at: str | None, after: Duration | None, clock: ExpiryClock) -> Expiry | None:

@@ -107,6 +107,8 @@ def test_explain_says_where_the_steps_run() -> None:
         ("TRY_CAST(text AS DECIMAL(10, 2))", "DECIMAL(10,2)"),
         ("1e3", "DOUBLE"),
         ("whole IN (1, 2, NULL)", "BOOLEAN"),
+        ("flag = (whole = 1) = flag", "BOOLEAN"),
+        ("small | 1 & 3", "INT"),
         ("named_struct('a', text, 'b', amount)", "STRUCT<a: STRING, b: DECIMAL(12,2)>"),
     ],
 )
@@ -124,7 +126,6 @@ def test_types_of_expressions(text: str, expected: str) -> None:
         "initcap(text)",
         "tags[whole]",
         "text LIKE 'a\\\\%'",
-        "flag = (whole = 1) = flag",
         "share DIV whole",
         "CAST(share AS STRING)",
         "named_struct('a', 1, 'a', 2)",
