@@ -126,8 +126,9 @@ conformance: $(JARS) ## Compare results with Kafka Streams': CASES=file, CUTS=on
 		$(if $(EVERY),--every $(EVERY)) $(if $(SPARK),--spark) $(if $(CLUSTER),--cluster)
 
 .PHONY: topologies
-topologies: $(JARS) ## Compare COUNT=100 random topologies from SEED=1 with the model; or TABLES=1, PAIRS=1, TRIPLES=1000, EVERY=N
-	@$(BIN)/python -m tests.conformance.topologies --seed $(or $(SEED),1) $(if $(TABLES),--tables) $(if $(PAIRS),--pairs --every $(or $(EVERY),1)) \
+topologies: $(JARS) ## Compare COUNT=100 random topologies from SEED=1 with the model; or DEFINITIONS=1, TABLES=1, PAIRS=1, TRIPLES=1000, EVERY=N
+	@$(BIN)/python -m tests.conformance.topologies --seed $(or $(SEED),1) $(if $(DEFINITIONS),--definitions) \
+		$(if $(TABLES),--tables) $(if $(PAIRS),--pairs --every $(or $(EVERY),1)) \
 		$(if $(TRIPLES),--triples $(TRIPLES)) $(if $(PAIRS)$(TRIPLES),,--count $(or $(COUNT),100))
 
 .PHONY: model

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import random
 import statistics
-import tempfile
 import time
-from pathlib import Path
 from typing import Annotated
 
 import httpx
@@ -22,6 +20,7 @@ from rich.table import Table
 from sluice.kafka.topics import Topic, create_topics, produce
 from sluice.local.airflow_client import Airflow
 from sluice.local.platform import LocalPlatform
+from tests.support.kept_folders import kept_on_failure
 from tests.support.signals import interrupt_on_sigterm
 
 PIPELINE = '''"""Counts records by key."""
@@ -42,8 +41,7 @@ def main(
     pause: Annotated[float, typer.Option(help="Longest pause between two bursts, in seconds.")] = 5.0,
 ) -> None:
     """Time bursts, first while the pipeline lingers and then from idle."""
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        home = Path(folder)
+    with kept_on_failure("sluice-bench-") as home:
         pipelines = home / "pipelines"
         pipelines.mkdir()
         for name, linger in LINGER.items():

@@ -26,6 +26,7 @@ from benchmarks.operators import HEAD, KINDS, TOPICS, clicks
 from sluice.engine.batch.arrow_tasks import BatchTask, Chain
 from sluice.engine.batch.batch_start import batch_context
 from sluice.engine.batch.storage import Storage
+from sluice.engine.publish.markers import PublishedState
 from sluice.engine.publish.shard_writer import ShardWriter
 from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.read.kafka_records import RECORDS
@@ -108,7 +109,7 @@ def timed_query(query: ArrowQuery, stopwatch: Stopwatch) -> ArrowQuery:
 class _CountedOutput(OutputInMemory):
     """Counts output records, and forgets them."""
 
-    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]], state: PublishedState) -> dict[str, int]:
         counts: dict[str, int] = {}
         for topic, table in records:
             counts[topic] = counts.get(topic, 0) + table.num_rows
@@ -186,6 +187,7 @@ def _record_batch(topic: str, partition: int, offset: int, records: Sequence[Cli
         pa.array([key.encode() for key in keys], pa.binary()),
         pa.array(values, pa.binary()),
         pa.nulls(count, pa.string()),
+        pa.repeat(pa.scalar(0, pa.int32()), count),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
 

@@ -160,6 +160,10 @@ class Health(StrEnum):
 
     OK = "ok"
     """The last run succeeded."""
+    NOT_STARTED = "not_started"
+    """The pipeline has never run."""
+    RETIRED = "retired"
+    """The pipeline is no longer run: see `sluice retire`."""
     DEGRADED = "degraded"
     """The pipeline runs, but something is wrong: many rejected records, a silent host, a full disk, a wrong clock."""
     HELD = "held"
@@ -169,7 +173,7 @@ class Health(StrEnum):
     FAILED = "failed"
     """The last run failed."""
     BROKEN = "broken"
-    """The pipeline's file cannot be loaded, so no run can start."""
+    """The pipeline's file cannot be loaded, or is gone, so no run can start."""
 
 
 FailureKind = Literal[
@@ -285,7 +289,7 @@ class PipelineHealth(StrEnum):
     """The state of a pipeline in the overview. The values are listed from the worst to the best."""
 
     BROKEN = "broken"
-    """The pipeline's file cannot be loaded, so no run can start."""
+    """The pipeline's file cannot be loaded, or is gone, so no run can start."""
     FAILED = "failed"
     """The last run failed."""
     WAITING = "waiting"
@@ -297,6 +301,10 @@ class PipelineHealth(StrEnum):
     """The pipeline runs, but something is wrong: many rejected records, a silent host, a full disk, a wrong clock."""
     BEHIND = "behind"
     """There are unread records, but no run."""
+    NOT_STARTED = "not_started"
+    """The pipeline has never run."""
+    RETIRED = "retired"
+    """The pipeline is no longer run: see `sluice retire`."""
     IDLE = "idle"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sluice.errors import SluiceError
-from sluice.settings import Settings, settings
+from sluice.settings import Settings, masked, settings
 from sluice.support.pandas_on_demand import import_pandas_on_demand
 from sluice.support.startup import importing
 from sluice.values.replay_span import EVERYTHING, Span
@@ -38,6 +38,17 @@ def main(arguments: list[str], jvm: StartingJvm | None = None) -> int:
 
     `jvm` is None if the JVM has started this program, so that PySpark can connect to the JVM.
     """
+    status = _drive(arguments, jvm)
+    # Starting the JVM has imported `sluice.spark_submit`, so this import takes no time.
+    from sluice.spark_submit import ARCHIVING, WRITES_ARCHIVE
+
+    # The JVM writes the archive after this program has ended, and says nothing.
+    if os.environ.get(WRITES_ARCHIVE):
+        print(ARCHIVING, flush=True)
+    return status
+
+
+def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
     points = {argument for argument in arguments if argument.startswith((FROM, UNTIL))}
     options = [argument for argument in arguments if argument.startswith("-") and argument not in points]
     names = [argument for argument in arguments if not argument.startswith("-")]
@@ -82,7 +93,7 @@ def main(arguments: list[str], jvm: StartingJvm | None = None) -> int:
                 else:
                     run(settings(), spark, names[0])
     except SluiceError as error:
-        print(f"{type(error).title}: {error}", file=sys.stderr)
+        print(masked(f"{type(error).title}: {error}"), file=sys.stderr)
         return 1
     # Starting the session has imported `sluice.spark_submit`, so this import takes no time.
     from sluice.spark_submit import FINISHED
@@ -182,6 +193,10 @@ def rebuild(
         PROMOTE: rebuilding.promote,
     }
     actions[action]()
+    if action == REBUILD and from_topics:
+        # A topic that was created again has records that no generation has read. A rebuild writes no
+        # output, so a run reads them.
+        run(configuration, spark, name)
 
 
 def rebuild_changed(

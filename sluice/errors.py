@@ -159,6 +159,17 @@ class BrokersUnreachable(EngineError):
     )
 
 
+class AccessDenied(BrokersUnreachable):
+    """Kafka denies this client an operation.
+
+    It is a kind of BrokersUnreachable because who waits until the brokers answer also waits until
+    they allow the operation.
+    """
+
+    title = "Kafka denies access"
+    next_step = "Allow the operation in Kafka's access control lists."
+
+
 class BufferFull(EngineError):
     """The buffer of a suppress step with `when_full="shut_down"` is full."""
 
@@ -195,6 +206,14 @@ class BatchDiffers(EngineError):
         )
 
 
+class OutputError(EngineError):
+    """A topic that a pipeline writes was deleted, or has lost records."""
+
+    status = 409
+    title = "An output has changed"
+    is_lasting = True
+
+
 class LeaseError(EngineError):
     """Another driver holds the lease or has taken it over. Only one driver at a time can write a pipeline's state."""
 
@@ -215,6 +234,29 @@ class ServerHangs(StateError):
 
     title = "A state server hangs"
     next_step = "End its process on its host and start it again, or promote its standbys: sluice standby promote."
+
+
+class WentBack(StateError):
+    """The ledger has lost its newest commits, for example in a fail-over to a replica that lagged."""
+
+    status = 409
+    title = "The ledger went back"
+
+    @classmethod
+    def of(cls, pipeline: str, published: str, newest: str | None) -> Self:
+        """Return the error for a ledger that has lost a snapshot, from the ids of this snapshot and of its newest."""
+        end = "has no snapshot" if newest is None else f"ends at snapshot {newest}"
+        return cls(
+            f"The ledger {end} of {pipeline}, but {published} was published. It has lost its newest commits, for "
+            "example in a fail-over to a replica that lagged, or was restored from a backup.",
+            next_step=recovery_advice(pipeline),
+        )
+
+
+def recovery_advice(pipeline: str) -> str:
+    """Return the next step for a pipeline whose ledger is older than its output or its shards."""
+    command = f"sluice recover {pipeline}"
+    return f"See what can be recovered: {command} --dry-run. Then recover it: {command}."
 
 
 class DamagedState(StateError):

@@ -28,16 +28,16 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
 import msgspec
 
 from sluice.errors import SettingsError
+from sluice.support import masking
 
 _TOKEN_LENGTH = 16
 _MOST_DIGITS = 12
@@ -45,7 +45,6 @@ LEAST_MEMORY_MB, MEMORY_MB = 1_200, 1_500
 """The least memory that a run may be given, and the memory that it is given by default."""
 _CONNECTION = "SLUICE_CONNECTION_"
 """Prefix of the variables with the URLs of databases."""
-_SECRET = re.compile(r"password|secret|token|jaas|\.pem$")
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Settings:
     server_token: str = field(default="", repr=False)
     server_token_file: Path | None = None
     server_ca: Path | None = None
-    url: str = "http://127.0.0.1:8080"
+    url: str = field(default="http://127.0.0.1:8080", repr=False)
     token: str = field(default="", repr=False)
     user: str = ""
     password: str = field(default="", repr=False)
@@ -105,25 +104,20 @@ class Settings:
             connections={name: url for name, url in environ.items() if name.startswith(_CONNECTION) and url},
         )
 
-    @property
-    def secrets(self) -> list[str]:
-        """Passwords and tokens, which must never appear in a log or an error."""
-        kafka = [value for name, value in self.kafka.items() if _SECRET.search(name)]
-        urls = [_password_in(url) for url in (self.ledger, self.shards, *self.connections.values())]
-        secrets = [*kafka, *urls, *map(unquote, urls), self.server_token, self.token, self.password]
-        return sorted({secret for secret in secrets if secret}, key=len, reverse=True)
+    @cached_property
+    def secrets(self) -> tuple[str, ...]:
+        """Passwords, keys and tokens, which must never appear in a log or an error."""
+        secrets = {self.server_token, self.token, self.password}
+        for mapping in (self.kafka, self.spark_conf, self.connections):
+            secrets.update(masking.secrets_of_settings(mapping))
+        for url in (self.ledger, self.shards, self.url):
+            secrets.update(masking.secrets_of_url(url))
+        return tuple(sorted(secrets - {""}, key=len, reverse=True))
 
 
 def sqlite_url(path: Path) -> str:
     """The URL of a file or folder of SQLite. A path may have characters that mean something else in a URL."""
     return f"sqlite:///{quote(str(path))}"
-
-
-def _password_in(url: str) -> str:
-    try:
-        return urlsplit(url).password or ""
-    except ValueError:
-        return ""
 
 
 def _token(environ: Mapping[str, str]) -> str:
@@ -221,3 +215,12 @@ def _strings(environ: Mapping[str, str], name: str, default: dict[str, str]) -> 
 def settings() -> Settings:
     """The settings of this process."""
     return Settings.read(os.environ)
+
+
+def masked(text: str, secrets: Iterable[str] = ()) -> str:
+    """Return the text with these secrets masked, and those in this process's settings."""
+    try:
+        own = settings().secrets
+    except SettingsError:
+        own = ()
+    return masking.masked(text, (*own, *secrets))

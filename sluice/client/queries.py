@@ -42,6 +42,7 @@ from sluice.errors import (
     StateError,
     sentence,
 )
+from sluice.support.masking import shown_url
 from sluice.values.keys import lookup_key
 
 T = TypeVar("T")
@@ -327,7 +328,7 @@ class Connection:
             token = msgspec.json.decode(response.content, type=_Token).access_token
         except msgspec.MsgspecError:
             raise StateError(
-                f"{self._address}/auth/token did not answer with a token of Airflow.",
+                f"{shown_url(self._address)}/auth/token did not answer with a token of Airflow.",
                 next_step="Check the address: another server, such as a proxy, may have answered. Or pass a token.",
             ) from None
         self._headers = {"Authorization": f"Bearer {token}"}

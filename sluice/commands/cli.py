@@ -7,7 +7,7 @@
 | demo | demo_command |
 | explain, check, describe, run, rebuild, repartition, audit | pipeline_commands |
 | generations | generations_commands |
-| status | status_command |
+| status, retire | status_command |
 | query | query_commands |
 | kafka | kafka_commands |
 | topics | topics_commands |
@@ -15,6 +15,7 @@
 | serve, move, import-state, workers | serve_commands |
 | standby | standby_commands |
 | backup, restore | backup_commands |
+| recover | recover_command |
 
 A new command is a function in one of these files. Commands of a group are registered with its
 `app`, all others below. Commands import everything else inside their functions, so that --help is
@@ -35,6 +36,7 @@ from sluice.commands import (
     pipeline_commands,
     produce_commands,
     query_commands,
+    recover_command,
     serve_commands,
     standby_commands,
     status_command,
@@ -61,6 +63,7 @@ for command in (
     init_command.init,
     demo_command.demo,
     status_command.status,
+    status_command.retire,
     serve_commands.serve,
     serve_commands.move,
     serve_commands.import_state,
@@ -73,6 +76,7 @@ for command in (
     pipeline_commands.run,
     pipeline_commands.rebuild,
     pipeline_commands.repartition,
+    recover_command.recover,
     pipeline_commands.audit,
 ):
     app.command()(command)

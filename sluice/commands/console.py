@@ -19,6 +19,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from sluice.errors import PreflightError, SluiceError
+from sluice.settings import masked
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -58,9 +59,9 @@ def errors_as_messages() -> Iterator[None]:
 def show(error: SluiceError) -> None:
     """Print an error and its next step."""
     err.print(f"[bold red]{type(error).title}:[/] ", end="")
-    err.print(error.detail, markup=False, soft_wrap=True)
+    err.print(masked(error.detail), markup=False, soft_wrap=True)
     if error.next_step:
-        err.print(error.next_step, markup=False, soft_wrap=True)
+        err.print(masked(error.next_step), markup=False, soft_wrap=True)
 
 
 class Commands(TyperGroup):

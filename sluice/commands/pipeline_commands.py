@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +15,8 @@ from sluice.settings import settings
 from sluice.values.phrases import counted
 
 if TYPE_CHECKING:
+    from sluice.engine.run.check_without_spark import Comparison
+    from sluice.plan import Plan
     from sluice.topology.pipeline import Pipeline
 
 
@@ -38,44 +40,137 @@ def explain(
 
 def check(
     pipeline: Annotated[str, typer.Argument(metavar="[PIPELINE]", help="The pipeline's name; default: all.")] = "",
+    no_spark: Annotated[
+        bool,
+        typer.Option(
+            "--no-spark",
+            help="Only load the files, and print what has changed since the newest snapshots. "
+            "Exit with 3 if runs would stop, with 4 if results change.",
+        ),
+    ] = False,
 ) -> None:
-    """Check pipelines, their stored state, routes and Kafka's settings, as a run does before it reads records."""
-    from sluice.engine.run.pipeline_check import Findings
-    from sluice.engine.run.pipeline_check import check as check_with_spark
-    from sluice.kafka.brokers import silent_admin
+    """Check pipelines, their state, routes and settings, as a run does before it reads records.
+
+    Exit with 1 if something is wrong.
+    """
     from sluice.plan import plan
     from sluice.topology import Loaded, load_pipelines
 
     errors: list[SluiceError] = []
+    plans: list[Plan] = []
+    status = 0
     with errors_as_messages():
         loaded = Loaded([load(pipeline)], []) if pipeline else load_pipelines(settings().pipelines)
         errors += [file.error for file in loaded.broken]
-        plans = []
         for definition in loaded.pipelines:
             try:
                 plans.append(plan(definition))
             except TopologyError as error:
                 # The error of one pipeline does not keep the others from being checked.
                 errors.append(error)
-        findings = check_with_spark(settings(), plans) if plans else Findings()
-        for planned in plans:
-            name = planned.pipeline.name
-            if name not in findings.errors:
-                out.print(f"{name}: {len(planned.pipeline.steps)} steps, no error")
-                warning = findings.warnings.get(name)
-                if warning is not None:
-                    out.print(f"{name}: {warning}", markup=False, soft_wrap=True)
-        errors += findings.errors.values()
-        if not pipeline:
+        if no_spark:
+            status = _compare(plans)
+        else:
+            errors += _check_with_spark(plans)
+        _warn_of_shared_topics(plans)
+        if not pipeline and not no_spark:
             errors += _check_routes()
-    try:
-        # The client refuses unknown and invalid settings, and files that it cannot read.
-        silent_admin(settings().kafka)
-    except SettingsError as error:
-        errors.append(error)
+    errors += _check_settings()
     for mistake in errors:
         show(mistake)
-    raise typer.Exit(1 if errors else 0)
+    raise typer.Exit(1 if errors else status)
+
+
+def _check_with_spark(plans: Sequence[Plan]) -> Iterable[SluiceError]:
+    """Let Spark check the pipelines. Prints the warnings, and returns the errors."""
+    from sluice.engine.run.pipeline_check import check as check_with_spark
+
+    if not plans:
+        return []
+    findings = check_with_spark(settings(), plans)
+    for planned in plans:
+        name = planned.pipeline.name
+        if name not in findings.errors:
+            out.print(f"{name}: {len(planned.pipeline.steps)} steps, no error")
+            for warning in findings.warnings.get(name, "").splitlines():
+                out.print(f"{name}: {warning}", markup=False, soft_wrap=True)
+    return findings.errors.values()
+
+
+_STATUS = {"stop": 3, "warning": 4, "note": 0}
+"""Weight of a change → the status with which `check --no-spark` exits."""
+
+
+def _compare(plans: Sequence[Plan]) -> int:
+    """Print what has changed since the newest snapshots. Returns the status for this."""
+    from sluice.support.pandas_on_demand import import_pandas_on_demand
+
+    # Without pandas, these imports take a fifth less time.
+    import_pandas_on_demand()
+    from sluice.engine.run.check_without_spark import compare
+    from sluice.engine.run.published_changes import Weight
+    from sluice.state.ledger.ledger import Ledger
+
+    worst = Weight.NOTE
+    with Ledger.open(settings().ledger) as ledger:
+        for planned in plans:
+            compared = compare(planned.job, settings(), ledger)
+            worst = max(worst, compared.weight)
+            _print_comparison(planned, compared)
+    return _STATUS[worst.name.lower()]
+
+
+def _print_comparison(planned: Plan, compared: Comparison) -> None:
+    name, steps = planned.pipeline.name, len(planned.pipeline.steps)
+    summary = "nothing is published yet"
+    if compared.snapshot:
+        count = counted(len(compared.changes), "change") if compared.changes else "no change"
+        summary = f"{count} since snapshot {compared.snapshot}"
+    out.print(f"{name}: {steps} steps, {summary}", markup=False)
+    for change in compared.changes:
+        out.print(f"  {change.weight.name.lower()}: {change}", markup=False, soft_wrap=True)
+    if compared.next_step:
+        out.print(f"  next step: {compared.next_step}", markup=False, soft_wrap=True)
+    if compared.unknown:
+        why = f"only Spark knows them: {compared.unknown}"
+        text = f"  Types were not compared, because {why}. Run sluice check {name}."
+        out.print(text, markup=False, soft_wrap=True)
+
+
+def _warn_of_shared_topics(plans: Iterable[Plan]) -> None:
+    from sluice.values.shared_topics import shared_topics
+
+    for shared in shared_topics({planned.pipeline.name: planned.job.outputs for planned in plans}):
+        out.print(f"warning: {shared}", markup=False, soft_wrap=True)
+
+
+def _check_settings() -> Iterable[SluiceError]:
+    """Check Kafka's settings and the addresses of databases.
+
+    Prints a warning for a database that cannot be written.
+    """
+    from sluice.errors import StateError
+    from sluice.kafka.brokers import silent_admin
+    from sluice.state.database import database_url
+    from sluice.state.postgres_checks import lossy_settings, require_usable, require_usable_shards
+
+    checks: Sequence[Callable[[], object]] = (
+        # The client refuses unknown and invalid settings, and files that it cannot read.
+        lambda: silent_admin(settings().kafka),
+        lambda: require_usable(database_url(settings().ledger), "ledger", "SLUICE_LEDGER"),
+        lambda: require_usable_shards([settings().shards]),
+    )
+    for check_setting in checks:
+        try:
+            check_setting()
+        except SettingsError as error:
+            yield error
+        except StateError as error:
+            # This command only reads, so it may use a standby or a read-only database.
+            out.print(f"warning: {error}", markup=False, soft_wrap=True)
+    for what, address in (("ledger", settings().ledger), ("shards", settings().shards)):
+        for warning in lossy_settings(database_url(address), what):
+            out.print(f"warning: {warning}", markup=False, soft_wrap=True)
 
 
 def _check_routes() -> Iterable[SluiceError]:

@@ -52,8 +52,10 @@ def serve(
     from sluice.server import state_server
     from sluice.server.shared import shared_among
     from sluice.state.ledger.ledger import Ledger
+    from sluice.state.postgres_checks import require_usable_shards
 
     with errors_as_messages():
+        require_usable_shards([settings().shards])
         options = state_server.Options(port, bind, host, certificate, key, rest, take_over, processes)
         with Ledger.open(settings().ledger) as ledger, shared_among(processes) as shared:
             app = state_server.make_app(ledger, settings(), options, shared)

@@ -1,9 +1,9 @@
-"""`sluice status`: the health of the pipelines."""
+"""`sluice status` and `sluice retire`: the health of the pipelines."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 import typer
 
+from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out, wide
 from sluice.settings import settings
 
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from sluice.kafka.unread_records import Lag, Offsets
     from sluice.observe.monitoring import LedgerFigures
     from sluice.state.ledger.failures import Failure
+    from sluice.state.ledger.ledger import Ledger
     from sluice.state.model import Snapshot
-    from sluice.topology.loading import Broken
+    from sluice.topology.loading import Loaded
+    from sluice.topology.pipeline import Pipeline
 
 _KAFKA_SECONDS = 2.0
 """How long the command waits for a broker."""
@@ -33,12 +36,13 @@ def status() -> None:
     """Print the health of each pipeline and, if something is wrong, since when, and the next step.
 
     The worst comes first. What is wrong with several pipelines for the same reason is printed once.
-    Exit with status 1 if something is wrong with a pipeline.
+    Exit with status 1 if something is wrong with a pipeline. A pipeline that has never run needs
+    nothing: the command only says if its topics do not exist yet.
     """
     from rich.table import Table
     from rich.text import Text
 
-    from sluice.observe.health import by_cause, severity, trouble_of
+    from sluice.observe.health import by_cause, calm_of, severity, trouble_of
     from sluice.observe.host_checks import check_hosts
     from sluice.observe.monitoring import LedgerFigures
     from sluice.state.ledger.ledger import Ledger
@@ -50,38 +54,58 @@ def status() -> None:
         loaded = load_pipelines(settings().pipelines)
         check_hosts(ledger, LedgerFigures.read(ledger), settings())
         figures = LedgerFigures.read(ledger)
-        inputs = Inputs.of(figures)
+        of_files = _file_failures(ledger, loaded, figures)
+        inputs = Inputs.of(figures, loaded.pipelines)
         kinds: dict[str, set[FailureKind]] = {}
-        broken = {file.name: _file_failure(file, figures) for file in loaded.broken}
-        for name in {pipeline.name for pipeline in loaded.pipelines} | {*figures.pipelines} | broken.keys():
+        names = {pipeline.name for pipeline in loaded.pipelines}
+        for name in names | {*figures.pipelines} | of_files.keys():
             # This command has loaded the files itself, so it ignores what other processes recorded about files.
             of_pipeline = [failure for failure in inputs.failures_of(figures, name) if failure.kind != "file"]
-            of_pipeline += [broken[name]] if name in broken else []
+            of_pipeline += [of_files[name]] if name in of_files else []
             kinds[name] = {failure.kind for failure in of_pipeline}
             failures += of_pipeline
         for name in sorted(kinds, key=lambda name: (severity(kinds[name]), name)):
-            state = trouble_of(kinds[name]) or "ok"
+            trouble = trouble_of(kinds[name])
+            state = trouble or calm_of(figures, name) or "ok"
             table.add_row(
                 Text(name),
-                Text(state, "green" if state == "ok" else "red"),
+                Text(state.replace("_", " "), "red" if trouble else "green"),
                 _newest(figures.snapshots.get(name)),
             )
         wide.print(table)
     for same in by_cause(failures):
         out.print(f"✗ {_problem(same)}", markup=False, soft_wrap=True)
+    for why, waiting in inputs.not_ready(kinds).items():
+        out.print(f"· {', '.join(waiting)}: not started. {why}", markup=False, soft_wrap=True)
     raise typer.Exit(1 if failures else 0)
+
+
+def retire(pipeline: PipelineName) -> None:
+    """Say that a pipeline is no longer run, so that nothing counts as wrong with it.
+
+    Do this after you have removed the pipeline's file. The state stays. If the pipeline runs again,
+    it is no longer retired.
+    """
+    from sluice.state.ledger.failures import KINDS
+    from sluice.state.ledger.ledger import Ledger
+
+    with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
+        ledger.generations.retire(pipeline)
+        ledger.failures.clear(pipeline, *KINDS)
+    done = f"{pipeline} is retired. Its state can still be queried."
+    out.print(done, markup=False, soft_wrap=True)
 
 
 @contextmanager
 def _naming(ledger: str) -> Iterator[None]:
-    """Add the ledger's address, without a password, to the error of a ledger that cannot be read."""
+    """Add the ledger's address, without secrets, to the error of a ledger that cannot be read."""
     from sluice.errors import StateError
-    from sluice.state.shard.passwords import without_password
+    from sluice.support.masking import shown_url
 
     try:
         yield
     except StateError as error:
-        detail = f"{error.detail} The ledger is at {without_password(ledger)}."
+        detail = f"{error.detail} The ledger is at {shown_url(ledger)}."
         raise StateError(detail, next_step=error.next_step) from None
 
 
@@ -96,16 +120,25 @@ def _problem(same: Sequence[Failure]) -> str:
     return f"{who}, {since}: {' '.join(filter(None, texts))}"
 
 
-def _file_failure(file: Broken, figures: LedgerFigures) -> Failure:
-    """The failure of a file that this command cannot load.
+def _file_failures(ledger: Ledger, loaded: Loaded, figures: LedgerFigures) -> dict[str, Failure]:
+    """Return the failures of the files that this command cannot load or does not find, by pipeline.
 
-    The failure began when a process first recorded it. If no process has recorded it, it begins now.
+    A failure began when a process first recorded it. If no process has recorded it, it begins now.
     """
     from sluice.state.ledger.failures import Failure
+    from sluice.state.ledger.run_ends import gone_files
 
-    failure = Failure.of(file.error, file.name, kind="file")
-    recorded = [earlier.at for earlier in figures.failures.get(file.name, ()) if earlier.kind == "file"]
-    return msgspec.structs.replace(failure, at=min([*recorded, failure.at]))
+    broken = {file.name: file.error for file in loaded.broken}
+    found = {pipeline.name for pipeline in loaded.pipelines} | broken.keys()
+    gone = gone_files(ledger.generations.files(), settings().pipelines, found)
+    failures: dict[str, Failure] = {}
+    for name, error in {**gone, **broken}.items():
+        failure = Failure.of(error, name, kind="file")
+        for recorded in figures.failures.get(name, ()):
+            if recorded.kind == "file" and recorded.at < failure.at:
+                failure = msgspec.structs.replace(failure, at=recorded.at)
+        failures[name] = failure
+    return failures
 
 
 @dataclass
@@ -122,13 +155,24 @@ class Inputs:
     A transaction counts as hanging if this timestamp is old and the transaction is still open after `_WATCH_SECONDS`.
     """
 
+    awaited: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Pipeline that has never run → the topics that others must create for it."""
+
     @classmethod
-    def of(cls, figures: LedgerFigures) -> Self:
-        """Read from Kafka what is unread or held back in the topics of all pipelines that have run."""
+    def of(cls, figures: LedgerFigures, pipelines: Iterable[Pipeline]) -> Self:
+        """Read from Kafka what is unread or held back in the topics of all pipelines.
+
+        Pipelines that have never run are included.
+        """
         from sluice.errors import BrokersUnreachable
         from sluice.kafka.brokers import broker_errors, require_brokers
 
         inputs, kafka, positions = cls(), settings().kafka, figures.positions
+        for pipeline in pipelines:
+            if pipeline.name not in positions:
+                inputs.awaited[pipeline.name] = _awaited_topics(pipeline)
+        for name, topics in inputs.awaited.items():
+            positions[name] = {topic: {} for topic in topics}
         try:
             if positions:
                 require_brokers(kafka, _KAFKA_SECONDS)
@@ -142,9 +186,23 @@ class Inputs:
         """What is wrong with a pipeline."""
         from sluice.observe.health import failures_of
 
-        # The command does not look at the topics of a pipeline that has never run.
-        error = self.error if pipeline in figures.generations else ""
-        return failures_of(figures, pipeline, self.lags.get(pipeline), error, self.held.get(pipeline))
+        lag, held_since = self.lags.get(pipeline), self.held.get(pipeline)
+        return failures_of(figures, pipeline, lag, self.error, held_since)
+
+    def not_ready(self, kinds: Mapping[str, set[FailureKind]]) -> dict[str, list[str]]:
+        """Return why pipelines that have never run could not run now: reason → pipelines.
+
+        `kinds`: the failures of each pipeline. A pipeline that has failures is left out.
+        """
+        from sluice.observe.health import awaited_input
+
+        names_by_reason: dict[str, list[str]] = {}
+        for name, topics in sorted(self.awaited.items()):
+            lag = self.lags.get(name)
+            why = self.error if lag is None else awaited_input(lag.missing(topics))
+            if why and not kinds.get(name):
+                names_by_reason.setdefault(why, []).append(name)
+        return names_by_reason
 
     def _look(self, kafka: Mapping[str, str], positions: Mapping[str, Offsets]) -> None:
         """Read the lags of the pipelines and watch open transactions. `positions`: pipeline → offsets of its topics."""
@@ -164,6 +222,19 @@ class Inputs:
             oldest = oldest_held(kafka, lag_of_all.of_pipeline(read, read))
             if oldest is not None and (datetime.now(UTC) - oldest).total_seconds() > HELD_SECONDS:
                 self.held[name] = oldest
+
+
+def _awaited_topics(pipeline: Pipeline) -> tuple[str, ...]:
+    """Return the topics and patterns that a pipeline reads and does not write itself."""
+    from sluice.errors import TopologyError
+    from sluice.plan import plan
+
+    try:
+        job = plan(pipeline).job
+    except TopologyError:
+        # `sluice check` and the DAG report the error.
+        return ()
+    return tuple(topic for topic in job.topics_and_patterns if topic not in job.outputs)
 
 
 def _newest(snapshot: Snapshot | None) -> str:

@@ -1,4 +1,4 @@
-"""`sluice topics`: creates, fills and reads Kafka topics."""
+"""`sluice topics`: creates, fills and reads Kafka topics, and accepts topics that were deleted."""
 
 from __future__ import annotations
 
@@ -48,6 +48,36 @@ def create(
         created = create_topics(settings().kafka, topics)
         for topic in topics:
             out.print(f"{'created' if topic.name in created else 'exists '} {topic.name}", markup=False)
+
+
+@app.command()
+def accept(
+    pipeline: PipelineName,
+    restored: Annotated[
+        bool,
+        typer.Option("--restored", help="The topics have all of their records again."),
+    ] = False,
+) -> None:
+    """Let a pipeline go on with its output topics as they are, after some were deleted.
+
+    No run may be in progress.
+
+    Concerns outputs, dead letters and the markers of re-drives. Without --restored, what was in the
+    topics stays lost.
+    """
+    from sluice.kafka.brokers import require_brokers
+    from sluice.operations.accepted_topics import accept_topics
+    from sluice.plan import plan
+    from sluice.topology import load_pipeline
+
+    with errors_as_messages():
+        job = plan(load_pipeline(settings().pipelines, pipeline)).job
+        require_brokers(settings().kafka)
+        accepted = accept_topics(job, settings(), restored=restored)
+        for topic in accepted:
+            out.print(f"accepted {topic}", markup=False)
+        if not accepted:
+            out.print(f"{pipeline} has lost no topic that it writes", markup=False)
 
 
 @app.command()

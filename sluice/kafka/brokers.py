@@ -12,6 +12,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from sluice.errors import BrokersUnreachable, SettingsError, sentence
+from sluice.kafka.denied_operations import denial
+from sluice.support.masking import masked, secrets_of_settings
 
 ANSWER_SECONDS = 5.0
 """How long runs and the sample producer wait for a broker."""
@@ -68,7 +70,7 @@ def producer_of(kafka: Mapping[str, str], own: Mapping[str, Any]) -> Producer:
     The producer sends a key to the partition to which Kafka Streams and other Java programs send it.
     librdkafka's own partitioner would choose another partition.
     """
-    with configuration_errors():
+    with configuration_errors(kafka):
         return Producer({**quiet(kafka), "partitioner": "murmur2_random", **own})
 
 
@@ -81,7 +83,7 @@ def require_brokers(kafka: Mapping[str, str], seconds: float = ANSWER_SECONDS) -
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             errors.append(error.str())
 
-    with configuration_errors():
+    with configuration_errors(kafka):
         admin = AdminClient(quiet(kafka) | {"error_cb": on_error})
     try:
         admin.list_topics(timeout=seconds)
@@ -106,12 +108,12 @@ def with_certificates(kafka: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def configuration_errors() -> Iterator[None]:
+def configuration_errors(kafka: Mapping[str, str]) -> Iterator[None]:
     """Raise SettingsError if a client cannot be made in the block, because of an invalid setting."""
     try:
         yield
     except KafkaException as error:
-        reason = error.args[0].str()
+        reason = masked(error.args[0].str(), secrets_of_settings(kafka))
         next_step = "Correct the setting in SLUICE_KAFKA, or in the extra of Airflow's Kafka connection."
         if any(name in reason for name in _READ_BY_EXECUTORS):
             next_step += (
@@ -123,10 +125,15 @@ def configuration_errors() -> Iterator[None]:
 
 @contextmanager
 def broker_errors(kafka: Mapping[str, str]) -> Iterator[None]:
-    """Raise BrokersUnreachable, with the address, if a request fails or gets no answer in time."""
+    """Raise BrokersUnreachable, with the address, if a request fails or gets no answer in time.
+
+    Raises AccessDenied, a kind of BrokersUnreachable, if the broker denies the request.
+    """
     try:
         yield
     except KafkaException as error:
+        if (denied := denial(kafka, error)) is not None:
+            raise denied from None
         raise unreachable(kafka, error.args[0].str()) from None
     except TimeoutError:
         # The future of a request raises TimeoutError if the broker does not answer in time.
@@ -135,14 +142,15 @@ def broker_errors(kafka: Mapping[str, str]) -> Iterator[None]:
 
 def silent_admin(kafka: Mapping[str, str]) -> AdminClient:
     """A client that logs no errors of its connections, because its caller reports failed requests."""
-    with configuration_errors():
+    with configuration_errors(kafka):
         return AdminClient(quiet(kafka) | {"error_cb": lambda _: None})
 
 
 def unreachable(kafka: Mapping[str, str], why: str) -> BrokersUnreachable:
     """Create a BrokersUnreachable error with the configured address and librdkafka's reason."""
     address = kafka.get("bootstrap.servers", "an unset address")
-    reason = _SURROUNDINGS.sub("", why)
+    # A broker's or librdkafka's message may repeat a part of a setting.
+    reason = masked(_SURROUNDINGS.sub("", why), secrets_of_settings(kafka))
     next_step = ""
     if "certificate verify failed" in why:
         # librdkafka gives the same reason for an unknown authority and for a name that does not

@@ -11,6 +11,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     OffsetSpec,
 )
 
+from sluice.kafka.denied_operations import DESCRIBE, denial_named
+
 
 def list_offsets(
     admin: AdminClient,
@@ -29,4 +31,8 @@ def list_offsets(
     if not requests:
         return {}
     futures = admin.list_offsets(requests, isolation_level=isolation, request_timeout=seconds)
-    return {partition: future.result(seconds) for partition, future in futures.items()}
+    listed: dict[TopicPartition, ListOffsetsResultInfo] = {}
+    for partition, future in futures.items():
+        with denial_named(DESCRIBE, partition.topic):
+            listed[partition] = future.result(seconds)
+    return listed

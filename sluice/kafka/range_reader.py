@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from sluice.errors import BrokersUnreachable, EngineError, sentence
 from sluice.kafka.brokers import COMMITS_NOTHING, configuration_errors, quiet, unreachable
+from sluice.kafka.denied_operations import DESCRIBE, READ, is_denial, topic_denied
 from sluice.values.record_places import Partition, Range
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ _SIZES_READ = 100
 _GROUP_ERRORS = {KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.INVALID_GROUP_ID}
 _OUT_OF_RANGE = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
 _NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
-_DENIED = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
 
 
 class Records(NamedTuple):
@@ -115,7 +115,7 @@ class RangeReader:
         """The last error of a connection since the brokers have last answered."""
         self._has_asked = False
         """Whether the reader has asked a broker about the topics since the brokers have last answered."""
-        with configuration_errors():
+        with configuration_errors(kafka):
             self.consumer = Consumer({
                 **_SETTINGS, **(settings or {}), **quiet(kafka), "statistics.interval.ms": _STATISTICS_MS,
                 "error_cb": self._note_error, "stats_cb": self._note_progress,
@@ -229,7 +229,7 @@ class RangeReader:
         if error.code() in _GROUP_ERRORS:
             return True
         if partition not in self._ranges:
-            raise self._failure(error)
+            raise self._failure(error, partition)
         # What is after a range does not matter, nor what is after the records of a range that was left.
         if partition not in self._wanted:
             return True
@@ -245,7 +245,7 @@ class RangeReader:
         if error.code() in _OUT_OF_RANGE:
             self._check_bounds(part)
             return False
-        raise self._failure(error, part)
+        raise self._failure(error, partition)
 
     def _check_bounds(self, part: Range) -> None:
         """Compare a range with the records that its partition has now. Records that the partition lacks are lost."""
@@ -279,19 +279,27 @@ class RangeReader:
             error = known.error
             if error is None and partition not in known.partitions:
                 error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
-            if error is not None and error.code() in _DENIED | _NO_TOPIC:
-                raise self._failure(error, self._ranges[topic, partition])
+            if error is not None and (is_denial(error) or error.code() in _NO_TOPIC):
+                raise self._failure(error, (topic, partition), DESCRIBE)
 
-    def _failure(self, error: KafkaError, part: Range | None = None) -> EngineError:
-        of_part = "records" if part is None else f"{part.topic}, partition {part.partition}"
+    def _failure(
+        self,
+        error: KafkaError,
+        partition: Partition,
+        operation: str = READ,
+    ) -> EngineError:
+        topic, number = partition
+        if is_denial(error):
+            return topic_denied(self._kafka, operation if number >= 0 else DESCRIBE, topic)
         address = self._kafka.get("bootstrap.servers", "an unset address")
-        if error.code() in _DENIED:
-            next_step = "Allow Sluice's Kafka user to read the topic and to describe it."
-        elif error.code() in _NO_TOPIC:
+        if error.code() in _NO_TOPIC:
             next_step = f"The topic was deleted, or was created again with fewer partitions. {_RUN_AGAIN}"
         else:
             next_step = "Check that the broker is running and that its disk has no errors."
-        return EngineError(f"Reading {of_part} from Kafka at {address}: {sentence(error.str())}", next_step=next_step)
+        # The error of a whole topic has the number -1, and the error of the client has no topic.
+        where = f"{topic}, partition {number}" if topic and number >= 0 else topic or "records"
+        detail = f"Reading {where} from Kafka at {address}: {sentence(error.str())}"
+        return EngineError(detail, next_step=next_step)
 
     def _silence(self) -> BrokersUnreachable:
         topic, partition = min(self._wanted)

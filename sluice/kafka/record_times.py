@@ -60,7 +60,7 @@ def timestamps_at(
     places = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
     if not places:
         return {}
-    with configuration_errors():
+    with configuration_errors(kafka):
         consumer = Consumer({
             **quiet(kafka), "group.id": "sluice-timestamps", "enable.auto.commit": False,
             # A reader of committed records gets no record of an open transaction.

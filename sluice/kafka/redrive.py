@@ -2,8 +2,9 @@
 
 Each transaction writes records to their source topics and a marker for each record to
 `PIPELINE_redriven`. Therefore a crash, a second request or a second process cannot write a record
-twice. A marker names its dead letter by the id of the dead-letter topic, partition and offset,
-because the offsets of a topic that is created again begin anew.
+twice, and neither can the loss of this topic (see `redrive_topic`). A marker names its dead letter
+by the id of the dead-letter topic, partition and offset, because the offsets of a topic that is
+created again begin anew.
 
 A record's earlier failures are in the markers of its re-drives; the headers that tell other readers
 of the source topic about them are only a copy.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -37,7 +39,16 @@ from sluice.kafka.dead_letter_topic import (
     topic_of,
     with_histories,
 )
-from sluice.kafka.topics import HEADERS_UNREADABLE, Headers, Topic, as_bytes, create_topics, headers_of, records_at
+from sluice.kafka.denied_operations import WRITE, denial, denial_named
+from sluice.kafka.redrive_topic import batches_of, require_redrive_topic, transactional_id
+from sluice.kafka.topics import (
+    HEADERS_UNREADABLE,
+    Headers,
+    as_bytes,
+    headers_of,
+    records_at,
+    require_writable,
+)
 from sluice.values.record_places import Place
 from sluice.values.topic_patterns import named_or_matching
 
@@ -81,9 +92,8 @@ def redrive(
     topic_id = dead_letter_topic_id(kafka, pipeline)
     if topic_id is None:
         return outcome
-    create_topics(kafka, [Topic(markers_of(pipeline), config={"cleanup.policy": "compact"})])
     producer_settings = {
-        "transactional.id": f"sluice.{pipeline}.redrive",
+        "transactional.id": transactional_id(pipeline),
         "linger.ms": 5,
         # A broker that refuses a record refuses its whole batch, so each record gets its own batch.
         "batch.num.messages": 1,
@@ -92,7 +102,9 @@ def redrive(
     try:
         # Aborts the open transaction of a killed process, and fences a process that is still
         # running.
-        producer.init_transactions(_TIMEOUT_S)
+        with denial_named(WRITE, batches_of(pipeline), transactional_id(pipeline)):
+            producer.init_transactions(_TIMEOUT_S)
+            require_redrive_topic(kafka, pipeline, producer)
         markers = redrive_markers(kafka, pipeline, topic_id)
         cluster = producer.list_topics(timeout=_TIMEOUT_S).topics
         partitions: dict[str, int] = {}
@@ -121,6 +133,8 @@ def redrive(
             while letters:
                 letters = _send(kafka, producer, pipeline, topic_id, letters, outcome)
     except KafkaException as error:
+        if (denied := denial(kafka, error)) is not None:
+            raise denied from None
         raise EngineError(
             f"Re-driving dead letters of {pipeline} failed: {sentence(error.args[0].str())}",
             next_step="Run the command again: records that were written are marked and are not written twice.",
@@ -214,8 +228,12 @@ def _send(
                 outcome.skipped[f"its topic does not accept it: {error.str()}"] += 1
                 return [other for other in letters if other is not letter]
         if errors:
+            letter, error = errors[0]
+            topic = (letter.source or ("",))[0]
+            # The client may only say that it has not sent the record.
+            require_writable(kafka, {topic, markers_of(pipeline)})
             raise EngineError(
-                f"A record was not written to {(errors[0][0].source or ('',))[0]}: {sentence(errors[0][1].str())}",
+                f"A record was not written to {topic}: {sentence(error.str())}",
                 next_step="Remove the cause, and repeat the command: it skips records that are written already.",
             )
         for (partition, offset), marker in sent.items():
@@ -224,9 +242,12 @@ def _send(
                 msgspec.json.encode(marker),
                 f"{topic_id}/{partition}/{offset}",
             )
-        producer.commit_transaction(_TIMEOUT_S)
+        with denial_named(WRITE, markers_of(pipeline), transactional_id(pipeline)):
+            producer.commit_transaction(_TIMEOUT_S)
     except BaseException:
-        _abort(producer)
+        # If nothing was written, a broker may refuse to abort the transaction.
+        with suppress(KafkaException):
+            _abort(producer)
         raise
     outcome.redriven += len(sent)
     outcome.skipped.update(record for record in records if isinstance(record, str))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -21,13 +21,29 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, TopicDescription  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
-from sluice.errors import EngineError, sentence
+from sluice.errors import AccessDenied, EngineError, sentence
 from sluice.kafka.brokers import (
+    ANSWER_SECONDS,
     broker_errors,
     producer_of,
     quiet,
     require_brokers,
     silent_admin,
+)
+from sluice.kafka.denied_operations import (
+    CREATE,
+    DESCRIBE,
+    READ,
+    WRITE,
+    access_denied,
+    allowing_commands,
+    client_name,
+    denial,
+    denial_named,
+    denied_on,
+    is_denial,
+    on_topic,
+    topic_denied,
 )
 from sluice.kafka.range_reader import RangeReader
 from sluice.values.phrases import counted
@@ -74,10 +90,13 @@ def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[st
         [NewTopic(topic.name, topic.partitions, topic.replication or -1, config=dict(topic.config)) for topic in topics]
     )
     with broker_errors(kafka):
-        created = tuple(name for name, future in futures.items() if _was_created(name, future.exception(_TIMEOUT_S)))
+        created: list[str] = []
+        for name, future in futures.items():
+            if _was_created(kafka, name, future.exception(_TIMEOUT_S)):
+                created.append(name)
     # Another client may have created a topic that exists only a moment ago.
     _wait_until_listed(kafka, admin, futures.keys())
-    return created
+    return tuple(created)
 
 
 def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: Set[str]) -> None:
@@ -103,7 +122,8 @@ def watermark_offsets(consumer: Consumer, place: TopicPartition, timeout_s: floa
     until = time.monotonic() + timeout_s
     while True:
         try:
-            return consumer.get_watermark_offsets(place, timeout=timeout_s)
+            with denial_named(DESCRIBE, place.topic):
+                return consumer.get_watermark_offsets(place, timeout=timeout_s)
         except KafkaException as error:
             # A broker lists a new topic a moment before it leads the topic's partitions.
             if error.args[0].code() not in _WITHOUT_LEADER or time.monotonic() > until:
@@ -111,7 +131,7 @@ def watermark_offsets(consumer: Consumer, place: TopicPartition, timeout_s: floa
         time.sleep(_LISTED_AFTER_S)
 
 
-def _was_created(name: str, error: BaseException | None) -> bool:
+def _was_created(kafka: Mapping[str, str], name: str, error: BaseException | None) -> bool:
     if error is None:
         return True
     reason = str(error)
@@ -119,6 +139,13 @@ def _was_created(name: str, error: BaseException | None) -> bool:
         if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
             return False
         reason = error.args[0].str()
+        if is_denial(error.args[0]):
+            command = allowing_commands(kafka, [on_topic(CREATE, name)])
+            others = f"let {client_name(kafka)} create it: {command}"
+            raise AccessDenied(
+                f"Topic {name} was not created: {sentence(reason)}",
+                next_step=f"Create the topic yourself, or {others}.",
+            )
     raise EngineError(
         f"Topic {name} was not created: {sentence(reason)}",
         next_step="Create the topic yourself, or let this user of Kafka create topics.",
@@ -155,6 +182,8 @@ def produce(
         if number % _POLL_EVERY == 0:
             producer.poll(0)
     undelivered = producer.flush(_TIMEOUT_S)
+    if errors and is_denial(errors[0]):
+        raise topic_denied(kafka, WRITE, topic)
     if errors or undelivered:
         cause = errors[0].str() if errors else "no answer from the broker"
         raise EngineError(
@@ -166,6 +195,8 @@ def produce(
 def _require_topic(kafka: Mapping[str, str], client: Producer, topic: str) -> None:
     with broker_errors(kafka):
         error = client.list_topics(topic, timeout=_TIMEOUT_S).topics[topic].error
+    if error is not None and is_denial(error):
+        raise topic_denied(kafka, DESCRIBE, topic)
     if error is not None and error.code() in _NO_TOPIC:
         raise EngineError(
             f"Topic {topic} cannot be written: {sentence(error.str())}",
@@ -195,10 +226,12 @@ def read_topic(
     with RangeReader(kafka, skips_lost=True, longest_silence_s=longest_silence_s) as reader:
         with broker_errors(kafka):
             metadata = reader.consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
+            if metadata.error is not None and is_denial(metadata.error):
+                raise topic_denied(kafka, READ, topic)
             if metadata.error is not None:
                 raise EngineError(
                     f"Topic {topic} cannot be read: {sentence(metadata.error.str())}",
-                    next_step="Check its name, and that this user may read it.",
+                    next_step="Check its name.",
                 )
             bounds = {number: _bounds(reader.consumer, topic, number) for number in metadata.partitions}
             begins = {number: first for number, (first, _) in bounds.items()}
@@ -224,7 +257,8 @@ def _offsets_since(
     offsets: dict[int, int] = {}
     for answer in consumer.offsets_for_times(times, _TIMEOUT_S):
         if answer.error is not None:
-            raise KafkaException(answer.error)
+            with denial_named(DESCRIBE, topic):
+                raise KafkaException(answer.error)
         # Kafka returns a negative offset for a partition without such a record.
         offsets[answer.partition] = answer.offset if answer.offset >= 0 else bounds[answer.partition][1]
     return offsets
@@ -239,12 +273,17 @@ def topic_ids(
 
     Omits missing topics. Raises BrokersUnreachable if no broker answers within `seconds`.
     """
-    ids: dict[str, str] = {}
     with broker_errors(kafka):
-        for name, description in described_topics(silent_admin(kafka), topics, seconds).items():
-            identity = description.topic_id
-            assert isinstance(identity, Uuid)
-            ids[name] = str(identity)
+        return ids_of(described_topics(silent_admin(kafka), topics, seconds))
+
+
+def ids_of(described: Mapping[str, TopicDescription]) -> dict[str, str]:
+    """Return topic → its Kafka id, from the descriptions of the topics."""
+    ids: dict[str, str] = {}
+    for name, description in described.items():
+        identity = description.topic_id
+        assert isinstance(identity, Uuid)
+        ids[name] = str(identity)
     return ids
 
 
@@ -252,20 +291,52 @@ def described_topics(
     admin: AdminClient,
     topics: Iterable[str],
     seconds: float = _TIMEOUT_S,
+    *,
+    with_operations: bool = False,
 ) -> dict[str, TopicDescription]:
     """Topic → its description, without the missing topics. The broker reads only these topics.
 
+    With `with_operations`, the broker also says which operations it allows to this client, unless
+    it cannot say that.
+
     Raises KafkaException if no broker answers within `seconds`, or if the client may not describe a topic.
     """
-    futures = admin.describe_topics(TopicCollection(list(dict.fromkeys(topics))), request_timeout=seconds)
+    futures = admin.describe_topics(
+        TopicCollection(list(dict.fromkeys(topics))),
+        include_authorized_operations=with_operations,
+        request_timeout=seconds,
+    )
     described: dict[str, TopicDescription] = {}
     for name, future in futures.items():
         try:
-            described[name] = future.result()
+            with denial_named(DESCRIBE, name):
+                described[name] = future.result()
         except KafkaException as error:
             if error.args[0].code() not in _NO_TOPIC:
                 raise
     return described
+
+
+def require_writable(kafka: Mapping[str, str], topics: Collection[str]) -> None:
+    """Raise EngineError if one of the topics is gone, or if Kafka denies to write to it.
+
+    Explains why a write fails or takes long. Does nothing if no broker answers.
+    """
+    try:
+        admin = silent_admin(kafka)
+        described = described_topics(admin, topics, ANSWER_SECONDS, with_operations=True)
+    except KafkaException as error:
+        if (denied := denial(kafka, error)) is not None:
+            raise denied from None
+        return
+    if operations := denied_on(described, dict.fromkeys(topics, (WRITE,))):
+        raise access_denied(kafka, operations)
+    for topic in topics:
+        if topic not in described:
+            raise EngineError(
+                f"Topic {topic} was deleted while records were written to it.",
+                next_step="Create the topic again, and repeat the run or the command.",
+            )
 
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -296,7 +367,7 @@ def headers_of_each(messages: Sequence[Message]) -> list[Headers]:
     while len(found) < len(messages):
         try:
             for headers in headers_of_messages:
-                found.append(_pairs(headers) if headers else _NO_HEADERS)  # noqa: PERF401  (goes on after an error)
+                found.append(_pairs(headers) if headers else _NO_HEADERS)
         except _NAME_IS_NOT_UTF_8:
             found.append(HEADERS_UNREADABLE)
     return found

@@ -19,6 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from sluice.kafka.brokers import ANSWER_SECONDS
+from sluice.kafka.denied_operations import is_denial
 from sluice.kafka.listed_offsets import list_offsets
 from sluice.values.host_ports import address_of
 from sluice.values.topic_patterns import is_pattern, named_or_matching
@@ -42,6 +43,8 @@ class Lag:
     partitions in which no records are held back."""
     broker: str = ""
     """HOST:PORT of a broker that has one of the partitions; empty if no partition has a broker."""
+    denied: frozenset[str] = frozenset()
+    """The topics that this client may not describe. They are not in `ends`."""
 
     @property
     def unread(self) -> int:
@@ -54,7 +57,7 @@ class Lag:
         return sum(self._count(topic, partition, self.ends[topic][partition]) for topic, partition in self.partitions())
 
     def missing(self, topics: Iterable[str]) -> list[str]:
-        """The topics that do not exist, sorted.
+        """The topics that do not exist, or that this client may not describe, sorted.
 
         Includes patterns that match no topic, and topics that a pattern matched when they were
         read.
@@ -104,7 +107,7 @@ class Lag:
         """The lag of one pipeline, from this lag, which has the topics of several pipelines."""
         read = named_or_matching(topics, self.ends)
         ends = {topic: self.ends[topic] for topic in read if topic in self.ends}
-        return Lag(ends, positions, self.begins, self.full_ends, self.broker)
+        return Lag(ends, positions, self.begins, self.full_ends, self.broker, self.denied)
 
     def still_held(self, later: Lag) -> Lag:
         """A later lag, with only the partitions in which the same transaction holds back records as in this lag."""
@@ -115,7 +118,7 @@ class Lag:
                 # A transaction that has ended moves the end of the committed records.
                 if before.get(topic, {}).get(partition) == end:
                     ends.setdefault(topic, {})[partition] = end
-        return Lag(ends, later.positions, later.begins, later.full_ends, later.broker)
+        return Lag(ends, later.positions, later.begins, later.full_ends, later.broker, later.denied)
 
     def _count(self, topic: str, partition: int, end: int) -> int:
         """The number of offsets before `end` that the pipeline has not read."""
@@ -139,35 +142,45 @@ def read_lag(admin: AdminClient, topics: Iterable[str], positions: Offsets) -> L
     `topics` are names and patterns. Topics that do not exist are omitted. Raises KafkaException or
     TimeoutError if no broker answers.
     """
-    partitions, broker = _partitions(admin, topics)
+    partitions, broker, denied = _partitions(admin, topics)
     # The begin offset of an unread partition may be above 0, because of the topic's retention.
     unread = [where for where in partitions if where.partition not in positions.get(where.topic, {})]
     latest, earliest = OffsetSpec.latest(), OffsetSpec.earliest()  # type: ignore[no-untyped-call]
     ends = _by_topic(list_offsets(admin, partitions, latest, ANSWER_SECONDS))
     begins = _by_topic(list_offsets(admin, unread, earliest, ANSWER_SECONDS))
     full_ends = list_offsets(admin, partitions, latest, ANSWER_SECONDS, IsolationLevel.READ_UNCOMMITTED)
-    return Lag(ends, positions, begins, _by_topic(full_ends), broker)
+    return Lag(ends, positions, begins, _by_topic(full_ends), broker, denied)
 
 
-def _partitions(admin: AdminClient, topics: Iterable[str]) -> tuple[list[TopicPartition], str]:
-    """The partitions of the topics that exist, and the address of a broker that has one of them.
+def _partitions(
+    admin: AdminClient,
+    topics: Iterable[str],
+) -> tuple[list[TopicPartition], str, frozenset[str]]:
+    """Find the partitions of the topics, the address of a broker, and denied topics.
 
-    Without a pattern, only these topics are asked for, however many the cluster has.
+    Topics that do not exist are omitted. Without a pattern, only these topics are asked for,
+    however many the cluster has.
     """
     partitions: list[TopicPartition] = []
     broker = ""
+    denied: set[str] = set()
     names = [*topics]
     if any(map(is_pattern, names)):
         names = named_or_matching(names, admin.list_topics(timeout=ANSWER_SECONDS).topics)
     # The client refuses an empty list.
     if not names:
-        return [], broker
+        return [], broker, frozenset()
     futures = admin.describe_topics(TopicCollection(names), request_timeout=ANSWER_SECONDS)
     for name, future in futures.items():
         try:
             described = future.result(ANSWER_SECONDS)
         except KafkaException as error:
-            if error.args[0].code() not in _MISSING_TOPIC:
+            reason = error.args[0]
+            # One topic that may not be described must not hide the others, which other pipelines
+            # may read.
+            if is_denial(reason):
+                denied.add(name)
+            elif reason.code() not in _MISSING_TOPIC:
                 raise
         else:
             for partition in described.partitions:
@@ -175,7 +188,7 @@ def _partitions(admin: AdminClient, topics: Iterable[str]) -> tuple[list[TopicPa
                 # While a partition has no broker, it has no leader.
                 if partition.leader is not None:
                     broker = address_of(partition.leader.host, partition.leader.port)
-    return partitions, broker
+    return partitions, broker, frozenset(denied)
 
 
 def _by_topic(results: Mapping[TopicPartition, ListOffsetsResultInfo]) -> Offsets:

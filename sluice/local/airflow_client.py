@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
@@ -19,10 +19,7 @@ class LogIn:
     """A user of Airflow's simple auth manager."""
 
     user: str
-    password: str
-
-    def __repr__(self) -> str:
-        return f"LogIn({self.user!r})"
+    password: str = field(repr=False)
 
 
 class Airflow:

@@ -27,6 +27,7 @@ from sluice.lookups.connections import Connection
 from sluice.lookups.row_cache import Row, RowCache
 from sluice.operators.call import Rows
 from sluice.operators.encoding import Declared
+from sluice.support.masking import masked, secrets_of_url
 from sluice.values.call_parameters import LookedUpTable
 from sluice.values.stored_values import has_models
 
@@ -77,7 +78,8 @@ class DatabaseTable:
                 read = self._read(missing)
             except SQLAlchemyError as error:
                 # The text of SQLAlchemy's error has the whole statement, so only its cause is shown.
-                raise ConnectionError(_first_cause(error)) from None
+                reason = masked(_first_cause(error), secrets_of_url(self.connection.url))
+                raise ConnectionError(reason) from None
             cached.add(missing, read, begun)
             rows |= read
         return {key: row for key, row in rows.items() if row is not None}

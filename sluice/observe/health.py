@@ -18,6 +18,8 @@ from sluice.values.phrases import counted, listed
 
 Trouble = Literal["broken", "failed", "waiting", "held", "degraded"]
 """The health of a pipeline with which something is wrong. The worst comes first."""
+Calm = Literal["not_started", "retired"]
+"""The health of a pipeline that does not run, although nothing is wrong."""
 _WORST_FIRST: Sequence[Trouble] = get_args(Trouble)
 NOTHING: Mapping[str, Mapping[int, int]] = MappingProxyType({})
 _NEVER_READ = f"Create it, or correct the pipeline. {InputAway.next_step}"
@@ -25,6 +27,7 @@ _DELETED = (
     "Create the topic again, write its old records back, and rebuild the state: sluice rebuild "
     "PIPELINE --from-topics. Or stop running the pipeline, which leaves its state unchanged."
 )
+_DENIED = f"Allow it in Kafka's access control lists. {InputAway.next_step}"
 
 
 def failures_of(
@@ -38,13 +41,20 @@ def failures_of(
 
     `lag` is None if it is unknown, and `lag_error` says why. `held_since` is the time since which a
     transaction holds back records, as far as the caller has seen; None if no transaction hangs.
+
+    A missing input is no failure of a pipeline that is not to run: one that has never run, unless
+    its trigger has recorded that it waits, or one that is retired.
     """
     failures = [*figures.failures.get(pipeline, ())]
     recorded = {failure.kind for failure in failures}
     generation = figures.generations.get(pipeline)
-    missing = [] if lag is None or generation is None else lag.missing(generation.topics)
+    if calm_of(figures, pipeline) is not None or generation is None:
+        return failures
+    missing = [] if lag is None else lag.missing(generation.topics)
     if "input" not in recorded and (missing or (lag is None and lag_error)):
-        away = input_away(missing, lag_error, {} if lag is None else lag.positions)
+        away = InputAway(lag_error)
+        if lag is not None:
+            away = input_away(missing, read=lag.positions, denied=lag.denied)
         failures.append(Failure.of(away, pipeline, kind="input"))
     if lag is not None and held_since is not None and "held" not in recorded:
         failures.append(held_failure(pipeline, lag, held_since))
@@ -55,16 +65,19 @@ def input_away(
     missing: Sequence[str],
     lag_error: str = "",
     read: Mapping[str, Mapping[int, int]] = NOTHING,
+    denied: Collection[str] = (),
 ) -> InputAway:
     """The error for topics that do not exist, or for brokers that do not answer.
 
     `read` has the offsets up to which the pipeline has read its topics. A missing topic that has
-    such offsets was deleted.
+    such offsets was deleted, unless it is one of the topics in `denied`, which Sluice may not
+    describe.
     """
     if not missing:
         return InputAway(lag_error)
-    deleted = [topic for topic in missing if read.get(topic)]
-    never_read = [topic for topic in missing if topic not in deleted]
+    hidden = [topic for topic in missing if topic in denied]
+    deleted = [topic for topic in missing if topic not in hidden and read.get(topic)]
+    never_read = [topic for topic in missing if topic not in hidden and topic not in deleted]
     details: list[str] = []
     if deleted:
         ends = [f"{topic}/{number} up to {end}" for topic in deleted for number, end in sorted(read[topic].items())]
@@ -73,7 +86,21 @@ def input_away(
     if never_read:
         do = "does" if len(never_read) == 1 else "do"
         details.append(f"{_topics(never_read)} {do} not exist. The pipeline has never read from there.")
-    return InputAway(" ".join(details), next_step=_DELETED if deleted else _NEVER_READ)
+    if hidden:
+        denial = "cannot be found: Kafka denies Sluice the operation DESCRIBE."
+        details.append(f"{_topics(hidden)} {denial}")
+    next_step = _DELETED if deleted else _NEVER_READ
+    if hidden and not deleted and not never_read:
+        next_step = _DENIED
+    return InputAway(" ".join(details), next_step=next_step)
+
+
+def awaited_input(missing: Sequence[str]) -> str:
+    """Return why a pipeline that has never run could not run; an empty text if it could."""
+    if not missing:
+        return ""
+    do = "does" if len(missing) == 1 else "do"
+    return f"{_topics(missing)} {do} not exist yet."
 
 
 def _topics(names: Sequence[str]) -> str:
@@ -109,7 +136,7 @@ def _end_transaction(lag: Lag, topic: str, partition: int) -> str:
 
 
 def trouble_of(kinds: Collection[FailureKind]) -> Trouble | None:
-    """The health of a pipeline with failures of these kinds, that of the worst failure; None without failures."""
+    """Return the health of a pipeline with failures of these kinds; None if nothing is wrong."""
     if "file" in kinds:
         return "broken"
     if FAILED_KINDS.intersection(kinds):
@@ -119,6 +146,13 @@ def trouble_of(kinds: Collection[FailureKind]) -> Trouble | None:
     if "held" in kinds:
         return "held"
     return "degraded" if kinds else None
+
+
+def calm_of(figures: LedgerFigures, pipeline: str) -> Calm | None:
+    """Return the health of a pipeline that is not to run; None for all other pipelines."""
+    if pipeline in figures.retired:
+        return "retired"
+    return None if pipeline in figures.generations else "not_started"
 
 
 def severity(kinds: Collection[FailureKind]) -> int:

@@ -91,11 +91,13 @@ def gauges(
     `sizes` is the result of `shard_sizes`, and `oldest_unread` the result of `OldestUnread.of`.
     """
     now = now or datetime.now(UTC)
-    if lag is not None:
+    # Nobody waits for the results of a retired pipeline, so its unread records must cause no alert.
+    is_retired = pipeline in figures.retired
+    if lag is not None and not is_retired:
         yield from _of_lag(lag, oldest_unread or {}, now)
     current = figures.generations.get(pipeline)
     if current is not None:
-        for topic in current.topics:
+        for topic in () if is_retired else current.topics:
             is_there = lag is not None and not lag.missing([topic])
             yield Measurement("source_up", is_there, (("topic", topic),))
         batch = figures.newest_batch(pipeline)

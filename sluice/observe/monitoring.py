@@ -44,6 +44,8 @@ class LedgerFigures:
     first."""
     measurements: Mapping[str, Sequence[Measurement]]
     """Pipeline → its totals, and the newest values of its other measurements."""
+    retired: frozenset[str]
+    """The pipelines that are no longer run."""
     kept_batches: Mapping[GenerationRef, KeptBatches]
     """Current generation → the oldest and the newest of its batches that retention has not removed."""
 
@@ -62,6 +64,7 @@ class LedgerFigures:
             failures=failures,
             dead_letters=_dead_letters(ledger, (now or datetime.now(UTC)) - DAY),
             measurements=ledger.measurements.of_all_pipelines(),
+            retired=ledger.generations.retired(),
             kept_batches=ledger.snapshots.kept_of_all_pipelines(),
         )
 

@@ -17,8 +17,9 @@ import msgspec
 import structlog
 from pyspark.sql import SparkSession
 
+from sluice.engine.publish.markers import Writer, read_markers
 from sluice.engine.publish.target_tables import databases_of
-from sluice.engine.publish.transaction import Writer, fence, read_markers
+from sluice.engine.publish.transaction import fence
 from sluice.engine.read.matching_topics import with_matching_topics
 from sluice.engine.read.replay_offsets import (
     ends_of,
@@ -36,7 +37,8 @@ from sluice.engine.run.compatibility import computes_same_state
 from sluice.engine.run.driver_lease import Lease, current_lease, this_process
 from sluice.engine.run.job_run import JobRun
 from sluice.engine.run.replay import ReplayStep, replay_steps
-from sluice.errors import EngineError, StateError
+from sluice.errors import EngineError, Refused, StateError
+from sluice.operations.recovery import leftover_shards, recover
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger.audits import Audit
@@ -46,6 +48,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.sources import SourcePartition
 from sluice.state.model import GenerationRef, Snapshot
 from sluice.state.remote.opening import drop_shard
+from sluice.values.record_places import Partition
 from sluice.values.replay_span import EVERYTHING, Point, Span
 
 log = structlog.get_logger()
@@ -80,6 +83,8 @@ class Rebuild:
         differs from what was published.
         """
         name, begun = self.job.pipeline.name, time.monotonic()
+        if not self._is_known():
+            return self._begin_anew()
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
             old = lease.ref
             rebuilding = self.with_topics(ledger, old)
@@ -106,6 +111,52 @@ class Rebuild:
             "generation promoted", pipeline=name, generation=new.generation, before=old.generation,
             seconds=seconds,
         )  # fmt: skip
+        return new.generation
+
+    def _is_known(self) -> bool:
+        """Return whether the ledger knows the pipeline. A ledger that was lost is recovered from the markers first.
+
+        With `from_topics`, the pipeline may be unknown. Without, raises Refused if it cannot be recovered.
+        """
+        name = self.job.pipeline.name
+        with Ledger.open(self.settings.ledger) as ledger:
+            if ledger.generations.current_number(name) is not None:
+                return True
+        try:
+            recovered = recover(self.job, self.settings)
+        except Refused:
+            if self.from_topics:
+                return False
+            raise
+        return recovered is not None
+
+    def _begin_anew(self) -> int:
+        """Build a first generation from the topics, of a pipeline that the ledger does not know.
+
+        Writes no output for the records up to the newest marker or, without markers, for those that the topics have
+        now. Returns the generation's number.
+        """
+        name = self.job.pipeline.name
+        note = "The ledger did not know the pipeline, so its state was built from the topics, without output."
+        with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
+            rebuilding = self.with_topics(ledger, lease.ref)
+            now = describe_topics(self.settings.kafka, rebuilding.job.topics)
+            sources = [*sources_from_topics([], now)]
+            written = fence(self.settings.kafka, Writer(lease.ref, self.job.pipeline.markers)).markers
+            new = ledger.generations.new(name, max(written, default=0))
+            for address in leftover_shards(self.settings, new):
+                drop_shard(address)
+            ledger.sources.replace(new, sources, lease.row)
+            firsts = {(source.topic, source.partition): source.first for source in sources}
+            stops = {} if not written else _stops(written[max(written)].with_earlier.ends, firsts)
+            begin: dict[str, dict[str, int]] = {}
+            ends: dict[str, dict[str, int]] = {}
+            for topic, ranges in ends_of(now, sources, stops).items():
+                begin[topic] = {str(number): first for number, (first, _) in enumerate(ranges)}
+                ends[topic] = {str(number): end for number, (_, end) in enumerate(ranges)}
+            rebuilding.build(new, rebuilding._divide_records(begin, ends))
+            ledger.generations.promote(new, lease.row, self.settings.run, note)
+        log.info("state built", pipeline=name, generation=new.generation)
         return new.generation
 
     def replay(self, span: Span = EVERYTHING) -> int:
@@ -198,9 +249,18 @@ class Rebuild:
         return new.generation
 
     def _current(self, ledger: Ledger) -> AbstractContextManager[Lease]:
+        """Return the lease of the current generation.
+
+        With `from_topics`, the ledger need not know the pipeline: after it was lost, a rebuild makes
+        the pipeline's first generation.
+        """
         name = self.job.pipeline.name
-        if ledger.generations.current_number(name) is None:
-            raise EngineError(f"{name} has no state to rebuild.", next_step=f"Run it: sluice run {name}.")
+        if not self.from_topics and ledger.generations.current_number(name) is None:
+            raise EngineError(
+                f"The ledger knows no state of {name}, so there is nothing to rebuild.",
+                next_step=f"Run it: sluice run {name}. Or, if the ledger was lost, see what can be recovered: sluice "
+                f"recover {name} --dry-run.",
+            )
         return current_lease(ledger, name, this_process(self.settings.run or "rebuild"), only=self.only)
 
     def with_topics(self, ledger: Ledger, old: GenerationRef) -> Rebuild:
@@ -306,7 +366,8 @@ class Rebuild:
         published_steps = _steps_within(ends, steps[: len(batches)], ends_of_first_batch)
         unpublished_steps = _steps_within(ends, steps[len(batches) :], added_ends)
         if not latest or (published_steps and published_steps[-1].ends == ends_to_reach):
-            return History(published_steps, unpublished_steps, complete=True)
+            complete = not any(batch.boundaries_lost for batch in batches)
+            return History(published_steps, unpublished_steps, complete)
         if added_ends.keys() == ends_of_first_batch.keys():
             log.warning(
                 "history lost", pipeline=old.pipeline, generation=old.generation, batches=len(batches),
@@ -507,6 +568,15 @@ def _steps_within(
     All ends are limited to the ranges of offsets.
     """
     return [replace(step, ends=limit_to_ranges(ranges, {**step.ends, **added_ends})) for step in steps]
+
+
+def _stops(written: Positions, firsts: Mapping[Partition, int]) -> dict[Partition, int]:
+    """Return where to stop: a partition that the marker does not name has no record whose output was written."""
+    stops = dict(firsts)
+    for topic, partitions in written.items():
+        for number, end in partitions.items():
+            stops[topic, int(number)] = end
+    return stops
 
 
 def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:

@@ -20,8 +20,9 @@ import structlog
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import spread_timers
 from sluice.engine.batch.worker_shards import damaged_state, worker_shard
+from sluice.engine.publish.markers import Writer
 from sluice.engine.publish.target_tables import databases_of
-from sluice.engine.publish.transaction import Writer, fence
+from sluice.engine.publish.transaction import fence
 from sluice.engine.run.driver_lease import Lease, current_lease, this_process
 from sluice.errors import DamagedState, EngineError, StateError, Unreachable
 from sluice.kafka.brokers import require_brokers

@@ -146,13 +146,17 @@ class Output(Receiver, Protocol):
     def count(self, reason: str, number: int = 1) -> None:
         """Count the current row as dropped: `null_key`, `null_value`, `duplicate`, `no_window` or `late`.
 
-        A row is counted as `late` once for each window for which it is late. `restarted` counts
-        windows whose earlier records the row replaces (see `WindowedAggregate`). `expired` counts the
+        Except for `late`, the row then has no effect: it changes no state and has no result. A row
+        is counted as `late` once for each window for which it is late. `restarted` counts windows
+        whose earlier records the row replaces (see `WindowedAggregate`). `expired` counts the
         records of a table that had expired.
         """
 
     def send_late(self) -> None:
-        """Send the current row, which is late for all windows, to the operator's topic for late records, if any."""
+        """Note that the current row is late for all windows, so that it has no effect.
+
+        Send it to the operator's topic for late records, if any.
+        """
 
     def hold(self) -> None:
         """Buffer further results until `release` sends them or `reject` discards them."""

@@ -13,9 +13,7 @@ from sluice.operators.latest_value import LatestValue
 class Changes(Timeless):
     """Sends kind, old value and new value of each change of a table's row. A row is identified by key and window.
 
-    The old value comes from the state. The old values that tables send would be
-    wrong here: as in Kafka Streams, an aggregate sends the initial aggregate as the old value of
-    its first result, although the table had no row before.
+    The old value comes from the state, so that the tables before this step need not send old values.
     """
 
     state_type: ClassVar[Any] = LatestValue

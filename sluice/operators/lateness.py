@@ -1,16 +1,18 @@
 """Decides whether a record is late, and when a window is closed. All operators use these rules.
 
 *Stream time* is the largest event time so far, of late records and of the current record too
-(`engine/batch/stream_time.py` computes it). The rules equal Kafka Streams' rules, to the millisecond:
+(`engine/batch/stream_time.py` computes it). Records are late for the same windows as in Kafka Streams, to the
+millisecond:
 
-| windows | a record is late for a window when | the window is closed when |
-| --- | --- | --- |
-| tumbling, hopping, calendar: `[start, end)` | end + grace <= stream time | end + grace <= stream time |
-| sliding: `[start, end]` | end + grace < stream time | end + grace <= stream time |
-| session: `[start, end]` | end + gap + grace < stream time | end + gap + grace <= stream time |
+| windows | the window is closed, and a record is late for it, when |
+| --- | --- |
+| tumbling, hopping, calendar: `[start, end)` | end + grace <= stream time |
+| sliding: `[start, end]` | end + grace < stream time |
+| session: `[start, end]` | end + gap + grace < stream time |
 
 For a session, `end` is the end after the record has joined the session and merged it with others. `suppress` sends the
-results of closed windows, and operators forget windows that can no longer change.
+results of closed windows, and operators forget closed windows. In Kafka Streams, a sliding window and a session are
+closed one millisecond before records become late for them, so that a record can change a window after its final result.
 
 The functions also take NumPy arrays of times. All times are in ms.
 """
@@ -26,14 +28,13 @@ if TYPE_CHECKING:
 
 
 class WindowLateness:
-    """When records are late for the windows of one definition, and when these windows are closed."""
+    """When the windows of one definition are closed, so that records are late for them."""
 
     def __init__(self, window: AnyWindow) -> None:
-        self.open_ms = window.open_ms
-        # Sliding windows and sessions include their end, and Kafka Streams accepts
-        # records for one millisecond longer.
+        # Sliding windows and sessions include their end, so they accept records for one millisecond longer.
         includes_end = isinstance(window, SlidingWindow | SessionWindow)
-        self._late_after_ms = window.open_ms + 1 if includes_end else window.open_ms
+        self.open_ms = window.open_ms + 1 if includes_end else window.open_ms
+        """How long after its end a window takes in records, in stream time."""
 
     @overload
     def is_late(self, end: int, stream_time: int) -> bool: ...
@@ -41,23 +42,19 @@ class WindowLateness:
     def is_late(self, end: Times, stream_time: Times) -> Mask: ...
     def is_late(self, end: Any, stream_time: Any) -> Any:
         """Whether a record is late for a window that ends at `end`."""
-        return end <= self.last_late_end(stream_time)
+        return end <= self.last_closed_end(stream_time)
 
-    def last_late_end(self, stream_time: T) -> T:
-        """The latest end of a window for which a record is late."""
-        return stream_time - self._late_after_ms
-
-    def late_at(self, end: int) -> int:
-        """The stream time from which records are late for a window: the inverse of `last_late_end`."""
-        return end + self._late_after_ms
-
-    def closes_at(self, end: int) -> int:
+    @overload
+    def closes_at(self, end: int) -> int: ...
+    @overload
+    def closes_at(self, end: Times) -> Times: ...
+    def closes_at(self, end: Any) -> Any:
         """The stream time at which a window is closed."""
         return closes_at(end, self.open_ms)
 
-    def last_closed_end(self, stream_time: int) -> int:
+    def last_closed_end(self, stream_time: T) -> T:
         """The latest end of a closed window."""
-        return last_closed_end(stream_time, self.open_ms)
+        return stream_time - self.open_ms
 
 
 @overload
@@ -74,19 +71,6 @@ def last_closed_end(stream_time: int, open_ms: int) -> int:
     return stream_time - open_ms
 
 
-def session_kept_ms(window: SessionWindow, waits_until_final: bool, retention_ms: int | None) -> int:
-    """How long after its end an aggregate keeps a session.
-
-    `waits_until_final`: the next operator holds the results back until no record can change them.
-    """
-    lateness = WindowLateness(window)
-    # In Kafka Streams, the store usually forgets a session one millisecond before records become late
-    # for it. If results are sent only when they are final, the store keeps the session for this
-    # millisecond, too.
-    kept_ms = lateness.late_at(0) if waits_until_final else lateness.closes_at(0)
-    return max(kept_ms, retention_ms or 0)
-
-
 class JoinLateness:
     """When the records of a join of two streams can no longer be matched, and when they are sent unmatched.
 
@@ -100,27 +84,31 @@ class JoinLateness:
             window.after_ms + window.grace_ms + 1,
             window.before_ms + window.grace_ms + 1,
         )
-        self._reach_ms = window.reach_ms
+        # Kafka Streams keeps records for before + after + grace, so without `before` or `after`, it forgets
+        # records one millisecond before their grace has passed.
+        self._kept_ms = (
+            window.after_ms + window.grace_ms + max(window.before_ms, 1),
+            window.before_ms + window.grace_ms + max(window.after_ms, 1),
+        )
 
-    def expires_at(self, time: int) -> int:
+    def expires_at(self, side: int, time: int) -> int:
         """When a record can no longer be matched: the event time that its own stream must have reached."""
-        return time + self._reach_ms
+        return time + self._kept_ms[side]
 
-    def last_expired(self, latest: T) -> T:
+    def last_expired(self, side: int, latest: T) -> T:
         """The latest time of a record that can no longer be matched, given the largest time of its own stream."""
-        return latest - self._reach_ms
+        return latest - self._kept_ms[side]
 
     @overload
     def is_past(self, side: int, time: int, stream_time: int) -> bool: ...
     @overload
     def is_past(self, side: int, time: Times, stream_time: Times) -> Mask: ...
     def is_past(self, side: int, time: Any, stream_time: Any) -> Any:
-        """Whether the window of a new record has already ended.
+        """Whether the window and the grace of a new record have already passed.
 
-        If nothing matches such a record, it is sent unmatched at once. As in Kafka Streams, grace
-        does not count here.
+        If nothing matches such a record, it is sent unmatched at once.
         """
-        return time + self.ahead[side] < stream_time
+        return self.sent_unmatched_at(side, time) <= stream_time
 
     @overload
     def sent_unmatched_at(self, side: int, time: int) -> int: ...

@@ -22,7 +22,7 @@ from sluice.errors import BufferFull
 from sluice.operators.base import Output, Row
 from sluice.operators.lateness import closes_at, last_closed_end
 from sluice.values.record_metadata import Until
-from sluice.values.windows import Bounds, SlidingWindow
+from sluice.values.windows import Bounds
 
 NO_WINDOW: Bounds = (-1, -1)
 
@@ -35,8 +35,8 @@ class Waiting(msgspec.Struct, array_like=True):
     value: str | None
     time: int
     old: str | None = None
-    """The value before the latest update. It is sent as the old value if a later step needs old
-    values. As in Kafka Streams, the old value is this value, not the last value sent."""
+    """The value before the first update held back, which is the last value sent. It is sent as the old value if a
+    later step needs old values."""
     headers: str | None = None
     """The headers of the record that caused the latest update; None if the result gets the headers
     of the record that closes the window."""
@@ -168,12 +168,10 @@ class Suppress:
             # The time limit starts with the first update that is held back;
             # later updates do not prolong it.
             since = row.window[1] if self.until_close and row.window else row.time
-            state[window] = waiting = Waiting(since, None, row.time)
+            state[window] = waiting = Waiting(since, None, row.time, replaced)
         waiting.value = row.value
         waiting.time = row.time
-        # As in Kafka Streams, a window's final result has no old value.
         if not self.is_final:
-            waiting.old = replaced
             waiting.headers = row.headers
         if self.shared is not None:
             size = len(row.key.encode()) + len((waiting.value or "").encode())
@@ -182,13 +180,6 @@ class Suppress:
             self.shared.insert(waiting.since, row.key, window, size)
         self.close(state, row.key, row.after, out)
         self._make_room(state, row, out)
-
-    def send_replaced(self, state: WaitingUpdates, row: Row, closed: int, out: Output) -> None:
-        """Send the update that the row would replace, if it is due at the stream time `closed`."""
-        window = row.window or NO_WINDOW
-        waiting = state.get(window)
-        if waiting is not None and waiting.since <= last_closed_end(closed, self.wait_ms):
-            self._send(state, row.key, window, out)
 
     def release_due(self, state: WaitingUpdates) -> int | None:
         """Stream time at which the next update is due."""
@@ -297,12 +288,3 @@ class ClosingWindows(Suppress):
         """Forget the headers of closed windows."""
         for window in [window for window in state if closes_at(window[1], self.wait_ms) <= closed]:
             del state[window]
-
-
-def sends_twice(operator: object, window: object) -> bool:
-    """Whether an operator may send two results of a window for one record.
-
-    It may if it sends the result of a sliding window in the last millisecond in which a record still changes it.
-    """
-    is_suppress = isinstance(operator, Suppress) and operator.until_close and not operator.is_final
-    return is_suppress and isinstance(window, SlidingWindow)

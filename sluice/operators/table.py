@@ -98,6 +98,7 @@ class LatestVersion:
             return
         elif row.time <= last_forgotten(row.after, self.history_ms):
             out.count("late")
+            out.send_late()
         elif row.time < state.time:
             out.emit(row.key, row.value, row.time, to=LATE)
         else:

@@ -28,6 +28,8 @@ class DagFacts(msgspec.Struct, frozen=True, kw_only=True):
     min_interval_ms: int
     deadline_ms: int | None
     topics: tuple[str, ...]
+    outputs: tuple[str, ...]
+    """The topics that the pipeline writes."""
     assets: tuple[str, ...]
     """The names of the assets that a run updates."""
     databases: tuple[str, ...]
@@ -54,6 +56,7 @@ def facts_of(pipeline: Pipeline) -> DagFacts:
         min_interval_ms=pipeline.min_interval_ms,
         deadline_ms=pipeline.deadline_ms,
         topics=tuple(sorted(set(job.topics))),
+        outputs=tuple(sorted(set(job.outputs))),
         assets=asset_names(pipeline.name, job),
         databases=tuple(dict.fromkeys((*job.connections, *job.lookup_connections))),
         needs_delta=pipeline.needs_delta,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any, NoReturn
 
+import structlog
 from airflow.configuration import conf
 from airflow.sdk import DAG, Asset, AssetWatcher, Param, get_parsing_context
 from airflow.sdk.exceptions import AirflowFailException
@@ -27,6 +28,9 @@ from sluice.state.ledger.run_ends import note_files
 from sluice.topology import Broken, Pipeline, load_pipeline
 from sluice.topology.pipeline import CONTINUOUS, ON_RECORDS, RESERVED
 from sluice.values.replay_span import LONGEST_POINT, POINT_PATTERN
+from sluice.values.shared_topics import shared_topics
+
+log = structlog.get_logger()
 
 _NOTE_SECONDS = 3.0
 _ACTION = (
@@ -77,8 +81,10 @@ def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
     all_facts, broken = facts_of_folder(folder, settings().home)
     dags: dict[str, DAG] = {}
     watched: dict[str, OverdueTrigger] = {}
+    shared = shared_topics({facts.name: facts.outputs for facts in all_facts})
     for facts in all_facts:
-        dags[facts.name] = _dag(facts, alerts)
+        warnings = [str(topic) for topic in shared if facts.name in (*topic.pipelines, topic.owner)]
+        dags[facts.name] = _dag(facts, alerts, warnings)
         if facts.deadline_ms is not None:
             watched[facts.name] = OverdueTrigger(facts.name, [*facts.topics], facts.deadline_ms)
     if watched:
@@ -89,16 +95,17 @@ def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
         dags[name] = _broken_dag(name, file)
         if os.environ.get(_CONTEXT) == "client":
             dags[f"{name}.import_error"] = ImportErrorDag(name, file)
-    _note({name: file.error for name, file in broken_files.items()})
+    loaded = {facts.name for facts in all_facts}
+    _note({name: file.error for name, file in broken_files.items()}, loaded)
     return dags
 
 
-def _note(broken: dict[str, SluiceError]) -> None:
-    """Record broken files in the ledger.
+def _note(broken: dict[str, SluiceError], loaded: set[str]) -> None:
+    """Record in the ledger which pipelines' files are broken or gone.
 
     Wait only a short time, so that an unreachable ledger does not delay DAGs.
     """
-    noting = Thread(target=note_files, args=(settings(), broken), daemon=True)
+    noting = Thread(target=note_files, args=(settings(), broken, loaded), daemon=True)
     noting.start()
     noting.join(_NOTE_SECONDS)
 
@@ -142,15 +149,19 @@ def pipeline_dag(pipeline: Pipeline, alerts: Alerts = NO_ALERTS) -> DAG:
     return _dag(facts_of(pipeline), alerts)
 
 
-def _dag(facts: DagFacts, alerts: Alerts) -> DAG:
+def _dag(facts: DagFacts, alerts: Alerts, warnings: Sequence[str] = ()) -> DAG:
+    """Make a DAG. Warnings are in the DAG processor's log and the DAG's documentation."""
     deadline = facts.deadline_ms
+    for warning in warnings:
+        log.warning("output shared", pipeline=facts.name, warning=warning)
+    documented = "".join(f"**Warning:** {warning}\n\n" for warning in warnings)
     dag = DAG(
         facts.name,
         schedule=_schedule(facts),
         catchup=False,
         max_active_runs=1,
         description=facts.doc.partition("\n")[0],
-        doc_md=f"{facts.doc}\n\n```text\n{facts.text}\n```\n",
+        doc_md=f"{documented}{facts.doc}\n\n```text\n{facts.text}\n```\n",
         tags={"sluice", "pipeline"},
         params=_parameters(),
         default_args=pipeline_task_defaults() | {"on_failure_callback": alerts.on_failure},

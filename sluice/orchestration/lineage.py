@@ -30,6 +30,7 @@ from sluice.plan import Job, load_plan
 from sluice.settings import Settings
 from sluice.state.ledger.audits import Audit, total
 from sluice.state.ledger.ledger import Ledger
+from sluice.support.masking import without_log_in
 from sluice.values.sink_tables import DeltaTable, PostgresTable
 from sluice.values.topic_patterns import named_or_matching
 
@@ -139,9 +140,9 @@ def _outputs(
 
 def store_namespace(ledger: str) -> str:
     """The namespace of the stores whose ledger has this URL: `sluice://HOST:PORT/DATABASE` or `sluice:///FILE`."""
-    url = urlsplit(ledger)
     # The namespace must not show the user and the password of the database.
-    return f"sluice://{url.netloc.rpartition('@')[2]}/{url.path.lstrip('/')}"
+    server, _, database = without_log_in(ledger).partition("/")
+    return f"sluice://{server}/{database.lstrip('/')}"
 
 
 def _topic(kafka: Mapping[str, str], topic: str) -> tuple[str, str]:
@@ -154,7 +155,7 @@ def _topic(kafka: Mapping[str, str], topic: str) -> tuple[str, str]:
 
 def _table(database: str, table: str) -> tuple[str, str]:
     """The namespace and name of a PostgreSQL table, whose schema is `public` unless the name contains it."""
-    url = urlsplit(database)
+    url = urlsplit(f"//{without_log_in(database)}")
     schema, _, name = table.rpartition(".")
     named = Postgres(
         url.hostname or "localhost",

@@ -349,7 +349,8 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             return None
         missing = seen.lag.missing(self.topics)
         if missing:
-            await self._wait(f"no topic {', '.join(missing)}", away=input_away(missing, read=seen.lag.positions))
+            away = input_away(missing, read=seen.lag.positions, denied=seen.lag.denied)
+            await self._wait(f"cannot find the topic {', '.join(missing)}", away=away)
             return None
         if self.trouble:
             log.info("reachable again", pipeline=self.pipeline)

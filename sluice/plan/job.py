@@ -42,6 +42,10 @@ class PlannedPipeline:
     steps: tuple[Step, ...]
     text: str
     svg: str
+    contracts: Mapping[str, Mapping[str, str]]
+    """Topic or pattern → the fields of the contract of its values (see `contract_fields`)."""
+    output_fields: Mapping[str, Mapping[str, str]]
+    """Topic or table → the fields of the values written to it, with types as far as known."""
     depends_on_clock: bool
     """Whether an expression depends on the time of the batch."""
 

@@ -68,17 +68,15 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
                 tuple(node.columns),
                 node.scalar,
                 plain,
-                nodes.is_table(node.parent),
                 nodes.subtracts(node),
                 node.retention_ms,
-                node.emit,
                 node.history_ms,
             )
         case nodes.Aggregate(python=nodes.PythonAggregate() as python):
             return PythonAggregate(
                 node.window, reference(python.initializer), Reference(python.adder), reference(python.subtractor),
                 reference(python.merger), reference(python.takes), reference(python.returns), python.shape,
-                nodes.is_table(node.parent), nodes.subtracts(node), node.retention_ms, node.emit, node.history_ms,
+                nodes.subtracts(node), node.retention_ms, node.history_ms,
                 _cogrouped(node), python.takes_list,
             )  # fmt: skip
         case nodes.Merge():
@@ -131,14 +129,12 @@ def _join(node: nodes.Join) -> StreamJoin | TableJoin:
         assert isinstance(node.window, JoinWindow)
         return StreamJoin(node.how, node.window)
     filtered = follows_filter(node.left), follows_filter(node.right)
-    may_differ = old_values_may_differ(node.left), old_values_may_differ(node.right)
     history_ms = nodes.history_of(node.right) if node.kind == "stream-table" else None
     return TableJoin(
         node.how,
         node.kind,
         node.on is not None,
         filtered,
-        may_differ,
         history_ms,
         node.grace_ms,
     )
@@ -237,11 +233,7 @@ def _waiting_time(node: nodes.Suppress) -> int:
     window = nodes.window_of(node)
     if window is None or node.until == "time_limit":
         return node.limit_ms
-    lateness = WindowLateness(window)
-    # In Kafka Streams, suppress sends the result of a sliding window or a session in the last
-    # millisecond in which a record can still change the result. An aggregate that emits on window
-    # close sends it in the next millisecond.
-    return lateness.late_at(0) if node.until == "window_final" else lateness.closes_at(0)
+    return WindowLateness(window).open_ms
 
 
 def waits_for_close(node: nodes.Node) -> bool:
@@ -274,14 +266,10 @@ def joins_versions(node: nodes.Node) -> bool:
 
 
 def needs_old_values(node: nodes.Node, table: nodes.Node) -> bool:
-    """Whether a node needs the old values of one of its input tables."""
-    if isinstance(node, nodes.Join) and node.kind == "table-table":
-        # As in Kafka Streams, a join sends no deletion for a row that has never passed a filter. Its
-        # state says whether the row has passed, unless the table may send another old value. The second
-        # deletion of a row is sent, too, but the state no longer has the row.
-        if old_values_may_differ(table) and follows_filter(table):
-            return True
-        return _deletes_twice(table) and _has_result_alone(node, table)
+    """Whether a node needs the old values of one of its input tables.
+
+    The old value of a change is the row that the change replaces. Joins of tables by key have this row in their state.
+    """
     if table is not nodes.parents(node)[0]:
         return False
     match node:
@@ -292,44 +280,6 @@ def needs_old_values(node: nodes.Node, table: nodes.Node) -> bool:
             return kind == "foreign-key"
         case _:
             return needs_old_to_filter(node)
-
-
-def old_values_may_differ(table: nodes.Node) -> bool:
-    """Whether the old values of a table's changes may differ from the rows that the changes replace.
-
-    As in Kafka Streams, the first result of a stream's aggregate has the initial aggregate as its old value, although
-    there was no row. If both sides of a join depend on one topic, a change of the topic changes both sides, and the
-    join computes the old value of its second result from the new value of the other side.
-    """
-    match table:
-        case nodes.Aggregate(parent=parent):
-            return not nodes.is_table(parent)
-        case nodes.Filter() | nodes.Select() | nodes.MapValues() | nodes.Apply() | nodes.Suppress():
-            return old_values_may_differ(table.parent)
-        case nodes.Join(left=left, right=right, kind="table-table"):
-            return nodes.is_of_one_topic(table) or old_values_may_differ(left) or old_values_may_differ(right)
-        case _:
-            return False
-
-
-def _deletes_twice(table: nodes.Node) -> bool:
-    """Whether one record may make a table send two deletions of a row, each with an old value.
-
-    If both sides of an outer join depend on one topic, a deletion in the topic deletes the row of each side.
-    """
-    if nodes.computes_rows(table):
-        (parent,) = nodes.parents(table)
-        return _deletes_twice(parent)
-    if not isinstance(table, nodes.Join) or table.kind != "table-table":
-        return False
-    if table.how == "outer" and nodes.is_of_one_topic(table):
-        return True
-    return any(_has_result_alone(table, side) and _deletes_twice(side) for side in (table.left, table.right))
-
-
-def _has_result_alone(join: nodes.Join, table: nodes.Node) -> bool:
-    """Whether a row of one of a join's tables has a result without a row of the other table."""
-    return join.how == "outer" or (join.how == "left" and table is join.left)
 
 
 def requires_value(node: nodes.Node, side: int) -> bool:

@@ -10,7 +10,7 @@ from sluice.operators.base import Operator
 from sluice.values.aggregate_calls import AggregateFunction
 from sluice.values.call_parameters import CallPolicy, LookedUpTable
 from sluice.values.expiry import Expiry
-from sluice.values.record_metadata import EmitStrategy, How, OnMissing, Until
+from sluice.values.record_metadata import How, OnMissing, Until
 from sluice.values.references import Reference
 from sluice.values.shapes import Shape
 from sluice.values.windows import AnyWindow, CountWindow, JoinWindow
@@ -28,12 +28,9 @@ class Aggregate:
     """Whether the store's value is the value of its only column."""
     plain: bool
     """Whether each column is one function's result, without further computation."""
-    of_table: bool
-    """Whether the input is a table."""
     subtracts: bool
     """Whether the rows of the input table change, so that their old values are subtracted."""
     retention_ms: int | None
-    emit: EmitStrategy = "every"
     history_ms: int | None = None
 
 
@@ -51,10 +48,8 @@ class PythonAggregate:
     returns: Reference | None
     shape: Shape
     """The shape of the results."""
-    of_table: bool
     subtracts: bool
     retention_ms: int | None
-    emit: EmitStrategy = "every"
     history_ms: int | None = None
     cogrouped: tuple[tuple[Reference, Reference | None], ...] = ()
     """For each cogrouped stream: its `adder`, and the type of the values that the adder `takes`."""
@@ -115,8 +110,6 @@ class TableJoin:
     """Whether the left side's key for the join is an expression."""
     filtered: tuple[bool, bool] = (False, False)
     """Whether the left and the right side are filtered tables, possibly mapped."""
-    old_values_may_differ: tuple[bool, bool] = (False, False)
-    """Whether the old values of the left and the right table's changes may differ from the rows that they replace."""
     history_ms: int | None = None
     """How far back the table's versions reach. None if records are not joined with the version that
     was valid at their time."""

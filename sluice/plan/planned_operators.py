@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sluice.operators.base import LEFT, READ, RIGHT
-from sluice.operators.lateness import WindowLateness, session_kept_ms
+from sluice.operators.lateness import WindowLateness
 from sluice.plan.operator_parameters import (
     Action,
     Aggregate,
@@ -89,11 +89,11 @@ class Edge:
     @property
     def column(self) -> str:
         """The name of the column that says whether a row belongs to this edge."""
-        return f"f{self.target}_{self.side}"
+        return edge_column(self.target, self.side)
 
     @property
     def key_column(self) -> str:
-        return f"{self.column}_key"
+        return key_column(self.column)
 
     @property
     def value_column(self) -> str:
@@ -117,6 +117,16 @@ class Edge:
     def path_from(self, base: str) -> str:
         """SQL of the path; `base` is SQL for the path of the stage's record or result."""
         return row_order.path_sql(base, self.path, rekeyed=self.rekeyed)
+
+
+def edge_column(target: int, side: int) -> str:
+    """Return the name of the column that says whether a row goes to this side of an operator."""
+    return f"f{target}_{side}"
+
+
+def key_column(column: str) -> str:
+    """Return the name of the column with the keys of an edge's rows. `column`: `Edge.column`."""
+    return f"{column}_key"
 
 
 @dataclass(frozen=True)
@@ -234,10 +244,11 @@ class PlannedOperator:
         action = self.action
         match self.window:
             case Window() | CalendarWindow() as window:
-                return waiting.wait_ms == WindowLateness(window).closes_at(0)
+                return waiting.wait_ms == WindowLateness(window).open_ms
             case SessionWindow() as window:
-                is_final = action.emit == "window_close"
-                return waiting.wait_ms == session_kept_ms(window, is_final, action.retention_ms)
+                # With a retention, the operator keeps sessions longer.
+                kept_ms = max(WindowLateness(window).open_ms, action.retention_ms or 0)
+                return waiting.wait_ms == kept_ms
             case _:
                 # Later sliding windows are made from windows that have closed.
                 return False

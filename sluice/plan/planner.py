@@ -19,7 +19,9 @@ from sluice.plan.steps import GlobalTableInput, Sink, Source
 from sluice.topology import drawing, load_pipeline, nodes
 from sluice.topology.graph import Graph
 from sluice.topology.pipeline import Pipeline
+from sluice.topology.value_types import types_after
 from sluice.values import contracts
+from sluice.values.contract_fields import contract_fields
 from sluice.values.sql_text import value_if
 
 _DEPENDS_ON_CLOCK = re.compile(
@@ -74,8 +76,22 @@ def _planned(pipeline: Pipeline) -> PlannedPipeline:
         steps=steps,
         text=drawing.text(pipeline),
         svg=drawing.svg(pipeline),
+        contracts=_contracts(pipeline),
+        output_fields=_output_fields(pipeline),
         depends_on_clock=_DEPENDS_ON_CLOCK.search(" ".join(step.detail for step in steps)) is not None,
     )
+
+
+def _contracts(pipeline: Pipeline) -> dict[str, dict[str, str]]:
+    return {source.topic: contract_fields(source.serde.contract) for source in _sources(pipeline)}
+
+
+def _output_fields(pipeline: Pipeline) -> dict[str, dict[str, str]]:
+    fields: dict[str, dict[str, str]] = {}
+    for node in pipeline.nodes:
+        if isinstance(node, nodes.Sink):
+            fields[node.topic] = types_after(node.parent)
+    return fields
 
 
 def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:

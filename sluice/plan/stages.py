@@ -24,7 +24,6 @@ from sluice.plan.operator_actions import (
     metadata_sql,
     metadata_texts,
     needs_old_values,
-    old_values_may_differ,
     requires_value,
     waits_for_close,
 )
@@ -461,12 +460,6 @@ class StagePlanner:
         match node:
             case nodes.Suppress() if sends_old_values:
                 return side == LEFT
-            case nodes.Join(kind="table-table"):
-                tables = {LEFT: node.left, RIGHT: node.right}
-                if side not in tables:
-                    return False
-                table = tables[side]
-                return old_values_may_differ(table) if sends_old_values else needs_old_values(node, table)
             case _:
                 return side == LEFT and needs_old_values(node, nodes.parents(node)[0])
 
@@ -493,15 +486,13 @@ def _sends_old_values(pipeline: Graph, node: nodes.Node) -> bool:
     for child in children(pipeline, node):
         if needs_old_values(child, node):
             return True
-        if _passes_on_old_values(child, node) and _sends_old_values(pipeline, child):
+        if _passes_on_old_values(child) and _sends_old_values(pipeline, child):
             return True
     return False
 
 
-def _passes_on_old_values(node: nodes.Node, table: nodes.Node) -> bool:
-    """Whether the results of a node have old values that come from the old values of an input table."""
-    if isinstance(node, nodes.Join):
-        return node.kind == "table-table" and old_values_may_differ(table)
+def _passes_on_old_values(node: nodes.Node) -> bool:
+    """Whether the results of a node have old values that come from the old values of its input table."""
     return nodes.computes_rows(node) or isinstance(node, nodes.Suppress)
 
 

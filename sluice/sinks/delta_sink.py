@@ -178,17 +178,26 @@ class DeltaSink:
         last = None if state is None else state.batch
         if version < 0 and self.target.output in published.outputs:
             error = self._incomplete_error("has no batch", published)
-        # Batches of an earlier generation cannot be compared: a rebuild numbers them anew.
-        elif last is not None and last[0] == published.batch.generation and last.number < published.batch.number:
+        elif last is not None and self._is_before(last, published):
             error = self._incomplete_error(f"ends at batch {last.snapshot}", published)
         else:
             return
         if self._property(ACCEPTED) != published.batch.snapshot:
             raise error
 
+    def _is_before(self, last: BatchId, published: Published) -> bool:
+        """Return whether the table's last batch is older than the published batch."""
+        if last.generation == published.batch.generation:
+            return last.number < published.batch.number
+        # A rebuild numbers the batches of a new generation anew and writes no rows, so only a batch
+        # that a run has written can be compared with a batch of an earlier generation.
+        is_written = published.is_written and self.target.output in published.outputs
+        return is_written and last.generation < published.batch.generation
+
     def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
         """Write a batch's rows. Returns the number of rows written and deleted."""
         output, of_table = self.target.output, rows[self.target.output]
+        self._require_unchanged()
         now = written_rows(of_table)
         if self.state.batch == batch:
             if difference := Written(self.state.rows, self.state.checksum).difference(output, now):
@@ -204,6 +213,20 @@ class DeltaSink:
             )
             self._commit(self.version + 1, state, of_table)
         return {output: self.state.rows}
+
+    def _require_unchanged(self) -> None:
+        """Raise EngineError if the table no longer has this writer's last commit."""
+        with self._errors("Checking"):
+            committed = self._committed_version()
+        if committed < self.version:
+            last = self.state.batch
+            lost = "" if last is None else f" Batch {last.snapshot} is written, and may be lost."
+            raise EngineError(
+                f"The table {self.target.output} ({self.target.at}) has lost its newest commits since this run wrote "
+                f"them, for example because its folder was restored.{lost}",
+                next_step="Restore the table's newest commits, then run again: the run checks the table first, and "
+                "its error says how to continue without missing rows.",
+            )
 
     def _commit(self, version: int, state: State, rows: Rows | None) -> None:
         """Commit a batch's rows. Without rows, the commit only takes over the table from the last writer.

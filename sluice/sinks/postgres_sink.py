@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 import msgspec
 import psycopg
 import structlog
+from psycopg import IsolationLevel
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
 from sluice.errors import BatchDiffers, EngineError, LeaseError, SettingsError, sentence
 from sluice.sinks.postgres_columns import PostgresColumn, created_type, fits, tells_keys_apart
 from sluice.sinks.target import BatchId, Published, Row, Rows, Target, Written, written_rows
-from sluice.state.postgres_connection import connect
+from sluice.state.fencing import next_epoch
+from sluice.state.postgres_connection import SESSION, connect, set_settings
 from sluice.values.sink_tables import PostgresTable, connection_variable
 
 log = structlog.get_logger()
@@ -34,11 +36,13 @@ _CREATE_BATCHES = SQL(
 _BEFORE_RELEASE = SQL(
     "SELECT 1 FROM pg_attribute WHERE attrelid = {}::regclass AND attname = 'job' AND NOT attisdropped"
 ).format(Literal(BATCHES))
-_PREPARE = (
-    "SELECT set_config('lock_timeout', '60s', false), set_config('timezone', 'UTC', false), "
+_SETTINGS = {
+    **SESSION,
+    "lock_timeout": "60s",
+    "timezone": "UTC",
     # PostgreSQL ends the transaction of a driver that was paused while it held locks, before others give up waiting.
-    "set_config('idle_in_transaction_session_timeout', '30s', false)"
-)
+    "idle_in_transaction_session_timeout": "30s",
+}
 _NO_TABLES = {"v": "view", "m": "materialized view", "f": "foreign table"}
 
 
@@ -81,6 +85,8 @@ class PostgresTables:
     targets: Sequence[PostgresTarget]
     epoch: int = 0
     columns: Mapping[str, tuple[PostgresColumn, ...]] = field(default_factory=dict)
+    _newest: BatchId | None = field(default=None, init=False)
+    """The database's last batch, as this writer has found or written it."""
 
     def begin(self, published: Published | None) -> None:
         """Create or check the tables, and fence off earlier writers.
@@ -97,25 +103,32 @@ class PostgresTables:
                 target.output: _create_or_check(database, target, written.get(target.output)) for target in self.targets
             }
             self._claim(database)
-        if published is None:
-            return
-        generation, number, _ = published.batch
-        if last is None:
-            if published.outputs.isdisjoint(target.output for target in self.targets):
-                return
-            end = "have no batch"
-        # Batches of an earlier generation cannot be compared: a rebuild numbers them anew and
-        # writes no rows.
-        elif last[0].generation != generation or last[0].number >= number:
-            return
-        else:
-            end = f"end at batch {generation}.{last[0].number}"
-        raise EngineError(
+        self._newest = None if last is None else last[0]
+        if published is not None and self._lacks(published):
+            raise self._incomplete_error(published.batch, "the pipeline ran without these tables")
+
+    def _lacks(self, published: Published) -> bool:
+        """Return whether the database's last batch is older than the published batch."""
+        if self._newest is None:
+            return not published.outputs.isdisjoint(target.output for target in self.targets)
+        if self._newest.generation == published.batch.generation:
+            return self._newest.number < published.batch.number
+        # A rebuild numbers the batches of a new generation anew and writes no rows, so its batches
+        # cannot be compared with those of an earlier generation. A batch that a run has written is
+        # in the database, unless its tables were added to the pipeline later.
+        is_written = published.is_written and not published.outputs.isdisjoint(target.output for target in self.targets)
+        return is_written and self._newest.generation < published.batch.generation
+
+    def _incomplete_error(self, expected: BatchId, otherwise: str) -> EngineError:
+        """Return the error for a database whose last batch is older than the `expected` one."""
+        end = "have no batch" if self._newest is None else f"end at batch {self._newest.snapshot}"
+        return EngineError(
             f"The tables of {self.pipeline} in the database of {self.connection} {end}, but batch "
-            f"{generation}.{number} is published. Either the database has lost data, or it is another one, or the "
-            "pipeline ran without these tables.",
+            f"{expected.snapshot} is written. Either the database has lost its newest commits, for example in a "
+            f"fail-over to a replica that lagged, or it is another one, or {otherwise}.",
             next_step=f"Restore the database. To continue without the missing rows: UPDATE {BATCHES} SET generation = "
-            f"{generation}, batch = {number}, begun = 0, rows = '{{}}' WHERE pipeline = '{self.pipeline}'.",
+            f"{expected.generation}, batch = {expected.number}, begun = 0, rows = '{{}}' "
+            f"WHERE pipeline = '{self.pipeline}'.",
         )
 
     def _claim(self, database: psycopg.Connection) -> None:
@@ -164,15 +177,17 @@ class PostgresTables:
                     "Sluice.",
                     next_step=f"Drop it: DROP TABLE {BATCHES}. The next runs write all rows again.",
                 )
-            taken = database.execute(
-                SQL(
-                    "INSERT INTO {0} (pipeline, epoch) VALUES (%s, 1) "
-                    "ON CONFLICT (pipeline) DO UPDATE SET epoch = {0}.epoch + 1 RETURNING epoch"
-                ).format(Identifier(BATCHES)),
+            database.execute(
+                SQL("INSERT INTO {} (pipeline, epoch) VALUES (%s, 0) ON CONFLICT DO NOTHING").format(
+                    Identifier(BATCHES)
+                ),
                 [self.pipeline],
-            ).fetchone()
-            assert taken is not None
-            self.epoch = taken[0]
+            )
+            self.epoch = next_epoch(self._locked_epoch(database))
+            database.execute(
+                SQL("UPDATE {} SET epoch = %s WHERE pipeline = %s").format(Identifier(BATCHES)),
+                [self.epoch, self.pipeline],
+            )
 
     def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
         """Write a batch's rows per output.
@@ -181,6 +196,7 @@ class PostgresTables:
         """
         with self._transaction("Writing the tables") as database:
             last = self._last_batch(database)
+            self._require_unchanged(None if last is None else last[0])
             # If the database's last batch is this batch, the driver that wrote it has ended before
             # the snapshot was published.
             written = last[1] if last is not None and last[0] == batch else {}
@@ -206,9 +222,16 @@ class PostgresTables:
                 ).format(Identifier(BATCHES)),
                 [*batch, msgspec.json.encode(now).decode(), self.pipeline],
             )
+        self._newest = batch
         if written:
             log.info("rows were written already", connection=self.connection, batch=batch.snapshot)
         return {output: of_output.count for output, of_output in now.items()}
+
+    def _require_unchanged(self, last: BatchId | None) -> None:
+        """Raise EngineError if the database's last batch is older than the batch that this writer has written last."""
+        expected, self._newest = self._newest, last
+        if expected is not None and (last is None or last[:2] < expected[:2]):
+            raise self._incomplete_error(expected, "another program has changed them")
 
     def _require_same(
         self,
@@ -269,23 +292,32 @@ class PostgresTables:
 
         Raises LeaseError if another driver has taken over.
         """
-        row = database.execute(
-            SQL("SELECT epoch FROM {} WHERE pipeline = %s FOR UPDATE").format(Identifier(BATCHES)),
-            [self.pipeline],
-        ).fetchone()
-        if row != (self.epoch,):
+        if self._locked_epoch(database) != self.epoch:
             raise LeaseError(
                 f"This driver has lost its lease and can no longer write the tables in the database of "
                 f"{self.connection}: another driver has begun to write them.",
                 next_step="Wait until the other driver has finished.",
             )
 
+    def _locked_epoch(self, database: psycopg.Connection) -> int:
+        """Lock the pipeline's row until the transaction ends, and return its epoch; 0 without a row."""
+        row = database.execute(
+            SQL("SELECT epoch FROM {} WHERE pipeline = %s FOR UPDATE").format(Identifier(BATCHES)),
+            [self.pipeline],
+        ).fetchone()
+        return 0 if row is None else int(row[0])
+
     @contextmanager
     def _transaction(self, doing: str) -> Iterator[psycopg.Connection]:
         """A transaction. Raises EngineError for the database's errors."""
         try:
             with connect(self.url, application_name=f"sluice.{self.pipeline}") as database:
-                database.execute(_PREPARE)
+                # The database's address may be that of a connection pooler, such as PgBouncer,
+                # which gives each transaction another connection. So nothing may outlast the
+                # transaction: neither settings nor prepared statements.
+                database.isolation_level = IsolationLevel.READ_COMMITTED
+                database.prepare_threshold = None
+                set_settings(database, _SETTINGS, of_transaction=True)
                 yield database
         except psycopg.Error as error:
             raise EngineError(

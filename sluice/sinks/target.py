@@ -113,6 +113,8 @@ class Published:
     """The outputs of the batch, including outputs to which it wrote no records."""
     positions: Mapping[str, Mapping[str, int]]
     """Topic → partition as text → offset after the last record."""
+    is_written: bool = True
+    """Whether a run has written the batch's output. A rebuild publishes batches without writing any."""
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -182,5 +184,6 @@ class TableSink(Protocol):
     def write(self, batch: BatchId, rows: Mapping[str, Rows]) -> dict[str, int]:
         """Write a batch's rows per output.
 
-        Returns the number of rows written and deleted per output.
+        Returns the number of rows written and deleted per output. Raises EngineError if the tables
+        have lost a batch since this writer began.
         """

@@ -26,6 +26,7 @@ from sqlalchemy.util import LRUCache
 from sluice.errors import SettingsError, StateError, sentence
 from sluice.state.time_limits import waits_limited
 from sluice.support.file_modes import close_database, make_file, make_folder
+from sluice.support.masking import holds_secret
 
 BUSY_SECONDS = 10.0
 """How long a writer waits for another writer of a SQLite database."""
@@ -33,11 +34,8 @@ LOCKED_SECONDS = 8.0
 """How long a statement waits in PostgreSQL for another program's lock."""
 ANSWER_SECONDS = 9.0
 """An access to a database fails if the server has not answered after this time."""
-_PREPARE_POSTGRES = (
-    "SELECT set_config('lock_timeout', '{locked:g}s', false), "
-    # PostgreSQL ends a transaction whose client has been silent for this time, so that its locks do not block others.
-    "set_config('idle_in_transaction_session_timeout', '60s', false)"
-)
+SILENT_SECONDS = 60
+"""PostgreSQL ends a transaction whose client was silent for this time, which frees its locks."""
 _COMPILED_FOR_SQLITE: LRUCache[Any, Any] = LRUCache(500)
 """The compiled statements of all SQLite engines of this process."""
 _POOL_SECONDS = 5
@@ -76,6 +74,11 @@ def database_url(text: str) -> URL:
     )
 
 
+def secret_parameters(url: URL) -> dict[str, Any]:
+    """Return the parameters of a URL that hold secrets, such as `sslpassword`."""
+    return {name: value for name, value in url.query.items() if holds_secret(name, str(value))}
+
+
 def is_durable(url: URL) -> bool:
     """Whether the data in a SQLite file must survive a crash.
 
@@ -96,7 +99,7 @@ def database_errors(doing: str, seconds: float | None = ANSWER_SECONDS) -> Itera
             yield
     except SQLAlchemyError as error:
         reason = first_line(getattr(error, "orig", None) or error)
-        raise StateError(f"{doing} failed: {reason}", next_step=certificate_advice(reason)) from error
+        raise StateError(f"{doing} failed: {reason}", next_step=advice(reason)) from error
 
 
 def first_line(error: BaseException | str) -> str:
@@ -107,8 +110,13 @@ def first_line(error: BaseException | str) -> str:
     return sentence(str(error).strip().partition("\n")[0])
 
 
-def certificate_advice(reason: str) -> str:
-    """The next step if libpq refused the server's certificate; otherwise empty."""
+def advice(reason: str) -> str:
+    """Return the next step if the text of PostgreSQL's error shows the cause; otherwise empty."""
+    if "read-only transaction" in reason:
+        return (
+            "The server or its database is read-only. Use the address of the primary server, or "
+            "switch default_transaction_read_only off."
+        )
     if "certificate" not in reason:
         return ""
     return (
@@ -124,14 +132,20 @@ def open_engine(url: URL) -> Engine:
     """
     if url.get_backend_name() != "sqlite":
         # PostgreSQL may have been restarted since a connection of the pool was last used.
-        engine = create_engine(url, pool_pre_ping=True, pool_timeout=_POOL_SECONDS)
+        secrets = secret_parameters(url)
+        engine = create_engine(
+            # The representation of an engine shows the URL, and SQLAlchemy masks only the log-in.
+            url.difference_update_query(secrets),
+            pool_pre_ping=True,
+            pool_timeout=_POOL_SECONDS,
+            hide_parameters=True,
+        )
         # With psycopg's own connections, a wait for a server that is gone would never end.
         event.listen(
             engine,
             "do_connect",
-            lambda _dialect, _record, _arguments, parameters: _connect(parameters),
+            lambda _dialect, _record, _arguments, parameters: _connect(parameters | secrets),
         )
-        event.listen(engine, "connect", lambda connection, _: _prepare_postgres(connection))
         return engine
     path = Path(url.database or "")
     try:
@@ -147,6 +161,8 @@ def open_engine(url: URL) -> Engine:
         url.set(query={}),
         connect_args={"timeout": BUSY_SECONDS},
         execution_options={"compiled_cache": _COMPILED_FOR_SQLITE},
+        # An error must not show the values of its statement, such as a key that signs cursors.
+        hide_parameters=True,
     )
     # SQLAlchemy makes a dialect for each engine, and caches the SQL of statements per dialect. All
     # SQLite engines share one dialect, so that a process that opens many ledgers, such as a test
@@ -215,13 +231,11 @@ def _connect(parameters: dict[str, Any]) -> Any:
     # Psycopg is imported only for a connection, because importing it takes a while.
     from sluice.state.postgres_connection import connect
 
-    return connect(**parameters)
-
-
-def _prepare_postgres(connection: Any) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(_PREPARE_POSTGRES.format(locked=LOCKED_SECONDS))
-    connection.commit()
+    session = {
+        "lock_timeout": f"{LOCKED_SECONDS:g}s",
+        "idle_in_transaction_session_timeout": f"{SILENT_SECONDS}s",
+    }
+    return connect(**parameters, session=session)
 
 
 def _begin_sqlite(connection: Connection) -> None:

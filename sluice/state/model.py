@@ -128,10 +128,16 @@ class GenerationInfo(OfGeneration, frozen=True, kw_only=True):
     """The operators that keep a state per key: name → description of the state."""
     functions: dict[str, str] = {}
     """The author's functions on which state depends: name → hash of the code."""
+    contracts: dict[str, dict[str, str]] = {}
+    """Topic or pattern → the fields of the contract of its values, with their types."""
+    outputs: dict[str, dict[str, str]] = {}
+    """Topic or table that the pipeline writes → the fields of the values, with their types."""
     description: str = ""
     """The topology as text."""
     picture: str = ""
     """The topology as an SVG drawing."""
+    file: str = ""
+    """The path of the pipeline's file in the newest run; empty if it is unknown."""
 
 
 class Snapshot(OfGeneration, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ needs, provided that the server still accepts other connections.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any, TypeVar
 
 import psycopg
@@ -34,6 +34,23 @@ _TCP = {
 }  # fmt: skip
 """With these options, the kernel gives up a connection if the server has acknowledged nothing for
 30 s."""
+
+
+SESSION: Mapping[str, str] = {
+    # Sluice's transactions are written for this level. In a stricter level, they would fail if
+    # another one changes the same row meanwhile, as the heartbeat of a lease does.
+    "default_transaction_isolation": "read committed",
+    # A commit counts once the server has written it to its disk, and to those of its synchronous
+    # replicas.
+    "synchronous_commit": "on",
+    # Sluice sets its own limits where it needs them.
+    "statement_timeout": "0",
+    "idle_session_timeout": "0",
+    "transaction_timeout": "0",
+}
+"""Settings that replace those of the server, of the database and of the role."""
+_SINCE = {"idle_session_timeout": 140_000, "transaction_timeout": 170_000}
+"""Setting → the first version of PostgreSQL that has it."""
 
 
 class BoundedConnection(psycopg.Connection[TupleRow]):
@@ -79,10 +96,18 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
         return psycopg.OperationalError(why)
 
 
-def connect(conninfo: str = "", *, autocommit: bool = False, **parameters: Any) -> BoundedConnection:
+def connect(
+    conninfo: str = "",
+    *,
+    autocommit: bool = False,
+    session: Mapping[str, str] | None = None,
+    **parameters: Any,
+) -> BoundedConnection:
     """Connect to an address: libpq's text, or parameters, which take precedence over the parameters in the text.
 
-    Both take precedence over this module's defaults, such as `CONNECT_SECONDS`.
+    Both take precedence over this module's defaults, such as `CONNECT_SECONDS`. If `session` is
+    given, the session gets its settings and those in `SESSION`. Without it, each transaction must
+    call `set_settings` if it needs settings.
     """
     address = {
         "connect_timeout": CONNECT_SECONDS,
@@ -94,9 +119,33 @@ def connect(conninfo: str = "", *, autocommit: bool = False, **parameters: Any) 
     if until is not None:
         left = max(_SHORTEST_CONNECT, int(until - time.monotonic()))
         address["connect_timeout"] = min(int(address["connect_timeout"]), left)
-    connection = BoundedConnection.connect(autocommit=autocommit, **address)
+    # With autocommit, the settings need one round trip.
+    connection = BoundedConnection.connect(autocommit=True, **address)
     connection.address = address
+    if session is not None:
+        set_settings(connection, {**SESSION, **session})
+    if not autocommit:
+        connection.autocommit = False
     return connection
+
+
+def set_settings(
+    connection: psycopg.Connection[TupleRow],
+    settings: Mapping[str, str],
+    *,
+    of_transaction: bool = False,
+) -> None:
+    """Set settings of the session, or only of the present transaction.
+
+    Omits those that the server does not know.
+    """
+    version = connection.info.server_version
+    known = {name: value for name, value in settings.items() if version >= _SINCE.get(name, 0)}
+    calls = ", ".join(["set_config(%s, %s, %s)"] * len(known))
+    arguments: list[str | bool] = []
+    for name, value in known.items():
+        arguments += [name, value, of_transaction]
+    connection.execute(f"SELECT {calls}".encode(), arguments, prepare=False)
 
 
 def _accepts_connections(address: dict[str, Any]) -> bool:

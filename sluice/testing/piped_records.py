@@ -13,11 +13,17 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pyarrow as pa
 
+from sluice.engine.publish.markers import PublishedState
+from sluice.engine.read.source_identity import Positions
+from sluice.errors import EngineError
 from sluice.sinks.target import BatchId, Column, Published, Rows
+from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.history import Batch
+from sluice.state.ledger.sources import SourcePartition
 from sluice.values.contract_values import as_produced
 from sluice.values.headers import Headers, HeaderValue
 from sluice.values.keys import key_text
+from sluice.values.record_places import Partition
 from sluice.values.stored_values import plain_model
 
 HeadersArgument = Mapping[str, HeaderValue] | Iterable[tuple[str, HeaderValue]]
@@ -87,7 +93,7 @@ class OutputInMemory:
 
     records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]], state: PublishedState) -> dict[str, int]:
         counts: Counter[str] = Counter()
         for topic, table in records:
             counts[topic] += table.num_rows
@@ -112,7 +118,7 @@ class TablesInMemory:
 
 
 class UncontestedLease:
-    """A lease, and a check of the source identity, that always succeed.
+    """A lease, and a check of the topics' identity, that always succeed.
 
     Nothing else uses the state and the topics of a test.
     """
@@ -124,5 +130,11 @@ class UncontestedLease:
     def check(self) -> None:
         pass
 
-    def check_identity(self) -> None:
+    def check_batch(self, read: Sequence[SourceAudit]) -> Sequence[SourcePartition]:
+        return ()
+
+    def require_reached(self, positions: Positions, ends: Mapping[Partition, int]) -> None:
         pass
+
+    def why_unwritable(self) -> EngineError | None:
+        return None

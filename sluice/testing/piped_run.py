@@ -97,7 +97,7 @@ class PipedRun:
             identity=self.lease,
             partitions=self.partitions,
             destinations=Destinations(self.output, tables=table_sinks, headers_at=self.headers_at),
-            published=None if self.batch < 0 else self.batch,
+            newest=self._ledger.snapshots.newest(self.storage.ref),
         )
 
     def read_also(self, job: Job) -> None:

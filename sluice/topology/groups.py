@@ -173,7 +173,6 @@ class Grouped(Generic[V]):
             store=store,
             columns=columns,
             scalar=shape.scalar,
-            emit=self.emit,
             late=self.late,
             by_window=self.by_window,
             retention_ms=self.retention_ms,

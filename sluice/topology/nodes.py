@@ -241,7 +241,6 @@ class Aggregate(Node):
     columns: dict[str, str]
     scalar: bool
     python: PythonAggregate | None = None
-    emit: EmitStrategy = "every"
     late: Late | None = None
     """The sink for records that are late for every window."""
     by_window: bool = False
@@ -282,8 +281,8 @@ class Suppress(Node):
     """Holds a table's results back: until their window closes, or until `limit_ms` after a key's first update.
 
     `until` is `window_close` for the method `suppress_until_window_closes`, and `window_final` for an
-    aggregate with `emit="window_close"`. With `window_final`, the result of a sliding window or a
-    session is sent one millisecond later, when no record can change the result any more.
+    aggregate with `emit="window_close"`. Only the headers of results differ: with `window_close`, a result has the
+    headers of the window's last update, and with `window_final` those of the record that closes the window.
     """
 
     parent: Node
@@ -538,28 +537,6 @@ def only_adds(table: Node) -> bool:
 def subtracts(aggregate: Aggregate) -> bool:
     """Whether an aggregate subtracts the old values of the rows that it aggregates."""
     return is_table(aggregate.parent) and not only_adds(aggregate.parent)
-
-
-def sends_other_old_rows(table: Node) -> bool:
-    """Whether a table may send, as the old value of a change, a row that it has never sent as a new value.
-
-    A suppress step with a time limit sends only some rows of its input, with their old values. If both sides of a join
-    depend on one topic, a change of the topic changes first one side and then the other.
-    """
-    match table:
-        case Suppress(until="time_limit"):
-            return True
-        case Join(left=left, right=right, kind="table-table"):
-            return is_of_one_topic(table) or sends_other_old_rows(left) or sends_other_old_rows(right)
-        case Filter() | Select() | MapValues() | Apply() | Suppress():
-            return is_table(table) and sends_other_old_rows(table.parent)
-        case _:
-            return False
-
-
-def is_of_one_topic(join: Join) -> bool:
-    """Whether both sides of a join depend on the same topic."""
-    return bool({*sources_of(join.left)} & {*sources_of(join.right)})
 
 
 def computes_rows(node: Node) -> bool:

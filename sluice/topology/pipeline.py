@@ -77,8 +77,10 @@ class Pipeline(Graph):
     can override it. `dead_letter` writes the record to the topic `{name}_dead_letters` with the reason, `skip` only
     counts the record, and `fail` ends the run before anything from the record's batch is published. A run also fails if
     a step fails for more than `max_failures` records of a batch, or if more than `max_rejected` records of a batch
-    cannot be read. Each limit is a number of records, or a share of the records read. If neither limit is exceeded, the
-    run goes on; but if at least ten records, and more than 5 % of the batch's records, are rejected, the pipeline is
+    cannot be read. Each limit is a number of records, or a share of the records read. A share ends
+    a run only if at least 100 records of the batch are rejected, so that a single wrong record does
+    not stop a pipeline whose batches are small. If neither limit is exceeded, the run goes on; but
+    if at least ten records, and more than 5 % of the batch's records, are rejected, the pipeline is
     shown as degraded.
 
     `schedule` says when Airflow runs the pipeline. `"on_records"`: when its topics have unread records; the starts of

@@ -281,14 +281,9 @@ class Table(Handle[V]):
                 f"{where}: on= does not work with a global table.",
                 next_step="Read the topic with table() instead.",
             )
-        left = self.node
-        # The join finds a row's earlier foreign key in the row's old value. If this value may never
-        # have been sent, a table before the join remembers the rows that were.
-        if kind == "foreign-key" and nodes.sends_other_old_rows(left):
-            left = self.pipeline.add(nodes.ToTable, parent=left, store=None, on_error=on_error)
         node: nodes.Node = self.pipeline.add(
             nodes.Join,
-            left=left,
+            left=self.node,
             right=other.node,
             how=how,
             kind=kind,

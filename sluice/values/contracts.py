@@ -129,6 +129,11 @@ def sql_type(kind: Any) -> str:
     return _sql_type(_info(kind, name), name)
 
 
+def sql_type_of(kind: inspect.Type) -> str:
+    """Return the Spark SQL type of a type as msgspec describes it. Raises TopologyError."""
+    return _sql_type(kind, "")
+
+
 def field_reader(contract: Any, name: str) -> Callable[[Any], Any]:
     """A function that reads, from a value of the contract, the field or the tag whose JSON name is `name`."""
     kinds = object_variants(contract)

@@ -33,3 +33,8 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     """The names, or the first `most` of them and the number of the others: `a, b and 7 more`."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def joined(names: Sequence[str]) -> str:
+    """Join the names in a sentence: `a`, `a and b`, or `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

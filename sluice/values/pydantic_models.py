@@ -279,6 +279,21 @@ class ModelStructs:
         return self.replace(kind, where)
 
 
+def required_fields(struct: Any) -> frozenset[str] | None:
+    """Return the JSON names of the fields without which a model is invalid.
+
+    `struct` is the class that stores the model. Returns None for a class that stores no model.
+    """
+    model: Any = getattr(struct, "__made_for__", None)
+    if not is_model(model):
+        return None
+    required: set[str] = set()
+    for name, field in model.model_fields.items():
+        if field.is_required():
+            required.add(_json_name(name, field))
+    return frozenset(required)
+
+
 def _bare(kind: Any) -> Any:
     """A model without annotations around it, such as the Tag of a union's member."""
     return get_args(kind)[0] if get_origin(kind) is Annotated and is_model(get_args(kind)[0]) else kind

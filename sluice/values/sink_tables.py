@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeAlias
 
 from sluice.errors import TopologyError
+from sluice.support.masking import secrets_of_url
 
 POSITION = {"_topic": "STRING", "_partition": "INT", "_offset": "BIGINT", "_row": "BIGINT"}
 """The columns that identify an appended row, with their Spark SQL types: the position of its source record, and
@@ -25,7 +26,6 @@ _SYSTEM_COLUMNS = {"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"}
 _NOT_IN_DELTA = " ,;{}()\n\t="
 _LOCATION = re.compile(r"([a-z][a-z0-9+.-]*:)?/[^\s`'\"\\?#*{}\[\]]*[^\s`'\"\\?#*{}\[\]/]")
 _FILE_SYSTEM = re.compile("[a-z][a-z0-9+.-]*:(//[^/]*)?")
-_LOG_IN = re.compile("//[^/]*:[^/]*@")
 _SPARK_TYPE = re.compile(
     r"STRING|BIGINT|INT|SMALLINT|TINYINT|DOUBLE|FLOAT|BOOLEAN|DATE|TIMESTAMP|TIMESTAMP_NTZ|BINARY|DECIMAL\(\d+, ?\d+\)"
 )
@@ -122,7 +122,7 @@ class DeltaTable:
     def __post_init__(self) -> None:
         _require_match(self, "location", self.name, _LOCATION, "s3a://lake/shop/totals")
         # Logs and errors show the location, so a password in it would be shown, too.
-        if _LOG_IN.search(self.name):
+        if any(secrets_of_url(self.name)):
             raise TopologyError(
                 "DeltaTable: a location must not contain a password.",
                 next_step="Give Spark the credentials of the file system in SLUICE_SPARK_CONF.",

@@ -191,11 +191,6 @@ class JoinWindow:
     after_ms: int
     grace_ms: int = 0
 
-    @property
-    def reach_ms(self) -> int:
-        """How long a record can be matched: until the largest time of its own stream is this far past the record."""
-        return self.before_ms + self.after_ms + self.grace_ms
-
     def __str__(self) -> str:
         before, after, grace = map(duration_text, (self.before_ms, self.after_ms, self.grace_ms))
         return f"within({before} before, {after} after, grace {grace})"

@@ -149,7 +149,9 @@ def test_a_failed_a_broken_and_a_paused_pipeline_come_first_and_link_to_their_lo
     api.runs.states["orders"] = DagState(True, msgspec.structs.replace(run, state="failed"))
     states.ledger.failures.keep(Failure.of(failed, "orders", run="orders/manual__1/totals"))
     states.ledger.failures.set_files([Failure.of(TopologyError(f"fraud.py:3: {HOSTILE}"), "fraud", kind="file")])
-    # The cause that both have in common, that no broker answers, is one line.
+    # The triggers of both have recorded the same cause, which is one line.
+    for name in ("fraud", "orders"):
+        states.ledger.failures.keep(Failure.of(InputAway("Kafka does not answer."), name, kind="input"))
     expect(page.locator("#failures li")).to_have_count(3)
     expect(page.locator("#failures li").nth(1)).to_contain_text("2 pipelines (fraud, orders)")
     expect(page.locator("#failures li").first).to_contain_text("Invalid topology")

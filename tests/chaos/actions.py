@@ -4,87 +4,39 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from confluent_kafka import Message
+from sqlalchemy import update
 
-from sluice.engine.publish.publisher import Publisher
-from sluice.engine.publish.transaction import TransactionalOutput
+from sluice.engine.read.source_identity import InputError
 from sluice.engine.run.compatibility import CompatibilityError
-from sluice.engine.run.streaming_query import JobQuery
-from sluice.errors import BatchDiffers, EngineError, LeaseError, SluiceError
+from sluice.errors import BatchDiffers, DamagedState, EngineError, LeaseError, OutputError, SluiceError, WentBack
 from sluice.kafka.dead_letter_topic import DeadLetterFilter
 from sluice.kafka.redrive import redrive
+from sluice.operations.accepted_topics import accept_topics
 from sluice.operations.moves import move
 from sluice.operations.rebuild import Rebuild
+from sluice.operations.recovery import recover
+from sluice.operations.repair import RepairingRun
 from sluice.operations.repartition import repartition
 from sluice.plan import plan
-from sluice.sinks.postgres_sink import PostgresTables
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.ledger_tables import SOURCES
 from sluice.state.ledger.placement import Placement
-from sluice.state.ledger.plans import Plans
-from sluice.state.ledger.snapshots import Snapshots
+from sluice.state.ledger.sources import SourcePartition
+from sluice.state.model import GenerationRef
 from tests.chaos.episode import Episode
+from tests.support.interruptions import POINTS, Crash, Point, crash, interrupted
+from tests.support.sqlite_copies import Replicas
 
-
-class Crash(Exception):
-    """Stands for the death of the driver."""
-
-
-@dataclass(frozen=True)
-class Point:
-    """A call of the product before or after which the driver dies."""
-
-    where: type
-    method: str
-    after: bool = False
-
-
-POINTS = {
-    "before the shards": Point(Publisher, "_write_shards"),
-    "after the shards": Point(Publisher, "_write_shards", after=True),
-    "after the tables": Point(PostgresTables, "write", after=True),
-    "before the output": Point(TransactionalOutput, "send"),
-    "after the output": Point(TransactionalOutput, "send", after=True),
-    "before the ledger": Point(Snapshots, "publish"),
-    "after the ledger": Point(Snapshots, "publish", after=True),
-    "before Spark's commit": Point(Publisher, "__call__", after=True),
-    "before the query": Point(JobQuery, "start_batch"),
-    "before the plan": Point(Plans, "add"),
-    "after the plan": Point(Plans, "add", after=True),
-}
-
-
-@contextmanager
-def interrupted(point: Point, interruption: Callable[[], None], nth: int = 1) -> Iterator[None]:
-    """Call `interruption` at the nth time that the product passes a point."""
-    passed = 0
-    original = getattr(point.where, point.method)
-
-    def reached() -> None:
-        nonlocal passed
-        passed += 1
-        if passed == nth:
-            interruption()
-
-    def call(*arguments: Any, **named: Any) -> Any:
-        if not point.after:
-            reached()
-        result = original(*arguments, **named)
-        if point.after:
-            reached()
-        return result
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(point.where, point.method, call)
-        yield
-
-
-def crash() -> None:
-    raise Crash("the driver dies here")
+__all__ = ["POINTS", "Crash", "Point", "crash", "interrupted"]
 
 
 def attempt(episode: Episode, *expected: type[BaseException], **how: Any) -> str:
@@ -192,7 +144,7 @@ def another_host(episode: Episode) -> str:
 
 
 def rebuild(episode: Episode, **how: Any) -> str:
-    if not episode.ends:
+    if not episode.ends or episode.boundaries_lost:
         return "nothing to rebuild"
     generation = Rebuild(episode.spark, plan(episode.pipeline).job, episode.settings, **how).run()
     episode.note_ends()
@@ -201,7 +153,7 @@ def rebuild(episode: Episode, **how: Any) -> str:
 
 def build_beside(episode: Episode) -> str:
     """A replay beside the current generation, promoted after another run."""
-    if not episode.ends:
+    if not episode.ends or episode.boundaries_lost:
         return "nothing to replay"
     rebuilding = Rebuild(episode.spark, plan(episode.pipeline).job, episode.settings)
     rebuilding.replay()
@@ -223,6 +175,9 @@ def other_workers(episode: Episode) -> str:
     except EngineError as error:
         if "cannot be divided by key" not in str(error):
             raise
+        if episode.boundaries_lost:
+            episode.set_workers(before)
+            return f"there are still {before} workers"
         return f"{before} workers become {episode.pipeline.workers}: {rebuild(episode)}"
     episode.note_ends()
     return f"repartitioned from {before} to {len(_workers(episode))} workers as generation {generation}"
@@ -304,6 +259,46 @@ def broker_restart(episode: Episode) -> str:
     return "the broker restarts"
 
 
+def lost_output(episode: Episode) -> str:
+    """An output is deleted between runs or batches, or within a batch, and then restored."""
+    outputs = [*dict.fromkeys(plan(episode.pipeline).job.outputs)]
+    if not episode.ends or not outputs:
+        return "no output is deleted"
+    topic = episode.chance.choice(outputs)
+    name = episode.chance.choice(("between runs", *_AROUND_THE_OUTPUT))
+    most, nth = episode.chance.choice((4, 8, 1_000)), episode.chance.choice((1, 1, 2))
+    episode.send_some(20)
+    copies: list[Message] = []
+
+    def lose() -> None:
+        copies.extend(episode.messages(topic))
+        episode.delete(topic)
+
+    with ExitStack() as losing:
+        if name == "between runs":
+            lose()
+        else:
+            losing.enter_context(interrupted(POINTS[name], lose, nth))
+        try:
+            ended = f"read {episode.run(max_records=most)}"
+        except OutputError:
+            ended = "refused"
+    if not episode.exists(topic):
+        assert ended == "refused"
+        episode.restore(topic, copies)
+        assert accept_topics(plan(episode.pipeline).job, episode.settings, restored=True) == [topic]
+    return f"{topic} is deleted {name}: {ended}, then restored, read {episode.run()}"
+
+
+_AROUND_THE_OUTPUT = (
+    "before the output",
+    "after the output",
+    "before the ledger",
+    "after the ledger",
+    "after the plan",
+)
+
+
 def moved(episode: Episode) -> str:
     """A worker's shard moves to another state server, and comes back after a run."""
     if not episode.ends or (hosts := episode.hosts()) is None:
@@ -315,6 +310,134 @@ def moved(episode: Episode) -> str:
             episode.send_some(5)
             episode.run()
     return f"worker {worker} is moved to another state server and back"
+
+
+# --- What changes between the batches of one run ---
+
+
+def went_back(episode: Episode) -> str:
+    """The ledger or the shards lose commits between or within the batches of a run, as after a fail-over."""
+    databases = _sqlite_files(episode)
+    if not episode.ends or not databases:
+        return "no database goes back"
+    what = episode.chance.choice([*databases])
+    replicas = Replicas(databases[what])
+    lag_after = episode.chance.randint(1, 3)
+    point, within = episode.chance.choice((("after the ledger", 0), ("before the output", 1)))
+    lost = episode.chance.randint(1, 3)
+    episode.send_some(30)
+
+    def fail_over() -> None:
+        # The model needs the batches that the ledger is about to lose.
+        episode.note_ends()
+        replicas.fail_over()
+
+    with (
+        interrupted(POINTS["after the ledger"], replicas.lag, lag_after),
+        interrupted(POINTS[point], fail_over, lag_after + lost + within),
+    ):
+        try:
+            ended = f"read {episode.run(max_records=4)}"
+        except (WentBack, DamagedState) as error:
+            ended = type(error).__name__
+        except EngineError as error:
+            # With an error within Spark's call, the ledger's own error is its text.
+            ended = str(error)
+    job = plan(episode.pipeline).job
+    recovered = recover(job, episode.settings)
+    episode.boundaries_lost |= recovered is not None
+    read = RepairingRun(episode.spark, job, episode.settings).run()
+    episode.note_ends()
+    return f"the {what} goes back {point}: {ended}, recovered {recovered and recovered.snapshot}, read {read}"
+
+
+def _sqlite_files(episode: Episode) -> dict[str, list[Path]]:
+    """The databases that are SQLite files and can be copied."""
+    home = episode.settings.home
+    found = {"ledger": [home / "ledger.sqlite"]}
+    if not episode.boundaries_lost:
+        found["shards"] = [*(home / "shards").rglob("*.sqlite")]
+    return {what: files for what, files in found.items() if files and all(map(Path.exists, files))}
+
+
+def same_epoch(episode: Episode) -> str:
+    """The ledger loses the lease of a paused driver. The next driver publishes, and the paused one is resumed."""
+    if not episode.ends or "ledger" not in (databases := _sqlite_files(episode)):
+        return "no lease is lost"
+    replicas = Replicas(databases["ledger"])
+    replicas.lag()
+    episode.send_some(10)
+    read: list[int] = []
+
+    def fail_over() -> None:
+        replicas.fail_over()
+        episode.send_some(5)
+        second = threading.Thread(target=lambda: read.append(episode.run()))
+        second.start()
+        second.join()
+
+    name = episode.chance.choice(("before the shards", "after the shards", "before the output"))
+    with interrupted(POINTS[name], fail_over):
+        try:
+            ended = f"read {episode.run()}"
+        except (LeaseError, EngineError) as error:
+            ended = type(error).__name__
+    return f"the ledger loses a lease {name}: the next driver read {read}, the paused one {ended}"
+
+
+def cut_off(episode: Episode) -> str:
+    """A source seems to have other records at the offsets that were read, until it is right again."""
+    if not episode.ends:
+        return "no source is cut off"
+    ref = episode.snapshot().ref
+    with episode.ledger() as ledger:
+        before = ledger.sources.get(ref)
+    episode.send_some(20)
+
+    def change() -> None:
+        with episode.ledger() as ledger, ledger.engine.begin() as connection:
+            connection.execute(update(SOURCES).where(SOURCES.c.last >= 0).values(leader_epoch=77, fingerprint="other"))
+
+    with interrupted(POINTS["after the ledger"], change, episode.chance.randint(1, 2)):
+        try:
+            ended = f"read {episode.run(max_records=6)}"
+        except InputError as error:
+            ended = type(error).__name__
+    newest = episode.snapshot().ref
+    with episode.ledger() as ledger, ledger.engine.begin() as connection:
+        for source in before:
+            read = _last_read(ledger, newest, source)
+            of_partition = SOURCES.c.topic == source.topic, SOURCES.c.partition == source.partition
+            connection.execute(update(SOURCES).where(*of_partition).values(**read))
+    return f"a source is cut off: {ended}, then read {episode.run()}"
+
+
+def _last_read(ledger: Ledger, ref: GenerationRef, source: SourcePartition) -> dict[str, int | str]:
+    """The last record of a partition that a published batch has read."""
+    names = ("last", "fingerprint", "leader_epoch")
+    last = {name: getattr(source, name) for name in names}
+    for audit in ledger.audits.all(ref):
+        for read in audit.sources:
+            if (read.topic, read.partition) == (source.topic, source.partition) and read.fingerprint:
+                last = {name: getattr(read, name) for name in names}
+    return last
+
+
+def wrong_clock(episode: Episode) -> str:
+    """The driver's clock is wrong for a run, for an idle run, or jumps in between."""
+    right = time.time
+    seconds = episode.chance.choice((-86_400, -3_000, 3_000, 86_400))
+    jumps = episode.chance.random() < 0.5
+    shift = [0.0 if jumps else float(seconds)]
+
+    def jump() -> None:
+        shift[0] = float(seconds) - shift[0]
+
+    with pytest.MonkeyPatch.context() as patch, interrupted(POINTS["after the ledger"], jump):
+        patch.setattr(time, "time", lambda: right() + shift[0])
+        read = episode.run(max_records=episode.chance.choice((6, 1_000)))
+        read += episode.run()
+    return f"the clock is {seconds} s wrong{' after a batch' if jumps else ''}: read {read}"
 
 
 # --- The last action ---
@@ -358,7 +481,8 @@ Action = Callable[[Episode], str]
 ACTIONS: dict[Action, int] = {
     run: 3, crashed_run: 8, crashed_backlog: 3, killed_worker: 2, another_host: 3, rebuild: 1, build_beside: 1,
     other_workers: 2, edited: 1, lost_lease: 2, aborted_transaction: 2, redriven: 1, moved: 1, more_partitions: 1,
-    global_change: 1, idle: 1, lingering: 1, run_small_batches: 3, backlog: 1,
+    global_change: 1, idle: 1, lingering: 1, run_small_batches: 3, backlog: 1, went_back: 2, same_epoch: 1, cut_off: 1,
+    wrong_clock: 1, lost_output: 1,
 }  # fmt: skip
 """Action → how often it is chosen, in proportion. In this order, rebuilds have little to replay."""
 LAST: dict[Action, int] = {finish: 3, compacted: 1}

@@ -21,7 +21,7 @@ def _totals(window: dict[str, object] | None, nodes: Nodes, node: Values) -> Val
     columns = [{"name": "c", "fn": "count"}, {"name": "m", "fn": "max", "expr": node.number}]
     about = {"window": window} if window else {}
     made = nodes.add("aggregate", **{"in": node.id}, aggs=columns, **about)
-    return catalogue.objects(node, made, kind="table", number=["field", "m"], text=["key"], replaces_initial=True)
+    return catalogue.objects(node, made, kind="table", number=["field", "m"], text=["key"])
 
 
 def _totals_step(name: str, window: dict[str, object] | None, gives: Kind) -> Step:

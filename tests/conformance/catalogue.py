@@ -38,31 +38,11 @@ class Values:
     """Whether the values have a declared type, as the functions of a reduce need."""
     origins: frozenset[str] = frozenset()
     """The sources behind it."""
-    subtracts: bool = True
-    """Whether an aggregate can subtract the old rows that a table sends. As in Kafka Streams, a table joined with
-    itself and a suppress until a time limit send other old rows than they have sent as new ones.
-    """
-    deletes: bool = True
-    """Whether every deletion is sent. As in Kafka Streams, an inner join of a table with itself sends none, because
-    both sides are deleted at once. Sluice's joins of such a join keep the row; those of Kafka Streams look it up anew.
-    """
     is_joined: bool = False
     """Whether a join is on the way here."""
-    hides_deletions: bool = False
-    """Whether a filter may hide a deletion, because the row has passed it, but not the old row that the table sends. As
-    in Kafka Streams, a join behind the filter then sends no deletion either.
-    """
     settled: bool = True
     """Whether the updates between two results are known. If a table is joined with itself by a foreign key, Kafka
-    Streams skips updates that Sluice sends, and keeps a result if one record changes the left row and deletes the
-    right one.
-    """
-    replaces_initial: bool = False
-    """Whether the first change of each row says that it replaces the initial aggregate, as in a stream's aggregate."""
-    can_be_looked_up: bool = True
-    """Whether a join may look up the table's rows. While a suppress holds the first row of a key back, Kafka Streams
-    joins with the old row that its table sent with that row. A table joined with itself sends old rows that it has
-    never sent as new ones, and an aggregate of a stream sends the initial aggregate; Sluice joins with no row then.
+    Streams skips updates that Sluice sends.
     """
     steps: tuple[str, ...] = ()
     """The names of the operators on the way here."""
@@ -119,7 +99,7 @@ def _small(number: Expression) -> Expression:
 def _filter(op: str, nodes: Nodes, node: Values) -> Values:
     where = [">", ["mod", node.number, _const(3)], _const(0)]
     made = nodes.add(op, **{"in": node.id}, where=where)
-    return replace(node, id=made, hides_deletions=node.hides_deletions or not node.subtracts)
+    return replace(node, id=made)
 
 
 def _map(nodes: Nodes, node: Values) -> Values:
@@ -192,7 +172,7 @@ def _processed_by_window(nodes: Nodes, node: Values) -> Values:
     value = ["struct", {"n": _small(["+", node.number, number]), "g": ["concat", node.text, ["key"]]}]
     made = nodes.add("process_values", **{"in": stream}, value=value)
     table = nodes.add("to_table", **{"in": made})
-    return objects(node, table, kind="windowed", subtracts=True, replaces_initial=False)
+    return objects(node, table, kind="windowed")
 
 
 def _punctuate(nodes: Nodes, node: Values) -> Values:
@@ -207,8 +187,6 @@ AGGREGATES: tuple[tuple[str, str], ...] = (("s", "sum"), ("l", "collect_list"))
 
 def aggregate(group: str, window: dict[str, Any] | None, nodes: Nodes, node: Values) -> Values:
     """Count, sum and list of the numbers. `group` is `key`, `text`, or `all` for one group of all records."""
-    if node.kind == "table" and not node.subtracts:
-        raise Unfit("an aggregate would subtract other rows than it has added")
     keys: dict[str, dict[str, Any]] = {"key": {}, "text": {"group_key": node.text}, "all": {"group_key": _const("all")}}
     columns = [{"name": name, "fn": fn, "expr": node.number} for name, fn in AGGREGATES]
     about = {"window": window} if window else {}
@@ -219,18 +197,15 @@ def aggregate(group: str, window: dict[str, Any] | None, nodes: Nodes, node: Val
     number = _small(["+", ["field", "s"], ["digest", ["field", "l"]]])
     text = ["str", ["mod", ["field", "c"], _const(3)]]
     about_values: dict[str, Any] = {"number": number, "text": text, "typed": False}
-    return replace(node, id=made, kind="table", replaces_initial=node.kind == "stream", **about_values)
+    return replace(node, id=made, kind="table", **about_values)
 
 
 def _regrouped(nodes: Nodes, node: Values) -> Values:
     """A windowed table grouped by the start of its windows."""
-    if not node.subtracts:
-        raise Unfit("an aggregate would subtract other rows than it has added")
     start = ["mod", ["window_start"], _const(3)]
     columns = [{"name": "s", "fn": "sum", "expr": node.number}]
     made = nodes.add("aggregate", **{"in": node.id}, aggs=columns, group_key=["str", start])
-    text = ["key"]
-    return objects(node, made, kind="table", number=_small(["field", "s"]), text=text, replaces_initial=False)
+    return objects(node, made, kind="table", number=_small(["field", "s"]), text=["key"])
 
 
 def _by_window(nodes: Nodes, node: Values) -> Values:
@@ -239,7 +214,7 @@ def _by_window(nodes: Nodes, node: Values) -> Values:
     made = nodes.add("aggregate", **{"in": stream}, aggs=[{"name": "c", "fn": "count"}])
     text = ["str", ["mod", ["field", "c"], _const(3)]]
     number = _small(["field", "c"])
-    return objects(node, made, kind="windowed", number=number, text=text, subtracts=True, replaces_initial=True)
+    return objects(node, made, kind="windowed", number=number, text=text)
 
 
 def _final(window: dict[str, Any], nodes: Nodes, node: Values) -> Values:
@@ -250,19 +225,18 @@ def _final(window: dict[str, Any], nodes: Nodes, node: Values) -> Values:
     return objects(node, stream, number=_small(["field", "s"]), text=["key"])
 
 
-def _cogroup(nodes: Nodes, node: Values) -> Values:
+def _cogroup(window: dict[str, Any] | None, nodes: Nodes, node: Values) -> Values:
     """A stream and a source that add to one aggregate."""
     source = nodes.sources["r"]
     parts = [
         {"in": one.id, "aggs": [{"name": "c", "fn": "count"}, {"name": name, "fn": "sum", "expr": one.number}]}
         for one, name in ((node, "s"), (source, "t"))
     ]
-    made = nodes.add("cogroup", parts=parts)
+    made = nodes.add("cogroup", parts=parts, **({"window": window} if window else {}))
     number = _small(["+", ["*", ["field", "s"], _const(3)], ["field", "t"]])
     text = ["str", ["mod", ["field", "c"], _const(3)]]
     origins = node.origins | source.origins
-    about: dict[str, Any] = {"origins": origins, "times": node.times + 1, "replaces_initial": True}
-    return objects(node, made, kind="table", number=number, text=text, **about)
+    return objects(node, made, kind="table", number=number, text=text, origins=origins, times=node.times + 1)
 
 
 def _as_of(how: str, nodes: Nodes, node: Values) -> Values:
@@ -272,26 +246,23 @@ def _as_of(how: str, nodes: Nodes, node: Values) -> Values:
 
 
 def _reduce(group: str, nodes: Nodes, node: Values) -> Values:
-    if node.kind == "table" and not (node.typed and node.subtracts):
+    if node.kind == "table" and not node.typed:
         raise Unfit("no step gives a table's values a type")
     typed = node if node.typed else double(nodes, node)
     keys = {} if group == "key" else {"group_key": typed.text}
     made = nodes.add("reduce", **{"in": typed.id}, **keys)
-    return objects(node, made, kind="table", typed=True, replaces_initial=False)
+    return objects(node, made, kind="table", typed=True)
 
 
-def _fold(group: str, window: dict[str, Any] | None, nodes: Nodes, node: Values) -> Values:
-    """An aggregate by functions, whose values are numbers."""
-    if node.kind == "table" and not node.subtracts:
-        raise Unfit("an aggregate would subtract other rows than it has added")
+def _fold(group: str, window: dict[str, Any] | None, nodes: Nodes, node: Values, *, removes: bool = False) -> Values:
+    """An aggregate by functions, whose values are numbers. With `removes`, the functions sometimes remove it."""
     plain = _map(nodes, node)
     about: dict[str, Any] = {"in": plain.id} | ({} if group == "key" else {"group_key": plain.text})
-    made = nodes.add("fold", **about, **({"window": window} if window else {}))
+    about |= {"window": window} if window else {}
+    about |= {"removes": True} if removes else {}
+    made = nodes.add("fold", **about)
     text = ["str", ["mod", ["value"], _const(3)]]
-    number, replaces_initial = _small(["value"]), node.kind == "stream"
-    return replace(
-        node, id=made, kind="table", number=number, text=text, typed=False, replaces_initial=replaces_initial
-    )
+    return replace(node, id=made, kind="table", number=_small(["value"]), text=text, typed=False)
 
 
 def _to_table(nodes: Nodes, node: Values, **options: Any) -> Values:
@@ -299,40 +270,28 @@ def _to_table(nodes: Nodes, node: Values, **options: Any) -> Values:
 
 
 def _to_stream(nodes: Nodes, node: Values) -> Values:
-    return replace(node, id=nodes.add("to_stream", **{"in": node.id}), replaces_initial=False)
+    return replace(node, id=nodes.add("to_stream", **{"in": node.id}))
 
 
 def _suppress(nodes: Nodes, node: Values, **how: Any) -> Values:
-    made = nodes.add("suppress", **{"in": node.id}, **how)
-    if how["type"] != "time_limit":
-        return replace(node, id=made)
-    return replace(node, id=made, subtracts=False, can_be_looked_up=node.subtracts and not node.replaces_initial)
+    return replace(node, id=nodes.add("suppress", **{"in": node.id}, **how))
 
 
 def join(how: str, nodes: Nodes, left: Values, right: Values, **about: Any) -> Values:
     """A join of any kind."""
-    if not (left.deletes and right.deletes):
-        raise Unfit("the other side may have a row that has been deleted")
-    if not (left.can_be_looked_up and right.can_be_looked_up):
-        raise Unfit("Kafka Streams would join with an old row that was never sent")
     if _is_joined_from_same_records(left, right):
         raise Unfit("Kafka Streams would compute the joined row before Sluice's join of the tables has changed it")
     if _change_one_by_one(left, right):
         raise Unfit("Kafka Streams would join a row with a row that has not been computed yet")
-    if "fk" in about and not left.subtracts:
-        raise Unfit("Kafka Streams would look for a row under a foreign key that the row has never had")
     made = nodes.add("join", type=how, left=left.id, right=right.id, **about)
     numbers = [["if_null", _of("left", left.number), _const(0)], ["if_null", _of("right", right.number), _const(0)]]
     number = _small(["+", ["*", numbers[0], _const(3)], numbers[1]])
     text = ["if_null", _of("left", left.text), _of("right", right.text)]
     is_shared = left.kind == right.kind == "table" and bool(left.origins & right.origins)
-    replaces_initial = left.kind != "stream" and (left.replaces_initial or right.replaces_initial) and "fk" not in about
     return replace(
         left, id=made, number=number, text=text, typed=False, times=left.times + right.times,
-        origins=left.origins | right.origins, subtracts=left.subtracts and right.subtracts and not is_shared,
+        origins=left.origins | right.origins, is_joined=True,
         settled=left.settled and right.settled and not (is_shared and "fk" in about),
-        deletes=not ((is_shared and how == "inner") or left.hides_deletions or right.hides_deletions),
-        hides_deletions=False, is_joined=True, replaces_initial=replaces_initial,
     )  # fmt: skip
 
 
@@ -428,11 +387,14 @@ def _all_steps() -> Iterator[Step]:
         yield Step(f"fold by {group}", "stream", "table", partial(_fold, group, None))
         for name, window in WINDOWS.items():
             yield Step(f"{name} by {group}", "stream", "windowed", partial(aggregate, group, window))
+    yield Step("removing fold", "stream", "table", partial(_fold, "text", None, removes=True))
     for name, window in WINDOWS.items():
         yield Step(f"{name} fold", "stream", "windowed", partial(_fold, "key", window))
+        yield Step(f"{name} removing fold", "stream", "windowed", partial(_fold, "key", window, removes=True))
     for group in ("key", "text", "all"):
         yield Step(f"table aggregate by {group}", "table", "table", partial(aggregate, group, None))
     yield Step("table fold", "table", "table", partial(_fold, "text", None))
+    yield Step("table removing fold", "table", "table", partial(_fold, "text", None, removes=True))
     yield Step("table reduce", "table", "table", partial(_reduce, "text"))
     for kind in ("table", "windowed"):
         yield Step(f"{kind} to_stream", kind, "stream", _to_stream)
@@ -444,7 +406,9 @@ def _all_steps() -> Iterator[Step]:
     yield Step("windows by start", "windowed", "table", _regrouped)
     yield Step("updates by window", "windowed", "windowed", _by_window)
     yield Step("process_values by window", "windowed", "windowed", _processed_by_window)
-    yield Step("cogroup", "stream", "table", _cogroup)
+    yield Step("cogroup", "stream", "table", partial(_cogroup, None))
+    for name in ("tumbling", "hopping", "session"):
+        yield Step(f"{name} cogroup", "stream", "windowed", partial(_cogroup, WINDOWS[name]))
     yield Step("inner lookup as of", "stream", "stream", partial(_as_of, "inner"))
     yield Step("left lookup as of", "stream", "stream", partial(_as_of, "left"))
     yield from _joins()

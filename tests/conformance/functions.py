@@ -13,6 +13,7 @@ from tests.conformance.model.aggregates import added as increased_by
 from tests.conformance.model.aggregates import initial
 from tests.conformance.model.aggregates import merged as combined
 from tests.conformance.model.expressions import SIZES, evaluate
+from tests.conformance.model.keyed import is_removed
 
 
 class Value(Struct):
@@ -61,6 +62,10 @@ def folded(total: int, value: Any) -> int:
     return (total * 7 + (_number(value) or 0)) % SIZES
 
 
+def folded_or_removed(total: int, value: Any) -> int | None:
+    return _unless_removed(folded(total, value))
+
+
 def merged(earlier: int, later: int) -> int:
     """The total of two sessions."""
     return (earlier * 3 + later) % SIZES
@@ -72,6 +77,18 @@ def increased(total: int, value: Any) -> int:
 
 def decreased(total: int, value: Any) -> int:
     return total - (_number(value) or 0)
+
+
+def increased_or_removed(total: int, value: Any) -> int | None:
+    return _unless_removed(increased(total, value))
+
+
+def decreased_or_removed(total: int, value: Any) -> int | None:
+    return _unless_removed(decreased(total, value))
+
+
+def _unless_removed(total: int) -> int | None:
+    return None if is_removed(total) else total
 
 
 def _number(value: Any) -> int | None:

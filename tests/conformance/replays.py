@@ -25,6 +25,7 @@ from sluice.engine.batch.arrow_tasks import BatchTask, Chain
 from sluice.engine.batch.batch_start import BatchStart, batch_context, tell_tasks
 from sluice.engine.batch.row_batches import ROW_BATCHES
 from sluice.engine.batch.storage import Storage
+from sluice.engine.publish.markers import PublishedState
 from sluice.engine.publish.output_writer import Destinations
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.state_types import StateTypes
@@ -35,7 +36,6 @@ from sluice.errors import EngineError
 from sluice.plan import plan
 from sluice.settings import Settings
 from sluice.state.ledger.history import Batch
-from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo, owner
@@ -44,6 +44,7 @@ from sluice.testing.local_run import PIPED, PipedRows, decode_piped, why_not_loc
 from sluice.testing.piped_records import UncontestedLease
 from sluice.testing.topology_test_driver import shared_session
 from sluice.topology.pipeline import Pipeline
+from tests.support.leases import hold_lease
 
 Moment = Literal["before the state", "before the output", "before the snapshot"]
 """What an interrupted batch has not written yet: nothing, or all that comes before it."""
@@ -69,7 +70,7 @@ class Written(UncontestedLease):
     def check(self) -> None:
         self.pass_by("before the state")
 
-    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]], state: PublishedState) -> dict[str, int]:
         """Keep a batch's records. A batch that is repeated must have the same records in the same order."""
         written: Records = {}
         for topic, table in records:
@@ -247,7 +248,7 @@ class Replays:
         with Ledger.open(self._settings.ledger) as ledger:
             ledger.generations.register(self._query.info)
             if ledger.leases.get(self.storage.ref) is None:  # a copy of the folder has the lease of its run
-                ledger.leases.take(self.storage.ref, Holder(host="here", pid=1, process=""), None)
+                hold_lease(ledger, self.storage.ref, UncontestedLease().epoch)
             yield _Run(self._query, ledger, written)
 
     def _result(self, run: _Run) -> Result:
@@ -273,8 +274,8 @@ class Query(Protocol):
     storage: Storage
     info: GenerationInfo
 
-    def publisher(self, ledger: Ledger, written: Written, published: int | None) -> Publisher:
-        """A publisher of the batches after `published`."""
+    def publisher(self, ledger: Ledger, written: Written) -> Publisher:
+        """Return a publisher of the batches after the newest snapshot."""
 
     def run(self, records: Sequence[str], start: BatchStart, publisher: Publisher) -> None:
         """Compute and publish a batch."""
@@ -286,9 +287,8 @@ def publisher_of(
     partitions: Mapping[str, int],
     ledger: Ledger,
     written: Written,
-    published: int | None,
 ) -> Publisher:
-    """A publisher of the batches after `published`, whose output goes to `written`."""
+    """Return a publisher of the batches after the newest snapshot, whose output goes to `written`."""
     return Publisher(
         storage=storage,
         types=types,
@@ -297,7 +297,7 @@ def publisher_of(
         identity=written,
         partitions=partitions,
         destinations=Destinations(written),
-        published=published,
+        newest=ledger.snapshots.newest(storage.ref),
     )
 
 
@@ -313,8 +313,8 @@ class OnSpark:
         self._written = PlannedWrites(self._query.written)
         self.info = self._query.info
 
-    def publisher(self, ledger: Ledger, written: Written, published: int | None) -> Publisher:
-        return publisher_of(self.storage, self._query.frames.types, self._query.partitions, ledger, written, published)
+    def publisher(self, ledger: Ledger, written: Written) -> Publisher:
+        return publisher_of(self.storage, self._query.frames.types, self._query.partitions, ledger, written)
 
     def run(self, records: Sequence[str], start: BatchStart, publisher: Publisher) -> None:
         self._input.write(records)
@@ -331,8 +331,8 @@ class InProcess:
         self._query = ArrowQuery.of(storage.job, storage, partitions, UncontestedLease().epoch, interleaved=True)
         self.info = generation_info(storage, self._query.types)
 
-    def publisher(self, ledger: Ledger, written: Written, published: int | None) -> Publisher:
-        return publisher_of(self.storage, self._query.types, self._partitions, ledger, written, published)
+    def publisher(self, ledger: Ledger, written: Written) -> Publisher:
+        return publisher_of(self.storage, self._query.types, self._partitions, ledger, written)
 
     def run(self, records: Sequence[str], start: BatchStart, publisher: Publisher) -> None:
         with batch_context(start):
@@ -358,9 +358,8 @@ class _Run:
 
     def _begin(self) -> Publisher:
         storage = self._query.storage
-        published = self._ledger.snapshots.last_batch(storage.ref)
         storage.prepare(self._ledger, None, self.written.epoch)
-        return self._query.publisher(self._ledger, self.written, published)
+        return self._query.publisher(self._ledger, self.written)
 
     def _run_batch(self, records: Sequence[str]) -> None:
         """Plan and run the next batch, or repeat the planned one if it is not published."""

@@ -1,5 +1,8 @@
 """Runs conformance cases on Kafka Streams' input, in one batch or in several, and compares the results.
 
+If the answer of Kafka Streams in a case follows from a rule in which Sluice differs on purpose, the results are
+compared with the model (see `model/answers.py`). The last lines say for how many cases.
+
 python -m tests.conformance.run CASES.jsonl [--cuts one|each|random] [--features a,b] [--every N] [--alone] [--spark]
                                              [--cluster]
 """
@@ -31,6 +34,7 @@ from sluice.testing.local_run import why_not_local
 from sluice.testing.topology_test_driver import Output, shared_session
 from sluice.values.sink_tables import WINDOW
 from tests.conformance.adapter import Built, Case, NotMet, Row, add, collapsed
+from tests.conformance.model.answers import answer_of, report
 from tests.support.postgres import new_database, postgres_server
 from tests.support.signals import interrupt_on_sigterm
 
@@ -74,6 +78,8 @@ def main(arguments: list[str]) -> int:
     if not cases:
         print(f"There is no case of {given.features or 'any feature'} in {given.cases}.", file=sys.stderr)
         return 2
+    answers = [answer_of(case) for case in cases]
+    cases = [case | {"expected": {"final": answer.rows}} for case, answer in zip(cases, answers, strict=True)]
     passed, failed = 0, 0
     alone = Place(spark=shared_session()) if given.spark else LOCAL
     with on_cluster() if given.cluster else nullcontext(alone) as place:
@@ -86,6 +92,8 @@ def main(arguments: list[str]) -> int:
             print(f"  {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
             for case, why in problems:
                 print(f"  {case}: {why}", flush=True)
+    for line in report(answers):
+        print(line)
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 

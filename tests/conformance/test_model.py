@@ -1,4 +1,4 @@
-"""The model gives the results that Kafka Streams is known to give. Needs no Spark."""
+"""By the rules of Kafka Streams, the model gives the results that Kafka Streams is known to give. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.model.flow import Record, Windowed
+from tests.conformance.model.differences import KAFKA_STREAMS
+from tests.conformance.model.flow import Windowed
 from tests.conformance.model.topology import run
 
 Sent = list[tuple[Any, Any, int]]
@@ -23,7 +24,7 @@ def sent(sources: Sequence[Node], nodes: Sequence[Node], *inputs: tuple[str, str
     """What the last node sends."""
     records = [{"topic": topic, "key": key, "value": value, "ts": time} for topic, key, value, time in inputs]
     sink = nodes[-1]["id"]
-    made = run({"spec": {"nodes": [*sources, *nodes]}, "inputs": records}, sink)[sink]
+    made = run({"spec": {"nodes": [*sources, *nodes]}, "inputs": records}, sink, like=KAFKA_STREAMS)[sink]
     return [(record.key, record.value, record.time) for record in made]
 
 
@@ -154,35 +155,6 @@ def test_a_foreign_key_join_hears_nothing_of_a_right_row_that_never_passed_a_fil
     ]
     made = sent(TABLES, nodes, ("L", "a", {"n": 1, "g": "x"}, 1), ("R", "x", {"n": 2}, 2))
     assert made == ([] if how == "inner" else [("a", {"left": {"n": 1, "g": "x"}, "right": None}, 1)])
-
-
-@pytest.mark.parametrize(("skips_stale_answers", "results"), [(True, [7]), (False, [7, None])])
-def test_kafka_streams_keeps_the_result_of_a_row_that_changes_as_its_right_row_is_deleted(
-    skips_stale_answers: bool, results: list[int | None]
-) -> None:
-    nodes: list[Node] = [
-        {"id": "sums", "op": "reduce", "in": "l", "group_key": G},
-        {"id": "j", "op": "join", "type": "inner", "left": "sums", "right": "l", "fk": G},
-    ]
-    inputs = [{"topic": "L", "key": "a", "value": value, "ts": 1} for value in ({"n": 7, "g": "a"}, None)]
-    case = {"spec": {"nodes": [*TABLES, *nodes]}, "inputs": inputs}
-    made = run(case, "j", skips_stale_answers=skips_stale_answers)["j"]
-    assert [record.value and record.value["left"]["n"] for record in made] == results
-
-
-@pytest.mark.parametrize(("knows_held_times", "time"), [(False, 5), (True, 8)])
-def test_kafka_streams_does_not_know_when_the_row_before_a_held_update_was_written(
-    knows_held_times: bool, time: int
-) -> None:
-    nodes: list[Node] = [
-        {"id": "s", "op": "suppress", "in": "l", "type": "time_limit", "ms": 2},
-        {"id": "j", "op": "join", "type": "inner", "left": "s", "right": "r"},
-    ]
-    given = (("L", "a", 1, 8), ("L", "b", 1, 10), ("L", "a", 2, 10), ("R", "a", 3, 5))
-    inputs = [{"topic": topic, "key": key, "value": {"n": n}, "ts": ts} for topic, key, n, ts in given]
-    case = {"spec": {"nodes": [*TABLES, *nodes]}, "inputs": inputs}
-    (made,) = run(case, "j", knows_held_times=knows_held_times)["j"]
-    assert made == Record("a", {"left": {"n": 1}, "right": {"n": 3}}, time)
 
 
 def test_a_regrouped_windowed_table_aggregates_what_each_row_gives() -> None:

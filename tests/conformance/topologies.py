@@ -3,6 +3,7 @@
 python -m tests.conformance.topologies [--count 100] [--seed 1] [--operators 12]    random topologies
 python -m tests.conformance.topologies --tables [--count 100] [--seed 1]            random topologies of tables
 python -m tests.conformance.topologies --pairs [--every 10]                         every pair of operators
+python -m tests.conformance.topologies --definitions [--count 100] [--seed 1]       every node by its definition
 python -m tests.conformance.topologies --triples 1000 [--seed 1]                    random chains of three operators
 
 Every topology runs on the same records in one batch and in several. One of the several is interrupted and repeated, and
@@ -21,7 +22,7 @@ import random
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import psutil
@@ -35,9 +36,13 @@ from sluice.testing.topology_test_driver import shared_session
 from tests.conformance import catalogue
 from tests.conformance.adapter import Built, add_nodes, looked_up
 from tests.conformance.catalogue import SOURCES, Chain, Kind, Nodes, Unfit, Values
+from tests.conformance.model.aggregates import FinalResults
 from tests.conformance.model.flow import Record, Windowed
+from tests.conformance.model.tables import Table
+from tests.conformance.model.topology import Topology as Model
 from tests.conformance.model.topology import run
 from tests.conformance.replays import Replays, Result
+from tests.conformance.set_semantics import Sent, violations
 from tests.conformance.values import contract
 
 MOST_CUTS = 3
@@ -86,11 +91,20 @@ class Topology:
         """What the model writes to each output."""
         case = {"spec": {"nodes": self.nodes}, "inputs": inputs}
         names = [node.id for node in self.outputs.values()]
-        # Kafka Streams does not know when the row before a held update was written, and in a join of a table with
-        # itself by a foreign key, it keeps some results that Sluice deletes.
-        sent = run(case, *names, knows_held_times=True)
-        complete = run(case, *names, knows_held_times=True, skips_stale_answers=False)
-        return {topic: by_key((sent if node.settled else complete)[node.id]) for topic, node in self.outputs.items()}
+        sent = run(case, *names)
+        return {topic: by_key(sent[node.id]) for topic, node in self.outputs.items()}
+
+    def with_all_outputs(self) -> Self:
+        """The topology with an output topic for each node but versioned tables, whose topics also get late versions."""
+        model = Model(self.nodes)
+        outputs: dict[str, Values] = {}
+        for name, node in model.nodes.items():
+            if name in SOURCES or (isinstance(node, Table) and node.is_versioned):
+                continue
+            kind: Kind = "table" if isinstance(node, Table) else "stream"
+            has_windows = getattr(node, "window", None) is not None or isinstance(node, FinalResults)
+            outputs[name] = Values(name, "windowed" if has_windows else kind)
+        return replace(self, outputs=outputs)
 
     @property
     def used_sources(self) -> set[str]:
@@ -127,14 +141,17 @@ def _grown(chance: random.Random, nodes: Nodes, node: Values, other: Values) -> 
     return chance.choice([step for step in catalogue.STEPS if step.takes == node.kind]).after(nodes, node)
 
 
-def records(chance: random.Random, count: int, partitions: int = 1) -> Iterator[Input]:
-    """Records of all sources: some late, some without a key or a value, some at the same time as another."""
+def records(chance: random.Random, count: int, partitions: int = 1, *, distinct: bool = False) -> Iterator[Input]:
+    """Records of all sources: some late, some without a key or a value, some at the same time as another.
+
+    With `distinct`, no two of them have the same value.
+    """
     clock = 0
-    for _ in range(count):
+    for number in range(count):
         topic = chance.choice(tuple(SOURCES))
         clock += chance.choice((0, 1, 1, 3, 10))
         keys = ("a", "b", "x", "") if SOURCES[topic] != "stream" else ("a", "b", "x", "", None)
-        value = random_value(chance)
+        value = random_value(chance) | ({"n": number} if distinct else {})
         yield {
             "topic": topic,
             "key": chance.choice(keys),
@@ -179,8 +196,14 @@ def random_value(chance: random.Random) -> dict[str, Any]:
 class Trial:
     """Topologies that read the same records, in one pipeline, which shares the cost of a batch."""
 
-    def __init__(self, topologies: Sequence[Topology], inputs: Sequence[Input], partitions: int = 1) -> None:
+    def __init__(
+        self, topologies: Sequence[Topology], inputs: Sequence[Input], partitions: int = 1, *, definitions: bool = False
+    ) -> None:
+        """With `definitions`, every node writes to a topic, and is compared with its definition, too."""
+        if definitions:
+            topologies = [topology.with_all_outputs() for topology in topologies]
         self.topologies, self.inputs, self.partitions = topologies, inputs, partitions
+        self._checks_definitions = definitions
         # Each worker searches for unmatched records by the times of its own keys, and the model by those of all keys.
         workers = 1 if partitions == 1 and any(map(_sends_unmatched, topologies)) else 2
         self._pipeline = Pipeline("topologies", workers=workers)
@@ -202,6 +225,8 @@ class Trial:
                 yield None, problem
             for number, topology in enumerate(self.topologies):
                 prefix = f"t{number}"
+                if self._checks_definitions:
+                    yield from ((topology, why) for why in _violations(topology, prefix, whole, self.inputs))
                 if self.partitions == 1 and (found := _from_model(topology, prefix, whole, self.inputs)):
                     yield topology, self._minimised(topology, prefix, replays) if len(minimised) < 3 else found
                     minimised.add(topology.name)
@@ -240,6 +265,10 @@ def _told(inputs: Sequence[Input]) -> str:
 
 
 def _written(result: Result, topic: str, is_windowed: bool) -> ByKey:
+    return by_key(_records(result, topic, is_windowed))
+
+
+def _records(result: Result, topic: str, is_windowed: bool) -> list[Record]:
     """What a run has written to a topic. The records of a stream may keep the headers of the window that they had."""
     sent = []
     for record in result.output.get(topic, ()):
@@ -249,7 +278,7 @@ def _written(result: Result, topic: str, is_windowed: bool) -> ByKey:
             key = Windowed(key, int(headers["window_start"]), int(headers["window_end"]))
         value = None if record["value"] is None else json.loads(record["value"])
         sent.append(Record(key, value, record["timestamp"]))
-    return by_key(sent)
+    return sent
 
 
 def _text(data: str | bytes) -> str:
@@ -287,6 +316,16 @@ def _from_model(topology: Topology, prefix: str, whole: Result, inputs: Sequence
     return ""
 
 
+def _violations(topology: Topology, prefix: str, whole: Result, inputs: Sequence[Input]) -> Iterator[str]:
+    """Which definitions are not true of the results of the model and of Sluice."""
+    case = {"spec": {"nodes": topology.nodes}, "inputs": inputs}
+    written: dict[str, list[Record]] = {}
+    for topic, node in topology.outputs.items():
+        written[node.id] = _records(whole, f"{prefix}_{topic}", node.kind == "windowed")
+    for name, sent in (("model", Sent.by_model(case)), ("Sluice", Sent.to_topics(case, written))):
+        yield from (f"{name}: {why}" for why in violations(sent))
+
+
 def _between(topology: Topology, prefix: str, whole: Result, cut: Result, merged: Collection[str]) -> Iterator[str]:
     for suffix, node in topology.outputs.items():
         topic = f"{prefix}_{suffix}"
@@ -317,17 +356,20 @@ def _fewest(inputs: Sequence[Input], fails: Callable[[Sequence[Input]], bool]) -
 
 
 def try_all(
-    topologies: Sequence[Topology], inputs: Sequence[Input], partitions: int = 1
+    topologies: Sequence[Topology], inputs: Sequence[Input], partitions: int = 1, *, definitions: bool = False
 ) -> Iterator[tuple[Topology, str]]:
     """The topologies that fail, each with a reason. After an error of any of them, each half is tried."""
     try:
-        problems = [*Trial(topologies, inputs, partitions).problems()]
+        problems = [*Trial(topologies, inputs, partitions, definitions=definitions).problems()]
     except Exception as error:  # an error of one topology must not stop the others
         problems = [(None, f"{type(error).__name__}: {error}")]
     of_any = [problem for topology, problem in problems if topology is None]
     if of_any and len(topologies) > 1:
         half = len(topologies) // 2
-        found = [one for some in (topologies[:half], topologies[half:]) for one in try_all(some, inputs, partitions)]
+        found = [
+            *try_all(topologies[:half], inputs, partitions, definitions=definitions),
+            *try_all(topologies[half:], inputs, partitions, definitions=definitions),
+        ]
         yield from found or [(topologies[0], f"only together with others: {of_any[0]}")]
         return
     for topology, problem in problems:
@@ -347,6 +389,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--records", type=int, default=60)
     parser.add_argument("--records-seed", default="", help="of the records; a difference is printed with its own")
     parser.add_argument("--tables", action="store_true", help="random topologies of tables only, mostly of one topic's")
+    parser.add_argument("--definitions", action="store_true", help="compare every node with its definition, too")
     parser.add_argument("--operators", type=int, default=12, help="at most so many in a random topology")
     parser.add_argument("--together", type=int, default=0, help="topologies in one pipeline")
     parser.add_argument("--show", action="store_true", help="print the topologies' nodes, and run none")
@@ -378,8 +421,11 @@ def main(arguments: list[str]) -> int:
     for some in _shared(topologies, together):
         records_seed = given.records_seed or f"{given.seed} {done}"
         chance = random.Random(records_seed)
-        partitions = 1 if given.pairs or given.triples or given.only else chance.choice((1, 1, 1, 2, 4))
-        for topology, problem in try_all(some, [*records(chance, given.records, partitions)], partitions):
+        of_one = given.pairs or given.triples or given.only or given.definitions
+        partitions = 1 if of_one else chance.choice((1, 1, 1, 2, 4))
+        # Records with different numbers can be told apart in a join.
+        inputs = [*records(chance, given.records, partitions, distinct=given.definitions and chance.random() < 0.5)]
+        for topology, problem in try_all(some, inputs, partitions, definitions=given.definitions):
             if topology.name not in failed:
                 print(f"{topology.name}, with --records-seed {records_seed!r}: {problem[:2000]}", flush=True)
             failed.setdefault(topology.name, problem)

@@ -183,6 +183,20 @@ def test_broken_files_get_import_errors_and_remove_no_dag(folder: Path, monkeypa
         assert ledger.failures.all() == []
 
 
+def test_pipelines_that_write_one_topic_are_told_so(tmp_path: Path) -> None:
+    for name in ("ours", "theirs", "other"):
+        topic = "totals" if name != "other" else "others"
+        (tmp_path / f"{name}.py").write_text(
+            f'from sluice import Pipeline\npipeline = Pipeline("{name}")\n'
+            f'pipeline.stream("t", value=str).to("{topic}", value=str)\n'
+        )
+    documented = {name: dag.doc_md or "" for name, dag in pipeline_dags(tmp_path).items()}
+    warning = "**Warning:** ours and theirs both write the topic totals."
+    for name in ("ours", "theirs"):
+        assert documented[name].startswith(warning)
+    assert "Warning" not in documented["other"]
+
+
 def test_other_airflow_programs_see_no_import_error_dags(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("_AIRFLOW_PROCESS_CONTEXT", raising=False)
     for dag in pipeline_dags(folder).values():

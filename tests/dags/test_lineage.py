@@ -115,6 +115,7 @@ def test_a_run_that_failed_before_its_first_snapshot_has_datasets_without_figure
 def test_the_namespace_of_stores_is_the_ledger_without_its_log_in() -> None:
     assert store_namespace("sqlite:////var/sluice/ledger.sqlite") == "sluice:///var/sluice/ledger.sqlite"
     assert store_namespace("postgresql+psycopg://me:hunter2@db:5432/state") == "sluice://db:5432/state"
+    assert store_namespace("postgresql://me:hun/ter@db/state?sslpassword=x") == "sluice://db/state"
 
 
 def test_tables_outside_kafka_are_outputs_without_the_log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def test_a_run_continues_after_the_backup_and_a_rebuild_writes_no_output_again(
     (tmp_path / "replaced").rename(tmp_path / "replaced_first")
     shell(RESTORE, running)
     running.send("sales", sale("b"))
-    with pytest.raises(EngineError, match=r"Generation 2 .* has written output, up to batch 3.* sluice rebuild"):
+    with pytest.raises(EngineError, match=r"Generation 2 .* has written output, up to batch 3.* sluice recover"):
         running.run()
     assert Rebuild(running.spark, plan(running.pipeline).job, running.settings).run() == 3
     running.run()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import psycopg
-import pyarrow as pa
 import pytest
 
 from sluice import Context, Pipeline, PostgresTable, Record, Timer
@@ -15,7 +14,6 @@ from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import BatchDiffers, EngineError, SettingsError
 from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan
-from sluice.state.ledger.history import Batch
 from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Amount, Names, sale, sales_of
@@ -50,7 +48,7 @@ def query(url: str) -> Iterator[Query]:
 def crash_before_the_marker(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run ends as after a crash right before the Kafka transaction."""
 
-    def crash(self: TransactionalOutput, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+    def crash(*_: object) -> dict[str, int]:
         raise EngineError("a crash")
 
     with monkeypatch.context() as patch:

@@ -102,10 +102,10 @@ def before_sending(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Callab
     calls: dict[int, Callable[[], None]] = {}
     send = TransactionalOutput.send
 
-    def sends(output: TransactionalOutput, batch: Any, records: Any) -> dict[str, int]:
+    def sends(output: TransactionalOutput, batch: Any, *more: Any) -> dict[str, int]:
         if batch.number in calls:
             calls.pop(batch.number)()
-        return send(output, batch, records)
+        return send(output, batch, *more)
 
     monkeypatch.setattr(TransactionalOutput, "send", sends)
     yield calls

@@ -83,7 +83,7 @@ def test_an_unchanged_topic_is_accepted(topic: Input) -> None:
     topic.send(5)
     topic.forget(before=10)
     assert topic.check(done=10) == {topic.topic: {"0": 0, "1": 0}}
-    topic.guard.check_identity()
+    topic.guard.check_batch(())
 
 
 @pytest.mark.parametrize("records", [5, 10, 50])
@@ -91,7 +91,7 @@ def test_a_recreated_topic_is_rejected_whether_shorter_or_longer(topic: Input, r
     topic.delete()
     topic.kafka.create_topics({topic.topic: 2})
     topic.send(records)
-    for check in (lambda: topic.check(done=10), topic.guard.check_identity):
+    for check in (lambda: topic.check(done=10), lambda: topic.guard.check_batch(())):
         with pytest.raises(
             InputError, match=r"was deleted and created again: its id is \S+, and 'shop' has read.*Either stop running"
         ):

@@ -12,12 +12,14 @@ from xxhash import xxh3_64_intdigest
 
 from sluice.engine.batch.job_topics import TopicLimits
 from sluice.engine.publish import transaction
-from sluice.engine.publish.transaction import TransactionalOutput, Writer
+from sluice.engine.publish.markers import Writer
+from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import BatchDiffers
 from sluice.kafka.topics import read_topic
 from sluice.local.broker import EmbeddedKafka
 from sluice.state.ledger.history import Batch
 from sluice.state.model import GenerationRef
+from tests.faults.world import wait_until
 
 pytestmark = pytest.mark.engine
 
@@ -62,7 +64,8 @@ def batch(number: int) -> Batch:
 def test_batches_are_written_one_after_the_other(topic: Topic) -> None:
     with topic.output() as output:
         assert output.send(batch(0), [topic.records("a"), topic.records("b", "c")]) == {topic.name: 3}
-        assert topic.values() == ["a", "b", "c"]
+        # A broker shows the records of a committed transaction a moment later.
+        assert wait_until(lambda: topic.values() == ["a", "b", "c"], 10)
         output.send(batch(1), [topic.records("d")])
     assert topic.values() == ["a", "b", "c", "d"]
 

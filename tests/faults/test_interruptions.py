@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka import Consumer, IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-from sluice.engine.publish.transaction import Writer, read_markers
+from sluice.engine.publish.markers import Writer, read_markers
 from sluice.errors import EngineError
 from sluice.kafka.topics import read_topic
 from sluice.local.broker import running as running_broker

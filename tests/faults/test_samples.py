@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from sluice.engine.batch.job_topics import TopicLimits
-from sluice.engine.publish.transaction import TransactionalOutput, Writer
+from sluice.engine.publish.markers import Writer
+from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.engine.run.driver_lease import Lease, Patience, this_process
 from sluice.errors import EngineError
 from sluice.kafka.topics import read_topic

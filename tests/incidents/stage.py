@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from tests.docs.pages import read
 from tests.faults.clock import SteppedClock
 from tests.incidents.places import SLUICE, Places
 from tests.support.airflow_database import provide_database
+from tests.support.kept_folders import kept_on_failure
 from tests.support.ports import free_port
 from tests.support.postgres import postgres_server
 from tests.support.prometheus import prometheus, scrape_seconds
@@ -256,7 +256,7 @@ def stage(home: Path | None = None) -> Iterator[Stage]:
     """A stage on which every pipeline is healthy, or has not read anything yet."""
     with ExitStack() as stack:
         if home is None:
-            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-incidents-")))
+            home = stack.enter_context(kept_on_failure("sluice-incidents-"))
         shards, has_own_disk = _disk_of_shards(home / "disk", stack)
         ledger = stack.enter_context(postgres_server(home / "postgres"))
         (home / "dags").mkdir()

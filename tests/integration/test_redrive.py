@@ -19,11 +19,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from sluice.errors import EngineError
+from sluice.errors import EngineError, OutputError
 from sluice.kafka import dead_letter_topic
 from sluice.kafka.brokers import ANY_SIZE
 from sluice.kafka.dead_letter_topic import DeadLetterFilter, find_dead_letters
 from sluice.kafka.redrive import redrive
+from sluice.kafka.redrive_topic import accept_redrive_topic
 from sluice.kafka.topics import Headers, headers_of, read_topic
 from sluice.local.broker import EmbeddedKafka
 from sluice.values.dead_letter_headers import escaped
@@ -100,6 +101,48 @@ def test_a_dead_letter_is_re_driven_once(shop: Shop) -> None:
     assert len(shop.records) == 1
     found = find_dead_letters(shop.kafka, shop.name, DeadLetterFilter(), 10)
     assert found.markers[0, 0].topic == shop.name
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_nothing_is_re_driven_twice_when_the_markers_are_lost(
+    shop: Shop,
+    kafka: EmbeddedKafka,
+    again: bool,
+) -> None:
+    shop.reject(b"1")
+    assert shop.redrive() == (1, {})
+    topic = dead_letter_topic.markers_of(shop.name)
+    delete_topic(shop, topic)
+    if again:
+        kafka.create_topics({topic: 1})
+    shop.reject(b"2")
+    happened = "was deleted and created again" if again else "was deleted"
+    text = rf"Topic {topic} {happened}\..*sluice topics accept {shop.name}"
+    for _ in range(2):
+        with pytest.raises(OutputError, match=text):
+            shop.redrive()
+    assert len(shop.records) == 1
+    assert accept_redrive_topic(shop.kafka, shop.name) == topic
+    assert accept_redrive_topic(shop.kafka, shop.name) is None
+    assert shop.redrive(place=(0, 1)) == (1, {})
+    assert [record.value() for record in shop.records] == [b"1", b"2"]
+    assert shop.redrive(place=(0, 1)) == (0, {"re-driven already": 1})
+
+
+def test_an_earlier_topic_of_markers_is_taken_over(shop: Shop, kafka: EmbeddedKafka) -> None:
+    topic = dead_letter_topic.markers_of(shop.name)
+    kafka.create_topics({topic: 1})
+    shop.reject(b"1")
+    assert shop.redrive() == (1, {})
+    delete_topic(shop, topic)
+    with pytest.raises(OutputError):
+        shop.redrive()
+
+
+def delete_topic(shop: Shop, topic: str) -> None:
+    admin = AdminClient({**shop.kafka})
+    admin.delete_topics([topic])[topic].result(20)
+    assert wait_until(lambda: topic not in admin.list_topics(timeout=20).topics)
 
 
 def test_a_topic_that_is_created_again_has_no_letters_that_were_re_driven(

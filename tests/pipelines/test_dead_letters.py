@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import Struct
 
 from sluice import Pipeline, Serde, Stream, session, tumbling
+from sluice.engine.publish.max_failures import LEAST_REJECTED
 from sluice.errors import EngineError, RecordsRejected
 from sluice.state.ledger.failures import Failure
 from sluice.testing import TopologyTestDriver
@@ -242,7 +244,10 @@ def test_fail_ends_the_run_with_step_line_and_key(drive: Drive, store: str) -> N
         driver.commit()
 
 
-@pytest.mark.parametrize(("limit", "bad", "ends"), [(3, 4, True), (0.5, 99, False), (0.5, 120, True)])
+@pytest.mark.parametrize(
+    ("limit", "bad", "ends"),
+    [(3, 4, True), (0, 1, True), (0.5, 99, False), (0.5, 100, True), (0.0, 99, False), (0.0, 100, True)],
+)
 def test_a_step_that_fails_too_often_ends_the_run(drive: Drive, limit: float, bad: int, ends: bool) -> None:
     pipeline = Pipeline("limited", workers=1, max_failures=limit)
     pipeline.stream("readings", value=Reading).group_by_key().reduce(added, store="reduced")
@@ -284,6 +289,34 @@ def test_a_flood_of_unreadable_records_ends_the_run(
         assert "max_rejected" in ended.value.next_step
     else:
         assert driver.store("counted") == {"a": 60}
+
+
+@pytest.mark.parametrize(
+    ("limit", "bad", "ends"),
+    [(0.5, 1, False), (0.5, 60, False), (0.5, 99, False), (0.5, 100, True), (20, 20, False), (20, 21, True)],
+)
+def test_a_batch_of_invalid_records_only_ends_the_run_if_it_has_enough(
+    drive: Drive, limit: float, bad: int, ends: bool
+) -> None:
+    pipeline = Pipeline("invalid", workers=1, max_rejected=limit)
+    pipeline.stream("readings", value=Reading).group_by_key().count(store="counted")
+    driver = drive(pipeline)
+    for number in range(bad):
+        driver.pipe("readings", {"value": "text"}, "a", timestamp=number)
+    if ends:
+        with pytest.raises(RecordsRejected, match=f"^{bad} of the {bad} records"):
+            driver.commit()
+    else:
+        assert len(driver.dead_letters()) == bad
+    kinds = [failure.kind for failure in driver._run._ledger.failures.all()]
+    assert kinds == ["rejections"] * (bad >= 10 and not ends), "the pipeline is degraded"
+
+
+def test_the_docs_say_how_many_records_may_always_be_rejected() -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "dead-letters.md"
+    said = f"only if at least {LEAST_REJECTED} records"
+    for text in (Pipeline.__doc__ or "", page.read_text()):
+        assert said in " ".join(text.split())
 
 
 def test_a_pipeline_with_many_rejected_records_is_degraded_until_a_batch_has_few(drive: Drive) -> None:

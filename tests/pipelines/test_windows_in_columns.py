@@ -146,13 +146,13 @@ def test_columns_have_the_results_of_the_operators(steps: list[Piped], window: s
 
 
 def test_a_session_that_has_closed_for_one_partition_stays_apart_from_the_session_after_it() -> None:
-    # When partition 1 has reached 27, its record of 26 comes too late for the session that ends at 23.
-    # Partition 0 keeps that session open until it reaches 27, too.
-    times = [(21, 1), (23, 1), (22, 0), (27, 1), (26, 1), (28, 1), (60, 0), (60, 1)]
+    # When partition 1 has reached 28, its record of 26 comes too late for the session that ends at 23.
+    # Partition 0 keeps that session open until it reaches 28, too.
+    times = [(21, 1), (23, 1), (22, 0), (28, 1), (26, 1), (29, 1), (60, 0), (60, 1)]
     keys = ["b", "b", "a", "c", "b", "b", "a", "a"]
     piped: list[Piped] = []
     for key, (time, partition) in zip(keys, times, strict=True):
-        piped.append(Piped(key, Visit(1), time, partition, commits=time in (22, 26, 28)))
+        piped.append(Piped(key, Visit(1), time, partition, commits=time in (22, 26, 29)))
     for fewest_rows in (ALWAYS, NEVER):
         final = results_of(pipeline_of(WINDOWS["sessions without grace"], "suppress"), piped, fewest_rows).final
         counts = {each.headers["window_start"]: each.value["n"] for each in final if each.key == "b"}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from hypothesis import given
+import pytest
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sluice.server.latencies import Latencies, no_figures
 from sluice.server.shared import ShardId, SharedShardIds, shared_among
+from sluice.state.ledger.measurements import Labels
 from sluice.state.model import GenerationRef
 
 SHARDS = st.builds(
@@ -60,6 +62,7 @@ def test_one_process_shares_nothing() -> None:
         )
     )
 )
+@example([(0, "/local", 200, 0.11), (1, "/local", 200, 0.1), (1, "/local", 200, 0.1)])
 def test_latencies_add_up_the_figures_of_all_processes(answers: list[tuple[int, str, int, float]]) -> None:
     figures = [no_figures() for _ in range(3)]
     processes = [Latencies(figures, number) for number in range(3)]
@@ -67,8 +70,14 @@ def test_latencies_add_up_the_figures_of_all_processes(answers: list[tuple[int, 
     for number, prefix, status, seconds in answers:
         processes[number].add(prefix, status, seconds)
         one.add(prefix, status, seconds)
-    expected = list(one.measurements())
+    expected = values(one)
     for process in processes:
-        assert list(process.measurements()) == expected
-    counted = sum(measured.value for measured in expected if measured.name.endswith("_bucket"))
+        # The seconds are doubles, which the processes and `one` have added in different orders.
+        assert values(process) == pytest.approx(expected)
+    counted = sum(value for (name, _), value in expected.items() if name.endswith("_bucket"))
     assert counted == len(answers)
+
+
+def values(latencies: Latencies) -> dict[tuple[str, Labels], float]:
+    """The name and the labels of each measurement, and its value."""
+    return {(name, labels): value for name, value, labels in latencies.measurements()}

@@ -31,6 +31,7 @@ from tests.api.states import totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host
 from tests.servers.test_hosts import COUNT, ContinuousQueries, counts, of_worker
+from tests.support.leases import NEWEST_EPOCH
 from tests.support.state_rows import write_rows
 from tests.support.states import NOON, States, make_audit, make_snapshot
 
@@ -317,7 +318,7 @@ def test_a_damaged_shard_does_not_replace_its_copy(
         with open_shard(states.written_at[1], to_write=True) as copy:
             audit = states.ledger.audits.newest(states.ref)
             assert audit is not None
-            assert copy.begin_run(10**6, 2) == audit.published_checksums(1)
+            assert copy.begin_run(NEWEST_EPOCH, 2) == audit.published_checksums(1)
     else:
         hosts[1].stop()
         assert one(hosts[0], as_of="standby")["entries"][0]["value"] == 50  # type: ignore[index]

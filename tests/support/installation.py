@@ -17,6 +17,7 @@ from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationRef, owner
 from sluice.state.remote.opening import open_shard
 from sluice.state.shard.operator_states import State
+from tests.support.leases import NEWEST_EPOCH
 from tests.support.state_rows import write_rows
 from tests.support.states import States, make_audit, make_snapshot
 
@@ -112,7 +113,7 @@ def snapshot_states(ledger: Ledger) -> dict[str, bytes]:
     states: dict[str, bytes] = {}
     for worker in current.workers:
         with open_shard(worker.location) as shard:
-            for key, state in shard.read_states(OPERATOR, KEYS, 1_000, 1_000).items():
+            for key, state in shard.read_states(OPERATOR, KEYS, 1_000, NEWEST_EPOCH).items():
                 assert state.data is not None
                 states[key] = state.data
     return states

@@ -32,6 +32,9 @@ WAITING = (
     "tests/unit/kafka/test_unreachable_brokers.py",
     "tests/unit/state/test_lease.py",
     "tests/engine/test_kafka_security.py",
+    "tests/engine/test_output_identity.py",
+    "tests/engine/test_denied_operations.py",
+    "tests/unit/state/test_postgres_checks.py",
 )
 """Files whose tests mostly wait: for brokers, Airflow, leases and time-outs."""
 

@@ -129,6 +129,14 @@ def frozen(url: str) -> Iterator[None]:
                 os.kill(process, signal.SIGCONT)
 
 
+def postgres_binaries() -> Path:
+    """The folder of PostgreSQL's programs. Skips the test if they are not installed."""
+    binaries = _binaries()
+    if binaries is None or not (binaries / "pg_receivewal").exists():
+        pytest.skip("PostgreSQL's programs are not installed (apt-get install postgresql)")
+    return binaries
+
+
 def _binaries() -> Path | None:
     if found := shutil.which("postgres"):
         return Path(found).resolve().parent

@@ -10,11 +10,11 @@ import pytest
 
 from sluice import settings as module
 from sluice.errors import SettingsError
-from sluice.settings import Settings, settings
+from sluice.settings import Settings, masked, settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
 from sluice.state.remote.opening import create_shard
-from sluice.state.shard.addresses import location
+from sluice.state.shard.addresses import location, shown
 
 
 def test_defaults_are_below_one_folder() -> None:
@@ -51,6 +51,11 @@ def test_all_files_are_in_the_home_whatever_its_name(tmp_path: Path, name: str) 
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name / "ledger.sqlite").is_file()
     assert (tmp_path / name / "shards" / "orders" / "g1" / "worker-0.sqlite").is_file()
+
+
+def test_the_address_of_a_shard_is_shown_without_secrets() -> None:
+    address = location("postgresql://ada:xi@db/state?sslpassword=xi", GenerationRef("orders", 1), 0)
+    assert shown(address) == "postgresql+psycopg://ada:***@db/state?schema=sluice_orders_g1_w0&sslpassword=***"
 
 
 def test_empty_variables_have_their_defaults() -> None:
@@ -119,6 +124,30 @@ def test_memory_has_a_unit(text: str, megabytes: int) -> None:
 def test_memory_that_is_too_little_or_unclear_is_rejected(text: str) -> None:
     with pytest.raises(SettingsError, match=f"SLUICE_MEMORY is '{text}'. Set it to at least 1200m, such as"):
         Settings.read({"SLUICE_MEMORY": text})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SLUICE_LEDGER", "postgresql://ada:hush%20hush@db/state"),
+        ("SLUICE_SHARDS", "postgresql://ada@db/state?password=hush%20hush&schema=s"),
+        ("SLUICE_CONNECTION_WAREHOUSE", "postgresql://ada@db/sales?sslpassword=hush+hush"),
+        ("SLUICE_KAFKA", '{"sasl.oauthbearer.client.secret": "hush hush"}'),
+        ("SLUICE_KAFKA", '{"ssl.key.password": "hush hush"}'),
+        ("SLUICE_SPARK_CONF", '{"spark.hadoop.fs.s3a.secret.key": "hush hush"}'),
+        ("SLUICE_URL", "http://ada:hush%20hush@airflow:8080"),
+        ("SLUICE_TOKEN", "hush hush"),
+        ("SLUICE_PASSWORD", "hush hush"),
+    ],
+)
+def test_secrets_are_masked_and_not_represented(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = Settings.read({name: value})
+    assert "hush hush" in values.secrets
+    assert "hush" not in repr(values)
+    monkeypatch.setenv(name, value)
+    settings.cache_clear()
+    assert masked("no log-in with hush hush") == "no log-in with ***"
+    settings.cache_clear()
 
 
 def test_delivery_is_exactly_once_or_at_least_once() -> None:

@@ -11,6 +11,7 @@ import msgspec
 from starlette.responses import Response
 
 from sluice.errors import SluiceError
+from sluice.settings import masked
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +49,11 @@ def problem_of(error: SluiceError) -> Response:
     """A response with the problem document of an error."""
     headers = {"Retry-After": _RETRY_SECONDS} if error.status in _TEMPORARY else {}
     if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        log.error("A request failed: %s", error)
+        log.error("A request failed: %s", masked(str(error)))
     return problem(
         error.status,
-        error.detail,
-        error.next_step,
+        masked(error.detail),
+        masked(error.next_step),
         title=error.title,
         headers=headers,
         extensions=error.extensions,

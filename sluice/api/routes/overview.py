@@ -18,7 +18,7 @@ from sluice.api.routes.pipeline_routes import failure_answer
 from sluice.api.runs import DagState
 from sluice.errors import BrokersUnreachable
 from sluice.kafka.unread_records import Lag, Offsets
-from sluice.observe.health import failures_of, input_away, trouble_of
+from sluice.observe.health import Calm, calm_of, failures_of, input_away, trouble_of
 from sluice.observe.monitoring import LedgerFigures
 
 router = Router("overview", "/v1/overview")
@@ -57,12 +57,16 @@ async def _overview(
     if lag is None:
         lag_error = error or "Nothing has been read yet."
     else:
-        lag_error = input_away(missing, read=lag.positions).detail if missing else ""
+        lag_error = ""
+        if missing:
+            lag_error = input_away(missing, read=lag.positions, denied=lag.denied).detail
+    calm = calm_of(figures, name)
+    kinds = {failure.kind for failure in failures}
     # If a topic of the pipeline is missing, nobody knows how many of its records are unread.
     unread = None if lag is None or missing else lag.unread
     return answers.Overview(
         pipeline=name,
-        health=_health({failure.kind for failure in failures}, dag, name in figures.running, unread),
+        health=_health(kinds, dag, name in figures.running, unread, calm),
         paused=dag.paused,
         failures=[failure_answer(failure) for failure in failures],
         unread=unread,
@@ -76,7 +80,13 @@ async def _overview(
     )
 
 
-def _health(kinds: Collection[FailureKind], dag: DagState, held: bool, unread: int | None) -> PipelineHealth:
+def _health(
+    kinds: Collection[FailureKind],
+    dag: DagState,
+    held: bool,
+    unread: int | None,
+    calm: Calm | None,
+) -> PipelineHealth:
     """The health of a pipeline with failures of these kinds. `held`: a driver holds the pipeline's lease."""
     trouble = trouble_of(kinds)
     if trouble == "broken":
@@ -88,7 +98,8 @@ def _health(kinds: Collection[FailureKind], dag: DagState, held: bool, unread: i
     # failed run, a held lease proves nothing, because a killed driver's lease is held until it expires.
     if is_at_work and (state == "running" or (held and state != "failed")):
         return PipelineHealth.RUNNING
-    if trouble == "failed" or state == "failed":
+    # Airflow remembers how the last run of a retired pipeline ended.
+    if trouble == "failed" or (state == "failed" and calm != "retired"):
         return PipelineHealth.FAILED
     if trouble == "waiting":
         return PipelineHealth.WAITING
@@ -96,6 +107,8 @@ def _health(kinds: Collection[FailureKind], dag: DagState, held: bool, unread: i
         return PipelineHealth.RUNNING
     if trouble is not None:
         return PipelineHealth(trouble)
+    if calm is not None:
+        return PipelineHealth(calm)
     return PipelineHealth.BEHIND if unread else PipelineHealth.IDLE
 
 

@@ -19,7 +19,7 @@ from sluice.api.http.route import Router
 from sluice.api.routes.access import Access, access_of
 from sluice.errors import NotFound, QueryError
 from sluice.observe import monitoring
-from sluice.observe.health import trouble_of
+from sluice.observe.health import calm_of, trouble_of
 from sluice.observe.monitoring import LedgerFigures
 from sluice.query.ledger_reads import read_ledger
 from sluice.state.ledger.failures import Failure
@@ -217,7 +217,7 @@ def _pipeline(figures: LedgerFigures, name: str) -> answers.PipelineStatus:
     trouble = trouble_of({failure.kind for failure in failures})
     return answers.PipelineStatus(
         pipeline=name,
-        status=Health.OK if trouble is None else Health(trouble),
+        status=Health(trouble or calm_of(figures, name) or "ok"),
         failures=[failure_answer(failure) for failure in failures],
         generation=None if info is None else info.generation,
         topics=() if info is None else info.topics,

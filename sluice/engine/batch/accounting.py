@@ -18,41 +18,18 @@ from sluice.engine.batch.record_headers import (
     headers_of_records,
     with_headers,
 )
+from sluice.engine.batch.record_outcomes import Outcome, RecordOutcome
 from sluice.engine.batch.row_schemas import origins
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, part_name
 from sluice.engine.batch.stream_time import SEEN, StreamTimes
 from sluice.errors import EngineError, RecordFailed
 from sluice.plan import Failure, Job, Sink
 from sluice.plan.arrow_support import failure_columns
+from sluice.plan.planned_operators import edge_column, key_column
 from sluice.sql.arrow_values import mask_of
 from sluice.support.arrays import Integers, Mask
 from sluice.values.record_places import Partition
 from sluice.values.sink_tables import POSITION
-
-
-class RecordOutcome:
-    """The outcome of each row of a batch, as masks. A record with any effect counts as applied."""
-
-    def __init__(
-        self,
-        records: Integers | None,
-        applied: Mask,
-        rejected: Mask,
-        skipped: Mask,
-    ) -> None:
-        # A record is counted once, however many rows it has. Rows of the same record have the same offset.
-        self.records = records
-        """The offset of each row's record; None unless steps may have turned one record into several rows."""
-        self.applied, self.rejected, self.skipped = applied, rejected, skipped
-        self.late = np.zeros_like(applied)
-        self.dropped = {"null_key": np.zeros_like(applied), "null_value": np.zeros_like(applied)}
-
-
-_OUTCOMES = (
-    "applied", "late_everywhere", "dropped/null_key", "dropped/null_value", "dead_letter/processing",
-    "dropped/processing", "filtered",
-)  # fmt: skip
-
 
 _OF_EVERY_RECORD = ("_source", "_partition", "_offset", "_time", "_sequence", RAW)
 """The columns, besides key and value, from which output records are made. A batch may lack some of them."""
@@ -73,22 +50,20 @@ class PartitionResults:
     placed: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Table → the offset of the last record with rows for it, and the number of these rows so far."""
     _last: tuple[int, int] | None = None
-    """The offset of the last row's record, and the index of the record's outcome in `_OUTCOMES`.
-    This record is not counted yet, because the next rows may belong to it."""
+    """The offset of the last row's record, and the record's `Outcome`.
 
-    def count_records(self, outcome: RecordOutcome) -> None:
-        """Count each record once, under the first of `_OUTCOMES` that applies to any of its rows."""
-        kinds = [
-            outcome.applied,
-            outcome.late,
-            *outcome.dropped.values(),
-            outcome.rejected,
-            outcome.skipped,
-        ]
-        best = np.select(kinds, range(len(kinds)), default=len(kinds))
+    This record is not counted yet, because the next rows may belong to it.
+    """
+
+    def count_records(self, outcome: RecordOutcome) -> Integers:
+        """Count each record once, under the first `Outcome` that applies to any of its rows.
+
+        Returns the number `undecided` of each row.
+        """
+        best, undecided = outcome.decided()
         if outcome.records is None:
             self._count_outcomes(best)
-            return
+            return undecided
         # A step such as flat_map turns a record into several rows. These rows follow each other,
         # and may be divided between two batches of rows.
         first = np.flatnonzero(np.concatenate(([True], outcome.records[1:] != outcome.records[:-1])))
@@ -96,9 +71,10 @@ class PartitionResults:
         if self._last is not None and self._last[0] == outcome.records[0]:
             of_records[0] = min(of_records[0], self._last[1])
         elif self._last is not None:
-            self.counts[_OUTCOMES[self._last[1]]] += 1
+            self.counts[Outcome(self._last[1]).count] += 1
         self._count_outcomes(of_records[:-1])
         self._last = int(outcome.records[-1]), int(of_records[-1])
+        return undecided
 
     def row_places(
         self,
@@ -126,14 +102,14 @@ class PartitionResults:
         return dict(zip(POSITION, places, strict=True))
 
     def _count_outcomes(self, outcomes: Integers) -> None:
-        for kind, number in enumerate(np.bincount(outcomes, minlength=len(_OUTCOMES)).tolist()):
+        for kind, number in enumerate(np.bincount(outcomes, minlength=len(Outcome)).tolist()):
             # The counts `applied` and `filtered` are reported even if they are 0.
-            if number or _OUTCOMES[kind] in ("applied", "filtered"):
-                self.counts[_OUTCOMES[kind]] += number
+            if number or kind in (Outcome.APPLIED, Outcome.FILTERED):
+                self.counts[Outcome(kind).count] += number
 
     def count_last_record(self) -> None:
         if self._last is not None:
-            self.counts[_OUTCOMES[self._last[1]]] += 1
+            self.counts[Outcome(self._last[1]).count] += 1
             self._last = None
 
 
@@ -184,19 +160,25 @@ class RecordSinks:
     side_outputs: SideOutputs
     sinks: tuple[Sink, ...]
     topics: Mapping[int, str]
-    passes: tuple[str, ...]
-    """For each operator after the stateless steps, the Boolean column that is true if a record goes to the operator."""
+    passes: tuple[tuple[str, str | None], ...]
+    """For each side of an operator after the stateless steps: the Boolean column that is true if a
+    record goes there, and the column that must then have a value, too."""
     failing: tuple[Failure, ...]
     dead_letters: str
 
     @classmethod
     def of(cls, job: Job, side_outputs: SideOutputs) -> Self:
-        passes = tuple(edge.column for edge in job.edges_from(0))
+        passes: list[tuple[str, str | None]] = [(edge.column, None) for edge in job.edges_from(0)]
+        for operator in job.operators:
+            for edge in operator.edges:
+                if (shares := edge.shares) is not None:
+                    column = edge_column(shares.target, shares.side)
+                    passes.append((column, key_column(column) if shares.needs_key else None))
         return cls(
             side_outputs,
             job.stream_sinks,
             job.topics_by_source,
-            passes,
+            tuple(passes),
             job.failures_before_operators,
             job.pipeline.dead_letters,
         )
@@ -231,10 +213,15 @@ class RecordSinks:
                 if sink.table is None:
                     records = with_headers(records, headers_of_records(chosen))
                 results.outputs.setdefault(sink.topic, []).append(records)
-        for name in self.passes:
-            applied |= boolean_mask(batch.column(name))
+        for_operators = np.zeros(count, np.int64)
+        for name, needed in self.passes:
+            passed = boolean_mask(batch.column(name))
+            if needed is not None:
+                passed = passed & boolean_mask(batch.column(needed).is_valid())
+            for_operators += passed
         records = batch.column("_offset").to_numpy() if "_offset" in batch.schema.names else None
-        return RecordOutcome(records, applied, *self._reject_failures(batch, records, results))
+        failed = self._reject_failures(batch, records, results)
+        return RecordOutcome(records, applied, for_operators, *failed)
 
     def _reject_failures(
         self,

@@ -11,6 +11,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # t
 
 from sluice.errors import EngineError, sentence
 from sluice.kafka.brokers import quiet
+from sluice.kafka.denied_operations import denial
 from sluice.kafka.topics import Topic, create_topics, described_topics
 
 TIMEOUT_S = 30
@@ -37,10 +38,16 @@ NO_LIMITS = TopicLimits(size=2**31, after_ms=_ANY_TIME)
 
 @contextlib.contextmanager
 def kafka_errors(action: str, kafka: Mapping[str, str]) -> Iterator[None]:
-    """Convert Kafka's errors to EngineErrors that name the action, such as "Reading the markers", and the brokers."""
+    """Convert Kafka's errors to EngineErrors that name the action and the brokers.
+
+    An example of an action is "Reading the markers". If Kafka has denied an operation, raises
+    AccessDenied, which names the operation instead.
+    """
     try:
         yield
     except KafkaException as error:
+        if (denied := denial(kafka, error)) is not None:
+            raise denied from error
         reason = error.args[0].str()
         raise EngineError(
             f"{action}{at(kafka, reason)}: {sentence(reason)}",

@@ -31,6 +31,7 @@ ROW = {
     "origin": "BIGINT",
     "path": "BINARY",
     "advances": "BINARY",
+    "undecided": "INT",
     "worker": "INT",
 }
 """Columns of a row. `target` is the operator, store, group or sink that the row is for.
@@ -40,6 +41,9 @@ ROW = {
 If `emitted` is true, `target` is the operator that emitted the row.
 
 `headers` are the headers of the record that caused the row, as JSON, if an output needs them.
+
+`undecided` is null unless operators decide whether the row's record has any effect (see
+`record_outcomes`).
 
 Rows are sorted by position: `sequence` (the record's order among all records), `origin` (the record's source, partition
 and offset) and `path` (the steps from the record to the row; see `values.row_order`).

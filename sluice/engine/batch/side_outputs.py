@@ -31,6 +31,17 @@ _WRITE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _READ_OPTIONS = pa.ipc.IpcReadOptions(use_threads=False)
 
 
+class LastRecord(msgspec.Struct, array_like=True, frozen=True):
+    """The last record that a task has read from its partition."""
+
+    offset: int
+    fingerprint: str
+    leader_epoch: int = -1
+    """The leader epoch of this record; -1 if it is unknown."""
+    first_leader_epoch: int = -1
+    """The leader epoch of the first record that the task has read."""
+
+
 class BatchStats(msgspec.Struct):
     """Counts of records and stream times: of a task, of the driver, or of the whole batch."""
 
@@ -38,8 +49,8 @@ class BatchStats(msgspec.Struct):
     stream_times: dict[str, int] = {}
     partition: str = ""
     """For a task with rows of one partition: `TOPIC-PARTITION`."""
-    last: tuple[int, str] | None = None
-    """For a task that reads one partition: the offset and the fingerprint of its last record."""
+    last: LastRecord | None = None
+    """For a task that reads one partition: its last record."""
     by_partition: dict[str, dict[str, int]] = {}
     """For a task with rows of several partitions: `TOPIC-PARTITION` → the counts of that partition."""
     row_bytes: dict[str, int] = {}
@@ -139,6 +150,11 @@ class SideOutputs:
             self._add(label, pack_table(of_page))
         return page
 
+    def add_undecided(self, part: str, reports: pa.Table) -> None:
+        """Add reports of rows that operators have passed over (see `record_outcomes`)."""
+        for page, rows in enumerate(_pages(reports)):
+            self._add(Label(f"{_UNDECIDED}{part}", page=page), pack_table(rows))
+
     def take(self) -> list[SideOutput]:
         """The side outputs that earlier chains of the same Spark task left in a file, then this chain's outputs."""
         taken = [*self._collected]
@@ -173,6 +189,7 @@ class Collected:
         self._stats: list[BatchStats] = []
         self._records: dict[str, list[bytes | pa.Buffer]] = {}
         self._changes: list[tuple[frozenset[int], bytes | pa.Buffer]] = []
+        self._undecided: list[bytes | pa.Buffer] = []
         self.output_size = NOTHING
         """The size of all records and changes."""
         # Shuffles deliver side outputs in any order. They are sorted, so that a
@@ -184,6 +201,8 @@ class Collected:
                 self._records.setdefault(label.topic, []).append(data)
             elif label.part.startswith(_CHANGES):
                 self._changes.append((frozenset(label.groups), data))
+            elif label.part.startswith(_UNDECIDED):
+                self._undecided.append(data)
             else:
                 self._stats.append(msgspec.json.decode(data, type=BatchStats))
 
@@ -224,14 +243,18 @@ class Collected:
         return totals
 
     @property
-    def last_records(self) -> dict[tuple[str, int], tuple[int, str]]:
-        """Topic and partition → the offset and the fingerprint of the last record that was read."""
-        last: dict[tuple[str, int], tuple[int, str]] = {}
+    def last_records(self) -> dict[tuple[str, int], LastRecord]:
+        """Topic and partition → the last record that was read."""
+        last: dict[tuple[str, int], LastRecord] = {}
         for stats in self._stats:
             if stats.last is not None:
                 topic, _, partition = stats.partition.rpartition("-")
                 last[topic, int(partition)] = stats.last
         return last
+
+    def undecided(self) -> Iterator[pa.Table]:
+        """The reports that `add_undecided` has added."""
+        return map(_unpack_table, self._undecided)
 
     def records(self, topic: str) -> Iterator[pa.Table]:
         """The records for a topic, in tables, sorted by part."""
@@ -253,6 +276,7 @@ class Collected:
 
 
 _CHANGES = "changes-"
+_UNDECIDED = "undecided-"
 
 
 def _file_of_task() -> Path | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.batch.worker_shards import damaged_state, worker_shard
-from sluice.errors import DamagedState, EngineError
+from sluice.errors import DamagedState, EngineError, recovery_advice
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger.history import Batch
@@ -16,10 +17,13 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placements
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationRef
+from sluice.state.postgres_checks import require_usable_shards
 from sluice.state.remote.opening import create_shard, open_shard
 from sluice.state.shard.addresses import location, shown
 from sluice.state.shard.shard import Checksums, Shard
 from sluice.values.sink_tables import connection_variable
+
+_UNKNOWN: Mapping[str, Checksums] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -55,13 +59,33 @@ class Storage:
         """Open a worker's shard for writing. Raises DamagedState with the worker's number and the shard's address."""
         return worker_shard(worker, self.locations[worker])
 
-    def checksums(self, batch: int) -> dict[str, Checksums]:
-        """Worker's number as text → its shard's checksums as of a batch."""
-        checksums = {}
-        for worker in range(len(self.locations)):
+    def checksums(self, batch: int, before: Mapping[str, Checksums] = _UNKNOWN) -> dict[str, Checksums]:
+        """Return the checksums of each worker's shard as of a written batch, by the worker's number as text.
+
+        `before` are the checksums that were published for the batch before, if they are known.
+        Raises DamagedState if a shard has others: it has lost commits since, so this batch was
+        computed from older state.
+        """
+        checksums: dict[str, Checksums] = {}
+        lost: dict[int, tuple[str, str]] = {}
+        for worker, address in enumerate(self.locations):
             with self.shard(worker) as shard:
                 checksums[str(worker)] = shard.checksums(batch)
+                published = before.get(str(worker))
+                difference = "" if published is None else shard.checksums(batch - 1).difference(published)
+            if difference:
+                lost[worker] = address, f"It has lost commits: {difference}"
+        if lost:
+            raise damaged_state(lost)
         return checksums
+
+    def newest_epoch(self) -> int:
+        """Return the highest epoch under which a shard was written."""
+        epochs: list[int] = []
+        for worker in range(len(self.locations)):
+            with self.shard(worker) as shard:
+                epochs.append(shard.journal().epoch)
+        return max(epochs)
 
     def forget_failures(self, batch: int, epoch: int) -> None:
         """Remove the recorded failures of a batch's calls, because the batch was not published."""
@@ -79,6 +103,7 @@ class Storage:
         must know this batch. With an older ledger, Sluice would count records twice, or write other
         records under the number of this batch.
         """
+        require_usable_shards(self.locations)
         published = ledger.snapshots.last_batch(self.ref)
         planned = ledger.plans.unpublished(self.ref)
         is_known = written is None or written.number <= (-1 if published is None else published)
@@ -89,8 +114,7 @@ class Storage:
                 f"Batch {written.number} of {name} has written its output, but the ledger does not "
                 f"have this batch: the newest one that it has published is {newest}. The ledger is "
                 "older than the output.",
-                next_step="Restore the newest ledger and shards. Or rebuild the state from the "
-                f"topics, which does not write that output again: sluice rebuild {name}.",
+                next_step=recovery_advice(name),
             )
         if published is None:
             for address in self.locations:
@@ -98,18 +122,28 @@ class Storage:
                     # If a batch is planned, the shard may have rows although no snapshot is
                     # published: a run was interrupted before it published its first snapshot.
                     if planned is None and shard.journal().batches:
-                        raise self._unknown_rows(address)
+                        raise self._unknown_rows(address, ledger)
                     # From here on, the shard refuses writes of earlier holders of the lease.
                     shard.begin_run(epoch, -1)
         else:
             self._check_shards(published, ledger, epoch)
 
-    def _unknown_rows(self, address: str) -> EngineError:
+    def _unknown_rows(self, address: str, ledger: Ledger) -> EngineError:
         name = self.job.pipeline.name
+        if ledger.generations.current_number(name) in (None, self.generation):
+            next_step = (
+                "Restore the ledger. If it is lost for good, and the markers, too: compute the state from the topics, "
+                f"without writing any output for the records that they have now: sluice rebuild {name} --from-topics. "
+                f"Or begin anew, and write the output of all records again: sluice recover {name} --anew."
+            )
+        else:
+            next_step = (
+                "Restore the ledger. Or drop this generation, which readers do not see: "
+                f"sluice generations drop {name}."
+            )
         return EngineError(
             f"{shown(address)} has batches of generation {self.generation} of {name}, but the ledger has none of them.",
-            next_step="Restore the ledger. If readers do not see this generation yet, drop it: "
-            f"sluice generations drop {name}.",
+            next_step=next_step,
         )
 
     def _check_shards(self, published: int, ledger: Ledger, epoch: int) -> None:

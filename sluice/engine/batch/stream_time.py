@@ -53,6 +53,18 @@ OF_WORKERS = (DUE, WALL)
 """The names of the times that are kept for each worker."""
 
 
+def times_of_operators(times: Mapping[str, int]) -> dict[str, int]:
+    """Return the stream times that a snapshot shows: those of operators.
+
+    The other times, such as when each partition last had a record, depend on where batches end.
+    """
+    shown: dict[str, int] = {}
+    for name, time in times.items():
+        if name.split("/")[0] not in OWN_TIMES:
+            shown[name] = time
+    return shown
+
+
 @dataclass(frozen=True)
 class StreamTimes:
     """The stream times at one moment, such as the start of a batch."""

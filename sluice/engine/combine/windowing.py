@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from sluice.engine.batch.accounting import PartitionResults, RecordOutcome, boolean_mask
+from sluice.engine.batch.accounting import PartitionResults, boolean_mask
 from sluice.engine.batch.record_headers import headers_of_records, with_headers
+from sluice.engine.batch.record_outcomes import RecordOutcome
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes, after_each
 from sluice.operators.aggregation.window_bounds import bounds_of_all
 from sluice.operators.lateness import WindowLateness

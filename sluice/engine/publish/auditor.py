@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sluice.engine.batch.side_outputs import Collected
+from sluice.engine.batch.side_outputs import Collected, LastRecord
 from sluice.engine.batch.storage import Storage
 from sluice.engine.read.source_identity import Positions
 from sluice.errors import EngineError
@@ -22,14 +22,17 @@ class Auditor:
     storage: Storage
     run: str
     epoch: int
+    newest: Audit | None = None
+    """The audit of the newest published batch; None before the first."""
 
     def audit(self, plan: PlannedBatch, before: Positions, collected: Collected) -> Audit:
-        """Audit a batch whose shards are written. Raises EngineError if the audit does not balance.
+        """Audit a batch whose shards are written.
 
-        `before` are the offsets at which the batch begins.
+        `before` are the offsets at which the batch begins. Raises EngineError if the audit does not
+        balance, and DamagedState if a shard has lost commits since the batch before was published.
         """
         batch = plan.number
-        checksums = self.storage.checksums(batch)
+        checksums = self.storage.checksums(batch, {} if self.newest is None else self.newest.all_checksums)
         job = self.storage.job
         audit = Audit(
             pipeline=job.pipeline.name,
@@ -67,9 +70,20 @@ def _sources(before: Positions, after: Positions, collected: Collected) -> tuple
                 end,
                 counts.get((topic, partition), Counter()),
             )
-            offset, fingerprint = last.get((topic, partition), (-1, ""))
-            audits.append(msgspec.structs.replace(source, last=offset, fingerprint=fingerprint))
+            if (topic, partition) in last:
+                source = _with_last_record(source, last[topic, partition])
+            audits.append(source)
     return tuple(audits)
+
+
+def _with_last_record(source: SourceAudit, last: LastRecord) -> SourceAudit:
+    return msgspec.structs.replace(
+        source,
+        last=last.offset,
+        fingerprint=last.fingerprint,
+        leader_epoch=last.leader_epoch,
+        first_leader_epoch=last.first_leader_epoch,
+    )
 
 
 def _source(topic: str, partition: int, start: int, end: int, counts: Counter[str]) -> SourceAudit:

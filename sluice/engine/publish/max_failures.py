@@ -1,9 +1,9 @@
 """Decides from a batch's rejected records whether the records are wrong, or the pipeline.
 
 If a step fails for most records, then the step is wrong. If most records cannot even be read, then their producer or
-the contract is wrong, and a result without them would mislead. Such a batch ends the run. A batch with fewer
-rejected records is published, and the pipeline is degraded until a batch has hardly any rejected
-records.
+the contract is wrong, and a result without them would mislead. Such a batch ends the run, if it has
+at least `LEAST_REJECTED` rejected records. A batch with fewer rejected records is published, and
+the pipeline is degraded until a batch has hardly any rejected records.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ _REJECTED = ("dead_letter/", "dropped/")
 _NOT_REJECTED = {
     "dropped/null_key",
     "dropped/null_value",
+    "dropped/no_window",
+    "dropped/duplicate",
     "dead_letter/processing",
     "dropped/processing",
 }
 """Counts with the prefixes above, but of records that could be read: operators ignored them, as in
 Kafka Streams, or a step failed for them."""
 
-_FEW = 100
-"""If the limit is a share, fewer rejected records than this never end a run, because they can be a
-large share of a small batch."""
+LEAST_REJECTED = 100
+"""If the limit is a share, fewer rejected records than this never end a run, even if the batch has
+no others: a run often reads few records, and a single wrong one must not stop the pipeline."""
 _NOTABLE = 10
 _NOTABLE_SHARE = 0.05
 """A pipeline is degraded if a batch has at least `_NOTABLE` rejected records, and more than this share is rejected."""
@@ -50,7 +52,7 @@ class Limit:
         """Whether `count` of `read` records are too many."""
         if isinstance(self.most, int):
             return count > self.most
-        return count >= _FEW and count > self.most * read
+        return count >= LEAST_REJECTED and count > self.most * read
 
     def __str__(self) -> str:
         if isinstance(self.most, int):

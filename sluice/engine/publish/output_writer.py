@@ -24,6 +24,7 @@ from sluice.engine.batch.row_schemas import SORT_KEY, sorted_indices
 from sluice.engine.batch.side_outputs import Collected
 from sluice.engine.publish.at_least_once import AtLeastOnce, Records
 from sluice.engine.publish.encode import accepted_records, encode_records
+from sluice.engine.publish.markers import PublishedState
 from sluice.engine.publish.table_rows import join_rows, table_rows, with_positions
 from sluice.plan import Job, Sink
 from sluice.sinks.target import BatchId, Rows, TableSink
@@ -38,8 +39,16 @@ SinkRecords = Sequence[tuple[Sink, pa.Table]]
 class Output(Protocol):
     """The destination of records for topics: a Kafka transaction, or a test driver's memory."""
 
-    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
-        """Write a batch's records atomically. Returns the number of records per topic."""
+    def send(
+        self,
+        batch: Batch,
+        records: Iterable[tuple[str, pa.Table]],
+        state: PublishedState,
+    ) -> dict[str, int]:
+        """Write a batch's records and its marker atomically. Returns the number of records per topic.
+
+        `state` is what the ledger will publish with the batch.
+        """
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,7 @@ class OutputWriter:
         output: BatchOutput,
         dead_letters: Iterable[pa.Table],
         rejected: RejectedOutput,
+        state: PublishedState,
     ) -> dict[str, int]:
         """Write a batch's output and dead letters, and add the records that cannot be written to `rejected`.
 
@@ -114,7 +124,7 @@ class OutputWriter:
         # Sorting and encoding many records has freed memory that the client needs for its queue.
         release_memory_after_rows(sum(table.num_rows for _, table in records))
         # A batch without records is sent, too, because the transaction's marker names the batch.
-        return written | self.destinations.topics.send(batch, records)
+        return written | self.destinations.topics.send(batch, records, state)
 
     def _encoded_results(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -19,13 +19,15 @@ import structlog
 
 from sluice.engine.batch.dead_letters import RejectedOutput, dead_letters_of_steps
 from sluice.engine.batch.idle_time import IdleTime
+from sluice.engine.batch.record_outcomes import corrected_counts
 from sluice.engine.batch.rejections import rejected_rows
 from sluice.engine.batch.side_outputs import NOTHING, Collected, DataSize
 from sluice.engine.batch.storage import Storage
-from sluice.engine.batch.stream_time import OWN_TIMES, StreamTimes
+from sluice.engine.batch.stream_time import StreamTimes, times_of_operators
 from sluice.engine.publish.auditor import Auditor
 from sluice.engine.publish.encode import UNWRITTEN
 from sluice.engine.publish.lookup_tables import LookupTables
+from sluice.engine.publish.markers import PublishedState
 from sluice.engine.publish.max_failures import notable_rejections, require_few_failures
 from sluice.engine.publish.output_writer import BatchOutput, Destinations, OutputWriter, SinkRecords
 from sluice.engine.publish.shard_writer import RowsOnSpark, StateRows
@@ -33,15 +35,17 @@ from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.publish.store_changes import change_records
 from sluice.engine.publish.window_expiry import expire_windows
 from sluice.engine.read.source_identity import Positions
-from sluice.errors import RecordsRejected, SluiceError
+from sluice.errors import DamagedState, EngineError, OutputError, RecordsRejected, SluiceError
 from sluice.observe.tracing import trace_batch
 from sluice.plan import Job
-from sluice.state.ledger.audits import Audit
+from sluice.state.ledger.audits import Audit, SourceAudit
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
+from sluice.state.ledger.sources import SourcePartition
 from sluice.state.model import Snapshot
+from sluice.values.record_places import Partition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -65,10 +69,19 @@ class HeldLease(Protocol):
 
 
 class IdentityCheck(Protocol):
-    """The identity of the source topics, or a test driver's stand-in."""
+    """The identity of the run's topics, or a test driver's stand-in."""
 
-    def check_identity(self) -> None:
-        """Raise EngineError if a topic was deleted or created again since the run began."""
+    def check_batch(self, read: Sequence[SourceAudit]) -> Sequence[SourcePartition]:
+        """Raise EngineError if a topic no longer has the records before those that a batch has read.
+
+        Returns all partitions that are read, with their last records up to this batch.
+        """
+
+    def require_reached(self, positions: Positions, ends: Mapping[Partition, int]) -> None:
+        """Raise EngineError if a partition ends before the offset up to which it was read."""
+
+    def why_unwritable(self) -> EngineError | None:
+        """Return the change of a topic because of which no output can be written, if any."""
 
 
 @dataclass
@@ -122,8 +135,8 @@ class Publisher:
     destinations: Destinations | None
     """None for a rebuild, which writes no output, because an earlier generation has already written it."""
     auditor: Auditor | None = None
-    published: InitVar[int | None] = None
-    """The last published batch; None before the first."""
+    newest: Snapshot | None = None
+    """The newest published snapshot; None before the first."""
     read: int = 0
     """Number of records read so far."""
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -142,7 +155,8 @@ class Publisher:
     _before: Positions = field(default_factory=dict)
     _times: Mapping[str, int] = field(default_factory=dict)
 
-    def __post_init__(self, published: int | None) -> None:
+    def __post_init__(self) -> None:
+        published = None if self.newest is None else self.newest.batch
         self._tables = LookupTables.load(self._job, self.storage.locations[0], published)
 
     def begin(self, plan: PlannedBatch, before: Positions, *, reads_records: bool = True) -> Mapping[str, int]:
@@ -206,13 +220,19 @@ class Publisher:
         # a new partition. Such a batch is published so that the ledger has the new positions.
         if not result.is_empty:
             self._expire_windows(result.stream_times)
-        audit = None if self.auditor is None else self.auditor.audit(self._plan, self._before, collected)
-        # A topic that was deleted and created again during the batch has other records at the same
-        # offsets. Such a batch must not be published.
-        self.identity.check_identity()
+        audit = self._audit(collected)
+        # A source that was deleted and created again, or cut off, has other records at the same
+        # offsets, and such an output lacks earlier records. The batch must not be published then.
+        sources = self.identity.check_batch(() if audit is None else audit.sources)
+        state = PublishedState(
+            result.stream_times,
+            tuple(sources),
+            {} if audit is None else audit.all_checksums,
+            self._due(result.stream_times),
+        )
         phases.end("audit")
         metadata = self._metadata(result)
-        written = self._write_output(metadata, result, dead_letters)
+        written = self._write_output(metadata, result, dead_letters, state)
         phases.end("output")
         snapshot = self._make_visible(metadata, result, written, audit, phases)
         self._note_rejections(snapshot, dead_letters)
@@ -255,6 +275,7 @@ class Publisher:
             rejected += rejected_changes
         dead_letters, failures = dead_letters_of_steps(self._job, rejected)
         collected.add_stats(failures)
+        collected.add_stats(corrected_counts(collected.undecided(), self._job.topics_by_source))
         stats = collected.stats
         return BatchResult(
             BatchOutput(collected, changes, dead_letters),
@@ -274,6 +295,17 @@ class Publisher:
         require_few_failures(self._job, result.counts, dead_letters)
         return dead_letters
 
+    def _audit(self, collected: Collected) -> Audit | None:
+        """Audit the batch; None without an auditor. Quarantines shards that have lost commits."""
+        if self.auditor is None:
+            return None
+        try:
+            return self.auditor.audit(self._plan, self._before, collected)
+        except DamagedState as damaged:
+            for worker in damaged.workers:
+                self.ledger.quarantine.add(self.storage.ref, worker, damaged.detail)
+            raise
+
     def _expire_windows(self, stream_times: Mapping[str, int]) -> None:
         idle_timeout_ms = self._job.pipeline.idle_timeout_ms
         times = StreamTimes(stream_times, self.partitions, self._plan.begun, idle_timeout_ms)
@@ -284,6 +316,7 @@ class Publisher:
         metadata: Batch,
         result: BatchResult,
         dead_letters: list[pa.Table],
+        state: PublishedState,
     ) -> dict[str, int]:
         """Write the output. Returns the number of records per topic, including records that tasks have written."""
         written: dict[str, int] = {}
@@ -292,7 +325,15 @@ class Publisher:
             # written may have lost its lease meanwhile.
             self.lease.check()
             rejected = RejectedOutput()
-            written = self._writer.write(metadata, result.output, dead_letters, rejected)
+            try:
+                written = self._writer.write(metadata, result.output, dead_letters, rejected, state)
+            except OutputError:
+                raise
+            except EngineError as error:
+                reason = self.identity.why_unwritable()
+                if reason is None:
+                    raise
+                raise reason from error
             for topic, number in rejected.counts.items():
                 name = f"{UNWRITTEN}{topic}"
                 # Tasks that write at least once have counted unwritten records, too, so the counts
@@ -319,6 +360,9 @@ class Publisher:
             # The audit's balance was checked before the output was written.
             audit = msgspec.structs.replace(audit, outputs=written, phases=phases.ms)
         is_new = self.ledger.snapshots.publish(snapshot, audit, result.stream_times, metadata)
+        self.newest = snapshot
+        if self.auditor is not None:
+            self.auditor.newest = audit
         self._ready_ms = round(time.time() * 1_000)
         self.read += counts.get("read", 0)
         message = "batch published" if is_new else "batch was published already"
@@ -366,21 +410,21 @@ class Publisher:
         return ends
 
     def _snapshot(self, times: dict[str, int], counts: dict[str, int]) -> Snapshot:
-        # A snapshot shows only the stream times of operators. The other times, such as when each
-        # partition last had a record, depend on where batches end.
-        names = [name for name in times if name.split("/")[0] not in OWN_TIMES]
-        shown_times = {name: times[name] for name in names}
         return Snapshot(
             pipeline=self._job.pipeline.name,
             generation=self.storage.generation,
             batch=self._plan.number,
             published_at=datetime.now(UTC),
             positions=self._plan.ends,
-            stream_times=shown_times,
+            stream_times=times_of_operators(times),
             counts=counts,
             run=self.auditor.run if self.auditor else "",
-            due=IdleTime(self._job, times, self.partitions).next_batch,
+            due=self._due(times),
         )
+
+    def _due(self, times: Mapping[str, int]) -> int | None:
+        """Return when a batch without records next has something to do. `times` are the stream times before it."""
+        return IdleTime(self._job, times, self.partitions).next_batch
 
     @property
     def can_read_ahead(self) -> bool:

@@ -8,9 +8,11 @@ pipeline may have changed in between. A producer aborts, on start-up, any transa
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 from types import TracebackType
@@ -20,7 +22,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from xxhash import xxh3_64_intdigest
 
 from sluice.engine.batch.job_topics import (
@@ -31,17 +33,28 @@ from sluice.engine.batch.job_topics import (
     next_step_for,
     topic_limits,
 )
+from sluice.engine.publish.markers import (
+    MARKER_SETTINGS,
+    NOTHING_PUBLISHED,
+    Marker,
+    MarkerTopic,
+    PublishedState,
+    Writer,
+    encode_registration,
+    merge_ends,
+    newest_until,
+    read_marker_topic,
+)
 from sluice.engine.read.source_identity import Positions
-from sluice.errors import BatchDiffers, EngineError, sentence
+from sluice.errors import BatchDiffers, EngineError, OutputError, WentBack, recovery_advice, sentence
 from sluice.kafka.brokers import ANY_SIZE, producer_of
-from sluice.kafka.range_reader import RangeReader
-from sluice.kafka.topics import as_bytes, watermark_offsets
+from sluice.kafka.denied_operations import WRITE, denial_named, is_denial, topic_denied
+from sluice.kafka.topics import require_writable
 from sluice.sinks.target import Written
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
-from sluice.state.model import GenerationRef
+from sluice.state.model import GenerationInfo
 from sluice.support.arrays import Indices
-from sluice.values.record_places import Range
 
 COMMIT_TIMEOUT_S = 120
 """After this time the run fails without knowing the transaction's outcome. The next run learns from
@@ -53,66 +66,19 @@ _FAST: dict[str, str | bool] = {
     "queue.buffering.max.kbytes": "1048576",
     "delivery.report.only.error": True,
     "transaction.timeout.ms": "600000",
+    # After this time, the client gives up a topic that was deleted. All brokers know a new topic
+    # much earlier.
+    "topic.metadata.propagation.max.ms": "3000",
     **ANY_SIZE,
 }
+_SLOW_S = 3.0
+"""After each further wait of this length, a writer asks whether it waits in vain."""
 _BATCH_BYTES = 1_000_000
 _DEAD_LETTER_HEADERS = 1 << 20
 """Bytes by which a dead letter may exceed the rejected record."""
 _CHUNK = 2_000
 """How many records the driver lists, queues and frees at once: so few that they stay in the processor's caches."""
 _BITS, _PRIME = 2**32 - 1, 2_654_435_761
-
-
-@dataclass(frozen=True)
-class Writer:
-    """A generation of a pipeline, which writes output to Kafka."""
-
-    ref: GenerationRef
-    markers: str
-    """The topic of the pipeline's markers."""
-
-    @property
-    def transactional_id(self) -> str:
-        """The transactional id. A pipeline's generations share it, so that a newer producer fences an older one."""
-        return f"sluice.{self.ref.pipeline}"
-
-    @property
-    def name(self) -> str:
-        return f"{self.transactional_id}.{self.ref.generation}"
-
-    def generation_of(self, key: bytes | None) -> int | None:
-        """The generation whose marker has this key; None for a key of another pipeline."""
-        writer, _, generation = (key or b"").decode(errors="replace").rpartition(".")
-        return int(generation) if writer == self.transactional_id and generation.isdecimal() else None
-
-
-class Marker(msgspec.Struct, frozen=True):
-    """A written batch, and its number of records per topic."""
-
-    batch: Batch
-    outputs: dict[str, int]
-    ends: dict[str, dict[str, int]] = {}
-    """Topic → partition as text → offset after the last record of this batch and of all batches before it."""
-    checksums: dict[str, str] = {}
-    """Topic → the checksum of the batch's records without their headers, which may contain times
-    and offsets."""
-
-    def written_to(self, topic: str) -> Written:
-        """The number and the checksum of the records that the batch has written to a topic."""
-        return Written(self.outputs.get(topic, 0), self.checksums.get(topic, ""))
-
-    @property
-    def with_earlier(self) -> Batch:
-        """The batch, with the end offsets of all partitions that this batch or a batch before it has read."""
-        return msgspec.structs.replace(self.batch, ends=merge_ends(self.ends, self.batch.ends))
-
-
-def merge_ends(ends: Positions, later: Positions) -> dict[str, dict[str, int]]:
-    """Merge end offsets by topic and partition. An offset in `later` replaces the partition's offset in `ends`."""
-    merged: dict[str, dict[str, int]] = {}
-    for topic in {*ends, *later}:
-        merged[topic] = {**ends.get(topic, {}), **later.get(topic, {})}
-    return merged
 
 
 class TransactionalOutput:
@@ -132,8 +98,19 @@ class TransactionalOutput:
             _producer_settings(limits) | {"transactional.id": writer.transactional_id},
         )
         self._marker: Marker | None = None
-        self.markers: dict[int, Marker] = {}
+        self.topic = MarkerTopic()
+        """The topic of markers at the time when the writer began."""
+        self._registration: bytes | None = None
+        """The generation's registration, if the topic of markers does not have it yet."""
+        self.topic_ids: Mapping[str, str] = {}
+        """Topic → Kafka's id of the topic that the writer writes to, for the markers."""
+        self.why_unwritable: Callable[[], EngineError | None] = lambda: None
+        """Returns the error if a wait for the broker is in vain."""
+
+    @property
+    def markers(self) -> Mapping[int, Marker]:
         """Generation → its newest marker at the time when the writer began."""
+        return self.topic.markers
 
     @property
     def last(self) -> Batch | None:
@@ -158,10 +135,8 @@ class TransactionalOutput:
             raise EngineError(
                 f"Generation {last} of {name} has written output, up to batch "
                 f"{self.markers[last].batch.number}, but generation {generation} is current in the "
-                "ledger, which was restored from an older backup.",
-                next_step="Rebuild the state from the topics, which does not write that output "
-                f"again: sluice rebuild {name}. If this ledger is new on purpose, give the "
-                "pipeline another name.",
+                "ledger: the ledger was lost, or restored from an older backup.",
+                next_step=f"{recovery_advice(name)} If this ledger is new on purpose, give the pipeline another name.",
             )
 
     def lacks_marker(self, newest: Audit | None) -> bool:
@@ -172,16 +147,12 @@ class TransactionalOutput:
         return newest is not None and newest.is_written and self.last_batch < newest.batch
 
     def require_marker(self, newest: Audit | None) -> None:
-        """Raise EngineError if the marker of the ledger's newest batch is gone."""
+        """Raise OutputError if the marker of the ledger's newest batch is gone."""
         if newest is not None and self.lacks_marker(newest):
-            raise EngineError(
+            raise lost_markers(
                 f"The topic {self._writer.markers} lacks the marker of batch {newest.batch}, which "
-                f"{newest.pipeline} has published. The topic was deleted, or lost records. Without "
-                "it, output could be written twice, if a driver was killed before it published the "
-                "output's batch.",
-                next_step="Restore the topic's records. Otherwise rebuild the state from the "
-                "topics, which also checks whether output may be written twice: sluice rebuild "
-                f"{newest.pipeline}.",
+                f"{newest.pipeline} has published. The topic was deleted, or lost records.",
+                newest.pipeline,
             )
 
     def __enter__(self) -> Self:
@@ -190,8 +161,9 @@ class TransactionalOutput:
             # it asks for the transactions' coordinator.
             self._producer.list_topics(self._writer.markers, TIMEOUT_S)
             # Fences older producers with this transactional id, and aborts their open transaction.
-            self._producer.init_transactions(TIMEOUT_S)
-            self.markers = read_markers(self._kafka, self._writer)
+            with self._denial_named():
+                self._producer.init_transactions(TIMEOUT_S)
+            self.topic = read_marker_topic(self._kafka, self._writer)
             self._marker = self.markers.get(self._writer.ref.generation)
         return self
 
@@ -203,13 +175,26 @@ class TransactionalOutput:
     ) -> None:
         self._producer.purge()
 
-    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+    def register(self, info: GenerationInfo) -> None:
+        """Write a generation's registration with the next batch, unless the topic of markers has the same."""
+        registration = encode_registration(info)
+        if registration != self.topic.registrations.get(info.generation):
+            self._registration = registration
+
+    def send(
+        self,
+        batch: Batch,
+        records: Iterable[tuple[str, pa.Table]],
+        state: PublishedState = NOTHING_PUBLISHED,
+    ) -> dict[str, int]:
         """Write the batch's records atomically: per topic a table of `key`, `value` and optionally `headers`.
 
-        Returns the number of records per topic. A retried batch does not write its records again, except to topics that
-        were added to the pipeline after the batch was written. Raises BatchDiffers if the records for the other topics
-        differ from the records that were written.
+        `state` is what the ledger will publish with the batch. Returns the number of records per topic. A retried batch
+        does not write its records again, except to topics that were added to the pipeline after the batch was written.
+        Raises BatchDiffers if the records for the other topics differ from the records that were written. Raises
+        WentBack if this or a later batch was written with other records, because the ledger no longer knows it.
         """
+        self._require_next(batch)
         marker = self._marker if batch.number == self.last_batch else None
         written: Mapping[str, int] = {} if marker is None else marker.outputs
         checksums: Counter[str] = Counter()
@@ -218,8 +203,12 @@ class TransactionalOutput:
             self._require_same(marker, records)
         counts = dict(written)
         begun = False
-        with kafka_errors("Writing the output", self._kafka), self._rejections_raised():
-            if batch.number > self.last_batch:
+        with (
+            kafka_errors("Writing the output", self._kafka),
+            self._denial_named(),
+            self._rejections_raised(),
+        ):
+            if marker is None:
                 # A batch without records gets a transaction, too, so that its
                 # marker says that it was written.
                 begun = self._begin_transaction()
@@ -230,19 +219,71 @@ class TransactionalOutput:
                 counts[topic] = counts.get(topic, 0) + table.num_rows
                 # A batch that was written before gets a transaction only for topics that were added
                 # to the pipeline after it was written.
-                if batch.number >= self.last_batch and table.num_rows:
+                if table.num_rows:
                     begun = begun or self._begin_transaction()
-                    checksums[topic] += _produce(self._producer, topic, table)
+                    total = _produce(self._producer, topic, table, self._require_writable)
+                    checksums[topic] += total
             if begun:
                 before = {} if marker is None else marker.checksums
                 sums = before | {topic: _hexadecimal(total) for topic, total in checksums.items()}
-                marker = Marker(batch, counts, merge_ends(self._earlier_ends, batch.ends), sums)
-                # Like any record, the marker may have to wait: the records before it may still fill
-                # the client's queue.
-                _queue(self._producer, self._writer.markers, msgspec.json.encode(marker), self._writer.name)
-                self._producer.commit_transaction(COMMIT_TIMEOUT_S)
+                ends = merge_ends(self._earlier_ends, batch.ends)
+                marker = Marker(batch, counts, ends, sums, dict(self.topic_ids), state)
+                self._queue_marker(self._writer.name, marker)
+                self._commit()
                 self._marker = marker
+                self._registration = None
         return counts
+
+    def _require_next(self, batch: Batch) -> None:
+        """Raise WentBack unless the batch is the last written one, or comes after it."""
+        last = self.last
+        if last is None or batch.number > last.number or (batch.number, batch.begun) == (last.number, last.begun):
+            return
+        ref = self._writer.ref
+        raise WentBack.of(ref.pipeline, f"{ref.generation}.{last.number}", f"{ref.generation}.{batch.number - 1}")
+
+    def replace_newest(self, marker: Marker) -> None:
+        """Replace the newest marker by another one for the same batch."""
+        generation = max(self.markers)
+        ref = msgspec.structs.replace(self._writer.ref, generation=generation)
+        with kafka_errors("Writing the marker", self._kafka), self._denial_named():
+            self._producer.begin_transaction()
+            self._queue_marker(replace(self._writer, ref=ref).name, marker)
+            self._commit()
+
+    def _queue_marker(self, key: str, marker: Marker) -> None:
+        topic = self._writer.markers
+        # Like any record, the marker may have to wait: the records before it may still fill the
+        # client's queue.
+        if self._registration is not None:
+            _queue(
+                self._producer,
+                self._require_writable,
+                topic,
+                self._registration,
+                self._writer.registration_key,
+            )
+        _queue(self._producer, self._require_writable, topic, msgspec.json.encode(marker), key)
+
+    def _commit(self) -> None:
+        """Commit the transaction. If that takes long, ask whether the topics can be written at all.
+
+        Without the question, the client would try for minutes to write to a topic that was deleted.
+        """
+        until = time.monotonic() + COMMIT_TIMEOUT_S
+        while True:
+            try:
+                self._producer.commit_transaction(_SLOW_S)
+                return
+            except KafkaException as error:
+                # After this error, the client goes on where it was when it is called again.
+                if error.args[0].code() != KafkaError._TIMED_OUT or time.monotonic() > until:
+                    raise
+            self._require_writable()
+
+    def _require_writable(self) -> None:
+        if (reason := self.why_unwritable()) is not None:
+            raise reason
 
     def _require_same(self, marker: Marker, records: Iterable[tuple[str, pa.Table]]) -> None:
         """Raise BatchDiffers if a retried batch has other records than those that were written before.
@@ -274,18 +315,34 @@ class TransactionalOutput:
                 self._producer.commit_transaction(TIMEOUT_S)
             raise
 
+    def _denial_named(self) -> AbstractContextManager[None]:
+        """Name the operation if Kafka denies it. The client does not say which topic it was."""
+        topics = sorted({*self._topics, self._writer.markers})
+        return denial_named(WRITE, " or ".join(topics), self._writer.transactional_id)
+
     @property
     def _earlier_ends(self) -> Positions:
         """The end offsets of all batches written before, including batches of earlier generations."""
-        if self._marker is not None:
-            return self._marker.with_earlier.ends
-        own = self._writer.ref.generation
-        before = [generation for generation in self.markers if generation < own]
-        return self.markers[max(before)].with_earlier.ends if before else {}
+        return {} if self.newest_marker is None else self.newest_marker.with_earlier.ends
+
+    @property
+    def newest_marker(self) -> Marker | None:
+        """The marker of the last batch that was written; None before the first."""
+        return self._marker or newest_until(self.markers, self._writer.ref.generation)
 
     def _begin_transaction(self) -> bool:
         self._producer.begin_transaction()
         return True
+
+
+def lost_markers(detail: str, pipeline: str) -> OutputError:
+    """Make the error for lost markers. `detail` says what was lost."""
+    return OutputError(
+        f"{detail} Without it, output could be written twice, if a driver was killed before it "
+        "published the output's batch.",
+        next_step="Restore the topic's records. Otherwise rebuild the state from the topics, which "
+        f"also checks whether output may be written twice: sluice rebuild {pipeline}.",
+    )
 
 
 def fence(kafka: Mapping[str, str], writer: Writer) -> TransactionalOutput:
@@ -294,37 +351,9 @@ def fence(kafka: Mapping[str, str], writer: Writer) -> TransactionalOutput:
     Returns the closed output, with its markers. Raises EngineError if the broker cannot be reached.
     """
     markers = writer.markers
-    ensure_topics(kafka, {markers: 1}, {markers: {"cleanup.policy": "compact"}})
+    ensure_topics(kafka, {markers: 1}, {markers: MARKER_SETTINGS})
     with TransactionalOutput(kafka, writer, topic_limits(kafka, [markers])) as output:
         return output
-
-
-def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
-    """Generation → its newest committed marker, for all generations of the writer's pipeline."""
-    messages: list[Message] = []
-    with kafka_errors("Reading the markers", kafka), RangeReader(kafka, skips_lost=True) as reader:
-        # Reading the watermarks makes the client find the partition's
-        # leader at once instead of after 0.5 s.
-        begin, end = watermark_offsets(reader.consumer, TopicPartition(writer.markers, 0), TIMEOUT_S)
-        for records in reader.read([Range(writer.markers, 0, begin, end)]):
-            messages += records.messages
-    newest: dict[int, Marker] = {}
-    try:
-        for message in messages:
-            generation = writer.generation_of(as_bytes(message.key()))
-            # Without a generation, the marker belongs to another pipeline.
-            if generation is None:
-                continue
-            marker = msgspec.json.decode(as_bytes(message.value()) or b"", type=Marker)
-            # The topic is compacted only now and then, so it also has older markers.
-            if generation not in newest or marker.batch.number >= newest[generation].batch.number:
-                newest[generation] = marker
-    except msgspec.DecodeError as error:
-        raise EngineError(
-            f"A marker of {writer.name} in the topic {writer.markers} cannot be read: {sentence(error)}",
-            next_step="Another version of Sluice or another program wrote it. Give the pipeline another name.",
-        ) from error
-    return newest
 
 
 def _producer_settings(limits: Mapping[str, TopicLimits]) -> dict[str, str | bool]:
@@ -344,7 +373,7 @@ def send_at_least_once(
 
     Tasks call this concurrently, so that the records do not pass through the driver.
     """
-    failed: list[KafkaError] = []
+    failed: list[tuple[KafkaError, str]] = []
     on_delivery = partial(_note_failure, failed)
     settings = {
         **_producer_settings(limits),
@@ -356,20 +385,40 @@ def send_at_least_once(
     with kafka_errors("Writing the output", kafka):
         for topic, table in records:
             counts[topic] = counts.get(topic, 0) + table.num_rows
-            _produce(producer, topic, table)
-        unanswered = producer.flush(COMMIT_TIMEOUT_S)
+            _produce(producer, topic, table, partial(require_writable, kafka, counts))
+        unanswered = _flush(kafka, producer, counts)
     if failed or unanswered:
-        why = failed[0].str() if failed else f"no answer within {COMMIT_TIMEOUT_S} s"
+        # A topic that was deleted, or a denied operation, says more than the client's error.
+        require_writable(kafka, counts)
+        error, topic = failed[0] if failed else (None, ", ".join(counts))
+        if error is not None and is_denial(error):
+            raise topic_denied(kafka, WRITE, topic)
+        why = f"no answer within {COMMIT_TIMEOUT_S} s" if error is None else error.str()
         raise EngineError(
-            f"{len(failed) + unanswered} records were not written: {sentence(why)}",
+            f"{len(failed) + unanswered} records were not written to {topic}: {sentence(why)}",
             next_step=next_step_for(why),
         )
     return counts
 
 
-def _note_failure(failed: list[KafkaError], error: KafkaError | None, _: object) -> None:
+def _flush(kafka: Mapping[str, str], producer: Producer, topics: Collection[str]) -> int:
+    """Wait until the records are written. Returns the number of records that are not.
+
+    Raises the errors of `require_writable`.
+    """
+    until = time.monotonic() + COMMIT_TIMEOUT_S
+    while (unanswered := producer.flush(_SLOW_S)) and time.monotonic() < until:
+        require_writable(kafka, topics)
+    return unanswered
+
+
+def _note_failure(
+    failed: list[tuple[KafkaError, str]],
+    error: KafkaError | None,
+    record: Message,
+) -> None:
     if error is not None:
-        failed.append(error)
+        failed.append((error, record.topic() or ""))
 
 
 def checksum(table: pa.Table) -> int:
@@ -438,8 +487,17 @@ def _hexadecimal(total: int) -> str:
     return f"{total:x}"
 
 
-def _produce(producer: Producer, topic: str, table: pa.Table) -> int:
-    """Queue records one by one, because `produce_batch` takes no headers or timestamps. Returns their checksum."""
+def _produce(
+    producer: Producer,
+    topic: str,
+    table: pa.Table,
+    when_slow: Callable[[], None] = lambda: None,
+) -> int:
+    """Queue records one by one, and return their checksum.
+
+    The client's `produce_batch` takes no headers or timestamps. Calls `when_slow` each time that
+    the client's queue was full for `_SLOW_S`.
+    """
     produce, total = producer.produce, 0
     partitions = 1
     if "partition" in table.column_names:
@@ -451,20 +509,24 @@ def _produce(producer: Producer, topic: str, table: pa.Table) -> int:
                 # Passing the arguments by name, or calling `_queue` for each record, would take longer.
                 produce(*arguments)
             except BufferError:
-                _queue(producer, *arguments)
+                _queue(producer, when_slow, *arguments)
         # The client keeps delivered records until the program polls, even if the program wants no reports of them.
         producer.poll(0)
     return total
 
 
-def _queue(producer: Producer, *arguments: Any) -> None:
+def _queue(producer: Producer, when_slow: Callable[[], None], *arguments: Any) -> None:
     """Call `produce` with these arguments. If the client's queue is full, wait until it has sent some records."""
+    slow_at = time.monotonic() + _SLOW_S
     while True:
         try:
             producer.produce(*arguments)
             return
         except BufferError:
             producer.poll(0.1)
+        if time.monotonic() > slow_at:
+            when_slow()
+            slow_at = time.monotonic() + _SLOW_S
 
 
 def _header_lists(records: pa.ListArray) -> Iterator[list[tuple[str, bytes | None]] | None]:

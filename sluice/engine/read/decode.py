@@ -134,7 +134,7 @@ class ValueDecoder:
         while len(values) + len(dead_letters) < len(raw):
             try:
                 for text in texts:
-                    values.append(decode(text))  # noqa: PERF401  (keeps the values before one that fails)
+                    values.append(decode(text))
             except BaseException as error:
                 if not rejects_record(error):
                     raise run_ending_error(

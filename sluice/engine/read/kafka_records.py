@@ -23,10 +23,11 @@ from sluice.values.record_places import Range
 
 RECORDS = pa.schema([
     ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC")),
-    ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.string()),
+    ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.string()), ("leader_epoch", pa.int32()),
 ])  # fmt: skip
 """The columns of records. Headers are JSON with values in base64, or null for a record without headers: Arrow lists are
-slow even for records without headers."""
+slow even for records without headers. The leader epoch is Kafka's number of the broker's leadership under which the
+record was written; null if it is unknown."""
 _SETTINGS = {
     # The most memory that records need which a task has not asked for yet. The client fetches as long as
     # it has less, and a compressed fetch may be several times as large in memory.
@@ -83,5 +84,15 @@ def _record_batch(records: Records) -> pa.RecordBatch:
         pa.array(list(map(Message.key, messages)), pa.binary()),
         pa.array(list(map(Message.value, messages)), pa.binary()),
         pa.array(texts, pa.string()),
+        _leader_epochs(messages),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
+
+
+def _leader_epochs(messages: Sequence[Message]) -> pa.Array:
+    # A partition's leader epochs never decrease, so if the first and the last message have the same
+    # epoch, the messages between them need not be asked.
+    first, last = messages[0].leader_epoch(), messages[-1].leader_epoch()
+    if first == last:
+        return pa.repeat(pa.scalar(first, pa.int32()), len(messages))
+    return pa.array(list(map(Message.leader_epoch, messages)), pa.int32())

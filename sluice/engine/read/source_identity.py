@@ -9,8 +9,9 @@ compares this fingerprint with the record that is at the same offset now.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
@@ -19,14 +20,18 @@ from sluice.engine.read.timestamps import timestamps_of
 from sluice.errors import EngineError
 from sluice.kafka.brokers import COMMITS_NOTHING, quiet
 from sluice.kafka.topics import as_bytes, records_at, topic_ids, watermark_offsets
-from sluice.state.ledger.audits import Audits
+from sluice.state.ledger.audits import Audits, SourceAudit
 from sluice.state.ledger.sources import SourcePartition, Sources
 from sluice.state.model import GenerationRef
 from sluice.values.record_metadata import record_fingerprint
-from sluice.values.record_places import Place
+from sluice.values.record_places import Partition, Place
 
 Positions = Mapping[str, Mapping[str, int]]
 """Topic → partition as text → offset."""
+
+
+_NEW_LEADER_S = 1.0
+"""How long a run waits for a new leader to learn the end of the committed records."""
 
 
 class InputError(EngineError):
@@ -49,7 +54,7 @@ class Topic:
 class SourceIdentity:
     """The source topics of a generation, identified by topic ids and offsets."""
 
-    kafka: Mapping[str, str]
+    kafka: Mapping[str, str] = field(repr=False)
     sources: Sources
     ref: GenerationRef
     topics: tuple[str, ...]
@@ -96,8 +101,11 @@ class SourceIdentity:
 
         A record that retention or compaction has removed cannot be compared, and raises no error.
         """
+        self._require_last_records(self.sources.get(self.ref), topics)
+
+    def _require_last_records(self, sources: Iterable[SourcePartition], topics: Mapping[str, Topic]) -> None:
         last: dict[Place, SourcePartition] = {}
-        for source in self.sources.get(self.ref):
+        for source in sources:
             topic = topics.get(source.topic)
             # If a topic is gone or was created again, another check reports it.
             if topic is None or topic.id != source.topic_id or not source.fingerprint:
@@ -155,13 +163,54 @@ class SourceIdentity:
                     return read.last
         return None
 
-    def check_identity(self) -> None:
-        """Raise InputError if a topic has been deleted or created again since the run began."""
+    def check_batch(
+        self,
+        read: Sequence[SourceAudit],
+        ids: Mapping[str, str] | None = None,
+    ) -> list[SourcePartition]:
+        """Raise InputError if a topic no longer has the records before those that a batch has read.
+
+        `read` are the partitions of the batch, which is not published yet. A partition that was cut
+        off and has grown again has new records under a new leader epoch. So only if the epoch has
+        changed since the last record of the batches before, this record is compared. `ids`: topic →
+        its id now; by default, this method asks a broker. Returns all partitions that the generation
+        reads, with their last records up to this batch.
+        """
         recorded = self.sources.get(self.ref)
-        ids = topic_ids(self.kafka, self.topics)
+        if ids is None:
+            ids = topic_ids(self.kafka, self.topics)
         for topic in self.topics:
             current = Topic(topic, ids[topic], ()) if topic in ids else None
             self._check_identity(current, topic, recorded)
+        of_batch = {(source.topic, source.partition): source for source in read}
+        doubtful: list[SourcePartition] = []
+        after: list[SourcePartition] = []
+        for source in recorded:
+            of_partition = of_batch.get((source.topic, source.partition))
+            if of_partition is None or not of_partition.fingerprint:
+                after.append(source)
+                continue
+            epoch = of_partition.first_leader_epoch
+            if epoch >= 0 and source.fingerprint and epoch != source.leader_epoch:
+                doubtful.append(source)
+            after.append(source.after(of_partition))
+        if doubtful:
+            topics = describe_topics(self.kafka, {source.topic for source in doubtful})
+            self._require_last_records(doubtful, topics)
+        return after
+
+    def require_reached(self, positions: Positions, ends: Mapping[Partition, int]) -> None:
+        """Raise InputError if a partition ends before the offset up to which it was read.
+
+        `ends` are the ends of the committed records. Shortly after a change of the partition's
+        leader, they may be too low, so a partition that seems too short is asked again.
+        """
+        for topic, partitions in positions.items():
+            for number, position in partitions.items():
+                if ends.get((topic, int(number)), position) < position:
+                    self.check(positions, {})
+                    time.sleep(_NEW_LEADER_S)
+                    return
 
     def _check_identity(
         self,
@@ -189,7 +238,8 @@ class SourceIdentity:
         return (
             "Either stop running the pipeline, which leaves the state unchanged; or write the old "
             f"records back to {topic}, then rebuild the state from the topics' current records: "
-            f"sluice rebuild {self.ref.pipeline} --from-topics."
+            f"sluice rebuild {self.ref.pipeline} --from-topics. The rebuild is followed by a run, "
+            f"which reads the records of {topic} and writes their output."
         )
 
 

@@ -19,6 +19,7 @@ from sluice.engine.batch.gathered_batches import combined
 from sluice.engine.batch.record_headers import headers_of
 from sluice.engine.batch.side_outputs import (
     BatchStats,
+    LastRecord,
     SideOutputs,
     no_garbage_collection,
     part_name,
@@ -54,8 +55,7 @@ class PartitionOutput:
     counts: Counter[str] = field(default_factory=Counter)
     dead_letters: list[pa.RecordBatch] = field(default_factory=list)
     times: dict[str, int] = field(default_factory=dict)
-    last: tuple[int, str] | None = None
-    """The offset and the fingerprint of the last record."""
+    last: LastRecord | None = None
 
     @property
     def name(self) -> str:
@@ -77,11 +77,21 @@ def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.R
             begin = row
 
 
-def _last(records: pa.RecordBatch) -> tuple[int, str]:
-    """The offset and the fingerprint of the last record."""
+def _last_record(records: pa.RecordBatch, earlier: LastRecord | None) -> LastRecord:
+    """Return the last of a partition's records. `earlier` is the last of those that the task has read before them."""
     last = records.slice(records.num_rows - 1)
     offset, key, value = (last.column(name)[0].as_py() for name in ("offset", "key", "value"))
-    return offset, record_fingerprint(key, value, _milliseconds(last)[0].as_py())
+    fingerprint = record_fingerprint(key, value, _milliseconds(last)[0].as_py())
+    first_epoch = _leader_epoch(records) if earlier is None else earlier.first_leader_epoch
+    return LastRecord(offset, fingerprint, _leader_epoch(last), first_epoch)
+
+
+def _leader_epoch(records: pa.RecordBatch) -> int:
+    """Return the leader epoch of the first record; -1 if it is unknown, as it is in a test driver."""
+    if "leader_epoch" not in records.schema.names:
+        return -1
+    epoch: int | None = records.column("leader_epoch")[0].as_py()
+    return -1 if epoch is None else epoch
 
 
 def _milliseconds(records: pa.RecordBatch) -> pa.Array:
@@ -112,7 +122,7 @@ class Reader:
                 for part, records in _by_partition(batch):
                     output = outputs.setdefault(part, PartitionOutput(*part))
                     output.counts["read"] += records.num_rows
-                    output.last = _last(records)
+                    output.last = _last_record(records, output.last)
                     in_sequence = self._with_sequence(records, output, start) if self.sequenced else records
                     yield from self._decode(in_sequence, output, start.begun)
         for output in outputs.values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 
 import numpy as np
@@ -21,6 +21,7 @@ from sluice.engine.batch.job_topics import TIMEOUT_S, kafka_errors
 from sluice.engine.batch.side_outputs import DataSize
 from sluice.engine.read.ordered_backlog import Offsets, Stretch
 from sluice.kafka.brokers import quiet
+from sluice.kafka.denied_operations import DESCRIBE, denial_named
 from sluice.kafka.listed_offsets import list_offsets
 from sluice.kafka.range_reader import RangeReader, Records
 from sluice.support.arrays import Times
@@ -74,7 +75,7 @@ def _listed(
 class KafkaTimestamps:
     """The timestamps of committed records before `ends`."""
 
-    kafka: Mapping[str, str]
+    kafka: Mapping[str, str] = field(repr=False)
     reader: RangeReader
     ends: Offsets
 
@@ -92,7 +93,8 @@ class KafkaTimestamps:
             answers = self.reader.consumer.offsets_for_times(times, TIMEOUT_S)
             for answer in answers:
                 if answer.error is not None:
-                    raise KafkaException(answer.error)
+                    with denial_named(DESCRIBE, answer.topic):
+                        raise KafkaException(answer.error)
         # Kafka returns a negative offset for a partition without such a record.
         reached = [answer for answer in answers if answer.offset >= 0]
         return {(answer.topic, answer.partition): answer.offset for answer in reached}

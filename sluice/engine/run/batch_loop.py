@@ -7,7 +7,6 @@ division respects this order.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -22,6 +21,7 @@ from sluice.engine.read.source_identity import Positions
 from sluice.engine.read.timestamps import KafkaTimestamps, end_offsets
 from sluice.engine.run.batch_query import BatchQuery
 from sluice.engine.run.batch_size import SAFE_RECORDS, BatchSize
+from sluice.engine.run.clocks import Clocks
 from sluice.engine.run.driver_lease import Lease
 from sluice.engine.run.read_ahead import ReadAhead
 from sluice.engine.run.replay import ReplayStep, divided, offsets_between
@@ -45,6 +45,7 @@ class BatchLoop:
     firsts: Positions
     """The offsets at which the generation began to read."""
     size: BatchSize
+    clocks: Clocks
     partitions: Mapping[str, int] = field(init=False)
     """Topic → its number of partitions now."""
     _backlog: ReadAhead | None = field(default=None, init=False)
@@ -56,7 +57,7 @@ class BatchLoop:
     @property
     def positions(self) -> dict[str, dict[str, int]]:
         """The offsets at which the next batch begins, for all partitions."""
-        return positions_after(self.ledger.snapshots.newest(self.query.storage.ref), self.firsts)
+        return positions_after(self.publisher.newest, self.firsts)
 
     def run_all(self, kafka: Mapping[str, str]) -> None:
         """Read all records that the topics have now, in batches of a limited number of records of streams.
@@ -64,8 +65,9 @@ class BatchLoop:
         Without new records, fires the wall-clock timers that are due, in a batch of their own. At the end, runs batches
         without records in which stream time goes on, if results become due by this (see `IdleTime`).
         """
-        now = int(time.time() * 1000)
+        now = self.clocks.now()
         topic_ends = end_offsets(kafka, _offsets(self.positions))
+        self.publisher.identity.require_reached(self.positions, topic_ends)
         # The output of an interrupted batch may be written already, so the next
         # batch must have the same records.
         self._repeat_interrupted()
@@ -77,12 +79,13 @@ class BatchLoop:
         batch_ends = self._batch_ends(kafka, begin, topic_ends)
         self._run_each(self._planned(number, now, ends) for number, ends in enumerate(batch_ends, start=first))
         # Every batch fires the timers that are due. If there was no batch, run one for the timers.
-        if self._next_number == first and self._has_due_timers(now):
-            self.run(self._planned(first, now, begin))
+        earliest = self.clocks.earliest()
+        if self._next_number == first and self._has_due_timers(earliest):
+            self.run(self._planned(first, earliest, begin))
         # When one of these batches has sent the results of an operator, stream time may go on for
         # the operators downstream of it.
-        while self._idle_time.has_results(now):
-            self.run(self._planned(self._next_number, now, _offsets(self.positions)))
+        while self._idle_time.has_results(earliest):
+            self.run(self._planned(self._next_number, earliest, _offsets(self.positions)))
 
     def _planned(self, number: int, now: int, ends: Offsets) -> PlannedBatch:
         return PlannedBatch(number=number, begun=now, partitions=dict(self.partitions), ends=_positions(ends))
@@ -127,10 +130,13 @@ class BatchLoop:
         return next_timer is not None and next_timer <= now
 
     def replay(self, steps: Iterable[ReplayStep]) -> None:
-        """Run the steps of a history that have not been run yet, each as a batch."""
+        """Run the steps of a history that have not been run yet, each as a batch.
+
+        Without any record, publishes an empty batch, so that queries answer from the new generation.
+        """
         self._repeat_interrupted()
         for step in steps:
-            begun = int(time.time() * 1000) if step.begun is None else step.begun
+            begun = self.clocks.now() if step.begun is None else step.begun
             if offsets_between(self.positions, step.ends) <= 0 and not self._has_due_timers(begun):
                 continue
             partitions = {**self.partitions, **(step.partitions or {})}
@@ -147,10 +153,12 @@ class BatchLoop:
                     ends=ends,
                 )
             )
+        if self.publisher.newest is None:
+            self.run(self._planned(0, self.clocks.now(), _offsets(self.positions)))
 
     @property
     def _next_number(self) -> int:
-        newest = self.ledger.snapshots.newest(self.query.storage.ref)
+        newest = self.publisher.newest
         return 0 if newest is None else newest.batch + 1
 
     def _repeat_interrupted(self) -> None:
@@ -176,7 +184,8 @@ class BatchLoop:
     def run(self, plan: PlannedBatch, ahead: BatchQuery | None = None) -> None:
         """Plan a batch in the ledger, run it and publish it. `ahead` is its query, if it has been started already.
 
-        Raises LeaseError, before anything of the batch is written, if this driver has lost its lease.
+        Raises LeaseError, before anything of the batch is written, if this driver has lost its lease, and WentBack if
+        the ledger has lost the batch before.
         """
         with ExitStack() as started:
             if ahead is not None:
@@ -217,7 +226,7 @@ class BatchLoop:
           share of every partition (`divided`).
         """
         streams = _streams(self.query.job, begin)
-        snapshot = self.ledger.snapshots.newest(self.query.storage.ref)
+        snapshot = self.publisher.newest
         published = _offsets(self.firsts if snapshot is None else snapshot.positions)
         ends = {part: max(end, begin[part]) for part, end in topic_ends.items() if part in begin}
         if all(published.get(part) == end for part, end in ends.items()):

@@ -42,7 +42,7 @@ def require_compatible(
     `interrupted` says whether the last run was interrupted. Only the pipeline `before` can repeat
     the batch of an interrupted run.
     """
-    changes = [] if before is None else [*_changes(before, now)]
+    changes = [] if before is None else incompatible_changes(before, now)
     if before is None or not changes:
         return
     name = now.pipeline
@@ -62,10 +62,20 @@ def require_compatible(
             f"sluice rebuild {name} --changed-only. Or rebuild all stores: sluice rebuild {name}. "
             "Or undo the change."
         )
+    what = f"{name} has changed since its state was computed: {'; '.join(changes)}."
+    where = ""
+    if before.file and now.file and before.file != now.file:
+        where = f" The state is from {before.file}, and this run is of {now.file}."
+        next_step += " If this file is a copy, give its pipeline another name."
     raise CompatibilityError(
-        f"{name} has changed since its state was computed: {'; '.join(changes)}. No records were read.",
+        f"{what}{where} No records were read.",
         next_step=next_step,
     )
+
+
+def incompatible_changes(before: GenerationInfo, now: GenerationInfo) -> list[str]:
+    """List the changes because of which the state of `before` has another meaning for `now`."""
+    return [*_changes(before, now)]
 
 
 @dataclass(frozen=True)
@@ -166,7 +176,7 @@ def changed_functions(before: GenerationInfo | None, now: GenerationInfo) -> lis
 
 def is_compatible(before: GenerationInfo, now: GenerationInfo) -> bool:
     """Whether the pipeline `now` can continue with the state of `before`."""
-    return not [*_changes(before, now)]
+    return not incompatible_changes(before, now)
 
 
 def computes_same_state(before: GenerationInfo, now: GenerationInfo) -> bool:
@@ -238,6 +248,16 @@ def _steps(info: GenerationInfo) -> Iterator[str]:
 
 def _stores_by_name(info: GenerationInfo) -> dict[str, StoreInfo]:
     return {store.name: store for store in info.stores}
+
+
+def stores_of_processors(
+    before: GenerationInfo,
+    now: GenerationInfo,
+) -> tuple[list[str], list[str]]:
+    """List the stores that processors have gained, which start empty, and those they have lost."""
+    old, new = _stores_by_name(before), _stores_by_name(now)
+    changed = {*_gained_or_lost_stores(old, new)}
+    return sorted(changed - old.keys()), sorted(changed - new.keys())
 
 
 def _without_number(definition: str) -> str:

@@ -83,6 +83,7 @@ class Lease:
         self._row: LeaseRow | None = None
         self._lost = threading.Event()
         self._done = threading.Event()
+        self._changing = threading.Lock()
         self._renewing = threading.Thread(target=self._renew, name="lease", daemon=True)
 
     @property
@@ -100,6 +101,15 @@ class Lease:
         """Raise LeaseError if renewing the lease has failed because another driver holds it."""
         if self._lost.is_set():
             raise lost(self.leases.get(self.ref), self.epoch)
+
+    def outrank(self, epoch: int) -> None:
+        """Take an epoch higher than `epoch`, which a shard has from a lease that the ledger has lost.
+
+        Raises LeaseError if the lease is no longer held.
+        """
+        with self._changing:
+            self._row = self.leases.outrank(self.row, epoch)
+        log.warning("the ledger has lost a newer lease, so this lease gets a higher epoch", epoch=self.epoch)
 
     def require_in_ledger(self) -> None:
         """Raise LeaseError unless the lease is still held according to the ledger."""
@@ -200,10 +210,11 @@ class Lease:
         )
 
     def _renew(self) -> None:
-        assert self._row is not None
         while not self._done.wait(self.patience.beat_s):
             try:
-                if not self.leases.renew(self._row):
+                with self._changing:
+                    is_held = self.leases.renew(self.row)
+                if not is_held:
                     self._lost.set()
                     log.error("lease lost", epoch=self.epoch)
                     return
@@ -232,6 +243,7 @@ def current_lease(
         with suppress(StateError):  # the driver itself reports that the ledger is away
             ledger.failures.keep(Failure.of(error, pipeline, run=holder.run, kind="lease"))
 
+    ledger.require_usable()
     while True:
         generation = only or ledger.generations.current_number(pipeline) or 1
         with Lease(ledger.leases, GenerationRef(pipeline, generation), holder, patience, note) as lease:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,15 +20,18 @@ from sluice.engine.batch.job_topics import (
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.at_least_once import AtLeastOnce
 from sluice.engine.publish.auditor import Auditor
+from sluice.engine.publish.markers import MARKER_SETTINGS, Writer
+from sluice.engine.publish.output_identity import OutputIdentity
 from sluice.engine.publish.output_writer import Destinations
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.target_tables import table_sinks
-from sluice.engine.publish.transaction import TransactionalOutput, Writer, dead_letter_limit
+from sluice.engine.publish.transaction import TransactionalOutput, dead_letter_limit
 from sluice.engine.read.kafka_input import KafkaInput
 from sluice.engine.read.matching_topics import with_matching_topics
 from sluice.engine.read.source_identity import Positions, SourceIdentity
 from sluice.engine.run.batch_loop import BatchLoop, expect_size, positions_after
 from sluice.engine.run.batch_size import BatchSize
+from sluice.engine.run.clocks import Clocks, clocks_of_run
 from sluice.engine.run.compatibility import (
     changed_functions,
     changed_functions_warning,
@@ -38,21 +41,25 @@ from sluice.engine.run.compatibility import (
 from sluice.engine.run.driver_lease import PATIENCE, Lease, Patience, current_lease, this_process
 from sluice.engine.run.inherited_answers import inherit_answers
 from sluice.engine.run.linger import Linger, News
+from sluice.engine.run.published_changes import warnings_of
 from sluice.engine.run.query_errors import query_errors
 from sluice.engine.run.replay import ReplayStep, join_steps
+from sluice.engine.run.run_topics import RunTopics
 from sluice.engine.run.standby_upkeep import StandbyCopies
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import FEW_RECORDS, Starting, prepare_for, wait_for_session
-from sluice.errors import LeaseError, SettingsError, StateError
+from sluice.errors import LeaseError, SettingsError
 from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
 from sluice.sinks.target import BatchId, Published, TableSink
 from sluice.spark_submit import is_local
 from sluice.state.ledger.failures import FAILED_KINDS
+from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
 from sluice.state.shard.addresses import is_file, shown
+from sluice.values.shared_topics import shared_topics
 
 log = structlog.get_logger()
 
@@ -84,7 +91,11 @@ class JobRun:
             storage = Storage.of(self.job, lease.ref.generation, self.settings)
             read, news = 0, True
             while news:
-                count, news = self._run(ledger, lease, storage)
+                try:
+                    count, news = self._run(ledger, lease, storage)
+                except _OutrankedError as outranked:
+                    lease.outrank(outranked.epoch)
+                    continue
                 read += count
             # A rebuild's generation has no standbys: readers do not see it yet.
             if self.steps is None:
@@ -149,6 +160,9 @@ class JobRun:
             self.job.topics,
             ledger.audits,
         )
+        writer = Writer(storage.ref, self.job.pipeline.markers)
+        topics = RunTopics(self.settings.kafka, identity, self._output_identity(writer))
+        ids = topics.require_access()
         newest = ledger.snapshots.newest(storage.ref)
         planned = ledger.plans.unpublished(storage.ref)
         firsts = identity.check(
@@ -156,13 +170,16 @@ class JobRun:
             {} if planned is None else planned.ends,
         )
         partitions = partition_counts(self.settings.kafka, self.job.topics)
-        writer = Writer(storage.ref, self.job.pipeline.markers)
-        limits = self._make_topics(partitions, writer)
-        output = self._output(writer, limits)
+        # A topic that was deleted must not be created again without a word.
+        topics.require_never_written(ids)
+        output = self._output(writer, partitions)
+        clocks = self._clocks(ledger, writer)
         size = BatchSize(self.settings.memory, self.max_records)
         # The batches of a rebuild that has steps are given.
         if self.steps is None:
             expect_size(size, self.job, self.settings.kafka, positions_after(newest, firsts))
+        # The first comparison takes some milliseconds, while the session is being started.
+        clocks.now()
         # The session was being started while Kafka and the ledger were read. It is needed from here
         # on.
         spark = wait_for_session(self.spark)
@@ -178,7 +195,7 @@ class JobRun:
         query = JobQuery(spark, storage, source, partitions, lease.epoch)
         registered = None if newest is None else ledger.generations.get(storage.ref)
         return _Setup(
-            identity,
+            topics,
             newest,
             planned,
             firsts,
@@ -188,15 +205,31 @@ class JobRun:
             query,
             query.info,
             registered,
+            clocks,
         )
 
-    def _output(self, writer: Writer, limits: Mapping[str, TopicLimits]) -> _TopicOutput | None:
+    def _clocks(self, ledger: Ledger, writer: Writer) -> Clocks:
+        """Return the clocks of the run. The batches of a rebuild have the times at which they first ran."""
+        if self.steps is not None:
+            return Clocks({})
+        return clocks_of_run(self.settings.kafka, writer.markers, ledger, self.job.pipeline.name)
+
+    def _output_identity(self, writer: Writer) -> OutputIdentity | None:
+        """Return the topics that the run writes; None for a rebuild."""
+        if self.steps is not None:
+            return None
+        dead_letters = self.job.pipeline.dead_letters
+        outputs = (*self.job.outputs, dead_letters)
+        return OutputIdentity(self.settings.kafka, writer, outputs, dead_letters)
+
+    def _output(self, writer: Writer, partitions: Mapping[str, int]) -> _TopicOutput | None:
         """The output of the run, not opened yet; None for a rebuild, whose output has been written already.
 
         A rebuild's producer would also fence the producer of a run that goes on meanwhile.
         """
         if self.steps is not None:
             return None
+        limits = self._make_topics(partitions, writer)
         transaction = TransactionalOutput(self.settings.kafka, writer, limits)
         direct = AtLeastOnce.of(self.job, self.settings.kafka, self.settings.delivery, limits)
         return _TopicOutput(transaction, direct, limits)
@@ -230,49 +263,71 @@ class JobRun:
             if transaction is not None:
                 transaction.require_newest()
                 transaction.require_marker(ledger.audits.newest(storage.ref))
-            with _older_ledger(lease):
-                storage.prepare(
-                    ledger,
-                    None if transaction is None else transaction.last,
-                    lease.epoch,
-                )
+                setup.topics.begin(transaction)
+            self._prepare(ledger, lease, storage, None if transaction is None else transaction.last)
             if self.steps is not None:
                 inherit_answers(ledger, storage, lease.epoch)
             destinations = None if output is None else self._destinations(ledger, setup, output)
             lease.require_in_ledger()
             self._register(ledger, setup.registered, setup.info, lease.epoch)
+            if transaction is not None:
+                transaction.register(setup.info)
             publisher = Publisher(
                 storage=storage,
                 types=query.frames.types,
                 ledger=ledger,
                 lease=lease,
-                identity=setup.identity,
+                identity=setup.topics,
                 partitions=query.partitions,
                 destinations=destinations,
-                auditor=Auditor(storage, self.settings.run, lease.epoch),
-                published=None if setup.newest is None else setup.newest.batch,
+                auditor=Auditor(storage, self.settings.run, lease.epoch, ledger.audits.newest(storage.ref)),
+                newest=setup.newest,
             )
             with query_errors(publisher, storage, lease):
-                loop = BatchLoop(query, publisher, ledger, lease, setup.firsts, setup.size)
-                has_new_partitions = self._run_batches(loop)
+                loop = BatchLoop(query, publisher, ledger, lease, setup.firsts, setup.size, setup.clocks)
+                has_new_partitions = self._run_batches(loop, setup.topics)
         return publisher.read, has_new_partitions
 
-    def _run_batches(self, loop: BatchLoop) -> bool:
+    def _prepare(self, ledger: Ledger, lease: Lease, storage: Storage, written: Batch | None) -> None:
+        """Prepare the shards, and fence off earlier drivers from them. `written`: see `Storage.prepare`.
+
+        Raises _OutrankedError if the ledger has lost a newer lease: a fail-over of its database may have lost the
+        newest commits. It has lost no published batch, because `Storage.prepare` has compared it with the markers.
+        """
+        try:
+            storage.prepare(ledger, written, lease.epoch)
+        except LeaseError:
+            lease.require_in_ledger()  # raises the error of a driver that has lost its lease
+            raise _OutrankedError(storage.newest_epoch()) from None
+
+    def _run_batches(self, loop: BatchLoop, topics: RunTopics) -> bool:
         """Run the steps of a rebuild, or read all records. Returns whether the topics have new partitions to read."""
         if self.steps is None:
-            return self._read_all(loop) == "partitions"
+            return self._read_all(loop, topics) == "partitions"
         prepare_for(loop.query.spark, computes_sql=loop.query.frames.computes_sql, records=FEW_RECORDS)
         stores = loop.query.frames.types.stores
         loop.replay(join_steps(self.job, stores, self.steps, loop.firsts, loop.size.most_records()))
         return False
 
-    def _read_all(self, loop: BatchLoop) -> News | None:
+    def _read_all(self, loop: BatchLoop, topics: RunTopics) -> News | None:
         """Read all records, and records that arrive while the run lingers. Returns the last result of `Linger.wait`."""
         name = self.job.pipeline.name
         kafka = self.settings.kafka
         ledger = loop.ledger
         lease = loop.lease
-        linger = Linger(kafka, self.job.topics_and_patterns, loop.partitions, self.linger_ms, lease.check)
+
+        def check() -> None:
+            lease.check()
+            topics.watch()
+
+        linger = Linger(
+            kafka,
+            self.job.topics_and_patterns,
+            loop.partitions,
+            self.linger_ms,
+            check,
+            loop.clocks,
+        )
         standbys = StandbyCopies(ledger, lease)
         news: News | None = "records"
         while news in ("records", "timers"):
@@ -280,6 +335,9 @@ class JobRun:
             unread = linger.unread(ledger.positions(name)) if computes_sql else 0
             prepare_for(loop.query.spark, computes_sql=computes_sql, records=unread)
             loop.run_all(kafka)
+            # An output may have been deleted after its last check, before the last batch was
+            # published.
+            topics.check_outputs()
             ledger.failures.clear(name, *FAILED_KINDS, "input")
             standbys.refresh_if_due()
             news = linger.wait(ledger.positions(name), loop.next_timer)
@@ -323,7 +381,30 @@ class JobRun:
                 self.settings.run,
                 changed_functions_warning(info.pipeline, changed),
             )
+        if self.steps is None:
+            self._warn_of_changes(ledger, before, info)
         ledger.generations.register(info, hidden=self.steps is not None, epoch=epoch)
+
+    def _warn_of_changes(
+        self,
+        ledger: Ledger,
+        before: GenerationInfo | None,
+        info: GenerationInfo,
+    ) -> None:
+        """Log and note changes of contracts and outputs that the authors may not expect."""
+        warnings: list[str] = []
+        known: Collection[str] = ()
+        if before is not None:
+            known = before.outputs
+            warnings += warnings_of(before, info)
+        if new := info.outputs.keys() - known:
+            outputs: dict[str, list[str]] = {}
+            for other in (*ledger.generations.all_current(), info):
+                outputs[other.pipeline] = [*other.outputs]
+            warnings += [str(shared) for shared in shared_topics(outputs) if shared.topic in new]
+        for warning in warnings:
+            log.warning("pipeline changed", pipeline=info.pipeline, change=warning)
+            ledger.notes.add(info.ref, self.settings.run, warning)
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, TopicLimits]:
         """Create the missing topics. Returns topic → the limits of the records that it accepts."""
@@ -333,7 +414,7 @@ class JobRun:
         limits = topic_limits(kafka, (*self.job.outputs, *self.job.topics))
         settings = {
             dead_letters: {"max.message.bytes": str(dead_letter_limit(limits))},
-            writer.markers: {"cleanup.policy": "compact"},
+            writer.markers: MARKER_SETTINGS,
         }
         # The topic of dead letters must accept dead letters of the largest records that other topics accept.
         ensure_topics(kafka, dict.fromkeys(settings, 1), settings)
@@ -358,7 +439,7 @@ class _TopicOutput:
 class _Setup:
     """Everything that a run knows and has built before it opens its output."""
 
-    identity: SourceIdentity
+    topics: RunTopics
     newest: Snapshot | None
     """The newest published snapshot of the generation."""
     planned: PlannedBatch | None
@@ -372,6 +453,7 @@ class _Setup:
     """The generation as the pipeline describes it now."""
     registered: GenerationInfo | None
     """The generation as the last run has registered it; None before the first snapshot."""
+    clocks: Clocks
 
 
 @contextmanager
@@ -393,10 +475,12 @@ def _last_published(ledger: Ledger, snapshot: Snapshot) -> Published:
     """The last published batch of a generation, which the tables outside Kafka must contain."""
     newest = ledger.history.recent(snapshot.ref, 1)
     begun = newest[0].begun if newest and newest[0].number == snapshot.batch else 0
+    audit = ledger.audits.newest(snapshot.ref)
     return Published(
         BatchId(snapshot.generation, snapshot.batch, begun),
         snapshot.outputs,
         snapshot.positions,
+        is_written=audit is not None and audit.is_written,
     )
 
 
@@ -428,17 +512,9 @@ def send_to_executors(spark: SparkContext, file: Path) -> None:
             spark.addPyFile(uri)
 
 
-@contextmanager
-def _older_ledger(lease: Lease) -> Iterator[None]:
-    """Raise StateError if a shard refuses this driver, although it holds the lease."""
-    try:
-        yield
-    except LeaseError:
-        lease.require_in_ledger()  # raises the error of a driver that has lost its lease
-        name = lease.ref.pipeline
-        raise StateError(
-            f"A shard of {name} was written under a newer lease than this driver's, the newest in "
-            "the ledger: the ledger is older than the shards.",
-            next_step="Restore the ledger and the shards from the same backup: sluice restore. Or "
-            f"rebuild the state from the topics: sluice rebuild {name}.",
-        ) from None
+class _OutrankedError(Exception):
+    """A shard was written under a newer lease than this driver's, which is the newest in the ledger."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(epoch)
+        self.epoch = epoch

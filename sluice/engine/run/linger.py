@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import structlog
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from sluice.engine.run.clocks import Clocks
 from sluice.kafka.brokers import broker_errors, quiet
+from sluice.kafka.denied_operations import DESCRIBE, access_denied, denial, on_topic
 from sluice.kafka.unread_records import Lag, Offsets, read_lag
 
 log = structlog.get_logger()
@@ -27,7 +29,7 @@ take effect, and no task reaches Airflow's time limit of two hours."""
 class Linger:
     """Compares the topics' end offsets with the offsets that were read, several times a second."""
 
-    kafka: Mapping[str, str]
+    kafka: Mapping[str, str] = field(repr=False)
     topics: Sequence[str]
     """The topics that the run reads, and the patterns of further topics."""
     partitions: Mapping[str, int]
@@ -35,7 +37,8 @@ class Linger:
     milliseconds: int
     """How long to wait for new records."""
     check: Callable[[], None]
-    """Raises LeaseError if this driver has lost its lease."""
+    """Raises an error if this driver cannot go on, for example because it has lost its lease."""
+    clocks: Clocks
     pause_s: float = 0.25
 
     def __post_init__(self) -> None:
@@ -61,7 +64,7 @@ class Linger:
                 return "partitions"
             if lag is not None and lag.readable:
                 return "records"
-            if next_timer is not None and time.time() * 1000 >= next_timer:
+            if next_timer is not None and self.clocks.earliest() >= next_timer:
                 return "timers"
             time.sleep(min(self.pause_s, left))
         return None
@@ -69,7 +72,7 @@ class Linger:
     def unread(self, positions: Offsets) -> int:
         """The number of readable offsets beyond `positions`. Raises BrokersUnreachable if no broker answers."""
         with broker_errors(self.kafka):
-            return read_lag(self._admin, self.topics, positions).readable
+            return self._read_lag(positions).readable
 
     def _has_new_partitions(self, lag: Lag) -> bool:
         # The result is also true if a topic is gone. The run then looks for the topics again, and
@@ -79,14 +82,27 @@ class Linger:
         return present != dict(self.partitions)
 
     def _lag(self, positions: Offsets) -> Lag | None:
-        """The lag; None while the broker cannot be reached, which is logged once."""
+        """The lag; None while the broker cannot be reached, which is logged once.
+
+        Raises AccessDenied if a topic may no longer be described.
+        """
         try:
-            lag = read_lag(self._admin, self.topics, positions)
+            lag = self._read_lag(positions)
         # A broker may restart while a run lingers. The lease and the time limit still end the wait.
         except (KafkaException, TimeoutError) as error:
+            denied = denial(self.kafka, error) if isinstance(error, KafkaException) else None
+            if denied is not None:
+                raise denied from None
             if not self._unreachable:
                 log.warning("waiting for the broker", why=str(error) or "timed out")
             self._unreachable = True
             return None
         self._unreachable = False
+        return lag
+
+    def _read_lag(self, positions: Offsets) -> Lag:
+        lag = read_lag(self._admin, self.topics, positions)
+        if lag.denied:
+            operations = [on_topic(DESCRIBE, topic) for topic in sorted(lag.denied)]
+            raise access_denied(self.kafka, operations)
         return lag

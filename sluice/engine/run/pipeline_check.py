@@ -16,6 +16,7 @@ from sluice.engine.run.compatibility import (
     changed_functions_warning,
     require_compatible,
 )
+from sluice.engine.run.published_changes import warnings_of
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import session, stop
 from sluice.errors import EngineError, SluiceError, TopologyError
@@ -84,7 +85,7 @@ def check(settings: Settings, planned: Sequence[Plan]) -> Findings:
 
 
 def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger) -> str:
-    """Check a job against Spark and its stored state. Returns a warning, or an empty string."""
+    """Check a job against Spark and its stored state. Returns warnings, one per line."""
     name = job.pipeline.name
     storage = Storage.of(job, ledger.generations.current_number(name) or 1, settings)
     source = NoRecords(spark)
@@ -94,5 +95,9 @@ def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger)
         return ""
     before, now = ledger.generations.get(storage.ref), query.info
     require_compatible(before, now, lambda: ledger.plans.unpublished(storage.ref) is not None)
-    changed = changed_functions(before, now)
-    return changed_functions_warning(name, changed) if changed else ""
+    warnings: list[str] = []
+    if changed := changed_functions(before, now):
+        warnings.append(changed_functions_warning(name, changed))
+    if before is not None:
+        warnings += warnings_of(before, now)
+    return "\n".join(warnings)

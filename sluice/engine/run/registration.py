@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 from sluice.engine.batch.storage import Storage
-from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.run.compatibility import IN_ANY_ORDER
 from sluice.plan import Job
 from sluice.plan.operator_parameters import Call, Process, TableLookup
@@ -13,7 +13,19 @@ from sluice.state.model import GenerationInfo, StoreInfo, WorkerInfo
 from sluice.values.sql_types import compact
 
 
-def generation_info(storage: Storage, types: StateTypes) -> GenerationInfo:
+class KnownTypes(Protocol):
+    """The types of stores and of their inputs: those of a run, or others in their place."""
+
+    @property
+    def stores(self) -> Mapping[str, str]:
+        """Store → the type of its values."""
+
+    @property
+    def inputs(self) -> Mapping[int, str]:
+        """Number of the step of a store or operator → the types of its inputs."""
+
+
+def generation_info(storage: Storage, types: KnownTypes) -> GenerationInfo:
     """The generation's description for readers."""
     job = storage.job
     pipeline = job.pipeline
@@ -31,12 +43,22 @@ def generation_info(storage: Storage, types: StateTypes) -> GenerationInfo:
         topics=job.topics_and_patterns,
         operators=dict(_operators(job, types)),
         functions={name: function.fingerprint() for name, function in job.state_functions},
+        contracts={topic: dict(fields) for topic, fields in pipeline.contracts.items()},
+        outputs=_outputs(job),
         description=pipeline.text,
         picture=pipeline.svg,
+        file=str(pipeline.file or ""),
     )
 
 
-def _group_stores(job: Job, types: StateTypes) -> Iterator[StoreInfo]:
+def _outputs(job: Job) -> dict[str, dict[str, str]]:
+    outputs: dict[str, dict[str, str]] = {}
+    for sink in job.sinks:
+        outputs[sink.topic] = {**job.pipeline.output_fields.get(sink.topic, {})}
+    return outputs
+
+
+def _group_stores(job: Job, types: KnownTypes) -> Iterator[StoreInfo]:
     for group in job.groups:
         for number, store_column in enumerate(group.store_columns):
             inputs = types.inputs[store_column.step]
@@ -56,7 +78,7 @@ def _group_stores(job: Job, types: StateTypes) -> Iterator[StoreInfo]:
             )
 
 
-def _operator_stores(job: Job, types: StateTypes) -> Iterator[StoreInfo]:
+def _operator_stores(job: Job, types: KnownTypes) -> Iterator[StoreInfo]:
     for operator in job.operators:
         if operator.store is not None:
             window = operator.window
@@ -96,7 +118,7 @@ def _processor_stores(job: Job) -> Iterator[StoreInfo]:
             )
 
 
-def _operators(job: Job, types: StateTypes) -> Iterator[tuple[str, str]]:
+def _operators(job: Job, types: KnownTypes) -> Iterator[tuple[str, str]]:
     """Each operator's name and its definition.
 
     The definition consists of the operator's number and of the steps that define the meaning of its

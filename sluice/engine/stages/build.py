@@ -15,7 +15,7 @@ from sluice.engine.batch.rejections import describe_error
 from sluice.engine.stages.stage_output import StageOperator
 from sluice.errors import EngineError, TopologyError
 from sluice.lookups.connections import Connection
-from sluice.operators.aggregation.aggregate import Aggregate, RowsAggregate, TableAggregate, WindowedAggregate
+from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate, WindowedAggregate
 from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Batched, Calculation, Cogrouped, Custom, Functions
 from sluice.operators.aggregation.counted import EveryRecordsAggregate, LastRecordsAggregate
@@ -41,7 +41,6 @@ from sluice.plan import PlannedOperator
 from sluice.plan import operator_parameters as plan
 from sluice.values.aggregate_calls import OF_PAIRS
 from sluice.values.calendar_windows import CalendarWindow
-from sluice.values.record_metadata import EmitStrategy
 from sluice.values.sink_tables import connection_variable
 from sluice.values.sql_types import element_type, map_value_type, struct_fields
 from sluice.values.windows import (
@@ -102,10 +101,8 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
                 _aggregate,
                 calculation,
                 action.window,
-                action.emit,
                 action.history_ms,
                 action.retention_ms,
-                of_table=action.of_table,
                 sends_old_values=sends_old_values,
                 only_last=only_last,
                 only_changes=only_changes,
@@ -136,7 +133,6 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
                 how,
                 sends_old_values=sends_old_values,
                 filtered=filtered,
-                uses_old_values=_uses_old_values(action, sends_old_values=sends_old_values),
             )
         case plan.Process():
             return partial(_process, action, operator.step.at)
@@ -161,13 +157,6 @@ def _table(table: plan.Latest, *, sends_old_values: bool) -> Make:
     if table.expiry is not None:
         return partial(ExpiringTable, table.expiry, sends_old_values=sends_old_values)
     return partial(Latest, sends_old_values=sends_old_values)
-
-
-def _uses_old_values(join: plan.TableJoin, *, sends_old_values: bool) -> tuple[bool, bool]:
-    """For each side of a join of tables, whether the join uses the old values that the side's table sends."""
-    left_differs, right_differs = join.old_values_may_differ
-    left_filtered, right_filtered = join.filtered
-    return left_differs and (sends_old_values or left_filtered), right_differs and (sends_old_values or right_filtered)
 
 
 def _left_or_inner(join: plan.TableJoin) -> Literal["inner", "left"]:
@@ -231,19 +220,15 @@ def _table_aggregate(
 def _aggregate(
     calculation: Callable[[], Calculation],
     window: AnyWindow | CountWindow | None,
-    emit: EmitStrategy,
     history_ms: int | None,
     retention_ms: int | None,
     *,
-    of_table: bool,
     sends_old_values: bool,
     only_last: bool,
     only_changes: bool,
 ) -> Operator[Any]:
     sent = {"sends_old_values": sends_old_values, "only_last": only_last, "only_changes": only_changes}
     match window:
-        case None if of_table:
-            return RowsAggregate(calculation(), **sent)
         case None:
             return Aggregate(calculation(), history_ms=history_ms, **sent)
         case SlidingWindow():
@@ -258,7 +243,6 @@ def _aggregate(
                 calculation(),
                 window,
                 sends_old_values=sends_old_values,
-                waits_until_final=emit == "window_close",
                 retention_ms=retention_ms,
             )
         case Window() | CalendarWindow():

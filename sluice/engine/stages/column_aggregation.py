@@ -44,7 +44,7 @@ from sluice.operators.aggregation.window_ranges import (
 )
 from sluice.operators.columns import KeyStates
 from sluice.operators.lateness import closes_at
-from sluice.operators.suppress import ClosingWindows, Suppress, Waiting, sends_twice
+from sluice.operators.suppress import ClosingWindows, Suppress, Waiting
 from sluice.support.arrays import Indices, Integers, Mask, Times
 from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.windows import SessionWindow, SlidingWindow, TimeWindow, Window
@@ -158,20 +158,12 @@ class ColumnAggregation:
         if len(table) < FEWEST_ROWS or follows_updates:
             return batch
         try:
-            aggregated = self._aggregate(table, batch.key_texts, self._closing_time(batch), output)
+            aggregated = self._aggregate(table, batch.key_texts, _latest_before(batch), output)
         except (TooManyWindowsError, NumbersTooLargeError):
             return batch
         is_left = np.ones(len(table), np.bool_)
         is_left[aggregated] = False
         return batch.where(is_left)
-
-    def _closing_time(self, batch: OperatorRows) -> Times:
-        """For each row, the stream time at which a window has closed too early for the row."""
-        before = _latest_before(batch)
-        if any(sends_twice(run.operator, self.window) for run in self.suppressing):
-            # The row itself may close a window that it changes.
-            return np.maximum(before, batch.stream_times["after"])
-        return before
 
     def _sends_headers(self, table: pa.Table) -> bool:
         """Whether results may have headers of records."""
@@ -235,7 +227,7 @@ class ColumnAggregation:
         begins, ends = self._spans(line, held)
         neighbourhoods, of_held = neighbourhoods_of(places, begins, ends, reach_of(window))
         first_ends = earliest_ends(window, line, places, np.sort(np.concatenate((places, ends))))
-        touches_closed = closes_at(first_ends, self.operator.lateness.open_ms) <= before[sorted_rows]
+        touches_closed = self.operator.lateness.closes_at(first_ends) <= before[sorted_rows]
         needs_order = np.zeros(len(places) + len(of_held), np.bool_)
         needs_order[neighbourhoods[touches_closed]] = True
         match window:

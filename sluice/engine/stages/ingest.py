@@ -34,7 +34,7 @@ from sluice.engine.stages.advances import Advances, only_last_times
 from sluice.errors import EngineError, sentence
 from sluice.operators.base import LEFT
 from sluice.plan import AggregationGroup, Edge, Job, PlannedOperator
-from sluice.support.arrays import Mask, Times
+from sluice.support.arrays import Integers, Mask, Times
 from sluice.values.record_places import Partition
 from sluice.values.row_order import END_OF_RECORD, START
 
@@ -105,7 +105,8 @@ class Ingest:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         start = this_batch()
         task: _TaskResults | None = None
-        for batch in batches:
+        # The rows of one record have the number of them all, so they must be counted together.
+        for batch in whole_records(batches) if self.operators else batches:
             if batch.num_rows:
                 task = task or self._new_task(start)
                 yield from self._rows(batch, task)
@@ -131,6 +132,7 @@ class Ingest:
 
     def _rows(self, batch: pa.RecordBatch, task: _TaskResults) -> Iterator[pa.RecordBatch]:
         parts = list(self.sinks.partitions_of(batch))
+        undecided = np.zeros(batch.num_rows, np.int64)
         for part, mask in parts:
             results = task.parts.setdefault(part, PartitionResults())
             records = batch if mask is None else batch.filter(pa.array(mask))
@@ -138,7 +140,7 @@ class Ingest:
             for group, windowed in task.windowing.windowed(records, part, results, outcome):
                 yield from task.windowed.add_records(group, windowed)
             # Records are counted after all groups, because a record that any group aggregates is applied, not late.
-            results.count_records(outcome)
+            undecided[slice(None) if mask is None else mask] = results.count_records(outcome)
         if not self.operators:
             return
         positions = self._positions(batch)
@@ -155,6 +157,7 @@ class Ingest:
                         side,
                         passed,
                         advancing,
+                        undecided,
                         parts,
                         positions,
                         task,
@@ -185,6 +188,7 @@ class Ingest:
         side: Edge,
         passed: Mask,
         advancing: Mask,
+        undecided: Integers,
         parts: list[tuple[Partition, Mask | None]],
         positions: dict[str, Times],
         task: _TaskResults,
@@ -210,6 +214,7 @@ class Ingest:
         else:
             position["path"] = batch.column(side.path_column).take(taken)
         position["time"] = batch.column("_time").take(taken)
+        columns["undecided"] = pa.array(undecided[indices], pa.int32())
         headers = headers_of_records(batch)
         if headers is not None:
             position["headers"] = headers.take(taken)
@@ -301,3 +306,34 @@ class Ingest:
             if (advancing & in_part).any():
                 task.parts[part].times[f"{operator.clock}/{part[0]}/{part[1]}"] = int(after[-1])
         return all_before, all_after
+
+
+def whole_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in batches that divide no record, even if a step has made many rows of it."""
+    held: pa.RecordBatch | None = None
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        if held is None:
+            held = batch
+            continue
+        divided = _rows_of_last_record(held, batch)
+        if divided < held.num_rows:
+            yield held.slice(0, held.num_rows - divided)
+        held = pa.concat_batches([held.slice(held.num_rows - divided), batch]) if divided else batch
+    if held is not None:
+        yield held
+
+
+def _rows_of_last_record(batch: pa.RecordBatch, following: pa.RecordBatch) -> int:
+    """Return how many rows of a batch's last record it has, if the next batch has more of them."""
+    count: int = batch.num_rows
+    last, begin = count - 1, 0
+    for name in ("_offset", "_partition", "_source"):
+        numbers = batch.column(name).to_numpy()
+        if numbers[last] != following.column(name)[0].as_py():
+            return 0
+        others = np.flatnonzero(numbers != numbers[last])
+        if len(others):
+            begin = max(begin, int(others[-1]) + 1)
+    return count - begin

@@ -33,8 +33,11 @@ COLUMNS = (
     "foreign",
     "headers",
     *SORT_KEY,
+    "undecided",
 )
-"""The columns that operators read."""
+"""The columns that operators read, and by which the task decides what becomes of records."""
+_OF_OBJECTS = tuple(name for name in COLUMNS if name not in ("before", "after", "undecided"))
+"""The columns from which objects are made."""
 _ROWS_AT_ONCE = 1_000
 """So many rows become Python objects at once: few enough to be still in the CPU's cache when they are processed."""
 _KEYED_ROWS_AT_ONCE = 50_000
@@ -193,7 +196,9 @@ class OperatorRows:
     def rows(self) -> Iterator[tuple[Position, Row]]:
         """The rows as objects, each with its position."""
         for begin in range(0, len(self), _ROWS_AT_ONCE):
-            columns = {name: _values(column.slice(begin, _ROWS_AT_ONCE)) for name, column in self.columns.items()}
+            columns: dict[str, list[Any]] = {}
+            for name in _OF_OBJECTS:
+                columns[name] = _values(self.columns[name].slice(begin, _ROWS_AT_ONCE))
             times: dict[str, list[int]] = {}
             for name, of_rows in self.stream_times.items():
                 times[name] = of_rows[begin : begin + _ROWS_AT_ONCE].tolist()

@@ -29,7 +29,7 @@ from sluice.operators.joins.version_join import VersionedJoin
 from sluice.operators.latest_value import LatestValue
 from sluice.operators.process import Process
 from sluice.operators.processor import Timer
-from sluice.operators.suppress import Suppress, sends_twice
+from sluice.operators.suppress import Suppress
 from sluice.state.shard.operator_states import Replaced, State
 from sluice.values.row_order import turn_of_timers
 from sluice.values.windowed_keys import split_windowed_key
@@ -54,9 +54,6 @@ class OperatorRun:
             self.operator.read_tables_with(self.copied_rows.read)
         self._is_suppress = isinstance(self.operator, Suppress)
         self.timeline = timeline
-        self._may_send_twice = timeline is not None and sends_twice(self.operator, spec.plan.window)
-        self._position: Position | None = None
-        """The position of the last result that a suppress step has got."""
         self.closed = BEFORE_ALL if timeline is None else self._closed_time(timeline)
         if timeline is not None and isinstance(self.operator, StreamJoin):
             self.operator.end_batch_at(self.closed, timeline.latest_of_sides)
@@ -333,21 +330,7 @@ class OperatorRun:
         state = self.states.get(key)  # type: ignore[arg-type]  # the key may be None
         if state is None:
             state = self.state(key)
-        if self._may_send_twice and not row.old:
-            self._send_replaced(state, row, output)
         self._process(state, row, output)
-
-    def _send_replaced(self, state: Any, row: Row, output: StageOutput) -> None:
-        """Send a sliding window's result that is due before another result of the same record replaces it.
-
-        In Kafka Streams, each result of the aggregate advances the stream time of suppress. So a record's first result
-        closes a window that the record's next result still changes.
-        """
-        assert isinstance(self.operator, Suppress)
-        assert self.timeline is not None
-        if self._position == output.position:
-            self.operator.send_replaced(state, row, self.timeline.closed_at(output.position), output)
-        self._position = output.position
 
     def change(self, old: Row, new: Row, output: StageOutput) -> None:
         """Process the old and the new value of a table's change as a unit."""

@@ -95,7 +95,7 @@ class ShuffleTarget:
             case before, after:
                 parts = before, chosen("path"), after
                 changed["path"] = pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
-        for name in ("output", "foreign", "worker"):
+        for name in ("output", "foreign", "undecided", "worker"):
             changed[name] = pa.nulls(count, SCHEMA.field(name).type)
         if self.side is not None:
             changed["side"] = pa.repeat(pa.scalar(self.side, pa.int32()), count)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.engine.batch.accounting import boolean_mask
+from sluice.engine.batch.record_outcomes import PASSED_OVER, Outcome, PassedOver
 from sluice.engine.batch.rejections import (
     Rejected,
     describe_error,
@@ -144,6 +145,10 @@ class StageOutput:
     _held: list[tuple[Any, ...]] | None = None
     """Results since `hold`, which listeners get on `release`."""
     _rows_before_hold: int = 0
+    passed_over: PassedOver = field(default_factory=PassedOver)
+    """The rows that operators have passed over."""
+    _passed_over: list[tuple[int, int, bytes, int, Outcome]] = field(default_factory=list)
+    """For each row that was passed over since `settle`: operator, origin, path, side, and why."""
 
     @property
     def cause(self) -> int:
@@ -343,6 +348,8 @@ class StageOutput:
         rejected = Rejected(self.operator.number, detail, value, timer or None)
         if not timer and self.row is not None:
             window = self.row.window
+            skips = self.operator.plan.step.on_error == "skip"
+            self._pass_over(Outcome.SKIPPED if skips else Outcome.REJECTED)
         self._append(
             REJECTED,
             key,
@@ -359,8 +366,46 @@ class StageOutput:
         sequence, origin, _ = self.position
         if has_origin(sequence):
             self.by_partition.setdefault(partition_of(origin), Counter())[name] += number
+        if reason in PASSED_OVER:
+            self._pass_over(PASSED_OVER[reason])
+
+    def _pass_over(self, outcome: Outcome) -> None:
+        """Note that the operator has passed over the current row, which has no effect on it."""
+        sequence, origin, path = self.position
+        if self.released is not None or not has_origin(sequence):
+            return
+        assert self.operator is not None
+        if self.row is not None:
+            noted = self.operator.number, origin, path, self.row.side, outcome
+            self._passed_over.append(noted)
+
+    def settle(self, operator: StageOperator, rows: OperatorRows) -> None:
+        """Find out what has become of the records whose rows the operator has passed over.
+
+        `rows` are the rows that the operator has processed one by one.
+        """
+        noted, self._passed_over = self._passed_over, []
+        outcomes: dict[tuple[int, bytes, int], Outcome] = {}
+        for target, origin, path, side, outcome in noted:
+            # The rows of a chained operator are results, so their records have an effect.
+            if target == operator.number:
+                outcomes.setdefault((origin, path, side), outcome)
+        if not outcomes:
+            return
+        origins = [origin for origin, _, _ in outcomes]
+        indices = np.flatnonzero(np.isin(np.asarray(rows.columns["origin"]), origins))
+        names = "origin", "path", "side", "undecided"
+        of_rows = (rows.values_at(name, indices).to_pylist() for name in names)
+        decided: list[tuple[int, int, int]] = []
+        for origin, path, side, undecided in zip(*of_rows, strict=True):
+            passed_over = outcomes.get((origin, path, side))
+            if undecided and passed_over is not None:
+                decided.append((origin, undecided, passed_over))
+        if decided:
+            self.passed_over.add(*np.array(decided, np.int64).T)
 
     def send_late(self) -> None:
+        self._pass_over(Outcome.LATE)
         assert self.operator is not None
         if self.operator.late_sink is not None and self.row is not None:
             row = self.row
@@ -377,6 +422,9 @@ class StageOutput:
         """Add the results that an operator has computed as columns. `rows_of` are the same rows as `keyed`."""
         for reason, dropped in results.dropped.items():
             self._count_rows(f"{reason}/{operator.plan.name}", rows_of.values_at("origin", dropped))
+            if reason in PASSED_OVER:
+                self._pass_over_rows(rows_of, dropped, PASSED_OVER[reason])
+        self._pass_over_rows(rows_of, results.late, Outcome.LATE)
         if operator.late_sink is not None and len(results.late):
             self._send_late_rows(operator.late_sink, rows_of, results.late)
         if not len(results.rows):
@@ -405,6 +453,13 @@ class StageOutput:
         if results.windows is not None:
             columns["window_start"], columns["window_end"] = (pa.array(bounds[chosen]) for bounds in results.windows)
         self._batches.append(rows(len(chosen), columns | {"before": BEFORE_ALL, "after": BEFORE_ALL}))
+
+    def _pass_over_rows(self, rows_of: OperatorRows, indices: Indices, outcome: Outcome) -> None:
+        if len(indices):
+            origins = np.asarray(rows_of.values_at("origin", indices))
+            undecided = pc.fill_null(rows_of.values_at("undecided", indices), 0)
+            outcomes = np.full(len(indices), outcome)
+            self.passed_over.add(origins, np.asarray(undecided, np.int64), outcomes)
 
     def _send_late_rows(self, sink: int, rows_of: OperatorRows, late: Indices) -> None:
         """Send the original values of rows to the topic for late records."""

@@ -6,6 +6,7 @@ driver has lost its lease, reading and writing states fails.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -102,7 +103,9 @@ class Stage:
             timers = run.timers_after()
         stats = self._stats(run, timelines, timers)
         stats.row_bytes = {f"stage-{self.number}": row_bytes}
-        self.side_outputs.add_stats(f"stage-{self.number}-{worker:05}", stats)
+        part = f"stage-{self.number}-{worker:05}"
+        self.side_outputs.add_stats(part, stats)
+        self.side_outputs.add_undecided(part, run.output.passed_over.reports())
 
     def _stats(
         self,
@@ -116,10 +119,14 @@ class Stage:
             times |= timeline.after
             if timeline.closed_after >= 0:
                 times[f"{CLOSED}/{clock}"] = timeline.closed_after
+        output = run.output
+        for part, corrections in output.passed_over.corrections.items():
+            output.counts.update(corrections)
+            output.by_partition.setdefault(part, Counter()).update(corrections)
         by_partition: dict[str, dict[str, int]] = {}
-        for (source, number), counts in run.output.by_partition.items():
+        for (source, number), counts in output.by_partition.items():
             by_partition[f"{self.topics[source]}-{number}"] = dict(counts)
-        return BatchStats(dict(run.output.counts), times, by_partition=by_partition)
+        return BatchStats(dict(output.counts), times, by_partition=by_partition)
 
     def _timelines(self, reports: Mapping[int, list[bytes]], before: StreamTimes) -> dict[str, Timeline]:
         """Operator name → its stream times in this batch, for operators with their own stream time."""
@@ -286,6 +293,7 @@ class StageRun:
                 self._load(runs, rows)
                 rows = rows.in_order()
                 yield from self._process_in_order(runs, rows)
+            self.output.settle(run.spec, rows)
             del rows
             yield from self.output.take()
 

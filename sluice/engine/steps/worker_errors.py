@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from sluice.errors import BrokersUnreachable, EngineError, RecordFailed
+from sluice.errors import AccessDenied, BrokersUnreachable, EngineError, RecordFailed
 from sluice.plan import Job
 
 _RAISED_BY_TASKS: Mapping[str, type[EngineError]] = {
-    kind.__name__: kind for kind in (EngineError, RecordFailed, BrokersUnreachable)
+    kind.__name__: kind for kind in (EngineError, RecordFailed, BrokersUnreachable, AccessDenied)
 }
 _RAISED = re.compile(rf"sluice\.errors\.({'|'.join(_RAISED_BY_TASKS)}): ([^\n]*)")
 _CRASHED = "Python worker exited unexpectedly"

@@ -97,11 +97,7 @@ def _large(number: int) -> Large:
 
 
 class Sum(Accumulator):
-    """The exact sum of integers, and their count, because the sum of no values is null.
-
-    An aggregate of a table may subtract initial aggregates, which were never added. The count can then be 0 although
-    values remain.
-    """
+    """The exact sum of integers, and their count, because the sum of no values is null."""
 
     def __init__(self) -> None:
         super().__init__(tuple[int, Large])
@@ -124,8 +120,7 @@ class Sum(Accumulator):
 
     @override
     def result(self, accumulator: tuple[int, Large]) -> int | None:
-        total = int(accumulator[1])
-        return total if accumulator[0] or total else None
+        return int(accumulator[1]) if accumulator[0] else None
 
 
 class BigintSum(Sum):
@@ -171,8 +166,7 @@ class ExactSum(Accumulator):
 
     @override
     def result(self, accumulator: tuple[int, Exact]) -> float | None:
-        total = float(accumulator[1])
-        return total if accumulator[0] or total else None
+        return float(accumulator[1]) if accumulator[0] else None
 
 
 class ExactAverage(ExactSum):
@@ -219,7 +213,7 @@ class DecimalSum(Accumulator):
 
     @override
     def result(self, accumulator: tuple[int, Decimal]) -> Decimal | None:
-        return accumulator[1] if accumulator[0] or accumulator[1] else None
+        return accumulator[1] if accumulator[0] else None
 
 
 class DecimalAverage(DecimalSum):

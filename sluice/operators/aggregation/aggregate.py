@@ -3,6 +3,9 @@
 The state of a key is a dict: window → the time of the window's aggregate, and the aggregate. The dict identifies a
 window by its start (0 for an aggregation without windows), or by its bounds if the end does not follow from the start.
 A result's time is the largest time of its records.
+
+An author's function removes an aggregate by returning None. The state then no longer has the window, so the window's
+next record begins a new aggregate.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -45,13 +48,10 @@ class Group(msgspec.Struct, Generic[T], array_like=True):
 class BaseAggregation:
     """Base class of all aggregations.
 
-    `sends_old_values`: a later step subtracts old values, so the old value is sent before the new value.
+    `sends_old_values`: a later step subtracts old values, so the row that a result replaces is sent before the result.
     `only_last`: only the last result of a batch matters for each window; `send_last_results` sends it.
     `only_changes`: a result that equals the window's previous result does not matter, and is not sent.
     """
-
-    replaces_initial: ClassVar[bool] = True
-    """Whether the old value of a window's first result is the aggregate of no records, as in Kafka Streams."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class BaseAggregation:
         self.sends_old_values = sends_old_values
         self.only_last = only_last
         self.only_changes = only_changes
-        self._windows_added_to: list[Any] = []
-        """The windows to which the current row has been added, if `only_last`."""
+        self._windows_added_to: dict[Any, int] = {}
+        """The windows to which the current row has been added, if `only_last` → the times of their results."""
 
     def _add_to_window(
         self,
@@ -76,31 +76,39 @@ class BaseAggregation:
         row: Row,
         out: Output,
         copied: Any = None,
+        forgotten: tuple[int, Any] | None = None,
     ) -> None:
         """Add the row's value to the window's aggregate and send the result.
 
         `start` identifies the window in the state. A new window starts with the aggregate `copied`
-        from another window, if given.
+        from another window, if given. A window that has been `forgotten` begins again: its result
+        replaces the row of the forgotten window, and is counted as `restarted`.
         """
         assert row.key is not None
         calculation = self.calculation
         stored = state.get(start)
+        replaced = forgotten if stored is None else stored
+        old = None
+        if replaced is not None and self.sends_old_values:
+            old = calculation.result(replaced[1])
         if stored is None:
             time = row.time
             aggregate = calculation.new_aggregate() if copied is None else copied
+            if forgotten is not None:
+                out.count("restarted")
         else:
             stored_time, aggregate = stored
             time = max(stored_time, row.time)
-        # A sliding window that begins as a copy replaces the copied aggregate.
-        has_old = self.sends_old_values and (stored is not None or self.replaces_initial)
-        old = calculation.result(aggregate) if has_old else None
         aggregate = calculation.add(row.key, aggregate, calculation.read(row.value))
-        state[start] = time, aggregate
+        if aggregate is not None:
+            state[start] = time, aggregate
+        elif stored is not None:
+            del state[start]
         if self.only_last:
             # The result is sent only at the end of the batch. If it cannot be written, fail here,
             # where this record can still be rejected.
             calculation.check(aggregate)
-            self._windows_added_to.append(start)
+            self._windows_added_to[start] = time
             return
         result = calculation.result(aggregate)
         if self.only_changes and stored is not None and result == old:
@@ -131,8 +139,8 @@ class Aggregation(BaseAggregation):
     ) -> None:
         super().__init__(calculation, sends_old_values=sends_old_values, only_last=only_last, only_changes=only_changes)
         self.state_type: Any = dict[int, tuple[int, calculation.kind]]  # type: ignore[name-defined]
-        self._changed: dict[tuple[str, Any], None] = {}
-        """The keys and windows whose result `send_last_results` has to send."""
+        self._changed: dict[tuple[str, Any], int] = {}
+        """The keys and windows whose result `send_last_results` has to send → the times of the results."""
 
     def new_state(self) -> Windows:
         return {}
@@ -151,8 +159,8 @@ class Aggregation(BaseAggregation):
         else:
             out.release()
             if self._windows_added_to:
-                for start in self._windows_added_to:
-                    self._changed[row.key, start] = None  # type: ignore[index]  # a row without a key is not added
+                for start, time in self._windows_added_to.items():
+                    self._changed[row.key, start] = time  # type: ignore[index]  # a row without a key is not added
                 self._windows_added_to.clear()
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
@@ -163,8 +171,9 @@ class Aggregation(BaseAggregation):
 
         The engine calls this before `close`, which may drop the windows.
         """
-        for key, start in self._changed:
-            time, aggregate = states[key][start]
+        for (key, start), time in self._changed.items():
+            # The last row may have removed the window.
+            _, aggregate = states[key].get(start, (time, None))
             out.emit(key, self.calculation.result(aggregate), time, window=self._bounds(start))
         self._changed.clear()
 
@@ -241,21 +250,22 @@ class SpreadAggregation(Aggregation):
         times: list[int] = []
         changed: list[tuple[int, Any]] = []
         replaced: list[str | None] = []
-        begun: list[int] = []
+        begins: list[int] = []
         for number, start, first, behind in windows.tuples():
             stored = states[number].get(start)
             time, aggregate = stored or (event_times[first], self.calculation.new_aggregate())
             if self.sends_old_values:
-                has_old = stored is not None or self.replaces_initial
-                replaced.append(self.calculation.result(aggregate) if has_old else None)
-                if stored is None:
-                    begun.append(first)
-            aggregate = self.calculation.add_all(rows.keys[number], aggregate, texts[first:behind], results)
+                replaced.append(None if stored is None else self.calculation.result(aggregate))
+            aggregate, begin = self.calculation.add_all(rows.keys[number], aggregate, texts[first:behind], results)
             if self.sends_old_values:
                 replaced += results[first:-1]
-            times += islice(accumulate(event_times[first:behind], max, initial=time), 1, None)
+            if begin:
+                times += _times_with_removals(event_times[first:behind], results[first:], time)
+            else:
+                times += islice(accumulate(event_times[first:behind], max, initial=time), 1, None)
             changed.append((times[-1], aggregate))
-        self._set_windows(states, additions, changed)
+            begins.append(first + begin)
+        self._set_windows(states, additions, changed, np.array(begins, np.intp))
         # The results of a row follow each other, whatever windows they belong to.
         in_order = np.argsort(additions.order)
         starts, ends = (np.repeat(each, windows.behind - windows.first) for each in (windows.starts, windows.ends))
@@ -265,15 +275,13 @@ class SpreadAggregation(Aggregation):
             np.array(times, np.int64)[in_order],
             windows=self._bounds_of_results(starts, ends, in_order),
         )
-        return self._replacing(each, pa.array(replaced, pa.string()), begun) if self.sends_old_values else each
+        return self._replacing(each, pa.array(replaced, pa.string())) if self.sends_old_values else each
 
-    def _replacing(self, new: Results, replaced: pa.Array, begun: Sequence[int]) -> Results:
-        """Results after the results that they replace. `begun`: the indices of the first results of new keys."""
+    def _replacing(self, new: Results, replaced: pa.Array) -> Results:
+        """Results after the results that they replace."""
         is_sent = np.ones(len(new.rows), np.bool_)
         if self.only_changes:
-            both_null = pc.and_(pc.is_null(new.values), pc.is_null(replaced))
-            is_sent = ~np.asarray(pc.fill_null(pc.equal(new.values, replaced), both_null))
-            is_sent[begun] = True
+            is_sent = ~np.asarray(pc.fill_null(pc.equal(new.values, replaced), False))
         sent = pa.array(np.flatnonzero(is_sent))
         changes = Results(new.rows[is_sent], new.values.take(sent), new.times[is_sent])
         replaced = replaced.take(sent)
@@ -284,11 +292,14 @@ class SpreadAggregation(Aggregation):
         windows = additions.windows
         latest = windows.over_ranges(np.maximum, rows.times[additions.rows]).tolist()
         held = [states[number].get(start) for number, start, _, _ in windows.tuples()]
-        aggregates = self._added(rows, held, additions)
+        aggregates, begins = self._added(rows, held, additions)
         times: list[int] = []
         for time, window in zip(latest, held, strict=True):
             times.append(time if window is None else max(time, window[0]))
-        self._set_windows(states, additions, [*zip(times, aggregates, strict=True)])
+        # Records before a removal do not count for the time of the aggregate that has begun after it.
+        for number in np.flatnonzero(begins > windows.first).tolist():
+            times[number] = int(rows.times[additions.rows[begins[number] : windows.behind[number]]].max())
+        self._set_windows(states, additions, [*zip(times, aggregates, strict=True)], begins)
         last_rows = additions.rows[windows.behind - 1]
         in_order = np.argsort(last_rows, kind="stable")
         return Results(
@@ -300,8 +311,13 @@ class SpreadAggregation(Aggregation):
             windows=self._bounds_of_results(windows.starts, windows.ends, in_order),
         )
 
-    def _added(self, rows: KeyedRows, held: Sequence[tuple[int, Any] | None], additions: Additions) -> list[Any]:
-        """The aggregates of windows after their values have been added to the aggregates that they held."""
+    def _added(
+        self, rows: KeyedRows, held: Sequence[tuple[int, Any] | None], additions: Additions
+    ) -> tuple[list[Any], Indices]:
+        """The aggregates of windows after their values have been added to the aggregates that they held.
+
+        Also returns the place of the addition with which each of these aggregates begins (see `Calculation.add_all`).
+        """
         calculation, windows = self.calculation, additions.windows
         values = rows.columns["value"].take(pa.array(additions.rows))
         keys = [rows.keys[number] for number in windows.keys.tolist()]
@@ -311,24 +327,51 @@ class SpreadAggregation(Aggregation):
             merged: list[Any] = []
             for key, old, aggregate in zip(keys, held, new, strict=True):
                 merged.append(aggregate if old is None else functions.merge(key, old[1], aggregate))
-            return merged
-        texts, added = values.to_pylist(), list[Any]()
-        for key, old, (_, _, first, behind) in zip(keys, held, windows.tuples(), strict=True):
+            return merged, windows.first
+        texts, added, begins = values.to_pylist(), list[Any](), windows.first.copy()
+        for number, (key, old, (_, _, first, behind)) in enumerate(zip(keys, held, windows.tuples(), strict=True)):
             aggregate = calculation.new_aggregate() if old is None else old[1]
-            added.append(calculation.add_all(key, aggregate, texts[first:behind]))
-        return added
+            aggregate, begin = calculation.add_all(key, aggregate, texts[first:behind])
+            added.append(aggregate)
+            begins[number] += begin
+        return added, begins
 
     @staticmethod
-    def _set_windows(states: Sequence[Windows], additions: Additions, aggregates: Sequence[tuple[int, Any]]) -> None:
-        """Set the time and the aggregate of each window, in the order of the windows' first rows."""
+    def _set_windows(
+        states: Sequence[Windows], additions: Additions, aggregates: Sequence[tuple[int, Any]], begins: Indices
+    ) -> None:
+        """Set the time and the aggregate of each window, in the order of the rows with which the aggregates begin.
+
+        `begins`: the place of the addition with which each aggregate begins.
+        """
         windows = additions.windows
         numbers, starts = windows.keys.tolist(), windows.starts.tolist()
-        for place in np.argsort(additions.rows[windows.first], kind="stable").tolist():
-            states[numbers[place]][starts[place]] = aggregates[place]
+        has_begun_anew = (begins > windows.first).tolist()
+        for place in np.argsort(additions.rows[begins], kind="stable").tolist():
+            state, start, timed = states[numbers[place]], starts[place], aggregates[place]
+            # A window that begins anew comes last in the state.
+            if has_begun_anew[place] or timed[1] is None:
+                state.pop(start, None)
+            if timed[1] is not None:
+                state[start] = timed
 
     def _bounds_of_results(self, starts: Times, ends: Times, order: Indices) -> tuple[Times, Times] | None:
         """The bounds of the results' windows, given those of the sorted additions; None without windows."""
         return starts[order], ends[order]
+
+
+def _times_with_removals(event_times: Sequence[int], results: Sequence[str | None], time: int) -> list[int]:
+    """The time of each result of a window. The result after a removal has the time of its record.
+
+    `time`: the time of the aggregate before the first result.
+    """
+    times: list[int] = []
+    for event_time, result in zip(event_times, results, strict=True):
+        time = max(time, event_time)
+        times.append(time)
+        if result is None:
+            time = -1
+    return times
 
 
 class Aggregate(Timeless, SpreadAggregation):
@@ -356,6 +399,7 @@ class Aggregate(Timeless, SpreadAggregation):
             out.count("null_key" if row.key is None else "null_value")
         elif self.history_ms is not None and _is_past(self._time_of(state, row), row.after, self.history_ms):
             out.count("late")
+            out.send_late()
         else:
             self._add_to_window(state, 0, None, row, out)
 
@@ -377,13 +421,6 @@ class Aggregate(Timeless, SpreadAggregation):
     def _time_of(self, state: Windows, row: Row) -> int:
         """The time of the result that includes the row."""
         return max(state[0][0], row.time) if state else row.time
-
-
-class RowsAggregate(Aggregate):
-    """One aggregate per group of a table whose rows never change, so no old value is subtracted."""
-
-    # As in Kafka Streams, the first result of a group of a table's rows has no old value.
-    replaces_initial = False
 
 
 def _is_past(time: int, stream_time: int, history_ms: int) -> bool:
@@ -451,13 +488,15 @@ class TableAggregate(Timeless, BaseAggregation):
         old = self.calculation.result(state[0][1]) if self.sends_old_values and 0 in state else None
         changed = self._changed(state.get(0), key, time, subtracted, added)
         if changed is None:
-            # As in Kafka Streams, a group without rows is deleted if an initial aggregate, which was
-            # never added, is subtracted from the group.
+            # As in Kafka Streams, a group that has been removed is deleted again if a row leaves the group.
             if subtracted is not None:
                 out.emit(key, None, time)
             return
-        state[0] = changed
         time, aggregate = changed
+        if aggregate is None:
+            state.pop(0, None)
+        else:
+            state[0] = changed
         if old is not None:
             out.emit(key, old, time, old=True)
         out.emit(key, self.calculation.result(aggregate), time)
@@ -472,7 +511,8 @@ class TableAggregate(Timeless, BaseAggregation):
     ) -> tuple[int, Any] | None:
         """The time and the aggregate of a group after a change; None if the change has no effect.
 
-        `held` is the group's time and aggregate before the change.
+        `held` is the group's time and aggregate before the change; None if the group has none. A function that has
+        removed the aggregate has removed the values of all rows, so that none of them is subtracted later.
         """
         calculation = self.calculation
         if added is None and (held is None or subtracted is None):
@@ -514,6 +554,7 @@ class TableAggregate(Timeless, BaseAggregation):
         for key, state, begin, end in zip(rows.keys, states, starts[:-1], starts[1:], strict=True):
             held = state.windows.get(0)
             last_cause, replaced = -1, None
+            time, aggregate = held or (-1, None)
             for row in range(begin, end):
                 if is_replaced[row]:
                     replaced = values[row]
@@ -526,19 +567,22 @@ class TableAggregate(Timeless, BaseAggregation):
                     if subtracted is not None and not self.only_last:
                         results.append((row, None, times[row], False))
                     continue
-                last_cause, held = row, changed
+                last_cause, (time, aggregate) = row, changed
+                held = None if aggregate is None else changed
                 if self.only_last:
                     # If the result cannot be written, the change fails here, as if it were sent.
-                    calculation.check(held[1])
+                    calculation.check(aggregate)
                     continue
                 if old is not None:
-                    results.append((row, old, held[0], True))
-                results.append((row, calculation.result(held[1]), held[0], False))
+                    results.append((row, old, time, True))
+                results.append((row, calculation.result(aggregate), time, False))
             if last_cause >= 0:
-                assert held is not None
-                state.windows[0] = held
+                if held is None:
+                    state.windows.pop(0, None)
+                else:
+                    state.windows[0] = held
                 if self.only_last:
-                    results.append((last_cause, calculation.result(held[1]), held[0], False))
+                    results.append((last_cause, calculation.result(aggregate), time, False))
         causes, texts, result_times, old_results = zip(*results, strict=True) if results else ((), (), (), ())
         return Results(
             np.array(causes, np.intp),
@@ -638,17 +682,18 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
         if row.key is None:
             out.count("null_key")
             return
-        last_late_end = self.lateness.last_late_end(row.after)
+        last_closed_end = self.lateness.last_closed_end(row.after)
         last_forgotten_end = self._last_forgotten_end(row)
         windows = self.window.bounds_of(row.time)
         late = 0
         # Kafka Streams judges each of the overlapping windows: a record can
         # be late for the earlier windows only.
         for window in windows:
-            if window[1] > last_late_end:
-                if window[1] <= last_forgotten_end and state.pop(window[0], None) is not None:
-                    out.count("restarted")
-                self._add_to_window(state, window[0], window, row, out)
+            if window[1] > last_closed_end:
+                forgotten = None
+                if window[1] <= last_forgotten_end:
+                    forgotten = state.pop(window[0], None)
+                self._add_to_window(state, window[0], window, row, out, forgotten=forgotten)
             else:
                 late += 1
         if late:
@@ -663,7 +708,7 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
     def _additions(self, rows: KeyedRows) -> tuple[Additions, Results]:
         starts, ends, contain = bounds_of_all(self.window, rows.times)
         # Kafka Streams judges each of the overlapping windows.
-        is_late = contain & (ends <= self.lateness.last_late_end(rows.stream_times["after"])[:, None])
+        is_late = contain & (ends <= self.lateness.last_closed_end(rows.stream_times["after"])[:, None])
         is_open = contain & ~is_late
         late, added = np.nonzero(is_late)[0], np.nonzero(is_open)[0]
         nothing = np.array([], np.int64)
@@ -688,7 +733,8 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
         # In Kafka Streams, the store keeps windows for their size and grace. The store's time is
         # the start of its latest window, whichever stream that window comes from.
         latest_start, _ = self.window.bounds_of(latest)[-1]
-        return self.lateness.last_closed_end(latest_start)
+        last_end: int = self.lateness.last_closed_end(latest_start)
+        return last_end
 
     def expires_at(self, start: Any, time: Any) -> Any:
         return self.lateness.closes_at(ends_of(self.window, start))

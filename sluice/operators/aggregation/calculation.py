@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from decimal import Decimal
+from operator import length_hint
 from typing import Any, Protocol
 
 import msgspec
@@ -53,8 +54,11 @@ class Calculation(Protocol):
 
     def add_all(
         self, key: str, aggregate: Any, values: Sequence[str | None], results: list[str | None] | None = None
-    ) -> Any:
+    ) -> tuple[Any, int]:
         """Return the aggregate with the values of several rows added, one after the other.
+
+        Also return the index of the value with which the aggregate has begun: of the first value after the last
+        removal, or 0. If only the last value removes the aggregate, the index is 0, too.
 
         Appends the result after each value to `results`, if given. Raises the error that `add` or `result` would raise
         for any of the values. The changes of a call that fails cannot be undone.
@@ -70,7 +74,7 @@ class Calculation(Protocol):
         """Return an independent copy for another window."""
 
     def result(self, aggregate: Any) -> str | None:
-        """Return the result as JSON text, or None if there is no result."""
+        """Return the result as JSON text, or None if a function has removed the aggregate, which is then None, too."""
 
     def results(self, aggregates: Sequence[Any]) -> list[str | None]:
         """Return the result of each aggregate."""
@@ -177,14 +181,14 @@ class Functions:
         aggregate: tuple[Any, ...],
         values: Sequence[str | None],
         results: list[str | None] | None = None,
-    ) -> tuple[Any, ...]:
+    ) -> tuple[tuple[Any, ...], int]:
         for arguments in map(self.read, values):
             aggregate = self.add(key, aggregate, arguments)
             if results is None:
                 self.check(aggregate)
             else:
                 results.append(self.result(aggregate))
-        return aggregate
+        return aggregate, 0
 
     def subtract(self, key: str, aggregate: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
         triples = zip(self.accumulators, aggregate, value, strict=True)
@@ -279,7 +283,7 @@ class Custom:
         self.kind = state_type(value_type) | None
         self._plain = value_type
         self._declared = Declared(value_type)
-        self._is_plain = self._declared.is_plain
+        self._is_plain = _plain_aggregates(self._declared)
         self._initializer = initializer
         self._adder = adder
         self._subtractor = subtractor
@@ -311,21 +315,23 @@ class Custom:
         if aggregate is None:
             if self._initializer is None:
                 return self._checked(value)
-            # The author's function has returned None, which removed the aggregate, so a new
-            # aggregate begins.
+            # The author's function has removed the aggregate, so a new one begins.
             aggregate = self.new_aggregate()
         self._remember(aggregate)
         return self._checked(self._adder(key, aggregate, value))
 
     def add_all(
         self, key: str, aggregate: Any, values: Sequence[str | None], results: list[str | None] | None = None
-    ) -> Any:
+    ) -> tuple[Any, int]:
         adder, declared = for_key(self._adder, key), self._declared
-        is_plain, copy = declared.is_plain, declared.copy_plain
+        is_plain, copy = self._is_plain, declared.copy_plain
         # Only windows aggregate rows without a value.
         decode: Callable[[Any], Any] = self.read if None in values else self._decode
-        for value in map(decode, values):
+        begin, rest = 0, iter(values)
+        for value in map(decode, rest):
             if aggregate is None:
+                # Few aggregates are removed, so the values are not counted.
+                begin = len(values) - length_hint(rest) - 1
                 aggregate = self.add(key, None, value)
             else:
                 aggregate = adder(aggregate, value)
@@ -340,13 +346,11 @@ class Custom:
             result = self.result(aggregate)
             if results is not None:
                 results.append(result)
-        return aggregate
+        return aggregate, begin
 
     def subtract(self, key: str, aggregate: Any, value: Any) -> Any:
         if not self._subtractor:
             raise TopologyError("An aggregation over a table needs a subtractor.")
-        if aggregate is None:
-            return None
         self._remember(aggregate)
         return self._checked(self._subtractor(key, aggregate, value))
 
@@ -411,6 +415,12 @@ class Custom:
 _WITHOUT_INTEGERS = IMMUTABLE - {int}
 
 
+def _plain_aggregates(declared: Declared) -> Callable[[Any], bool]:
+    """Like `Declared.is_plain`, but False for None, which is no aggregate, even if the declared type includes it."""
+    is_plain = declared.is_plain
+    return (lambda value: value is not None and is_plain(value)) if is_plain(None) else is_plain
+
+
 class Batched(Custom):
     """An author's functions, of which the adder takes a list of values.
 
@@ -424,15 +434,18 @@ class Batched(Custom):
     @override
     def add_all(
         self, key: str, aggregate: Any, values: Sequence[str | None], results: list[str | None] | None = None
-    ) -> Any:
+    ) -> tuple[Any, int]:
         size = _MOST_VALUES if results is None else 1
+        begin = 0
         for first in range(0, len(values), size):
+            if aggregate is None:
+                begin = first
             several = [*map(super().read, values[first : first + size])]
             aggregate = self.add(key, aggregate, several)
             if results is not None:
                 results.append(self.result(aggregate))
         self.check(aggregate)
-        return aggregate
+        return aggregate, begin
 
 
 _MOST_VALUES = 10_000

@@ -101,6 +101,10 @@ class EveryRecordsAggregate(CountedAggregation[CurrentWindow[Any]]):
         if state.count in (0, self.window.records):
             state.count, state.time = 0, time
             state.aggregate = calculation.new_aggregate()
+        elif state.aggregate is None:
+            # The author's function has removed the aggregate, so a new one begins.
+            state.time = time
+            state.aggregate = calculation.new_aggregate()
         state.aggregate = calculation.add(key, state.aggregate, calculation.read(value))
         state.count += 1
         state.time = max(state.time, time)
@@ -140,23 +144,29 @@ class LastRecordsAggregate(CountedAggregation[LatestRecords]):
         number = self.window.records
         values = [*state.values, value][-number:]
         times = [*state.times, time][-number:]
-        result = self._result(key, values)
-        old = self._result(key, state.values) if self.sends_old_values and self._has_result(state.values) else None
+        result, begin = self._result(key, values)
+        old = None
+        if self.sends_old_values and self._has_result(state.values):
+            old, _ = self._result(key, state.values)
         state.values, state.times = values, times
         if self._has_result(values):
-            self._send(key, old, result, max(times), out)
+            self._send(key, old, result, max(times[begin:]), out)
 
     def _has_result(self, values: list[str]) -> bool:
         return len(values) == self.window.records if self.window.only_complete else bool(values)
 
-    def _result(self, key: str, values: list[str]) -> str | None:
+    def _result(self, key: str, values: list[str]) -> tuple[str | None, int]:
+        """The result, and the index of the value with which its aggregate begins: the first one after a removal."""
         # Few functions can subtract the value that leaves the window, so each
         # result is computed from all values.
         calculation = self.calculation
         aggregate = calculation.new_aggregate()
-        for value in values:
+        begin = 0
+        for number, value in enumerate(values):
+            if aggregate is None:
+                begin = number
             aggregate = calculation.add(key, aggregate, calculation.read(value))
-        return calculation.result(aggregate)
+        return calculation.result(aggregate), begin
 
     @override
     def _restore(self, state: LatestRecords, before: LatestRecords) -> None:

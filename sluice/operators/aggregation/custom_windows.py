@@ -38,11 +38,11 @@ class CustomWindowAggregate(WindowAggregation):
         if row.key is None:
             out.count("null_key")
             return
-        last_late_end = self.lateness.last_late_end(row.after)
+        last_closed_end = self.lateness.last_closed_end(row.after)
         windows = self.window.bounds_of(row.time)
         late = 0
         for window in windows:
-            if window[1] > last_late_end:
+            if window[1] > last_closed_end:
                 self._add_to_window(state, window, window, row, out)
             else:
                 late += 1

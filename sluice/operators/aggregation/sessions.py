@@ -10,7 +10,7 @@ from typing import Any
 from sluice.operators.aggregation.aggregate import WindowAggregation, Windows
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.base import Output, Row
-from sluice.operators.lateness import closes_at, last_closed_end, session_kept_ms
+from sluice.operators.lateness import closes_at, last_closed_end
 from sluice.values.windows import Bounds, SessionWindow
 
 
@@ -20,9 +20,9 @@ class SessionAggregate(WindowAggregation):
     Records with a null value are aggregated, too.
 
     A record that is at most a gap away from two sessions merges them: tombstones are sent for both, then the result of
-    the merged session. Results have no headers, as in Kafka Streams. `waits_until_final`: the next operator holds
-    the results back until no record can change them. `retention_ms`: how long after its end a record can still join
-    a session that has closed, if the record is not late for the merged session; by default, no record can.
+    the merged session. Results have no headers, as in Kafka Streams. `retention_ms`: how long after its end a record
+    can still join a session that has closed, if the record is not late for the merged session; by default, no record
+    can.
     """
 
     window: SessionWindow
@@ -33,11 +33,10 @@ class SessionAggregate(WindowAggregation):
         window: SessionWindow,
         *,
         sends_old_values: bool = False,
-        waits_until_final: bool = False,
         retention_ms: int | None = None,
     ) -> None:
         super().__init__(calculation, window, sends_old_values=sends_old_values)
-        self._kept_ms = session_kept_ms(window, waits_until_final, retention_ms)
+        self._kept_ms = max(self.lateness.open_ms, retention_ms or 0)
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         """Merge the row and all sessions near it into one session, and send the changes."""
@@ -60,21 +59,26 @@ class SessionAggregate(WindowAggregation):
         # Results of sessions have no headers in Kafka Streams.
         out.headers = None
         # As in Kafka Streams, a session that takes in a record is deleted and sent again, even if
-        # the record does not change the session's bounds. The session is not deleted if all its
-        # records have the same time.
-        grows = (start, end) != (row.time, row.time)
+        # the record does not change the session's bounds. If all its records have the same time, the
+        # new result replaces the session's row instead.
+        is_deleted = (start, end) != (row.time, row.time)
         aggregate = self.calculation.new_aggregate()
         for session in near:
             session_end, session_aggregate = state.pop(session)
             window = session, session_end
-            if self.sends_old_values and grows:
+            if self.sends_old_values:
                 old_result = self.calculation.result(session_aggregate)
                 out.emit(key, old_result, session_end, window=window, old=True)
-            if grows:
+            if is_deleted:
                 out.emit(key, None, session_end, window=window)
             aggregate = self.calculation.merge(key, aggregate, session_aggregate)
         aggregate = self.calculation.add(key, aggregate, self.calculation.read(row.value))
-        state[start] = end, aggregate
+        # The new session may have the bounds of a session that has been forgotten, and replaces its row.
+        forgotten = state.pop(start, None)
+        if forgotten is not None and forgotten[0] == end and self.sends_old_values:
+            out.emit(key, self.calculation.result(forgotten[1]), end, window=(start, end), old=True)
+        if aggregate is not None:
+            state[start] = end, aggregate
         out.emit(key, self.calculation.result(aggregate), end, window=(start, end))
 
     def _sessions_near(self, state: Windows, row: Row) -> list[int]:

@@ -31,6 +31,8 @@ class SlidingAggregate(WindowAggregation):
         sends_old_values: bool = False,
     ) -> None:
         super().__init__(calculation, window, sends_old_values=sends_old_values)
+        self._forgotten: Windows = {}
+        """The windows that have been forgotten before the current row."""
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
         # Unlike in other windows, Kafka Streams drops records without a value here.
@@ -43,7 +45,9 @@ class SlidingAggregate(WindowAggregation):
             out.count("late")
             out.send_late()
             return
-        self._forget_windows(state, row, out)
+        self._forgotten = self._forgotten_windows(state, row)
+        for start in self._forgotten:
+            del state[start]
         # The starts of the windows that contain this record, or another record that can share a
         # window with this record; the latest start first.
         near = [start for start in state if time - 2 * size <= start <= time + 1]
@@ -57,26 +61,24 @@ class SlidingAggregate(WindowAggregation):
         if not is_counted:
             out.count("late")
             out.send_late()
+        # The windows that have not begun again still have rows, which a later result may replace.
+        for start, window in self._forgotten.items():
+            state.setdefault(start, window)
 
-    def _forget_windows(self, state: Windows, row: Row, out: Output) -> None:
-        """Forget windows if another cogrouped stream is far ahead of the row's stream.
+    def _forgotten_windows(self, state: Windows, row: Row) -> Windows:
+        """The windows that have been forgotten because another cogrouped stream is far ahead of the row's stream.
 
         If the row is not late for such a window, the window begins again with the row.
         """
         latest, size = row.latest_of_sides[0], self.window.size_ms
         if latest < 0:
-            return
+            return {}
         # In Kafka Streams, the store keeps windows for twice their size plus the grace. The store's
         # time is the start of its latest window. That window begins between the latest record and
         # one size before it, depending on the records of all keys. Here, the latest window counts as
         # beginning one size before the latest record, so that the fewest windows are forgotten.
-        last_end = self.lateness.last_closed_end(latest - 2 * size)
-        forgotten = [start for start in state if start + size <= last_end]
-        for start in forgotten:
-            # A window that does not contain the row does not begin again.
-            if start <= row.time <= start + size:
-                out.count("restarted")
-            del state[start]
+        last_end = latest - 2 * size - self.window.grace_ms
+        return {start: window for start, window in state.items() if start + size <= last_end}
 
     def _next_window(self, state: Windows, starts: list[int], time: int) -> tuple[int, Any] | None:
         """Time and aggregate for a new window right after `time`; None if it would be empty or already exists."""
@@ -102,8 +104,10 @@ class SlidingAggregate(WindowAggregation):
             start = row.time + 1
             state[start] = next_window
             latest, aggregate = next_window
-            result = self.calculation.result(aggregate)
-            out.emit(row.key, result, latest, window=(start, start + self.window.size_ms))
+            window = start, start + self.window.size_ms
+            if self.sends_old_values and start in self._forgotten:
+                out.emit(row.key, self.calculation.result(self._forgotten[start][1]), latest, window=window, old=True)
+            out.emit(row.key, self.calculation.result(aggregate), latest, window=window)
 
     def _add_to_own(self, state: Windows, starts: list[int], row: Row, out: Output) -> bool:
         """Add a record to all windows that contain it: its own, which ends at it, and later ones.
@@ -123,24 +127,30 @@ class SlidingAggregate(WindowAggregation):
             # preceding window: copy their aggregate.
             if not has_own and previous >= own:
                 copied = self.calculation.copy(state[preceding][1])
+        # The window right after the previous record may not exist yet: the row is the first record in it.
+        begins_next = previous is not None and own <= previous < row.time and previous + 1 not in state
         containing = [start for start in starts if own <= start <= row.time]
         is_counted = self._add_to_each(state, containing, row, out)
-        # The window right after the previous record does not exist yet:
-        # the row is the first record in it.
-        if previous is not None and own <= previous < row.time and previous + 1 not in state:
+        if begins_next:
+            assert previous is not None
             is_counted |= self._add_to_each(state, [previous + 1], row, out)
-        if not has_own:
-            is_counted |= self._add_to_each(state, [own], row, out, copied)
+        if not has_own and self._add_to_each(state, [own], row, out, copied):
+            is_counted = True
             # If the row's own window starts right after the previous record, Kafka Streams sends the
             # window's result twice, which is visible to a later step that counts updates.
-            if own in state and previous == own - 1:
-                time, aggregate = state[own]
-                calculation, window = self.calculation, (own, own + self.window.size_ms)
-                if self.sends_old_values:
-                    initial = calculation.result(calculation.new_aggregate())
-                    out.emit(row.key, initial, time, window=window, old=True)
-                out.emit(row.key, calculation.result(aggregate), time, window=window)
+            if previous == own - 1:
+                self._send_again(state, own, row, out)
         return is_counted
+
+    def _send_again(self, state: Windows, start: int, row: Row, out: Output) -> None:
+        """Send the result of the row's own window once more."""
+        # An author's function may have removed the window.
+        time, aggregate = state.get(start, (row.time, None))
+        result = self.calculation.result(aggregate)
+        window = start, start + self.window.size_ms
+        if self.sends_old_values and result is not None:
+            out.emit(row.key, result, time, window=window, old=True)
+        out.emit(row.key, result, time, window=window)
 
     def _add_to_first(
         self,
@@ -159,14 +169,12 @@ class SlidingAggregate(WindowAggregation):
         does not distinguish the windows sees the order.
         """
         previous = state[0][0] if 0 in state else row.time
+        # The window right after the previous record may not exist yet: the row is its first record.
+        begins_next = previous < row.time and previous + 1 not in state
         containing = [start for start in reversed(starts) if 0 < start <= row.time]
         is_counted = self._add_to_each(state, containing, row, out)
         self._create_next(state, row, out, next_window)
-        last_starts = [0]
-        # The window right after the previous record does not exist
-        # yet: the row is its first record.
-        if previous < row.time and previous + 1 not in state:
-            last_starts = [previous + 1, 0]
+        last_starts = [previous + 1, 0] if begins_next else [0]
         return self._add_to_each(state, last_starts, row, out) or is_counted
 
     def _add_to_each(
@@ -182,11 +190,11 @@ class SlidingAggregate(WindowAggregation):
         Returns whether there is any such window.
         """
         size = self.window.size_ms
-        last_late = self.lateness.last_late_end(row.after) - size
+        last_closed = self.lateness.last_closed_end(row.after) - size
         is_added = False
         for start in starts:
-            if start > last_late:
-                self._add_to_window(state, start, (start, start + size), row, out, copied)
+            if start > last_closed:
+                self._add_to_window(state, start, (start, start + size), row, out, copied, self._forgotten.get(start))
                 is_added = True
         return is_added
 
@@ -194,4 +202,4 @@ class SlidingAggregate(WindowAggregation):
         # A record reads windows that start at most two sizes before it, and may copy such a window
         # into the next window, which ends one size after the record. A window is therefore needed
         # for three sizes after its start.
-        return self.lateness.late_at(start + 3 * self.window.size_ms)
+        return self.lateness.closes_at(start + 3 * self.window.size_ms)

@@ -54,12 +54,7 @@ class TableJoin(Timeless):
     and in an outer join while either side has a value. `filtered`: for each side, whether its table is filtered.
 
     If both sides depend on one table, the join gets some changes early, and then once more; see
-    `AHEAD`.
-
-    `uses_old_values`: for each side, whether the join uses the old value that the side's table sends with each change,
-    in place of the value in the join's state. As in Kafka Streams, the old value of the join's result is then computed
-    from this old value. The value need not have been in the table: an aggregate sends the initial aggregate as the old
-    value of its first result.
+    `AHEAD`. Unlike in Kafka Streams, the old value of a result is still the result that was sent before.
     """
 
     state_type: Any = TablePair
@@ -70,17 +65,15 @@ class TableJoin(Timeless):
         *,
         sends_old_values: bool = False,
         filtered: tuple[bool, bool] = (False, False),
-        uses_old_values: tuple[bool, bool] = (False, False),
     ) -> None:
         self.how = how
         self.sends_old_values = sends_old_values
         self.filtered = filtered
-        self.uses_old_values = uses_old_values
         self._ahead: dict[tuple[str, int], tuple[str | None, int]] = {}
         """Key and side → value and time of a change that came early, with AHEAD, and has not come
         again as LEFT or RIGHT."""
-        self._replaced: dict[tuple[str, int], str | None] = {}
-        """Key and side → the old value that the side has sent. Its next row has the new value."""
+        self._sent_ahead: dict[str, str | None] = {}
+        """Key → the last result, if it was computed with a change in `_ahead`, which is not in the state yet."""
 
     def new_state(self) -> TablePair:
         return TablePair()
@@ -91,9 +84,7 @@ class TableJoin(Timeless):
                 out.count("null_key")
             return
         if row.old:
-            self._replaced[row.key, row.side] = row.value
             return
-        replaced = self._replaced.pop((row.key, row.side), None)
         # The time of a deleted value is -1, so that it is never the larger time of both sides.
         changed = row.value, row.time if row.value is not None else -1
         if row.side >= AHEAD:
@@ -103,38 +94,28 @@ class TableJoin(Timeless):
             self._ahead.pop((row.key, row.side), None)
         # If the change deletes a row that the filter has never passed, Kafka Streams' filter sends
         # nothing to the join.
-        passed = state.right if row.side == RIGHT else state.left
-        if self.uses_old_values[row.side]:
-            passed = replaced
-        if row.value is None and passed is None and self.filtered[row.side]:
-            # The filter may have passed the side's value, although it has not passed the old value that the side sends.
-            state.put(row.side, *changed)
+        replaced = state.right if row.side == RIGHT else state.left
+        if row.value is None and replaced is None and self.filtered[row.side]:
+            # A result that was computed with this change is now the state's result, too.
+            self._sent_ahead.pop(row.key, None)
             return
+        old = self._sent_ahead.pop(row.key) if row.key in self._sent_ahead else self._result(state)
         pair = self._pair_in_stores(state, row) if self._ahead else state
-        old = self._result(pair)
         for values in (state, pair):
             values.put(row.side, *changed)
         new = self._result(pair)
+        if pair is not state:
+            self._sent_ahead[row.key] = new
         if old is None and new is None and not self._sends_tombstone(pair, row.side, replaced):
             return
         # As in Kafka Streams, the result or tombstone has the larger time of both sides.
         time = max(row.time, pair.left_time, pair.right_time)
-        if self.sends_old_values:
-            if self.uses_old_values[row.side]:
-                old = self._old_result(pair, row.side, replaced)
-            if old is not None:
-                out.emit(row.key, old, time, old=True)
+        if self.sends_old_values and old is not None:
+            out.emit(row.key, old, time, old=True)
         out.emit(row.key, new, time)
 
-    def _old_result(self, pair: TablePair, side: int, replaced: str | None) -> str | None:
-        """The result that a change of a side replaces, given the old value that the side's table has sent."""
-        if side == RIGHT:
-            return self._result(TablePair(pair.left, pair.left_time, replaced))
-        return self._result(TablePair(replaced, -1, pair.right, pair.right_time))
-
     def process_columns(self, states: Sequence[TablePair], rows: KeyedRows) -> Results | None:
-        computes_old_results = self.sends_old_values and any(self.uses_old_values)
-        if computes_old_results or self._ahead or (rows.sides >= AHEAD).any():
+        if self._ahead or (rows.sides >= AHEAD).any():
             return None
         is_new = ~rows.is_old
         sides = (
@@ -145,17 +126,13 @@ class TableJoin(Timeless):
         had_result = self._has_result(left.had_value, right.had_value)
         has_result = self._has_result(left.has_value, right.has_value)
         # A row sends nothing in the same cases as in `process`.
-        other_has_value = np.where(rows.sides == RIGHT, left.has_value, right.has_value)
-        sends_tombstone = other_has_value
-        if self.how != "inner":
-            sends_tombstone = other_has_value | follows_old_value(rows)
+        sends_tombstone = np.where(rows.sides == RIGHT, left.has_value, right.has_value)
         if self.how == "left":
             sends_tombstone &= rows.sides == LEFT
         sent = is_new & (had_result | has_result | sends_tombstone)
         for side, of_side in enumerate(sides):
             if self.filtered[side]:
-                passed = follows_old_value(rows) if self.uses_old_values[side] else of_side.had_value
-                sent &= (rows.sides != side) | rows.has_value | passed
+                sent &= (rows.sides != side) | rows.has_value | of_side.had_value
         rows_sent = np.flatnonzero(sent)
         times = np.maximum.reduce([rows.times, left.times, right.times])[rows_sent]
         new_values = _where(has_result[rows_sent], joined_texts(left.after(rows_sent), right.after(rows_sent)))
@@ -200,7 +177,7 @@ class TableJoin(Timeless):
         """Whether a change of this side sends a tombstone if the join has no result before and after the change.
 
         As in Kafka Streams, the join sends it if the other side has a value, except for the right side of a left join.
-        If the side needs no other for a result, the old value that the side has sent is enough.
+        If the side needs no other for a result, the value that the change has `replaced` is enough.
         """
         other = state.left if side == RIGHT else state.right
         if self.how == "inner":
@@ -220,11 +197,6 @@ class TableJoin(Timeless):
             case "outer":
                 has_result = left is not None or right is not None
         return joined(left, right) if has_result else None
-
-
-def follows_old_value(rows: KeyedRows) -> Mask:
-    """Mask of the rows right after the old value that they replace."""
-    return np.concatenate(([False], (rows.is_old & rows.has_value)[:-1]))
 
 
 class _SideOfRows:

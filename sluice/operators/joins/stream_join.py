@@ -77,7 +77,8 @@ class StreamJoin:
 
     A result has the larger time of both records. On an outer side, a record without a match is sent
     with null for the other side, after its window and grace. It is sent immediately if it has no
-    key, or if its window has already ended when it arrives.
+    key, or if its window and grace have already passed when it arrives. A record that has been sent
+    without a match is forgotten, so later records do not match it.
 
     If `watch` has been called, the join looks for unmatched records at the same times as Kafka
     Streams. This needs one stream time for all keys.
@@ -125,12 +126,11 @@ class StreamJoin:
             # record is out of order.
             if row.time == row.after:
                 self._send_unmatched(state, row.key, row.after, out)
-        waits_for_match = False
-        if not self._match(state, row.key, row, out) and self.outer[row.side]:
-            waits_for_match = not self.lateness.is_past(row.side, row.time, row.after)
-            if not waits_for_match:
-                out.emit(row.key, self._unmatched(row.side, row.value), row.time)
-        self._store(state, row, waits_for_match)
+        is_lone = not self._match(state, row.key, row, out) and self.outer[row.side]
+        if is_lone and self.lateness.is_past(row.side, row.time, row.after):
+            out.emit(row.key, self._unmatched(row.side, row.value), row.time)
+        else:
+            self._store(state, row, is_lone)
         self._forget_expired(state, row.latest_of_sides)
 
     def process_columns(self, states: KeyStates[Sides], rows: KeyedRows) -> Results | None:
@@ -152,7 +152,8 @@ class StreamJoin:
         if joined is None:
             return None
         records = joined.records
-        kept = np.flatnonzero(joined.waits | can_match(self.lateness, records, rows, self._passed))
+        can_be_matched = can_match(self.lateness, records, rows, self._passed) & ~joined.sent
+        kept = np.flatnonzero(joined.waits | can_be_matched)
         for _, state in states.existing():
             state.left, state.right = Side(), Side()
         order = np.lexsort((records.order[kept], records.times[kept]))
@@ -193,7 +194,7 @@ class StreamJoin:
         lateness = self.lateness
         earliest = max(
             row.time - lateness.ahead[other_side],
-            lateness.last_expired(row.latest_of_sides[other_side]) + 1,
+            lateness.last_expired(other_side, row.latest_of_sides[other_side]) + 1,
         )
         first = bisect_left(records, earliest, key=_TIME)
         last = bisect_right(records, row.time + lateness.ahead[row.side], key=_TIME)
@@ -212,7 +213,7 @@ class StreamJoin:
 
     def _store(self, state: Sides, row: Row, waits_for_match: bool) -> None:
         """Store the row's record for later records of the other side, unless nothing can match it any more."""
-        if not waits_for_match and row.time <= self.lateness.last_expired(row.latest_of_sides[row.side]):
+        if not waits_for_match and row.time <= self.lateness.last_expired(row.side, row.latest_of_sides[row.side]):
             return
         assert row.value is not None
         side = state.right if row.side == RIGHT else state.left
@@ -252,18 +253,15 @@ class StreamJoin:
             last = self.lateness.last_unmatched(number, stream_time)
             if side.waits_from > last:
                 continue
-            side.waits_from = NEVER
-            for record in side.records:
-                if not record.waits_for_match:
-                    continue
-                if record.time > last:
-                    side.waits_from = record.time
-                    break
-                due.append((record.time, number, record))
+            records = side.records
+            count = bisect_right(records, last, key=_TIME)
+            due += [(record.time, number, record) for record in records[:count] if record.waits_for_match]
+            records[:count] = [record for record in records[:count] if not record.waits_for_match]
+            waiting = (record.time for record in records if record.waits_for_match)
+            side.waits_from = next(waiting, NEVER)
         # Kafka Streams' store of unmatched records has this order, for all
         # keys: by time, the right side first.
         for time, number, record in sorted(due, key=lambda entry: (entry[0], -entry[1])):
-            record.waits_for_match = False
             rank = 2 * time + (number == LEFT)
             out.emit(key, self._unmatched(number, record.value), time, rank=rank)
 
@@ -286,8 +284,9 @@ class StreamJoin:
         sent = self.release_due(state)
         if sent is not None:
             return sent
-        sides = (state.left, state.right)
-        return min((self.lateness.expires_at(side.records[0].time) for side in sides if side.records), default=None)
+        sides = enumerate((state.left, state.right))
+        expire = (self.lateness.expires_at(number, side.records[0].time) for number, side in sides if side.records)
+        return min(expire, default=None)
 
     def close(
         self,
@@ -305,9 +304,8 @@ class StreamJoin:
 
     def _forget_expired(self, state: Sides, latest_of_sides: tuple[int, int]) -> None:
         """Forget the records that can no longer be matched, unless they still have to be sent unmatched."""
-        sides = (state.left, state.right)
-        for side, latest in zip(sides, latest_of_sides, strict=True):
-            records, last = side.records, self.lateness.last_expired(latest)
+        for number, side in enumerate((state.left, state.right)):
+            records, last = side.records, self.lateness.last_expired(number, latest_of_sides[number])
             if not records or records[0].time > last:
                 continue
             if records[-1].time <= last and side.waits_from == NEVER:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sluice.operators.base import LEFT, RIGHT
@@ -82,8 +84,9 @@ class Matches:
         cause, other = np.where(of_right, right, left), np.where(of_right, left, right)
         # A pair of two records in states was sent in an earlier batch. It gets the row -1, and is left out below.
         row = records.order[cause].clip(-1)
-        latest_of_other = np.where(of_right, rows.stream_times["left"][row], rows.stream_times["right"][row])
-        is_match = (row >= 0) & (records.times[other] > lateness.last_expired(latest_of_other))
+        left_time, right_time = (rows.stream_times[name][row] for name in ("left", "right"))
+        last_expired = last_expired_of_sides(lateness, records.sides[other], left_time, right_time)
+        is_match = (row >= 0) & (records.times[other] > last_expired)
         matching = np.flatnonzero(is_match)
         order = np.lexsort((records.order[other[matching]], records.times[other[matching]], cause[matching]))
         return cls(cause[matching[order]], other[matching[order]])
@@ -124,8 +127,20 @@ def unexpired_rows(lateness: JoinLateness, rows: KeyedRows, passed: tuple[int, i
         np.maximum(rows.stream_times[name][last], of_all)
         for name, of_all in zip(("left", "right"), passed, strict=True)
     )
-    latest = np.where(rows.sides == LEFT, left, right)
-    return np.flatnonzero(rows.has_value & (rows.times > lateness.last_expired(latest)))
+    last_expired = last_expired_of_sides(lateness, rows.sides, left, right)
+    return np.flatnonzero(rows.has_value & (rows.times > last_expired))
+
+
+def last_expired_of_sides(
+    lateness: JoinLateness, sides: npt.NDArray[np.integer[Any]], left: Times, right: Times
+) -> Times:
+    """For records of both sides, the latest time of a record that can no longer be matched.
+
+    `left` and `right`: the largest times of the left and of the right stream.
+    """
+    last = lateness.last_expired(LEFT, left), lateness.last_expired(RIGHT, right)
+    of_sides: Times = np.where(sides == LEFT, *last)
+    return of_sides
 
 
 def falls(times: Times, keys: Indices) -> Mask:

@@ -5,6 +5,8 @@ matched before:
 
 - a row of its key, if the stream time of the row's own partition is late enough;
 - the advance of stream time with which all partitions have reached the record's due time.
+
+A record that has been sent unmatched is not matched afterwards.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import pyarrow as pa
 from sluice.operators.base import LEFT, RIGHT
 from sluice.operators.columns import KeyedRows, KeyStates, ReleasedResults, Results
 from sluice.operators.joins.stored_records import Sides
-from sluice.operators.joins.stream_pairs import JoinRecords, Matches, falls
+from sluice.operators.joins.stream_pairs import JoinRecords, Matches, falls, last_expired_of_sides
 from sluice.operators.lateness import JoinLateness
 from sluice.support.arrays import Indices, Mask, Times
 
@@ -41,6 +43,8 @@ class OuterJoined:
     records: JoinRecords
     waits: Mask
     """Mask of the records that still wait for a match after the batch."""
+    sent: Mask
+    """Mask of the records that are sent unmatched."""
 
 
 def keys_in_order(lateness: JoinLateness, rows: KeyedRows) -> Mask:
@@ -48,7 +52,7 @@ def keys_in_order(lateness: JoinLateness, rows: KeyedRows) -> Mask:
 
     Rows of several partitions have stream times of their own. If a time goes back, an earlier row has made more
     records expire, or has sent more of them unmatched, than the times of the later row show. A partition that was idle
-    may have a record that is already due, although its partition's stream time has not passed the record's window.
+    may have a record that is already due, although its partition's stream time has not passed the record's grace.
     """
     valid = np.flatnonzero(rows.has_value)
     in_order = np.ones(len(rows.keys), np.bool_)
@@ -69,7 +73,7 @@ def _reached(rows: KeyedRows) -> Times:
 
 
 def _is_past(lateness: JoinLateness, rows: KeyedRows) -> Mask:
-    """Mask of the rows whose window has already ended when they come."""
+    """Mask of the rows whose window and grace have already passed when they come."""
     after = rows.stream_times["after"]
     is_past = [lateness.is_past(side, rows.times, after) for side in (LEFT, RIGHT)]
     return np.where(rows.sides == LEFT, *is_past)
@@ -98,13 +102,74 @@ def join_outer(
     matches = Matches.of(lateness, records, rows)
     if matches is None:
         return None
-    fates = _Fates.of(lateness, outer, records, matches, rows, advances_until)
+    departures = _Departures.of(lateness, outer, records, rows, advances_until)
+    matches = departures.without_departed(matches)
+    fates = _Fates.of(departures, records, matches)
     return OuterJoined(
         _results(records, matches, fates, rows),
         _released(records, fates, rows.keys),
         records,
         fates.waits,
+        fates.at_once | fates.by_row | fates.by_release,
     )
+
+
+@dataclass(frozen=True)
+class _Departures:
+    """When each record is sent unmatched if nothing matches it before."""
+
+    is_outer: Mask
+    """Mask of the records that are sent unmatched if nothing matches them."""
+    is_past: Mask
+    """Mask of the records that their own row sends unmatched."""
+    due: Times
+    """The stream time at which each record is sent unmatched if it waits."""
+    sender: Indices
+    """For each record, the first row that would send it unmatched; NEVER if no row would."""
+    released: Times
+    """For each record, the number of the advance of stream time that would send it unmatched; NEVER if none would."""
+    advances: Times
+    """For each row, the number of advances of stream time before the row. The last element is NEVER."""
+
+    @classmethod
+    def of(
+        cls,
+        lateness: JoinLateness,
+        outer: tuple[bool, bool],
+        records: JoinRecords,
+        rows: KeyedRows,
+        advances_until: Callable[[Times], Times],
+    ) -> _Departures:
+        count = len(rows)
+        is_outer = np.array(outer)[records.sides] & records.has_value
+        is_outer[count:] = [record.waits_for_match for record in records.stored]
+        is_past = np.zeros(len(records.keys), np.bool_)
+        is_past[:count] = _is_past(lateness, rows)
+        due = _due(lateness, records.sides, records.times)
+        advances = np.append(rows.stream_times["advances"], NEVER)
+        return cls(is_outer, is_past, due, _senders(records, due, rows), advances_until(due), advances)
+
+    def before(self, records: Indices, rows: Indices) -> Mask:
+        """Mask of the records that would be sent unmatched before these later rows are matched."""
+        is_released = self.released[records] <= self.advances[rows]
+        is_before: Mask = self.is_past[records] | (self.sender[records] <= rows) | is_released
+        return is_before & self.is_outer[records]
+
+    def without_departed(self, matches: Matches) -> Matches:
+        """The matches without those of records that have been sent unmatched before."""
+        is_late = self.before(matches.other, matches.cause)
+        if not is_late.any():
+            return matches
+        is_matched = np.zeros(len(self.due), np.bool_)
+        is_matched[matches.other[~is_late]] = True
+        is_matched[matches.cause[~is_late]] = True
+        is_match = ~is_late
+        # Whether a record has been sent depends on earlier matches, and the matches are sorted by their causes.
+        late = np.flatnonzero(is_late)
+        for place, cause, other in zip(late, matches.cause[late], matches.other[late], strict=True):
+            if is_matched[other]:
+                is_match[place] = is_matched[cause] = True
+        return Matches(matches.cause[is_match], matches.other[is_match])
 
 
 @dataclass(frozen=True)
@@ -112,9 +177,8 @@ class _Fates:
     """What happens to the records that have no match when they come."""
 
     due: Times
-    """The stream time at which each record is sent unmatched if it waits."""
     sender: Indices
-    """The first row that sends a waiting record unmatched, for each record; NEVER if no row does."""
+    """See `_Departures`."""
     at_once: Mask
     """Mask of the records that their own row sends unmatched."""
     by_row: Mask
@@ -125,34 +189,20 @@ class _Fates:
     """Mask of the records that still wait after the batch."""
 
     @classmethod
-    def of(
-        cls,
-        lateness: JoinLateness,
-        outer: tuple[bool, bool],
-        records: JoinRecords,
-        matches: Matches,
-        rows: KeyedRows,
-        advances_until: Callable[[Times], Times],
-    ) -> _Fates:
-        count = len(rows)
-        is_lone = np.array(outer)[records.sides] & records.has_value
+    def of(cls, departures: _Departures, records: JoinRecords, matches: Matches) -> _Fates:
+        is_lone = departures.is_outer.copy()
         is_lone[matches.cause] = False
-        is_past = np.zeros(len(records.keys), np.bool_)
-        is_past[:count] = _is_past(lateness, rows)
-        waited = is_lone & ~is_past
-        waited[count:] = [record.waits_for_match for record in records.stored]
+        at_once, waited = is_lone & departures.is_past, is_lone & ~departures.is_past
         # The matches are sorted by their causes. Of several matches of a record, the first is written last.
         first_match = np.full(len(records.keys), NEVER)
         first_match[matches.other[::-1]] = matches.cause[::-1]
-        due = _due(lateness, records.sides, records.times)
-        sender, released = _senders(records, due, rows), advances_until(due)
-        advances = np.append(rows.stream_times["advances"], NEVER)
-        until_sender, until_match = (advances[np.minimum(row, count)] for row in (sender, first_match))
+        sender, released, advances = departures.sender, departures.released, departures.advances
+        until_sender, until_match = (advances[np.minimum(row, len(advances) - 1)] for row in (sender, first_match))
         by_release = waited & (released < NEVER) & (released <= until_sender) & (released <= until_match)
         # A row sends unmatched records before it is matched itself.
         by_row = waited & ~by_release & (sender < NEVER) & (sender <= first_match)
         waits = waited & ~by_release & ~by_row & (first_match == NEVER)
-        return cls(due, sender, is_lone & is_past, by_row, by_release, waits)
+        return cls(departures.due, sender, at_once, by_row, by_release, waits)
 
 
 def _senders(records: JoinRecords, due: Times, rows: KeyedRows) -> Indices:
@@ -222,6 +272,6 @@ def can_match(lateness: JoinLateness, records: JoinRecords, rows: KeyedRows, pas
         # If all rows of a key lack a value, they do not say how late it is.
         of_keys = np.where(last >= 0, rows.stream_times[name][last], _BEFORE_ALL)
         latest.append(np.maximum(of_keys, of_all)[records.keys])
-    last_expired = lateness.last_expired(np.where(records.sides == LEFT, *latest))
+    last_expired = last_expired_of_sides(lateness, records.sides, *latest)
     can_match: Mask = records.has_value & (records.times > last_expired)
     return can_match

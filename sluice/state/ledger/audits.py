@@ -56,6 +56,10 @@ class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
     """The offset of the last record read; -1 if no record was read."""
     fingerprint: str = ""
     """The fingerprint of the record at offset `last`."""
+    leader_epoch: int = -1
+    """Kafka's leader epoch of the record at offset `last`; -1 if it is unknown."""
+    first_leader_epoch: int = -1
+    """The leader epoch of the first record read."""
 
     @property
     def accounted(self) -> int:
@@ -110,12 +114,17 @@ class Audit(OfGeneration, frozen=True, kw_only=True):
         """Descriptions of why the counts do not balance, one per affected partition."""
         return [source.wrong for source in self.sources if source.wrong]
 
+    @property
+    def all_checksums(self) -> dict[str, Checksums]:
+        """Return the checksums of all workers' shards, by the worker's number as text."""
+        checksums: dict[str, Checksums] = {}
+        for worker, state_rows in self.checksums.items():
+            checksums[worker] = Checksums(state_rows, self.states.get(worker, NO_CHECKSUM))
+        return checksums
+
     def published_checksums(self, worker: int) -> Checksums | None:
-        """The checksums of a worker's shard; None if the worker had no shard."""
-        state_rows = self.checksums.get(str(worker))
-        if state_rows is None:
-            return None
-        return Checksums(state_rows, self.states.get(str(worker), NO_CHECKSUM))
+        """Return the checksums of a worker's shard; None if the worker had no shard."""
+        return self.all_checksums.get(str(worker))
 
 
 class Audits(LedgerPart):
@@ -186,6 +195,8 @@ def _audit(row: RowMapping) -> Audit:
 
 def _sum(parts: list[SourceAudit]) -> SourceAudit:
     first, last = parts[0], parts[-1]
+    # `last` is -1 in a batch without records of the partition, and grows from batch to batch.
+    newest = max(parts, key=lambda part: part.last)
     return SourceAudit(
         topic=first.topic,
         partition=first.partition,
@@ -198,9 +209,10 @@ def _sum(parts: list[SourceAudit]) -> SourceAudit:
         passed_over=_add_counts(part.passed_over for part in parts),
         dropped=_add_counts(part.dropped for part in parts),
         dead_letters=_add_counts(part.dead_letters for part in parts),
-        # `last` is -1 in a batch without records of the partition, and grows from batch to batch.
-        last=max(part.last for part in parts),
-        fingerprint=max(parts, key=lambda part: part.last).fingerprint,
+        last=newest.last,
+        fingerprint=newest.fingerprint,
+        leader_epoch=newest.leader_epoch,
+        first_leader_epoch=first.first_leader_epoch,
     )
 
 

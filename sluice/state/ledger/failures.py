@@ -3,7 +3,7 @@
 | kind | what is wrong | who records it | until |
 |---|---|---|---|
 | run | the last run failed | the driver, or the Airflow task that waited for it | a run has read all records |
-| file | the pipeline's file cannot be loaded | the program that loads it | it can be loaded |
+| file | the pipeline's file is gone or wrong | the program that loads it | it can be loaded |
 | overdue | the data are older than the pipeline's deadline | Airflow's task `alert` | a run has read all records |
 | input | brokers or topics are away, so the pipeline waits | the DAG's trigger | they are back |
 | slot | a run was asked for, but Airflow does not start it | the DAG's trigger | a driver has started |
@@ -35,6 +35,7 @@ from sqlalchemy.sql import ColumnElement
 
 from sluice.answers import FailureKind
 from sluice.errors import SluiceError
+from sluice.settings import masked
 from sluice.state.database import database_errors, first_line, transaction
 from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.ledger_tables import FAILURES
@@ -114,7 +115,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         host: str = "",
         secrets: Iterable[str] = (),
     ) -> Self:
-        """Describe `error` as a failure at the current time, with `secrets` masked."""
+        """Describe `error` as a failure at the current time.
+
+        These secrets and the secrets of this process's settings are masked.
+        """
         if isinstance(error, SluiceError):
             title, detail, next_step = error.title, first_line(error.detail), error.next_step
         else:
@@ -207,10 +211,8 @@ class Failures(LedgerPart):
 
 def _storable(text: str, secrets: Iterable[str]) -> str:
     """A text without secrets, in the characters and the length that databases store."""
-    for secret in secrets:
-        text = text.replace(secret, "***")
     # Databases store neither NUL nor surrogates, which a file's name or an author's error may have.
-    return text.replace("\0", "�").encode(errors="replace").decode()[:_LENGTH]
+    return masked(text, secrets).replace("\0", "�").encode(errors="replace").decode()[:_LENGTH]
 
 
 def _failure(row: RowMapping) -> Failure:

@@ -13,6 +13,8 @@ from sqlalchemy import Connection, RowMapping, bindparam, delete, insert, select
 
 from sluice.errors import NotFound, Refused, StateError
 from sluice.state.database import as_json, database_errors, transaction
+from sluice.state.ledger.audits import Audit, audit_row
+from sluice.state.ledger.history import Batch, history_row
 from sluice.state.ledger.leases import LeaseRow, require_epoch
 from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.ledger_tables import (
@@ -36,13 +38,25 @@ from sluice.state.ledger.ledger_tables import (
 from sluice.state.ledger.notes import add_note
 from sluice.state.ledger.placement import epochs_of, place_workers
 from sluice.state.ledger.quarantine import Quarantine
+from sluice.state.ledger.snapshots import snapshot_row
+from sluice.state.ledger.sources import SourcePartition
 from sluice.state.ledger.standbys import Standbys
-from sluice.state.model import GenerationInfo, GenerationRef, StoreInfo, WorkerInfo
+from sluice.state.model import GenerationInfo, GenerationRef, Snapshot, StoreInfo, WorkerInfo
 from sluice.state.shard.passwords import without_password
 from sluice.state.shard.shard import Checksums
 
 # Every run and every test driver registers a generation, so these statements are built only once.
 _REMOVE = {table: delete(table).where(of_given_ref(table)) for table in (GENERATIONS, STORES, WORKERS)}
+_JSON_COLUMNS = ("topics", "operators", "functions", "contracts", "outputs")
+"""The columns of `GENERATIONS` with JSON."""
+_RUNS_AGAIN = (
+    update(PIPELINES)
+    .where(
+        PIPELINES.c.pipeline == bindparam("running"),
+        PIPELINES.c.retired,
+    )
+    .values(retired=False)
+)
 _CURRENT_NUMBER = select(PIPELINES.c.generation).where(PIPELINES.c.pipeline == bindparam("pipeline"))
 _BY_GENERATION = (
     GENERATIONS,
@@ -75,27 +89,48 @@ class Generations(LedgerPart):
         generation's lease, or the `lease` of another generation. If the lease is no longer held,
         raises LeaseError and changes nothing.
         """
-        ref = msgspec.structs.asdict(info.ref)
-        texts = {name: getattr(info, name) for name in ("description", "picture")}
-        texts |= {name: as_json(getattr(info, name)) for name in ("topics", "operators", "functions")}
-        rows: dict[Any, Iterable[dict[str, Any]]] = {
-            GENERATIONS: [texts | {"workers": len(info.workers)}],
-            STORES: map(msgspec.structs.asdict, info.stores),
-            WORKERS: map(_worker_row, info.workers),
-        }
         with database_errors("Registering the generation"), transaction(self._engine) as connection:
             if epoch is not None:
                 require_epoch(connection, info.ref, epoch)
             if lease is not None:
                 require_epoch(connection, lease.ref, lease.epoch)
             if not hidden and _current_number(connection, info.pipeline) is None:
-                connection.execute(insert(PIPELINES), ref)
-            for table, table_rows in rows.items():
-                # Every run registers its generation, so the rows may already exist.
-                connection.execute(_REMOVE[table], ref)
-                values = [row | ref for row in table_rows]
-                if values:
-                    connection.execute(insert(table), values)
+                connection.execute(insert(PIPELINES), msgspec.structs.asdict(info.ref))
+            connection.execute(_RUNS_AGAIN, {"running": info.pipeline})
+            _write_info(connection, info)
+
+    def recover(
+        self,
+        info: GenerationInfo,
+        snapshot: Snapshot,
+        audit: Audit,
+        times: Mapping[str, int],
+        batch: Batch,
+        sources: Iterable[SourcePartition],
+        note: str,
+    ) -> None:
+        """Make a generation current whose newest snapshot the ledger has lost, with this snapshot.
+
+        Earlier snapshots of the generation that the ledger still has are kept. Raises LeaseError and
+        changes nothing unless the generation's lease is held in the audit's epoch.
+        """
+        ref = info.ref
+        columns = msgspec.structs.asdict(ref)
+        with database_errors("Recovering the generation"), transaction(self._engine) as connection:
+            require_epoch(connection, ref, audit.epoch)
+            _write_info(connection, info)
+            for table in (PLANS, SOURCES, TIMES):
+                connection.execute(delete(table).where(of_ref(table, ref)))
+            connection.execute(insert(SNAPSHOTS), snapshot_row(snapshot))
+            connection.execute(insert(AUDITS), audit_row(audit))
+            connection.execute(insert(HISTORY), history_row(ref, batch))
+            connection.execute(insert(TIMES), columns | {"batch": snapshot.batch, "times": as_json(dict(times))})
+            of_partitions = [columns | msgspec.structs.asdict(source) for source in sources]
+            if of_partitions:
+                connection.execute(insert(SOURCES), of_partitions)
+            connection.execute(delete(PIPELINES).where(PIPELINES.c.pipeline == ref.pipeline))
+            connection.execute(insert(PIPELINES), columns)
+            add_note(connection, ref, audit.run, note)
 
     def promote(
         self, ref: GenerationRef, lease: LeaseRow | None = None, run: str = "", note: str = "", *,
@@ -173,6 +208,33 @@ class Generations(LedgerPart):
         """Whether a replay has built the current generation of a pipeline."""
         rows = self._read(select(PIPELINES.c.replayed).where(PIPELINES.c.pipeline == pipeline))
         return bool(rows and rows[0]["replayed"])
+
+    def retire(self, pipeline: str) -> None:
+        """Note that a pipeline is no longer run, until its next run.
+
+        Raises NotFound if it has never run.
+        """
+        retired = update(PIPELINES).where(PIPELINES.c.pipeline == pipeline).values(retired=True)
+        with database_errors("Retiring the pipeline"), transaction(self._engine) as connection:
+            if connection.execute(retired).rowcount == 0:
+                raise NotFound(
+                    f"The ledger has no pipeline {pipeline!r}.",
+                    next_step="Look for its name in: sluice status.",
+                )
+
+    def retired(self) -> frozenset[str]:
+        """Return the pipelines that are no longer run."""
+        rows = self._read(select(PIPELINES.c.pipeline).where(PIPELINES.c.retired))
+        return frozenset(row["pipeline"] for row in rows)
+
+    def files(self) -> dict[str, str]:
+        """Return the path of each pipeline's file in its newest run.
+
+        Leaves out retired pipelines, and pipelines whose file is unknown.
+        """
+        columns = GENERATIONS.c.pipeline, GENERATIONS.c.file
+        statement = current(GENERATIONS).with_only_columns(*columns).where(~PIPELINES.c.retired)
+        return {row["pipeline"]: row["file"] for row in self._read(statement) if row["file"]}
 
     def numbers(self, pipeline: str) -> list[int]:
         """The numbers of a pipeline's registered generations, sorted."""
@@ -287,10 +349,11 @@ class Generations(LedgerPart):
             stores[ref].append(StoreInfo(**_without_generation(store)))
         infos = []
         for ref, row in zip(refs, rows, strict=True):
-            values: dict[str, Any] = dict(row) | {
-                "topics": tuple(msgspec.json.decode(row["topics"])),
-                "operators": msgspec.json.decode(row["operators"]),
-                "functions": msgspec.json.decode(row["functions"]),
+            decoded = {name: msgspec.json.decode(row[name]) for name in _JSON_COLUMNS}
+            values: dict[str, Any] = {
+                **row,
+                **decoded,
+                "topics": tuple(decoded["topics"]),
                 "stores": tuple(stores[ref]),
                 "workers": tuple(_with_lost_workers(ref, workers[ref], row["workers"])),
             }
@@ -319,6 +382,24 @@ class Generations(LedgerPart):
                 )
             )
         return workers
+
+
+def _write_info(connection: Connection, info: GenerationInfo) -> None:
+    """Insert or replace a generation's description, within a transaction."""
+    ref = msgspec.structs.asdict(info.ref)
+    texts = {name: getattr(info, name) for name in ("description", "picture", "file")}
+    texts |= {name: as_json(getattr(info, name)) for name in _JSON_COLUMNS}
+    rows: dict[Any, Iterable[dict[str, Any]]] = {
+        GENERATIONS: [texts | {"workers": len(info.workers)}],
+        STORES: map(msgspec.structs.asdict, info.stores),
+        WORKERS: map(_worker_row, info.workers),
+    }
+    for table, table_rows in rows.items():
+        # Every run registers its generation, so the rows may already exist.
+        connection.execute(_REMOVE[table], ref)
+        values = [row | ref for row in table_rows]
+        if values:
+            connection.execute(insert(table), values)
 
 
 def _with_lost_workers(

@@ -35,6 +35,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     by_clock: bool = False
     """Whether processing time affected a record: it was rejected as too far in the future, or had
     no timestamp."""
+    boundaries_lost: bool = False
+    """Whether the batch stands for itself and for earlier batches whose ends a lost ledger had."""
 
 
 class History(LedgerPart):
@@ -84,5 +86,5 @@ def history_row(ref: GenerationRef, batch: Batch) -> dict[str, Any]:
 
 
 def _batch(row: RowMapping) -> Batch:
-    values = {name: row[name] for name in ("number", "begun", "by_clock")}
+    values = {name: row[name] for name in ("number", "begun", "by_clock", "boundaries_lost")}
     return Batch(**values, **{name: msgspec.json.decode(row[name]) for name in _JSON_COLUMNS})

@@ -16,6 +16,7 @@ from sqlalchemy.exc import IntegrityError
 
 from sluice.errors import LeaseError, StateError
 from sluice.state.database import database_errors, transaction
+from sluice.state.fencing import next_epoch
 from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.ledger_tables import LEASES, current, of_ref
 from sluice.state.model import GenerationRef, OfGeneration
@@ -79,11 +80,11 @@ class Leases(LedgerPart):
                 if _row(connection, ref, lock=True) != seen:
                     return None
                 if seen is None:
-                    connection.execute(insert(LEASES), values | {"epoch": 1})
+                    connection.execute(insert(LEASES), values | {"epoch": next_epoch(0)})
                 else:
                     connection.execute(
                         update(LEASES).where(of_ref(LEASES, ref)),
-                        values | {"epoch": seen.epoch + 1},
+                        values | {"epoch": next_epoch(seen.epoch)},
                     )
                 return _row(connection, ref)
         except StateError as error:
@@ -92,6 +93,19 @@ class Leases(LedgerPart):
                 # the row after this driver had looked for it.
                 return None
             raise
+
+    def outrank(self, lease: LeaseRow, epoch: int) -> LeaseRow:
+        """Give a held lease an epoch higher than `epoch`, which a shard has from a lease that the ledger has lost.
+
+        Returns the lease with its new epoch. Raises LeaseError if the lease is no longer held.
+        """
+        with database_errors("Renewing the lease"), transaction(self._engine) as connection:
+            require_epoch(connection, lease.ref, lease.epoch)
+            higher = update(LEASES).where(of_ref(LEASES, lease.ref)).values(epoch=next_epoch(epoch))
+            connection.execute(higher)
+            row = _row(connection, lease.ref)
+            assert row is not None
+            return row
 
     def renew(self, lease: LeaseRow) -> bool:
         """Renew `lease`. Returns False if it is no longer held."""
@@ -118,8 +132,13 @@ def require_epoch(connection: Connection, ref: GenerationRef, epoch: int) -> Non
 
 
 def lost(row: LeaseRow | None, epoch: int) -> LeaseError:
-    """The error for a driver that lost its lease of `epoch`. `row` is the current lease."""
-    by = f"It was taken over by {row}." if row and row.epoch != epoch else "It is no longer held."
+    """Return the error for a driver that lost its lease of `epoch`. `row` is the current lease."""
+    if row is None:
+        return LeaseError(
+            "The ledger no longer has this driver's lease: the ledger was emptied, restored or replaced.",
+            next_step="Run the pipeline again: it compares the ledger with the shards and the output first.",
+        )
+    by = "It is no longer held." if row.epoch == epoch else f"It was taken over by {row}."
     return LeaseError(
         f"This driver has lost its lease and can no longer publish. {by}",
         next_step="Wait until the other driver has finished.",

@@ -27,6 +27,7 @@ from sluice.state.ledger.sources import Sources
 from sluice.state.ledger.standbys import Standbys
 from sluice.state.ledger.state_sizes import Sizes
 from sluice.state.model import Snapshot
+from sluice.state.postgres_checks import require_usable
 
 
 class Ledger:
@@ -76,9 +77,18 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def has_clock(self) -> bool:
+        """Return whether the database has a clock of its own. A SQLite file has none."""
+        return self.engine.dialect.name != "sqlite"
+
+    def require_usable(self) -> None:
+        """Raise SettingsError or StateError if the ledger's address cannot be used for writing."""
+        require_usable(self.engine.url, "ledger", "SLUICE_LEDGER")
+
     def clock_ahead_seconds(self) -> float:
         """How far this machine's clock is ahead of the database's clock; 0 for a SQLite file, which has no clock."""
-        if self.engine.dialect.name == "sqlite":
+        if not self.has_clock:
             return 0.0
         with database_errors("Reading the database's clock"), self.engine.connect() as connection:
             # The first statement opens the connection. That takes long, so it must not be part of

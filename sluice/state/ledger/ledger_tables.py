@@ -53,6 +53,13 @@ PIPELINES = Table(
         server_default=false(),
         comment="whether a replay has built it",
     ),
+    Column(
+        "retired",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="whether the pipeline is no longer run, on purpose",
+    ),
 )
 
 GENERATIONS = Table(
@@ -73,9 +80,30 @@ GENERATIONS = Table(
         server_default="{}",
         comment="JSON object: name to hash of the code",
     ),
+    Column(
+        "contracts",
+        Text,
+        nullable=False,
+        server_default="{}",
+        comment="JSON object: topic to the fields of its values",
+    ),
+    Column(
+        "outputs",
+        Text,
+        nullable=False,
+        server_default="{}",
+        comment="JSON object: topic or table to the fields of the values written to it",
+    ),
     Column("description", Text, nullable=False),
     Column("picture", Text, nullable=False, comment="SVG"),
     Column("workers", Integer, nullable=False, server_default="0", comment="the number of workers"),
+    Column(
+        "file",
+        Text,
+        nullable=False,
+        server_default="",
+        comment="path of the pipeline's file in the newest run; empty if unknown",
+    ),
 )
 
 STORES = Table(
@@ -260,6 +288,13 @@ HISTORY = Table(
         comment="JSON object: the end offsets that this batch advanced",
     ),
     Column("by_clock", Boolean, nullable=False, comment="whether processing time affected a record"),
+    Column(
+        "boundaries_lost",
+        Boolean,
+        nullable=False,
+        server_default=false(),
+        comment="whether the row also stands for earlier batches, which a lost ledger had",
+    ),
 )
 """The history of published batches. A rebuild repeats them, so retention does not remove them."""
 
@@ -300,6 +335,13 @@ SOURCES = Table(
         nullable=False,
         server_default="",
         comment="a hash of the last record read",
+    ),
+    Column(
+        "leader_epoch",
+        Integer,
+        nullable=False,
+        server_default="-1",
+        comment="Kafka's leader epoch of the last record read, or -1",
     ),
 )
 

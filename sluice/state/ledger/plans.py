@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, delete, func, insert, select
+from sqlalchemy import RowMapping, delete, func, insert, select
 
 from sluice.state.database import as_json, database_errors, transaction
 from sluice.state.ledger.leases import require_epoch
 from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.ledger_tables import PLANS, SNAPSHOTS, of_ref
+from sluice.state.ledger.snapshots import last_batch, require_predecessor
 from sluice.state.model import GenerationRef
 
 _JSON_COLUMNS = ("partitions", "ends")
@@ -41,15 +42,17 @@ class Plans(LedgerPart):
 
         If the batch was planned before but not published, returns the earlier plan. Otherwise,
         stores and returns `plan`. Raises LeaseError unless the generation's lease is held in this
-        epoch.
+        epoch. Raises WentBack if the ledger does not have the batch before this one.
         """
         with database_errors("Planning the batch"), transaction(self._engine) as connection:
             require_epoch(connection, ref, epoch)
-            planned = _unpublished(connection, ref)
-            if planned is not None:
+            newest = last_batch(connection, ref)
+            require_predecessor(ref, plan.number, newest)
+            row = connection.execute(select(PLANS).where(of_ref(PLANS, ref))).mappings().first()
+            if row is not None and (newest is None or row["number"] > newest):
                 # Output of the planned batch may have been written already, so exactly this batch
                 # must be repeated.
-                return planned
+                return _plan(row)
             connection.execute(delete(PLANS).where(of_ref(PLANS, ref)))
             texts = {name: as_json(getattr(plan, name)) for name in _JSON_COLUMNS}
             connection.execute(insert(PLANS), msgspec.structs.asdict(ref) | msgspec.structs.asdict(plan) | texts)
@@ -60,20 +63,15 @@ class Plans(LedgerPart):
 
         None if the newest planned batch is published.
         """
-        with database_errors("Reading the ledger"), self._engine.connect() as connection:
-            return _unpublished(connection, ref)
+        published = select(func.max(SNAPSHOTS.c.batch)).where(of_ref(SNAPSHOTS, ref)).scalar_subquery()
+        is_unpublished = PLANS.c.number > func.coalesce(published, -1)
+        rows = self._read(select(PLANS).where(of_ref(PLANS, ref), is_unpublished))
+        return _plan(rows[0]) if rows else None
 
     def newest(self, ref: GenerationRef) -> PlannedBatch | None:
         """The plan of the newest batch, published or not."""
         rows = self._read(select(PLANS).where(of_ref(PLANS, ref)))
         return _plan(rows[0]) if rows else None
-
-
-def _unpublished(connection: Connection, ref: GenerationRef) -> PlannedBatch | None:
-    published = select(func.max(SNAPSHOTS.c.batch)).where(of_ref(SNAPSHOTS, ref)).scalar_subquery()
-    after = PLANS.c.number > func.coalesce(published, -1)
-    row = connection.execute(select(PLANS).where(of_ref(PLANS, ref), after)).mappings().first()
-    return None if row is None else _plan(row)
 
 
 def _plan(row: RowMapping) -> PlannedBatch:

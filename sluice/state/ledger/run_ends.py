@@ -6,11 +6,12 @@ are imported only when a run fails, because importing them takes 0.2 seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
-from sluice.errors import SluiceError
+from sluice.errors import SluiceError, TopologyError
 from sluice.settings import Settings
 
 
@@ -47,22 +48,64 @@ def note_killed(
         failures = [failure for failure in ledger.failures.of(pipeline) if failure.kind == "run"]
         if any(since is None or failure.seen_at >= since for failure in failures):
             return
+        info = ledger.generations.current(pipeline)
+        if not run and info is not None and is_copy(info.file, configuration.pipelines):
+            # Whoever runs a copy sees the end of the run, and the driver has noted why it failed.
+            return
         # A driver counts its own run when the run ends. A killed driver could not.
         ledger.measurements.add(pipeline, [Measurement("runs_total", 1, (("outcome", "failed"),))])
     _add(configuration, error, pipeline, run)
 
 
-def note_files(configuration: Settings, broken: Mapping[str, SluiceError]) -> None:
-    """Record which pipelines' files cannot be loaded.
+def note_files(
+    configuration: Settings,
+    broken: Mapping[str, SluiceError],
+    loaded: Collection[str],
+) -> None:
+    """Record which pipelines' files cannot be loaded, or are gone.
 
-    `broken` replaces the earlier record of all files.
+    `broken` and `loaded` are the pipelines of all files in the folder of pipelines. The record
+    replaces the earlier record of all files.
     """
     from sluice.state.ledger.failures import Failure
     from sluice.state.ledger.ledger import Ledger
 
-    failures = [Failure.of(error, name, kind="file", secrets=configuration.secrets) for name, error in broken.items()]
     with suppress(SluiceError, OSError), Ledger.open(configuration.ledger) as ledger:
+        gone = gone_files(ledger.generations.files(), configuration.pipelines, {*broken, *loaded})
+        failures: list[Failure] = []
+        for name, error in {**gone, **broken}.items():
+            failures.append(Failure.of(error, name, kind="file", secrets=configuration.secrets))
         ledger.failures.set_files(failures)
+
+
+def gone_files(
+    files: Mapping[str, str],
+    folder: Path,
+    found: Collection[str],
+) -> dict[str, SluiceError]:
+    """Return the errors for the pipelines that have run, and that no file defines any more.
+
+    `files` maps each pipeline that has run to the path of its file then. `found` are the pipelines
+    that the files in `folder` define. A pipeline of another folder counts only if this process sees
+    that its file is gone from there.
+    """
+    gone: dict[str, SluiceError] = {}
+    for name, path in files.items():
+        file = Path(path)
+        if name in found or not file.parent.is_dir():
+            continue
+        if not file.exists():
+            gone[name] = _gone(name, f"Its file is gone: {file}.")
+        elif file.parent == folder:
+            gone[name] = _gone(name, f"Its file no longer defines it: {file}.")
+    return gone
+
+
+def _gone(name: str, detail: str) -> SluiceError:
+    return TopologyError(
+        f"{detail} Its state stays as it is, and can be queried.",
+        next_step=f"Restore the file. If the pipeline is not to run again: sluice retire {name}.",
+    )
 
 
 def now() -> datetime:
@@ -76,4 +119,23 @@ def _add(configuration: Settings, error: Exception, pipeline: str, run: str) -> 
 
     # The caller raises the error of the run, which must not be hidden by an error of the ledger.
     with suppress(SluiceError, OSError), Ledger.open(configuration.ledger) as ledger:
-        ledger.failures.keep(Failure.of(error, pipeline, run=run, secrets=configuration.secrets))
+        failure = Failure.of(error, pipeline, run=run, secrets=configuration.secrets)
+        info = ledger.generations.current(pipeline)
+        # Airflow runs only the pipeline itself, wherever it has put the file this time.
+        if run or info is None or not is_copy(info.file, configuration.pipelines):
+            ledger.failures.keep(failure)
+        else:
+            failed = f"A run of a copy in {configuration.pipelines} failed: {failure.detail}"
+            ledger.notes.add(info.ref, run, f"{failed} The pipeline's own file is {info.file}.")
+
+
+def is_copy(own: str, folder: Path) -> bool:
+    """Return whether the pipeline's file in `folder` is a copy of its own file `own`.
+
+    `own` is the file of the newest run that wrote the pipeline's state; empty if it is unknown.
+    """
+    file = Path(own)
+    if not own or file.parent == folder:
+        return False
+    # The file may have moved to this folder. If its folder is not here, it may be on another host.
+    return file.exists() or not file.parent.is_dir()

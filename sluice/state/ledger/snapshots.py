@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import Connection, RowMapping, Table, and_, bindparam, delete, exists, func, insert, or_, select, tuple_
 from sqlalchemy.sql import ColumnElement
 
-from sluice.errors import DamagedState, StateError
+from sluice.errors import DamagedState, StateError, WentBack
 from sluice.state.database import as_json, database_errors, transaction
 from sluice.state.ledger.audits import Audit, audit_row
 from sluice.state.ledger.history import Batch, history_row
@@ -67,9 +67,10 @@ class Snapshots(LedgerPart):
         `snapshot.stream_times`.
 
         Returns False and changes nothing if the same batch is already published. Raises LeaseError
-        if another driver has taken the lease since the audit's epoch. Raises StateError if the
-        batch does not continue the published batches: it is older than the newest snapshot, or has
-        the same number but other positions.
+        if another driver has taken the lease since the audit's epoch. Raises WentBack if the ledger
+        does not have the batch before. Raises StateError if the batch does not continue the
+        published batches: it is older than the newest snapshot, or has the same number but other
+        positions.
         """
         ref = snapshot.ref
         with (
@@ -78,9 +79,11 @@ class Snapshots(LedgerPart):
         ):
             if audit is not None:
                 require_epoch(connection, ref, audit.epoch)
-            last = _last_batch(connection, ref)
+            last = last_batch(connection, ref)
             if last is None or snapshot.batch > last:
-                connection.execute(insert(SNAPSHOTS), _snapshot_row(snapshot))
+                if audit is not None:
+                    require_predecessor(ref, snapshot.batch, last)
+                connection.execute(insert(SNAPSHOTS), snapshot_row(snapshot))
                 _insert_times(connection, snapshot, last, snapshot.stream_times if times is None else times)
                 if audit is not None:
                     connection.execute(insert(AUDITS), audit_row(audit))
@@ -231,7 +234,7 @@ class Snapshots(LedgerPart):
     def last_batch(self, ref: GenerationRef) -> int | None:
         """The newest published batch of a generation."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
-            return _last_batch(connection, ref)
+            return last_batch(connection, ref)
 
     def kept_batches(self) -> dict[GenerationRef, KeptBatches]:
         """Generation → its oldest and newest batch. Omits generations without a batch."""
@@ -253,7 +256,7 @@ class Snapshots(LedgerPart):
             database_errors("Removing old snapshots", seconds=None),
             transaction(self._engine) as connection,
         ):
-            last = _last_batch(connection, ref)
+            last = last_batch(connection, ref)
             if last is None:
                 return 0
             oldest = min(before, last)
@@ -267,8 +270,21 @@ class Snapshots(LedgerPart):
         return _snapshot(rows[0]) if rows else None
 
 
-def _last_batch(connection: Connection, ref: GenerationRef) -> int | None:
+def last_batch(connection: Connection, ref: GenerationRef) -> int | None:
+    """Return the newest published batch of a generation; None before its first."""
     return connection.execute(select(func.max(SNAPSHOTS.c.batch)).where(of_ref(SNAPSHOTS, ref))).scalar()
+
+
+def require_predecessor(ref: GenerationRef, batch: int, newest: int | None) -> None:
+    """Raise WentBack unless the newest published batch is the one before `batch`.
+
+    A driver publishes its batches without gaps, so with a gap the ledger has lost batches that this
+    driver, or the driver that has planned the batch, knew.
+    """
+    if newest is None and batch > 0:
+        raise WentBack.of(ref.pipeline, f"{ref.generation}.{batch - 1}", None)
+    if newest is not None and batch > newest + 1:
+        raise WentBack.of(ref.pipeline, f"{ref.generation}.{batch - 1}", f"{ref.generation}.{newest}")
 
 
 def _insert_times(
@@ -285,7 +301,7 @@ def _insert_times(
     connection.execute(insert(TIMES), msgspec.structs.asdict(snapshot.ref) | values)
 
 
-def _snapshot_row(snapshot: Snapshot) -> dict[str, Any]:
+def snapshot_row(snapshot: Snapshot) -> dict[str, Any]:
     texts = {name: as_json(getattr(snapshot, name)) for name in _JSON_COLUMNS}
     published_at = _as_text(snapshot.published_at)
     return msgspec.structs.asdict(snapshot) | texts | {"published_at": published_at}

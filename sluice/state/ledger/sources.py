@@ -29,6 +29,14 @@ class SourcePartition(msgspec.Struct, frozen=True, kw_only=True):
     """The offset of the last record that the pipeline has read; -1 before the first."""
     fingerprint: str = ""
     """The fingerprint of the record at offset `last`."""
+    leader_epoch: int = -1
+    """Kafka's leader epoch of the record at offset `last`; -1 if it is unknown."""
+
+    def after(self, read: SourceAudit) -> SourcePartition:
+        """Return the partition after a batch that has read records of it."""
+        return msgspec.structs.replace(
+            self, last=read.last, fingerprint=read.fingerprint, leader_epoch=read.leader_epoch
+        )
 
 
 class Sources(LedgerPart):
@@ -61,7 +69,9 @@ class Sources(LedgerPart):
         with database_errors("Writing the sources"), transaction(self._engine) as connection:
             require_epoch(connection, lease.ref, lease.epoch)
             connection.execute(delete(SOURCES).where(of_ref(SOURCES, ref)))
-            unread = [msgspec.structs.replace(partition, last=-1, fingerprint="") for partition in partitions]
+            unread: list[SourcePartition] = []
+            for partition in partitions:
+                unread.append(msgspec.structs.replace(partition, last=-1, fingerprint="", leader_epoch=-1))
             if unread:
                 connection.execute(insert(SOURCES), _rows(ref, unread))
 
@@ -75,7 +85,11 @@ def note_last_records(
     for source in audits:
         if source.fingerprint:
             of_partition = SOURCES.c.topic == source.topic, SOURCES.c.partition == source.partition
-            values = {"last": source.last, "fingerprint": source.fingerprint}
+            values = {
+                "last": source.last,
+                "fingerprint": source.fingerprint,
+                "leader_epoch": source.leader_epoch,
+            }
             connection.execute(update(SOURCES).where(of_ref(SOURCES, ref), *of_partition).values(**values))
 
 

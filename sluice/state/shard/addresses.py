@@ -15,6 +15,7 @@ from sluice.state.shard.database_driver import Driver, Mode
 from sluice.state.shard.passwords import with_password
 from sluice.state.shard.postgres_driver import PostgresDriver, drop_schema, has_schema
 from sluice.state.shard.sqlite_driver import SqliteDriver
+from sluice.support.masking import shown_url
 
 _POSTGRES_NAME_BYTES = 63
 
@@ -66,8 +67,8 @@ def file_of(url: str) -> Path | None:
 
 
 def shown(url: str) -> str:
-    """The address with its password masked, for errors and logs."""
-    return url if is_remote(url) else _parse(url).render_as_string(hide_password=True)
+    """The address with its secrets masked, for errors and logs."""
+    return url if is_remote(url) else shown_url(_parse(url).render_as_string(hide_password=False))
 
 
 def open_driver(url: str, mode: Mode) -> Driver:

@@ -9,10 +9,7 @@ from __future__ import annotations
 from sqlalchemy import URL
 
 from sluice.settings import settings
-from sluice.state.database import database_url
-
-_SECRET = ("password", "passfile", "sslkey", "sslpassword")
-"""Secret parameters that libpq accepts in the query part of an address."""
+from sluice.state.database import database_url, secret_parameters
 
 _PORT = 5432
 """PostgreSQL's default port."""
@@ -43,7 +40,8 @@ def with_password(url: URL) -> URL:
 def _without_secrets(url: URL) -> URL:
     if url.get_backend_name() != "postgresql":
         return url
-    return URL.create(**url.difference_update_query(_SECRET)._asdict() | {"password": None})
+    parts = url.difference_update_query(secret_parameters(url))._asdict()
+    return URL.create(**parts | {"password": None})
 
 
 def _database(url: URL) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ from sqlalchemy import URL
 from typing_extensions import override
 
 from sluice.errors import DamagedState, StateError
-from sluice.state.database import certificate_advice, first_line
+from sluice.state.database import advice, first_line
 from sluice.state.shard.database_driver import NO_CONSTANTS, Driver, Mode
 from sluice.state.shard.row_columns import RowIds
 from sluice.state.shard.row_tuples import StoredRow
@@ -31,10 +31,6 @@ _BEFORE_ALL = """SELECT o.* FROM unnest(%s::integer[], %s::varchar[], %s::bigint
 _NEWEST_WINDOWS = """SELECT n.group_id, n.key, (
         SELECT max(window_start) FROM state_rows AS c WHERE c.group_id = n.group_id AND c.key = n.key COLLATE "C")
     FROM unnest(%s::integer[], %s::varchar[]) AS n (group_id, key)"""
-
-_SESSION = """SET search_path TO {schema}; SET idle_in_transaction_session_timeout = {silent};
-    SET lock_timeout = {patient}; SET tcp_keepalives_idle = 30; SET tcp_keepalives_interval = 10;
-    SET tcp_keepalives_count = 3"""
 
 _SEALED = "sealed"
 """The comment on the table `shard` of a sealed shard."""
@@ -89,17 +85,18 @@ class PostgresDriver(Driver):
     def _connect(self) -> psycopg.Connection[Any]:
         from psycopg import sql
 
-        connection = _connect(self._url, autocommit=True)
+        session = {
+            "search_path": sql.Identifier(self._schema).as_string(),
+            "idle_in_transaction_session_timeout": f"{WRITER_SILENT_S}s",
+            "lock_timeout": f"{self._patience_s}s",
+            "tcp_keepalives_idle": "30",
+            "tcp_keepalives_interval": "10",
+            "tcp_keepalives_count": "3",
+        }
+        connection = _connect(self._url, session, autocommit=True)
         dumper, loader = _key_adapters()
         connection.adapters.register_dumper(str, dumper)
         connection.adapters.register_loader("varchar", loader)
-        connection.execute(
-            sql.SQL(_SESSION).format(
-                schema=sql.Identifier(self._schema),
-                silent=f"{WRITER_SILENT_S}s",
-                patient=f"{self._patience_s}s",
-            )
-        )
         return connection
 
     @contextmanager
@@ -265,8 +262,13 @@ class PostgresDriver(Driver):
         self._connection.close()
 
 
-def _connect(url: URL, *, autocommit: bool = False) -> psycopg.Connection[Any]:
-    """Connect to the database of an address.
+def _connect(
+    url: URL,
+    session: Mapping[str, str],
+    *,
+    autocommit: bool = False,
+) -> psycopg.Connection[Any]:
+    """Connect to the database of an address, with these settings of the session.
 
     The query part of the address names a schema, and may have parameters for libpq. Psycopg gets
     the address in parts, because an error about an address in one text would contain the password.
@@ -274,12 +276,12 @@ def _connect(url: URL, *, autocommit: bool = False) -> psycopg.Connection[Any]:
     from sluice.state.postgres_connection import connect
 
     _, parts = url.get_dialect()().create_connect_args(url.difference_update_query(["schema"]))
-    return connect(**parts, autocommit=autocommit)
+    return connect(**parts, session=session, autocommit=autocommit)
 
 
 def has_schema(url: URL) -> bool:
     """Whether the schema that an address names exists."""
-    with _postgres_errors(), _connect(url) as connection:
+    with _postgres_errors(), _connect(url, {}) as connection:
         query = "SELECT to_regnamespace(quote_ident(%s)) IS NOT NULL"
         row = connection.execute(query, [str(url.query["schema"])]).fetchone()
         return row is not None and bool(row[0])
@@ -287,7 +289,7 @@ def has_schema(url: URL) -> bool:
 
 def schema_sizes(url: URL, schemas: Sequence[str]) -> dict[str, int]:
     """Schema → the bytes of its tables and indexes, for those schemas of a database that exist."""
-    with _postgres_errors(), _connect(url) as connection:
+    with _postgres_errors(), _connect(url, {}) as connection:
         query = """SELECT n.nspname, coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
             FROM pg_namespace AS n LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relkind = 'r'
             WHERE n.nspname = ANY(%s) GROUP BY n.nspname"""
@@ -298,7 +300,7 @@ def drop_schema(url: URL) -> None:
     """Remove the schema that an address names, and everything in it."""
     from psycopg import sql
 
-    with _postgres_errors(), _connect(url) as connection:
+    with _postgres_errors(), _connect(url, {}) as connection:
         name = sql.Identifier(str(url.query["schema"]))
         connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(name))
 
@@ -341,4 +343,4 @@ def _postgres_errors() -> Iterator[None]:
         raise DamagedState(f"The shard cannot be used: {first_line(error)}") from error
     except psycopg.Error as error:
         reason = first_line(error)
-        raise StateError(f"The shard cannot be used: {reason}", next_step=certificate_advice(reason)) from error
+        raise StateError(f"The shard cannot be used: {reason}", next_step=advice(reason)) from error

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tests.conformance.model.differences import SLUICE, Difference, Differences
 from tests.conformance.model.expressions import Expression, compact_json, evaluate
 from tests.conformance.model.flow import Change, Key, Record, Stream, Windowed, plain
 from tests.conformance.model.tables import Row, Stored
@@ -111,18 +112,24 @@ class Aggregation(Stored):
     """An aggregate of a stream, without windows."""
 
     aggregator: Calculation
+    like: Differences = SLUICE
 
     def process(self, record: Record) -> None:
         if record.key is not None and record.value is not None:
             self.add(record.key, record, self.rows.get(record.key))
 
     def add(self, key: Key, record: Record, row: Row | None) -> None:
-        """Add a record to a row, and send the update. A new row replaces the aggregate of no records."""
+        """Add a record to a row, and send the update. In Kafka Streams, a new row replaces the aggregate of no records,
+        and a sliding window that begins with the records of another one replaces the aggregate of that one.
+        """
         aggregate, time = row or (self.aggregator.initial(), record.time)
         name = plain(key)
         assert name is not None
         added = self.aggregator.add(aggregate, name, record.value)
-        self.replace(key, aggregate, added, max(time, record.time))
+        if Difference.FIRST_ROWS in self.like:
+            self.replace(key, aggregate, added, max(time, record.time))
+        else:
+            self.update(key, added, max(time, record.time))
 
 
 @dataclass(kw_only=True)
@@ -142,7 +149,7 @@ class TableAggregation(Stored):
         if aggregate is not None and old is not None:
             aggregate = self.aggregator.subtract(aggregate, key, old)
         if new is not None:
-            aggregate = self.aggregator.add(aggregate or self.aggregator.initial(), key, new)
+            aggregate = self.aggregator.add(self.aggregator.initial() if aggregate is None else aggregate, key, new)
         self.update(key, aggregate, time)
 
 
@@ -223,6 +230,7 @@ class SessionWindows(Stored):
     """The store forgets a session that ended `retention` before its time, the latest end of a session."""
 
     aggregator: Calculation
+    like: Differences = SLUICE
     gap: int
     grace: int
     retention: int
@@ -252,7 +260,11 @@ class SessionWindows(Stored):
             for window in near:
                 self.update(window, None, window.end)
         self.latest.time = max(self.latest.time, merged.end)
-        self.replace(merged, None, self.aggregator.add(aggregate, key, record.value), merged.end)
+        added = self.aggregator.add(aggregate, key, record.value)
+        if Difference.SESSIONS_OF_ONE_INSTANT in self.like:
+            self.replace(merged, None, added, merged.end)
+        else:
+            self.update(merged, added, merged.end)
 
 
 @dataclass(kw_only=True)

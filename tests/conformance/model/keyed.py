@@ -84,6 +84,19 @@ class Fold:
         raise NotImplementedError
 
 
+class RemovingFold(Fold):
+    """An aggregate whose function sometimes removes it."""
+
+    def add(self, total: int, key: str, value: Any) -> int | None:  # type: ignore[override]
+        added = super().add(total, key, value)
+        return None if is_removed(added) else added
+
+
+def is_removed(total: int) -> bool:
+    """Whether the function of the cases removes an aggregate instead of returning this total."""
+    return total % 3 == 0
+
+
 class Sum(Fold):
     """An aggregate of a table by functions."""
 
@@ -92,6 +105,18 @@ class Sum(Fold):
 
     def subtract(self, total: int, _: str, value: Any) -> int:
         return total - (value["n"] or 0)
+
+
+class RemovingSum(Sum):
+    """An aggregate of a table whose functions sometimes remove it."""
+
+    def add(self, total: int, key: str, value: Any) -> int | None:  # type: ignore[override]
+        added = super().add(total, key, value)
+        return None if is_removed(added) else added
+
+    def subtract(self, total: int, key: str, value: Any) -> int | None:  # type: ignore[override]
+        left = super().subtract(total, key, value)
+        return None if is_removed(left) else left
 
 
 @dataclass(kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Literal
 
+from tests.conformance.model.differences import SLUICE, Difference, Differences
 from tests.conformance.model.expressions import Expression
 from tests.conformance.model.flow import Flow, Record, Stream, computed
 from tests.conformance.model.tables import Table
@@ -30,6 +31,9 @@ class _Records:
         found = [one for one in self.records if one.key == key and begin <= one.time <= end]
         return sorted(found, key=lambda one: one.time)
 
+    def remove(self, record: Record) -> None:
+        self.records = [one for one in self.records if one is not record]
+
 
 @dataclass(kw_only=True)
 class StreamJoin(Stream):
@@ -37,20 +41,30 @@ class StreamJoin(Stream):
     before: int
     after: int
     grace: int
+    like: Differences = SLUICE
     time: int = -1
     unmatched: list[tuple[Side, Record]] = field(default_factory=list)
+    arrivals: list[tuple[Side, Record]] = field(default_factory=list)
+    """All records, in the order in which they came."""
     searched_from: float = inf
     """Stream time must pass the window of this time before the next search for records that can get no match."""
 
     def __post_init__(self) -> None:
-        kept_for = self.before + self.after + self.grace
-        self._sides: dict[Side, _Records] = {"left": _Records(kept_for), "right": _Records(kept_for)}
+        self._sides: dict[Side, _Records] = {side: _Records(self._kept_for(side)) for side in ("left", "right")}
+
+    def _kept_for(self, side: Side) -> int:
+        before, after = self._reach(side)
+        if Difference.FORGOTTEN_TOO_EARLY not in self.like:
+            # The window of a record includes its end.
+            before = max(before, 1)
+        return before + after + self.grace
 
     def connect_sides(self, left: Stream, right: Stream, flow: Flow) -> None:
         left.connect(lambda record: self._process(record, "left"), flow)
         right.connect(lambda record: self._process(record, "right"), flow)
 
     def _process(self, record: Record, side: Side) -> None:
+        self.arrivals.append((side, record))
         self.time = max(self.time, record.time)
         keeps_unmatched = self.how == "outer" or (self.how == "left" and side == "left")
         if record.value is None:
@@ -69,13 +83,15 @@ class StreamJoin(Stream):
                 one for one in self.unmatched if (one[0], one[1].key, one[1].time) != (other, match.key, match.time)
             ]
             self._send(record, match, side)
+        self._sides[side].add(record)
         if not found and keeps_unmatched:
-            if record.time + after < self.time:
-                self._send(record, None, side)
+            # Kafka Streams does not wait for the grace of a record whose window has ended when it comes.
+            waits = 0 if Difference.UNMATCHED_TOO_EARLY in self.like else self.grace
+            if record.time + after + waits < self.time:
+                self._send_unmatched(record, side)
             else:
                 self.unmatched.append((side, record))
                 self.searched_from = min(self.searched_from, record.time)
-        self._sides[side].add(record)
 
     def _reach(self, side: Side) -> tuple[int, int]:
         """How much earlier and later than a record of this side its match may be."""
@@ -103,7 +119,13 @@ class StreamJoin(Stream):
                 ended.append(waiting)
         self.unmatched = [one for one in self.unmatched if one not in ended]
         for side, record in ended:
-            self._send(record, None, side)
+            self._send_unmatched(record, side)
+
+    def _send_unmatched(self, record: Record, side: Side) -> None:
+        self._send(record, None, side)
+        # In Kafka Streams, records that come later can still match the record.
+        if Difference.MATCHED_TOO_LATE not in self.like:
+            self._sides[side].remove(record)
 
     def _send(self, record: Record, match: Record | None, side: Side) -> None:
         values = (record.value, match and match.value)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
+from tests.conformance.model.differences import SLUICE, Difference, Differences
 from tests.conformance.model.expressions import Expression, evaluate, holds
 from tests.conformance.model.flow import Change, Flow, Key, Node, Record, Windowed, plain
 
@@ -220,6 +221,9 @@ class TableJoin(Table):
     """Both tables are parents, the left one first."""
 
     how: str
+    like: Differences = SLUICE
+    sent: dict[Key, Any] = field(default_factory=dict)
+    """The rows of the join, as sent."""
     knows_old_values = True
 
     def __post_init__(self) -> None:
@@ -235,17 +239,26 @@ class TableJoin(Table):
     def _update(self, record: Record, side: Side) -> None:
         own, other = self.parents[side == "right"], self.parents[side == "left"].get(record.key)
         change: Change = record.value
-        if other is None and self._needs_other(side):
-            return
-        # A filter drops what never passed, but not of a versioned table, whose every update must be passed on.
-        if change == (None, None) and (other is None or (own.is_filtered and not own.is_versioned)):
-            return
         new, old = (
             self._joined(value, other and other.value) if side == "left" else self._joined(other and other.value, value)
             for value in change
         )
+        # Kafka Streams computes the old row from the other side's new row if the record has changed both sides.
+        deletes_row = False
+        if Difference.ROWS_OF_ONE_TABLE not in self.like:
+            old = self.sent.get(record.key)
+            deletes_row = new is None and old is not None
+        # A filter drops what never passed, but not of a versioned table, whose every update must be passed on.
+        if change == (None, None) and own.is_filtered and not own.is_versioned:
+            return
+        if self._sends_nothing(change, other, side) and not deletes_row:
+            return
+        self.sent[record.key] = new
         time = max(record.time, other.time) if other else record.time
         self.send(Record(record.key, Change(new, old), time))
+
+    def _sends_nothing(self, change: Change, other: Row | None, side: Side) -> bool:
+        return other is None and (change == (None, None) or self._needs_other(side))
 
     def _needs_other(self, side: Side) -> bool:
         return self.how == "inner" or (self.how == "left" and side == "right")
@@ -282,10 +295,7 @@ class ForeignKeyJoin(Stored):
     right: Table
     flow: Flow
     is_named: bool = False
-    skips_stale_answers: bool = True
-    """Whether an answer counts only if the left row is still the same, as in Kafka Streams. If one record has changed
-    the left row and deleted its right row, Kafka Streams therefore keeps the earlier result.
-    """
+    like: Differences = SLUICE
     subscribed: dict[tuple[Key, Key], Any] = field(default_factory=dict)
     """Foreign key and left key → the left row."""
 
@@ -346,7 +356,9 @@ class ForeignKeyJoin(Stored):
     def _answer(self, record: Record) -> None:
         row = self.left.get(record.key)
         left, right = record.value
-        if self.skips_stale_answers and (row and row.value) != left:
+        # In Kafka Streams, an answer counts only if the left row is still the same. If one record has changed the left
+        # row and deleted its right row, Kafka Streams therefore keeps the earlier result.
+        if Difference.STALE_ANSWERS in self.like and (row and row.value) != left:
             return
         missing = left is None or (right is None and self.how == "inner")
         self.update(record.key, None if missing else {"left": left, "right": right}, record.time)
@@ -368,18 +380,19 @@ class Suppress(Table):
 
     ms: int
     of_windows: bool
-    knows_times: bool = False
-    """Whether the row before a held update has a time, as in Sluice. Kafka Streams does not know when it was written.
-    """
+    like: Differences = SLUICE
     held: dict[Key, _Held] = field(default_factory=dict)
     time: int = -1
-    sent_at: dict[Key, int] = field(default_factory=dict)
-    """The time of each key's last update that was sent."""
+    sent: dict[Key, Row] = field(default_factory=dict)
+    """The rows that were sent last."""
 
     def get(self, key: Key) -> Row | None:
+        if Difference.LOOKED_UP_TOO_EARLY not in self.like:
+            return self.sent.get(key)
+        # Kafka Streams finds a row before it is held back, and does not know the time of the row before a held one.
         if key in self.held:
             prior = self.held[key].prior
-            return None if prior is None else Row(prior, self.sent_at.get(key, -1) if self.knows_times else -1)
+            return None if prior is None else Row(prior, -1)
         return self.parents[0].get(key)
 
     def process(self, record: Record) -> None:
@@ -396,10 +409,17 @@ class Suppress(Table):
             if first.since > self.time - self.ms:
                 break
             del self.held[key]
-            new = first.update.value.new
-            self.sent_at[key] = first.update.time
-            if new is not None or not self.of_windows:
-                self.send(replace(first.update, value=Change(new, first.update.value.old)))
+            new, old = first.update.value
+            is_dropped = new is None and self.of_windows
+            # Kafka Streams sends the old row of the last update that was held back.
+            if Difference.HELD_UPDATES not in self.like:
+                old = first.prior
+                is_dropped &= old is None
+            if not is_dropped:
+                self.sent.pop(key, None)
+                if new is not None:
+                    self.sent[key] = Row(new, first.update.time)
+                self.send(replace(first.update, value=Change(new, old)))
 
 
 def _bytes(key: Key, window: dict[str, Any] | None) -> bytes:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from tests.conformance.model import aggregates, flow, keyed, stream_joins, tables
+from tests.conformance.model.differences import SLUICE, Difference, Differences
 from tests.conformance.model.flow import Record
 
 Case = dict[str, Any]
@@ -21,13 +22,10 @@ _SOURCES: dict[str, type[flow.Node]] = {
 
 
 class Topology:
-    """The nodes of a case's `spec`. `skips_stale_answers`: see `ForeignKeyJoin`; `knows_held_times`: see `Suppress`."""
+    """The nodes of a case's `spec`. `like`: the rules of Kafka Streams that they follow instead of Sluice's."""
 
-    def __init__(
-        self, nodes: Iterable[dict[str, Any]], *, skips_stale_answers: bool = True, knows_held_times: bool = False
-    ) -> None:
-        self._skips_stale_answers = skips_stale_answers
-        self._knows_held_times = knows_held_times
+    def __init__(self, nodes: Iterable[dict[str, Any]], *, like: Differences = SLUICE) -> None:
+        self._like = like
         self.nodes: dict[str, Any] = {}
         self._flow = flow.Flow()
         self._sources: dict[str, list[flow.Node]] = {}
@@ -39,6 +37,21 @@ class Topology:
         self._specs = {node["id"]: node for node in nodes}
         for name, node in self._specs.items():
             self.nodes[name] = self._add(node)
+
+    def record_sent(self, name: str) -> list[Record]:
+        """A list that gets all that a node sends from now on."""
+        sent: list[Record] = []
+        self.nodes[name].children.append(sent.append)
+        return sent
+
+    def take(self, inputs: Iterable[dict[str, Any]]) -> None:
+        """Pipe the inputs of a case."""
+        for record in inputs:
+            if "advance_wall_clock_ms" in record:
+                self.advance_wall_clock(record["advance_wall_clock_ms"])
+                continue
+            headers = tuple((name, value) for name, value in record.get("headers", ()))
+            self.pipe(record["topic"], Record(record["key"], record["value"], record["ts"], headers))
 
     def record_output(self, name: str) -> list[Record]:
         """A list that gets all that a node sends from now on; an update of a table as its new value."""
@@ -85,8 +98,9 @@ class Topology:
             case "aggregate":
                 return self._aggregate(node, aggregates.Aggregator(node["aggs"]))
             case "fold":
-                of_table = isinstance(self.nodes[node["in"]], tables.Table)
-                return self._aggregate(node, keyed.Sum() if of_table else keyed.Fold())
+                if isinstance(self.nodes[node["in"]], tables.Table):
+                    return self._aggregate(node, keyed.RemovingSum() if node.get("removes") else keyed.Sum())
+                return self._aggregate(node, keyed.RemovingFold() if node.get("removes") else keyed.Fold())
             case "reduce":
                 return self._reduce(node, self.nodes[node["in"]])
             case "to_table":
@@ -262,13 +276,11 @@ class Topology:
                     rekeyed=is_rekeyed, keeps_window=keeps_window, window=kept, leaves_out_unpassed=leaves_out
                 )
             case "suppress" if node["type"] == "time_limit":
-                about["knows_times"] = self._knows_held_times
-                return tables.Suppress(ms=node["ms"], of_windows=False, **about)
+                return tables.Suppress(ms=node["ms"], of_windows=False, like=self._like, **about)
             case "suppress":
                 assert parent.window is not None
-                return tables.Suppress(
-                    ms=parent.window["grace"] + parent.window.get("gap", 0), of_windows=True, **about
-                )
+                wait = self._open_ms(parent.window)
+                return tables.Suppress(ms=wait, of_windows=True, like=self._like, **about)
         raise NotImplementedError(node["op"])
 
     def _join(self, node: dict[str, Any], left: Any, right: Any) -> flow.Node:
@@ -276,10 +288,9 @@ class Topology:
         if isinstance(left, tables.Table):
             if "fk" in node:
                 return tables.ForeignKeyJoin(
-                    how=how, fk=node["fk"], left=left, right=right, flow=self._flow,
-                    skips_stale_answers=self._skips_stale_answers,
-                )  # fmt: skip
-            return tables.TableJoin(how=how, parents=(left, right))
+                    how=how, fk=node["fk"], left=left, right=right, flow=self._flow, like=self._like
+                )
+            return tables.TableJoin(how=how, parents=(left, right), like=self._like)
         if isinstance(right, tables.GlobalTable):
             lookup = stream_joins.Lookup(how=how, table=right, on=node["left_key"], rekeyed=left.rekeyed)
             left.children.append(lookup.process)
@@ -288,7 +299,7 @@ class Topology:
             lookup = stream_joins.Lookup(how=how, table=right, grace=node.get("grace_ms"))
             left.connect(lookup.process, self._flow)
             return lookup
-        join = stream_joins.StreamJoin(how=how, **node["window"])
+        join = stream_joins.StreamJoin(how=how, like=self._like, **node["window"])
         join.connect_sides(left, right, self._flow)
         return join
 
@@ -297,7 +308,7 @@ class Topology:
         if isinstance(parent, tables.Table):
             made: tables.Stored = aggregates.TableAggregation(aggregator=aggregator)
         else:
-            made = _windows(aggregator, node.get("window"), node.get("retention_ms"))
+            made = self._windows(aggregator, node.get("window"), node.get("retention_ms"))
             if parent.window is not None:
                 # Kafka Streams finds the grace for `suppress` in the steps before the aggregate.
                 made.window = parent.window
@@ -307,14 +318,8 @@ class Topology:
 
     def _final(self, node: dict[str, Any], windows: Any, parent: Any) -> flow.Node:
         """A windowed aggregate that sends only final results, as a stream."""
-        window = node["window"]
-        is_inclusive = window["type"] in ("sliding", "session")
-        if isinstance(windows, aggregates.SessionWindows) and "retention_ms" not in node:
-            # Sluice keeps a session until its result is final: a millisecond longer than Kafka Streams' default.
-            windows.retention += 1
-        final = aggregates.FinalResults(
-            windows=windows, wait=window["grace"] + window.get("gap", 0) + (1 if is_inclusive else 0)
-        )
+        # Kafka Streams' emit strategy waits until records are late, unlike its `suppress`.
+        final = aggregates.FinalResults(windows=windows, wait=_open_ms(node["window"]))
         windows.children.append(final.process)
         entry = flow.Stream()
         entry.children += [windows.process, lambda record: final.release()]
@@ -329,13 +334,35 @@ class Topology:
         for part in node["parts"]:
             lists_nulls = node.get("window", {"type": "none"})["type"] not in ("none", "sliding")
             aggregator = aggregates.CogroupedAggregator([*columns.values()], part["aggs"], lists_nulls)
-            made: Any = _windows(aggregator, node.get("window"))
+            made: Any = self._windows(aggregator, node.get("window"))
             first = first or made
             made.rows, made.children = first.rows, first.children
             if "window" in node:
                 made.latest = latest
             self._grouped(part, self.nodes[part["in"]], made)
         return first  # type: ignore[no-any-return]
+
+    def _open_ms(self, window: dict[str, Any]) -> int:
+        """How long after its end a window stays open: in Kafka Streams, not always until records are late for it."""
+        if Difference.CLOSED_TOO_EARLY in self._like:
+            return int(window["grace"] + window.get("gap", 0))
+        return _open_ms(window)
+
+    def _windows(
+        self, aggregator: aggregates.Calculation, window: dict[str, Any] | None, retention: int | None = None
+    ) -> tables.Stored:
+        about: dict[str, Any] = {"aggregator": aggregator, "like": self._like, "window": window}
+        match window:
+            case None:
+                return aggregates.Aggregation(**about)
+            case {"type": "session", "gap": gap, "grace": grace}:
+                kept = max(self._open_ms(window), retention or 0)
+                return aggregates.SessionWindows(gap=gap, grace=grace, retention=kept, **about)
+            case {"type": "sliding", "size": size, "grace": grace}:
+                return aggregates.SlidingWindows(size=size, grace=grace, **about)
+            case {"size": size, "grace": grace}:
+                return aggregates.TimeWindows(size=size, advance=window.get("advance", size), grace=grace, **about)
+        raise NotImplementedError(window)
 
     def _reduce(self, node: dict[str, Any], parent: Any) -> flow.Node:
         if isinstance(parent, tables.Table):
@@ -359,6 +386,12 @@ class Topology:
         return made
 
 
+def _open_ms(window: dict[str, Any]) -> int:
+    """How long after its end a window takes in records."""
+    includes_end = window["type"] in ("sliding", "session")
+    return int(window["grace"] + window.get("gap", 0) + includes_end)
+
+
 def _stored(node: dict[str, Any]) -> tables.Stored:
     if "versioned" in node:
         return tables.VersionedTable(versions=tables.Versions(node["versioned"]["history_ms"]))
@@ -367,32 +400,9 @@ def _stored(node: dict[str, Any]) -> tables.Stored:
     return tables.Stored()
 
 
-def _windows(
-    aggregator: aggregates.Calculation, window: dict[str, Any] | None, retention: int | None = None
-) -> tables.Stored:
-    match window:
-        case None:
-            return aggregates.Aggregation(aggregator=aggregator)
-        case {"type": "session", "gap": gap, "grace": grace}:
-            kept = gap + grace if retention is None else retention
-            return aggregates.SessionWindows(aggregator=aggregator, gap=gap, grace=grace, retention=kept, window=window)
-        case {"type": "sliding", "size": size, "grace": grace}:
-            return aggregates.SlidingWindows(aggregator=aggregator, size=size, grace=grace, window=window)
-        case {"size": size, "grace": grace}:
-            advance = window.get("advance", size)
-            return aggregates.TimeWindows(aggregator=aggregator, size=size, advance=advance, grace=grace, window=window)
-    raise NotImplementedError(window)
-
-
-def run(case: Case, *names: str, **differences: bool) -> dict[str, list[Record]]:
-    """What the nodes of these names send for the case's inputs. `differences`: the options of `Topology`."""
-    topology = Topology(case["spec"]["nodes"], **differences)
+def run(case: Case, *names: str, like: Differences = SLUICE) -> dict[str, list[Record]]:
+    """What the nodes of these names send for the case's inputs. `like`: see `Topology`."""
+    topology = Topology(case["spec"]["nodes"], like=like)
     sent = {name: topology.record_output(name) for name in names}
-    for record in case["inputs"]:
-        if "advance_wall_clock_ms" in record:
-            topology.advance_wall_clock(record["advance_wall_clock_ms"])
-            continue
-        headers = tuple((name, value) for name, value in record.get("headers", ()))
-        piped = Record(record["key"], record["value"], record["ts"], headers)
-        topology.pipe(record["topic"], piped)
+    topology.take(case["inputs"])
     return sent

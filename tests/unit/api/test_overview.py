@@ -137,8 +137,20 @@ def test_a_driver_that_holds_the_lease_makes_a_pipeline_running_without_airflow(
 def test_a_dag_that_never_ran_is_listed_with_its_paused_state(api: Api) -> None:
     api.runs.states["fresh"] = DagState(paused=True, last_run=None)
     overviews = {one["pipeline"]: one for one in api.get(OVERVIEW)}
-    assert (overviews["fresh"]["paused"], overviews["fresh"]["health"]) == (True, "waiting"), "no broker answers"
+    assert (overviews["fresh"]["paused"], overviews["fresh"]["health"]) == (True, "not_started")
+    assert overviews["fresh"]["failures"] == [], "although no broker answers"
+    assert "Kafka at 127.0.0.1:1 does not answer" in overviews["fresh"]["lag_error"]
     assert overviews["fresh"]["snapshot"] is None
+
+
+def test_a_retired_pipeline_needs_nothing(api: Api, states: States) -> None:
+    states.publish({"a": "[1,2]"})
+    states.ledger.generations.retire("orders")
+    api.runs.states["orders"] = run("failed")
+    overview = only(api)
+    assert (overview["health"], overview["failures"]) == ("retired", []), "although no broker answers"
+    (status,) = api.get("/v1/pipelines")
+    assert status["status"] == "retired"
 
 
 def test_the_worst_comes_first(api: Api, states: States) -> None:

@@ -149,18 +149,91 @@ def test_status_names_the_worst_first_and_a_common_cause_once() -> None:
 def test_status_names_the_ledger_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = f"127.0.0.1:{silent.getsockname()[1]}/sluice"
-        monkeypatch.setenv("SLUICE_LEDGER", f"postgresql://ada:secret@{place}?connect_timeout=2")
+        monkeypatch.setenv("SLUICE_LEDGER", f"postgresql://ada:secret@{place}?connect_timeout=2&sslpassword=xi")
         settings.cache_clear()
         said = sluice("status")
     assert said.exit_code == 1
-    assert re.search(rf"The ledger is at postgresql\S*://ada@{place}", said.stderr)
-    assert "secret" not in said.stderr
+    assert f"The ledger is at postgresql://ada:***@{place}?connect_timeout=2&sslpassword=***." in said.stderr
 
 
-def test_status_of_healthy_pipelines() -> None:
+@pytest.fixture
+def topics(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[int, int]]:
+    """The topics' end offsets, in place of a broker's."""
+    ends: dict[str, dict[int, int]] = {"orders": {0: 10, 1: 5}, "stores": {0: 1}}
+    monkeypatch.setattr("sluice.kafka.brokers.require_brokers", lambda *_: None)
+    monkeypatch.setattr("sluice.kafka.unread_records.read_lag", lambda *_: Lag(ends, {}, {}))
+    return ends
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the pipeline `orders`."""
+    folder = tmp_path / "jobs"
+    folder.mkdir()
+    orders = Path(__file__).parents[3] / "spark_jobs" / "orders.py"
+    (folder / "orders.py").write_text(orders.read_text())
+    monkeypatch.setenv("SLUICE_PIPELINES", str(folder))
+    settings.cache_clear()
+    return folder
+
+
+def status_lines() -> tuple[int, list[str]]:
+    """The exit code of `sluice status`, and its lines below the table's header."""
     said = sluice("status")
-    assert (said.exit_code, said.stderr) == (0, "")
-    assert "orders        ok      none" in said.stdout
+    assert said.stderr == ""
+    lines = said.stdout.splitlines()[1:]
+    return said.exit_code, [" ".join(line.split()) for line in lines if line.strip()]
+
+
+@pytest.mark.usefixtures("jobs", "topics")
+def test_status_of_a_healthy_pipeline(tmp_path: Path) -> None:
+    published = States(f"sqlite:///{tmp_path}").publish({"a": "[1,2]"})
+    assert status_lines() == (0, [f"orders ok 1.0, {published.published_at:%Y-%m-%d %H:%M:%S} UTC"])
+
+
+@pytest.mark.usefixtures("jobs", "topics")
+def test_a_pipeline_that_never_ran_is_not_started() -> None:
+    assert status_lines() == (0, ["orders not started none"])
+
+
+@pytest.mark.usefixtures("jobs")
+def test_status_names_the_topics_that_a_pipeline_needs(topics: dict[str, dict[int, int]]) -> None:
+    del topics["stores"]
+    lines = ["orders not started none", "· orders: not started. Topic stores does not exist yet."]
+    assert status_lines() == (0, lines)
+    del topics["orders"]
+    said = "· orders: not started. The topics orders, stores do not exist yet."
+    assert status_lines()[1][1] == said
+
+
+@pytest.mark.usefixtures("jobs")
+def test_status_says_that_a_pipeline_needs_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_KAFKA", '{"bootstrap.servers": "127.0.0.1:1"}')
+    monkeypatch.setattr("sluice.commands.status_command._KAFKA_SECONDS", 0.1)
+    settings.cache_clear()
+    code, lines = status_lines()
+    assert (code, lines[0]) == (0, "orders not started none")
+    assert lines[1].startswith("· orders: not started. Kafka at 127.0.0.1:1 does not answer")
+
+
+@pytest.mark.usefixtures("topics")
+def test_status_says_that_a_file_is_gone_until_its_pipeline_is_retired(
+    jobs: Path,
+    tmp_path: Path,
+) -> None:
+    states = States(f"sqlite:///{tmp_path}")
+    states.publish({"a": "[1,2]"})
+    states.ledger.generations.register(states.info(file=str(jobs / "orders.py")))
+    assert status_lines()[0] == 0
+    (jobs / "orders.py").unlink()
+    code, lines = status_lines()
+    assert (code, lines[0].split()[:2]) == (1, ["orders", "broken"])
+    assert f"Its file is gone: {jobs}/orders.py." in lines[1]
+    retired = sluice("retire", "orders")
+    assert retired.stdout == "orders is retired. Its state can still be queried.\n"
+    code, lines = status_lines()
+    assert (code, len(lines), lines[0].split()[:2]) == (0, 1, ["orders", "retired"])
+    assert sluice("retire", "words").exit_code == 1
 
 
 @pytest.mark.parametrize(("end_later", "is_named"), [(10, True), (12, False)])
@@ -273,7 +346,7 @@ def test_tables_are_not_cut_in_a_pipe(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     monkeypatch.setenv("SLUICE_PIPELINES", str(tmp_path))
     settings.cache_clear()
-    assert f"{name}  ok      none" in sluice("status").stdout
+    assert f"{name}  not started  none" in sluice("status").stdout
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from sluice import Pipeline
 from sluice.engine.batch.dead_letters import RejectedOutput
 from sluice.engine.batch.row_schemas import RETURNED_ROW
 from sluice.engine.batch.side_outputs import Collected, SideOutputs
+from sluice.engine.publish.markers import NOTHING_PUBLISHED, PublishedState
 from sluice.engine.publish.output_writer import BatchOutput, Destinations, OutputWriter
 from sluice.plan import plan
 from sluice.state.ledger.history import Batch
@@ -69,7 +70,7 @@ class MeasuredOutput:
     def __init__(self) -> None:
         self.allocated = self.size = 0
 
-    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]]) -> dict[str, int]:
+    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]], state: PublishedState) -> dict[str, int]:
         tables = [table for _, table in records]
         self.size = sum(table.nbytes for table in tables)
         self.allocated = pa.total_allocated_bytes()
@@ -95,6 +96,6 @@ def test_while_a_batch_is_sent_the_driver_has_only_the_records_that_it_sends() -
     before = pa.total_allocated_bytes()
     output = BatchOutput(collected, changes=(), dead_letters=())
     batch = Batch(number=0, begun=0, partitions={}, ends={})
-    written = OutputWriter(job, 1, Destinations(topic)).write(batch, output, (), RejectedOutput())
+    written = OutputWriter(job, 1, Destinations(topic)).write(batch, output, (), RejectedOutput(), NOTHING_PUBLISHED)
     assert written == {"changes": count}
     assert topic.allocated - before < topic.size * 1.1

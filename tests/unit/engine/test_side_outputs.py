@@ -18,7 +18,15 @@ from sluice.engine.batch import side_outputs as module
 from sluice.engine.batch.arrow_tasks import Chain
 from sluice.engine.batch.row_batches import RowBatchReader, RowBatchWriter
 from sluice.engine.batch.row_schemas import SCHEMA, rows
-from sluice.engine.batch.side_outputs import NOTHING, BatchStats, Collected, DirectOutput, SideOutputs, part_name
+from sluice.engine.batch.side_outputs import (
+    NOTHING,
+    BatchStats,
+    Collected,
+    DirectOutput,
+    LastRecord,
+    SideOutputs,
+    part_name,
+)
 
 
 def records(*keys: str) -> pa.Table:
@@ -35,7 +43,7 @@ def keys_of(outputs: Collected, topic: str) -> list[str]:
 
 def test_counts_of_all_parts_are_added_up() -> None:
     task = SideOutputs()
-    task.add_stats("read-a-00000", BatchStats({"read": 5}, last=(7, "print"), partition="a-0"))
+    task.add_stats("read-a-00000", BatchStats({"read": 5}, last=LastRecord(7, "print"), partition="a-0"))
     task.add_stats("part-a-00000", BatchStats({"applied": 4, "late/w": 1}, {"w/a/0": 70}, "a-0"))
     task.add_stats("stage-1-00000", BatchStats({"applied": 2}, {"w/a/1": 60}, by_partition={"a-0": {"applied": 2}}))
     all_of_them = collected(task)
@@ -43,7 +51,7 @@ def test_counts_of_all_parts_are_added_up() -> None:
     expected = {"read": 5, "applied": 6, "late/w": 1, "dead_letter/processing": 1}
     assert all_of_them.stats == BatchStats(expected, {"w/a/0": 70, "w/a/1": 60})
     assert all_of_them.counts_by_partition == {("a", 0): {"read": 5, "applied": 6, "late/w": 1}}
-    assert all_of_them.last_records == {("a", 0): (7, "print")}
+    assert all_of_them.last_records == {("a", 0): LastRecord(7, "print")}
     assert collected(task).stats == BatchStats(), "what was taken is forgotten"
 
 

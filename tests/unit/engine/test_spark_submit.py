@@ -16,13 +16,16 @@ import psutil
 import pytest
 from typing_extensions import override
 
+from sluice import driver
 from sluice.errors import SettingsError
 from sluice.provision.class_archive import ARCHIVE_OPTIONS, archive_file, class_archive
 from sluice.provision.machine_checks import find_java, find_spark
 from sluice.settings import Settings
 from sluice.spark_submit import (
     APPLICATION,
+    ARCHIVING,
     CONNECTION,
+    WRITES_ARCHIVE,
     Submission,
     is_local,
     launcher_options,
@@ -294,11 +297,21 @@ def test_the_first_run_says_that_it_takes_longer(configuration: Settings, capfd:
     for is_first in (True, False):
         with submission(configuration, {}, "local[2]", ["orders"]) as submitted:
             assert submitted.is_first == is_first
+            assert bool(submitted.environment[WRITES_ARCHIVE]) == is_first
             Program("local[2]", (), {"SLUICE_RUN": "r1"}, is_first=submitted.is_first).run()
             assert ("The first run takes" in capfd.readouterr().err) == is_first
             if is_first:
                 archive = submitted.conf["spark.driver.extraJavaOptions"].partition("ArchiveClassesAtExit=")[2]
                 Path(archive.partition('"')[0]).touch()  # as the JVM does when it exits
+
+
+@pytest.mark.parametrize("writes", ["1", ""])
+def test_the_driver_says_that_the_jvm_writes_the_archive_after_the_run(
+    writes: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(WRITES_ARCHIVE, writes)
+    assert driver.main(["--unknown"]) == 2
+    assert capfd.readouterr().out == (f"{ARCHIVING}\n" if writes else "")
 
 
 def test_one_run_at_a_time_writes_the_archive_of_classes(tmp_path: Path) -> None:

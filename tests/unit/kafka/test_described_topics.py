@@ -20,7 +20,9 @@ class Cluster:
         self.described: list[str] = []
         self.error = KafkaError.UNKNOWN_TOPIC_OR_PART
 
-    def describe_topics(self, topics: TopicCollection, request_timeout: float) -> dict[str, Future[SimpleNamespace]]:
+    def describe_topics(
+        self, topics: TopicCollection, include_authorized_operations: bool, request_timeout: float
+    ) -> dict[str, Future[SimpleNamespace]]:
         futures: dict[str, Future[SimpleNamespace]] = {}
         for name in topics.topic_names:
             self.described.append(name)

@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from sluice.commands.cli import app
 from sluice.engine.batch.job_topics import TopicLimits, kafka_errors
-from sluice.engine.publish.transaction import TransactionalOutput, Writer
+from sluice.engine.publish.markers import Writer
+from sluice.engine.publish.transaction import TransactionalOutput
+from sluice.engine.run.clocks import Clocks
 from sluice.engine.run.linger import Linger
 from sluice.errors import BrokersUnreachable, EngineError, SettingsError
 from sluice.kafka import topics
@@ -105,7 +107,7 @@ def test_an_unreachable_broker_is_reported_with_address_and_reason(
 
 
 def test_a_broker_that_is_lost_while_a_run_lingers_is_reported_with_its_address(address: str) -> None:
-    linger = Linger({"bootstrap.servers": address}, ["sales"], {"sales": 1}, 1_000, check=lambda: None)
+    linger = Linger({"bootstrap.servers": address}, ["sales"], {"sales": 1}, 1_000, lambda: None, Clocks({}))
     with pytest.raises(BrokersUnreachable, match=f"Kafka at {address} does not answer: .+"):
         linger.unread({})
 

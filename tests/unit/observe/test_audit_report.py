@@ -13,10 +13,10 @@ from sluice.errors import NotFound, StateError
 from sluice.observe.audit_report import report
 from sluice.state.database import transaction
 from sluice.state.ledger.audits import SourceAudit
-from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger_tables import WORKERS
 from sluice.state.model import NO_WINDOW, GenerationRef
 from sluice.state.shard.local_shard import LocalShard
+from tests.support.leases import hold_lease
 from tests.support.state_rows import write_rows
 from tests.support.states import States, ledger_url, make_audit, make_snapshot
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.unit
 @pytest.fixture
 def states(database: str) -> Iterator[States]:
     made = States(database)
-    assert made.ledger.leases.take(GenerationRef("orders", 1), Holder(host="h", pid=1, process=""), None)
+    hold_lease(made.ledger, GenerationRef("orders", 1))
     yield made
     made.ledger.close()
 

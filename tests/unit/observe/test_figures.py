@@ -75,6 +75,16 @@ def test_a_topic_that_is_away_makes_its_pipeline_wait(states: States) -> None:
         assert (figures["source_up", "orders"], figures["waiting",]) == (is_there, not is_there)
 
 
+def test_a_retired_pipeline_causes_no_alert(states: States) -> None:
+    states.publish({"a": "[1,2]"})
+    lag = Lag({"orders": {0: 17}}, {"orders": {0: 10}}, {})
+    assert ("lag_records", "orders", "0") in found(states, lag)
+    states.ledger.generations.retire("orders")
+    for measured in (found(states, lag), found(states)):
+        assert {name for name, *_ in measured}.isdisjoint({"lag_records", "source_up"})
+        assert [name for (name, *_), value in measured.items() if name == "condition" and value] == []
+
+
 def test_a_failure_is_one(states: States) -> None:
     states.ledger.failures.keep(Failure.of(EngineError("x"), "orders"))
     assert found(states)["failed",] == 1
@@ -130,7 +140,7 @@ def test_the_oldest_unread_record_of_a_topic_has_an_age_unless_a_partition_is_un
     ages = {}
     known = {(("orders", 0), 10): NOON - timedelta(seconds=90), (("orders", 1), 2): NOON - timedelta(seconds=30)}
     for times in (known, {(("orders", 0), 10): NOON}):
-        empty = LedgerFigures({}, {}, {}, frozenset(), {}, {}, {}, {})
+        empty = LedgerFigures({}, {}, {}, frozenset(), {}, {}, {}, frozenset(), {})
         of_now = gauges(empty, "orders", lag, NOON, oldest_unread=times)
         ages[len(times)] = {labels[0][1]: value for name, value, labels in of_now if name == "oldest_unread_seconds"}
     assert ages == {2: {"orders": 90, "pages": 0}, 1: {"pages": 0}}

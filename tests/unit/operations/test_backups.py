@@ -27,6 +27,7 @@ from sluice.state.remote.opening import create_shard, open_shard
 from sluice.state.shard.addresses import exists, location
 from sluice.state.shard.operator_states import State
 from tests.support.installation import OPERATOR, Installation, content, expected, settings_of
+from tests.support.leases import NEWEST_EPOCH
 from tests.support.postgres import database_with_ledger, new_database
 from tests.support.state_rows import write_rows
 
@@ -125,8 +126,8 @@ def test_a_backup_begins_although_a_batch_is_published_during_every_copy_of_the_
 def test_a_batch_that_is_not_published_is_not_backed_up(tmp_path: Path) -> None:
     old = Installation(settings_of(tmp_path / "old"))
     with open_shard(old.states.location(0), to_write=True) as shard:
-        write_rows(shard, 1, [(0, "unpublished", -1, -1, "[1,null]")], 1)
-        shard.write_states(1, [OPERATOR], [State(OPERATOR, "unpublished", b"1")], 1)
+        write_rows(shard, 1, [(0, "unpublished", -1, -1, "[1,null]")], NEWEST_EPOCH)
+        shard.write_states(1, [OPERATOR], [State(OPERATOR, "unpublished", b"1")], NEWEST_EPOCH)
     back_up(old.ledger, tmp_path / "backup")
     new = settings_of(tmp_path / "new")
     restore(tmp_path / "backup", new)
@@ -213,7 +214,7 @@ def test_an_interrupted_restore_is_repeated(
         assert content(ledger) == expected(0, 1)
         for worker in ledger.generations.workers("orders"):
             with open_shard(worker.location, to_write=True) as shard:
-                shard.begin_run(99, 1)
+                shard.begin_run(NEWEST_EPOCH, 1)
     with pytest.raises(Refused, match="has pipelines already"):
         restore(backup, new)
 

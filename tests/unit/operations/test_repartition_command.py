@@ -19,7 +19,8 @@ import pytest
 from sluice import Pipeline
 from sluice.engine.batch.job_topics import TopicLimits
 from sluice.engine.batch.storage import Storage
-from sluice.engine.publish.transaction import TransactionalOutput, Writer
+from sluice.engine.publish.markers import Writer
+from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.engine.run.driver_lease import Lease, this_process
 from sluice.errors import DamagedState, EngineError, LeaseError
 from sluice.local.broker import EmbeddedKafka
@@ -34,6 +35,7 @@ from sluice.state.remote.opening import open_shard
 from sluice.state.shard.operator_states import State
 from tests.faults.dying import calls
 from tests.support.installation import KEYS, OPERATOR, Installation, content, expected, settings_of
+from tests.support.leases import NEWEST_EPOCH
 from tests.support.postgres import database_with_ledger
 
 
@@ -121,7 +123,7 @@ def test_an_interrupted_batch_has_to_end_first(files: Installation) -> None:
 
 def test_a_state_that_keys_share_is_refused(files: Installation) -> None:
     with open_shard(files.states.location(1), to_write=True) as shard:
-        shard.write_states(0, [OPERATOR + 1], [State(OPERATOR + 1, "", b"buffer", shared=True)], 1)
+        shard.write_states(0, [OPERATOR + 1], [State(OPERATOR + 1, "", b"buffer", shared=True)], NEWEST_EPOCH)
     refused(files, 3, "The keys of a worker share a state", "sluice rebuild orders")
 
 

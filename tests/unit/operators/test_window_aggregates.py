@@ -204,10 +204,11 @@ def test_a_value_inside_a_session_deletes_the_session_and_adds_it_again() -> Non
     ]
 
 
-def test_a_value_at_the_only_time_of_a_session_deletes_nothing() -> None:
+def test_a_value_at_the_only_time_of_a_session_replaces_its_row() -> None:
     ran = run(SessionAggregate(COUNT, session("5 ms"), sends_old_values=True), at(10, 10))
     assert [(result.window, result.value, result.old) for result in ran.results] == [
         ((10, 10), [1], False),
+        ((10, 10), [1], True),
         ((10, 10), [2], False),
     ]
 
@@ -218,9 +219,11 @@ def test_a_value_is_late_if_its_merged_session_has_closed(time: int, accepted: b
     assert ran.dropped == ({} if accepted else {"late": 1})
 
 
-def test_a_closed_session_accepts_no_more_values() -> None:
-    ran = run(SessionAggregate(COUNT, session("5 ms")), at(10) + at(15, key="b") + at(14))
-    assert counts(ran) == {(10, 10): 1, (14, 14): 1}
+def test_a_session_accepts_values_until_they_are_late() -> None:
+    ran = run(SessionAggregate(COUNT, session("5 ms")), at(10) + at(15, key="b") + at(10))
+    assert counts(ran) == {(10, 10): 2}
+    ran = run(SessionAggregate(COUNT, session("5 ms")), at(10) + at(16, key="b") + at(14))
+    assert counts(ran) == {(10, 10): 1, (14, 14): 1}, "the first session has closed"
 
 
 def test_python_sessions_use_their_merger() -> None:

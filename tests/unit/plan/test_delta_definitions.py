@@ -144,7 +144,20 @@ def test_locations(location: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "location", ["lake/totals", "", "/", "s3a://lake/", "/a b", "/a`b", "/a'b", "s3a:lake", "/a/*", "s3a://k:s@lake/t"]
+    "location",
+    [
+        "lake/totals",
+        "",
+        "/",
+        "s3a://lake/",
+        "/a b",
+        "/a`b",
+        "/a'b",
+        "s3a:lake",
+        "/a/*",
+        "s3a://k:s@lake/t",
+        "s3a://k:s/t@lake/t",
+    ],
 )
 def test_invalid_locations(location: str) -> None:
     with pytest.raises(TopologyError, match=r"is not a valid name of a location|must not contain a password"):

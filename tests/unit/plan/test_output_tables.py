@@ -182,4 +182,4 @@ def test_the_connection_comes_from_the_environment() -> None:
     assert "secret" not in str(error.value)
     right = Settings.read({"SLUICE_CONNECTION_THE_WAREHOUSE": "postgresql://me:secret@host/db"})
     assert "secret" not in repr(databases_of(job, right)) + repr(right)
-    assert right.secrets == ["secret"]
+    assert right.secrets == ("secret",)

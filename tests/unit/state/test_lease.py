@@ -53,10 +53,10 @@ def test_a_lease_is_taken_renewed_and_released(ledger: Ledger) -> None:
     with lease(ledger) as mine:
         row = ledger.leases.get(GenerationRef("orders", 1))
         assert row is not None
-        assert (row.epoch, row.held, row.pid) == (mine.epoch, True, os.getpid()) == (1, True, os.getpid())
+        assert (row.epoch, row.held, row.pid) == (mine.epoch, True, os.getpid())
         assert wait_until(lambda: beats(ledger) >= 2, 10)
     with lease(ledger) as next_one:
-        assert next_one.epoch == 2
+        assert next_one.epoch > mine.epoch
 
 
 def test_a_second_driver_is_rejected_with_the_holders_name(ledger: Ledger) -> None:
@@ -82,10 +82,11 @@ def test_one_of_many_concurrent_drivers_gets_the_lease(ledger: Ledger) -> None:
 
 
 def test_a_silent_holder_on_another_host_expires(ledger: Ledger) -> None:
-    assert ledger.leases.take(GenerationRef("orders", 1), ELSEWHERE, None)
+    other = ledger.leases.take(GenerationRef("orders", 1), ELSEWHERE, None)
+    assert other is not None
     start = time.monotonic()
     with lease(ledger) as mine:
-        assert mine.epoch == 2
+        assert mine.epoch > other.epoch
     assert time.monotonic() - start >= QUICK.silence_s
 
 
@@ -115,8 +116,10 @@ def test_a_killed_holder_on_this_machine_is_replaced_at_once(ledger: Ledger, dat
     with _driver(database) as process:
         process.send_signal(signal.SIGKILL)
         process.wait()
+        before = ledger.leases.get(GenerationRef("orders", 1))
+        assert before is not None
         with lease(ledger, patience=Patience(silence_s=60)) as mine:
-            assert mine.epoch == 2
+            assert mine.epoch > before.epoch
 
 
 @ON_ONE_DATABASE
@@ -150,7 +153,7 @@ def test_a_retry_waits_for_the_driver_left_behind(ledger: Ledger) -> None:
         held.wait()
         with lease(ledger, "orders/manual__1/main", patience=Patience(0.05, 5, 5)) as mine:
             assert ended.done(), "the second driver took the lease while the first one held it"
-            assert mine.epoch == 2
+            assert mine.epoch > orphan.epoch
 
 
 def test_a_command_between_runs_waits_for_the_end_of_a_run(ledger: Ledger) -> None:
@@ -161,11 +164,11 @@ def test_a_command_between_runs_waits_for_the_end_of_a_run(ledger: Ledger) -> No
             return command.epoch
 
     with ThreadPoolExecutor(1) as pool:
-        with lease(ledger, "run", patience=Patience(0.05, 5, 5)):
+        with lease(ledger, "run", patience=Patience(0.05, 5, 5)) as run:
             waiting = pool.submit(between_runs)
             with pytest.raises(TimeoutError):
                 waiting.result(timeout=1)
-        assert waiting.result(timeout=5) == 2
+        assert waiting.result(timeout=5) > run.epoch
 
 
 def test_a_retry_does_not_wait_forever(ledger: Ledger) -> None:

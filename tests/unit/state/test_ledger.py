@@ -13,11 +13,12 @@ import pytest
 from sqlalchemy import create_engine, delete, make_url
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from sluice.errors import DamagedState, LeaseError, NotFound, SettingsError, StateError
+from sluice.errors import DamagedState, LeaseError, NotFound, SettingsError, StateError, WentBack
 from sluice.state.database import transaction
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.ledger.ledger_tables import TIMES
+from sluice.state.ledger.ledger_tables import LEASES, TIMES
+from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationRef
 from tests.support.states import NOON, States, ledger_url, make_audit, make_snapshot
 
@@ -174,6 +175,35 @@ def test_only_the_lease_s_holder_registers_a_job(states: States) -> None:
     with pytest.raises(LeaseError):
         states.ledger.generations.register(states.info(description="too late"), epoch=first.epoch)
     assert description(states) == "first"
+
+
+def test_no_two_leases_have_the_same_epoch(states: States) -> None:
+    """Even if the ledger has lost the first of them."""
+    leases, holder = states.ledger.leases, Holder(host="h", pid=1, process="")
+    first = leases.take(states.ref, holder, None)
+    with transaction(states.ledger.engine) as connection:
+        connection.execute(delete(LEASES))
+    second = leases.take(states.ref, holder, None)
+    assert first is not None
+    assert second is not None
+    assert first.epoch != second.epoch
+    assert leases.outrank(second, 5 << 40).epoch > 5 << 40
+    with pytest.raises(LeaseError, match="no longer"):
+        leases.outrank(first, 0)
+
+
+@pytest.mark.fault("F50", "the ledger loses a batch that a driver has published")
+@pytest.mark.parametrize("known", [None, 0])
+def test_a_batch_whose_predecessor_the_ledger_has_lost_is_refused(states: States, known: int | None) -> None:
+    lease = states.ledger.leases.take(states.ref, Holder(host="h", pid=1, process=""), None)
+    assert lease is not None
+    if known is not None:
+        states.ledger.snapshots.publish(make_snapshot(known))
+    newest = "has no snapshot" if known is None else "ends at snapshot 1.0"
+    with pytest.raises(WentBack, match=rf"{newest} of orders, but 1\.2 was published"):
+        states.ledger.plans.add(states.ref, PlannedBatch(number=3, begun=1), lease.epoch)
+    with pytest.raises(WentBack, match=rf"{newest} of orders, but 1\.2 was published"):
+        states.ledger.snapshots.publish(make_snapshot(3), make_audit(3, lease.epoch))
 
 
 def test_a_dropped_generation_s_number_and_lease_are_never_used_again(states: States) -> None:

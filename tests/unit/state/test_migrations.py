@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from alembic.script import ScriptDirectory
-from sqlalchemy import inspect, text
+from sqlalchemy import Engine, inspect, text
 
 from sluice.errors import StateError
 from sluice.state.database import database_url, open_engine, transaction
@@ -57,6 +57,28 @@ def test_a_new_ledger_has_the_version_of_its_tables(empty_database: str) -> None
 
 def test_the_newest_migration_is_the_version_of_the_tables() -> None:
     assert ScriptDirectory(str(migrations.SCRIPTS)).get_heads() == [migrations.HEAD]
+
+
+def test_a_ledger_of_the_first_release_gets_the_columns_of_this_version(old: str) -> None:
+    later = [("generations", "contracts"), ("generations", "outputs"), ("sources", "leader_epoch")]
+    later += [("history", "boundaries_lost"), ("generations", "file"), ("pipelines", "retired")]
+    engine = open_engine(database_url(old))
+    wanted = {table: columns_of(engine, table) for table, _ in later}
+    with transaction(engine) as connection:
+        for table, name in later:
+            connection.execute(text(f"ALTER TABLE {table} DROP COLUMN {name}"))
+        connection.execute(text(f"UPDATE {migrations.TABLE} SET version_num = 'r1'"))
+    engine.dispose()
+    with Ledger.open(old) as ledger:
+        assert {table: columns_of(ledger.engine, table) for table, _ in later} == wanted
+        (info,) = ledger.generations.all_current()
+        assert (info.contracts, info.outputs) == ({}, {})
+        assert ledger.generations.retired() == frozenset()
+        assert ledger.generations.files() == {}, "unknown until the next run"
+
+
+def columns_of(engine: Engine, table: str) -> set[str]:
+    return {column["name"] for column in inspect(engine).get_columns(table)}
 
 
 @pytest.mark.usefixtures("newer")

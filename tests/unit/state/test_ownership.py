@@ -186,6 +186,7 @@ def test_a_role_without_rights_does_not_take_a_shard_for_damaged(guarded: str, m
     [
         ("postgresql://u:p@db:5433/shards?schema=s", "postgresql+psycopg://u@db:5433/shards?schema=s"),
         ("postgresql://db/shards?user=u&password=p&schema=s", "postgresql+psycopg://db/shards?schema=s&user=u"),
+        ("postgresql://u@db/s?sslkey=k&sslpassword=p&schema=s", "postgresql+psycopg://u@db/s?schema=s"),
         ("postgresql://u:p@/shards?host=/run/pg&schema=s", "postgresql+psycopg://u@/shards?host=%2Frun%2Fpg&schema=s"),
         ("sqlite:////data/p/j/g1/worker-0.sqlite", "sqlite:////data/p/j/g1/worker-0.sqlite"),
         ("http://host:7070/local/p/j/1/0", "http://host:7070/local/p/j/1/0"),

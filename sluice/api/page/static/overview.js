@@ -5,8 +5,9 @@ import { airflowLink, badge, card, element, link, table } from "./dom.js";
 import { ago, duration, number, time } from "./format.js";
 
 const chosen = { health: "", text: "", by: "Health", down: false };
-const ORDER = ["broken", "failed", "waiting", "running", "held", "degraded", "behind", "idle"];
+const ORDER = ["broken", "failed", "waiting", "running", "held", "degraded", "behind", "not_started", "retired", "idle"];
 
+const words = (health) => health.replaceAll("_", " ");
 export const rejectedTotal = (counts) => Object.values(counts).reduce((sum, count) => sum + count, 0);
 
 export async function overview(_path, _search, { refresh }) {
@@ -49,7 +50,7 @@ function failureLine(same) {
 
 function filters(pipelines, draw) {
   const counts = new Map(ORDER.map((health) => [health, pipelines.filter((pipeline) => pipeline.health === health).length]));
-  const choices = [["", "all", pipelines.length], ...ORDER.map((health) => [health, health, counts.get(health)])];
+  const choices = [["", "all", pipelines.length], ...ORDER.map((health) => [health, words(health), counts.get(health)])];
   const text = element("input", { type: "search", placeholder: "Filter by name", "aria-label": "Filter by name", value: chosen.text });
   text.addEventListener("input", () => {
     chosen.text = text.value;
@@ -74,7 +75,7 @@ const COLUMNS = [
 
 export function health(pipeline) {
   const held = pipeline.held_since && [" ", badge("held back", "held"), " by a transaction since ", time(pipeline.held_since)];
-  return [badge(pipeline.health, pipeline.health), held, pipeline.paused ? [" ", badge("paused")] : null];
+  return [badge(words(pipeline.health), pipeline.health), held, pipeline.paused ? [" ", badge("paused")] : null];
 }
 
 export function lag(pipeline) {

@@ -1,0 +1,189 @@
+"""Decides what becomes of each record: it is applied if it has any effect, else it has one outcome.
+
+The task that reads a record knows the outcome of most records. But only the task of an operator
+knows whether the operator uses a record, which may be late for a session, or repeat an id. So if
+nothing but rows for operators comes of a record, the record counts as applied at first, and each of
+these rows has a number, `undecided`: how many such rows the record has, and the record's outcome if
+no operator uses any of them. An operator reports the rows that it passes over. If such a row is its
+record's only row, the operator's task corrects the counts. Otherwise, the driver corrects them, if
+all rows of the record were passed over, perhaps by operators of different workers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+
+import numpy as np
+import pyarrow as pa
+
+from sluice.engine.batch.row_schemas import OFFSET_BITS, partition_of
+from sluice.engine.batch.side_outputs import BatchStats
+from sluice.support.arrays import Indices, Integers, Mask
+
+
+class Outcome(IntEnum):
+    """The outcome of a record. If several apply to its rows, the first of them counts."""
+
+    APPLIED = 0
+    LATE = 1
+    NULL_KEY = 2
+    NULL_VALUE = 3
+    NO_WINDOW = 4
+    DUPLICATE = 5
+    REJECTED = 6
+    SKIPPED = 7
+    FILTERED = 8
+
+    @property
+    def count(self) -> str:
+        """The name of the count of records with this outcome."""
+        return _COUNTS[self]
+
+
+_COUNTS = (
+    "applied",
+    "late_everywhere",
+    "dropped/null_key",
+    "dropped/null_value",
+    "dropped/no_window",
+    "dropped/duplicate",
+    "dead_letter/processing",
+    "dropped/processing",
+    "filtered",
+)
+PASSED_OVER: Mapping[str, Outcome] = {
+    "null_key": Outcome.NULL_KEY,
+    "null_value": Outcome.NULL_VALUE,
+    "no_window": Outcome.NO_WINDOW,
+    "duplicate": Outcome.DUPLICATE,
+}
+"""Why operators have passed over all rows of a record → the record's outcome.
+
+Late rows are reported in another way, because a row may be late for some windows only."""
+
+_SCALE = 16
+"""A number `undecided` is the number of a record's rows times this, plus the outcome otherwise."""
+UNDECIDED = pa.schema([("origin", pa.int64()), ("rows", pa.int32()), ("outcome", pa.int8())])
+"""The schema of reports of rows that were passed over, and whose records have several rows."""
+
+
+class RecordOutcome:
+    """The outcome of each row of a batch, as masks. A record with any effect counts as applied."""
+
+    def __init__(
+        self,
+        records: Integers | None,
+        applied: Mask,
+        for_operators: Integers,
+        rejected: Mask,
+        skipped: Mask,
+    ) -> None:
+        # A record is counted once, however many rows it has. Its rows have the same offset.
+        self.records = records
+        """The offset of each row's record; None if every record has one row."""
+        self.applied, self.rejected, self.skipped = applied, rejected, skipped
+        self.for_operators = for_operators
+        """The number of operators that get each row."""
+        self.late = np.zeros_like(applied)
+        self.dropped = {"null_key": np.zeros_like(applied), "null_value": np.zeros_like(applied)}
+
+    def decided(self) -> tuple[Integers, Integers]:
+        """Return each row's outcome if operators use what they get, and its number `undecided`."""
+        masks = [self.applied, self.late, *self.dropped.values(), self.rejected, self.skipped]
+        dropped = [PASSED_OVER[reason] for reason in self.dropped]
+        outcomes = [
+            Outcome.APPLIED,
+            Outcome.LATE,
+            *dropped,
+            Outcome.REJECTED,
+            Outcome.SKIPPED,
+        ]
+        otherwise = np.select(masks, outcomes, default=Outcome.FILTERED)
+        outcome = np.where(self.for_operators > 0, Outcome.APPLIED, otherwise)
+        return outcome, self._undecided(otherwise)
+
+    def _undecided(self, otherwise: Integers) -> Integers:
+        rows = self.for_operators
+        if self.records is None:
+            return np.zeros_like(rows)
+        first = np.flatnonzero(np.diff(self.records, prepend=-1) != 0)
+        if len(first) < len(rows):
+            lengths = np.diff(first, append=len(rows))
+            rows = np.repeat(np.add.reduceat(rows, first), lengths)
+            otherwise = np.repeat(np.minimum.reduceat(otherwise, first), lengths)
+        return np.where(otherwise == Outcome.APPLIED, 0, rows * _SCALE + otherwise)
+
+
+class PassedOver:
+    """The rows that a stage's operators have passed over, of records without another effect."""
+
+    def __init__(self) -> None:
+        self.corrections: dict[tuple[int, int], Counter[str]] = {}
+        """Source and partition → what to add to the counts of its records."""
+        self._reports: list[pa.RecordBatch] = []
+
+    def add(self, origins: Integers, undecided: Integers, outcomes: Integers) -> None:
+        """Add rows that operators have passed over.
+
+        `undecided` is 0 for a row whose record has another effect, or that comes from no record.
+        """
+        rows, otherwise = np.divmod(undecided, _SCALE)
+        outcomes = np.minimum(outcomes, otherwise)
+        is_only = rows == 1
+        self._correct(origins[is_only], outcomes[is_only])
+        has_others = rows > 1
+        if has_others.any():
+            report = {
+                "origin": origins[has_others],
+                "rows": rows[has_others],
+                "outcome": outcomes[has_others],
+            }
+            self._reports.append(pa.RecordBatch.from_pydict(report, UNDECIDED))
+
+    def _correct(self, origins: Integers, outcomes: Integers) -> None:
+        for part, counts in corrections(origins, outcomes).items():
+            self.corrections.setdefault(part, Counter()).update(counts)
+
+    def reports(self) -> pa.Table:
+        """Return the reports for the driver, with the columns of `UNDECIDED`."""
+        return pa.Table.from_batches(self._reports, UNDECIDED)
+
+
+def corrections(origins: Integers, outcomes: Integers) -> dict[tuple[int, int], Counter[str]]:
+    """Return what to add to the counts of each source and partition.
+
+    The records with these origins were counted as applied, but have these outcomes.
+    """
+    by_part: dict[tuple[int, int], Counter[str]] = {}
+    # All records of a partition with the same outcome get the same number.
+    numbers, counts = np.unique((origins >> OFFSET_BITS) * _SCALE + outcomes, return_counts=True)
+    for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+        part = partition_of((number // _SCALE) << OFFSET_BITS)
+        of_part = by_part.setdefault(part, Counter())
+        of_part[Outcome.APPLIED.count] -= count
+        of_part[Outcome(number % _SCALE).count] += count
+    return by_part
+
+
+def corrected_counts(reports: Iterable[pa.Table], topics: Mapping[int, str]) -> BatchStats:
+    """Return what to add to the counts of a batch, given the reports of all its stages.
+
+    `topics`: source number → topic.
+    """
+    table = pa.concat_tables([UNDECIDED.empty_table(), *reports])
+    origins = np.asarray(table.column("origin"))
+    records, first, of_records, reported = np.unique(
+        origins, return_index=True, return_inverse=True, return_counts=True
+    )
+    outcomes = np.full(len(records), Outcome.FILTERED, np.int64)
+    np.minimum.at(outcomes, of_records, np.asarray(table.column("outcome")))
+    is_unused: Mask = reported == np.asarray(table.column("rows"))[first]
+    unused: Indices = np.flatnonzero(is_unused)
+    counts: Counter[str] = Counter()
+    by_partition: dict[str, dict[str, int]] = {}
+    for (source, partition), of_part in corrections(records[unused], outcomes[unused]).items():
+        counts.update(of_part)
+        by_partition[f"{topics[source]}-{partition}"] = dict(of_part)
+    return BatchStats(dict(counts), by_partition=by_partition)

@@ -1,0 +1,97 @@
+"""Compares a pipeline with its published topology in a second, without Spark."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from sluice.engine.batch.storage import Storage
+from sluice.engine.run.arrow_query import ArrowQuery
+from sluice.engine.run.compatibility import CompatibilityError, require_compatible
+from sluice.engine.run.published_changes import Change, Weight, published_changes
+from sluice.engine.run.registration import KnownTypes, generation_info
+from sluice.plan import Job
+from sluice.plan.arrow_support import NeedsSparkError
+from sluice.settings import Settings
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import GenerationInfo
+
+_UNKNOWN = "(types that only Spark knows)"
+
+
+@dataclass(frozen=True)
+class _NoTypes:
+    """The types of a job whose types only Spark knows."""
+
+    stores: defaultdict[str, str] = field(default_factory=lambda: defaultdict(lambda: _UNKNOWN))
+    inputs: defaultdict[int, str] = field(default_factory=lambda: defaultdict(lambda: _UNKNOWN))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A pipeline, compared with its newest snapshot."""
+
+    snapshot: str
+    """The newest snapshot; empty if the pipeline has published none."""
+    changes: tuple[Change, ...] = ()
+    next_step: str = ""
+    """What to do if runs stop because of a change."""
+    unknown: str = ""
+    """Why types were not compared; empty if they were."""
+
+    @property
+    def weight(self) -> Weight:
+        """The weight of the weightiest change."""
+        return max((change.weight for change in self.changes), default=Weight.NOTE)
+
+
+def compare(job: Job, settings: Settings, ledger: Ledger) -> Comparison:
+    """Compare a job with the topology that its newest snapshot was computed with."""
+    name = job.pipeline.name
+    storage = Storage.of(job, ledger.generations.current_number(name) or 1, settings)
+    newest, before = ledger.snapshots.newest(storage.ref), ledger.generations.get(storage.ref)
+    if newest is None or before is None:
+        return Comparison("")
+    types: KnownTypes = _NoTypes()
+    unknown = ""
+    try:
+        partitions = dict.fromkeys(job.topics, 1)
+        types = ArrowQuery.of(job, storage, partitions, 0, interleaved=False).types
+    except NeedsSparkError as part:
+        unknown = str(part)
+    now = generation_info(storage, types)
+    if unknown:
+        now = _with_types_of(before, now)
+    next_step = ""
+    try:
+        require_compatible(before, now, lambda: ledger.plans.unpublished(storage.ref) is not None)
+    except CompatibilityError as error:
+        next_step = error.next_step
+    return Comparison(newest.id, tuple(published_changes(before, now)), next_step, unknown)
+
+
+def _with_types_of(before: GenerationInfo, now: GenerationInfo) -> GenerationInfo:
+    """Complete a description without types by the types of an earlier one, as far as both agree."""
+    earlier = {store.name: store for store in before.stores}
+    stores = []
+    for store in now.stores:
+        old = earlier.get(store.name)
+        if old is not None:
+            value = old.value if store.value == _UNKNOWN else store.value
+            store = replace(store, value=value, made=_with_types(old.made, store.made))
+        stores.append(store)
+    operators: dict[str, str] = {}
+    for name, definition in now.operators.items():
+        operators[name] = _with_types(before.operators.get(name, ""), definition)
+    return replace(now, stores=tuple(stores), operators=operators)
+
+
+def _with_types(old: str, new: str) -> str:
+    """Return the old definition if the new one differs only in unknown types, else the new one."""
+    begin, unknown, end = new.partition(_UNKNOWN)
+    types = old.removeprefix(begin).removesuffix(end)
+    # Types do not contain the sign between two steps.
+    is_same = unknown and f"{begin}{types}{end}" == old and " > " not in types
+    return old if is_same else new

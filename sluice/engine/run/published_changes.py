@@ -1,0 +1,128 @@
+"""What has changed in a pipeline since its newest snapshot, and what the next run makes of it.
+
+Whether the state still fits is decided by `compatibility`, as in a run. The other changes never
+stop a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from sluice.engine.run.compatibility import (
+    changed_functions,
+    incompatible_changes,
+    stores_of_processors,
+)
+from sluice.state.model import GenerationInfo
+from sluice.values.contract_changes import contract_changes
+from sluice.values.phrases import listed
+
+
+class Weight(IntEnum):
+    """How much a change matters to those who release it."""
+
+    NOTE = 0
+    """Runs go on as before."""
+    WARNING = 1
+    """Runs go on, but results change, or readers of an output must know."""
+    STOP = 2
+    """Runs stop before they read a record, until somebody calls a command."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of a pipeline."""
+
+    weight: Weight
+    text: str
+    """What has changed."""
+    effect: str
+    """What will happen. A full sentence."""
+
+    def __str__(self) -> str:
+        return f"{self.text}. {self.effect}"
+
+
+def published_changes(before: GenerationInfo, now: GenerationInfo) -> list[Change]:
+    """List the changes since the generation `before` was registered, the weightiest first."""
+    changes = [*_of_state(before, now), *_with_fitting_state(before, now)]
+    return sorted(changes, key=lambda change: -change.weight)
+
+
+def warnings_of(before: GenerationInfo, now: GenerationInfo) -> list[str]:
+    """List warnings of changed contracts and outputs, with which the state still fits."""
+    changes = _with_fitting_state(before, now)
+    return [str(change) for change in changes if change.weight is Weight.WARNING]
+
+
+def _with_fitting_state(before: GenerationInfo, now: GenerationInfo) -> list[Change]:
+    # A generation of an earlier version has no contracts. Every pipeline reads a topic.
+    if not before.contracts:
+        return []
+    return [*_of_contracts(before, now), *_of_outputs(before, now)]
+
+
+def _of_state(before: GenerationInfo, now: GenerationInfo) -> Iterator[Change]:
+    for text in incompatible_changes(before, now):
+        yield Change(Weight.STOP, text, "A run stops before it reads a record.")
+    for name in changed_functions(before, now):
+        kept = "The state that the old code computed is kept."
+        effect = f"{kept} To compute it again: sluice rebuild {now.pipeline}."
+        yield Change(Weight.WARNING, f"the code of {name} has changed", effect)
+    gained, lost = stores_of_processors(before, now)
+    for name in gained:
+        yield Change(Weight.NOTE, f"store {name} of a processor is new", "It starts empty.")
+    for name in lost:
+        text = f"store {name} of a processor was removed"
+        yield Change(Weight.WARNING, text, "Queries no longer find it.")
+
+
+def _of_contracts(before: GenerationInfo, now: GenerationInfo) -> Iterator[Change]:
+    for topic in sorted(before.contracts.keys() & now.contracts.keys()):
+        for change in contract_changes(before.contracts[topic], now.contracts[topic]):
+            text = f"contract of {topic}: {change.text}"
+            if not change.rejected:
+                yield Change(Weight.NOTE, text, "Records that were accepted are still accepted.")
+                continue
+            effect = (
+                f"From the next run on, {change.rejected} become dead letters, unless the source "
+                f"has another on_error. That includes unread records that are in {topic} already, "
+                "and in a rebuild all earlier records."
+            )
+            yield Change(Weight.WARNING, text, effect)
+
+
+def _of_outputs(before: GenerationInfo, now: GenerationInfo) -> Iterator[Change]:
+    for name in sorted(before.outputs.keys() | now.outputs.keys()):
+        if name not in now.outputs:
+            effect = "It keeps its records and gets no more. Programs that read it get no error."
+            yield Change(Weight.WARNING, f"output {name} was removed", effect)
+        elif name not in before.outputs:
+            effect = "It gets results of the records that the next runs read, and none before."
+            yield Change(Weight.NOTE, f"output {name} is new", effect)
+        else:
+            yield from _of_output(name, before, now)
+
+
+def _of_output(name: str, before: GenerationInfo, now: GenerationInfo) -> Iterator[Change]:
+    old, new = before.outputs[name], now.outputs[name]
+    removed = sorted(old.keys() - new.keys())
+    added = sorted(new.keys() - old.keys())
+    other: list[str] = []
+    for field in sorted(old.keys() & new.keys()):
+        # A type that is not known may be the same.
+        is_known = old[field] and new[field]
+        if is_known and old[field] != new[field]:
+            other.append(field)
+    if removed:
+        effect = "Programs that read these fields find none in later records."
+        yield Change(Weight.WARNING, f"output {name} lacks {listed(removed)}", effect)
+    for field in other:
+        text = f"output {name}: {field} was {old[field]} and is {new[field]}"
+        effect = "Programs that read the field get values of another type."
+        yield Change(Weight.WARNING, text, effect)
+    if added:
+        effect = "Later records have these fields, and earlier ones do not."
+        yield Change(Weight.NOTE, f"output {name} also has {listed(added)}", effect)

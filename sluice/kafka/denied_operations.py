@@ -1,0 +1,150 @@
+"""Operations that Kafka's access control denies to this client, and the error that names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AclOperation, TopicDescription  # type: ignore[attr-defined]
+
+from sluice.errors import AccessDenied
+
+CREATE, DESCRIBE, READ, WRITE = "CREATE", "DESCRIBE", "READ", "WRITE"
+"""Operations, by their names in Kafka's access control lists."""
+
+_KINDS = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "group",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "transactional-id",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster",
+}
+"""The code of an error → the kind of the resource, as in options of `kafka-acls.sh`."""
+_UNKNOWN = "(unknown)"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation on a resource of Kafka."""
+
+    name: str
+    kind: str
+    """The kind of the resource, as in options of `kafka-acls.sh`, such as `topic`."""
+    resource: str
+    """The name of the resource; empty for the cluster."""
+
+    def __str__(self) -> str:
+        return f"{self.name} on the {self.kind.replace('-', ' ')} {self.resource}".rstrip()
+
+    @property
+    def options(self) -> str:
+        """The options of `kafka-acls.sh` that select this operation."""
+        return f"--operation {self.name} --{self.kind} {self.resource}".rstrip()
+
+
+class DeniedOperation(KafkaException):
+    """A KafkaException that says which operation was denied."""
+
+    def __init__(self, error: KafkaError, operation: Operation) -> None:
+        super().__init__(error)
+        self.operation = operation
+
+
+def on_topic(operation: str, topic: str) -> Operation:
+    """Make an operation on a topic."""
+    return Operation(operation, "topic", topic)
+
+
+def is_denial(error: KafkaError) -> bool:
+    """Return whether Kafka has denied an operation."""
+    return error.code() in _KINDS
+
+
+@contextmanager
+def denial_named(
+    operation: str,
+    topic: str = _UNKNOWN,
+    transactional_id: str = _UNKNOWN,
+) -> Iterator[None]:
+    """If Kafka denies the operation in the block, raise a DeniedOperation, which names it.
+
+    Other KafkaExceptions are raised as they are.
+    """
+    try:
+        yield
+    except KafkaException as error:
+        reason = error.args[0]
+        if isinstance(error, DeniedOperation) or not is_denial(reason):
+            raise
+        kind = _KINDS[reason.code()]
+        resource = {"topic": topic, "transactional-id": transactional_id}.get(kind, _UNKNOWN)
+        denied = Operation(operation, kind, resource)
+        if kind == "cluster":
+            # A producer that numbers its records needs this operation, unless it may write to a
+            # topic.
+            denied = Operation("IDEMPOTENT_WRITE" if operation == WRITE else operation, kind, "")
+        raise DeniedOperation(reason, denied) from None
+
+
+def denial(kafka: Mapping[str, str], error: KafkaException) -> AccessDenied | None:
+    """Make the error to raise if Kafka has denied an operation; None for other exceptions."""
+    if isinstance(error, DeniedOperation):
+        return access_denied(kafka, [error.operation])
+    reason: KafkaError = error.args[0]
+    if is_denial(reason):
+        return access_denied(kafka, [Operation(_UNKNOWN, _KINDS[reason.code()], _UNKNOWN)])
+    return None
+
+
+def denied_on(
+    described: Mapping[str, TopicDescription],
+    needed: Mapping[str, Iterable[str]],
+) -> list[Operation]:
+    """List the needed operations that the broker denies. `needed`: topic → its operations.
+
+    The topics must have been described with their operations. A broker that does not say which
+    operations it allows is assumed to allow all.
+    """
+    denied: list[Operation] = []
+    for topic, description in described.items():
+        allowed = description.authorized_operations or ()
+        # Who may not describe a topic gets no description. So a broker that does not even name this
+        # operation does not say which operations it allows.
+        if AclOperation.DESCRIBE in allowed:
+            lacking = [name for name in sorted(needed[topic]) if AclOperation[name] not in allowed]
+            denied += [on_topic(name, topic) for name in lacking]
+    return denied
+
+
+def topic_denied(kafka: Mapping[str, str], operation: str, topic: str) -> AccessDenied:
+    """Make the error for a denied operation on a topic."""
+    return access_denied(kafka, [on_topic(operation, topic)])
+
+
+def access_denied(kafka: Mapping[str, str], operations: Sequence[Operation]) -> AccessDenied:
+    """Make the error for denied operations. It names this client, and commands that allow them."""
+    denied = ", and ".join(map(str, operations))
+    return AccessDenied(
+        f"Kafka at {_address(kafka)} denies {client_name(kafka)} {denied}.",
+        next_step=f"Allow it: {allowing_commands(kafka, operations)}. Also remove rules that deny "
+        "it: kafka-acls.sh --list shows them.",
+    )
+
+
+def client_name(kafka: Mapping[str, str]) -> str:
+    """Name this client as Kafka knows it, for a message."""
+    user = kafka.get("sasl.username", "")
+    return f"the user {user}" if user else "this client"
+
+
+def allowing_commands(kafka: Mapping[str, str], operations: Iterable[Operation]) -> str:
+    """Write the commands that allow the operations to this client."""
+    principal = f"User:{kafka.get('sasl.username', '') or 'NAME'}"
+    command = f"kafka-acls.sh --bootstrap-server {_address(kafka)} --add"
+    allow = f"{command} --allow-principal {principal}"
+    return "; ".join(f"{allow} {operation.options}" for operation in operations)
+
+
+def _address(kafka: Mapping[str, str]) -> str:
+    return kafka.get("bootstrap.servers", "an unset address")

@@ -1,0 +1,20 @@
+"""Epochs, with which shards, tables and the ledger keep replaced writers from writing.
+
+A writer takes an epoch that is higher than that of the writer before it, and a shard or a table
+refuses writers with a lower epoch than the highest that it has seen. A database that has lost its
+newest commits, for example after a fail-over to a replica that lagged, no longer knows its newest
+epoch, and the next writer counts on from an older one. Therefore an epoch also contains a random
+number: two writers never have the same epoch, even if both took the same place in the count.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+_RANDOM_BITS = 32
+
+
+def next_epoch(newest: int) -> int:
+    """Return an epoch higher than `newest`, which is 0 before the first. No other call returns the same."""
+    count = newest >> _RANDOM_BITS
+    return (count + 1) << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)

@@ -1,0 +1,132 @@
+"""Checks whether a PostgreSQL address can be used for the ledger or for shards.
+
+Sluice's connections keep settings and prepared statements for a whole session. A connection pooler
+that gives each transaction another connection, such as PgBouncer with `pool_mode=transaction`,
+would mix them up between connections: a statement would then read the tables of another shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sqlalchemy import URL
+
+from sluice.errors import SettingsError, StateError
+from sluice.state.database import ANSWER_SECONDS, database_url, first_line
+from sluice.state.shard.addresses import is_remote
+from sluice.state.time_limits import waits_limited
+
+_ROUNDS = 2
+"""How often the questions are repeated: a pooler may give a client the same process by chance."""
+_CONDITION = """SELECT pg_is_in_recovery(), current_setting('transaction_read_only'),
+    current_database()"""
+
+
+_DURABILITY = """SELECT current_setting('fsync'), current_setting('full_page_writes'),
+    current_setting('synchronous_standby_names'), (SELECT count(*) FROM pg_stat_replication)"""
+
+
+def require_usable(url: URL, what: str, variable: str) -> None:
+    """Raise SettingsError for a pooler of transactions, and StateError for a read-only server.
+
+    `what` is what the database holds, and `variable` the environment variable with its address.
+    Does nothing for SQLite.
+    """
+    if url.get_backend_name() == "sqlite":
+        return
+    import psycopg
+
+    try:
+        with waits_limited(ANSWER_SECONDS):
+            _require_usable(url, what, variable)
+    except psycopg.Error as error:
+        detail = f"The database of the {what} cannot be used: {first_line(error)}"
+        raise StateError(detail) from error
+
+
+def require_usable_shards(addresses: Iterable[str]) -> None:
+    """Call `require_usable` for the databases of those shards that this process opens itself."""
+    databases: dict[URL, None] = {}
+    for address in addresses:
+        if not is_remote(address):
+            databases[database_url(address).difference_update_query(["schema"])] = None
+    for url in databases:
+        require_usable(url, "shards", "SLUICE_SHARDS")
+
+
+def lossy_settings(url: URL, what: str) -> Iterator[str]:
+    """Describe settings of a server with which it can lose its newest commits. Yields nothing for SQLite.
+
+    `what` is what the database holds. Yields nothing if the server does not answer, either, which
+    `require_usable` reports.
+    """
+    if url.get_backend_name() == "sqlite":
+        return
+    import psycopg
+
+    try:
+        with waits_limited(ANSWER_SECONDS), _connect(url) as connection:
+            row = connection.execute(_DURABILITY).fetchone()
+    except psycopg.Error:
+        return
+    fsync, full_page_writes, synchronous, replicas = row
+    if "off" in (fsync, full_page_writes):
+        yield (
+            f"The PostgreSQL server of the {what} does not write commits safely to its disk: fsync is {fsync}, "
+            f"full_page_writes is {full_page_writes}."
+        )
+    if replicas and not synchronous:
+        yield (
+            f"The PostgreSQL server of the {what} does not wait for its replicas: after a fail-over to a replica that "
+            "lags, the newest commits are lost, and runs stop. Set synchronous_standby_names."
+        )
+
+
+def _require_usable(url: URL, what: str, variable: str) -> None:
+    with _connect(url) as first, _connect(url) as second:
+        if _is_mixed_up(first, second):
+            raise SettingsError(
+                f"The address of the {what} is that of a connection pooler that gives each "
+                "transaction another connection to PostgreSQL, such as PgBouncer with "
+                "pool_mode=transaction. Sluice needs connections for whole sessions.",
+                next_step=f"Set {variable} to the address of the PostgreSQL server itself, or of a "
+                "pool with pool_mode=session.",
+            )
+        is_standby, read_only, database = first.execute(_CONDITION).fetchone()
+    if is_standby:
+        raise StateError(
+            f"The PostgreSQL server of the {what} is a standby, which answers only reads.",
+            next_step=f"Set {variable} to the address of the primary server. An address with "
+            "several hosts finds it with target_session_attrs=read-write.",
+        )
+    if read_only == "on":
+        raise StateError(
+            f"The database of the {what} is read-only: default_transaction_read_only is on.",
+            next_step=f"If that is no longer intended: ALTER DATABASE {database} SET "
+            "default_transaction_read_only = off. The role or the server may have it, too.",
+        )
+
+
+def _is_mixed_up(first: Any, second: Any) -> bool:
+    """Return whether two connections share a process, or one connection changes its process."""
+    processes: tuple[set[int], set[int]] = (set(), set())
+    for _ in range(_ROUNDS):
+        # In this order, the processes differ for a pooler that takes them in turn, however many it
+        # has.
+        for number in (0, 1, 1, 0):
+            connection = (first, second)[number]
+            (process,) = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+            processes[number].add(process)
+            # After the first two questions, most poolers are recognized. The others may have no
+            # free process.
+            if len(processes[number]) > 1 or processes[0] & processes[1]:
+                return True
+    return False
+
+
+def _connect(url: URL) -> Any:
+    from sluice.state.postgres_connection import connect
+
+    _, parts = url.get_dialect()().create_connect_args(url.difference_update_query(["schema"]))
+    return connect(**parts, autocommit=True, session={})

@@ -1,0 +1,66 @@
+"""Topics that several pipelines write. Each pipeline is right on its own, so none is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from sluice.values.phrases import joined
+
+
+@dataclass(frozen=True)
+class SharedTopic:
+    """A topic that several pipelines write, or that one writes and another keeps for itself."""
+
+    topic: str
+    pipelines: tuple[str, ...]
+    """The pipelines that write the topic."""
+    owner: str = ""
+    """The pipeline that keeps records of its own in the topic, such as dead letters, if any."""
+
+    def __str__(self) -> str:
+        writers = joined(self.pipelines)
+        if self.owner:
+            write = "writes" if len(self.pipelines) == 1 else "write"
+            return (
+                f"{writers} {write} the topic {self.topic}, which {self.owner} keeps for itself. "
+                f"The next run of {self.owner} may find records there that it cannot read, and "
+                "stop. Choose another topic."
+            )
+        both = "both write" if len(self.pipelines) == 2 else "all write"
+        return (
+            f"{writers} {both} the topic {self.topic}. Each writes in transactions of its own, so "
+            "their records are mixed in any order, and for a key that several of them write, the "
+            "latest record decides. If one of them is a copy of another, every result is in the "
+            "topic twice."
+        )
+
+
+def shared_topics(outputs: Mapping[str, Collection[str]]) -> list[SharedTopic]:
+    """Find the topics that several pipelines write, sorted.
+
+    `outputs`: pipeline → the names of its outputs. Leaves out tables, which a pipeline claims for
+    itself when it writes them first.
+    """
+    writers: dict[str, list[str]] = {}
+    for pipeline, names in sorted(outputs.items()):
+        # The name of a table has a colon, which Kafka does not allow in the name of a topic.
+        for topic in sorted({name for name in names if ":" not in name}):
+            writers.setdefault(topic, []).append(pipeline)
+    shared: list[SharedTopic] = []
+    for topic, pipelines in sorted(writers.items()):
+        owner = _owner(topic, outputs)
+        others = [pipeline for pipeline in pipelines if pipeline != owner]
+        if owner and others:
+            shared.append(SharedTopic(topic, tuple(others), owner))
+        elif len(pipelines) > 1:
+            shared.append(SharedTopic(topic, tuple(pipelines)))
+    return shared
+
+
+def _owner(topic: str, pipelines: Iterable[str]) -> str:
+    """Return the pipeline that keeps dead letters or markers in a topic; empty if none does."""
+    for ending in ("_dead_letters", "_markers", "_redriven"):
+        if topic.endswith(ending) and topic.removesuffix(ending) in pipelines:
+            return topic.removesuffix(ending)
+    return ""
