@@ -20,8 +20,8 @@ from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 
 SLUICE = str(Path(sys.executable).parent / "sluice")
-# Measuring must not take processor time that the programs need: a poll of the ledger costs 1.3 ms, and the memory of a
-# large process several milliseconds, in which the process waits.
+# Measuring must not take processor time that the programs need: a poll of the ledger costs 1.3 ms,
+# and the memory of a large process several milliseconds, in which the process waits.
 _POLL_S = 0.05
 _SAMPLE_S = 0.25
 _MEMORY_EVERY = 4
@@ -76,7 +76,8 @@ class Usage:
                     # A process that ends in between has neither a program nor CPU time.
                     times, program = process.cpu_times(), _program(process)
                     self._cpu_s[process.pid] = times.user + times.system
-                    # The launcher's process becomes a JVM, and a JVM starts the daemon of Python's workers.
+                    # The launcher's process becomes a JVM, and a JVM starts the daemon of Python's
+                    # workers.
                     self._programs[process.pid] = program
                     memory += process.memory_full_info().pss if with_memory else 0
         self.peak_gb = max(self.peak_gb, memory / 1e9)
@@ -121,13 +122,17 @@ def run(
     home.mkdir(exist_ok=True)
     with (home / "run.log").open("w+") as log:
         begun = time.monotonic()
-        process = subprocess.Popen([command, "run", pipeline, *options], env=own, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [command, "run", pipeline, *options], env=own, stdout=log, stderr=subprocess.STDOUT
+        )
         with stopping(process), Usage.of(process.pid) as usage:
             with _ledger(home / "ledger.sqlite", process) as ledger:
                 while published(ledger, pipeline) < records:
                     if process.poll() is not None and published(ledger, pipeline) < records:
                         log.seek(0)
-                        raise SystemExit(f"The run of {pipeline} ended too early:\n{log.read()[-3000:]}")
+                        raise SystemExit(
+                            f"The run of {pipeline} ended too early:\n{log.read()[-3000:]}"
+                        )
                     time.sleep(_POLL_S)
             wall_s = time.monotonic() - begun
             usage.sample()
@@ -139,7 +144,9 @@ def run(
 def of_command(*command: str, environment: Mapping[str, str]) -> Cost:
     """The cost of a command until it ends."""
     begun = time.monotonic()
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     with stopping(process), Usage.of(process.pid) as usage:
         output, _ = process.communicate()
     if process.returncode:
@@ -149,8 +156,11 @@ def of_command(*command: str, environment: Mapping[str, str]) -> Cost:
 
 def environment(home: Path, pipelines: Path, kafka: Mapping[str, str]) -> dict[str, str]:
     """The environment of a `sluice` command whose other settings have their defaults."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
-    # With this checkout's PYTHONPATH, the `sluice` of another checkout would run this checkout's code.
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")
+    }
+    # With this checkout's PYTHONPATH, the `sluice` of another checkout would run this checkout's
+    # code.
     inherited.pop("PYTHONPATH", None)
     return {
         **inherited,
@@ -167,7 +177,9 @@ def _program(process: psutil.Process) -> str:
     command, parent = process.cmdline(), process.parent()
     # The driver forks the daemon that forks the workers, so they have the driver's command line.
     is_forked = parent is not None and parent.cmdline() == command
-    return WORKERS if is_forked or any("worker_daemon" in argument for argument in command) else DRIVER
+    return (
+        WORKERS if is_forked or any("worker_daemon" in argument for argument in command) else DRIVER
+    )
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """Times what a unit test of a pipeline waits for: `drivers.py [--runs N] [--peer]`.
 
-The first result of a new process includes the import of Sluice and of everything that it needs. A further driver
-processes one record and reads a store. Seconds are medians; CPU seconds depend less on what else the machine does.
-With `--peer`, Kafka Streams' TopologyTestDriver does the same in `TestDriverTimes.java`, which needs a JDK.
+The first result of a new process includes the import of Sluice and of everything that it needs. A
+further driver processes one record and reads a store. Seconds are medians; CPU seconds depend less
+on what else the machine does. With `--peer`, Kafka Streams' TopologyTestDriver does the same in
+`TestDriverTimes.java`, which needs a JDK.
 """
 
 from __future__ import annotations
@@ -49,7 +50,11 @@ def first_result() -> None:
         return total + sale.amount
 
     pipeline = Pipeline("sums", workers=2)
-    sums = pipeline.stream("sales", value=Sale).group_by("shop").aggregate(int, add, store="sums", returns=int)
+    sums = (
+        pipeline.stream("sales", value=Sale)
+        .group_by("shop")
+        .aggregate(int, add, store="sums", returns=int)
+    )
     sums.to_stream().filter("value > 3").to("large")
     with TopologyTestDriver(pipeline) as driver:
         driver.pipe("sales", Sale("a", 4))
@@ -80,7 +85,9 @@ def in_new_process() -> tuple[float, float]:
     """The seconds of a new process until it has its first result, and its CPU seconds."""
     begin = time.perf_counter()
     command = [sys.executable, __file__, "--child"]
-    cpu = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    cpu = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+    )
     return time.perf_counter() - begin, cpu
 
 
@@ -97,8 +104,14 @@ def seconds_of_peer(runs: int) -> list[list[float]]:
             begin = time.perf_counter()
             subprocess.run(command, check=True, capture_output=True)
             first.append(time.perf_counter() - begin)
-        further = subprocess.run([*command, str(runs)], check=True, capture_output=True, text=True).stdout.split()
-    return [first, [float(each) for each in further[:runs]], [float(each) for each in further[runs:]]]
+        further = subprocess.run(
+            [*command, str(runs)], check=True, capture_output=True, text=True
+        ).stdout.split()
+    return [
+        first,
+        [float(each) for each in further[:runs]],
+        [float(each) for each in further[runs:]],
+    ]
 
 
 def main(
@@ -124,7 +137,10 @@ def main(
         median = statistics.median(seconds)
         row = [name, f"{median:.3f}", f"{statistics.median(cpu):.3f}"]
         if of_peer:
-            row += [f"{statistics.median(of_peer):.3f}", f"{median / statistics.median(of_peer):.2f}"]
+            row += [
+                f"{statistics.median(of_peer):.3f}",
+                f"{median / statistics.median(of_peer):.2f}",
+            ]
         table.add_row(*row)
     Console().print(table)
 

@@ -1,8 +1,9 @@
 """Measures the time from a record to its answer over REST: `freshness.py --bursts 30`.
 
-Kafka and all components of Airflow run on this machine. A burst is twenty records with a new key. It ends when a GET of
-that key through Airflow, logged in, returns its count. One pipeline is idle before each burst: its last run has ended,
-so the times include the trigger, the DAG run and spark-submit. The other lingers: its run waits for new records.
+Kafka and all components of Airflow run on this machine. A burst is twenty records with a new key.
+It ends when a GET of that key through Airflow, logged in, returns its count. One pipeline is idle
+before each burst: its last run has ended, so the times include the trigger, the DAG run and
+spark-submit. The other lingers: its run waits for new records.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ console = Console(stderr=True)
 
 def main(
     bursts: Annotated[int, typer.Option(min=2, help="Number of bursts for each pipeline.")] = 30,
-    pause: Annotated[float, typer.Option(help="Longest pause between two bursts, in seconds.")] = 5.0,
+    pause: Annotated[
+        float, typer.Option(help="Longest pause between two bursts, in seconds.")
+    ] = 5.0,
 ) -> None:
     """Time bursts, first while the pipeline lingers and then from idle."""
     with kept_on_failure("sluice-bench-") as home:
@@ -49,7 +52,10 @@ def main(
         with LocalPlatform(home, pipelines=pipelines) as platform:
             platform.start(lambda: create_topics_of(platform))
             with platform.as_user() as airflow:
-                results = {name: measure(platform, airflow, name, bursts, pause) for name in ("lingering", "idle")}
+                results = {
+                    name: measure(platform, airflow, name, bursts, pause)
+                    for name in ("lingering", "idle")
+                }
     Console().print(table(results))
 
 
@@ -57,7 +63,9 @@ def create_topics_of(platform: LocalPlatform) -> None:
     create_topics(platform.kafka_config, [Topic(name, 2, 1) for name in LINGER])
 
 
-def measure(platform: LocalPlatform, airflow: Airflow, name: str, bursts: int, pause: float) -> list[float]:
+def measure(
+    platform: LocalPlatform, airflow: Airflow, name: str, bursts: int, pause: float
+) -> list[float]:
     """Seconds from the first record of each burst to its answer. The first burst, which also warms up, is left out."""
     chance = random.Random(1)
     seconds: list[float] = []
@@ -91,7 +99,9 @@ def wait_until_idle(platform: LocalPlatform, airflow: Airflow, name: str) -> Non
 
 
 def table(results: dict[str, list[float]]) -> Table:
-    shown = Table("pipeline before the burst", "bursts", "min s", "p50 s", "p95 s", "max s", box=None)
+    shown = Table(
+        "pipeline before the burst", "bursts", "min s", "p50 s", "p95 s", "max s", box=None
+    )
     for name, seconds in results.items():
         p95 = statistics.quantiles(seconds, n=20, method="inclusive")[-1]
         figures = (min(seconds), statistics.median(seconds), p95, max(seconds))

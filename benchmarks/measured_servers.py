@@ -43,7 +43,8 @@ THEIR_COUNT = "/count/general"
 READY_SECONDS = 300
 _AT_ONCE = 1_000_000
 _LOOKS = 20_000
-# The orders are from 2022. By default, the broker would delete the changelogs of their windows within minutes.
+# The orders are from 2022. By default, the broker would delete the changelogs of their windows
+# within minutes.
 _KEEP = "windowstore.changelog.additional.retention.ms=315360000000"
 OPEN_ROUTE = '''"""A plugin with an empty route without a log-in, to measure the limit of Airflow's API server."""
 
@@ -72,11 +73,25 @@ def state_servers(home: Path) -> Iterator[list[Case]]:
     with ExitStack() as stack:
         servers = []
         for number in range(2):
-            options = ("--workers", str(number), "--pipeline", "orders", "--rest", "--processes", str(os.cpu_count()))
-            servers.append(stack.enter_context(ServerProcess(environment(home, home / "shards", ledger), *options)))
+            options = (
+                "--workers",
+                str(number),
+                "--pipeline",
+                "orders",
+                "--rest",
+                "--processes",
+                str(os.cpu_count()),
+            )
+            servers.append(
+                stack.enter_context(
+                    ServerProcess(environment(home, home / "shards", ledger), *options)
+                )
+            )
         address = f"http://127.0.0.1:{servers[0].port}"
         pids = [process.pid for server in servers for process in _group(server.process.pid)]
-        shares = [[f"{COUNT}?location_id={key}" for key in KEYS if owner(key, 2) == n] for n in range(2)]
+        shares = [
+            [f"{COUNT}?location_id={key}" for key in KEYS if owner(key, 2) == n] for n in range(2)
+        ]
         authorization = f"Bearer {TOKEN}"
         yield [
             Case(OWN_KEY, address, shares[0], authorization, pids),
@@ -92,18 +107,24 @@ def state_server_with_keys(home: Path, count: int) -> Iterator[Case]:
     states = orders_states(f"sqlite:///{home}", workers=1)
     for start in range(0, count, _AT_ONCE):
         keys = (f"key_{number:09}" for number in range(start, min(start + _AT_ONCE, count)))
-        states.publish(totals("general", {key: (number, "12.50") for number, key in enumerate(keys)}))
+        states.publish(
+            totals("general", {key: (number, "12.50") for number, key in enumerate(keys)})
+        )
     chance = random.Random(7)
     paths = [f"{COUNT}?location_id=key_{chance.randrange(count):09}" for _ in range(_LOOKS)]
     variables = environment(home, home, ledger_url(f"sqlite:///{home}"))
     with ServerProcess(variables, "--workers", "0", "--pipeline", "orders", "--rest") as server:
         address = f"http://127.0.0.1:{server.port}"
-        yield Case(f"a key among {count:,}", address, paths, f"Bearer {TOKEN}", [server.process.pid])
+        yield Case(
+            f"a key among {count:,}", address, paths, f"Bearer {TOKEN}", [server.process.pid]
+        )
 
 
 def _publish_orders(home: Path) -> States:
     states = orders_states(f"sqlite:///{home}", workers=2)
-    states.publish(list(totals("general", {key: (number, "12.50") for number, key in enumerate(KEYS)})))
+    states.publish(
+        list(totals("general", {key: (number, "12.50") for number, key in enumerate(KEYS)}))
+    )
     for number in range(2):
         target = home / "shards" / Path(states.location(number)).relative_to(f"sqlite:{home}")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +142,9 @@ def airflow(home: Path) -> Iterator[list[Case]]:
     plugins.mkdir()
     shutil.copy(ROOT / "plugins" / "state_plugin.py", plugins)
     (plugins / "open_route.py").write_text(OPEN_ROUTE)
-    server = AirflowServer(home / "airflow", plugins_folder=plugins, env={"SLUICE_HOME": str(folder)})
+    server = AirflowServer(
+        home / "airflow", plugins_folder=plugins, env={"SLUICE_HOME": str(folder)}
+    )
     with server:
         authorization = f"Bearer {server.token()}"
         pids = [process.pid for parent in server.pids for process in _group(parent)]
@@ -144,21 +167,34 @@ def kafka_streams(home: Path, program: Path, orders: int) -> Iterator[list[Case]
     shutil.copytree(program, copy)
     with ExitStack() as stack:
         kafka = stack.enter_context(EmbeddedKafka(home / "kafka", quick=False))
-        produce_orders({"bootstrap.servers": kafka.bootstrap}, count=orders, stores=len(KEYS), bad_share=0.0)
+        produce_orders(
+            {"bootstrap.servers": kafka.bootstrap}, count=orders, stores=len(KEYS), bad_share=0.0
+        )
         variables = os.environ | {
             "APP_ID": "peer", "TOPIC": "orders", "STORES_TOPIC": "stores", "BOOTSTRAP": kafka.bootstrap,
             "ORDERS": str(orders), "BENCH_LOCK": str(home / "lock"), "STREAMS_CONF": _KEEP,
         }  # fmt: skip
-        # Build the program and let it read everything once, so that both instances start from its changelogs.
-        run = subprocess.run(["bash", "run.sh", "throughput"], cwd=copy, env=variables, capture_output=True, text=True)
+        # Build the program and let it read everything once, so that both instances start from its
+        # changelogs.
+        run = subprocess.run(
+            ["bash", "run.sh", "throughput"],
+            cwd=copy,
+            env=variables,
+            capture_output=True,
+            text=True,
+        )
         if run.returncode:
-            raise SystemExit(f"The Kafka Streams program failed:\n{run.stdout[-2000:]}{run.stderr[-2000:]}")
+            raise SystemExit(
+                f"The Kafka Streams program failed:\n{run.stdout[-2000:]}{run.stderr[-2000:]}"
+            )
         shutil.rmtree(copy / "state", ignore_errors=True)
         ports = [free_port(), free_port()]
         pids = [stack.enter_context(_instance(copy, variables, port)) for port in ports]
         for port in ports:
             _wait(port, orders)
-        shares = [[f"{THEIR_COUNT}/{key}" for key in _get(port, f"/local{THEIR_COUNT}")] for port in ports]
+        shares = [
+            [f"{THEIR_COUNT}/{key}" for key in _get(port, f"/local{THEIR_COUNT}")] for port in ports
+        ]
         address = f"http://localhost:{ports[0]}"
         yield [
             Case(THEIR_OWN_KEY, address, shares[0], "", pids),
@@ -189,7 +225,12 @@ def _wait(port: int, orders: int) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
         try:
-            if sum(sum(_get(port, f"/count/{kind}").values()) for kind in ("general", "restaurant")) >= orders:
+            if (
+                sum(
+                    sum(_get(port, f"/count/{kind}").values()) for kind in ("general", "restaurant")
+                )
+                >= orders
+            ):
                 return
         except (OSError, ValueError):
             pass  # the instance is starting or moving its tasks

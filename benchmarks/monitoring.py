@@ -1,8 +1,9 @@
 """What it costs to look at many pipelines: `monitoring.py [--pipelines N] [--batches N]`.
 
-Measures the overview, which the page shows; `/metrics`; and Airflow's parsing of the DAG file, for the first time and
-again. A real broker has the topics. The costs are CPU seconds, which depend less on what else the machine does, and the
-statements that the ledger gets, which must not grow with the number of pipelines.
+Measures the overview, which the page shows; `/metrics`; and Airflow's parsing of the DAG file, for
+the first time and again. A real broker has the topics. The costs are CPU seconds, which depend less
+on what else the machine does, and the statements that the ledger gets, which must not grow with the
+number of pipelines.
 """
 
 from __future__ import annotations
@@ -112,13 +113,19 @@ def parse(name: str, folder: Path, home: Path) -> Looked:
     }
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
-        [sys.executable, "-c", PARSE, str(folder)], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PARSE, str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     all_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     _, own_s = done.stdout.split()[-2:]
     # The first parse imports the pipelines' files in other processes.
-    return Looked(f"{name} (and imports, other processes: {all_s - float(own_s):.1f} s)", float(own_s))
+    return Looked(
+        f"{name} (and imports, other processes: {all_s - float(own_s):.1f} s)", float(own_s)
+    )
 
 
 def measure(pipelines: int, batches: int, kafka: EmbeddedKafka, folder: Path) -> list[Looked]:
@@ -141,9 +148,14 @@ def measure(pipelines: int, batches: int, kafka: EmbeddedKafka, folder: Path) ->
 
 def main(
     pipelines: Annotated[int, typer.Option(min=2)] = 60,
-    batches: Annotated[int, typer.Option(min=1, help="Batches of each pipeline in the last hour.")] = 300,
+    batches: Annotated[
+        int, typer.Option(min=1, help="Batches of each pipeline in the last hour.")
+    ] = 300,
 ) -> None:
-    with tempfile.TemporaryDirectory() as name, EmbeddedKafka(Path(name) / "kafka", free_port()) as kafka:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        EmbeddedKafka(Path(name) / "kafka", free_port()) as kafka,
+    ):
         os.environ |= {
             "SLUICE_SERVER_TOKEN": TOKEN,
             "SLUICE_KAFKA": f'{{"bootstrap.servers": "{kafka.bootstrap}"}}',

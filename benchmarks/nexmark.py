@@ -1,12 +1,14 @@
 """Times Nexmark's queries with a real broker: `nexmark.py [--events N] [--query q5] [--peer FOLDER]`.
 
-A run is timed from the start of `sluice run`, with empty state, until the ledger has a snapshot with every event of the
-topics that the query reads. Seconds include the start of Spark; with it, a run of few events takes as long.
-`tests/acceptance/nexmark` has the queries and compares their results with plain Python.
+A run is timed from the start of `sluice run`, with empty state, until the ledger has a snapshot
+with every event of the topics that the query reads. Seconds include the start of Spark; with it, a
+run of few events takes as long. `tests/acceptance/nexmark` has the queries and compares their
+results with plain Python.
 
-With `--peer`, the same query in Flink SQL follows on the same topics, from the start of its process until its last
-transaction is committed. FOLDER has a virtual environment `venv` with `apache-flink`, and the jar of Flink's Kafka
-connector, `flink-sql-connector-kafka-*.jar`, in `jars`.
+With `--peer`, the same query in Flink SQL follows on the same topics, from the start of its process
+until its last transaction is committed. FOLDER has a virtual environment `venv` with
+`apache-flink`, and the jar of Flink's Kafka connector, `flink-sql-connector-kafka-*.jar`, in
+`jars`.
 """
 
 from __future__ import annotations
@@ -43,8 +45,12 @@ console = Console(stderr=True)
 
 def main(
     count: Annotated[int, typer.Option("--events", help="Number of events.")] = 1_000_000,
-    queries: Annotated[list[str] | None, typer.Option("--query", help="Such as q5; can be repeated.")] = None,
-    peer: Annotated[Path | None, typer.Option(help="Folder with Flink and its Kafka connector.")] = None,
+    queries: Annotated[
+        list[str] | None, typer.Option("--query", help="Such as q5; can be repeated.")
+    ] = None,
+    peer: Annotated[
+        Path | None, typer.Option(help="Folder with Flink and its Kafka connector.")
+    ] = None,
 ) -> None:
     """Run the queries in turn, and print the rate of each."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
@@ -72,8 +78,15 @@ def main(
                 if peer is not None and name in nexmark_flink.QUERIES:
                     costs["Flink"] = of_flink(name, peer, kafka, home / f"flink_{name}")
                 for program, figures in costs.items():
-                    parts = {part: round(seconds, 1) for part, seconds in figures.cpu_by_program.items()}
-                    console.print(name, program, f"{figures.wall_s:.1f} s, {figures.cpu_s:.1f} CPU s", parts or "")
+                    parts = {
+                        part: round(seconds, 1) for part, seconds in figures.cpu_by_program.items()
+                    }
+                    console.print(
+                        name,
+                        program,
+                        f"{figures.wall_s:.1f} s, {figures.cpu_s:.1f} CPU s",
+                        parts or "",
+                    )
                 rows.append(_row(name, records, costs))
             print("\n".join((*_HEAD, *rows)))
 
@@ -96,7 +109,13 @@ def _row(name: str, records: int, costs: Mapping[str, cost.Cost]) -> str:
         wall[1:] = f"{flink.wall_s:.1f}", f"**{sluice.wall_s / flink.wall_s:.2f}**"
         cpu[1:] = f"{flink.cpu_s:.1f}", f"**{sluice.cpu_s / flink.cpu_s:.2f}**"
         memory[1:] = [f"{flink.peak_gb:.2f}"]
-    cells = [f"{name[1:]}, {title[0].lower()}{title[1:]}", f"{records / sluice.wall_s:,.0f}", *wall, *cpu, *memory]
+    cells = [
+        f"{name[1:]}, {title[0].lower()}{title[1:]}",
+        f"{records / sluice.wall_s:,.0f}",
+        *wall,
+        *cpu,
+        *memory,
+    ]
     return f"| {' | '.join(cells)} |"
 
 
@@ -106,9 +125,22 @@ def of_flink(query: str, peer: Path, kafka: EmbeddedKafka, folder: Path) -> cost
     kafka.create_topics({f"flink_{query}": 2})
     connector = next((peer / "jars").glob("flink-sql-connector-kafka-*.jar")).absolute()
     program = [str(peer / "venv/bin/python"), str(ROOT / "benchmarks/nexmark_flink.py"), query]
-    options = ["--bootstrap", kafka.bootstrap, "--connector", str(connector), "--state", str(folder)]
-    own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    return cost.of_command(*program, *options, environment=own | {"JVM_ARGS": "-Xmx2g", "FLINK_LOG_DIR": str(folder)})
+    options = [
+        "--bootstrap",
+        kafka.bootstrap,
+        "--connector",
+        str(connector),
+        "--state",
+        str(folder),
+    ]
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
+    return cost.of_command(
+        *program, *options, environment=own | {"JVM_ARGS": "-Xmx2g", "FLINK_LOG_DIR": str(folder)}
+    )
 
 
 def produce_events(bootstrap: str, count: int) -> Counter[str]:

@@ -1,8 +1,9 @@
 """A query of Nexmark in Flink SQL, as one bounded job: `nexmark_flink.py QUERY`.
 
-The Python of Flink runs this program (`benchmarks/nexmark.py --peer`), so it imports nothing of Sluice. The job reads
-the topics from their beginning to their end, and writes its results to the topic `flink_QUERY` exactly once. The
-program ends when the last checkpoint is complete, and with it all transactions are committed.
+The Python of Flink runs this program (`benchmarks/nexmark.py --peer`), so it imports nothing of
+Sluice. The job reads the topics from their beginning to their end, and writes its results to the
+topic `flink_QUERY` exactly once. The program ends when the last checkpoint is complete, and with it
+all transactions are committed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ QUERIES = {
         "auction BIGINT, bidder BIGINT, `at` BIGINT, price DECIMAL(23, 3)",
         "SELECT auction, bidder, `at`, 0.908 * price FROM bids",
     ),
-    "q2": ("auction BIGINT, price BIGINT", "SELECT auction, price FROM bids WHERE mod(auction, 123) = 0"),
+    "q2": (
+        "auction BIGINT, price BIGINT",
+        "SELECT auction, price FROM bids WHERE mod(auction, 123) = 0",
+    ),
     "q3": (
         "id BIGINT, name STRING, city STRING, state STRING",
         "SELECT auctions.id, name, city, state FROM auctions JOIN persons ON seller = persons.id "

@@ -1,10 +1,11 @@
 """Times each kind of operator with a real broker: `operators.py [--records N] [--keys N] [--kind NAME]`.
 
-A run is timed from the start of `sluice run`, with empty state, until the ledger has a snapshot with every record. With
-`--peer`, the same operator in Kafka Streams (exactly-once, two threads) follows on the same topics, from the start of
-its process until every record is processed and its offset committed. With `--before`, the `sluice` of another checkout
-follows. CPU seconds and memory are those of all processes of a program, without the broker. An untimed
-run comes first, because a fresh broker answers slowly.
+A run is timed from the start of `sluice run`, with empty state, until the ledger has a snapshot
+with every record. With `--peer`, the same operator in Kafka Streams (exactly-once, two threads)
+follows on the same topics, from the start of its process until every record is processed and its
+offset committed. With `--before`, the `sluice` of another checkout follows. CPU seconds and memory
+are those of all processes of a program, without the broker. An untimed run comes first, because a
+fresh broker answers slowly.
 """
 
 from __future__ import annotations
@@ -93,15 +94,20 @@ def main(
     records: Annotated[int, typer.Option(help="Number of records.")] = 1_000_000,
     keys: Annotated[int, typer.Option(help="Number of keys.")] = 50_000,
     kinds: Annotated[
-        list[str] | None, typer.Option("--kind", help=f"One of {', '.join(KINDS)}; can be repeated.")
+        list[str] | None,
+        typer.Option("--kind", help=f"One of {', '.join(KINDS)}; can be repeated."),
     ] = None,
     runs: Annotated[int, typer.Option(help="Number of runs of each program.")] = 1,
     peer: Annotated[Path | None, typer.Option(help="Folder of the Kafka Streams program.")] = None,
-    before: Annotated[Path | None, typer.Option(help="Another checkout, whose Sluice is timed too.")] = None,
+    before: Annotated[
+        Path | None, typer.Option(help="Another checkout, whose Sluice is timed too.")
+    ] = None,
 ) -> None:
     """Run the programs in turn, and print their costs and ratios."""
     if unknown := {*(kinds or ())} - {*KINDS}:
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose among {', '.join(KINDS)}.", param_hint="--kind")
+        raise typer.BadParameter(
+            f"{', '.join(sorted(unknown))}: choose among {', '.join(KINDS)}.", param_hint="--kind"
+        )
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
         home = Path(folder)
         program = build_peer(peer, home) if peer else None
@@ -109,18 +115,28 @@ def main(
             kafka.create_topics(TOPICS)
             with console.status(f"producing {records:,} records"):
                 chance = random.Random(7)
-                for topic, count in {"clicks": records, "left": records // 2, "right": records // 2}.items():
-                    produce({"bootstrap.servers": kafka.bootstrap}, topic, clicks(count, keys, chance))
+                for topic, count in {
+                    "clicks": records,
+                    "left": records // 2,
+                    "right": records // 2,
+                }.items():
+                    produce(
+                        {"bootstrap.servers": kafka.bootstrap}, topic, clicks(count, keys, chance)
+                    )
             with console.status("warming up the broker"):
                 # Whichever program reads from a fresh broker first takes a second longer.
                 _sluice("join", "warm_up", home, kafka, records, cost.SLUICE)
             table = Table("operator", "program", "s", "CPU s", "peak GB", "ratio s", "ratio CPU")
             for kind in kinds or KINDS:
                 for number in range(runs):
-                    costs = {"Sluice": _sluice(kind, f"now_{number}", home, kafka, records, cost.SLUICE)}
+                    costs = {
+                        "Sluice": _sluice(kind, f"now_{number}", home, kafka, records, cost.SLUICE)
+                    }
                     if before:
                         command = str((before / ".venv/bin/sluice").absolute())
-                        costs["before"] = _sluice(kind, f"before_{number}", home, kafka, records, command)
+                        costs["before"] = _sluice(
+                            kind, f"before_{number}", home, kafka, records, command
+                        )
                     if program:
                         costs["Kafka Streams"] = _kafka_streams(kind, program, kafka, home, number)
                     _add_rows(table, kind, costs)
@@ -136,15 +152,20 @@ def _add_rows(table: Table, kind: str, costs: Mapping[str, Cost]) -> None:
         console.print(kind, program, *figures, *ratios)
 
 
-def _sluice(kind: str, run: str, home: Path, kafka: EmbeddedKafka, records: int, command: str) -> Cost:
-    # Each run has a pipeline of its own, because the markers of an earlier run say that its batches are written.
+def _sluice(
+    kind: str, run: str, home: Path, kafka: EmbeddedKafka, records: int, command: str
+) -> Cost:
+    # Each run has a pipeline of its own, because the markers of an earlier run say that its batches
+    # are written.
     name, folder = f"bench_{kind}_{run}", home / run
     pipelines = folder / "pipelines"
     shutil.rmtree(folder, ignore_errors=True)
     pipelines.mkdir(parents=True)
     (pipelines / f"{name}.py").write_text(f"{HEAD.replace('{name}', name)}{KINDS[kind]}\n")
     config = {"bootstrap.servers": kafka.bootstrap}
-    return cost.run(name, home=folder, pipelines=pipelines, kafka=config, records=records, command=command)
+    return cost.run(
+        name, home=folder, pipelines=pipelines, kafka=config, records=records, command=command
+    )
 
 
 def _kafka_streams(kind: str, program: Path, kafka: EmbeddedKafka, home: Path, number: int) -> Cost:
@@ -160,7 +181,9 @@ def _kafka_streams(kind: str, program: Path, kafka: EmbeddedKafka, home: Path, n
     output = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     result = re.search("^RESULT (.*)$", output.stdout, re.MULTILINE)
     if result is None:
-        raise SystemExit(f"The Kafka Streams program failed:\n{output.stdout[-2000:]}{output.stderr[-2000:]}")
+        raise SystemExit(
+            f"The Kafka Streams program failed:\n{output.stdout[-2000:]}{output.stderr[-2000:]}"
+        )
     figures = json.loads(result[1])
     return Cost(figures["wall_ms"] / 1_000, figures["cpu_s"], figures["peak_rss_mb"] / 1_000)
 

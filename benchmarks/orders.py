@@ -1,9 +1,10 @@
 """Times the orders pipeline, and the same topology in Kafka Streams with `orders.py --peer FOLDER`.
 
-Sluice is timed from the start of spark-submit, with empty state, until the ledger has a snapshot with every order, so
-that all stores can be queried. Kafka Streams (exactly-once) is timed from the start of its process until the last order
-has passed all aggregations. Both run alternately over the same topic, and the ratio of each pair is computed. After the
-last run, all eight stores are compared with totals computed independently.
+Sluice is timed from the start of spark-submit, with empty state, until the ledger has a snapshot
+with every order, so that all stores can be queried. Kafka Streams (exactly-once) is timed from the
+start of its process until the last order has passed all aggregations. Both run alternately over the
+same topic, and the ratio of each pair is computed. After the last run, all eight stores are
+compared with totals computed independently.
 """
 
 from __future__ import annotations
@@ -38,7 +39,12 @@ from sluice.state.remote.opening import open_shard
 from tests.support.signals import interrupt_on_sigterm
 
 ROOT = Path(__file__).resolve().parents[1]
-OUTPUTS = ["general_orders", "restaurant_orders", "general_orders_revenue", "restaurant_orders_revenue"]
+OUTPUTS = [
+    "general_orders",
+    "restaurant_orders",
+    "general_orders_revenue",
+    "restaurant_orders_revenue",
+]
 MADE = [*OUTPUTS, "orders_dead_letters", "orders_markers"]
 PEER_BUSY_SECONDS = 900
 
@@ -47,12 +53,15 @@ console = Console(stderr=True)
 
 def main(
     peer: Annotated[
-        Path | None, typer.Option(help="Folder of the Kafka Streams program; default: time only Sluice.")
+        Path | None,
+        typer.Option(help="Folder of the Kafka Streams program; default: time only Sluice."),
     ] = None,
     orders: Annotated[int, typer.Option(help="Number of orders.")] = 1_000_000,
     stores: Annotated[int, typer.Option(help="Number of stores.")] = 1_000,
     runs: Annotated[int, typer.Option(help="Number of runs of each program.")] = 3,
-    at_least_once: Annotated[bool, typer.Option(help="Also time Sluice with at-least-once output.")] = False,
+    at_least_once: Annotated[
+        bool, typer.Option(help="Also time Sluice with at-least-once output.")
+    ] = False,
 ) -> None:
     """Produce the orders, run the programs alternately, and print the times and their ratio."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
@@ -72,12 +81,19 @@ def main(
 
 
 def _pair(
-    home: Path, kafka: EmbeddedKafka, rival: Path | None, records: int, number: int, at_least_once: bool
+    home: Path,
+    kafka: EmbeddedKafka,
+    rival: Path | None,
+    records: int,
+    number: int,
+    at_least_once: bool,
 ) -> dict[str, Cost]:
     pair = {}
     if at_least_once:
         with console.status("Sluice, at least once"):
-            pair["Sluice, at least once"] = _sluice(home / "sluice", kafka, records, "at_least_once")
+            pair["Sluice, at least once"] = _sluice(
+                home / "sluice", kafka, records, "at_least_once"
+            )
     with console.status("Sluice"):
         pair["Sluice"] = _sluice(home / "sluice", kafka, records)
     if rival is not None:
@@ -103,7 +119,9 @@ def _sluice(home: Path, kafka: EmbeddedKafka, records: int, delivery: str = "exa
 def _renew_outputs(config: Mapping[str, str]) -> None:
     admin = AdminClient(dict(config))
     existing = admin.list_topics(timeout=10).topics
-    for future in admin.delete_topics([topic for topic in MADE if topic in existing] or ["none"]).values():
+    for future in admin.delete_topics(
+        [topic for topic in MADE if topic in existing] or ["none"]
+    ).values():
         future.exception(30)
     while MADE[-1] in admin.list_topics(timeout=10).topics:
         time.sleep(0.1)
@@ -124,7 +142,8 @@ def build_peer(peer: Path, home: Path) -> Path:
 
 def _kafka_streams(peer: Path, kafka: EmbeddedKafka, number: int) -> Cost:
     environment = os.environ | {
-        # A new name for each run, because the consumer group of a stopped application keeps its offsets for a while.
+        # A new name for each run, because the consumer group of a stopped application keeps its
+        # offsets for a while.
         "APP_ID": f"peer-{number}",
         "GUARANTEE": "exactly_once_v2",
         "TOPIC": "orders",
@@ -133,7 +152,12 @@ def _kafka_streams(peer: Path, kafka: EmbeddedKafka, number: int) -> Cost:
     }
     command = ["bash", "run.sh", "throughput"]
     process = subprocess.Popen(
-        command, cwd=peer, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=peer,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     with stopping(process), Usage.of(process.pid) as usage:
         output, _ = process.communicate(timeout=PEER_BUSY_SECONDS)
@@ -152,7 +176,12 @@ def _differences(home: Path, config: dict[str, str]) -> dict[str, int]:
     return {
         store: wrong
         for store, values in expected.items()
-        if (wrong := sum(actual[store].get(key) != values.get(key) for key in values.keys() | actual[store].keys()))
+        if (
+            wrong := sum(
+                actual[store].get(key) != values.get(key)
+                for key in values.keys() | actual[store].keys()
+            )
+        )
     }
 
 
@@ -210,7 +239,9 @@ def _report(pairs: list[dict[str, Cost]], orders: int, wrong: dict[str, int]) ->
     Console().print(table)
     for name in pairs[0].keys() - {"Sluice"}:
         ratios = sorted(_ratio(pair, name) for pair in pairs)
-        print(f"ratio Sluice / {name}: {statistics.median(ratios):.2f} (of {ratios[0]:.2f} to {ratios[-1]:.2f})")
+        print(
+            f"ratio Sluice / {name}: {statistics.median(ratios):.2f} (of {ratios[0]:.2f} to {ratios[-1]:.2f})"
+        )
     print(f"WRONG: {wrong}" if wrong else "all eight stores match the independent computation")
 
 

@@ -1,10 +1,11 @@
 """Measures throughput and latency of queries with wrk on the loopback address: `queries.py --peer FOLDER`.
 
-The servers are two state servers with one worker each, a process for each core, and a thousand keys; Airflow's API
-server with the same keys, and with an empty route without a log-in for comparison; and two instances of the Kafka
-Streams program with a thousand keys of their own. All of them run all the time. Each round measures every case once,
-both sides of a pair directly after each other; the order of the sides alternates. The output has the medians of the
-rounds, and the medians of the ratios within rounds. CPU is the time per request of the processes that answer.
+The servers are two state servers with one worker each, a process for each core, and a thousand
+keys; Airflow's API server with the same keys, and with an empty route without a log-in for
+comparison; and two instances of the Kafka Streams program with a thousand keys of their own. All of
+them run all the time. Each round measures every case once, both sides of a pair directly after each
+other; the order of the sides alternates. The output has the medians of the rounds, and the medians
+of the ratios within rounds. CPU is the time per request of the processes that answer.
 """
 
 from __future__ import annotations
@@ -50,13 +51,18 @@ Rounds = list[dict[str, Result]]
 
 def main(
     peer: Annotated[
-        Path | None, typer.Option(help="Folder of the Kafka Streams program; default: measure only Sluice.")
+        Path | None,
+        typer.Option(help="Folder of the Kafka Streams program; default: measure only Sluice."),
     ] = None,
     seconds: Annotated[int, typer.Option(help="Duration of each measurement.")] = 4,
     runs: Annotated[int, typer.Option(help="Number of rounds.")] = 5,
     connections: Annotated[int, typer.Option(help="Number of concurrent connections.")] = 16,
-    orders: Annotated[int, typer.Option(help="Number of orders for the Kafka Streams program.")] = 100_000,
-    keys: Annotated[int, typer.Option(help="Also compare look-ups among this many keys with 10,000.")] = 0,
+    orders: Annotated[
+        int, typer.Option(help="Number of orders for the Kafka Streams program.")
+    ] = 100_000,
+    keys: Annotated[
+        int, typer.Option(help="Also compare look-ups among this many keys with 10,000.")
+    ] = 0,
 ) -> None:
     """Measure, and print the figures, the ratios, and whether the targets are met."""
     if shutil.which("wrk") is None:
@@ -77,7 +83,9 @@ def main(
         print(target)
 
 
-def _round(home: Path, cases: dict[str, Case], number: int, connections: int, seconds: int) -> dict[str, Result]:
+def _round(
+    home: Path, cases: dict[str, Case], number: int, connections: int, seconds: int
+) -> dict[str, Result]:
     results = {}
     for ours, theirs in BESIDE.items():
         for name in (ours, theirs) if number % 2 == 0 else (theirs, ours):
@@ -89,7 +97,11 @@ def _round(home: Path, cases: dict[str, Case], number: int, connections: int, se
 
 def ratio(rounds: Rounds, ours: str) -> float | None:
     """The median over the rounds of a pair's ratio of requests per second; None if the other was not measured."""
-    pairs = [(results[ours].req_s, results[BESIDE[ours]].req_s) for results in rounds if BESIDE[ours] in results]
+    pairs = [
+        (results[ours].req_s, results[BESIDE[ours]].req_s)
+        for results in rounds
+        if BESIDE[ours] in results
+    ]
     return statistics.median(own / other for own, other in pairs) if pairs else None
 
 
@@ -120,7 +132,9 @@ class Target:
 
 def targets(rounds: Rounds, look_ups: float | None) -> Iterator[Target]:
     """The targets for queries."""
-    own, through = (median([results[name] for results in rounds]) for name in (OWN_KEY, THROUGH_AIRFLOW))
+    own, through = (
+        median([results[name] for results in rounds]) for name in (OWN_KEY, THROUGH_AIRFLOW)
+    )
     yield Target(OWN_KEY, 10_000, own.req_s, " req/s")
     yield Target(f"{OWN_KEY}, p99", 5, own.p99_ms, " ms", at_most=True)
     yield Target(f"{OWN_KEY} / Kafka Streams' own key", 0.9, ratio(rounds, OWN_KEY))
@@ -132,7 +146,9 @@ def targets(rounds: Rounds, look_ups: float | None) -> Iterator[Target]:
 
 
 def _print_figures(rounds: Rounds, connections: int) -> None:
-    table = Table(title=f"{connections} connections, wrk on the same machine; medians of {len(rounds)} rounds")
+    table = Table(
+        title=f"{connections} connections, wrk on the same machine; medians of {len(rounds)} rounds"
+    )
     table.add_column("")
     for figure in ("req/s", "p50 ms", "p99 ms", "CPU us", "ratio"):
         table.add_column(figure, justify="right")
@@ -141,7 +157,12 @@ def _print_figures(rounds: Rounds, connections: int) -> None:
             if name in rounds[0]:
                 result = median([results[name] for results in rounds])
                 compared = ratio(rounds, ours) if name == ours else None
-                figures = f"{result.req_s:,.0f}", f"{result.p50_ms:.2f}", f"{result.p99_ms:.2f}", f"{result.cpu_us:.0f}"
+                figures = (
+                    f"{result.req_s:,.0f}",
+                    f"{result.p50_ms:.2f}",
+                    f"{result.p99_ms:.2f}",
+                    f"{result.cpu_us:.0f}",
+                )
                 table.add_row(name, *figures, "" if compared is None else f"{compared:.2f}")
     Console(width=140).print(table)
 
@@ -151,14 +172,18 @@ def look_up(home: Path, keys: int, connections: int, seconds: int) -> float:
     with ExitStack() as stack:
         with console.status(f"writing {keys:,} keys"):
             cases = [
-                stack.enter_context(measured_servers.state_server_with_keys(home / f"of-{many}", many))
+                stack.enter_context(
+                    measured_servers.state_server_with_keys(home / f"of-{many}", many)
+                )
                 for many in (FEW_KEYS, keys)
             ]
         took: list[list[float]] = [[], []]
         for number in range(ROUNDS_OF_LOOKS):
             for case, times in zip(cases, took, strict=True):
                 with console.status(case.name):
-                    times += [measure(home, case, connections, seconds).p50_ms][:number]  # the first one warms up
+                    times += [measure(home, case, connections, seconds).p50_ms][
+                        :number
+                    ]  # the first one warms up
     few, large = (statistics.median(times) for times in took)
     print(f"get p50: {few:.2f} ms among {FEW_KEYS:,} keys, {large:.2f} ms among {keys:,}")
     return large / few

@@ -1,7 +1,8 @@
 """Shows how the cost of a run grows, in the series that `SERIES` lists, such as `scaling.py records keys`.
 
-Every run is a `sluice run` of its own, with a real broker on this machine, and is measured from the start of its
-process until its records can be queried. CPU seconds and memory are those of all its processes without the broker.
+Every run is a `sluice run` of its own, with a real broker on this machine, and is measured from the
+start of its process until its records can be queried. CPU seconds and memory are those of all its
+processes without the broker.
 """
 
 from __future__ import annotations
@@ -118,12 +119,17 @@ class Case:
         )
         console.print(f"{name}: {cost.wall_s:.1f} s, {cost.cpu_s:.1f} CPU s, {cost.peak_gb:.2f} GB")
         files = (self.home / "shards").rglob("*")
-        return Measured(name, records, cost, sum(file.stat().st_size for file in files if file.is_file()) / 1e9)
+        return Measured(
+            name, records, cost, sum(file.stat().st_size for file in files if file.is_file()) / 1e9
+        )
 
 
 @contextmanager
 def case(
-    pipeline: str = NAME, text: str = "", partitions: int = 4, variables: Mapping[str, str] | None = None
+    pipeline: str = NAME,
+    text: str = "",
+    partitions: int = 4,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[Case]:
     """A case for a pipeline of the repository, or for one with the given text."""
     with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
@@ -201,8 +207,14 @@ def kinds_of_shards() -> Iterator[Measured]:
     """Half a million new keys, with the shards in SQLite and in PostgreSQL, whose own CPU time is not included."""
     keys = 500_000
     text = of_fields(["n: int"], TOTALS)
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder, postgres_server(Path(folder)) as server:
-        for name, variables in (("SQLite", {}), ("PostgreSQL", {"SLUICE_SHARDS": new_database(server)})):
+    with (
+        tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder,
+        postgres_server(Path(folder)) as server,
+    ):
+        for name, variables in (
+            ("SQLite", {}),
+            ("PostgreSQL", {"SLUICE_SHARDS": new_database(server)}),
+        ):
             with case(text=text, variables=variables) as made:
                 made.send(of_keys(range(keys)))
                 yield made.run(f"{keys:,} new keys, {name}", keys)
@@ -218,7 +230,10 @@ def executors() -> Iterator[Measured]:
     """A million new keys on a standalone cluster, with the shards in PostgreSQL; the figures are the driver's alone."""
     keys = 1_000_000
     text = of_fields(["n: int"], TOTALS)
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder, postgres_server(Path(folder)) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder,
+        postgres_server(Path(folder)) as server,
+    ):
         for number in range(2):
             for workers, cores in ((1, 1), (1, 2), (2, 1)):
                 name = f"{counted(workers, 'executor')} with {counted(cores, 'core')}"
@@ -238,7 +253,10 @@ def number_of_stores() -> Iterator[Measured]:
     chance = random.Random(7)
     keys = [chance.randrange(1_000) for _ in range(1_000_000)]
     for stores in (1, 2, 4, 8):
-        made = (f'grouped.aggregate(store="s{n}", count="count(*)", sum="sum(n + {n})")' for n in range(stores))
+        made = (
+            f'grouped.aggregate(store="s{n}", count="count(*)", sum="sum(n + {n})")'
+            for n in range(stores)
+        )
         text = of_fields(["n: int"], ["grouped = values.group_by_key()", *made])
         yield of_pipeline(f"{stores} stores", text, of_keys(keys))
 
@@ -248,7 +266,9 @@ def number_of_groupings() -> Iterator[Measured]:
     chance = random.Random(7)
     keys = [chance.randrange(1_000_000) for _ in range(1_000_000)]
     for groupings in (1, 2, 4, 8):
-        made = (f'values.group_by("pmod(n, {1_000 - n})").count(store="s{n}")' for n in range(groupings))
+        made = (
+            f'values.group_by("pmod(n, {1_000 - n})").count(store="s{n}")' for n in range(groupings)
+        )
         yield of_pipeline(f"{groupings} groupings", of_fields(["n: int"], made), of_keys(keys))
 
 
@@ -260,7 +280,10 @@ def shapes_of_records() -> Iterator[Measured]:
     for width in (2, 40):
         fields = [f"f{n}: {'str' if n % 2 else 'int'}" for n in range(width)]
         values = (
-            {f"f{n}": f"text-{chance.randrange(1_000)}" if n % 2 else chance.randrange(1_000) for n in range(width)}
+            {
+                f"f{n}": f"text-{chance.randrange(1_000)}" if n % 2 else chance.randrange(1_000)
+                for n in range(width)
+            }
             for _ in range(count)
         )
         records = ((f"{number}", msgspec.json.encode(value)) for number, value in enumerate(values))
@@ -285,9 +308,14 @@ def numbers_of_workers() -> Iterator[Measured]:
             before = made.run(f"{keys:,} new keys", keys)
             (made.pipelines / f"{NAME}.py").write_text(of_fields(["n: int"], TOTALS, workers=4))
             cost = of_command(
-                SLUICE, "repartition", NAME, environment=environment(made.home, made.pipelines, made.config)
+                SLUICE,
+                "repartition",
+                NAME,
+                environment=environment(made.home, made.pipelines, made.config),
             )
-            console.print(f"{keys:,} keys moved: {cost.wall_s:.1f} s, {cost.cpu_s:.1f} CPU s, {cost.peak_gb:.2f} GB")
+            console.print(
+                f"{keys:,} keys moved: {cost.wall_s:.1f} s, {cost.cpu_s:.1f} CPU s, {cost.peak_gb:.2f} GB"
+            )
             yield Measured(f"{keys:,} keys moved", keys, cost, before.shards_gb)
             made.send(of_keys(random.Random(7).sample(range(keys), FEW)))
             yield made.run(f"{FEW:,} of {keys:,} keys", FEW)
@@ -296,7 +324,10 @@ def numbers_of_workers() -> Iterator[Measured]:
 def outputs() -> Iterator[Measured]:
     """A stream of new keys and their counts, written to topics and tables, and two runs of 1,000 records after it."""
     keys = 200_000
-    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder, postgres_server(Path(folder)) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder,
+        postgres_server(Path(folder)) as server,
+    ):
         variables = {connection_variable("warehouse"): server}
         for name, stream, counts in (
             ("no output", "", ""),
@@ -306,13 +337,28 @@ def outputs() -> Iterator[Measured]:
                 'PostgresTable("copies", connection="warehouse")',
                 'PostgresTable("totals", connection="warehouse", key="key")',
             ),
-            ("Delta Lake", f'DeltaTable("{folder}/copies")', f'DeltaTable("{folder}/totals", key="key")'),
+            (
+                "Delta Lake",
+                f'DeltaTable("{folder}/copies")',
+                f'DeltaTable("{folder}/totals", key="key")',
+            ),
         ):
-            writes = [f"values.to({stream})", f'counts.select(n="value").to({counts})'] if stream else []
-            text = of_fields(["n: int"], ['counts = values.group_by_key().count(store="counts")', *writes])
-            with case(text=text.replace("import Pipeline", f"import {', '.join(TABLES)}"), variables=variables) as made:
+            writes = (
+                [f"values.to({stream})", f'counts.select(n="value").to({counts})'] if stream else []
+            )
+            text = of_fields(
+                ["n: int"], ['counts = values.group_by_key().count(store="counts")', *writes]
+            )
+            with case(
+                text=text.replace("import Pipeline", f"import {', '.join(TABLES)}"),
+                variables=variables,
+            ) as made:
                 for number, count in enumerate((keys, FEW, FEW)):
-                    chosen = range(keys) if number == 0 else random.Random(number).sample(range(keys), count)
+                    chosen = (
+                        range(keys)
+                        if number == 0
+                        else random.Random(number).sample(range(keys), count)
+                    )
                     made.send(of_keys(chosen))
                     yield made.run(f"{name}, {count:,} records", count)
 
@@ -354,7 +400,9 @@ def compare_with_model() -> Iterator[Table]:
     smallest, of_smallest = runs[0]
     start_s = of_smallest.wall_s - model.shortest_s(smallest, cores)
     columns = ("run", "CPU s predicted", "measured", "ratio", "s predicted", "measured", "ratio")
-    compared = Table(*columns, title=f"model: predicted and measured runs with {counted(cores, 'core')}")
+    compared = Table(
+        *columns, title=f"model: predicted and measured runs with {counted(cores, 'core')}"
+    )
     for wanted in PREDICTED:
         shape, cost = of_shape(wanted)
         cpu_s, wall_s = sum(model.predict(shape).values()), start_s + model.shortest_s(shape, cores)
@@ -366,10 +414,14 @@ def _beside(predicted: float, measured: float) -> tuple[str, str, str]:
     return f"{predicted:.1f}", f"{measured:.1f}", f"{measured / predicted:.2f}"
 
 
-def main(series: Annotated[list[str], typer.Argument(help=f"Any of {', '.join([*SERIES, MODEL])}.")]) -> None:
+def main(
+    series: Annotated[list[str], typer.Argument(help=f"Any of {', '.join([*SERIES, MODEL])}.")],
+) -> None:
     """Measure the series, and print a table for each."""
     if unknown := set(series) - {*SERIES, MODEL}:
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose from {', '.join([*SERIES, MODEL])}")
+        raise typer.BadParameter(
+            f"{', '.join(sorted(unknown))}: choose from {', '.join([*SERIES, MODEL])}"
+        )
     for name in series:
         tables = compare_with_model() if name == MODEL else [table(name, [*SERIES[name]()])]
         for shown in tables:
@@ -378,7 +430,16 @@ def main(series: Annotated[list[str], typer.Argument(help=f"Any of {', '.join([*
 
 def table(name: str, results: Sequence[Measured]) -> Table:
     shown = Table(title=f"{name}: {(SERIES[name].__doc__ or '').rstrip('.')}")
-    for column in ("", "s", "records/s", "CPU s", "CPU us per record", "peak GB", "shards GB", "time to first"):
+    for column in (
+        "",
+        "s",
+        "records/s",
+        "CPU s",
+        "CPU us per record",
+        "peak GB",
+        "shards GB",
+        "time to first",
+    ):
         shown.add_column(column, justify="right" if column else "left", no_wrap=True)
     for result in results:
         cost = result.cost

@@ -1,7 +1,8 @@
 """A model of the CPU time of a run. It is fitted to small runs, and predicts others.
 
-A run pays for its start, for each batch, for each partition and each worker of each batch, and for each record. The
-seconds of all parts add up, separately for the JVM, Python's workers and the driver.
+A run pays for its start, for each batch, for each partition and each worker of each batch, and for
+each record. The seconds of all parts add up, separately for the JVM, Python's workers and the
+driver.
 """
 
 from __future__ import annotations
@@ -31,12 +32,16 @@ class Shape:
     @property
     def counts(self) -> tuple[int, ...]:
         """How often a run of this shape pays for each of `PARTS`."""
-        return 1, self.batches, self.batches * self.partitions, self.batches * self.workers, self.records
+        return (
+            1,
+            self.batches,
+            self.batches * self.partitions,
+            self.batches * self.workers,
+            self.records,
+        )
 
     def __str__(self) -> str:
-        return (
-            f"{self.records:,} records, batches: {self.batches}, partitions: {self.partitions}, workers: {self.workers}"
-        )
+        return f"{self.records:,} records, batches: {self.batches}, partitions: {self.partitions}, workers: {self.workers}"
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,9 @@ class Model:
         measured = np.array([[cpu_s[program] for program in PROGRAMS] for _, cpu_s in runs])
         seconds, _, rank, _ = np.linalg.lstsq(counts, measured)
         if rank < len(PARTS):
-            raise ValueError("The runs do not tell the parts apart: vary records, batches, partitions and workers.")
+            raise ValueError(
+                "The runs do not tell the parts apart: vary records, batches, partitions and workers."
+            )
         return cls(seconds)
 
     def predict(self, shape: Shape) -> dict[str, float]:

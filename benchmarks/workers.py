@@ -1,8 +1,9 @@
 """Shows where the workers' CPU time goes: `workers.py [--records N] [--batches N] [--kind NAME]`.
 
-The tasks of a run process the records of `operators.py` in this process, without Spark and Kafka: a list takes the
-place of a shuffle. The CPU time of a task counts for the part of the work to which the task belongs. The driver's part,
-from the tasks' side outputs to encoded output records, counts as making outputs.
+The tasks of a run process the records of `operators.py` in this process, without Spark and Kafka: a
+list takes the place of a shuffle. The CPU time of a task counts for the part of the work to which
+the task belongs. The driver's part, from the tasks' side outputs to encoded output records, counts
+as making outputs.
 """
 
 from __future__ import annotations
@@ -41,7 +42,12 @@ from sluice.testing.memory import memory_folder
 from sluice.testing.piped_records import OutputInMemory, UncontestedLease
 from sluice.topology.loading.pipeline_folders import load_pipeline
 
-PARTS = DECODE, OPERATORS, WRITE, OUTPUTS = "decode and route", "operators", "write the shards", "make outputs"
+PARTS = DECODE, OPERATORS, WRITE, OUTPUTS = (
+    "decode and route",
+    "operators",
+    "write the shards",
+    "make outputs",
+)
 Click: TypeAlias = tuple[str, bytes, int]
 """The key, value and timestamp of a record."""
 _RECORDS_AT_ONCE = 20_000
@@ -91,7 +97,10 @@ class _Timed:
 
 
 def _timed(chain: Chain, part: str, stopwatch: Stopwatch) -> Chain:
-    tasks = [_Timed(task, WRITE if isinstance(task, ShardWriter) else part, stopwatch) for task in chain.tasks]
+    tasks = [
+        _Timed(task, WRITE if isinstance(task, ShardWriter) else part, stopwatch)
+        for task in chain.tasks
+    ]
     return Chain(tuple(tasks))
 
 
@@ -109,7 +118,9 @@ def timed_query(query: ArrowQuery, stopwatch: Stopwatch) -> ArrowQuery:
 class _CountedOutput(OutputInMemory):
     """Counts output records, and forgets them."""
 
-    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]], state: PublishedState) -> dict[str, int]:
+    def send(
+        self, batch: Batch, records: Iterable[tuple[str, pa.Table]], state: PublishedState
+    ) -> dict[str, int]:
         counts: dict[str, int] = {}
         for topic, table in records:
             counts[topic] = counts.get(topic, 0) + table.num_rows
@@ -170,13 +181,17 @@ class Records:
         for partition, records in enumerate(partitions):
             size = -(-len(records) // self.batches)
             for number, of_batch in enumerate(of_batches):
-                for begin in range(number * size, min((number + 1) * size, len(records)), _RECORDS_AT_ONCE):
+                for begin in range(
+                    number * size, min((number + 1) * size, len(records)), _RECORDS_AT_ONCE
+                ):
                     end = min(begin + _RECORDS_AT_ONCE, (number + 1) * size)
                     of_batch.append(_record_batch(topic, partition, begin, records[begin:end]))
         return of_batches
 
 
-def _record_batch(topic: str, partition: int, offset: int, records: Sequence[Click]) -> pa.RecordBatch:
+def _record_batch(
+    topic: str, partition: int, offset: int, records: Sequence[Click]
+) -> pa.RecordBatch:
     count = len(records)
     keys, values, timestamps = zip(*records, strict=True)
     columns = [
@@ -197,17 +212,28 @@ def main(
     keys: Annotated[int, typer.Option(help="Number of keys.")] = 50_000,
     batches: Annotated[int, typer.Option(help="Number of batches.")] = 2,
     kinds: Annotated[
-        list[str] | None, typer.Option("--kind", help=f"One of {', '.join(KINDS)}; can be repeated.")
+        list[str] | None,
+        typer.Option("--kind", help=f"One of {', '.join(KINDS)}; can be repeated."),
     ] = None,
     runs: Annotated[int, typer.Option(help="Number of runs, of which the fastest counts.")] = 1,
 ) -> None:
     """Run each kind of operator, and print the CPU seconds of each part of the work."""
     if unknown := {*(kinds or ())} - {*KINDS}:
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose among {', '.join(KINDS)}.", param_hint="--kind")
+        raise typer.BadParameter(
+            f"{', '.join(sorted(unknown))}: choose among {', '.join(KINDS)}.", param_hint="--kind"
+        )
     made = Records(records, keys, batches)
-    table = Table("operator", *PARTS, "together", title=f"CPU seconds for {records:,} records in {batches} batches")
+    table = Table(
+        "operator",
+        *PARTS,
+        "together",
+        title=f"CPU seconds for {records:,} records in {batches} batches",
+    )
     for kind in kinds or KINDS:
-        parts = min((cpu_seconds(kind, made) for _ in range(runs)), key=lambda seconds: sum(seconds.values()))
+        parts = min(
+            (cpu_seconds(kind, made) for _ in range(runs)),
+            key=lambda seconds: sum(seconds.values()),
+        )
         figures = [*(parts[part] for part in PARTS), sum(parts.values())]
         table.add_row(kind, *(f"{seconds:.2f}" for seconds in figures))
     Console().print(table)
@@ -221,11 +247,15 @@ def cpu_seconds(kind: str, records: Records) -> dict[str, float]:
         (home / f"{name}.py").write_text(f"{HEAD.replace('{name}', name)}{KINDS[kind]}\n")
         job = plan(load_pipeline(home, name)).job
         ledger, shards = temporary_databases(home)
-        settings = Settings.read({"SLUICE_HOME": folder, "SLUICE_LEDGER": ledger, "SLUICE_SHARDS": shards})
+        settings = Settings.read(
+            {"SLUICE_HOME": folder, "SLUICE_LEDGER": ledger, "SLUICE_SHARDS": shards}
+        )
         partitions = {topic: TOPICS[topic] for topic in job.topics}
         stopwatch = Stopwatch()
         storage, epoch = Storage.of(job, 1, settings), UncontestedLease().epoch
-        query = timed_query(ArrowQuery.of(job, storage, partitions, epoch, interleaved=False), stopwatch)
+        query = timed_query(
+            ArrowQuery.of(job, storage, partitions, epoch, interleaved=False), stopwatch
+        )
         run = _Run(job, settings, partitions, query)
         for number in range(records.batches):
             of_batch = records.of_batch(number, job.topics)

@@ -54,23 +54,33 @@ def measure(home: Path, case: Case, connections: int, seconds: int) -> Result:
     """Send requests for `seconds` over concurrent connections. Raises SystemExit if any answer is not 200."""
     (home / "paths").write_text("\n".join(case.paths))
     (home / "wrk.lua").write_text(SCRIPT)
-    # The first request to a process may take seconds, because the process then loads the custom routes.
+    # The first request to a process may take seconds, because the process then loads the custom
+    # routes.
     options = f"-t1 -c{connections} -d{seconds}s --timeout 30s".split()
     command = ["wrk", *options, "-s", str(home / "wrk.lua"), case.address]
     variables = os.environ | {"PATHS": str(home / "paths"), "AUTHORIZATION": case.authorization}
     before = _cpu(case.pids)
-    output = subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        command, env=variables, capture_output=True, text=True, check=True
+    ).stdout
     used = _cpu(case.pids) - before
     report: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
     if report["bad"]:
-        raise SystemExit(f"{case.name}: {report['bad']} of {report['requests']} answers were wrong.")
-    return Result(report["req_s"], report["p50_ms"], report["p99_ms"], used / max(report["requests"], 1) * 1e6)
+        raise SystemExit(
+            f"{case.name}: {report['bad']} of {report['requests']} answers were wrong."
+        )
+    return Result(
+        report["req_s"], report["p50_ms"], report["p99_ms"], used / max(report["requests"], 1) * 1e6
+    )
 
 
 def median(results: Sequence[Result]) -> Result:
     """The median of each figure."""
     return Result(
-        *(statistics.median(getattr(result, name) for result in results) for name in Result.__dataclass_fields__)
+        *(
+            statistics.median(getattr(result, name) for result in results)
+            for name in Result.__dataclass_fields__
+        )
     )
 
 

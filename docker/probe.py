@@ -1,6 +1,7 @@
 """Health checks of compose.yaml: `python3 probe.py URL FIELD=VALUE` ends with status 0 if the service works.
 
-It works if the JSON at the URL has the value in the field; `scheduler.status` is the field `status` of `scheduler`.
+It works if the JSON at the URL has the value in the field; `scheduler.status` is the field `status`
+of `scheduler`.
 """
 
 import json

@@ -56,7 +56,9 @@ def installed(extra: str) -> dict[str, Distribution]:
             requirement = Requirement(text)
             marker = requirement.marker
             if marker is None or any(marker.evaluate({"extra": each}) for each in (*extras, "")):
-                to_visit.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
+                to_visit.append(
+                    (canonicalize_name(requirement.name), frozenset(requirement.extras))
+                )
     del found["sluice-streams"]
     return found
 
@@ -67,8 +69,12 @@ def licence(of: Distribution) -> str:
     if expression := metadata.get("license_expression"):
         names = [str(expression)]
     else:
-        classifiers = [text for text in metadata.get("classifier", []) if text.startswith("License :: ")]
-        names = [text.rsplit(" :: ", 1)[1] for text in classifiers if text != "License :: OSI Approved"]
+        classifiers = [
+            text for text in metadata.get("classifier", []) if text.startswith("License :: ")
+        ]
+        names = [
+            text.rsplit(" :: ", 1)[1] for text in classifiers if text != "License :: OSI Approved"
+        ]
         names = names or str(metadata.get("license", "unknown")).splitlines()[:1]
     return " or ".join(sorted({_SPELLINGS.get(name.lower(), name) for name in names}))
 
@@ -78,11 +84,16 @@ def page() -> str:
     by_licence: dict[str, list[str]] = defaultdict(list)
     for name, of in installed("airflow").items():
         by_licence[licence(of)].append(name)
-    return "\n".join([_TITLE, "| licence | distributions |", "| --- | --- |", *_rows(by_licence)]) + "\n"
+    return (
+        "\n".join([_TITLE, "| licence | distributions |", "| --- | --- |", *_rows(by_licence)])
+        + "\n"
+    )
 
 
 def _rows(by_licence: dict[str, list[str]]) -> Iterator[str]:
-    for name, distributions in sorted(by_licence.items(), key=lambda item: (-len(item[1]), item[0])):
+    for name, distributions in sorted(
+        by_licence.items(), key=lambda item: (-len(item[1]), item[0])
+    ):
         yield f"| {name} | {', '.join(sorted(distributions))} |"
 
 

@@ -15,7 +15,19 @@ from typing_extensions import TypeVar
 
 import sluice
 from docs import timelines
-from sluice import Client, Routes, Stores, client, errors, examples, key_text, query, read_store, settings, topology
+from sluice import (
+    Client,
+    Routes,
+    Stores,
+    client,
+    errors,
+    examples,
+    key_text,
+    query,
+    read_store,
+    settings,
+    topology,
+)
 from sluice.commands.cli import app
 from sluice.operators import processor
 from sluice.query import Reader
@@ -97,13 +109,23 @@ def page() -> str:
     parts = ["# Reference\n\nGenerated from the docstrings by `make docs`.", _extras()]
     for title, objects in PUBLIC.items():
         parts += [f"## {title}", *(_describe(one) for one in objects)]
-    parts += ["## Commands", *_commands(), "## Settings", _after_first_line(settings.__doc__), "## Errors", _errors()]
+    parts += [
+        "## Commands",
+        *_commands(),
+        "## Settings",
+        _after_first_line(settings.__doc__),
+        "## Errors",
+        _errors(),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
 def drawings() -> dict[str, str]:
     """File name and content of each drawing."""
-    pictures = {f"{name}.svg": drawing.svg(load_pipeline(HERE.parent / "spark_jobs", name)) for name in examples.NAMES}
+    pictures = {
+        f"{name}.svg": drawing.svg(load_pipeline(HERE.parent / "spark_jobs", name))
+        for name in examples.NAMES
+    }
     pictures |= {f"windows-{picture.__name__}.svg": picture() for picture in timelines.PICTURES}
     return {name: f"{picture}\n" for name, picture in pictures.items()}
 
@@ -118,14 +140,22 @@ def _extras() -> str:
 def _describe(thing: Any) -> str:
     signature = "" if thing in _MADE_BY_METHODS else _signature(thing)
     members = [f"- **`{name}{signature}`**: {text}" for name, signature, text in _members(thing)]
-    return "\n\n".join([f"### `{thing.__name__}{signature}`", _text(thing), *(["\n".join(members)] if members else [])])
+    return "\n\n".join(
+        [
+            f"### `{thing.__name__}{signature}`",
+            _text(thing),
+            *(["\n".join(members)] if members else []),
+        ]
+    )
 
 
 def _members(kind: Any) -> Iterator[tuple[str, str, str]]:
     """Public methods and properties in source order, without those of a base class that the page describes."""
     described = {one for objects in PUBLIC.values() for one in objects} - {kind} | _WITHOUT_MEMBERS
     listed: set[str] = set()
-    for base in (one for one in getattr(kind, "__mro__", ()) if one.__module__.startswith("sluice.")):
+    for base in (
+        one for one in getattr(kind, "__mro__", ()) if one.__module__.startswith("sluice.")
+    ):
         for name, member in vars(base).items() if base not in described else ():
             is_hidden = name.startswith("_") or f"{base.__name__}.{name}" in _HIDDEN
             if is_hidden or name in listed or not inspect.getdoc(member):
@@ -139,7 +169,11 @@ def _members(kind: Any) -> Iterator[tuple[str, str, str]]:
 
 def _signature(thing: Any) -> str:
     signature = inspect.signature(thing)
-    parameters = [_with_default(parameter) for parameter in signature.parameters.values() if parameter.name != "self"]
+    parameters = [
+        _with_default(parameter)
+        for parameter in signature.parameters.values()
+        if parameter.name != "self"
+    ]
     keyword_only = next((i for i, (_, is_keyword) in enumerate(parameters) if is_keyword), None)
     texts = [text for text, _ in parameters]
     if keyword_only is not None and not any(text.startswith("*") for text in texts[:keyword_only]):
@@ -152,13 +186,30 @@ def _signature(thing: Any) -> str:
 def _with_default(parameter: inspect.Parameter) -> tuple[str, bool]:
     """A parameter as written in the source, and whether it is keyword-only."""
     star = (
-        "*" if parameter.kind is parameter.VAR_POSITIONAL else "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+        "*"
+        if parameter.kind is parameter.VAR_POSITIONAL
+        else "**"
+        if parameter.kind is parameter.VAR_KEYWORD
+        else ""
     )
     simple = isinstance(parameter.default, str | int | None)
-    default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}" if simple else " = ..."
+    default = (
+        ""
+        if parameter.default is parameter.empty
+        else f" = {parameter.default!r}"
+        if simple
+        else " = ..."
+    )
     declared = parameter.annotation
-    annotation = (declared.__name__ if isinstance(declared, TypeVar) else str(declared)).strip('"').replace("'", '"')
-    return f"{star}{parameter.name}: {annotation}{default}", parameter.kind is parameter.KEYWORD_ONLY
+    annotation = (
+        (declared.__name__ if isinstance(declared, TypeVar) else str(declared))
+        .strip('"')
+        .replace("'", '"')
+    )
+    return (
+        f"{star}{parameter.name}: {annotation}{default}",
+        parameter.kind is parameter.KEYWORD_ONLY,
+    )
 
 
 def _text(thing: Any) -> str:
@@ -174,25 +225,45 @@ def _commands() -> Iterator[str]:
     for name, one in _leaves(command, "sluice"):
         parameters = [_parameter(parameter) for parameter in one.params if parameter.name != "help"]
         yield "\n\n".join(
-            [f"### `{name}`", one.get_short_help_str(200), *(["\n".join(parameters)] if parameters else [])]
+            [
+                f"### `{name}`",
+                one.get_short_help_str(200),
+                *(["\n".join(parameters)] if parameters else []),
+            ]
         )
 
 
 def _leaves(command: Any, name: str) -> Iterator[tuple[str, Any]]:
     for sub, one in getattr(command, "commands", {}).items():
-        yield from _leaves(one, f"{name} {sub}") if hasattr(one, "commands") else [(f"{name} {sub}", one)]
+        yield from (
+            _leaves(one, f"{name} {sub}") if hasattr(one, "commands") else [(f"{name} {sub}", one)]
+        )
 
 
 def _parameter(parameter: Any) -> str:
-    shown = parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar or parameter.name.upper()
-    default = "" if parameter.default in (None, False, "") or parameter.required else f" Default: {parameter.default}."
+    shown = (
+        parameter.opts[0]
+        if parameter.param_type_name == "option"
+        else parameter.metavar or parameter.name.upper()
+    )
+    default = (
+        ""
+        if parameter.default in (None, False, "") or parameter.required
+        else f" Default: {parameter.default}."
+    )
     return f"- `{shown}`: {parameter.help or ''}{default}"
 
 
 def _errors() -> str:
     rows = ["| error | status | title | means |", "| --- | --- | --- | --- |"]
-    kinds = [one for one in vars(errors).values() if inspect.isclass(one) and issubclass(one, errors.SluiceError)]
-    rows += [f"| `{kind.__name__}` | {kind.status} | {kind.title} | {_text(kind)} |" for kind in kinds]
+    kinds = [
+        one
+        for one in vars(errors).values()
+        if inspect.isclass(one) and issubclass(one, errors.SluiceError)
+    ]
+    rows += [
+        f"| `{kind.__name__}` | {kind.status} | {kind.title} | {_text(kind)} |" for kind in kinds
+    ]
     return "\n".join(rows)
 
 

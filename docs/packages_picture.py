@@ -1,7 +1,8 @@
 """Draw the packages of `sluice` in docs/images/packages.svg, and list all packages in CONTRIBUTING.md.
 
-The rows are the layers of import-linter in pyproject.toml, and the sentences are the first ones of the packages'
-docstrings. `make docs` runs this program; a test fails if the picture or the list is out of date.
+The rows are the layers of import-linter in pyproject.toml, and the sentences are the first ones of
+the packages' docstrings. `make docs` runs this program; a test fails if the picture or the list is
+out of date.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _PACKAGE_FILL, _MODULE_FILL = "#dbeafe", "#f1f5f9"
 
 def layers() -> list[list[str]]:
     """The packages and modules of `sluice`, the highest layer first."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
     whole = next(contract for contract in contracts if contract.get("containers") == ["sluice"])
     return [[name.strip() for name in layer.split("|")] for layer in whole["layers"]]
 
@@ -61,7 +64,9 @@ def picture() -> str:
 
 def _lines(name: str, width: int) -> list[str]:
     """The sentence about a package, in lines that fit a box of this width."""
-    return textwrap.wrap(_plain(sentence(ROOT / "sluice" / name)), int((width - 16) / _CHARACTER_WIDTH))
+    return textwrap.wrap(
+        _plain(sentence(ROOT / "sluice" / name)), int((width - 16) / _CHARACTER_WIDTH)
+    )
 
 
 def _box(name: str, lines: list[str], left: int, top: int, width: int, height: int) -> list[str]:

@@ -33,8 +33,13 @@ def kinds() -> str:
 def extractors() -> str:
     """The minute of one visit, by timestamp extractor."""
     times = {"the field at": 20_000, "the record": 75_000, "the wall clock": 190_000}
-    rows = {name: [(time - time % _MINUTE, time - time % _MINUTE + _MINUTE, "1")] for name, time in times.items()}
-    return _timeline("The minute of one visit, by timestamp extractor", (0, 240_000), tuple(times.values()), rows)
+    rows = {
+        name: [(time - time % _MINUTE, time - time % _MINUTE + _MINUTE, "1")]
+        for name, time in times.items()
+    }
+    return _timeline(
+        "The minute of one visit, by timestamp extractor", (0, 240_000), tuple(times.values()), rows
+    )
 
 
 def grace() -> str:
@@ -51,7 +56,10 @@ def suppress() -> str:
     """The newest result about a page, by the time at which it is sent."""
     visits = [("home", time) for time in VISITS]
     last = 150_000
-    changes = [(time, until, str(number)) for number, (time, until) in enumerate(pairwise((*VISITS, last)), start=1)]
+    changes = [
+        (time, until, str(number))
+        for number, (time, until) in enumerate(pairwise((*VISITS, last)), start=1)
+    ]
     limited = windows_example.totals_once_per(_MINUTE, visits, max_records=1)
     first_minute = sum(time < _MINUTE for time in VISITS)
     closed = next(time for time in VISITS if time >= _MINUTE + 15_000)
@@ -67,7 +75,9 @@ def _bars(counts: Mapping[Window, int]) -> list[tuple[int, int, str]]:
     return [(start, end, str(count)) for (_, start, end), count in sorted(counts.items())]
 
 
-def _timeline(title: str, span: tuple[int, int], dots: Iterable[int], rows: Mapping[str, Bars]) -> str:
+def _timeline(
+    title: str, span: tuple[int, int], dots: Iterable[int], rows: Mapping[str, Bars]
+) -> str:
     first, last = span
 
     def x(time: int) -> float:
@@ -84,8 +94,12 @@ def _timeline(title: str, span: tuple[int, int], dots: Iterable[int], rows: Mapp
     for time in range(first, last + 1, 30_000):
         clock = 8 * 3_600 + time // 1_000
         label = f"{clock // 3600:02}:{clock // 60 % 60:02}:{clock % 60:02}"
-        parts.append(f'<text x="{x(time)}" y="40" fill="#64748b" text-anchor="middle" font-size="10">{label}</text>')
-        parts.append(f'<line x1="{x(time)}" y1="46" x2="{x(time)}" y2="{height - 10}" stroke="#e2e8f0"/>')
+        parts.append(
+            f'<text x="{x(time)}" y="40" fill="#64748b" text-anchor="middle" font-size="10">{label}</text>'
+        )
+        parts.append(
+            f'<line x1="{x(time)}" y1="46" x2="{x(time)}" y2="{height - 10}" stroke="#e2e8f0"/>'
+        )
     y = 60
     for name, of_row in lanes.items():
         parts.append(f'<text x="10" y="{y + 12}">{escape(name)}</text>')

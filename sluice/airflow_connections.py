@@ -72,7 +72,8 @@ def _text(value: object) -> str:
 def spark_master(connection: str = SPARK) -> str:
     """The Spark master of a connection. Raises SettingsError if there is no such connection.
 
-    Without the connection, the hook of Airflow's Spark provider would use YARN, and only log that it does.
+    Without the connection, the hook of Airflow's Spark provider would use YARN, and only log that
+    it does.
     """
     try:
         spark = BaseHook.get_connection(connection)
@@ -105,7 +106,9 @@ def database_url(connection: str) -> str:
     user, password = (quote(part or "", safe="") for part in (database.login, database.password))
     port = f":{database.port}" if database.port else ""
     host = f"[{database.host}]" if ":" in (database.host or "") else database.host or ""
-    extras = {name: str(value) for name, value in database.extra_dejson.items() if name.startswith(_LIBPQ)}
+    extras = {
+        name: str(value) for name, value in database.extra_dejson.items() if name.startswith(_LIBPQ)
+    }
     account = f"{user}@" if user else ""
     if password:
         account = f"{user}:{password}@"

@@ -1,7 +1,8 @@
 """The types of REST responses, which the server encodes and the client decodes, and the rules that both share.
 
-A type is named after the object that it shows: `Snapshot` shows a `state.model.Snapshot`. `api.http.replies` encodes
-responses as JSON. Commands print them as a table, JSON or CSV: `commands.console` has a function for each format.
+A type is named after the object that it shows: `Snapshot` shows a `state.model.Snapshot`.
+`api.http.replies` encodes responses as JSON. Commands print them as a table, JSON or CSV:
+`commands.console` has a function for each format.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def unavailable(workers: Iterable[WorkerStatus]) -> list[str]:
     """The workers that did not answer, each with the reason."""
-    return [f"worker {worker.number}: {worker.reason}" for worker in workers if worker.status != "ok"]
+    return [
+        f"worker {worker.number}: {worker.reason}" for worker in workers if worker.status != "ok"
+    ]
 
 
 def is_partial(workers: Iterable[WorkerStatus]) -> bool:

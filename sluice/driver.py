@@ -1,6 +1,7 @@
 """The driver's program: `driver.py PIPELINE` runs a pipeline until it has read everything.
 
-spark-submit starts this program. `sluice run` starts `commands/driver_with_jvm.py`, which calls `main`.
+spark-submit starts this program. `sluice run` starts `commands/driver_with_jvm.py`, which calls
+`main`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def main(arguments: list[str], jvm: StartingJvm | None = None) -> int:
 
 def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
     points = {argument for argument in arguments if argument.startswith((FROM, UNTIL))}
-    options = [argument for argument in arguments if argument.startswith("-") and argument not in points]
+    options = [
+        argument for argument in arguments if argument.startswith("-") and argument not in points
+    ]
     names = [argument for argument in arguments if not argument.startswith("-")]
     actions = [option for option in options if option in _ACTIONS]
     is_known = (
@@ -194,8 +197,8 @@ def rebuild(
     }
     actions[action]()
     if action == REBUILD and from_topics:
-        # A topic that was created again has records that no generation has read. A rebuild writes no
-        # output, so a run reads them.
+        # A topic that was created again has records that no generation has read. A rebuild writes
+        # no output, so a run reads them.
         run(configuration, spark, name)
 
 

@@ -132,7 +132,9 @@ class ClockOff(EngineError):
     """Two machines disagree about the time."""
 
     title = "A clock is off"
-    next_step = "Check that the hosts synchronize their clocks, for example with chrony: chronyc tracking."
+    next_step = (
+        "Check that the hosts synchronize their clocks, for example with chrony: chronyc tracking."
+    )
 
 
 class StateGrows(EngineError):
@@ -154,9 +156,7 @@ class BrokersUnreachable(EngineError):
 
     status = 503
     title = "Kafka does not answer"
-    next_step = (
-        "Check that a broker runs there and is reachable. SLUICE_KAFKA or Airflow's connection sets the address."
-    )
+    next_step = "Check that a broker runs there and is reachable. SLUICE_KAFKA or Airflow's connection sets the address."
 
 
 class AccessDenied(BrokersUnreachable):
@@ -262,8 +262,9 @@ def recovery_advice(pipeline: str) -> str:
 class DamagedState(StateError):
     """Published state is missing or altered.
 
-    `workers` maps the number of each damaged worker to its shard's location without a password. It is empty if the
-    error does not come from a query or a run, but from a shard that was opened directly.
+    `workers` maps the number of each damaged worker to its shard's location without a password. It
+    is empty if the error does not come from a query or a run, but from a shard that was opened
+    directly.
     """
 
     title = "Damaged state"

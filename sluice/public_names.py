@@ -64,7 +64,14 @@ from sluice.values.windowed_keys import (
     time_windowed_bytes,
     windowed_json,
 )
-from sluice.values.windows import CountWindow, CustomWindow, JoinWindow, SessionWindow, SlidingWindow, Window
+from sluice.values.windows import (
+    CountWindow,
+    CustomWindow,
+    JoinWindow,
+    SessionWindow,
+    SlidingWindow,
+    Window,
+)
 
 __all__ = [
     "WALL_CLOCK",

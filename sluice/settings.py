@@ -101,7 +101,9 @@ class Settings:
             token=environ.get("SLUICE_TOKEN") or "",
             user=environ.get("SLUICE_USER") or "",
             password=environ.get("SLUICE_PASSWORD") or "",
-            connections={name: url for name, url in environ.items() if name.startswith(_CONNECTION) and url},
+            connections={
+                name: url for name, url in environ.items() if name.startswith(_CONNECTION) and url
+            },
         )
 
     @cached_property

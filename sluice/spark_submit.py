@@ -1,14 +1,16 @@
 """Builds the spark-submit command of a run, for `sluice run` and for Airflow's operator.
 
-Airflow's operator runs the command, which starts Spark's JVM, which starts the driver. `sluice run` starts the driver,
-which starts the JVM with the same options, because both can then start side by side.
+Airflow's operator runs the command, which starts Spark's JVM, which starts the driver. `sluice run`
+starts the driver, which starts the JVM with the same options, because both can then start side by
+side.
 
-A small run spends most of its time loading Java classes. The driver's JVM therefore reads an archive of loaded classes,
-which the first run writes to the folder `SLUICE_JARS` (`provision/class_archive.py`), and uses only its fast compiler
-(C1). Python's tasks read and process the records, so the optimizing compiler would take longer than it saves.
+A small run spends most of its time loading Java classes. The driver's JVM therefore reads an
+archive of loaded classes, which the first run writes to the folder `SLUICE_JARS`
+(`provision/class_archive.py`), and uses only its fast compiler (C1). Python's tasks read and
+process the records, so the optimizing compiler would take longer than it saves.
 
-To a cluster, each run sends this package, so that executors run the driver's code, and Delta Lake's jars if the
-pipeline has Delta tables. The driver itself sends the pipeline's file.
+To a cluster, each run sends this package, so that executors run the driver's code, and Delta Lake's
+jars if the pipeline has Delta tables. The driver itself sends the pipeline's file.
 """
 
 from __future__ import annotations
@@ -41,15 +43,17 @@ APPLICATION = _PACKAGE / "driver.py"
 """The program that spark-submit starts. Its arguments are options and a pipeline's name."""
 _LOGGING = f"-Dlog4j2.configurationFile={(_ENGINE / 'log4j2.properties').as_uri()}"
 _ALLOCATORS = {
-    # By default, the C library keeps freed memory in eight arenas per core. The JVM's threads fill the arenas in turn
-    # with a task's buffers, 50 MB each.
+    # By default, the C library keeps freed memory in eight arenas per core. The JVM's threads fill
+    # the arenas in turn with a task's buffers, 50 MB each.
     "MALLOC_ARENA_MAX": "2",
-    # By default, the C library also keeps freed buffers of up to 32 MB, once a program has freed such a buffer.
+    # By default, the C library also keeps freed buffers of up to 32 MB, once a program has freed
+    # such a buffer.
     "MALLOC_MMAP_THRESHOLD_": "4194304",
-    # Arrow's allocator would return freed memory after 10 ms. The driver and the workers choose better moments
-    # (`support/memory.py`).
+    # Arrow's allocator would return freed memory after 10 ms. The driver and the workers choose
+    # better moments (`support/memory.py`).
     "MIMALLOC_PURGE_DELAY": "10000",
-    # With pages of 2 MB, the driver and the workers need more memory together, and no less CPU time.
+    # With pages of 2 MB, the driver and the workers need more memory together, and no less CPU
+    # time.
     "MIMALLOC_ALLOW_THP": "0",
 }
 """How allocators keep freed memory, unless the user's environment says otherwise."""
@@ -59,10 +63,11 @@ QUICK_JVM = (
     "-Dio.netty.jfr.enabled=false", *ARCHIVE_OPTIONS,
 )  # fmt: skip
 """Options for a JVM that starts quickly: a run over 10,000 orders takes 13 CPU seconds instead of 23, and 8 with the
-archive of classes. A small young generation uses the same memory again instead of new pages. The heap is small at the
-start, too: by default, it is a 64th of the host's memory, and the JVM fills it with garbage before it collects any.
-A JVM whose heap is full ends: a thread that has got the error may be one for which the driver would wait for ever.
-Netty would start Java's Flight Recorder, which nobody reads, with its first buffer."""
+archive of classes. A small young generation uses the same memory again instead of new pages. The
+heap is small at the start, too: by default, it is a 64th of the host's memory, and the JVM fills it
+with garbage before it collects any. A JVM whose heap is full ends: a thread that has got the error
+may be one for which the driver would wait for ever. Netty would start Java's Flight Recorder, which
+nobody reads, with its first buffer."""
 QUIET_JVM = (*QUICK_JVM, _LOGGING)
 """Options for a short-lived JVM that starts quickly and logs only warnings."""
 _SHUFFLE_CONF = {"spark.shuffle.compress": "false"}
@@ -169,8 +174,8 @@ class Submission:
 
         Java's warning about incubator modules is filtered out.
 
-        If this process gets SIGINT, SIGTERM or SIGHUP, end the driver and all processes that it has started, and raise
-        Interrupted. Processes that still run after `patience_s` get SIGKILL.
+        If this process gets SIGINT, SIGTERM or SIGHUP, end the driver and all processes that it has
+        started, and raise Interrupted. Processes that still run after `patience_s` get SIGKILL.
         """
         if self.is_first:
             sys.stderr.write(FIRST_RUN)
@@ -222,7 +227,8 @@ class Interrupted(BaseException):
 def _interruptible() -> Iterator[Callable[[], None]]:
     """Raise Interrupted for signals that end this process, once the block has called the yielded function.
 
-    The terminal sends SIGINT to the command, too. The command ignores it, because PySpark would print a traceback.
+    The terminal sends SIGINT to the command, too. The command ignores it, because PySpark would
+    print a traceback.
     """
     received: list[int] = []
     has_begun = False
@@ -265,9 +271,11 @@ def submission(
 ) -> Iterator[Submission]:
     """Yield the spark-submit command of a run; the block must last until the command has ended.
 
-    `delta` says whether the pipeline writes Delta tables, for which Spark needs more jars and settings.
+    `delta` says whether the pipeline writes Delta tables, for which Spark needs more jars and
+    settings.
 
-    Raises SettingsError if Delta Lake's jars are missing, or if the settings ask for the deploy mode cluster.
+    Raises SettingsError if Delta Lake's jars are missing, or if the settings ask for the deploy
+    mode cluster.
     """
     if settings.spark_conf.get("spark.submit.deployMode") == "cluster":
         raise deploy_mode_error("SLUICE_SPARK_CONF sets spark.submit.deployMode to cluster")
@@ -275,12 +283,15 @@ def submission(
     if delta:
         jars, conf = delta_jars(settings), delta_conf(settings)
         # The session gives SLUICE_SPARK_CONF precedence over spark-submit's settings.
-        settings = replace(settings, spark_conf={**settings.spark_conf, _EXTENSIONS: conf[_EXTENSIONS]})
+        settings = replace(
+            settings, spark_conf={**settings.spark_conf, _EXTENSIONS: conf[_EXTENSIONS]}
+        )
     variables = environment(settings, kafka)
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())
         variables[FINISHED] = str(folder / "finished")
-        # The archive can only hold classes from the class path, so Delta Lake's jars are on it, too.
+        # The archive can only hold classes from the class path, so Delta Lake's jars are on it,
+        # too.
         archive = stack.enter_context(class_archive(settings.jars, jars))
         writes_archive = archive.startswith(WRITE_OPTION)
         variables[WRITES_ARCHIVE] = "1" if writes_archive else ""
@@ -340,7 +351,8 @@ def package_archive(folder: Path) -> Path:
 def executor_environment(settings: Settings) -> dict[str, str]:
     """The Spark settings that set environment variables of executors.
 
-    They contain no secrets: the driver sends secrets that a task needs, such as a token, with the task.
+    They contain no secrets: the driver sends secrets that a task needs, such as a token, with the
+    task.
     """
     # Spark copies the archive to each executor's working directory, and starts Python's daemon
     # there. Python searches PYTHONPATH first, so another version of Sluice that is installed
@@ -377,15 +389,17 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         # Keeps the folder of `driver.py` off sys.path.
         "PYTHONSAFEPATH": "1",
         # Airflow's hook finds spark-submit on the PATH: this Python's pyspark must come first.
-        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
+        "PATH": os.pathsep.join(
+            (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
+        ),
     }
 
 
 def launcher_options(spark: Path | None) -> list[str]:
     """Java's options for the short-lived JVM that assembles the driver's command. `spark` is Spark's folder.
 
-    The launcher's class path has all of Spark's jars, and Java would open one after the other until it finds the
-    launcher. So the launcher's jar is searched first.
+    The launcher's class path has all of Spark's jars, and Java would open one after the other until
+    it finds the launcher. So the launcher's jar is searched first.
     """
     jars = map(str, (spark / "jars").glob("spark-launcher_*.jar") if spark else ())
     # Spark's script splits the options at spaces, and quotes do not help.
@@ -396,8 +410,8 @@ def launcher_options(spark: Path | None) -> list[str]:
 def _heap(settings: Settings, master: str, *, delta: bool) -> dict[str, str]:
     """The Spark setting for the heap of the JVM, unless the user has set it.
 
-    On a cluster, the heap takes the results of many executors, and with Delta tables, the JVM writes their rows. So in
-    both cases it keeps Spark's default.
+    On a cluster, the heap takes the results of many executors, and with Delta tables, the JVM
+    writes their rows. So in both cases it keeps Spark's default.
     """
     name = "spark.driver.memory"
     if name in settings.spark_conf:
@@ -444,8 +458,8 @@ def is_noise(line: str) -> bool:
 def without_noise() -> Iterator[None]:
     """Filter Java's warning about incubator modules from the standard error of processes that start in the block.
 
-    Spark's launcher always adds the module, and no option of Java turns the warning off. A process that outlives the
-    block writes through the filter until it ends.
+    Spark's launcher always adds the module, and no option of Java turns the warning off. A process
+    that outlives the block writes through the filter until it ends.
     """
     kept, (reader, writer) = os.dup(2), os.pipe()
 
@@ -468,7 +482,8 @@ def without_noise() -> Iterator[None]:
 def temporary_folder() -> Iterator[Path]:
     """Yield a temporary folder for the driver's JVM and for Spark. It is removed after the block.
 
-    A JVM that is killed does not remove its temporary files: about 15 MB of libraries, and all shuffle files.
+    A JVM that is killed does not remove its temporary files: about 15 MB of libraries, and all
+    shuffle files.
     """
     with tempfile.TemporaryDirectory(prefix="sluice-run-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)

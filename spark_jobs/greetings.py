@@ -1,6 +1,7 @@
 """Greetings in two languages: merged, cleaned, converted to capitals, and split into words and letters.
 
-A greeting is plain text, or JSON with the time at which it was sent. It is written in the same form.
+A greeting is plain text, or JSON with the time at which it was sent. It is written in the same
+form.
 """
 
 import logging

@@ -56,7 +56,9 @@ for kind in ("general", "restaurant"):
     by_store = of_kind.group_by("locationId")
     by_store.count(store=f"{kind}_orders_count")
     revenue = by_store.aggregate(
-        store=f"{kind}_orders_revenue", runningOrderCount="count(*)", runningRevenue="sum(finalAmount)"
+        store=f"{kind}_orders_revenue",
+        runningOrderCount="count(*)",
+        runningRevenue="sum(finalAmount)",
     )
     revenue.join(stores).select(
         totalRevenue={
@@ -70,5 +72,7 @@ for kind in ("general", "restaurant"):
     windows = by_store.windowed_by(tumbling("15 seconds", grace="15 seconds"))
     windows.count(store=f"{kind}_orders_count_window")
     windows.aggregate(
-        store=f"{kind}_orders_revenue_window", runningOrderCount="count(*)", runningRevenue="sum(finalAmount)"
+        store=f"{kind}_orders_revenue_window",
+        runningOrderCount="count(*)",
+        runningRevenue="sum(finalAmount)",
     )

@@ -83,10 +83,16 @@ class Revenue(Struct, frozen=True, rename="camel"):
 
 
 OrderType = Annotated[
-    str, Meta(description="A type of orders.", max_length=200, extra_json_schema={"enum": list(KINDS)})
+    str,
+    Meta(description="A type of orders.", max_length=200, extra_json_schema={"enum": list(KINDS)}),
 ]
-OtherHosts = Annotated[bool, Meta(description="If false, read only workers whose shards this server opens itself.")]
-Time = Annotated[str, Meta(description="Date and time in UTC, or epoch milliseconds.", max_length=100)] | None
+OtherHosts = Annotated[
+    bool, Meta(description="If false, read only workers whose shards this server opens itself.")
+]
+Time = (
+    Annotated[str, Meta(description="Date and time in UTC, or epoch milliseconds.", max_length=100)]
+    | None
+)
 Row = TypeVar("Row")
 
 routes = Routes("orders")
@@ -100,7 +106,10 @@ async def count_all(stores: Stores, query_other_hosts: OtherHosts = True) -> lis
 
 @routes.get("/orders/count/{order_type}")
 async def count_type(
-    stores: Stores, order_type: OrderType, location_id: str | None = None, query_other_hosts: OtherHosts = True
+    stores: Stores,
+    order_type: OrderType,
+    location_id: str | None = None,
+    query_other_hosts: OtherHosts = True,
 ) -> list[OrderCount] | OrderCount:
     """Number of orders of one type per location, or of one location."""
     if location_id is not None:
@@ -116,7 +125,10 @@ async def revenue_all(stores: Stores, query_other_hosts: OtherHosts = True) -> l
 
 @routes.get("/orders/revenue/{order_type}")
 async def revenue_type(
-    stores: Stores, order_type: OrderType, location_id: str | None = None, query_other_hosts: OtherHosts = True
+    stores: Stores,
+    order_type: OrderType,
+    location_id: str | None = None,
+    query_other_hosts: OtherHosts = True,
 ) -> list[OrderRevenue] | OrderRevenue:
     """Number and revenue of orders of one type per location, or of one location."""
     if location_id is not None:
@@ -126,11 +138,16 @@ async def revenue_type(
 
 @routes.get("/orders/windows/count")
 async def window_count_all(
-    stores: Stores, from_time: Time = None, to_time: Time = None, query_other_hosts: OtherHosts = True
+    stores: Stores,
+    from_time: Time = None,
+    to_time: Time = None,
+    query_other_hosts: OtherHosts = True,
 ) -> list[OrderCount]:
     """Number of orders per location and window, for all windows or those that start in [from_time, to_time]."""
     times = _times(from_time, to_time)
-    return await _list(stores, KINDS, "count_window", _window_count, times, here=not query_other_hosts)
+    return await _list(
+        stores, KINDS, "count_window", _window_count, times, here=not query_other_hosts
+    )
 
 
 @routes.get("/orders/windows/count/{order_type}")
@@ -143,7 +160,9 @@ async def window_count_type(
 ) -> list[OrderCount]:
     """Number of orders of one type per location and window."""
     times = _times(from_time, to_time)
-    return await _list(stores, [order_type], "count_window", _window_count, times, here=not query_other_hosts)
+    return await _list(
+        stores, [order_type], "count_window", _window_count, times, here=not query_other_hosts
+    )
 
 
 @routes.get("/orders/windows/revenue/{order_type}")
@@ -156,7 +175,9 @@ async def window_revenue_type(
 ) -> list[WindowRevenue]:
     """Number and revenue of orders of one type per location and window."""
     times = _times(from_time, to_time)
-    return await _list(stores, [order_type], "revenue_window", _window_revenue, times, here=not query_other_hosts)
+    return await _list(
+        stores, [order_type], "revenue_window", _window_revenue, times, here=not query_other_hosts
+    )
 
 
 @routes.get("/metadata/all", etag=False)
@@ -174,7 +195,11 @@ async def key_host(stores: Stores, order_type: OrderType, location_id: str) -> K
 
 
 async def _one(
-    stores: Stores, order_type: str, store: str, location_id: str, to_row: Callable[[Kind, Entry], Row]
+    stores: Stores,
+    order_type: str,
+    store: str,
+    location_id: str,
+    to_row: Callable[[Kind, Entry], Row],
 ) -> Row:
     entry = await stores.get(f"{_valid(order_type)}_{store}", location_id)
     if entry is None:
@@ -195,9 +220,16 @@ async def _list(
 
     async def read() -> list[Row]:
         answers = await asyncio.gather(
-            *(stores.all(f"{name}_{store}", start=times[0], end=times[1], here=here) for name in valid)
+            *(
+                stores.all(f"{name}_{store}", start=times[0], end=times[1], here=here)
+                for name in valid
+            )
         )
-        rows = [(KINDS[name], entry) for name, entries in zip(valid, answers, strict=True) for entry in entries]
+        rows = [
+            (KINDS[name], entry)
+            for name, entries in zip(valid, answers, strict=True)
+            for entry in entries
+        ]
         return await asyncio.to_thread(lambda: [to_row(kind, entry) for kind, entry in rows])
 
     return await stores.cached(read)
@@ -205,7 +237,9 @@ async def _list(
 
 def _valid(order_type: str) -> str:
     if order_type not in KINDS:
-        raise UnknownOrderType("The order type is not known.", next_step=f"Use one of: {', '.join(KINDS)}.")
+        raise UnknownOrderType(
+            "The order type is not known.", next_step=f"Use one of: {', '.join(KINDS)}."
+        )
     return order_type
 
 

@@ -76,7 +76,9 @@ class Loyalty:
         points.put("total", total)
         self.context.forward(
             record.key,
-            Notification(invoice.InvoiceNumber, invoice.CustomerCardNo, invoice.TotalAmount, earned, total),
+            Notification(
+                invoice.InvoiceNumber, invoice.CustomerCardNo, invoice.TotalAmount, earned, total
+            ),
         )
 
 
@@ -89,7 +91,15 @@ invoices.filter(at_home).to("shipment")
 prime = invoices.filter("CustomerType = 'PRIME'").select_key("CustomerCardNo")
 prime.process(Loyalty, stores={"points": Decimal}, returns=Notification).output.to("loyalty")
 
-header = ("InvoiceNumber", "CreatedTime", "StoreID", "PosID", "CustomerType", "PaymentMethod", "DeliveryType")
+header = (
+    "InvoiceNumber",
+    "CreatedTime",
+    "StoreID",
+    "PosID",
+    "CustomerType",
+    "PaymentMethod",
+    "DeliveryType",
+)
 place = {name: f"DeliveryAddress.{name}" for name in ("City", "State", "PinCode")}
 hidden = dict.fromkeys(("AddressLine", "ContactNumber"), "CAST(NULL AS STRING)")
 masked = invoices.select(

@@ -15,5 +15,7 @@ class Delivery(Struct):
 
 pipeline = Pipeline("products", workers=2)
 deliveries = pipeline.stream("products", value=Delivery, key="productId")
-stock = deliveries.group_by_key().aggregate(store="products_stock", quantity="sum(quantity)", deliveries="count(*)")
+stock = deliveries.group_by_key().aggregate(
+    store="products_stock", quantity="sum(quantity)", deliveries="count(*)"
+)
 stock.to("products_stock")

@@ -1,6 +1,7 @@
 """Page visits in windows of every kind. Results are sent at every change, when a window closes, or at a time limit.
 
-Each of the three topics uses a different event time: a field, the Kafka timestamp, or the time of processing.
+Each of the three topics uses a different event time: a field, the Kafka timestamp, or the time of
+processing.
 """
 
 from datetime import datetime
@@ -19,10 +20,13 @@ class Visit(Struct):
 
 pipeline = Pipeline("windows", workers=1)
 
-# Three sources of event time: the field `at`, the record's Kafka timestamp, and the time of processing.
+# Three sources of event time: the field `at`, the record's Kafka timestamp, and the time of
+# processing.
 visits = pipeline.stream("visits", value=Visit, key="page", event_time="at")
 visits_recorded = pipeline.stream("visits_recorded", value=Visit, key="page")
-visits_processed = pipeline.stream("visits_processed", value=Visit, key="page", event_time=WALL_CLOCK)
+visits_processed = pipeline.stream(
+    "visits_processed", value=Visit, key="page", event_time=WALL_CLOCK
+)
 
 # Four kinds of windows. A record is late once stream time has reached its window's end plus grace.
 by_page = visits.group_by_key()

@@ -23,7 +23,8 @@ def with_word(key: str, letter: Letter, word: str) -> Letter:
 
 pipeline = Pipeline("words", workers=2)
 
-# The latest value of each key, and the values that are words. Each batch writes only the last value of a key.
+# The latest value of each key, and the values that are words. Each batch writes only the last value
+# of a key.
 latest = pipeline.table("words", value=str, store="words_latest")
 clean = latest.filter("value RLIKE '^[A-Za-z]{3,}$'").to_stream().to_table(store="words_clean")
 clean.to("words_clean", value=str, emit="latest")

@@ -39,15 +39,18 @@ hypothesis.settings.register_profile("sluice", deadline=None, max_examples=15)
 hypothesis.settings.register_profile("heavy", deadline=None, max_examples=200)
 hypothesis.settings.load_profile("sluice")  # pytest's option --hypothesis-profile takes precedence
 
-# Tests are collected into some million objects that all live to the end. Python's garbage collector would look at them
-# again and again, during the collection of the tests and in every full collection later.
+# Tests are collected into some million objects that all live to the end. Python's garbage collector
+# would look at them again and again, during the collection of the tests and in every full
+# collection later.
 gc.disable()
 
 # Connections to Spark log a message when Python ends, but the log is closed by then.
 logging.getLogger("py4j").setLevel(logging.WARNING)
 
 # Spark's Python workers must find the tests' contracts, whichever test starts Spark.
-os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(HERE.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,14 +61,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     `--fab`: the tests of the REST API use Airflow's FAB auth manager.
     """
     parser.addoption("--spark", action="store_true", help="test all pipelines on Spark")
-    parser.addoption("--postgres", action="store_true", help="test pipelines with their state in PostgreSQL")
-    parser.addoption("--fab", action="store_true", help="test the REST API with Airflow's FAB auth manager")
+    parser.addoption(
+        "--postgres", action="store_true", help="test pipelines with their state in PostgreSQL"
+    )
+    parser.addoption(
+        "--fab", action="store_true", help="test the REST API with Airflow's FAB auth manager"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the folders of files and of the broker, before pytest-xdist starts its processes."""
     if not hasattr(config, "workerinput"):
-        # Tests would wait for the disk again and again, because databases and brokers flush what they write.
+        # Tests would wait for the disk again and again, because databases and brokers flush what
+        # they write.
         if memory := memory_folder():
             os.environ["TMPDIR"] = memory
             tempfile.tempdir = None
@@ -97,8 +105,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """Collect garbage again, but only among objects that the tests themselves make, and less often than by default."""
     gc.freeze()
-    # Once tests have imported Spark, a full collection takes nearly a tenth of a second. By default, one follows every
-    # 70,000 new objects.
+    # Once tests have imported Spark, a full collection takes nearly a tenth of a second. By
+    # default, one follows every 70,000 new objects.
     gc.set_threshold(2_000, 20, 20)
     gc.enable()
 
@@ -118,7 +126,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return dealer
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     """Say which file a process has run while the others had nothing left to do."""
     if (dealer := config.stash.get(_DEALER, None)) is not None:
         for line in dealer.late_files():
@@ -153,7 +163,9 @@ def pytest_runtest_makereport(
     report = yield
     if os.environ.get("CI") == "true" and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
-        report.longrepr = f"{item.nodeid} may not be skipped in CI: {call.excinfo.value if call.excinfo else ''}"
+        report.longrepr = (
+            f"{item.nodeid} may not be skipped in CI: {call.excinfo.value if call.excinfo else ''}"
+        )
     return report
 
 

@@ -29,7 +29,9 @@ _FIELDS = ("detail", "next_step", "attempts_left", "marked", "repeats_at")
 log = structlog.get_logger(__name__)
 
 
-def explained(failures: Iterable[Failure], pipeline: str, dag: DagState, now: datetime | None = None) -> list[Failure]:
+def explained(
+    failures: Iterable[Failure], pipeline: str, dag: DagState, now: datetime | None = None
+) -> list[Failure]:
     """The failures of a pipeline with what Airflow's database knows about them.
 
     If the pipeline's task waits for a slot, or if its run was marked as failed, and `failures` does
@@ -47,7 +49,11 @@ def explained(failures: Iterable[Failure], pipeline: str, dag: DagState, now: da
             case _:
                 with_causes.append(failure)
     kinds = {failure.kind for failure in with_causes}
-    if "slot" not in kinds and dag.waits is not None and _is_long(dag.waits, now or datetime.now(UTC)):
+    if (
+        "slot" not in kinds
+        and dag.waits is not None
+        and _is_long(dag.waits, now or datetime.now(UTC))
+    ):
         with_causes.append(_slot(not_started(pipeline, dag.waits.since), dag))
     if kinds.isdisjoint(("slot", "run")) and dag.marked_by:
         with_causes.append(_marked_run(pipeline, dag))
@@ -65,7 +71,10 @@ def _slot(failure: Failure, dag: DagState) -> Failure:
     if dag.waits is not None:
         detail, next_step = dag.waits.detail, dag.waits.next_step
     elif dag.paused:
-        detail, next_step = f"{detail} The DAG is paused.", f"Unpause the DAG {failure.pipeline} in Airflow."
+        detail, next_step = (
+            f"{detail} The DAG is paused.",
+            f"Unpause the DAG {failure.pipeline} in Airflow.",
+        )
     elif dag.marked_by:
         detail = f"{detail} {_marked(dag)}."
     return msgspec.structs.replace(failure, detail=detail, next_step=next_step)
@@ -75,7 +84,9 @@ def _overdue(failure: Failure, dag: DagState) -> Failure:
     """The failure, with what to do so that a run reads the records."""
     next_step = Overdue.next_step
     if dag.paused:
-        next_step = f"Its DAG is paused, so no run starts. Unpause the DAG {failure.pipeline} in Airflow."
+        next_step = (
+            f"Its DAG is paused, so no run starts. Unpause the DAG {failure.pipeline} in Airflow."
+        )
     elif dag.waits is not None:
         next_step = f"{dag.waits.detail} {dag.waits.next_step}"
     return msgspec.structs.replace(failure, next_step=next_step)
@@ -91,9 +102,11 @@ def _run(failure: Failure, dag: DagState) -> Failure:
     if not is_same or failure.is_lasting or dag.attempts_left is None:
         return failure
     changed = msgspec.structs.replace(failure, attempts_left=dag.attempts_left)
-    # If a task has attempts left, and a repetition could succeed, Airflow repeats the task. So if the
-    # run has failed all the same, somebody has marked it, even if Airflow has not noted who.
-    is_marked = run is not None and run.state == "failed" and bool(dag.marked_by or dag.attempts_left)
+    # If a task has attempts left, and a repetition could succeed, Airflow repeats the task. So if
+    # the run has failed all the same, somebody has marked it, even if Airflow has not noted who.
+    is_marked = (
+        run is not None and run.state == "failed" and bool(dag.marked_by or dag.attempts_left)
+    )
     if is_marked and not failure.marked:
         changed = msgspec.structs.replace(changed, marked=_marked(dag), repeats_at=None)
     return changed
@@ -102,7 +115,9 @@ def _run(failure: Failure, dag: DagState) -> Failure:
 def _marked_run(pipeline: str, dag: DagState) -> Failure:
     """The failure of a run that was marked as failed, and had not failed before."""
     assert dag.last_run is not None
-    failure = Failure.of(EngineError(f"{_marked(dag)}."), pipeline, run=f"{pipeline}/{dag.last_run.run}")
+    failure = Failure.of(
+        EngineError(f"{_marked(dag)}."), pipeline, run=f"{pipeline}/{dag.last_run.run}"
+    )
     return msgspec.structs.replace(failure, at=dag.last_run.ended_at or failure.at)
 
 
@@ -119,11 +134,14 @@ def note_causes(ledger: Ledger, runs: Runs) -> None:
     for failure in ledger.failures.all():
         if failure.kind in _EXPLAINED:
             recorded.setdefault(failure.pipeline, []).append(failure)
-    # Usually, the ledger has no failure of a kind in `_EXPLAINED`, so Airflow's database is not asked.
+    # Usually, the ledger has no failure of a kind in `_EXPLAINED`, so Airflow's database is not
+    # asked.
     dags: Mapping[str, DagState] = runs.dags() if recorded else {}
     for pipeline, failures in recorded.items():
         if pipeline in dags:
-            for before, after in zip(failures, explained(failures, pipeline, dags[pipeline]), strict=False):
+            for before, after in zip(
+                failures, explained(failures, pipeline, dags[pipeline]), strict=False
+            ):
                 ledger.failures.change(before, **{name: getattr(after, name) for name in _FIELDS})
 
 

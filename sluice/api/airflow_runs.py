@@ -47,11 +47,17 @@ class AirflowRuns:
         with create_session() as session:
             # Other DAGs have the tag sluice, too, such as the DAG that sends sample orders.
             with_tag = select(DagTag.dag_id).where(DagTag.name == _TAG)
-            tagged = select(DagTag.dag_id).where(DagTag.name.in_(_KINDS), DagTag.dag_id.in_(with_tag))
-            statement = select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(tagged))
+            tagged = select(DagTag.dag_id).where(
+                DagTag.name.in_(_KINDS), DagTag.dag_id.in_(with_tag)
+            )
+            statement = select(DagModel.dag_id, DagModel.is_paused).where(
+                DagModel.dag_id.in_(tagged)
+            )
             paused = dict(session.execute(statement).all())
             # Ids increase with every run, while the times of runs can be equal.
-            newest = select(func.max(DagRun.id)).where(DagRun.dag_id.in_(tagged)).group_by(DagRun.dag_id)
+            newest = (
+                select(func.max(DagRun.id)).where(DagRun.dag_id.in_(tagged)).group_by(DagRun.dag_id)
+            )
             runs = session.scalars(select(DagRun).where(DagRun.id.in_(newest))).all()
             tasks = self._tasks(session, runs)
             waiting, marked = self._waiting(session, tasks.values()), self._marked(session, runs)
@@ -70,34 +76,47 @@ class AirflowRuns:
     def _waiting(self, session: Session, tasks: Iterable[Any]) -> dict[str, PoolWait]:
         """DAG → the pool for which its task waits.
 
-        Airflow's scheduler sets the state `scheduled` when the task may run, and `queued` when it has a slot. So a task
-        in the state `scheduled` waits for a slot.
+        Airflow's scheduler sets the state `scheduled` when the task may run, and `queued` when it
+        has a slot. So a task in the state `scheduled` waits for a slot.
         """
-        waiting = {task.dag_id: task for task in tasks if task.state == "scheduled" and task.scheduled_dttm}
+        waiting = {
+            task.dag_id: task for task in tasks if task.state == "scheduled" and task.scheduled_dttm
+        }
         if not waiting:
             return {}
         pools = {task.pool for task in waiting.values()}
-        slots = dict(session.execute(select(Pool.pool, Pool.slots).where(Pool.pool.in_(pools))).all())
+        slots = dict(
+            session.execute(select(Pool.pool, Pool.slots).where(Pool.pool.in_(pools))).all()
+        )
         holders = self._holders(session, pools)
         waits: dict[str, PoolWait] = {}
         for dag, task in waiting.items():
             held = holders.get(task.pool, [])
             taken = sum(holder.pool_slots for holder in held)
             texts = tuple(_holder_text(holder) for holder in held)
-            waits[dag] = PoolWait(task.pool, slots.get(task.pool, 0), task.scheduled_dttm, texts, taken)
+            waits[dag] = PoolWait(
+                task.pool, slots.get(task.pool, 0), task.scheduled_dttm, texts, taken
+            )
         return waits
 
     def _holders(self, session: Session, pools: Iterable[str]) -> dict[str, list[Any]]:
         """Pool → the tasks that occupy its slots. The task that has occupied its slots longest comes first."""
         c = TaskInstance
         columns = c.dag_id, c.task_id, c.pool, c.pool_slots, c.state, c.start_date, c.queued_dttm
-        is_counted = or_(c.state.in_(EXECUTION_STATES), and_(c.state == "deferred", Pool.include_deferred.is_(True)))
-        statement = select(*columns).join(Pool, Pool.pool == c.pool).where(c.pool.in_(pools), is_counted)
+        is_counted = or_(
+            c.state.in_(EXECUTION_STATES),
+            and_(c.state == "deferred", Pool.include_deferred.is_(True)),
+        )
+        statement = (
+            select(*columns).join(Pool, Pool.pool == c.pool).where(c.pool.in_(pools), is_counted)
+        )
         holders: dict[str, list[Any]] = {}
         for task in session.execute(statement).all():
             holders.setdefault(task.pool, []).append(task)
         for of_pool in holders.values():
-            of_pool.sort(key=lambda task: (task.start_date or task.queued_dttm or _LONG_AGO, task.dag_id))
+            of_pool.sort(
+                key=lambda task: (task.start_date or task.queued_dttm or _LONG_AGO, task.dag_id)
+            )
         return holders
 
     def _marked(self, session: Session, runs: Iterable[DagRun]) -> dict[str, str]:
@@ -118,7 +137,12 @@ class AirflowRuns:
     def recent(self, pipeline: str, limit: int) -> list[Run]:
         """The newest runs of a pipeline, newest first."""
         with create_session() as session:
-            newest = select(DagRun).where(DagRun.dag_id == pipeline).order_by(DagRun.id.desc()).limit(limit)
+            newest = (
+                select(DagRun)
+                .where(DagRun.dag_id == pipeline)
+                .order_by(DagRun.id.desc())
+                .limit(limit)
+            )
             return self._answers(session, session.scalars(newest).all())
 
     def start(self, pipeline: str, parameters: Mapping[str, Any], user: str) -> str:
@@ -131,7 +155,9 @@ class AirflowRuns:
                 conf=dict(parameters),
             )
         except (ParamValidationError, ValueError) as error:
-            raise QueryError(f"The DAG of {pipeline} does not accept these parameters: {error}") from None
+            raise QueryError(
+                f"The DAG of {pipeline} does not accept these parameters: {error}"
+            ) from None
         except AirflowException as error:
             raise NotFound(f"The DAG of {pipeline} cannot be started: {error}") from None
         if run is None:

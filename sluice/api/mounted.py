@@ -14,8 +14,8 @@ from sluice.support.startup import freeze_imports
 class Mounted:
     """An app of `sluice.api.apps` that requires Airflow's log-in, created at the first request.
 
-    Airflow loads plugins in every process, even in each task's process. Importing the apps takes two
-    seconds, so only a process that gets a request imports them.
+    Airflow loads plugins in every process, even in each task's process. Importing the apps takes
+    two seconds, so only a process that gets a request imports them.
     """
 
     def __init__(self, factory: str) -> None:
@@ -56,7 +56,8 @@ class CausesNoted:
             noting.cancel()
 
     async def _note(self) -> None:
-        # Importing takes a second. In another thread, it does not keep the server from answering requests.
+        # Importing takes a second. In another thread, it does not keep the server from answering
+        # requests.
         keep_noting = await asyncio.to_thread(_noting)
         await keep_noting()
 

@@ -55,8 +55,9 @@ class Services:
         `positions` has all topics that a pipeline reads. Raises BrokersUnreachable.
         """
         topics = sorted(set().union(*positions.values()))
-        # Begin offsets are requested, too, because all records of a partition that a pipeline has not
-        # read are unread. Errors are cached, too, because each attempt to reach a broker takes seconds.
+        # Begin offsets are requested, too, because all records of a partition that a pipeline has
+        # not read are unread. Errors are cached, too, because each attempt to reach a broker takes
+        # seconds.
         lag = await self._lags.get(tuple(topics), lambda: asyncio.to_thread(self._read, topics))
         if isinstance(lag, BrokersUnreachable):
             raise lag

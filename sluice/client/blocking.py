@@ -75,8 +75,9 @@ def _not_async(function: Function) -> Function:
 class Client:
     """Queries the REST API at `address`, either with a token or as a user of Airflow.
 
-    Methods raise the errors that the server responds with: NotFound, Gone, NotReached, Busy, StateError and QueryError.
-    Without a valid log-in, they raise Refused. Several threads may share a client.
+    Methods raise the errors that the server responds with: NotFound, Gone, NotReached, Busy,
+    StateError and QueryError. Without a valid log-in, they raise Refused. Several threads may share
+    a client.
     """
 
     def __init__(

@@ -116,7 +116,9 @@ class Queries:
 
     async def batches(self, pipeline: str, *, limit: int = 100) -> list[BatchHistory]:
         """The newest batches of a pipeline with their audits, newest first."""
-        return await self._send(_query(_of_pipeline(pipeline, "batches"), list[BatchHistory], limit=limit))
+        return await self._send(
+            _query(_of_pipeline(pipeline, "batches"), list[BatchHistory], limit=limit)
+        )
 
     async def runs(self, pipeline: str, *, limit: int = 20) -> list[Run]:
         """The newest runs of a pipeline's DAG in Airflow, newest first. A state server returns an empty list."""
@@ -141,10 +143,13 @@ class Queries:
             raise NotFound(f"Store {store!r} has no key {text!r} in snapshot {answer.snapshot.id}.")
         return answer
 
-    async def multi_get(self, store: str, keys: Iterable[Any], **moment: Unpack[ReadPoint]) -> Entries:
+    async def multi_get(
+        self, store: str, keys: Iterable[Any], **moment: Unpack[ReadPoint]
+    ) -> Entries:
         """The values of several keys, in the order of `keys`. Keys without a value are left out.
 
-        If the keys are too long for one request, the client sends several; all answers are from one snapshot.
+        If the keys are too long for one request, the client sends several; all answers are from one
+        snapshot.
         """
         first, *others = _requested_keys([*dict.fromkeys(map(lookup_key, keys))])
         answers = [await self._send(_query(_path(store, "keys"), Entries, moment, key=first))]
@@ -154,7 +159,10 @@ class Queries:
         pinned: ReadPoint = {"pipeline": answers[0].pipeline, "as_of": answers[0].snapshot.id}
         if "require" in moment:
             pinned["require"] = moment["require"]
-        answers += [await self._send(_query(_path(store, "keys"), Entries, pinned, key=more)) for more in others]
+        answers += [
+            await self._send(_query(_path(store, "keys"), Entries, pinned, key=more))
+            for more in others
+        ]
         return join_answers(answers)
 
     async def windows(self, store: str, key: Any, **part: Unpack[RangeParameters]) -> Entries:
@@ -171,7 +179,9 @@ class Queries:
         **part: Unpack[RangeParameters],
     ) -> Entries:
         """A page of entries, in order, from all workers or from one worker."""
-        query = _query(_path(store), Entries, part, limit=limit, cursor=cursor or None, worker=worker)
+        query = _query(
+            _path(store), Entries, part, limit=limit, cursor=cursor or None, worker=worker
+        )
         return await self._send(query)
 
     async def range(
@@ -184,8 +194,8 @@ class Queries:
     ) -> AsyncIterator[Entry]:
         """All entries in order, from one snapshot. Requests `limit` entries at a time.
 
-        Raises StateError if a worker is unavailable. In this case, `page` still returns the entries of the other
-        workers.
+        Raises StateError if a worker is unavailable. In this case, `page` still returns the entries
+        of the other workers.
         """
         # If a page could be partial, entries would be missing and the caller would not notice.
         complete: RangeParameters = {"require": "complete", **part}
@@ -211,7 +221,9 @@ class Queries:
         **part: Unpack[RangeParameters],
     ) -> Entries:
         """The entries with the largest numbers in a field, or with the smallest."""
-        query = _query(_path(store, "top"), Entries, part, field=field, limit=limit, smallest=smallest)
+        query = _query(
+            _path(store, "top"), Entries, part, field=field, limit=limit, smallest=smallest
+        )
         return await self._send(query)
 
     async def diff(
@@ -224,10 +236,12 @@ class Queries:
     ) -> Diff:
         """Compare two snapshots of a store.
 
-        Returns how many entries are the same in both, how many have changed, how many of `before` are missing in
-        `after`, how many `after` has added, and examples.
+        Returns how many entries are the same in both, how many have changed, how many of `before`
+        are missing in `after`, how many `after` has added, and examples.
         """
-        return await self._send(_query(_path(store, "diff"), Diff, before=before, after=after, pipeline=pipeline))
+        return await self._send(
+            _query(_path(store, "diff"), Diff, before=before, after=after, pipeline=pipeline)
+        )
 
     async def combine(
         self,
@@ -248,9 +262,10 @@ class Queries:
     ) -> AsyncIterator[Change]:
         """Yield each new snapshot when it is published.
 
-        The first one is the newest snapshot or, with `since`, the first snapshot after `since`. The iterator never ends
-        by itself. It raises StateError if the server ends the stream, for example when somebody stops the server. To
-        continue, call `changes` again with the last snapshot as `since`.
+        The first one is the newest snapshot or, with `since`, the first snapshot after `since`. The
+        iterator never ends by itself. It raises StateError if the server ends the stream, for
+        example when somebody stops the server. To continue, call `changes` again with the last
+        snapshot as `since`.
         """
         query = _query(_path(store, "changes"), Change, pipeline=pipeline)
         is_renewable = True
@@ -382,7 +397,9 @@ class _Events:
 
 def _query(path: str, answer: type[T], part: Any = None, **options: Any) -> Query[T]:
     """Build a query from all parameters that are not None."""
-    parameters = {_OTHER_NAMES.get(name, name): value for name, value in (part or {}).items()} | options
+    parameters = {
+        _OTHER_NAMES.get(name, name): value for name, value in (part or {}).items()
+    } | options
     pairs: list[tuple[str, str]] = []
     for name, value in parameters.items():
         if value is not None:
@@ -419,7 +436,9 @@ def join_answers(answers: list[Entries]) -> Entries:
     workers: dict[int, WorkerStatus] = {}
     for worker in chain.from_iterable(answer.workers for answer in answers):
         earlier = workers.get(worker.number, worker)
-        workers[worker.number] = max(earlier, worker, key=lambda status: (status.status != "ok", status.standby))
+        workers[worker.number] = max(
+            earlier, worker, key=lambda status: (status.status != "ok", status.standby)
+        )
     return msgspec.structs.replace(
         answers[0],
         entries=list(chain.from_iterable(answer.entries for answer in answers)),

@@ -34,7 +34,9 @@ def backup(
 
 
 def restore(
-    folder: Annotated[Path, typer.Argument(help="The folder of a backup.", exists=True, file_okay=False)],
+    folder: Annotated[
+        Path, typer.Argument(help="The folder of a backup.", exists=True, file_okay=False)
+    ],
 ) -> None:
     """Restore a backup to the ledger and shards in the settings, which must be empty."""
     from sluice.operations.backups.restore import restore as restore_backup

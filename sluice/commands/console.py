@@ -87,7 +87,8 @@ class Commands(TyperGroup):
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package in ("", "sluice"):
-                # A module of Sluice itself is missing: a mistake in Sluice, which the user cannot correct.
+                # A module of Sluice itself is missing: a mistake in Sluice, which the user cannot
+                # correct.
                 raise
             extra = "client" if package == "httpx" else "spark"
             show(

@@ -20,9 +20,13 @@ app = typer.Typer(no_args_is_help=True, help="List dead letters, and re-drive th
 Reason = Annotated[str, typer.Option(help="Only dead letters with this reason, such as contract.")]
 Since = Annotated[
     str,
-    typer.Option(help="Only dead letters written at this time or later; a time without a zone is in UTC."),
+    typer.Option(
+        help="Only dead letters written at this time or later; a time without a zone is in UTC."
+    ),
 ]
-Partition = Annotated[int | None, typer.Option(min=0, help="Only dead letters of records from this partition.")]
+Partition = Annotated[
+    int | None, typer.Option(min=0, help="Only dead letters of records from this partition.")
+]
 
 
 @app.command("list")
@@ -42,7 +46,9 @@ def list_dead_letters(
         matches = find_dead_letters(settings().kafka, pipeline, chosen, limit, sys.maxsize)
         print_rows([_row(letter, matches.marker(letter)) for letter in matches.letters], form)
         if not matches.complete:
-            err.print("The dead letters could not all be read in time: limit the search with --since.")
+            err.print(
+                "The dead letters could not all be read in time: limit the search with --since."
+            )
 
 
 @app.command()

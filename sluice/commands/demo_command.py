@@ -11,13 +11,16 @@ from sluice.examples import NAMES, load_example
 
 
 def demo(
-    name: Annotated[str, typer.Argument(help=f"The example: {', '.join(NAMES)}.", metavar="[EXAMPLE]")] = "orders",
+    name: Annotated[
+        str, typer.Argument(help=f"The example: {', '.join(NAMES)}.", metavar="[EXAMPLE]")
+    ] = "orders",
     leave: Annotated[
         bool,
         typer.Option("--exit", help="Exit after the queries, with status 1 if a result is wrong."),
     ] = False,
     port: Annotated[
-        int | None, typer.Option(help="Airflow's port; default: 8080 or, if it is taken, any free port.")
+        int | None,
+        typer.Option(help="Airflow's port; default: 8080 or, if it is taken, any free port."),
     ] = None,
 ) -> None:
     """Start Kafka and Airflow, send an example's records, let its pipeline run, and check the results."""

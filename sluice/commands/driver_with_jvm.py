@@ -1,7 +1,7 @@
 """The program that `sluice run` starts: it starts Spark's JVM, and is the driver itself.
 
-Starting the JVM takes a second, and so do the driver's imports. So this program starts the JVM before it imports
-anything of Sluice, and both go on side by side.
+Starting the JVM takes a second, and so do the driver's imports. So this program starts the JVM
+before it imports anything of Sluice, and both go on side by side.
 """
 
 from __future__ import annotations

@@ -75,9 +75,9 @@ def replay(
 ) -> None:
     """Build the state again from the topics in a new generation, beside the current generation.
 
-    A time selects records by their timestamps in Kafka; it is in UTC if it has no zone. Tables are always read
-    from their beginning. To compare a store in both generations: sluice query diff STORE --before
-    1.newest --after 2.newest.
+    A time selects records by their timestamps in Kafka; it is in UTC if it has no zone. Tables are
+    always read from their beginning. To compare a store in both generations: sluice query diff
+    STORE --before 1.newest --after 2.newest.
     """
     from sluice.values.replay_span import Span
 

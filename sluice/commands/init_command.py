@@ -32,7 +32,9 @@ def create(folder: Path) -> list[Path]:
     try:
         is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
     except OSError as error:
-        raise SettingsError(f"Cannot read {folder}: {error.strerror}.", next_step="Choose another folder.") from None
+        raise SettingsError(
+            f"Cannot read {folder}: {error.strerror}.", next_step="Choose another folder."
+        ) from None
     if not is_free:
         raise SettingsError(f"{folder} exists and is not empty.", next_step="Choose a new folder.")
     words = {"PROJECT": folder.absolute().name, "VERSION": sluice.__version__}

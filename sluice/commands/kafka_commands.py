@@ -12,7 +12,9 @@ from sluice.settings import settings
 
 app = typer.Typer(no_args_is_help=True, help="A Kafka broker on this machine.")
 
-Folder = Annotated[Path | None, typer.Option(help="The broker's data folder; default: kafka in SLUICE_HOME.")]
+Folder = Annotated[
+    Path | None, typer.Option(help="The broker's data folder; default: kafka in SLUICE_HOME.")
+]
 
 
 @app.command("start")
@@ -35,4 +37,8 @@ def kafka_stop(folder: Folder = None) -> None:
 
     with errors_as_messages():
         broker = stop(folder or settings().home / "kafka")
-        out.print("No broker is running." if broker is None else f"Stopped the broker on {broker.bootstrap}")
+        out.print(
+            "No broker is running."
+            if broker is None
+            else f"Stopped the broker on {broker.bootstrap}"
+        )

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 def explain(
     pipeline: PipelineName,
-    master: Annotated[str, typer.Option(help="Also print the tasks of a run on this Spark master.")] = "",
+    master: Annotated[
+        str, typer.Option(help="Also print the tasks of a run on this Spark master.")
+    ] = "",
 ) -> None:
     """Print a pipeline's plan: what its query reads, stores and writes.
 
@@ -39,7 +41,9 @@ def explain(
 
 
 def check(
-    pipeline: Annotated[str, typer.Argument(metavar="[PIPELINE]", help="The pipeline's name; default: all.")] = "",
+    pipeline: Annotated[
+        str, typer.Argument(metavar="[PIPELINE]", help="The pipeline's name; default: all.")
+    ] = "",
     no_spark: Annotated[
         bool,
         typer.Option(
@@ -219,7 +223,9 @@ def _linger_ms(text: str) -> int:
     try:
         return milliseconds(text)
     except TopologyError as error:
-        raise SettingsError(f"--linger {text!r} is not a duration.", next_step=error.next_step) from None
+        raise SettingsError(
+            f"--linger {text!r} is not a duration.", next_step=error.next_step
+        ) from None
 
 
 def rebuild(
@@ -235,7 +241,11 @@ def rebuild(
     master: Master = LOCAL,
 ) -> None:
     """Rebuild a pipeline's state from its topics; meanwhile, queries read the old state."""
-    options = [name for name, given in (("--changed-only", changed_only), ("--from-topics", from_topics)) if given]
+    options = [
+        name
+        for name, given in (("--changed-only", changed_only), ("--from-topics", from_topics))
+        if given
+    ]
     submit(pipeline, master, "--rebuild", *options)
 
 
@@ -262,9 +272,14 @@ def repartition(pipeline: PipelineName) -> None:
 def audit(
     pipeline: PipelineName,
     run: Annotated[
-        str, typer.Argument(help="Only this run of Airflow, or this snapshot, such as 1.42; default: all.")
+        str,
+        typer.Argument(
+            help="Only this run of Airflow, or this snapshot, such as 1.42; default: all."
+        ),
     ] = "",
-    verify: Annotated[bool, typer.Option("--verify", help="Read every shard, and quarantine damaged shards.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read every shard, and quarantine damaged shards.")
+    ] = False,
 ) -> None:
     """Account for every record that was read; exit with 1 if one is missing or a shard is damaged."""
     from sluice.observe.audit_report import report

@@ -16,16 +16,24 @@ from sluice.settings import settings
 app = typer.Typer(no_args_is_help=True, help="Send sample records to Kafka.")
 
 Seed = Annotated[int, typer.Option(help="Random seed: the same seed generates the same records.")]
-Bootstrap = Annotated[str, typer.Option(help="HOST:PORT of the broker; default: from SLUICE_KAFKA.")]
+Bootstrap = Annotated[
+    str, typer.Option(help="HOST:PORT of the broker; default: from SLUICE_KAFKA.")
+]
 
 
 @app.command("orders")
 def orders(
     count: Annotated[int, typer.Option(min=1, help="Number of orders.")] = 10_000,
-    stores: Annotated[int, typer.Option(min=1, help="Number of stores; one of them is store_1234.")] = 50,
+    stores: Annotated[
+        int, typer.Option(min=1, help="Number of stores; one of them is store_1234.")
+    ] = 50,
     seed: Seed = 7,
-    bad: Annotated[float, typer.Option(min=0, max=1, help="Share of records that are not valid orders.")] = 0.01,
-    late: Annotated[float, typer.Option(min=0, max=1, help="Share of orders that come two minutes late.")] = 0.0,
+    bad: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of records that are not valid orders.")
+    ] = 0.01,
+    late: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of orders that come two minutes late.")
+    ] = 0.0,
     start: Annotated[
         str, typer.Option(help="Time of the first order in UTC, or the word `now`.")
     ] = "2022-12-05T08:55:27",
@@ -51,7 +59,11 @@ def orders(
             topic=topic,
             progress=lambda sent: progress.update(bar, completed=sent),
         )
-    created = f", created the topics {', '.join(produced.created_topics)}" if produced.created_topics else ""
+    created = (
+        f", created the topics {', '.join(produced.created_topics)}"
+        if produced.created_topics
+        else ""
+    )
     counts = f"{produced.orders:,} orders ({produced.bad:,} bad) and {produced.stores:,} stores"
     out.print(f"{counts} in {produced.seconds:.1f} s{created}")
 
@@ -79,7 +91,9 @@ def _producer(name: str) -> Callable[..., None]:
             if created:
                 out.print(f"created the topics {', '.join(created)}")
 
-    send.__doc__ = f"Send sample records of the pipeline {name}. Creates missing topics of the pipeline."
+    send.__doc__ = (
+        f"Send sample records of the pipeline {name}. Creates missing topics of the pipeline."
+    )
     return send
 
 

@@ -40,7 +40,9 @@ Field = Annotated[
         "value."
     ),
 ]
-Pipeline = Annotated[str | None, typer.Option(help="The pipeline, if several have a store of this name.")]
+Pipeline = Annotated[
+    str | None, typer.Option(help="The pipeline, if several have a store of this name.")
+]
 AsOf = Annotated[
     str | None,
     typer.Option(
@@ -52,11 +54,17 @@ Complete = Annotated[bool, typer.Option("--complete", help="Fail if a worker is 
 Prefix = Annotated[str | None, typer.Option(help="Only keys with this prefix.")]
 First = Annotated[str | None, typer.Option(help="Only this key and larger keys.")]
 Last = Annotated[str | None, typer.Option(help="Only this key and smaller keys.")]
-From = Annotated[str | None, typer.Option("--from", help="Only windows that start at this time or later.")]
-To = Annotated[str | None, typer.Option("--to", help="Only windows that start at this time or earlier.")]
+From = Annotated[
+    str | None, typer.Option("--from", help="Only windows that start at this time or later.")
+]
+To = Annotated[
+    str | None, typer.Option("--to", help="Only windows that start at this time or earlier.")
+]
 Limit = Annotated[int, typer.Option(min=1, help="Maximum number of entries.")]
 
-Local = Annotated[bool, typer.Option("--local", help="Read the ledger and shards directly, without a server.")]
+Local = Annotated[
+    bool, typer.Option("--local", help="Read the ledger and shards directly, without a server.")
+]
 
 
 @app.command("stores")
@@ -88,7 +96,9 @@ def get(
     form: FormOption = Form.TABLE,
 ) -> None:
     """Look up keys; in a windowed store, the windows of one key."""
-    read_point: Any = _parameters(pipeline=pipeline, as_of=as_of, require="complete" if complete else None)
+    read_point: Any = _parameters(
+        pipeline=pipeline, as_of=as_of, require="complete" if complete else None
+    )
     if local:
         from sluice.query.read_store import read_store
 
@@ -101,9 +111,12 @@ def get(
             _print_entries(entries, form)
         return
     with errors_as_messages(), _client() as client:
-        # `get`, unlike `multi_get`, also finds keys of a windowed store, and returns all windows of the key.
+        # `get`, unlike `multi_get`, also finds keys of a windowed store, and returns all windows of
+        # the key.
         answer = (
-            client.get(store, keys[0], **read_point) if len(keys) == 1 else client.multi_get(store, keys, **read_point)
+            client.get(store, keys[0], **read_point)
+            if len(keys) == 1
+            else client.multi_get(store, keys, **read_point)
         )
         if not answer.entries and not answer.partial:
             raise NotFound(f"Store {store!r} has none of these keys.")
@@ -127,7 +140,9 @@ def scan(
     form: FormOption = Form.TABLE,
 ) -> None:
     """Print entries in order, all from one snapshot."""
-    selection = _parameters(prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of)
+    selection = _parameters(
+        prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of
+    )
     with errors_as_messages():
         if local:
             from sluice.query.read_store import read_store
@@ -152,7 +167,9 @@ def scan(
                 pages = [page]
                 left = limit - len(page.entries)
                 while page.cursor and left > 0:
-                    page = client.page(store, limit=min(left, MAX_PAGE), cursor=page.cursor, **selection)
+                    page = client.page(
+                        store, limit=min(left, MAX_PAGE), cursor=page.cursor, **selection
+                    )
                     pages.append(page)
                     left -= len(page.entries)
                 has_more = page.cursor is not None
@@ -176,7 +193,9 @@ def count(
     form: FormOption = Form.TABLE,
 ) -> None:
     """Count the entries of a store."""
-    selection = _parameters(prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of)
+    selection = _parameters(
+        prefix=prefix, first=first, last=last, start=start, end=end, pipeline=pipeline, as_of=as_of
+    )
     with errors_as_messages(), _client() as client:
         answer = client.count(store, **selection)
         print_rows([{"count": answer.count, "snapshot": answer.snapshot.id}], form)
@@ -189,7 +208,8 @@ def top(
     field: Field = "",
     limit: Limit = 10,
     smallest: Annotated[
-        bool, typer.Option("--smallest", help="Print the entries with the smallest numbers instead.")
+        bool,
+        typer.Option("--smallest", help="Print the entries with the smallest numbers instead."),
     ] = False,
     prefix: Prefix = None,
     start: From = None,
@@ -210,7 +230,9 @@ def top(
 def combine(
     store: Store,
     field: Field = "",
-    group_by: Annotated[str, typer.Option(help="A field, _key, the window's _start, or _all for one group.")] = "_all",
+    group_by: Annotated[
+        str, typer.Option(help="A field, _key, the window's _start, or _all for one group.")
+    ] = "_all",
     order: Annotated[str, typer.Option(help="Sort by group, entries, sum, min or max.")] = "group",
     limit: Annotated[int, typer.Option(min=1, help="Maximum number of groups.")] = 1_000,
     prefix: Prefix = None,
@@ -223,7 +245,9 @@ def combine(
     """Print for each group the number of entries, and the sum, minimum and maximum of a field."""
     selection = _parameters(prefix=prefix, start=start, end=end, pipeline=pipeline, as_of=as_of)
     with errors_as_messages(), _client() as client:
-        answer = client.combine(store, field, group_by=group_by, order=order, limit=limit, **selection)
+        answer = client.combine(
+            store, field, group_by=group_by, order=order, limit=limit, **selection
+        )
         print_rows([msgspec.structs.asdict(group) for group in answer.groups], form)
         _warn(answer)
 
@@ -240,7 +264,9 @@ def diff(
     ],
     after: Annotated[
         str | None,
-        typer.Option(help="The snapshot to compare with that of --before, in the same forms; default: the newest."),
+        typer.Option(
+            help="The snapshot to compare with that of --before, in the same forms; default: the newest."
+        ),
     ] = None,
     pipeline: Pipeline = None,
     form: FormOption = Form.TABLE,
@@ -270,7 +296,9 @@ def _bounds(row: Difference | Entry) -> dict[str, str]:
 def changes(
     store: Store,
     pipeline: Pipeline = None,
-    since: Annotated[str | None, typer.Option(help="Start with the changes after this snapshot.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Start with the changes after this snapshot.")
+    ] = None,
 ) -> None:
     """Print every new snapshot with its changed keys as a line of JSON, until Ctrl-C."""
     with errors_as_messages(), _client() as client:
@@ -300,7 +328,8 @@ def _row(entry: Entry) -> dict[str, Any]:
     fields = entry.value if isinstance(entry.value, dict) else {"value": entry.value}
     for name, value in fields.items():
         column = name
-        # Another field of the value may itself be named `value.NAME`, so the prefix may be needed again.
+        # Another field of the value may itself be named `value.NAME`, so the prefix may be needed
+        # again.
         while column in row or (column != name and column in entry.value):
             column = f"value.{column}"
         row[column] = value
@@ -316,7 +345,13 @@ def _warn(answer: Answer) -> None:
 
     reasons = unavailable(answer.workers)
     if reasons:
-        err.print("[yellow]The answer is incomplete:[/]", printable("; ".join(reasons)), soft_wrap=True)
+        err.print(
+            "[yellow]The answer is incomplete:[/]", printable("; ".join(reasons)), soft_wrap=True
+        )
     if answer.standby:
-        reasons = [f"worker {worker.number}: {worker.reason}" for worker in answer.workers if worker.standby]
+        reasons = [
+            f"worker {worker.number}: {worker.reason}"
+            for worker in answer.workers
+            if worker.standby
+        ]
         err.print("[yellow]Standbys answered:[/]", printable("; ".join(reasons)), soft_wrap=True)

@@ -52,9 +52,13 @@ def recover(
         else:
             found = recovery.recover(job, settings())
         if found is None:
-            out.print(f"{pipeline}: the ledger is up to date; there is nothing to recover", soft_wrap=True)
+            out.print(
+                f"{pipeline}: the ledger is up to date; there is nothing to recover", soft_wrap=True
+            )
             return
         for line in found.lines():
             out.print(line, markup=False, soft_wrap=True)
         if dry_run:
-            out.print(f"Nothing was changed. To recover it: sluice recover {pipeline}", soft_wrap=True)
+            out.print(
+                f"Nothing was changed. To recover it: sluice recover {pipeline}", soft_wrap=True
+            )

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def serve(
     workers: Annotated[
         str,
-        typer.Option(help="Workers that this server claims, such as 0,1; they must not have a server yet."),
+        typer.Option(
+            help="Workers that this server claims, such as 0,1; they must not have a server yet."
+        ),
     ] = "",
     pipeline: Annotated[
         list[str] | None,
@@ -31,11 +33,19 @@ def serve(
     bind: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     host: Annotated[
         str,
-        typer.Option(help="The host name under which callers reach the server; default: the address of --bind."),
+        typer.Option(
+            help="The host name under which callers reach the server; default: the address of --bind."
+        ),
     ] = "",
-    certificate: Annotated[Path | None, typer.Option(help="The server's TLS certificate, PEM.", exists=True)] = None,
-    key: Annotated[Path | None, typer.Option(help="The key of the certificate, PEM.", exists=True)] = None,
-    rest: Annotated[bool, typer.Option("--rest", help="Also serve the REST API to callers with the token.")] = False,
+    certificate: Annotated[
+        Path | None, typer.Option(help="The server's TLS certificate, PEM.", exists=True)
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="The key of the certificate, PEM.", exists=True)
+    ] = None,
+    rest: Annotated[
+        bool, typer.Option("--rest", help="Also serve the REST API to callers with the token.")
+    ] = False,
     take_over: Annotated[
         bool,
         typer.Option(
@@ -45,7 +55,9 @@ def serve(
     ] = False,
     processes: Annotated[
         int,
-        typer.Option(min=1, max=64, help="Processes that answer requests; a process uses one core."),
+        typer.Option(
+            min=1, max=64, help="Processes that answer requests; a process uses one core."
+        ),
     ] = 1,
 ) -> None:
     """Serve the shards of workers on this host until Ctrl-C. Callers need the token in SLUICE_SERVER_TOKEN."""
@@ -56,14 +68,16 @@ def serve(
 
     with errors_as_messages():
         require_usable_shards([settings().shards])
-        options = state_server.Options(port, bind, host, certificate, key, rest, take_over, processes)
+        options = state_server.Options(
+            port, bind, host, certificate, key, rest, take_over, processes
+        )
         with Ledger.open(settings().ledger) as ledger, shared_among(processes) as shared:
             app = state_server.make_app(ledger, settings(), options, shared)
             numbers = _numbers(workers) if workers else []
 
             def started() -> None:
-                # The server registers before it claims workers: registering fails if the address does not lead to this
-                # server, which must then get no workers.
+                # The server registers before it claims workers: registering fails if the address
+                # does not lead to this server, which must then get no workers.
                 state_server.register(ledger, settings(), options)
                 for name in (pipeline or ledger.generations.pipelines()) if numbers else ():
                     state_server.claim(ledger, settings(), options, name, numbers)
@@ -77,7 +91,9 @@ def serve(
 def move(
     pipeline: PipelineName,
     worker: Annotated[int, typer.Argument(min=0, help="The worker's number.")],
-    address: Annotated[str, typer.Argument(help="HOST:PORT of the new state server.", metavar="HOST:PORT")],
+    address: Annotated[
+        str, typer.Argument(help="HOST:PORT of the new state server.", metavar="HOST:PORT")
+    ],
     tls: Annotated[bool, typer.Option("--tls", help="The server has a TLS certificate.")] = False,
 ) -> None:
     """Move a worker to another state server without interrupting queries. Repeat the command if it is interrupted."""
@@ -99,7 +115,10 @@ def move(
 
 
 def import_state(
-    ledger: Annotated[Path, typer.Argument(help="The SQLite file of the ledger to copy.", exists=True, dir_okay=False)],
+    ledger: Annotated[
+        Path,
+        typer.Argument(help="The SQLite file of the ledger to copy.", exists=True, dir_okay=False),
+    ],
 ) -> None:
     """Copy all pipelines from SQLite files to the empty ledger in SLUICE_LEDGER, and their shards to SLUICE_SHARDS.
 
@@ -125,10 +144,16 @@ def workers(pipeline: PipelineName) -> None:
     with errors_as_messages(), Ledger.open(settings().ledger) as ledger:
         info = current_generation(ledger, pipeline)
         has_standbys = any(worker.standby for worker in info.workers)
-        table = Table("worker", "state server", *(["standby"] if has_standbys else []), "stores", box=None)
+        table = Table(
+            "worker", "state server", *(["standby"] if has_standbys else []), "stores", box=None
+        )
         stores = ", ".join(store.name for store in info.stores)
         for worker in info.workers:
-            where = address_of(worker.host, worker.port) if worker.port else "none: readers open its shard"
+            where = (
+                address_of(worker.host, worker.port)
+                if worker.port
+                else "none: readers open its shard"
+            )
             shown = [_standby(info, worker)] if has_standbys else []
             table.add_row(str(worker.number), where, *shown, stores)
         wide.print(table)
@@ -145,5 +170,7 @@ def _numbers(text: str) -> list[int]:
     numbers = text.split(",")
     # Both `isdecimal` and `int` accept digits of other scripts, too.
     if not all(number.isascii() and number.isdecimal() for number in numbers):
-        raise SettingsError(f"--workers {text!r} is not a list of numbers.", next_step="Write for example 0,1.")
+        raise SettingsError(
+            f"--workers {text!r} is not a list of numbers.", next_step="Write for example 0,1."
+        )
     return [*map(int, numbers)]

@@ -27,7 +27,9 @@ Worker = Annotated[int, typer.Argument(min=0, help="The worker's number.")]
 def add(
     pipeline: PipelineName,
     worker: Worker,
-    address: Annotated[str, typer.Argument(help="HOST:PORT of the standby's state server.", metavar="HOST:PORT")],
+    address: Annotated[
+        str, typer.Argument(help="HOST:PORT of the standby's state server.", metavar="HOST:PORT")
+    ],
     tls: Annotated[bool, typer.Option("--tls", help="The server has a TLS certificate.")] = False,
 ) -> None:
     """Make a state server the standby of a worker, and copy the worker's shard to it."""
@@ -125,7 +127,9 @@ def promote(
         current_generation(ledger, pipeline)
         with current_lease(ledger, pipeline, this_process("")) as lease:
             why = "It was promoted by hand."
-            note = promote_standby(ledger, lease.ref, worker, lease.epoch, why=why, accept_stale=stale)
+            note = promote_standby(
+                ledger, lease.ref, worker, lease.epoch, why=why, accept_stale=stale
+            )
             out.print(note, markup=False, soft_wrap=True)
 
 

@@ -59,8 +59,11 @@ def status() -> None:
         kinds: dict[str, set[FailureKind]] = {}
         names = {pipeline.name for pipeline in loaded.pipelines}
         for name in names | {*figures.pipelines} | of_files.keys():
-            # This command has loaded the files itself, so it ignores what other processes recorded about files.
-            of_pipeline = [failure for failure in inputs.failures_of(figures, name) if failure.kind != "file"]
+            # This command has loaded the files itself, so it ignores what other processes recorded
+            # about files.
+            of_pipeline = [
+                failure for failure in inputs.failures_of(figures, name) if failure.kind != "file"
+            ]
             of_pipeline += [of_files[name]] if name in of_files else []
             kinds[name] = {failure.kind for failure in of_pipeline}
             failures += of_pipeline
@@ -111,7 +114,11 @@ def _naming(ledger: str) -> Iterator[None]:
 
 def _problem(same: Sequence[Failure]) -> str:
     """What is wrong with a pipeline, or with several pipelines for the same reason."""
-    first, names, runs = same[0], [failure.pipeline for failure in same], {failure.run for failure in same}
+    first, names, runs = (
+        same[0],
+        [failure.pipeline for failure in same],
+        {failure.run for failure in same},
+    )
     who = names[0] if len(names) == 1 else f"{len(names)} pipelines ({', '.join(names)})"
     run = f", run {first.run}" if first.run and len(runs) == 1 else ""
     since = f"since {min(failure.at for failure in same):%Y-%m-%d %H:%M:%S} UTC{run}"
@@ -152,7 +159,8 @@ class Inputs:
     held: dict[str, datetime] = field(default_factory=dict)
     """Pipeline → the timestamp of the oldest record that a hanging transaction holds back.
 
-    A transaction counts as hanging if this timestamp is old and the transaction is still open after `_WATCH_SECONDS`.
+    A transaction counts as hanging if this timestamp is old and the transaction is still open after
+    `_WATCH_SECONDS`.
     """
 
     awaited: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -238,4 +246,8 @@ def _awaited_topics(pipeline: Pipeline) -> tuple[str, ...]:
 
 
 def _newest(snapshot: Snapshot | None) -> str:
-    return "none" if snapshot is None else f"{snapshot.id}, {snapshot.published_at:%Y-%m-%d %H:%M:%S} UTC"
+    return (
+        "none"
+        if snapshot is None
+        else f"{snapshot.id}, {snapshot.published_at:%Y-%m-%d %H:%M:%S} UTC"
+    )

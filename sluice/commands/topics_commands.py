@@ -30,7 +30,9 @@ KeySeparator = Annotated[
 def create(
     pipeline: PipelineName,
     partitions: Annotated[int, typer.Option(min=1, help="Partitions of each topic.")] = 1,
-    replication: Annotated[int, typer.Option(min=0, help="Replicas of each partition; 0: the broker's default.")] = 0,
+    replication: Annotated[
+        int, typer.Option(min=0, help="Replicas of each partition; 0: the broker's default.")
+    ] = 0,
 ) -> None:
     """Create the missing topics that a pipeline reads and writes, including the topic for dead letters."""
     from sluice.kafka.topics import Topic, create_topics
@@ -42,12 +44,16 @@ def create(
         definition = load_pipeline(settings().pipelines, pipeline)
         job = plan(definition).job
         # Patterns are left out, because Sluice does not know which topics will match them.
-        names = [name for name in dict.fromkeys((*job.topics, *job.outputs)) if not is_pattern(name)]
+        names = [
+            name for name in dict.fromkeys((*job.topics, *job.outputs)) if not is_pattern(name)
+        ]
         topics = [Topic(name, partitions, replication) for name in names]
         topics.append(Topic(definition.dead_letters, 1, replication))
         created = create_topics(settings().kafka, topics)
         for topic in topics:
-            out.print(f"{'created' if topic.name in created else 'exists '} {topic.name}", markup=False)
+            out.print(
+                f"{'created' if topic.name in created else 'exists '} {topic.name}", markup=False
+            )
 
 
 @app.command()
@@ -123,7 +129,10 @@ def record_of(line: str, separator: str) -> tuple[str | None, bytes | None, int]
 
 def line_of(key: str | bytes | None, value: str | bytes | None, separator: str) -> str:
     """The line for a record, in the form that `record_of` reads."""
-    texts = [part.decode(errors="replace") if isinstance(part, bytes) else part for part in (key or b"", value)]
+    texts = [
+        part.decode(errors="replace") if isinstance(part, bytes) else part
+        for part in (key or b"", value)
+    ]
     if not separator:
         return texts[1] or ""
     return separator.join(text for text in texts if text is not None)

@@ -39,8 +39,8 @@ DEFAULTS = {
     # of CPU time, because the library's jar registers them as an extension. Extensions in
     # `spark.sql.extensions` are used with and without this setting.
     "spark.sql.extensions.test.loadFromCp": "false",
-    # By default, Spark keeps the plans and metrics of the newest 1,000 queries, stages and jobs for its
-    # web page, which takes tens of MB of memory.
+    # By default, Spark keeps the plans and metrics of the newest 1,000 queries, stages and jobs for
+    # its web page, which takes tens of MB of memory.
     "spark.sql.ui.retainedExecutions": "20",
     "spark.ui.retainedJobs": "100",
     "spark.ui.retainedStages": "100",
@@ -181,8 +181,9 @@ def configuration(settings: Settings) -> dict[str, Any]:
 def _use_no_pandas() -> None:
     """Keep PySpark from importing pandas, its tests and their libraries, which takes a quarter of a second.
 
-    PySpark asks for pandas even if a function takes Arrow batches. And it imports a module of its tests to find out
-    whether an argument of a JVM's method is a value of NumPy, which Sluice never passes.
+    PySpark asks for pandas even if a function takes Arrow batches. And it imports a module of its
+    tests to find out whether an argument of a JVM's method is a value of NumPy, which Sluice never
+    passes.
     """
     vars(functions)["require_minimum_pandas_version"] = lambda: None
     of_numpy = (NumpyArrayConverter, NumpyScalarConverter)
@@ -193,7 +194,8 @@ def _use_no_pandas() -> None:
 def _remember_classes(spark: SparkSession) -> None:
     """Look up, once, the classes that PySpark names without their packages.
 
-    Without this, py4j would look the classes up for every column, and each time search all jars for them.
+    Without this, py4j would look the classes up for every column, and each time search all jars for
+    them.
     """
     jvm: Any = spark.sparkContext._jvm
     for name in _CLASSES:
@@ -203,8 +205,8 @@ def _remember_classes(spark: SparkSession) -> None:
 def prepare_for(spark: SparkSession, *, computes_sql: bool, records: int) -> None:
     """Choose the settings for later queries that read so many records.
 
-    `computes_sql`: whether Spark computes expressions of each record, which it compiles if there are many records. If
-    not, Spark only carries row batches between tasks.
+    `computes_sql`: whether Spark computes expressions of each record, which it compiles if there
+    are many records. If not, Spark only carries row batches between tasks.
 
     Settings of spark-submit or SLUICE_SPARK_CONF take precedence.
     """
@@ -221,9 +223,10 @@ def prepare_for(spark: SparkSession, *, computes_sql: bool, records: int) -> Non
 def close_idle_callbacks(spark: SparkSession) -> None:
     """Close the connections through which Spark's threads have called this process, except connections in use.
 
-    py4j opens a connection for each thread of the JVM that calls Python, and a Python thread waits at its other end.
-    py4j can clean such connections up, but never does so for pinned threads. Each streaming query has its own thread,
-    so a run with many queries would have ever more connections, threads, and memory of these threads.
+    py4j opens a connection for each thread of the JVM that calls Python, and a Python thread waits
+    at its other end. py4j can clean such connections up, but never does so for pinned threads. Each
+    streaming query has its own thread, so a run with many queries would have ever more connections,
+    threads, and memory of these threads.
     """
     gateway: Any = spark.sparkContext._gateway
     gateway.java_gateway_server.getCallbackClient().periodicCleanup()

@@ -2,9 +2,10 @@
 
 So these processes start fast, and share the memory of the modules.
 
-The driver on the same host imports the same modules. It has therefore forked a process that waits to be the daemon
-(`prepare`). This program then only gives that process everything that it has got from Spark, and waits for its end.
-On the other hosts of a cluster, this program is the daemon itself.
+The driver on the same host imports the same modules. It has therefore forked a process that waits
+to be the daemon (`prepare`). This program then only gives that process everything that it has got
+from Spark, and waits for its end. On the other hosts of a cluster, this program is the daemon
+itself.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _PART = 65_536
 def prepare() -> AbstractContextManager[object]:
     """Fork a process that becomes Spark's daemon when Spark starts this program, if the environment names its socket.
 
-    The process ends after the block if Spark has not started this program before. Call this function in a process
-    without other threads.
+    The process ends after the block if Spark has not started this program before. Call this
+    function in a process without other threads.
     """
     path = os.environ.get(PREPARED_DAEMON)
     if not path:
@@ -57,8 +58,8 @@ def prepare() -> AbstractContextManager[object]:
 def _close_all_except(*kept: int) -> None:
     """Close the files that this process has got from the driver.
 
-    One of them keeps the JVM alive: the JVM ends when nobody can write to its standard input any more, but it must also
-    end if the driver is killed.
+    One of them keeps the JVM alive: the JVM ends when nobody can write to its standard input any
+    more, but it must also end if the driver is killed.
     """
     for descriptor in [int(file.name) for file in Path("/dev/fd").iterdir()]:
         if descriptor not in kept:
@@ -128,8 +129,8 @@ def hand_over() -> bool:
 def serve() -> None:
     """Fork a process for each of Spark's requests, until Spark closes standard input."""
     # Workers collect garbage after every task. `importing` excludes the imported modules from these
-    # collections. If they were scanned, a collection would take longer than a task: two small batches
-    # of the words pipeline would take 1.0 s of the workers' CPU time instead of 0.3 s.
+    # collections. If they were scanned, a collection would take longer than a task: two small
+    # batches of the words pipeline would take 1.0 s of the workers' CPU time instead of 0.3 s.
     with importing():
         import_pandas_on_demand()
         import pyspark.daemon  # noqa: F401
@@ -144,8 +145,8 @@ def serve() -> None:
 def fork_workers() -> None:
     """Run PySpark's daemon, whose workers end without a traceback if Spark stops their tasks.
 
-    Spark then closes the connections, also that of a worker that it has only just started. A task's own errors go to
-    Spark, never to the daemon.
+    Spark then closes the connections, also that of a worker that it has only just started. A task's
+    own errors go to Spark, never to the daemon.
     """
     from pyspark import daemon
 

@@ -19,7 +19,9 @@ NAMES = ("greetings", "words", "products", "orders", "pos", "windows")
 def load_example(name: str) -> Example:
     """The example with this name. Raises SettingsError unless the name is one of `NAMES`."""
     if name not in NAMES:
-        raise SettingsError(f"There is no example {name!r}.", next_step=f"Choose one of: {', '.join(NAMES)}.")
+        raise SettingsError(
+            f"There is no example {name!r}.", next_step=f"Choose one of: {', '.join(NAMES)}."
+        )
     package = "sluice.examples.orders" if name == "orders" else "sluice.examples"
     module = import_module(f"{package}.{name}_example")
     return module.EXAMPLE  # type: ignore[no-any-return]

@@ -87,7 +87,9 @@ def _demo(example: Example, options: Options, home: Path, console: Console) -> i
     with Steps(console, began) as steps, steps.step("Check this machine") as step:
         clear(home)
         platform = _platform(options, home)
-        step.conclude(f"Java {find_java().release}, Airflow on port {platform.port}, Kafka on {platform.kafka.port}")
+        step.conclude(
+            f"Java {find_java().release}, Airflow on port {platform.port}, Kafka on {platform.kafka.port}"
+        )
     try:
         with Steps(console, began) as steps:
             _start(example, platform, steps)
@@ -95,8 +97,14 @@ def _demo(example: Example, options: Options, home: Path, console: Console) -> i
                 _wait_for_run(example.name, platform, airflow, steps)
                 outcome = _compare(example, platform, airflow, steps)
         _print_outcome(platform, outcome, console)
-        _print_places(_files(example, platform) if options.leave else _places(example, platform), console)
-        verdict = "[green]all results are right[/]" if outcome.is_right else "[red]some results are wrong[/]"
+        _print_places(
+            _files(example, platform) if options.leave else _places(example, platform), console
+        )
+        verdict = (
+            "[green]all results are right[/]"
+            if outcome.is_right
+            else "[red]some results are wrong[/]"
+        )
         console.print(f"\n{verdict}, {time.monotonic() - began:.0f} s after the start\n")
         if not options.leave:
             _stay(platform, console)
@@ -160,30 +168,45 @@ def _wait_for_run(dag: str, platform: LocalPlatform, airflow: Airflow, steps: St
         step.conclude(runs[0]["run_type"].replace("_", " "))
     run = runs[0]["dag_run_id"]
     with steps.step("Run the pipeline with spark-submit until all records are read") as step:
-        for _ in platform.ticks(_RUN_SECONDS, f"The run {run}, which runs spark-submit, has not ended"):
-            state = next(dag_run["state"] for dag_run in airflow.runs(dag) if dag_run["dag_run_id"] == run)
-            tasks = ", ".join(f"task {task['task_id']} {task['state'] or 'waits'}" for task in airflow.tasks(dag, run))
+        for _ in platform.ticks(
+            _RUN_SECONDS, f"The run {run}, which runs spark-submit, has not ended"
+        ):
+            state = next(
+                dag_run["state"] for dag_run in airflow.runs(dag) if dag_run["dag_run_id"] == run
+            )
+            tasks = ", ".join(
+                f"task {task['task_id']} {task['state'] or 'waits'}"
+                for task in airflow.tasks(dag, run)
+            )
             if state in ("success", "failed"):
                 step.conclude(tasks)
                 break
             step.say(tasks or state)
         if state == "failed":
-            raise EngineError(f"The run {run} failed.", next_step=f"See its log in {platform.home}/airflow/logs.")
+            raise EngineError(
+                f"The run {run} failed.", next_step=f"See its log in {platform.home}/airflow/logs."
+            )
 
 
 def _compare(example: Example, platform: LocalPlatform, airflow: Airflow, steps: Steps) -> Outcome:
-    with steps.step("Compute the results without Sluice, and compare every store and output") as step:
+    with steps.step(
+        "Compute the results without Sluice, and compare every store and output"
+    ) as step:
         expected = example.expected(read_samples(platform.kafka_config, example))
         actual = example.actual(platform.kafka_config, expected)
         with Client(platform.url, token=airflow.token) as client:
             for store in expected.stores:
                 rows: list[tuple[Any, Any]] = []
                 for entry in client.range(store, pipeline=example.name):
-                    key = (entry.key, _ms(entry.start), _ms(entry.end)) if entry.start else entry.key
+                    key = (
+                        (entry.key, _ms(entry.start), _ms(entry.end)) if entry.start else entry.key
+                    )
                     rows.append((key, entry.value))
                 actual.stores[store] = example.actual_store(store, rows)
         differences = expected.differences(actual)
-        step.conclude(f"{expected.size:,} entries and records, {sum(differences.values())} differences")
+        step.conclude(
+            f"{expected.size:,} entries and records, {sum(differences.values())} differences"
+        )
     expected_answers = example.answers(expected)
     answers: list[tuple[str, str, bool | None]] = []
     for path in example.paths:
@@ -203,13 +226,17 @@ def _print_outcome(platform: LocalPlatform, outcome: Outcome, console: Console) 
     for path, text, right in outcome.answers:
         command = f"curl -s -H @{_short(platform.home)}/authorization '{platform.url}{path}'"
         console.print(f"[bold]{escape(command)}[/]", soft_wrap=True)
-        mark = {None: "", True: "  [green]✓ matches the topic[/]", False: "  [red]✗ wrong[/]"}[right]
+        mark = {None: "", True: "  [green]✓ matches the topic[/]", False: "  [red]✗ wrong[/]"}[
+            right
+        ]
         console.print(
             escape(text if len(text) <= _WIDTH else f"{text[:_WIDTH]}…") + mark + "\n",
             soft_wrap=True,
         )
     for name, count in outcome.differences.items():
-        console.print(f"[red]✗ {escape(name)}: {count} keys or records differ from the expected ones[/]")
+        console.print(
+            f"[red]✗ {escape(name)}: {count} keys or records differ from the expected ones[/]"
+        )
     console.rule("Dead letters, by reason")
     for reason, count in sorted(outcome.expected.dead_letters.items()):
         console.print(f"{count:6}  {reason}")

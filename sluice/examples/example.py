@@ -61,7 +61,9 @@ class Results:
         """Store or topic with differences → the number of keys or records that differ."""
         counts: dict[str, int] = {}
         for kind, name, values, others in self._pairs(actual):
-            different = sum(values.get(key) != others.get(key) for key in values.keys() | others.keys())
+            different = sum(
+                values.get(key) != others.get(key) for key in values.keys() | others.keys()
+            )
             if different:
                 counts[f"{kind} {name}"] = different
         return counts
@@ -151,7 +153,9 @@ def create_example_topics(kafka: Mapping[str, str], example: Example) -> tuple[s
     timestamps.
     """
     topics = {**example.topics, **example.outputs, f"{example.name}_dead_letters": 1}
-    return create_topics(kafka, [Topic(name, partitions, 1, _FOREVER) for name, partitions in topics.items()])
+    return create_topics(
+        kafka, [Topic(name, partitions, 1, _FOREVER) for name, partitions in topics.items()]
+    )
 
 
 def produce_samples(
@@ -163,7 +167,9 @@ def produce_samples(
 
     Returns the number of records per topic.
     """
-    by_topic: dict[str, list[tuple[str | None, bytes | None, int]]] = {topic: [] for topic in example.topics}
+    by_topic: dict[str, list[tuple[str | None, bytes | None, int]]] = {
+        topic: [] for topic in example.topics
+    }
     for sample in samples:
         by_topic[sample.topic].append((sample.key, sample.value, sample.timestamp_ms))
     for topic, records in by_topic.items():
@@ -192,7 +198,11 @@ def _json(value: Any) -> str:
             # `json` cannot write a Decimal, and a float would lose digits.
             return f"{value:f}"
         case dict():
-            return "{" + ",".join(f"{json.dumps(name)}:{_json(part)}" for name, part in value.items()) + "}"
+            return (
+                "{"
+                + ",".join(f"{json.dumps(name)}:{_json(part)}" for name, part in value.items())
+                + "}"
+            )
         case list():
             return "[" + ",".join(map(_json, value)) + "]"
         case _:
@@ -203,7 +213,11 @@ def canonical(value: Any) -> str:
     """A value as text. Equal values have the same text."""
     match value:
         case dict():
-            return "{" + ",".join(f"{name}:{canonical(part)}" for name, part in sorted(value.items())) + "}"
+            return (
+                "{"
+                + ",".join(f"{name}:{canonical(part)}" for name, part in sorted(value.items()))
+                + "}"
+            )
         case list():
             return "[" + ",".join(map(canonical, value)) + "]"
         case int() | Decimal() if not isinstance(value, bool):

@@ -107,7 +107,9 @@ def expected(records: Iterable[Sample]) -> Results:
         # An invoice without a delivery has null in these columns.
         place = {name: address and address[name] for name in ("City", "State", "PinCode")}
         for line in invoice["InvoiceLineItems"]:
-            results.write("hadoop-sink", store, {name: invoice[name] for name in _HEADER} | place | line)
+            results.write(
+                "hadoop-sink", store, {name: invoice[name] for name in _HEADER} | place | line
+            )
     results.stores["points"] = {card: {"total": total} for card, total in points.items()}
     return results
 

@@ -37,7 +37,8 @@ class Step:
     def say(self, detail: str) -> None:
         """Report a detail.
 
-        Without a terminal, print a new detail at most once a second, and the same detail every five seconds.
+        Without a terminal, print a new detail at most once a second, and the same detail every five
+        seconds.
         """
         news, self._said = detail != self._said, detail
         now = time.monotonic()
@@ -112,7 +113,9 @@ class Steps:
     def _finish(self, step: Step, mark: str) -> None:
         if self.live:
             done = int("✓" in mark)
-            self._progress.update(self._tasks[step], description=_line(step, step.detail), completed=done)
+            self._progress.update(
+                self._tasks[step], description=_line(step, step.detail), completed=done
+            )
             self._progress.stop_task(self._tasks[step])
         else:
             self._print(mark, step, step.detail)

@@ -49,7 +49,9 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
         # The time is written in UTC, to the second, as most producers write it.
         text = datetime.fromtimestamp(at // 1_000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
         page: str | int = random.choice(_PAGES)
-        value = json_bytes({"page": number if number % _BAD_EVERY == _BAD_EVERY - 1 else page, "at": text})
+        value = json_bytes(
+            {"page": number if number % _BAD_EVERY == _BAD_EVERY - 1 else page, "at": text}
+        )
         # No two samples have the same timestamp, so that their timestamps put them in order.
         for place, topic in enumerate(_TOPICS):
             yield Sample(topic, str(page), value, time_ms + place)
@@ -75,7 +77,9 @@ def expected(records: Iterable[Sample]) -> Results:
             # compared, for each page.
             by_clock[page] += 1
         else:
-            time_ms = int(datetime.fromisoformat(visit["at"]).replace(tzinfo=UTC).timestamp() * 1_000)
+            time_ms = int(
+                datetime.fromisoformat(visit["at"]).replace(tzinfo=UTC).timestamp() * 1_000
+            )
             visits.append((page, time_ms))
             stream_time = max(stream_time, time_ms)
             # A late visit is ten minutes old, and a visit out of order at most ten seconds, so
@@ -101,12 +105,18 @@ def expected(records: Iterable[Sample]) -> Results:
         ("visits_total_per_minute", _SIZE_MS),
         ("visits_total_when_full", _HOUR_MS),
     ):
-        for _, page, total in totals_once_per(limit, visits, max_records=2 if limit == _HOUR_MS else len(_PAGES)):
+        for _, page, total in totals_once_per(
+            limit, visits, max_records=2 if limit == _HOUR_MS else len(_PAGES)
+        ):
             results.write(topic, page, total)
     results.tables = {
-        "minutes_closed": {window: count for window, count in by_minute.items() if window[2] <= closed},
+        "minutes_closed": {
+            window: count for window, count in by_minute.items() if window[2] <= closed
+        },
         # Another visit can extend a session until the gap after the session's last visit is over.
-        "sessions_closed": {window: count for window, count in by_session.items() if window[2] + _GAP_MS <= closed},
+        "sessions_closed": {
+            window: count for window, count in by_session.items() if window[2] + _GAP_MS <= closed
+        },
         "session_changes": by_session,
     }
     return results
@@ -130,8 +140,8 @@ def overlapping_minutes(visits: Iterable[Visit]) -> dict[Window, int]:
 def bursts(visits: Iterable[Visit]) -> dict[Window, int]:
     """The number of visits in each sliding window.
 
-    For each visit, one window ends at the visit. Another window begins right after the visit, unless
-    it would contain no visits.
+    For each visit, one window ends at the visit. Another window begins right after the visit,
+    unless it would contain no visits.
     """
     windows: dict[Window, int] = {}
     for page, times in _by_page(visits).items():
@@ -146,7 +156,11 @@ def sessions(visits: Iterable[Visit]) -> dict[Window, int]:
     """The number of visits in each session."""
     windows: dict[Window, int] = {}
     for page, times in _by_page(visits).items():
-        ends = [number for number, (time, later) in enumerate(pairwise(times), start=1) if later - time > _GAP_MS]
+        ends = [
+            number
+            for number, (time, later) in enumerate(pairwise(times), start=1)
+            if later - time > _GAP_MS
+        ]
         for first, last in pairwise([0, *ends, len(times)]):
             windows[page, times[first], times[last - 1]] = last - first
     return windows

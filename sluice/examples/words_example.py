@@ -47,11 +47,15 @@ def samples(count: int, seed: int, start_ms: int) -> Iterator[Sample]:
         elif luck < 0.8:
             yield Sample("alphabet", letter, word.encode(), time_ms)
         else:
-            text = None if random.random() < 0.2 else f"the letter {letter}, as of {time_ms}".encode()
+            text = (
+                None if random.random() < 0.2 else f"the letter {letter}, as of {time_ms}".encode()
+            )
             yield Sample("alphabet_descriptions", letter, text, time_ms)
     time_ms += _PAUSE_MS
     for letter in _LETTERS:
-        yield Sample("alphabet_descriptions", letter, f"the letter {letter}".encode(), time_ms := time_ms + 1)
+        yield Sample(
+            "alphabet_descriptions", letter, f"the letter {letter}".encode(), time_ms := time_ms + 1
+        )
     for letter in _LETTERS:
         yield Sample("alphabet", letter, b"Last", time_ms := time_ms + 1)
 

@@ -28,7 +28,9 @@ def milliseconds_ahead(kafka: Mapping[str, str], topic: str) -> int | None:
         if error is None and kind == TIMESTAMP_LOG_APPEND_TIME:
             stamps.append(timestamp_ms)
 
-    producer = producer_of(kafka, {"acks": 1, "linger.ms": 0, "message.timeout.ms": int(_ANSWER_S * 1_000)})
+    producer = producer_of(
+        kafka, {"acks": 1, "linger.ms": 0, "message.timeout.ms": int(_ANSWER_S * 1_000)}
+    )
     written_ms = 0.0
     try:
         # The first record opens the connection. That takes long, so it must not be part of the

@@ -58,7 +58,8 @@ def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
     """
     return {
         "log_level": _CRITICAL,
-        # librdkafka waits for this time, or for at most 50 ms, even before it first connects to a broker.
+        # librdkafka waits for this time, or for at most 50 ms, even before it first connects to a
+        # broker.
         "reconnect.backoff.ms": 20,
         **{name: value for name, value in kafka.items() if name not in CHOSEN_BY_CLIENT},
     }
@@ -67,8 +68,8 @@ def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
 def producer_of(kafka: Mapping[str, str], own: Mapping[str, Any]) -> Producer:
     """A producer with a connection's settings, and with the settings in `own`, which take precedence.
 
-    The producer sends a key to the partition to which Kafka Streams and other Java programs send it.
-    librdkafka's own partitioner would choose another partition.
+    The producer sends a key to the partition to which Kafka Streams and other Java programs send
+    it. librdkafka's own partitioner would choose another partition.
     """
     with configuration_errors(kafka):
         return Producer({**quiet(kafka), "partitioner": "murmur2_random", **own})
@@ -79,7 +80,8 @@ def require_brokers(kafka: Mapping[str, str], seconds: float = ANSWER_SECONDS) -
     errors: list[str] = []
 
     def on_error(error: KafkaError) -> None:
-        # librdkafka first reports why each broker cannot be reached, and then that all brokers are down.
+        # librdkafka first reports why each broker cannot be reached, and then that all brokers are
+        # down.
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             errors.append(error.str())
 
@@ -96,7 +98,8 @@ def require_brokers(kafka: Mapping[str, str], seconds: float = ANSWER_SECONDS) -
 def with_certificates(kafka: Mapping[str, str]) -> dict[str, str]:
     """The settings with the certificates' texts in place of their files, so that executors need no copies of the files.
 
-    A file that is missing stays a setting: the client's error names it. So do the files in `_READ_BY_EXECUTORS`.
+    A file that is missing stays a setting: the client's error names it. So do the files in
+    `_READ_BY_EXECUTORS`.
     """
     settings = dict(kafka)
     for name in _SENT_TO_EXECUTORS:
@@ -114,13 +117,17 @@ def configuration_errors(kafka: Mapping[str, str]) -> Iterator[None]:
         yield
     except KafkaException as error:
         reason = masked(error.args[0].str(), secrets_of_settings(kafka))
-        next_step = "Correct the setting in SLUICE_KAFKA, or in the extra of Airflow's Kafka connection."
+        next_step = (
+            "Correct the setting in SLUICE_KAFKA, or in the extra of Airflow's Kafka connection."
+        )
         if any(name in reason for name in _READ_BY_EXECUTORS):
             next_step += (
                 " Spark's executors read this file, too: copy it to the same path on each of their hosts. In place of "
                 "a keystore, you can set ssl.certificate.location and ssl.key.location: the driver sends their files."
             )
-        raise SettingsError(f"Kafka's settings are invalid: {sentence(reason)}", next_step=next_step) from None
+        raise SettingsError(
+            f"Kafka's settings are invalid: {sentence(reason)}", next_step=next_step
+        ) from None
 
 
 @contextmanager
@@ -165,4 +172,6 @@ def unreachable(kafka: Mapping[str, str], why: str) -> BrokersUnreachable:
         )
     elif "SASL authentication" in why:
         next_step = "Check sasl.mechanism, sasl.username and sasl.password, in SLUICE_KAFKA or Airflow's connection."
-    return BrokersUnreachable(f"Kafka at {address} does not answer: {sentence(reason)}", next_step=next_step)
+    return BrokersUnreachable(
+        f"Kafka at {address} does not answer: {sentence(reason)}", next_step=next_step
+    )

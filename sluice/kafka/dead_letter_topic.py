@@ -26,7 +26,8 @@ from sluice.values.utc_times import utc_datetime
 
 _READ_SECONDS = 8.0
 """Time limit for a search through dead letters, after which the dead letters found so far are
-returned. Also how long a search waits for a silent broker, because somebody waits for its result."""
+returned. Also how long a search waits for a silent broker, because somebody waits for its
+result."""
 _MOST_BYTES = 10_000
 """How much of a dead letter's key, value and headers is listed."""
 _UNKNOWN = "unknown"
@@ -84,7 +85,10 @@ class DeadLetterFilter:
         return (
             self.reason in ("", letter.reason)
             and (self.since is None or letter.at >= self.since)
-            and (self.partition is None or (letter.source is not None and letter.source[1] == self.partition))
+            and (
+                self.partition is None
+                or (letter.source is not None and letter.source[1] == self.partition)
+            )
             and self.place in (None, (letter.partition, letter.offset))
         )
 
@@ -115,7 +119,9 @@ class DeadLetter:
         at = utc_datetime(message.timestamp()[1])
         headers, own = _separate_headers(headers_of(message))
         value = as_bytes(message.value())
-        return cls(partition, offset, at, as_bytes(message.key()), value, headers, own, len(value or b""))
+        return cls(
+            partition, offset, at, as_bytes(message.key()), value, headers, own, len(value or b"")
+        )
 
     def header(self, name: str) -> str:
         """Sluice's header `sluice.NAME`; an empty text if it is missing."""
@@ -133,7 +139,12 @@ class DeadLetter:
             self.header("partition"),
             self.header("offset"),
         )
-        if not (topic and is_number(partition) and is_number(offset) and int(partition) <= _LAST_PARTITION):
+        if not (
+            topic
+            and is_number(partition)
+            and is_number(offset)
+            and int(partition) <= _LAST_PARTITION
+        ):
             return None
         return topic, int(partition), int(offset)
 
@@ -244,7 +255,8 @@ def redrive_markers(
 ) -> dict[tuple[int, int], Marker]:
     """Partition and offset of a re-driven dead letter → the marker of its re-drive (see `kafka.redrive`).
 
-    Only for dead letters in the dead-letter topic with the id `topic_id`. Raises errors as `chosen_letters`.
+    Only for dead letters in the dead-letter topic with the id `topic_id`. Raises errors as
+    `chosen_letters`.
     """
     if not topic_ids(kafka, [markers_of(pipeline)], ANSWER_SECONDS):
         return {}
@@ -280,7 +292,10 @@ def with_histories(
     markers: Mapping[tuple[int, int], Marker],
 ) -> Iterator[DeadLetter]:
     """The dead letters with the earlier failures of their records, according to the markers of the re-drives."""
-    histories = {(marker.topic, marker.partition, marker.offset): marker.history for marker in markers.values()}
+    histories = {
+        (marker.topic, marker.partition, marker.offset): marker.history
+        for marker in markers.values()
+    }
     for letter in letters:
         yield replace(letter, history=histories.get(letter.source, ())) if letter.source else letter
 
@@ -288,7 +303,9 @@ def with_histories(
 def _separate_headers(headers: Headers) -> tuple[Headers, dict[str, str]]:
     """The headers of a dead letter: the rejected record's own, and Sluice's as text."""
     # The rejected record may also have a header with the name `FIRST`. The last one is Sluice's.
-    first = max((number for number, (name, _) in enumerate(headers) if name == FIRST), default=len(headers))
+    first = max(
+        (number for number, (name, _) in enumerate(headers) if name == FIRST), default=len(headers)
+    )
     of_record = [(original(name), content) for name, content in headers[:first]]
     of_sluice: dict[str, str] = {}
     for name, content in headers[first:]:

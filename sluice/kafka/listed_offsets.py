@@ -23,8 +23,8 @@ def list_offsets(
 ) -> dict[TopicPartition, ListOffsetsResultInfo]:
     """Partition → the offset and timestamp that `which` asks for.
 
-    For a reader of committed records, a partition ends before the first record of its oldest open transaction. Raises
-    KafkaException or TimeoutError if no broker answers within `seconds`.
+    For a reader of committed records, a partition ends before the first record of its oldest open
+    transaction. Raises KafkaException or TimeoutError if no broker answers within `seconds`.
     """
     requests = dict.fromkeys(partitions, which)
     # The client refuses an empty request.

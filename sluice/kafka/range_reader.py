@@ -1,9 +1,10 @@
 """Reads ranges of offsets. No other module needs to know what gaps, ends and errors of partitions look like.
 
-A range can have fewer records than offsets: compaction removes records, and a reader of committed records sees neither
-the markers of transactions nor the records of aborted transactions. Such offsets can be at the beginning of a range, at
-its end, or everywhere. A range has therefore been read completely as soon as the reader gets a record from after the
-range, or reaches the end of the partition there.
+A range can have fewer records than offsets: compaction removes records, and a reader of committed
+records sees neither the markers of transactions nor the records of aborted transactions. Such
+offsets can be at the beginning of a range, at its end, or everywhere. A range has therefore been
+read completely as soon as the reader gets a record from after the range, or reaches the end of the
+partition there.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ _SETTINGS: Mapping[str, str | int | bool] = {
     # A broker sends at least one batch of records, however large it is.
     "receive.message.max.bytes": 2_147_483_647,
 }
-_RUN_AGAIN = "Run the pipeline again: it checks its topics first, and its error says what you can do."
+_RUN_AGAIN = (
+    "Run the pipeline again: it checks its topics first, and its error says what you can do."
+)
 _QUESTION_S = 5.0
 """After this silence, the reader asks a broker about the topics. A broker learns of new partitions within a second."""
 _STATISTICS_MS = 5_000
@@ -51,10 +54,15 @@ _AT_ONCE, _BYTES_AT_ONCE = 4_000, 4_194_304
 """About how many records and bytes a call asks for. With 20,000 messages at once, which do not fit into a processor's
 caches, each message takes a sixth more CPU time."""
 _SIZES_READ = 100
-# A consumer that chooses its partitions itself needs no group, but the client asks for the group's coordinator.
+# A consumer that chooses its partitions itself needs no group, but the client asks for the group's
+# coordinator.
 _GROUP_ERRORS = {KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.INVALID_GROUP_ID}
 _OUT_OF_RANGE = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
-_NO_TOPIC = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+_NO_TOPIC = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+}
 
 
 class Records(NamedTuple):
@@ -85,9 +93,10 @@ _decode_statistics = msgspec.json.Decoder(_Statistics).decode
 class RangeReader:
     """A consumer that reads the committed records of ranges. Use it in a `with` block.
 
-    `settings` are more settings of the consumer; those of the connection take precedence. If the topic no longer has
-    the records of a range, the range is an error, or, with `skips_lost`, has only the records that are left.
-    `longest_silence_s`: how long the reader waits for records; `LONGEST_SILENCE_S` by default.
+    `settings` are more settings of the consumer; those of the connection take precedence. If the
+    topic no longer has the records of a range, the range is an error, or, with `skips_lost`, has
+    only the records that are left. `longest_silence_s`: how long the reader waits for records;
+    `LONGEST_SILENCE_S` by default.
     """
 
     def __init__(
@@ -102,7 +111,9 @@ class RangeReader:
         """The partitions of the last call of `read` whose ranges have not been read completely."""
         self._kafka = kafka
         self._skips_lost = skips_lost
-        self._longest_silence_s = LONGEST_SILENCE_S if longest_silence_s is None else longest_silence_s
+        self._longest_silence_s = (
+            LONGEST_SILENCE_S if longest_silence_s is None else longest_silence_s
+        )
         self._ranges: dict[Partition, Range] = {}
         self._left: set[Partition] = set()
         """The partitions whose ranges are not read any further."""
@@ -135,8 +146,8 @@ class RangeReader:
     def read(self, ranges: Iterable[Range]) -> Iterator[Records]:
         """The records of ranges of different partitions, all of which are read at the same time.
 
-        Raises BrokersUnreachable if no records arrive for `longest_silence_s`, and EngineError if records of a range
-        are no longer in the topic, or for another error of Kafka.
+        Raises BrokersUnreachable if no records arrive for `longest_silence_s`, and EngineError if
+        records of a range are no longer in the topic, or for another error of Kafka.
         """
         self._ranges = {(part.topic, part.partition): part for part in ranges}
         self._left = set()
@@ -149,7 +160,9 @@ class RangeReader:
             if not is_assigned:
                 self._assign()
                 is_assigned = True
-            count = sum(self._ranges[partition].end - self._positions[partition] for partition in wanted)
+            count = sum(
+                self._ranges[partition].end - self._positions[partition] for partition in wanted
+            )
             messages = self.consumer.consume(min(count, at_once), _WAIT_S)
             records, others = messages, []
             # Most calls return records only.
@@ -197,11 +210,14 @@ class RangeReader:
 
     def _assign(self) -> None:
         self._fetched = {partition: self._positions[partition] for partition in self._wanted}
-        self.consumer.assign([TopicPartition(*partition, offset) for partition, offset in self._fetched.items()])
+        self.consumer.assign(
+            [TopicPartition(*partition, offset) for partition, offset in self._fetched.items()]
+        )
 
     def _of_ranges(self, messages: Sequence[Message]) -> Iterator[Records]:
         """The messages by partition, without those after the ranges."""
-        # Imported only here, because commands that import this module need no NumPy, unless they read records.
+        # Imported only here, because commands that import this module need no NumPy, unless they
+        # read records.
         import numpy as np
 
         for partition, of_partition in self._by_partition(messages).items():
@@ -222,7 +238,8 @@ class RangeReader:
     def _handle(self, message: Message) -> bool:
         """Take note of the end of a partition, or of an error.
 
-        Returns False if the client has stopped reading a partition, so that it must be assigned again.
+        Returns False if the client has stopped reading a partition, so that it must be assigned
+        again.
         """
         error, partition = message.error(), _partition(message)
         assert error is not None
@@ -230,7 +247,8 @@ class RangeReader:
             return True
         if partition not in self._ranges:
             raise self._failure(error, partition)
-        # What is after a range does not matter, nor what is after the records of a range that was left.
+        # What is after a range does not matter, nor what is after the records of a range that was
+        # left.
         if partition not in self._wanted:
             return True
         part = self._ranges[partition]
@@ -238,7 +256,8 @@ class RangeReader:
             self._note_answer()
             # No record that a reader may see is between the last record and the end.
             self._reach(partition, max(self._positions[partition], message.offset() or 0))
-            # A follower may not have the newest records yet, so only the leader knows whether they are lost.
+            # A follower may not have the newest records yet, so only the leader knows whether they
+            # are lost.
             if partition in self.unread:
                 self._check_bounds(part)
             return True
@@ -254,7 +273,8 @@ class RangeReader:
         try:
             first, end = self.consumer.get_watermark_offsets(TopicPartition(*partition), _ANSWER_S)
         except KafkaException:
-            # The partition may have no leader for a moment. If this lasts, the silence becomes an error.
+            # The partition may have no leader for a moment. If this lasts, the silence becomes an
+            # error.
             return
         is_lost = first > position or end < part.end
         if is_lost and not self._skips_lost:
@@ -293,7 +313,9 @@ class RangeReader:
             return topic_denied(self._kafka, operation if number >= 0 else DESCRIBE, topic)
         address = self._kafka.get("bootstrap.servers", "an unset address")
         if error.code() in _NO_TOPIC:
-            next_step = f"The topic was deleted, or was created again with fewer partitions. {_RUN_AGAIN}"
+            next_step = (
+                f"The topic was deleted, or was created again with fewer partitions. {_RUN_AGAIN}"
+            )
         else:
             next_step = "Check that the broker is running and that its disk has no errors."
         # The error of a whole topic has the number -1, and the error of the client has no topic.
@@ -314,7 +336,8 @@ class RangeReader:
         self._answered_s, self._reason, self._has_asked = time.monotonic(), "", False
 
     def _note_error(self, error: KafkaError) -> None:
-        # The client first reports why each broker cannot be reached, and then that all brokers are down.
+        # The client first reports why each broker cannot be reached, and then that all brokers are
+        # down.
         if error.code() not in {KafkaError._ALL_BROKERS_DOWN, *_NO_TOPIC}:
             self._reason = error.str()
 
@@ -334,7 +357,8 @@ def _offsets(messages: Sequence[Message]) -> Integers:
     import numpy as np
 
     first, last = messages[0].offset() or 0, messages[-1].offset() or 0
-    # Offsets increase, so these are all of the offsets in between, and no other message has to be asked for its own.
+    # Offsets increase, so these are all of the offsets in between, and no other message has to be
+    # asked for its own.
     if last - first == len(messages) - 1:
         return np.arange(first, last + 1)
     return np.fromiter(map(Message.offset, messages), np.int64, len(messages))

@@ -21,7 +21,8 @@ same."""
 class OldestUnread:
     """The oldest unread records of pipelines, and what this process knows of their timestamps.
 
-    The timestamp at an offset is read from Kafka only once, so a scrape of the metrics costs little.
+    The timestamp at an offset is read from Kafka only once, so a scrape of the metrics costs
+    little.
     """
 
     def __init__(self, kafka: Mapping[str, str]) -> None:
@@ -57,7 +58,9 @@ def timestamps_at(
     Also reads records of open transactions. Omits partitions without such a record. Raises
     BrokersUnreachable.
     """
-    places = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+    places = [
+        TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()
+    ]
     if not places:
         return {}
     with configuration_errors(kafka):

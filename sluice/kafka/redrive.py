@@ -61,7 +61,9 @@ HISTORY, REDRIVEN = "sluice.history.", "sluice.redriven"
 _TIMEOUT_S = 15.0
 _AT_ONCE = 500
 _WAIT_S = 0.1
-_RECORD_REFUSED = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD})
+_RECORD_REFUSED = frozenset(
+    {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD}
+)
 """Errors with which the broker refuses a single record, but accepts other records."""
 
 
@@ -219,8 +221,8 @@ def _send(
             )  # fmt: skip
         until = time.monotonic() + _TIMEOUT_S
         while not errors and producer.flush(_WAIT_S) and time.monotonic() < until:
-            # Stop at the first error. After an error, the client does not send the other records, so
-            # `flush` would wait for them in vain.
+            # Stop at the first error. After an error, the client does not send the other records,
+            # so `flush` would wait for them in vain.
             pass
         for letter, error in errors:
             if error.code() in _RECORD_REFUSED:
@@ -272,7 +274,10 @@ def _history_headers(history: Sequence[Failure]) -> list[tuple[str, bytes]]:
 
 
 def _failure(letter: DeadLetter) -> Failure:
-    failure = {name: letter.header(name) for name in ("reason", "detail", "step", "topic", "partition", "offset")}
+    failure = {
+        name: letter.header(name)
+        for name in ("reason", "detail", "step", "topic", "partition", "offset")
+    }
     return failure | {
         "at": letter.at.isoformat(),
         "dead_letter": f"{letter.partition}/{letter.offset}",
@@ -288,7 +293,9 @@ def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[
 
     In place of a record that cannot be written, the reason why it cannot.
     """
-    changed = [letter.source for letter in letters if letter.source is not None and not letter.is_original]
+    changed = [
+        letter.source for letter in letters if letter.source is not None and not letter.is_original
+    ]
     sources: dict[Place, Record] = {}
     if changed:
         for place, message in records_at(kafka, changed):
@@ -299,7 +306,12 @@ def _originals(kafka: Mapping[str, str], letters: Sequence[DeadLetter]) -> list[
 
 def _original(letter: DeadLetter, sources: Mapping[Place, Record]) -> Record | str:
     """The record of a dead letter. `sources` has the records that are not in their dead letters."""
-    record: Record | None = letter.key, letter.value, _milliseconds(letter.header("timestamp")), letter.headers
+    record: Record | None = (
+        letter.key,
+        letter.value,
+        _milliseconds(letter.header("timestamp")),
+        letter.headers,
+    )
     if not letter.is_original and letter.source is not None:
         record = sources.get(letter.source)
     if record is None:

@@ -87,7 +87,12 @@ def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[st
     admin = AdminClient(quiet(kafka))
     futures = admin.create_topics(
         # In Kafka's protocol, -1 stands for the broker's default.
-        [NewTopic(topic.name, topic.partitions, topic.replication or -1, config=dict(topic.config)) for topic in topics]
+        [
+            NewTopic(
+                topic.name, topic.partitions, topic.replication or -1, config=dict(topic.config)
+            )
+            for topic in topics
+        ]
     )
     with broker_errors(kafka):
         created: list[str] = []
@@ -114,7 +119,9 @@ def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: Set[
                 time.sleep(_LISTED_AFTER_S)
 
 
-def watermark_offsets(consumer: Consumer, place: TopicPartition, timeout_s: float) -> tuple[int, int]:
+def watermark_offsets(
+    consumer: Consumer, place: TopicPartition, timeout_s: float
+) -> tuple[int, int]:
     """The first offset of a partition, and the offset that its next record will get.
 
     If the partition is new, waits until a broker leads it.
@@ -168,7 +175,9 @@ def produce(
         if error is not None:
             errors.append(error)
 
-    producer = producer_of({**_PRODUCER, **kafka}, {"enable.idempotence": True, "on_delivery": note})
+    producer = producer_of(
+        {**_PRODUCER, **kafka}, {"enable.idempotence": True, "on_delivery": note}
+    )
     _require_topic(kafka, producer, topic)
     for number, (key, value, timestamp_ms) in enumerate(records):
         while True:
@@ -219,9 +228,9 @@ def read_topic(
 ) -> Iterator[Message]:
     """The committed records of a topic from its beginning to its current end, in the order of each partition.
 
-    With `since_ms`, starts at each partition's first record with this timestamp or a later timestamp.
-    Raises BrokersUnreachable if no broker answers, or no records arrive for `longest_silence_s` (see `RangeReader`),
-    and EngineError if the topic cannot be read.
+    With `since_ms`, starts at each partition's first record with this timestamp or a later
+    timestamp. Raises BrokersUnreachable if no broker answers, or no records arrive for
+    `longest_silence_s` (see `RangeReader`), and EngineError if the topic cannot be read.
     """
     with RangeReader(kafka, skips_lost=True, longest_silence_s=longest_silence_s) as reader:
         with broker_errors(kafka):
@@ -233,7 +242,9 @@ def read_topic(
                     f"Topic {topic} cannot be read: {sentence(metadata.error.str())}",
                     next_step="Check its name.",
                 )
-            bounds = {number: _bounds(reader.consumer, topic, number) for number in metadata.partitions}
+            bounds = {
+                number: _bounds(reader.consumer, topic, number) for number in metadata.partitions
+            }
             begins = {number: first for number, (first, _) in bounds.items()}
             if since_ms is not None:
                 begins |= _offsets_since(reader.consumer, topic, bounds, since_ms)
@@ -260,7 +271,9 @@ def _offsets_since(
             with denial_named(DESCRIBE, topic):
                 raise KafkaException(answer.error)
         # Kafka returns a negative offset for a partition without such a record.
-        offsets[answer.partition] = answer.offset if answer.offset >= 0 else bounds[answer.partition][1]
+        offsets[answer.partition] = (
+            answer.offset if answer.offset >= 0 else bounds[answer.partition][1]
+        )
     return offsets
 
 
@@ -299,7 +312,8 @@ def described_topics(
     With `with_operations`, the broker also says which operations it allows to this client, unless
     it cannot say that.
 
-    Raises KafkaException if no broker answers within `seconds`, or if the client may not describe a topic.
+    Raises KafkaException if no broker answers within `seconds`, or if the client may not describe a
+    topic.
     """
     futures = admin.describe_topics(
         TopicCollection(list(dict.fromkeys(topics))),
@@ -381,7 +395,9 @@ def _pairs(headers: Any) -> Headers:
     return [(name, value.encode() if isinstance(value, str) else value) for name, value in pairs]
 
 
-def records_at(kafka: Mapping[str, str], places: Iterable[Place]) -> Iterator[tuple[Place, Message]]:
+def records_at(
+    kafka: Mapping[str, str], places: Iterable[Place]
+) -> Iterator[tuple[Place, Message]]:
     """The committed records at these places, each with its place; places without a record are left out.
 
     Raises BrokersUnreachable if no broker answers, and EngineError if a topic cannot be read.
@@ -402,7 +418,8 @@ def records_at(kafka: Mapping[str, str], places: Iterable[Place]) -> Iterator[tu
 def _rounds(places: Iterable[Place]) -> Iterator[list[Range]]:
     """Ranges that cover the places. Each list has at most one range of a partition.
 
-    Two places are in the same range if it is quicker to read on from one to the other than to ask the broker again.
+    Two places are in the same range if it is quicker to read on from one to the other than to ask
+    the broker again.
     """
     ranges: dict[tuple[str, int], list[Range]] = {}
     for topic, partition, offset in sorted(places):

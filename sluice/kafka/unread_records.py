@@ -54,7 +54,10 @@ class Lag:
     @property
     def readable(self) -> int:
         """The number of unread records that a run can read now."""
-        return sum(self._count(topic, partition, self.ends[topic][partition]) for topic, partition in self.partitions())
+        return sum(
+            self._count(topic, partition, self.ends[topic][partition])
+            for topic, partition in self.partitions()
+        )
 
     def missing(self, topics: Iterable[str]) -> list[str]:
         """The topics that do not exist, or that this client may not describe, sorted.
@@ -101,7 +104,10 @@ class Lag:
         """The topic and number of each partition with unread records, and the offset of its first unread record."""
         for topic, partition in self.partitions():
             if self.unread_in(topic, partition):
-                yield (topic, partition), self._first(topic, partition, self.full_end(topic, partition))
+                yield (
+                    (topic, partition),
+                    self._first(topic, partition, self.full_end(topic, partition)),
+                )
 
     def of_pipeline(self, topics: Iterable[str], positions: Offsets) -> Lag:
         """The lag of one pipeline, from this lag, which has the topics of several pipelines."""
@@ -144,11 +150,15 @@ def read_lag(admin: AdminClient, topics: Iterable[str], positions: Offsets) -> L
     """
     partitions, broker, denied = _partitions(admin, topics)
     # The begin offset of an unread partition may be above 0, because of the topic's retention.
-    unread = [where for where in partitions if where.partition not in positions.get(where.topic, {})]
+    unread = [
+        where for where in partitions if where.partition not in positions.get(where.topic, {})
+    ]
     latest, earliest = OffsetSpec.latest(), OffsetSpec.earliest()  # type: ignore[no-untyped-call]
     ends = _by_topic(list_offsets(admin, partitions, latest, ANSWER_SECONDS))
     begins = _by_topic(list_offsets(admin, unread, earliest, ANSWER_SECONDS))
-    full_ends = list_offsets(admin, partitions, latest, ANSWER_SECONDS, IsolationLevel.READ_UNCOMMITTED)
+    full_ends = list_offsets(
+        admin, partitions, latest, ANSWER_SECONDS, IsolationLevel.READ_UNCOMMITTED
+    )
     return Lag(ends, positions, begins, _by_topic(full_ends), broker, denied)
 
 

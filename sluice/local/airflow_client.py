@@ -45,7 +45,9 @@ class Airflow:
             return ["API server"]
         states = answer.json()
         components = ("scheduler", "dag_processor", "triggerer")
-        return [name.replace("_", " ") for name in components if states[name]["status"] != "healthy"]
+        return [
+            name.replace("_", " ") for name in components if states[name]["status"] != "healthy"
+        ]
 
     def ask(self, path: str, **parameters: Any) -> httpx.Response:
         """GET a path as the user."""
@@ -70,9 +72,13 @@ class Airflow:
     def trigger(self, dag: str, conf: dict[str, Any] | None = None) -> str:
         """Trigger a run of a DAG, and return the run's id."""
         body = {"logical_date": None, "conf": conf or {}}
-        answer = self._client.post(f"/api/v2/dags/{dag}/dagRuns", json=body, headers=self._headers())
+        answer = self._client.post(
+            f"/api/v2/dags/{dag}/dagRuns", json=body, headers=self._headers()
+        )
         if answer.status_code != httpx.codes.OK:
-            raise EngineError(f"Triggering {dag} returned {answer.status_code}: {answer.text[:500]}")
+            raise EngineError(
+                f"Triggering {dag} returned {answer.status_code}: {answer.text[:500]}"
+            )
         return str(answer.json()["dag_run_id"])
 
     def runs(self, dag: str) -> list[dict[str, Any]]:
@@ -85,7 +91,9 @@ class Airflow:
 
     def tasks(self, dag: str, run: str) -> list[dict[str, Any]]:
         """The task instances of a run."""
-        tasks: list[dict[str, Any]] = self.json(f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances")["task_instances"]
+        tasks: list[dict[str, Any]] = self.json(f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances")[
+            "task_instances"
+        ]
         return tasks
 
     def log(self, dag: str, run: str, task: str, attempt: int) -> str:
@@ -97,7 +105,9 @@ class Airflow:
         return answer.text
 
     def _log_in(self, log_in: LogIn) -> None:
-        answer = self._client.post("/auth/token", json={"username": log_in.user, "password": log_in.password})
+        answer = self._client.post(
+            "/auth/token", json={"username": log_in.user, "password": log_in.password}
+        )
         if answer.status_code not in (httpx.codes.OK, httpx.codes.CREATED):
             raise EngineError(f"Airflow refused the log-in of {log_in.user}: {answer.status_code}.")
         self.token = str(answer.json()["access_token"])

@@ -93,10 +93,10 @@ class Broker:
 class EmbeddedKafka:
     """A Kafka broker that runs during a `with` block, with its data in `folder`, on `port` or on any free port.
 
-    The data are kept when the broker stops, so that it can be started again with the same folder. A `quick` broker
-    needs a third less processor time to start, but can handle fewer records per second. `config` has more settings of
-    the broker. If `config` names listeners, the broker has them in addition to its default listener, which has no
-    security.
+    The data are kept when the broker stops, so that it can be started again with the same folder. A
+    `quick` broker needs a third less processor time to start, but can handle fewer records per
+    second. `config` has more settings of the broker. If `config` names listeners, the broker has
+    them in addition to its default listener, which has no security.
     """
 
     def __init__(
@@ -198,8 +198,8 @@ def start(
 def stop(folder: Path) -> Broker | None:
     """Stop the broker of `folder` and wait until it has ended.
 
-    Returns the broker, or None if no broker was running. The process gets SIGTERM, and SIGKILL if it has
-    not ended after 20 seconds.
+    Returns the broker, or None if no broker was running. The process gets SIGTERM, and SIGKILL if
+    it has not ended after 20 seconds.
     """
     folder = folder.absolute()
     broker = running(folder)
@@ -235,7 +235,11 @@ def _command_line(process: psutil.Process) -> list[str]:
     A process that was just spawned has no arguments until its program is loaded.
     """
     until = time.monotonic() + _LOADING_SECONDS
-    while not (command := process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
+    while (
+        not (command := process.cmdline())
+        and process.status() != psutil.STATUS_ZOMBIE
+        and time.monotonic() < until
+    ):
         time.sleep(0.005)
     return command
 
@@ -253,7 +257,9 @@ def _write_configuration(folder: Path, port: int, config: Mapping[str, str]) -> 
             next_step="Choose another with --folder, or set SLUICE_HOME.",
         ) from None
     path = _configuration_path(folder)
-    text = _CONFIGURATION.format(host=LOOPBACK, port=port, controller=free_port(), data=folder / "data")
+    text = _CONFIGURATION.format(
+        host=LOOPBACK, port=port, controller=free_port(), data=folder / "data"
+    )
     lines = dict(line.split("=", 1) for line in text.splitlines())
     for name, value in config.items():
         lines[name] = f"{lines[name]},{value}" if name in _ADDED else value
@@ -289,7 +295,9 @@ def _spawn(command: list[str], log: Path) -> int:
 
 def _wait_until_ready(broker: Broker, folder: Path) -> None:
     until = time.monotonic() + START_SECONDS
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 100})
+    admin = AdminClient(
+        {"bootstrap.servers": broker.bootstrap, "log_level": 0, "reconnect.backoff.max.ms": 100}
+    )
     while time.monotonic() < until:
         if running(folder) is None:
             raise _not_ready("Kafka ended while it was starting", folder)
@@ -311,5 +319,9 @@ def _not_ready(what: str, folder: Path) -> PreflightError:
 
 
 def _tail(log: Path, count: int = 15) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if not line.startswith("\tat ")]
+    lines = [
+        line
+        for line in log.read_text(errors="replace").splitlines()
+        if not line.startswith("\tat ")
+    ]
     return "\n".join(lines[-count:]) or "(the log is empty)"

@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 COMPONENTS = {
     "api-server": ["api-server"],
-    # No log servers are started. They would listen on all addresses, and are not needed, because the
-    # API server reads the log files itself.
+    # No log servers are started. They would listen on all addresses, and are not needed, because
+    # the API server reads the log files itself.
     "scheduler": ["scheduler", "--skip-serve-logs"],
     "dag-processor": ["dag-processor"],
     "triggerer": ["triggerer", "--skip-serve-logs"],
@@ -86,7 +86,9 @@ class LocalPlatform:
     def sessions(self) -> set[int]:
         """The ids of the system's sessions in which Airflow's components and the broker run."""
         broker = running(self.kafka.folder)
-        return {service.process.pid for service in self._services.values()} | ({broker.pid} if broker else set())
+        return {service.process.pid for service in self._services.values()} | (
+            {broker.pid} if broker else set()
+        )
 
     def __enter__(self) -> LocalPlatform:
         return self
@@ -165,7 +167,9 @@ class LocalPlatform:
                     service.check()
             yield gone
             time.sleep(pause_s)
-        raise EngineError(f"{what} after {seconds:.0f} s.", next_step=f"The logs are in {self.logs}.")
+        raise EngineError(
+            f"{what} after {seconds:.0f} s.", next_step=f"The logs are in {self.logs}."
+        )
 
     @contextmanager
     def as_user(self, log_in: LogIn | None = None) -> Iterator[Airflow]:
@@ -209,8 +213,12 @@ class LocalPlatform:
         return {
             "AIRFLOW_HOME": str(self.home / "airflow"),
             "NO_PROXY": LOOPBACK,
-            "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": self.kafka_config}),
-            "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": self.spark_master}),
+            "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps(
+                {"conn_type": "kafka", "extra": self.kafka_config}
+            ),
+            "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
+                {"conn_type": "spark", "host": self.spark_master}
+            ),
             "AIRFLOW__API__BASE_URL": self.url,
             "AIRFLOW__API__HOST": LOOPBACK,
             "AIRFLOW__API__PORT": str(self.port),

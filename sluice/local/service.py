@@ -82,7 +82,9 @@ def end_sessions(sessions: set[int], patience_s: float) -> None:
 
 def members(sessions: set[int]) -> list[psutil.Process]:
     """The processes of these sessions that have not ended."""
-    of_sessions = (process for process in psutil.process_iter(["pid"]) if _session(process) in sessions)
+    of_sessions = (
+        process for process in psutil.process_iter(["pid"]) if _session(process) in sessions
+    )
     return [process for process in of_sessions if not processes.has_ended(process)]
 
 

@@ -77,7 +77,8 @@ class DatabaseTable:
             try:
                 read = self._read(missing)
             except SQLAlchemyError as error:
-                # The text of SQLAlchemy's error has the whole statement, so only its cause is shown.
+                # The text of SQLAlchemy's error has the whole statement, so only its cause is
+                # shown.
                 reason = masked(_first_cause(error), secrets_of_url(self.connection.url))
                 raise ConnectionError(reason) from None
             cached.add(missing, read, begun)
@@ -94,8 +95,8 @@ class DatabaseTable:
         try:
             return self._rows(values) if values else {}
         except (DataError, OverflowError, ValueError) as error:
-            # The database refuses a key, such as a text with NUL. The keys are read in halves until one
-            # key is left: the refused key.
+            # The database refuses a key, such as a text with NUL. The keys are read in halves until
+            # one key is left: the refused key.
             if len(values) == 1:
                 return dict.fromkeys(values, LookupError(_first_cause(error)))
             middle = len(keys) // 2
@@ -110,22 +111,34 @@ class DatabaseTable:
         wanted = {*values.values()}
         by_value: dict[Any, list[Sequence[Any]]] = {}
         for value, *row in rows:
-            # The database fills the values of a CHAR column with blanks, and ignores them when it compares.
+            # The database fills the values of a CHAR column with blanks, and ignores them when it
+            # compares.
             own = value.rstrip(" ") if isinstance(key_column.type, CHAR) else value
             if own not in wanted:
-                # The value equals none of the requested keys. The database has found it all the same,
-                # for example because the database ignores case, so nobody knows for which key.
-                raise self._error(f"takes the {self.table.column} {value!r} in {self.table.table} for another key")
+                # The value equals none of the requested keys. The database has found it all the
+                # same, for example because the database ignores case, so nobody knows for which
+                # key.
+                raise self._error(
+                    f"takes the {self.table.column} {value!r} in {self.table.table} for another key"
+                )
             by_value.setdefault(own, []).append(row)
-        return {key: self._row(by_value[value], key) for key, value in values.items() if value in by_value}
+        return {
+            key: self._row(by_value[value], key)
+            for key, value in values.items()
+            if value in by_value
+        }
 
     def _row(self, rows: Sequence[Sequence[Any]], key: str) -> str | BaseException:
         """The only row of a key, as JSON."""
         if len(rows) > 1:
-            return LookupError(f"{len(rows)} rows of {self.table.table} have the {self.table.column} {key!r}")
+            return LookupError(
+                f"{len(rows)} rows of {self.table.table} have the {self.table.column} {key!r}"
+            )
         values = dict(zip(self.table.columns, rows[0], strict=True))
         try:
-            return self._declared.json(values if has_models(self.row_type) else msgspec.convert(values, self.row_type))
+            return self._declared.json(
+                values if has_models(self.row_type) else msgspec.convert(values, self.row_type)
+            )
         except Exception as error:
             # The cache must not keep the frames of the traceback.
             return error.with_traceback(None)
@@ -174,7 +187,9 @@ class DatabaseTable:
         except NotImplementedError:
             make = None
         if make is None:
-            raise self._error(f"has keys of type {column.type} in {self.table.table}, for which there are no texts")
+            raise self._error(
+                f"has keys of type {column.type} in {self.table.table}, for which there are no texts"
+            )
         return make
 
     def _error(self, what: str) -> EngineError:
@@ -192,7 +207,8 @@ def _first_cause(error: BaseException) -> str:
 
 @cache
 def _engine(connection: str, url: URL) -> Engine:
-    # Each read opens and closes a connection, so that none stays open while a run waits for records.
+    # Each read opens and closes a connection, so that none stays open while a run waits for
+    # records.
     return create_engine(url, poolclass=NullPool, hide_parameters=True)
 
 
@@ -200,6 +216,7 @@ def _engine(connection: str, url: URL) -> Engine:
 def _row_cache(connection: Connection, table: LookedUpTable, row_type: Any) -> RowCache:
     """The cache of a table in this process. Several batches and workers use it.
 
-    The cached rows have been checked against `row_type` and encoded, so each row type has its own cache.
+    The cached rows have been checked against `row_type` and encoded, so each row type has its own
+    cache.
     """
     return RowCache(table.cached_rows, table.staleness_ms)

@@ -42,7 +42,8 @@ class RowCache:
     def add(self, keys: Sequence[str], rows: Mapping[str, Row], read_at: float) -> None:
         """Cache the rows of keys, which were read at the time `read_at` of the clock.
 
-        If there are more than `size` rows, removes those that have not been used for the longest time.
+        If there are more than `size` rows, removes those that have not been used for the longest
+        time.
         """
         with self._lock:
             for key in keys:

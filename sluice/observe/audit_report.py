@@ -47,7 +47,9 @@ def report(ledger_url: str, pipeline: str, run: str, out: Console, *, verify: bo
             out.print(f"{note.noted_at} {note.run}".strip(), note.text, markup=False)
         audits = _chosen(ledger, info, run)
         if not audits:
-            raise NotFound(f"There is no audit of {run or 'any run'} of {pipeline!r}, or it has been deleted.")
+            raise NotFound(
+                f"There is no audit of {run or 'any run'} of {pipeline!r}, or it has been deleted."
+            )
         balances = _print(audits, out)
         damaged = verify and _verify_shards(ledger, info, audits[-1], out)
     return balances and not damaged
@@ -69,9 +71,13 @@ def _print(audits: list[Audit], out: Console) -> bool:
     """Print the sums of audits, and return whether they balance."""
     first, last = audits[0], audits[-1]
     title = f"{first.pipeline}, snapshots {first.generation}.{first.batch} to {last.generation}.{last.batch}"
-    table = Table(title=title, title_justify="left", caption=_caption(audits), caption_justify="left")
+    table = Table(
+        title=title, title_justify="left", caption=_caption(audits), caption_justify="left"
+    )
     for name in _COLUMNS:
-        table.add_column(name, justify="left" if name in ("topic", "dropped", "dead letters", "") else "right")
+        table.add_column(
+            name, justify="left" if name in ("topic", "dropped", "dead letters", "") else "right"
+        )
     for source in total(audits):
         # A reason may contain brackets, which are markup.
         table.add_row(*map(Text, _row(source)))
@@ -84,7 +90,9 @@ def _print(audits: list[Audit], out: Console) -> bool:
     mistakes = list(chain.from_iterable(audit.wrong for audit in audits))
     for sentence in mistakes:
         out.print(f"✗ {sentence}", markup=False)
-    out.print("✗ The audit does not balance." if mistakes else "✓ Every record read is accounted for.")
+    out.print(
+        "✗ The audit does not balance." if mistakes else "✓ Every record read is accounted for."
+    )
     return not mistakes
 
 
@@ -138,7 +146,9 @@ def _verify_shards(ledger: Ledger, info: GenerationInfo, last: Audit, out: Conso
                 shard.verify_rows(last.batch, last.published_checksums(worker.number))
                 _verify_states(ledger, info.ref, shard, worker.number)
             ledger.quarantine.conclude(before, worker.number)
-            out.print(f"✓ worker {worker.number}: all state rows and operator states match their checksums")
+            out.print(
+                f"✓ worker {worker.number}: all state rows and operator states match their checksums"
+            )
         except StateError as error:
             damaged = True
             # An unreachable shard may be intact, so only shards with detected damage are
@@ -161,7 +171,11 @@ def _is_standby_damaged(
     if standby is None or standby.batch < 0:
         return False
     audits = {audit.batch: audit for audit in ledger.audits.all(info.ref)}
-    published = audits[standby.batch].published_checksums(worker.number) if standby.batch in audits else None
+    published = (
+        audits[standby.batch].published_checksums(worker.number)
+        if standby.batch in audits
+        else None
+    )
     copy = f"worker {worker.number}'s standby, at snapshot {info.generation}.{standby.batch}"
     try:
         with open_shard(standby.server) as shard:
@@ -181,8 +195,8 @@ def _verify_states(ledger: Ledger, ref: GenerationRef, shard: Shard, worker: int
         try:
             return shard.verify_states(newest.batch, newest.published_checksums(worker))
         except DamagedState:
-            # If a run has published a newer snapshot meanwhile, the operator states of this snapshot
-            # are gone.
+            # If a run has published a newer snapshot meanwhile, the operator states of this
+            # snapshot are gone.
             before, newest = newest, ledger.audits.newest(ref)
             if newest is None or newest.batch == before.batch:
                 raise

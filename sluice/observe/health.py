@@ -80,12 +80,18 @@ def input_away(
     never_read = [topic for topic in missing if topic not in hidden and topic not in deleted]
     details: list[str] = []
     if deleted:
-        ends = [f"{topic}/{number} up to {end}" for topic in deleted for number, end in sorted(read[topic].items())]
+        ends = [
+            f"{topic}/{number} up to {end}"
+            for topic in deleted
+            for number, end in sorted(read[topic].items())
+        ]
         was = "was" if len(deleted) == 1 else "were"
         details.append(f"{_topics(deleted)} {was} deleted. The pipeline has read {listed(ends)}.")
     if never_read:
         do = "does" if len(never_read) == 1 else "do"
-        details.append(f"{_topics(never_read)} {do} not exist. The pipeline has never read from there.")
+        details.append(
+            f"{_topics(never_read)} {do} not exist. The pipeline has never read from there."
+        )
     if hidden:
         denial = "cannot be found: Kafka denies Sluice the operation DESCRIBE."
         details.append(f"{_topics(hidden)} {denial}")
@@ -115,10 +121,14 @@ def not_started(pipeline: str, since: datetime) -> Failure:
 
 def held_failure(pipeline: str, lag: Lag, since: datetime) -> Failure:
     """The failure of a pipeline whose records a transaction has held back since a time."""
-    held = {partition: count for partition in lag.partitions() if (count := lag.held_in(*partition))}
+    held = {
+        partition: count for partition in lag.partitions() if (count := lag.held_in(*partition))
+    }
     places = ", ".join(f"{topic}/{number}" for topic, number in held)
     detail = f"It holds back {counted(sum(held.values()), 'record')} of {places}."
-    error = RecordsHeld(detail, next_step=_end_transaction(lag, *next(iter(held))) if lag.broker and held else "")
+    error = RecordsHeld(
+        detail, next_step=_end_transaction(lag, *next(iter(held))) if lag.broker and held else ""
+    )
     failure = Failure.of(error, pipeline, kind="held")
     return msgspec.structs.replace(failure, at=since)
 
@@ -167,7 +177,9 @@ def by_cause(failures: Iterable[Failure]) -> list[list[Failure]]:
     The lists with the worst failures come first. Equally bad ones are sorted by pipeline.
     """
     causes: dict[tuple[str, ...], list[Failure]] = {}
-    for failure in sorted(failures, key=lambda failure: (severity({failure.kind}), failure.pipeline)):
+    for failure in sorted(
+        failures, key=lambda failure: (severity({failure.kind}), failure.pipeline)
+    ):
         cause = failure.kind, failure.host, failure.title, failure.detail, failure.next_step
         causes.setdefault(cause, []).append(failure)
     return list(causes.values())

@@ -60,12 +60,16 @@ def check_hosts(ledger: Ledger, figures: LedgerFigures, configuration: Settings)
         if not any(sight.kind == "clock" for sight in sights):
             sights += _snapshot_of_the_future(own, pipeline, figures)
         for kind, host, error in sights:
-            seen.append(Failure.of(error, pipeline, kind=kind, host=host, secrets=configuration.secrets))
+            seen.append(
+                Failure.of(error, pipeline, kind=kind, host=host, secrets=configuration.secrets)
+            )
         places = {(sight.kind, sight.host) for sight in sights}
         for failure in figures.failures.get(pipeline, ()):
             # Only the host that has a disk or clock sees its failure, so only this host removes the
             # failure. The failure of a state server is removed by any host that can ask the server.
-            is_known_here = failure.host not in unknown if failure.kind == "host" else failure.host == own
+            is_known_here = (
+                failure.host not in unknown if failure.kind == "host" else failure.host == own
+            )
             is_observed = failure.kind in ("host", "disk", "clock")
             if is_observed and is_known_here and (failure.kind, failure.host) not in places:
                 gone.append(failure)
@@ -125,7 +129,8 @@ def _disks(own: str, configuration: Settings) -> Iterator[Sight]:
         if free < needed:
             left = f"{own} has {size_text(free)} of {size_text(size)} left for {folder}"
             yield Sight("disk", own, DiskNearlyFull(f"{left}, and needs {size_text(needed)}."))
-            # A host has one failure of its disks, even if the ledger's and the shards' disks are full.
+            # A host has one failure of its disks, even if the ledger's and the shards' disks are
+            # full.
             return
 
 
@@ -133,7 +138,11 @@ def _clock(own: str, ledger: Ledger) -> Iterator[Sight]:
     ahead = ledger.clock_ahead_seconds()
     if abs(ahead) > CLOCK_SECONDS:
         direction = "ahead of" if ahead > 0 else "behind"
-        yield Sight("clock", own, ClockOff(f"The clock of {own} is {abs(ahead):,.0f} s {direction} the ledger's."))
+        yield Sight(
+            "clock",
+            own,
+            ClockOff(f"The clock of {own} is {abs(ahead):,.0f} s {direction} the ledger's."),
+        )
 
 
 def _snapshot_of_the_future(own: str, pipeline: str, figures: LedgerFigures) -> Iterator[Sight]:
@@ -143,7 +152,9 @@ def _snapshot_of_the_future(own: str, pipeline: str, figures: LedgerFigures) -> 
     ahead = snapshot.published_at - datetime.now(UTC)
     if ahead > timedelta(seconds=CLOCK_SECONDS):
         detail = f"Snapshot {snapshot.id} was published {ahead.total_seconds():,.0f} s in the future of {own}."
-        yield Sight("clock", own, ClockOff(f"{detail} The clock of {own} or of the driver's host is wrong."))
+        yield Sight(
+            "clock", own, ClockOff(f"{detail} The clock of {own} or of the driver's host is wrong.")
+        )
 
 
 def _servers(generations: Iterable[GenerationInfo]) -> dict[str, str]:
@@ -167,12 +178,17 @@ def _look_at_servers(servers: Mapping[str, str]) -> tuple[dict[str, Sight], set[
     unknown: set[str] = set()
     if servers:
         with ThreadPoolExecutor(min(len(servers), _MOST_THREADS), "servers") as asking:
-            errors = dict(zip(servers, asking.map(_error_of, servers.values(), servers), strict=True))
+            errors = dict(
+                zip(servers, asking.map(_error_of, servers.values(), servers), strict=True)
+            )
         for address, error in errors.items():
             if isinstance(error, StateError):
-                # The next step of other errors would be to check the address, which is that in the ledger.
+                # The next step of other errors would be to check the address, which is that in the
+                # ledger.
                 next_step = error.next_step if isinstance(error, ServerHangs) else ""
-                silent[address] = Sight("host", address, HostSilent(error.detail, next_step=next_step))
+                silent[address] = Sight(
+                    "host", address, HostSilent(error.detail, next_step=next_step)
+                )
             elif error is not None:
                 unknown.add(address)
     return silent, unknown

@@ -32,12 +32,20 @@ class Metric(NamedTuple):
 
 METRICS: Mapping[str, Metric] = {
     "lag_records": Metric("gauge", "Records of a partition that the pipeline has not read."),
-    "held_records": Metric("gauge", "Records of a partition that an open transaction of a producer holds back."),
-    "oldest_unread_seconds": Metric("gauge", "Age of the oldest record of a topic that the pipeline has not read."),
+    "held_records": Metric(
+        "gauge", "Records of a partition that an open transaction of a producer holds back."
+    ),
+    "oldest_unread_seconds": Metric(
+        "gauge", "Age of the oldest record of a topic that the pipeline has not read."
+    ),
     "snapshot_age_seconds": Metric("gauge", "Age of the newest snapshot."),
-    "snapshots_kept": Metric("gauge", "Snapshots of the current generation that retention has not removed."),
+    "snapshots_kept": Metric(
+        "gauge", "Snapshots of the current generation that retention has not removed."
+    ),
     "batch_records": Metric("gauge", "Records that the newest batch read."),
-    "batch_late": Metric("gauge", "Records of the newest batch that were too late for a store, once for each window."),
+    "batch_late": Metric(
+        "gauge", "Records of the newest batch that were too late for a store, once for each window."
+    ),
     "batch_rejected": Metric("gauge", "Records of the newest batch that were rejected, by reason."),
     "batch_seconds": Metric("gauge", "Duration of the newest batch, the sum of its phases."),
     "batch_phase_seconds": Metric("gauge", "Duration of a phase of the newest batch."),
@@ -45,31 +53,53 @@ METRICS: Mapping[str, Metric] = {
     "state_bytes": Metric("gauge", "Size of a worker's shard, on its host or in PostgreSQL."),
     "dead_letters_24h": Metric("gauge", "Dead letters of the last 24 hours, by reason."),
     "source_up": Metric(
-        "gauge", "1 if a topic that the pipeline reads is there, 0 if it is missing or no broker answers."
+        "gauge",
+        "1 if a topic that the pipeline reads is there, 0 if it is missing or no broker answers.",
     ),
-    "failed": Metric("gauge", "1 if the last run failed or the pipeline's file cannot be loaded, else 0."),
-    "overdue": Metric("gauge", "1 if the data have become older than the pipeline's deadline, else 0."),
-    "waiting": Metric("gauge", "1 if the pipeline waits for its input, a slot, a lease or a transaction, else 0."),
+    "failed": Metric(
+        "gauge", "1 if the last run failed or the pipeline's file cannot be loaded, else 0."
+    ),
+    "overdue": Metric(
+        "gauge", "1 if the data have become older than the pipeline's deadline, else 0."
+    ),
+    "waiting": Metric(
+        "gauge", "1 if the pipeline waits for its input, a slot, a lease or a transaction, else 0."
+    ),
     "degraded": Metric("gauge", "1 if the pipeline runs although something is wrong, else 0."),
     "condition": Metric("gauge", "1 if something of this kind is wrong with the pipeline, else 0."),
     "condition_age_seconds": Metric("gauge", "For how long something of this kind has been wrong."),
-    "disk_free_bytes": Metric("gauge", "Free space of the disk with this server's ledger or shards."),
+    "disk_free_bytes": Metric(
+        "gauge", "Free space of the disk with this server's ledger or shards."
+    ),
     "disk_size_bytes": Metric("gauge", "Size of the disk with this server's ledger or shards."),
-    "run_memory_bytes": Metric("gauge", "Most memory of the newest run's processes on the driver's host."),
+    "run_memory_bytes": Metric(
+        "gauge", "Most memory of the newest run's processes on the driver's host."
+    ),
     "batches_total": Metric("counter", "Published batches."),
-    "records_total": Metric("counter", "Records read, by topic, by what became of them, and why they were rejected."),
+    "records_total": Metric(
+        "counter", "Records read, by topic, by what became of them, and why they were rejected."
+    ),
     "written_records_total": Metric("counter", "Records written to a topic or a table."),
-    "late_records_total": Metric("counter", "Records that were too late for a store, once for each window."),
+    "late_records_total": Metric(
+        "counter", "Records that were too late for a store, once for each window."
+    ),
     "state_rows_written_total": Metric("counter", "State rows written."),
     "batch_phase_seconds_total": Metric("counter", "Time that batches spent in a phase."),
     "runs_total": Metric("counter", "Runs that have ended, by outcome."),
     "run_retries_total": Metric("counter", "Attempts of Airflow to repeat a failed run."),
     "run_cpu_seconds_total": Metric("counter", "CPU time of runs on the driver's host."),
-    "batch_duration_seconds": Metric("histogram", "Duration of batches, from their start until they were visible."),
-    "run_duration_seconds": Metric("histogram", "Duration of runs, from the start of spark-submit."),
-    "run_start_seconds": Metric("histogram", "Time from the start of spark-submit until Spark was ready."),
+    "batch_duration_seconds": Metric(
+        "histogram", "Duration of batches, from their start until they were visible."
+    ),
+    "run_duration_seconds": Metric(
+        "histogram", "Duration of runs, from the start of spark-submit."
+    ),
+    "run_start_seconds": Metric(
+        "histogram", "Time from the start of spark-submit until Spark was ready."
+    ),
     "request_duration_seconds": Metric(
-        "histogram", "Time from a request to this state server until its answer began, by what was asked for."
+        "histogram",
+        "Time from a request to this state server until its answer began, by what was asked for.",
     ),
 }
 """Name of each metric, without the prefix `sluice_`, and its meaning."""
@@ -154,7 +184,9 @@ def _of_lag(
     for topic, timestamps in times.items():
         oldest = min(timestamps, default=now)
         # A producer's clock may be ahead of this machine's clock.
-        yield Measurement("oldest_unread_seconds", max((now - oldest).total_seconds(), 0.0), (("topic", topic),))
+        yield Measurement(
+            "oldest_unread_seconds", max((now - oldest).total_seconds(), 0.0), (("topic", topic),)
+        )
 
 
 def _of_batch(batch: BatchHistory, now: datetime) -> Iterator[Measurement]:
@@ -229,7 +261,11 @@ def prometheus(measurements: Iterable[Measurement]) -> str:
     page: list[str] = []
     for name, samples in sorted(lines.items()):
         metric = METRICS[name]
-        page += [f"# HELP {PREFIX}{name} {metric.help}", f"# TYPE {PREFIX}{name} {metric.kind}", *samples]
+        page += [
+            f"# HELP {PREFIX}{name} {metric.help}",
+            f"# TYPE {PREFIX}{name} {metric.kind}",
+            *samples,
+        ]
     return "\n".join([*page, ""])
 
 

@@ -58,9 +58,13 @@ class LedgerFigures:
             failures.setdefault(failure.pipeline, []).append(failure)
         return cls(
             generations=generations,
-            snapshots={snapshot.pipeline: snapshot for snapshot in ledger.snapshots.of_all_pipelines()},
+            snapshots={
+                snapshot.pipeline: snapshot for snapshot in ledger.snapshots.of_all_pipelines()
+            },
             audits=ledger.audits.newest_of_all([info.ref for info in generations.values()]),
-            running=frozenset(lease.pipeline for lease in ledger.leases.of_all_pipelines() if lease.held),
+            running=frozenset(
+                lease.pipeline for lease in ledger.leases.of_all_pipelines() if lease.held
+            ),
             failures=failures,
             dead_letters=_dead_letters(ledger, (now or datetime.now(UTC)) - DAY),
             measurements=ledger.measurements.of_all_pipelines(),
@@ -88,7 +92,9 @@ class LedgerFigures:
         if snapshot is None:
             return None
         audit = self.audits.get(snapshot.ref)
-        return _batch(snapshot, audit if audit is not None and audit.batch == snapshot.batch else None, "")
+        return _batch(
+            snapshot, audit if audit is not None and audit.batch == snapshot.batch else None, ""
+        )
 
 
 def batches(
@@ -146,12 +152,18 @@ def run_figures(ledger: Ledger, pipeline: str, run: str) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     snapshots: list[str] = []
     current = ledger.generations.current(pipeline)
-    audits = {} if current is None else {audit.batch: audit for audit in ledger.audits.of_run(current.ref, run)}
+    audits = (
+        {}
+        if current is None
+        else {audit.batch: audit for audit in ledger.audits.of_run(current.ref, run)}
+    )
     for snapshot in ledger.snapshots.all_of_run(pipeline, run):
         batch = _batch(snapshot, audits.get(snapshot.batch), "")
         snapshots.append(batch.snapshot)
         # `Counter.update` adds, unlike `dict.update`.
-        counts.update({"records": batch.records, "applied": batch.applied, "late": sum(batch.late.values())})
+        counts.update(
+            {"records": batch.records, "applied": batch.applied, "late": sum(batch.late.values())}
+        )
         counts.update({"dead_letters": sum(batch.dead_letters.values())})
     names = ("records", "applied", "late", "dead_letters")
     return {"run": run, "snapshots": sorted(snapshots), **{name: counts[name] for name in names}}
@@ -242,4 +254,8 @@ def _newest(ledger: Ledger, ref: GenerationRef) -> Snapshot | None:
 
 def _counts_with(prefix: str, counts: Mapping[str, int]) -> dict[str, int]:
     """The counts above zero whose names begin with `prefix`: name without the prefix → count."""
-    return {name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix) and count}
+    return {
+        name.removeprefix(prefix): count
+        for name, count in counts.items()
+        if name.startswith(prefix) and count
+    }

@@ -53,8 +53,8 @@ def _processes() -> list[psutil.Process]:
 
     own = psutil.Process()
     with suppress(psutil.Error):
-        # If spark-submit has started this process, the JVM is its parent. Otherwise this process has
-        # started the JVM.
+        # If spark-submit has started this process, the JVM is its parent. Otherwise this process
+        # has started the JVM.
         parent = own.parent()
         root = parent if parent is not None and parent.name() == "java" else own
         return [root, *root.children(recursive=True)]

@@ -73,8 +73,8 @@ def traced_run(pipeline: str, run: str) -> Iterator[None]:
             yield
     finally:
         _tracers.clear()
-        # `shutdown` sends the last spans, and waits for the collector. It runs in a daemon thread, so
-        # that the process can end although the collector does not answer.
+        # `shutdown` sends the last spans, and waits for the collector. It runs in a daemon thread,
+        # so that the process can end although the collector does not answer.
         flushing = Thread(target=provider.shutdown, daemon=True)
         flushing.start()
         flushing.join(_FLUSH_SECONDS)
@@ -106,15 +106,19 @@ def _provider() -> TracerProvider:
 
     exporter: SpanExporter
     if os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (
+            OTLPSpanExporter as OverGrpc,
+        )
 
         exporter = OverGrpc()
     else:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as OverHttp
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
+            OTLPSpanExporter as OverHttp,
+        )
 
         exporter = OverHttp()
-    # OpenTelemetry takes the name from OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES. A name that is
-    # passed to `create` would replace the name from OTEL_RESOURCE_ATTRIBUTES.
+    # OpenTelemetry takes the name from OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES. A name that
+    # is passed to `create` would replace the name from OTEL_RESOURCE_ATTRIBUTES.
     resource = Resource.create()
     if str(resource.attributes["service.name"]).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": "sluice"}))

@@ -71,10 +71,10 @@ class ChangedStores:
         current generation's number. Runs go on while the stores are computed, and wait while the
         newest records are read and the generation is promoted.
 
-        Raises CompatibilityError for a change that concerns all stores; EngineError without published
-        state, after an interrupted batch, or if the state has been replaced meanwhile; InputError
-        if the topics no longer have all records that the changed stores need, unless `from_topics`;
-        DamagedState if the state is not as published.
+        Raises CompatibilityError for a change that concerns all stores; EngineError without
+        published state, after an interrupted batch, or if the state has been replaced meanwhile;
+        InputError if the topics no longer have all records that the changed stores need, unless
+        `from_topics`; DamagedState if the state is not as published.
         """
         with Ledger.open(self.settings.ledger) as ledger:
             with self._lease(ledger) as lease:
@@ -121,7 +121,9 @@ class ChangedStores:
         if info is None or published is None:
             raise EngineError(f"{name} has no state yet.", next_step=f"Run it: sluice run {name}.")
         storage = Storage.of(self.job, info.generation, self.settings)
-        query = JobQuery(self.spark, storage, NoRecords(self.spark), dict.fromkeys(self.job.topics, 1))
+        query = JobQuery(
+            self.spark, storage, NoRecords(self.spark), dict.fromkeys(self.job.topics, 1)
+        )
         return _State(
             info,
             published,
@@ -150,9 +152,7 @@ class ChangedStores:
         for database in databases_of(self.job, self.settings).values():
             database.fence()
         name = self.job.pipeline.name
-        next_step = (
-            f"Undo the change, and run it once: sluice run {name}. Or rebuild all stores: sluice rebuild {name}."
-        )
+        next_step = f"Undo the change, and run it once: sluice run {name}. Or rebuild all stores: sluice rebuild {name}."
         require_complete(ledger, state.published, output.last, next_step=next_step)
 
     def _begin(
@@ -172,7 +172,9 @@ class ChangedStores:
                 f"{_names(added)} of {name} would not fit {_names(upstream)}, which also counts deleted records.",
                 next_step=f"Compute all stores from the topics as they are: sluice rebuild {name} --from-topics.",
             )
-        rebuild = Rebuild(self.spark, job, self.settings, self.from_topics).with_topics(ledger, lease.ref)
+        rebuild = Rebuild(self.spark, job, self.settings, self.from_topics).with_topics(
+            ledger, lease.ref
+        )
         for generation in ledger.generations.numbers(lease.ref.pipeline):
             begun = ledger.generations.get(structs.replace(lease.ref, generation=generation))
             if (
@@ -199,7 +201,9 @@ class ChangedStores:
     def _info(self, ledger: Ledger, job: Job, generation: int) -> GenerationInfo:
         """The description of a generation for readers."""
         storage = Storage.of(job, generation, self.settings).placed(ledger.placements)
-        return JobQuery(self.spark, storage, NoRecords(self.spark), dict.fromkeys(job.topics, 1)).info
+        return JobQuery(
+            self.spark, storage, NoRecords(self.spark), dict.fromkeys(job.topics, 1)
+        ).info
 
     def _require_same(
         self,
@@ -241,8 +245,9 @@ class ChangedStores:
             # The workers of the computed generation may have moved since it was begun.
             part = ComputedStores(part.job, computed)
         ref = ledger.generations.new(old.pipeline)
-        # The topics that match a pattern are numbered in the order in which runs have found them. The
-        # new generation continues from the state of these runs, so each topic must keep its number.
+        # The topics that match a pattern are numbered in the order in which runs have found them.
+        # The new generation continues from the state of these runs, so each topic must keep its
+        # number.
         new = structs.replace(self._info(ledger, self.job, ref.generation), topics=old.topics)
         ledger.generations.register(new, hidden=True, lease=lease.row)
         with Lease(ledger.leases, ref, self._holder) as new_lease:
@@ -250,7 +255,9 @@ class ChangedStores:
             checksums = merge.fill(batch, ledger.audits.newest(old.ref), new_lease.epoch)
             times = merge.times(ledger, batch)
             shown = {key: at for key, at in times.items() if key.split("/")[0] not in OWN_TIMES}
-            ledger.generations.inherit(ref, old.ref, batch, checksums, new_lease.epoch, lease.row, times, shown)
+            ledger.generations.inherit(
+                ref, old.ref, batch, checksums, new_lease.epoch, lease.row, times, shown
+            )
         note = f"Computed from the topics: {_names(changes.added)}. Removed: {_names(changes.removed)}."
         ledger.generations.promote(ref, lease.row, self.settings.run, note, places=places)
         # The generation of the changed stores is no longer needed: readers never saw it, and its

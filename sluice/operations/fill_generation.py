@@ -79,7 +79,9 @@ class _Group:
 
     def value(self, of_inputs: Mapping[int, str]) -> str:
         """Combine a row's values from the inputs that contain the row."""
-        if len(self.inputs) == 1 and [column for _, column in self.columns] == [*range(self.inputs[0].stores)]:
+        if len(self.inputs) == 1 and [column for _, column in self.columns] == [
+            *range(self.inputs[0].stores)
+        ]:
             return of_inputs[0]
         decoded = {number: _decode(text) for number, text in of_inputs.items()}
         values: list[bytes] = []
@@ -113,7 +115,11 @@ class Merge:
             # A suppress step holds results back. If a step after it has changed, that step may need
             # the value that each of these results replaces (`Waiting.old`). The old generation's
             # state may lack this value, so the suppress step gets the computed state.
-            held_back = {operator.name for operator in part.job.operators if isinstance(operator.action, Suppress)}
+            held_back = {
+                operator.name
+                for operator in part.job.operators
+                if isinstance(operator.action, Suppress)
+            }
             operators = {before: now for before, now in operators.items() if now not in held_back}
         self.kept_operators = operators
         # The stores of a kept processor are kept, too, because they are part of its state. A store
@@ -142,8 +148,8 @@ class Merge:
                 is_kept = store.name in self.kept_stores
                 source = sources[is_kept].get(store.name)
                 if source is None:
-                    # Neither generation has a store that was added to a kept processor. Such a store
-                    # begins empty.
+                    # Neither generation has a store that was added to a kept processor. Such a
+                    # store begins empty.
                     break
                 of_store = _Input(is_kept, source.group_id, sizes[is_kept][source.group_id])
                 if of_store not in inputs:
@@ -159,7 +165,9 @@ class Merge:
         if of_job is None:
             return b"null"
         column = next(column for column in of_job.store_columns if column.store == store)
-        values = {name: 0 if aggregate.function == "count" else None for name, aggregate in column.columns}
+        values = {
+            name: 0 if aggregate.function == "count" else None for name, aggregate in column.columns
+        }
         return msgspec.json.encode(next(iter(values.values())) if column.scalar else values)
 
     def fill(self, batch: int, audit: Audit | None, epoch: int) -> list[Checksums]:
@@ -196,14 +204,21 @@ class Merge:
 
     def _states(self, old: Shard, part: Shard | None, batch: int) -> Iterator[StateVersion]:
         now = {name: number_of(definition) for name, definition in self.new.operators.items()}
-        numbers = {number_of(self.old.operators[before]): now[name] for before, name in self.kept_operators.items()}
+        numbers = {
+            number_of(self.old.operators[before]): now[name]
+            for before, name in self.kept_operators.items()
+        }
         for state in newest_states(old):
             if (number := numbers.get(state.operator)) is not None:
                 yield _renumber(state, number, state.batch)
         if part is None or self.part is None:
             return
         kept = {*self.kept_operators.values()}
-        computed = {number_of(text): now[name] for name, text in self.part.info.operators.items() if name not in kept}
+        computed = {
+            number_of(text): now[name]
+            for name, text in self.part.info.operators.items()
+            if name not in kept
+        }
         for state in newest_states(part):
             if (number := computed.get(state.operator)) is not None:
                 yield _renumber(state, number, batch)
@@ -211,7 +226,10 @@ class Merge:
     def times(self, ledger: Ledger, batch: int) -> dict[str, int]:
         """The stream times from which the next batch continues."""
         kept, computed = ledger.snapshots.times_before(self.old.ref, batch + 1), dict[str, int]()
-        if self.part is not None and (last := ledger.snapshots.last_batch(self.part.info.ref)) is not None:
+        if (
+            self.part is not None
+            and (last := ledger.snapshots.last_batch(self.part.info.ref)) is not None
+        ):
             computed = ledger.snapshots.times_before(self.part.info.ref, last + 1)
         times: dict[str, int] = {}
         # Kept times come last. Both sources have the times that belong to no operator, such as
@@ -220,7 +238,9 @@ class Merge:
             names = self._names(is_kept=is_kept)
             for key, at in of_source.items():
                 for name in _new_names(key, names):
-                    times[name] = at if name.split("/")[0] in OWN_TIMES else max(at, times.get(name, at))
+                    times[name] = (
+                        at if name.split("/")[0] in OWN_TIMES else max(at, times.get(name, at))
+                    )
         groups = [group for group in self.job.groups if group.window is not None]
         stores = {column.store for group in groups for column in group.store_columns}
         if self.part is not None and not stores <= self.kept_stores:
@@ -231,7 +251,9 @@ class Merge:
             partitions = {topic: len(of_topic) for topic, of_topic in positions.items()}
             of_part = closed(self.part.job.groups, StreamTimes(computed, partitions, now=0))
             has_kept_windows = bool(stores & self.kept_stores)
-            times[CLOSED] = min(of_part, kept.get(CLOSED, BEFORE_ALL)) if has_kept_windows else of_part
+            times[CLOSED] = (
+                min(of_part, kept.get(CLOSED, BEFORE_ALL)) if has_kept_windows else of_part
+            )
         return times
 
     def _names(self, *, is_kept: bool) -> Mapping[str, Collection[str]]:
@@ -247,7 +269,9 @@ class Merge:
         else:
             return {}
         operators = self.kept_operators if is_kept else {name: name for name in info.operators}
-        names: dict[str, set[str]] = defaultdict(set, {before: {now} for before, now in operators.items()})
+        names: dict[str, set[str]] = defaultdict(
+            set, {before: {now} for before, now in operators.items()}
+        )
         before, now = _names_of_groups(info), _names_of_groups(self.new)
         for group in self.groups:
             for source in group.inputs if group.number in self.job.groups_by_number else ():
@@ -278,10 +302,14 @@ def _merge_rows(group: _Group, old: Shard, part: Shard | None, batch: int) -> It
             sources.append(zip(repeat(number), newest_rows(shard, source.group)))
     for entry_id, same in groupby(heapq.merge(*sources, key=_entry_id), _entry_id):
         rows = dict(same)
-        value = group.value({number: row.value for number, row in rows.items() if row.value is not None})
+        value = group.value(
+            {number: row.value for number, row in rows.items() if row.value is not None}
+        )
         # Kept rows keep the batch that wrote them. Computed rows count as written by the newest
         # batch.
-        newest = max((row.batch for number, row in rows.items() if group.inputs[number].kept), default=batch)
+        newest = max(
+            (row.batch for number, row in rows.items() if group.inputs[number].kept), default=batch
+        )
         row = (group.number, *entry_id, value)
         yield Version(*row[:4], newest, value, row_digest(row))
 
@@ -292,7 +320,9 @@ def _entry_id(row: tuple[int, Version]) -> EntryId:
 
 
 def _renumber(state: StateVersion, operator: int, batch: int) -> StateVersion:
-    digest = state_digest(operator, bool(state.shared), state.key, state.due, state.wall, state.state)
+    digest = state_digest(
+        operator, bool(state.shared), state.key, state.due, state.wall, state.state
+    )
     return msgspec.structs.replace(state, operator=operator, batch=batch, digest=digest)
 
 

@@ -37,9 +37,13 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
     generations = ledger.generations.all(place.pipeline)
     # A worker can have a server before the pipeline's first run.
     is_placed = place.number in ledger.placements.of(place.pipeline)
-    if not is_placed and place.number >= max((len(info.workers) for info in generations), default=0):
+    if not is_placed and place.number >= max(
+        (len(info.workers) for info in generations), default=0
+    ):
         raise NotFound(f"Pipeline {place.pipeline!r} has no worker {place.number}.")
-    if (standby := ledger.standbys.of(place.pipeline).get(place.number)) and standby.address == place.address:
+    if (
+        standby := ledger.standbys.of(place.pipeline).get(place.number)
+    ) and standby.address == place.address:
         raise Refused(
             f"{place.host_port} is the standby of worker {place.number} of {place.pipeline!r}.",
             next_step=f"sluice standby promote {place.pipeline} {place.number}, or remove the standby first.",
@@ -97,7 +101,9 @@ def require_server(ledger: Ledger, place: Placement, database: str = "") -> None
             next_step="Give each server an address of its own, which all hosts can reach: sluice serve --bind --host.",
         )
     if database and card.database != database:
-        raise Refused(f"The state server at {address} keeps its shards in {card.database}, not in {database}.")
+        raise Refused(
+            f"The state server at {address} keeps its shards in {card.database}, not in {database}."
+        )
 
 
 def _shards(
@@ -124,13 +130,17 @@ def _shards(
         # sealed.
         return source, None
     try:
-        return source, ShardCopy(source, new_address, progress, settled=-1 if published is None else published)
+        return source, ShardCopy(
+            source, new_address, progress, settled=-1 if published is None else published
+        )
     except Refused:
         # The new server has a shard in use. This shard replaces the old shard if it has the
         # published state and the old shard does not.
         with suppress(StateError, Refused):
             target = open_shard(new_address, to_write=True)
-            if not _difference(ledger, info, place.number, target) and _difference(ledger, info, place.number, source):
+            if not _difference(ledger, info, place.number, target) and _difference(
+                ledger, info, place.number, source
+            ):
                 source.close()
                 return target, None
             target.close()
@@ -172,4 +182,6 @@ def fill_and_seal(
         require_newest()
         source.seal(sealed=sealed)
 
-    copy.fill(stop_writers=seal, let_write=lambda: seal(sealed=False), before_replacing=require_newest)
+    copy.fill(
+        stop_writers=seal, let_write=lambda: seal(sealed=False), before_replacing=require_newest
+    )

@@ -1,8 +1,8 @@
 """Fills an empty installation with copies of a ledger and its shards: the common part of an import and a restore.
 
 The shards are copied first, and stay sealed. After them, the ledger is copied, in one transaction.
-Until this transaction ends, nothing reads the shards, so an interrupted copy can be repeated. At the
-end, the shards are unsealed.
+Until this transaction ends, nothing reads the shards, so an interrupted copy can be repeated. At
+the end, the shards are unsealed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class NewInstallation:
     def finish_interrupted(self, *, next_step: str) -> bool:
         """Finish a copy that was interrupted after its ledger was copied.
 
-        Returns whether there was such a copy. Raises Refused, with this next step, if the ledger has
-        pipelines that come from elsewhere.
+        Returns whether there was such a copy. Raises Refused, with this next step, if the ledger
+        has pipelines that come from elsewhere.
         """
         pipelines = self._target.generations.pipelines()
         if not pipelines:
@@ -67,7 +67,9 @@ class NewInstallation:
                 batch = self._source.snapshots.last_batch(info.ref)
                 if batch is None:
                     continue
-                if self._source.snapshots.get(info.ref, batch) != self._target.snapshots.get(info.ref, batch):
+                if self._source.snapshots.get(info.ref, batch) != self._target.snapshots.get(
+                    info.ref, batch
+                ):
                     continue
                 for worker in info.workers:
                     address = without_password(location(self._shards, info.ref, worker.number))

@@ -2,8 +2,8 @@
 
 Meanwhile, readers use the old generation. The rebuild reads the topics up to the old generation's
 last snapshot. It writes no output, because the old generation has written it already. Then the new
-generation is promoted, and the next run continues from it. A rebuild repairs lost or damaged shards,
-and applies changes of the pipeline to its whole history.
+generation is promoted, and the next run continues from it. A rebuild repairs lost or damaged
+shards, and applies changes of the pipeline to its whole history.
 """
 
 from __future__ import annotations
@@ -101,11 +101,15 @@ class Rebuild:
             # Compare the state before the unpublished batch is built, because that batch has no
             # published checksums.
             self._compare(ledger, old, new, history)
-            # The output of the unpublished batch is written already, so the next run must not read the
-            # batch's records again.
+            # The output of the unpublished batch is written already, so the next run must not read
+            # the batch's records again.
             rebuilding.build(new, history.unpublished)
             seconds = round(time.monotonic() - begun, 1)
-            note = f"State was damaged, and restored from the topics in {seconds} s: {self.why}" if self.why else ""
+            note = (
+                f"State was damaged, and restored from the topics in {seconds} s: {self.why}"
+                if self.why
+                else ""
+            )
             ledger.generations.promote(new, lease.row, self.settings.run, note, places=places)
         log.info(
             "generation promoted", pipeline=name, generation=new.generation, before=old.generation,
@@ -116,7 +120,8 @@ class Rebuild:
     def _is_known(self) -> bool:
         """Return whether the ledger knows the pipeline. A ledger that was lost is recovered from the markers first.
 
-        With `from_topics`, the pipeline may be unknown. Without, raises Refused if it cannot be recovered.
+        With `from_topics`, the pipeline may be unknown. Without, raises Refused if it cannot be
+        recovered.
         """
         name = self.job.pipeline.name
         with Ledger.open(self.settings.ledger) as ledger:
@@ -133,8 +138,8 @@ class Rebuild:
     def _begin_anew(self) -> int:
         """Build a first generation from the topics, of a pipeline that the ledger does not know.
 
-        Writes no output for the records up to the newest marker or, without markers, for those that the topics have
-        now. Returns the generation's number.
+        Writes no output for the records up to the newest marker or, without markers, for those that
+        the topics have now. Returns the generation's number.
         """
         name = self.job.pipeline.name
         note = "The ledger did not know the pipeline, so its state was built from the topics, without output."
@@ -142,7 +147,9 @@ class Rebuild:
             rebuilding = self.with_topics(ledger, lease.ref)
             now = describe_topics(self.settings.kafka, rebuilding.job.topics)
             sources = [*sources_from_topics([], now)]
-            written = fence(self.settings.kafka, Writer(lease.ref, self.job.pipeline.markers)).markers
+            written = fence(
+                self.settings.kafka, Writer(lease.ref, self.job.pipeline.markers)
+            ).markers
             new = ledger.generations.new(name, max(written, default=0))
             for address in leftover_shards(self.settings, new):
                 drop_shard(address)
@@ -191,7 +198,9 @@ class Rebuild:
         old = lease.ref
         sources, now = self._sources(ledger, old, span.begin)
         history = self._history(ledger, old, sources, now, span.until)
-        _require_records(history, [each for each in sources if each.topic in self._streams] or sources, span)
+        _require_records(
+            history, [each for each in sources if each.topic in self._streams] or sources, span
+        )
         drop_other_generations(ledger, self.job.pipeline.name, lease.row)
         new = ledger.generations.new(old.pipeline, self._newest_writer(old))
         ledger.sources.replace(new, sources, lease.row)
@@ -239,7 +248,9 @@ class Rebuild:
             rebuilding.build(new, history.published)
             rebuilding.build(new, history.unpublished)
             note = f"Generation {new.generation}, which a replay built, replaced generation {old.generation}."
-            ledger.generations.promote(new, lease.row, self.settings.run, note, replayed=True, places=places)
+            ledger.generations.promote(
+                new, lease.row, self.settings.run, note, replayed=True, places=places
+            )
         log.info(
             "generation promoted",
             pipeline=old.pipeline,
@@ -251,8 +262,8 @@ class Rebuild:
     def _current(self, ledger: Ledger) -> AbstractContextManager[Lease]:
         """Return the lease of the current generation.
 
-        With `from_topics`, the ledger need not know the pipeline: after it was lost, a rebuild makes
-        the pipeline's first generation.
+        With `from_topics`, the ledger need not know the pipeline: after it was lost, a rebuild
+        makes the pipeline's first generation.
         """
         name = self.job.pipeline.name
         if not self.from_topics and ledger.generations.current_number(name) is None:
@@ -261,7 +272,9 @@ class Rebuild:
                 next_step=f"Run it: sluice run {name}. Or, if the ledger was lost, see what can be recovered: sluice "
                 f"recover {name} --dry-run.",
             )
-        return current_lease(ledger, name, this_process(self.settings.run or "rebuild"), only=self.only)
+        return current_lease(
+            ledger, name, this_process(self.settings.run or "rebuild"), only=self.only
+        )
 
     def with_topics(self, ledger: Ledger, old: GenerationRef) -> Rebuild:
         """This rebuild, with a job that lists the topics that match the pipeline's patterns.
@@ -270,7 +283,9 @@ class Rebuild:
         they no longer exist.
         """
         earlier = None if self.from_topics else old
-        return replace(self, job=with_matching_topics(self.job, self.settings.kafka, ledger, earlier))
+        return replace(
+            self, job=with_matching_topics(self.job, self.settings.kafka, ledger, earlier)
+        )
 
     def _divide_records(self, begin: Positions, target: Positions) -> list[ReplayStep]:
         most = BatchSize(self.settings.memory, self.settings.max_records).most_records()
@@ -321,8 +336,13 @@ class Rebuild:
         sources, reached = self._sources_read(ledger, new), _positions_read(ledger, new)
         now = describe_topics(self.settings.kafka, self.job.topics)
         same = _same_topics(ledger, old, now)
-        read = {topic: ends for topic, ends in _positions_read(ledger, old).items() if topic in same}
-        unread = [msgspec.structs.replace(source, first=position(reached, source, source.first)) for source in sources]
+        read = {
+            topic: ends for topic, ends in _positions_read(ledger, old).items() if topic in same
+        }
+        unread = [
+            msgspec.structs.replace(source, first=position(reached, source, source.first))
+            for source in sources
+        ]
         require_records(old, unread, now, read)
         self._require_last_records(ledger, old, now)
         return sources, now
@@ -334,7 +354,9 @@ class Rebuild:
         now: Mapping[str, Topic],
     ) -> None:
         """Raise InputError if a partition now has other records at offsets that a generation has read."""
-        identity = SourceIdentity(self.settings.kafka, ledger.sources, ref, self.job.topics, ledger.audits)
+        identity = SourceIdentity(
+            self.settings.kafka, ledger.sources, ref, self.job.topics, ledger.audits
+        )
         identity.require_last_records(now)
 
     def _sources_read(self, ledger: Ledger, ref: GenerationRef) -> list[SourcePartition]:
@@ -347,8 +369,8 @@ class Rebuild:
     ) -> History:  # fmt: skip
         """The old generation's batches, limited to the records of `sources` before `until`.
 
-        Topics that the old generation did not read are read up to their ends. With `built`, they are
-        read only up to these offsets, up to which the new generation has read already.
+        Topics that the old generation did not read are read up to their ends. With `built`, they
+        are read only up to these offsets, up to which the new generation has read already.
         """
         new_topics = _new_topics(ledger, old, now)
         topics = _same_topics(ledger, old, now) | new_topics
@@ -358,9 +380,13 @@ class Rebuild:
         # A join needs all records of a global table before any record of a stream, so a new table
         # is read first. The records of new streams are divided into batches.
         tables = {table.source.topic for table in self.job.tables}
-        ends_of_first_batch = {topic: added_ends[topic] for topic in added_ends if topic in tables or built is not None}
+        ends_of_first_batch = {
+            topic: added_ends[topic] for topic in added_ends if topic in tables or built is not None
+        }
         latest = ledger.snapshots.latest(old.pipeline)
-        ends_to_reach = limit_to_ranges(ends, {**(latest.positions if latest else {}), **added_ends})
+        ends_to_reach = limit_to_ranges(
+            ends, {**(latest.positions if latest else {}), **added_ends}
+        )
         batches, unpublished = ledger.history.all(old), self._unpublished(ledger, latest, old)
         steps = [*replay_steps([*batches, *unpublished])]
         published_steps = _steps_within(ends, steps[: len(batches)], ends_of_first_batch)
@@ -374,12 +400,16 @@ class Rebuild:
                 note=_NO_HISTORY,
             )  # fmt: skip
         else:
-            log.warning("new topics", pipeline=old.pipeline, topics=sorted(added_ends), note=_NEW_TOPICS)
+            log.warning(
+                "new topics", pipeline=old.pipeline, topics=sorted(added_ends), note=_NEW_TOPICS
+            )
         begin: dict[str, dict[str, int]] = {}
         for topic, ranges in ends.items():
             begin[topic] = {str(number): start for number, (start, _) in enumerate(ranges)}
         divided = self._divide_records(begin, ends_to_reach)
-        divided_steps = [replace(step, ends={**step.ends, **ends_of_first_batch}) for step in divided]
+        divided_steps = [
+            replace(step, ends={**step.ends, **ends_of_first_batch}) for step in divided
+        ]
         return History(divided_steps, unpublished_steps, complete=False)
 
     def _unpublished(
@@ -395,7 +425,8 @@ class Rebuild:
         all these batches.
         """
         # `fence` keeps other drivers from writing, and reads the markers. Without it, a driver that
-        # has not noticed the loss of its lease could write another batch after the markers were read.
+        # has not noticed the loss of its lease could write another batch after the markers were
+        # read.
         output = fence(self.settings.kafka, Writer(old, self.job.pipeline.markers))
         for database in databases_of(self.job, self.settings).values():
             database.fence()
@@ -444,7 +475,9 @@ class Rebuild:
 
         The markers name it. A ledger that was restored from a backup may not know it.
         """
-        return max(read_markers(self.settings.kafka, Writer(old, self.job.pipeline.markers)), default=0)
+        return max(
+            read_markers(self.settings.kafka, Writer(old, self.job.pipeline.markers)), default=0
+        )
 
     def _compare(
         self,
@@ -460,9 +493,11 @@ class Rebuild:
         sums = [_checksums(ledger.audits.newest(ref), history) for ref in (old, new)]
         # Changed functions may give other results on purpose, so only the same topology has to give
         # the same state.
-        is_same_topology = before.description == after.description and computes_same_state(before, after)
-        # The rebuild repeats the calls and look-ups whose answers were never recorded, or were removed
-        # since. They may get other answers now.
+        is_same_topology = before.description == after.description and computes_same_state(
+            before, after
+        )
+        # The rebuild repeats the calls and look-ups whose answers were never recorded, or were
+        # removed since. They may get other answers now.
         may_differ = self.from_topics or not is_same_topology or self.job.calls_out
         if not sums[0] or (may_differ and sums[0] != sums[1]):
             log.info("state rebuilt", generation=new.generation, checksums=sums[1])
@@ -499,7 +534,10 @@ def _checksums(audit: Audit | None, history: History) -> dict[str, str]:
     if not history.complete:
         # Operator states may depend on where batches end, so only the state rows are compared.
         return audit.checksums
-    return {worker: f"{state_rows}/{audit.states.get(worker, '')}" for worker, state_rows in audit.checksums.items()}
+    return {
+        worker: f"{state_rows}/{audit.states.get(worker, '')}"
+        for worker, state_rows in audit.checksums.items()
+    }
 
 
 _NO_HISTORY = (
@@ -517,7 +555,9 @@ _NEW_TOPICS = (
 def _require_records(history: History, sources: Iterable[SourcePartition], span: Span) -> None:
     """Raise EngineError if the old generation has read no record in the chosen part of the topics."""
     last = history.published[-1].ends if history.published else {}
-    if span != EVERYTHING and not any(position(last, source, source.first) > source.first for source in sources):
+    if span != EVERYTHING and not any(
+        position(last, source, source.first) > source.first for source in sources
+    ):
         raise EngineError(
             "The replay would read no records: none was read between its start and its end.",
             next_step="Choose an earlier start or a later end.",
@@ -539,7 +579,9 @@ def _same_topics(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) -
 
 def _new_topics(ledger: Ledger, old: GenerationRef, now: Mapping[str, Topic]) -> dict[str, Topic]:
     """The topics that a generation does not read, because they were added to the pipeline later."""
-    earlier = {source.topic for source in ledger.sources.get(old)} | _positions_read(ledger, old).keys()
+    earlier = {source.topic for source in ledger.sources.get(old)} | _positions_read(
+        ledger, old
+    ).keys()
     return {name: topic for name, topic in now.items() if name not in earlier}
 
 
@@ -567,7 +609,9 @@ def _steps_within(
 
     All ends are limited to the ranges of offsets.
     """
-    return [replace(step, ends=limit_to_ranges(ranges, {**step.ends, **added_ends})) for step in steps]
+    return [
+        replace(step, ends=limit_to_ranges(ranges, {**step.ends, **added_ends})) for step in steps
+    ]
 
 
 def _stops(written: Positions, firsts: Mapping[Partition, int]) -> dict[Partition, int]:
@@ -636,8 +680,8 @@ def drop_other_generations(
     may be current by now.
     """
     for generation in ledger.generations.numbers(name):
-        # The ledger forgets the generation before its shards are removed, so that no other driver can
-        # promote a generation without shards.
+        # The ledger forgets the generation before its shards are removed, so that no other driver
+        # can promote a generation without shards.
         ref = GenerationRef(name, generation)
         if generation != lease.generation and ref not in but:
             ledger.generations.forget(ref, lease)
@@ -653,6 +697,8 @@ def remove_forgotten(ledger: Ledger, name: str) -> None:
         except StateError as error:
             # The next call tries again. Meanwhile, a database or state server that is down stops no
             # rebuild.
-            log.warning("shards not removed", pipeline=name, generation=ref.generation, why=error.detail)
+            log.warning(
+                "shards not removed", pipeline=name, generation=ref.generation, why=error.detail
+            )
             continue
         ledger.generations.forget_workers(ref)

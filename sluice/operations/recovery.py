@@ -2,8 +2,8 @@
 
 The newest marker in Kafka says which batch was written last, and has what the ledger published with
 this batch; the shards have its state. From both, the ledger gets the batch's snapshot again. Output
-is not written again, and the topics are not read. If a shard is lost, too, the next run restores its
-state from a standby or from the topics, as always.
+is not written again, and the topics are not read. If a shard is lost, too, the next run restores
+its state from a standby or from the topics, as always.
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ def recover(job: Job, settings: Settings) -> Recovery | None:
             found = _find(ledger, job, settings, output.topic)
             if found is None or found.info.ref != ref:
                 raise Refused(
-                    f"{name} was changed while it was recovered.", next_step=f"Repeat: sluice recover {name}."
+                    f"{name} was changed while it was recovered.",
+                    next_step=f"Repeat: sluice recover {name}.",
                 )
             for address in found.leftovers:
                 drop_shard(address)
@@ -251,13 +252,17 @@ def _write(ledger: Ledger, lease: Lease, found: Recovery, settings: Settings) ->
 def _placement(worker: WorkerInfo) -> Placement:
     """Return the state server at which a run writes the worker's shard."""
     url = urlsplit(worker.location)
-    return Placement(worker.pipeline, worker.number, url.hostname or "", url.port or 0, url.scheme == "https")
+    return Placement(
+        worker.pipeline, worker.number, url.hostname or "", url.port or 0, url.scheme == "https"
+    )
 
 
 def _positions(marker: Marker) -> dict[str, dict[str, int]]:
     """Return the next offset of each partition. A partition without records before begins at its first offset."""
     ends = marker.with_earlier.ends
-    positions: dict[str, dict[str, int]] = {topic: dict(of_topic) for topic, of_topic in ends.items()}
+    positions: dict[str, dict[str, int]] = {
+        topic: dict(of_topic) for topic, of_topic in ends.items()
+    }
     for source in marker.state.sources:
         positions.setdefault(source.topic, {}).setdefault(str(source.partition), source.first)
     return positions
@@ -272,7 +277,9 @@ def forget(job: Job, settings: Settings) -> tuple[str, ...]:
     name, topic = job.pipeline.name, job.pipeline.markers
     with Ledger.open(settings.ledger) as ledger:
         if ledger.generations.current_number(name) is not None:
-            raise Refused(f"The ledger knows {name}.", next_step=f"Look at its state: sluice status {name}.")
+            raise Refused(
+                f"The ledger knows {name}.", next_step=f"Look at its state: sluice status {name}."
+            )
         if topic_ids(settings.kafka, [topic]):
             writer = Writer(GenerationRef(name, 1), topic)
             if read_marker_topic(settings.kafka, writer).markers:

@@ -41,9 +41,9 @@ class RepairingRun:
     def run(self) -> int:
         """Read, compute and publish all records. Returns the number of records read.
 
-        Raises DamagedState if the state is damaged, no standby has it, and the topics no longer have
-        all of its records. Raises Unreachable if a state server does not answer and no standby has
-        the state. The state is not restored from the topics in this case, because the server's
+        Raises DamagedState if the state is damaged, no standby has it, and the topics no longer
+        have all of its records. Raises Unreachable if a state server does not answer and no standby
+        has the state. The state is not restored from the topics in this case, because the server's
         shards may be intact.
         """
         run = JobRun(
@@ -59,8 +59,8 @@ class RepairingRun:
             try:
                 return run.run()
             except DamagedState as damaged:
-                # A standby is faster than the topics, which have to be read from the beginning. So the
-                # topics are read only if no standby can be promoted.
+                # A standby is faster than the topics, which have to be read from the beginning. So
+                # the topics are read only if no standby can be promoted.
                 if promote_standbys(ledger, name, self.settings.run, damaged):
                     self._restore(generation, damaged)
             except Unreachable as gone:

@@ -83,11 +83,15 @@ def repartition(
         storage = Storage.of(job, ref.generation, settings).placed(ledger.placements)
         workers: tuple[WorkerInfo, ...] = ()
         for number, address in enumerate(storage.locations):
-            workers += (WorkerInfo(pipeline=name, generation=ref.generation, number=number, location=address),)
+            workers += (
+                WorkerInfo(
+                    pipeline=name, generation=ref.generation, number=number, location=address
+                ),
+            )
         new = msgspec.structs.replace(old, generation=ref.generation, workers=workers)
         require_brokers(settings.kafka)
-        # Fence off other drivers. A driver that does not know that it has lost the lease could still
-        # write a batch, which the new generation would write again.
+        # Fence off other drivers. A driver that does not know that it has lost the lease could
+        # still write a batch, which the new generation would write again.
         output = fence(settings.kafka, Writer(old.ref, job.pipeline.markers))
         output.require_newest()
         for database in databases_of(job, settings).values():
@@ -111,7 +115,9 @@ def repartition(
                 times,
             )
         before = counted(len(old.workers), "worker")
-        note = f"The state of {before} was spread over {len(workers)}, in generation {ref.generation}."
+        note = (
+            f"The state of {before} was spread over {len(workers)}, in generation {ref.generation}."
+        )
         ledger.generations.promote(new.ref, lease.row, settings.run, note, places=places)
     log.info(
         "state repartitioned", pipeline=name, generation=ref.generation, workers=len(workers), rows=rows,
@@ -125,7 +131,9 @@ def _errors(name: str, settings: Settings) -> Iterator[None]:
     try:
         yield
     except DamagedState as error:
-        error.next_step = f"Restore the shard, or rebuild the state from the topics: sluice rebuild {name}."
+        error.next_step = (
+            f"Restore the shard, or rebuild the state from the topics: sluice rebuild {name}."
+        )
         raise
     except Unreachable as error:
         raise EngineError(
@@ -172,7 +180,10 @@ def _divide(
             progress(f"{counted(rows, 'row')} moved")
 
     with ExitStack() as stack:
-        targets = [NewShard(stack.enter_context(create_shard(worker.location, anew=True))) for worker in new.workers]
+        targets = [
+            NewShard(stack.enter_context(create_shard(worker.location, anew=True)))
+            for worker in new.workers
+        ]
         for worker in old.workers:
             division = _Division(old, worker.number, len(targets), tables)
             with worker_shard(worker.number, worker.location) as shard:
@@ -182,7 +193,9 @@ def _divide(
                 for page in pages_of_answers(shard):
                     for number, answers in by_worker(page, len(new.workers)).items():
                         targets[number].add_answers(answers)
-            if reason := origin.difference(None if audit is None else audit.published_checksums(worker.number)):
+            if reason := origin.difference(
+                None if audit is None else audit.published_checksums(worker.number)
+            ):
                 raise damaged_state({worker.number: (worker.location, reason)})
         return [target.finish(batch, epoch) for target in targets], rows
 
@@ -220,7 +233,9 @@ class _Division:
                     divided[number].append(state)
                 continue
             if state.shared:
-                raise self._indivisible("The keys of a worker share a state, such as the buffer of a suppress step.")
+                raise self._indivisible(
+                    "The keys of a worker share a state, such as the buffer of a suppress step."
+                )
             divided[self._owner(state.key)].append(state)
         return divided
 
@@ -228,7 +243,9 @@ class _Division:
         # If a row or a state is not at the worker that owns its key, the key does not determine the
         # worker to which it belongs.
         if owner(key, len(self.old.workers)) != self.worker:
-            raise self._indivisible(f"Worker {self.worker} has the state of key {key!r} for another worker.")
+            raise self._indivisible(
+                f"Worker {self.worker} has the state of key {key!r} for another worker."
+            )
         return owner(key, self.workers)
 
     def _indivisible(self, why: str) -> EngineError:

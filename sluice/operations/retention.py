@@ -60,13 +60,17 @@ def retain(
             versions += _compact(worker.location, min(oldest.batch, newest.batch - 1))
             # A standby with an older copy still needs the versions of its own last batch.
             if worker.standby is not None and worker.standby.batch >= 0:
-                versions += _compact(worker.standby.server, min(oldest.batch, worker.standby.batch - 1))
+                versions += _compact(
+                    worker.standby.server, min(oldest.batch, worker.standby.batch - 1)
+                )
         except StateError as error:
             failed[worker.number] = error.detail
     return RetentionResult(pipeline, forgotten, versions, failed)
 
 
-def note_retention(ledger: Ledger, pipeline: str, reasons: Sequence[str], secrets: Iterable[str] = ()) -> None:
+def note_retention(
+    ledger: Ledger, pipeline: str, reasons: Sequence[str], secrets: Iterable[str] = ()
+) -> None:
     """Record the failure `retention`, with the reasons why old state could not be deleted. Clear it without reasons."""
     if reasons:
         error = RetentionFailed(" ".join(reasons))
@@ -115,7 +119,8 @@ def _oldest_kept(
     kept = None
     for index, snapshot in enumerate(snapshots):
         replaced = snapshots[index - 1].published_at if index else None
-        # A snapshot was the newest until the next snapshot replaced it, so its age counts from then on.
+        # A snapshot was the newest until the next snapshot replaced it, so its age counts from then
+        # on.
         if replaced is None or index < keep_snapshots or replaced > deadline:
             kept = snapshot
     return kept

@@ -1,7 +1,8 @@
 """The interface of operators: an operator gets a key's rows in order, with the key's state, and sends results.
 
-Operators are plain Python and use neither Spark nor a database. The task of a stage (`engine/stages/stage_task.py`)
-sorts the rows, loads the states of their keys and stores changed states with the snapshot.
+Operators are plain Python and use neither Spark nor a database. The task of a stage
+(`engine/stages/stage_task.py`) sorts the rows, loads the states of their keys and stores changed
+states with the snapshot.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ change once more, as LEFT or RIGHT, and joins it.
 def rejects_record(error: BaseException) -> bool:
     """Whether an error of an author's code rejects one record. All other errors end the run.
 
-    A MemoryError ends the run, because it depends on the machine: the record may succeed when it is read again.
+    A MemoryError ends the run, because it depends on the machine: the record may succeed when it is
+    read again.
     """
     # sys.exit() in a function must reject the record, not end the driver. Ctrl-C ends the driver.
     return isinstance(error, Exception | SystemExit) and not isinstance(error, MemoryError)
@@ -175,8 +177,8 @@ class Output(Receiver, Protocol):
     ) -> None:
         """Discard the results buffered since `hold`, and reject the current row, or the key's timer named `timer`.
 
-        `value` is the step's input, and `window` is the window of a timer's key. Raises EngineError if the error or the
-        step's `on_error` ends the run.
+        `value` is the step's input, and `window` is the window of a timer's key. Raises EngineError
+        if the error or the step's `on_error` ends the run.
         """
 
 
@@ -212,7 +214,8 @@ class Operator(Protocol[S]):
     ) -> None:
         """Send the results that are due at stream time `closed`, and drop state that can no longer change.
 
-        All partitions have reached `closed`. For a join of two streams, `latest_of_sides` means the same as in `Row`.
+        All partitions have reached `closed`. For a join of two streams, `latest_of_sides` means the
+        same as in `Row`.
         """
 
     def is_empty(self, state: S) -> bool:
@@ -236,7 +239,8 @@ class Answered(msgspec.Struct, frozen=True):
 class Asking(Protocol):
     """An operator that asks a service or a database about each row, before it processes the rows.
 
-    The task of a stage keeps the answers, so that a repeated batch, or a rebuild, need not ask again.
+    The task of a stage keeps the answers, so that a repeated batch, or a rebuild, need not ask
+    again.
     """
 
     rows_at_once: int

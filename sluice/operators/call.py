@@ -52,7 +52,8 @@ class _Stateless(Timeless):
 class Call(_Stateless):
     """Replaces each value with the result of an author's function. A null value stays null.
 
-    The function takes key and value or, with `size`, a list of up to `size` values, and returns a result per value.
+    The function takes key and value or, with `size`, a list of up to `size` values, and returns a
+    result per value.
     """
 
     def __init__(
@@ -95,7 +96,9 @@ class Call(_Stateless):
     def _ask_many(self, rows: Sequence[Row], size: int) -> list[Any]:
         """Call with lists of up to `size` values. If a list has failed, call with each of its values alone."""
         lists = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
-        answers_of_lists = self._calls.all([partial(self._call_many, called_rows) for called_rows in lists])
+        answers_of_lists = self._calls.all(
+            [partial(self._call_many, called_rows) for called_rows in lists]
+        )
         results: list[Any] = []
         for called_rows, answers in zip(lists, answers_of_lists, strict=True):
             if isinstance(answers, BaseException) and len(called_rows) > 1:

@@ -28,7 +28,8 @@ _LONGEST_WAIT_SECONDS = 60
 class Calls:
     """Makes the calls of one step, as its policy says.
 
-    `step` names the step in errors. `is_async`: the calls return awaitables at once, so they need no threads.
+    `step` names the step in errors. `is_async`: the calls return awaitables at once, so they need
+    no threads.
     """
 
     def __init__(self, policy: CallPolicy, step: str, *, is_async: bool = False) -> None:
@@ -84,7 +85,8 @@ class Calls:
         done, _ = await asyncio.wait({task}, timeout=self._policy.timeout_ms / 1_000)
         if done and not task.cancelled():
             return task.result()
-        # A coroutine that suppresses its cancellation must not hold up the batch, so nothing waits for it.
+        # A coroutine that suppresses its cancellation must not hold up the batch, so nothing waits
+        # for it.
         task.cancel()
         raise TimeoutError(f"no result within {duration_text(self._policy.timeout_ms)}")
 

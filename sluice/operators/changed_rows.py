@@ -42,10 +42,14 @@ class ChangedRows(Timeless):
         assert row.foreign is not None
         change = _decode(row.foreign)
         old = bytes(change.old).decode()
-        differs = self.check_old is not None and row.key is not None and self._differs(old, state.value)
+        differs = (
+            self.check_old is not None and row.key is not None and self._differs(old, state.value)
+        )
         error = None
         if change.kind == "truncate":
-            error = ValueError("all rows were removed from the table, and a change can remove only the row of its key")
+            error = ValueError(
+                "all rows were removed from the table, and a change can remove only the row of its key"
+            )
         elif differs and self.check_old == "reject":
             row_of_key = state.value or "which has none"
             error = ValueError(f"the old row of the change is not the row of its key, {row_of_key}")
@@ -67,7 +71,9 @@ class ChangedRows(Timeless):
         if row is None or not self.may_lack_columns or not old.startswith("{"):
             return True
         columns = _columns_of(row)
-        return any(sent not in (_NULL, columns.get(name)) for name, sent in _columns_of(old).items())
+        return any(
+            sent not in (_NULL, columns.get(name)) for name, sent in _columns_of(old).items()
+        )
 
     def is_empty(self, state: LatestValue) -> bool:
         return state.value is None

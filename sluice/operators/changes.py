@@ -13,7 +13,8 @@ from sluice.operators.latest_value import LatestValue
 class Changes(Timeless):
     """Sends kind, old value and new value of each change of a table's row. A row is identified by key and window.
 
-    The old value comes from the state, so that the tables before this step need not send old values.
+    The old value comes from the state, so that the tables before this step need not send old
+    values.
     """
 
     state_type: ClassVar[Any] = LatestValue
@@ -32,7 +33,9 @@ class Changes(Timeless):
             return
         kind = "insert" if old is None else "delete" if new is None else "update"
         state.value, state.time = new, row.time
-        out.emit(row.key, f'{{"kind":"{kind}","old":{old or "null"},"new":{new or "null"}}}', row.time)
+        out.emit(
+            row.key, f'{{"kind":"{kind}","old":{old or "null"},"new":{new or "null"}}}', row.time
+        )
 
     def is_empty(self, state: LatestValue) -> bool:
         return state.value is None

@@ -26,7 +26,8 @@ class KeyedRows:
     """The index of each key's first row. The last element is the number of all rows."""
     columns: Mapping[str, pa.Array]
     """The columns `key`, `value`, `foreign`, `time`, `side`, `old` and `headers` (see `Row`), `window_start` and
-    `window_end` with the bounds of `Row.window`, and the columns `sequence` and `origin` of the rows' positions."""
+    `window_end` with the bounds of `Row.window`, and the columns `sequence` and `origin` of the
+    rows' positions."""
     stream_times: Mapping[str, Times]
     """`before` and `after` → for each row, the stream time before and after the row. In a join of
     two streams also `left` and `right` → for each row, the side's largest event time so far."""
@@ -69,7 +70,9 @@ class KeyedRows:
 
     def last_before(self, chosen: Mask) -> Indices:
         """For each row, the index of the last chosen row of its key before this row; -1 if no such row is chosen."""
-        last = np.concatenate(([-1], np.maximum.accumulate(np.where(chosen, np.arange(len(self)), -1))[:-1]))
+        last = np.concatenate(
+            ([-1], np.maximum.accumulate(np.where(chosen, np.arange(len(self)), -1))[:-1])
+        )
         return np.where(last >= self.starts[self.key_numbers], last, -1)
 
     def last_of_keys(self, chosen: Mask) -> Indices:
@@ -132,11 +135,13 @@ S = TypeVar("S")
 class KeyStates(Sequence[S]):
     """The states of many keys, by the numbers of the keys.
 
-    The state of a key that has none yet is made when it is first read. In a batch with many keys, most keys of a
-    join or of short windows have no state, neither before the batch nor after it.
+    The state of a key that has none yet is made when it is first read. In a batch with many keys,
+    most keys of a join or of short windows have no state, neither before the batch nor after it.
     """
 
-    def __init__(self, keys: Sequence[str], states: MutableMapping[str, S], new_state: Callable[[], S]) -> None:
+    def __init__(
+        self, keys: Sequence[str], states: MutableMapping[str, S], new_state: Callable[[], S]
+    ) -> None:
         """`states`: the key of each state that there is; new states are added."""
         self._keys = keys
         self._states = states
@@ -179,8 +184,9 @@ class ColumnOperator(Operator[S], Protocol[S]):
     def process_columns(self, states: KeyStates[S], rows: KeyedRows) -> Results | None:
         """Process all rows, and change the `states` of their keys in place.
 
-        Returns None, and changes no state, if these rows have to be processed one by one. Raises RowFailedError if a
-        row fails. States may then have changed: the caller loads them again, and processes the rows one by one.
+        Returns None, and changes no state, if these rows have to be processed one by one. Raises
+        RowFailedError if a row fails. States may then have changed: the caller loads them again,
+        and processes the rows one by one.
         """
 
 
@@ -201,11 +207,15 @@ def replaced_values(columns: Mapping[str, pa.Array | pa.ChunkedArray], is_old: M
     for name in CHANGE_OF_ROW:
         this, following = columns[name].slice(0, len(is_old) - 1), columns[name].slice(1)
         both_null = pc.and_(pc.is_null(this), pc.is_null(following))
-        is_same &= np.asarray(pc.fill_null(pc.equal(this, following), both_null).to_numpy(zero_copy_only=False))
+        is_same &= np.asarray(
+            pc.fill_null(pc.equal(this, following), both_null).to_numpy(zero_copy_only=False)
+        )
     return np.append(is_same, False)
 
 
-def take_or(column: pa.Array, indices: Indices, others: Sequence[Any], other_numbers: Indices) -> pa.Array:
+def take_or(
+    column: pa.Array, indices: Indices, others: Sequence[Any], other_numbers: Indices
+) -> pa.Array:
     """For each index, the column's value at this index.
 
     If the index is -1, the value comes from `others`, at the index that `other_numbers` gives.
@@ -241,6 +251,8 @@ def with_old_values(new: Results, old_values: pa.Array, has_old: Mask) -> Result
     # Below, `concat_arrays` puts the old values after all new values. Taken in the order `order`,
     # each old value comes before its new value.
     order = np.argsort(np.concatenate((2 * np.arange(count) + 1, 2 * replacing)))
-    values = pa.concat_arrays([new.values, old_values.take(pa.array(replacing))]).take(pa.array(order))
+    values = pa.concat_arrays([new.values, old_values.take(pa.array(replacing))]).take(
+        pa.array(order)
+    )
     result_numbers = np.concatenate((np.arange(count), replacing))[order]
     return Results(new.rows[result_numbers], values, new.times[result_numbers], old=order >= count)

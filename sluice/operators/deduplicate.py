@@ -13,8 +13,9 @@ from sluice.operators.lateness import forgotten_at, last_forgotten
 class Deduplicate:
     """A row's key is the id; the record's own key is in `foreign`. Records without an id pass.
 
-    A record is a duplicate if a record with the same id and an event time at most `within_ms` away has passed. The
-    state holds the event times of passed records, each until stream time is more than `within_ms` past it.
+    A record is a duplicate if a record with the same id and an event time at most `within_ms` away
+    has passed. The state holds the event times of passed records, each until stream time is more
+    than `within_ms` past it.
     """
 
     within_ms: int

@@ -57,7 +57,8 @@ class EarlyResults(Suppress):
         if row.key is None:
             out.count("null_key")
             return
-        # The old value of a result is the value that was sent last, so the aggregate's old value is not needed.
+        # The old value of a result is the value that was sent last, so the aggregate's old value is
+        # not needed.
         if row.old:
             return
         self.close(state, row.key, row.before, out)

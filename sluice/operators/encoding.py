@@ -30,7 +30,14 @@ from sluice.values.json_limits import (
 )
 from sluice.values.record_metadata import MOST_KEY_BYTES
 from sluice.values.sql_types import MOST_DIGITS
-from sluice.values.stored_values import author_value, encode_model, has_models, is_converted, stored_type, storer
+from sluice.values.stored_values import (
+    author_value,
+    encode_model,
+    has_models,
+    is_converted,
+    stored_type,
+    storer,
+)
 
 IMMUTABLE = frozenset(
     {int, float, str, bool, type(None), bytes, Decimal, datetime, date, time, timedelta, UUID},
@@ -42,7 +49,9 @@ _LARGE_INTEGER = re.compile(rb"\d{%d}" % (MOST_DIGITS + 1))
 
 _encoder = msgspec.json.Encoder(decimal_format="number", enc_hook=encode_model)
 _encode_json = _encoder.encode
-_encode_decimals_as_text = msgspec.json.Encoder(decimal_format="string", enc_hook=encode_model).encode
+_encode_decimals_as_text = msgspec.json.Encoder(
+    decimal_format="string", enc_hook=encode_model
+).encode
 
 
 def to_json(value: Any) -> str:
@@ -66,7 +75,9 @@ def _refuse_infinite(value: Any, data: bytes) -> None:
     # msgspec writes NaN and infinity as null if they are floats, and by name if they are Decimals.
     # So only JSON that contains one of these words needs a closer look.
     if b"null" in data or b"NaN" in data or b"Infinity" in data:
-        plain = msgspec.to_builtins(value, builtin_types=(Decimal,), str_keys=True, enc_hook=encode_model)
+        plain = msgspec.to_builtins(
+            value, builtin_types=(Decimal,), str_keys=True, enc_hook=encode_model
+        )
         require_all_finite(plain)
 
 
@@ -94,7 +105,8 @@ class Declared:
         self._store = storer(kind) if self._is_known and is_converted(kind) else None
         self._plain = kind if kind in IMMUTABLE and kind is not datetime else None
         self._decode = msgspec.json.Decoder(stored_type(kind) if self._is_known else Any).decode
-        # msgspec may leave out the defaults of a Struct, for example, but later steps read every field.
+        # msgspec may leave out the defaults of a Struct, for example, but later steps read every
+        # field.
         self._encode: Callable[[Any], bytes] = _encode_json
         if self._is_known and contract_values.needs_plain_data(kind):
             self._encode = _encode_fields
@@ -118,8 +130,8 @@ class Declared:
     def json(self, value: Any) -> str:
         """The value as JSON. Raises an error for a value that is not of the type, or that Spark cannot read exactly.
 
-        A value of another form, such as a dict in place of a Struct, is written as later steps read it: for
-        example, with the default of each field that the dict leaves out.
+        A value of another form, such as a dict in place of a Struct, is written as later steps read
+        it: for example, with the default of each field that the dict leaves out.
         """
         if self.is_plain(value):
             return self.plain_text(value)
@@ -202,7 +214,9 @@ def _checked_untyped(value: Any, data: bytes) -> str:
     # Only a large integer or a Decimal can be inexact. To find out whether the value contains a
     # Decimal, encode it with Decimals as text: their quotation marks make the JSON longer.
     has_large_integer = len(data) > MOST_DIGITS and _LARGE_INTEGER.search(data) is not None
-    if has_large_integer or (type(value) not in _WITHOUT_DECIMALS and len(_encode_decimals_as_text(value)) > len(data)):
+    if has_large_integer or (
+        type(value) not in _WITHOUT_DECIMALS and len(_encode_decimals_as_text(value)) > len(data)
+    ):
         refuse_inexact_numbers(data)
     return data.decode()
 
@@ -260,7 +274,9 @@ def _encode_fields(value: Any) -> bytes:
 
 def _encode_times(value: Any) -> bytes:
     """Encode as JSON in which times look as SQL writes them."""
-    return _encode_json(with_time_texts(msgspec.to_builtins(value, builtin_types=(datetime, Decimal))))
+    return _encode_json(
+        with_time_texts(msgspec.to_builtins(value, builtin_types=(datetime, Decimal)))
+    )
 
 
 def _encode_hook(value: Any) -> Any:
@@ -273,9 +289,13 @@ def _decode_hook(kind: type, value: Any) -> Any:
     if kind is Exact:
         return Exact.from_bytes(value)
     if isinstance(kind, _Converted):
-        # The stored values of models have been encoded, not the models (see `encode_model`), so they
-        # are decoded as the types of stored values.
-        store = partial(msgspec.convert, type=stored_type(kind.kind)) if has_models(kind.kind) else storer(kind.kind)
+        # The stored values of models have been encoded, not the models (see `encode_model`), so
+        # they are decoded as the types of stored values.
+        store = (
+            partial(msgspec.convert, type=stored_type(kind.kind))
+            if has_models(kind.kind)
+            else storer(kind.kind)
+        )
         return author_value(store(value))
     raise TypeError(f"Decoding objects of type {kind.__name__} is unsupported")
 
@@ -294,7 +314,11 @@ class _Converted(type):
 
 def state_type(kind: Any) -> Any:
     """The type that stands for the author's type `kind` in the type of a state."""
-    return _Converted("Converted", (), {"kind": kind}) if kind is not Any and is_converted(kind) else kind
+    return (
+        _Converted("Converted", (), {"kind": kind})
+        if kind is not Any and is_converted(kind)
+        else kind
+    )
 
 
 encode_state: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=_encode_hook).encode

@@ -64,7 +64,9 @@ class ExpiringTable:
             return row.time + self.expiry.after_ms
         return None if row.foreign is None else int(row.foreign)
 
-    def _replace(self, state: ExpiringRow, key: str, value: str | None, time: int, out: Output) -> None:
+    def _replace(
+        self, state: ExpiringRow, key: str, value: str | None, time: int, out: Output
+    ) -> None:
         if self.sends_old_values and state.value is not None:
             out.emit(key, state.value, time, old=True)
         state.value, state.time = value, time

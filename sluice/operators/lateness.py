@@ -1,8 +1,8 @@
 """Decides whether a record is late, and when a window is closed. All operators use these rules.
 
 *Stream time* is the largest event time so far, of late records and of the current record too
-(`engine/batch/stream_time.py` computes it). Records are late for the same windows as in Kafka Streams, to the
-millisecond:
+(`engine/batch/stream_time.py` computes it). Records are late for the same windows as in Kafka
+Streams, to the millisecond:
 
 | windows | the window is closed, and a record is late for it, when |
 | --- | --- |
@@ -10,9 +10,10 @@ millisecond:
 | sliding: `[start, end]` | end + grace < stream time |
 | session: `[start, end]` | end + gap + grace < stream time |
 
-For a session, `end` is the end after the record has joined the session and merged it with others. `suppress` sends the
-results of closed windows, and operators forget closed windows. In Kafka Streams, a sliding window and a session are
-closed one millisecond before records become late for them, so that a record can change a window after its final result.
+For a session, `end` is the end after the record has joined the session and merged it with others.
+`suppress` sends the results of closed windows, and operators forget closed windows. In Kafka
+Streams, a sliding window and a session are closed one millisecond before records become late for
+them, so that a record can change a window after its final result.
 
 The functions also take NumPy arrays of times. All times are in ms.
 """
@@ -31,7 +32,8 @@ class WindowLateness:
     """When the windows of one definition are closed, so that records are late for them."""
 
     def __init__(self, window: AnyWindow) -> None:
-        # Sliding windows and sessions include their end, so they accept records for one millisecond longer.
+        # Sliding windows and sessions include their end, so they accept records for one millisecond
+        # longer.
         includes_end = isinstance(window, SlidingWindow | SessionWindow)
         self.open_ms = window.open_ms + 1 if includes_end else window.open_ms
         """How long after its end a window takes in records, in stream time."""
@@ -84,8 +86,8 @@ class JoinLateness:
             window.after_ms + window.grace_ms + 1,
             window.before_ms + window.grace_ms + 1,
         )
-        # Kafka Streams keeps records for before + after + grace, so without `before` or `after`, it forgets
-        # records one millisecond before their grace has passed.
+        # Kafka Streams keeps records for before + after + grace, so without `before` or `after`, it
+        # forgets records one millisecond before their grace has passed.
         self._kept_ms = (
             window.after_ms + window.grace_ms + max(window.before_ms, 1),
             window.before_ms + window.grace_ms + max(window.after_ms, 1),

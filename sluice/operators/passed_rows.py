@@ -10,8 +10,8 @@ from sluice.operators.base import Output, Row, Timeless
 class PassedRows(Timeless):
     """Passes on each change of a row that passes the filter before or after the change.
 
-    A change of any other row is no change of the filtered table. The operator keeps no state: a row's old value
-    comes right before its new value.
+    A change of any other row is no change of the filtered table. The operator keeps no state: a
+    row's old value comes right before its new value.
     """
 
     state_type: Any = None

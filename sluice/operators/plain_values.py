@@ -1,7 +1,7 @@
 """Recognizes plain values: numbers, short texts, Booleans and Structs of them, which need no further check.
 
-A plain value can be written as JSON and as MessagePack, and is read back as the same value. To recognize a plain value
-takes a fraction of the time that it takes to write and read it.
+A plain value can be written as JSON and as MessagePack, and is read back as the same value. To
+recognize a plain value takes a fraction of the time that it takes to write and read it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _TESTS = {
 def plain_check(kind: Any) -> Callable[[Any], bool]:
     """A function that returns True only for plain values of the type. Its code is generated for the type."""
     if kind is Any:
-        test: str | None = " or ".join(f"({_TESTS[scalar].format('v')})" for scalar in (int, str, float, bool))
+        test: str | None = " or ".join(
+            f"({_TESTS[scalar].format('v')})" for scalar in (int, str, float, bool)
+        )
     elif is_plain_struct(kind):
         tests = [_test(field.type, f"v.{field.name}") for field in msgspec.structs.fields(kind)]
         test = " and ".join(["type(v) is kind", *filter(None, tests)])
@@ -56,7 +58,8 @@ def has_plain_values(kind: Any) -> bool:
 def is_plain_struct(kind: Any) -> bool:
     """Whether the type is a Struct all of whose fields are numbers, texts, Booleans or null.
 
-    Such a Struct is read back as it was, because it has no code of its own and no attributes besides its fields.
+    Such a Struct is read back as it was, because it has no code of its own and no attributes
+    besides its fields.
     """
     if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
         return False

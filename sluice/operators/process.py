@@ -30,7 +30,12 @@ from sluice.operators.processor import (
 from sluice.support.arrays import Indices
 from sluice.values.headers import NO_HEADERS, Headers
 from sluice.values.stored_values import value_decoder
-from sluice.values.windowed_keys import Windowed, key_and_window, split_windowed_key, windowed_of_text
+from sluice.values.windowed_keys import (
+    Windowed,
+    key_and_window,
+    split_windowed_key,
+    windowed_of_text,
+)
 from sluice.values.windows import Bounds
 
 
@@ -39,11 +44,11 @@ class Process:
 
     `keeps_key`: the processor is a `ValueProcessor`, whose results have the key of the record.
     `is_keyed_by`: the author has chosen the key of the stores with `by=`. The row's key is the
-    chosen key, and the record's own key is in `foreign`.
-    `has_windowed_keys`: the keys of the records are the texts of windowed keys. The author's code
-    gets each of them as a `Windowed`.
+    chosen key, and the record's own key is in `foreign`. `has_windowed_keys`: the keys of the
+    records are the texts of windowed keys. The author's code gets each of them as a `Windowed`.
     `tables`: the types of the values of the tables that the processor reads. Rows of these tables
-    have a side of READ or higher. They are kept for look-ups and are not passed to the author's code.
+    have a side of READ or higher. They are kept for look-ups and are not passed to the author's
+    code.
 
     An event timer fires right after the record that advances stream time to the timer's time. The
     key of this record does not matter. A processor that sets timers has a method
@@ -121,7 +126,9 @@ class Process:
                 state, own_key, time, row.after, out, sent_key=record_key, time_before=row.before
             )  # fmt: skip
             headers = Headers.of_json(row.headers)
-            record = Record(record_key, None if value is None else self._decode(value), time, headers)
+            record = Record(
+                record_key, None if value is None else self._decode(value), time, headers
+            )
             if (result := self._process_record(record)) is not None:
                 require_run(result)
         except BaseException as error:
@@ -135,8 +142,8 @@ class Process:
     def process_columns(self, states: Sequence[KeyState], rows: KeyedRows) -> Results | None:
         """Process all rows together, if the processor sets no timers.
 
-        Raises RowFailedError if the author's code fails for a record or forwards very many records. These rows and all
-        later rows are then processed one by one.
+        Raises RowFailedError if the author's code fails for a record or forwards very many records.
+        These rows and all later rows are then processed one by one.
         """
         if self._goes_by_row:
             return None
@@ -155,15 +162,19 @@ class Process:
     def _process_all(self, states: Sequence[KeyState], rows: KeyedRows) -> Results:
         """Process all rows. Raises RowFailedError if too many results would be in memory together."""
         context, process = self._context, self._process_record
-        forwarded = _Forwarded(has_windows=self._has_windowed_keys and isinstance(context, ValueContext))
+        forwarded = _Forwarded(
+            has_windows=self._has_windowed_keys and isinstance(context, ValueContext)
+        )
         causes: list[int] = []
         """The row of each result."""
         lengths = np.diff(rows.starts).tolist()
-        # Each value is decoded, and becomes a record, right before the author's code gets it, because
-        # objects that live shortly take the least time.
+        # Each value is decoded, and becomes a record, right before the author's code gets it,
+        # because objects that live shortly take the least time.
         own_keys: Iterable[Windowed[str] | str | None] = rows.keys
         if self._is_keyed_by:
-            keys: Iterable[Windowed[str] | str | None] = map(self._record_key, rows.columns["foreign"].to_pylist())
+            keys: Iterable[Windowed[str] | str | None] = map(
+                self._record_key, rows.columns["foreign"].to_pylist()
+            )
         else:
             own_keys = [*map(self._record_key, rows.keys)]
             keys = chain.from_iterable(map(repeat, own_keys, lengths))
@@ -180,7 +191,11 @@ class Process:
         for key, state, length in zip(own_keys, states, lengths, strict=True):
             context.turn_to_key(state, key, forwarded)
             for row, record, stream_time, text in islice(each, length):
-                context.sent_key, context.time, context.stream_time = record.key, record.time, stream_time
+                context.sent_key, context.time, context.stream_time = (
+                    record.key,
+                    record.time,
+                    stream_time,
+                )
                 forwarded.headers = text
                 if (result := process(record)) is not None:
                     require_run(result)
@@ -262,7 +277,9 @@ class Process:
         """Each store's entries of a key: name → the time of the `put`, and the value."""
         return msgspec.structs.astuple(state.stores)
 
-    def texts_of_entries(self, store: int, entries_of_keys: Sequence[dict[str, tuple[int, Any]]]) -> list[str | None]:
+    def texts_of_entries(
+        self, store: int, entries_of_keys: Sequence[dict[str, tuple[int, Any]]]
+    ) -> list[str | None]:
         """The entries of each key in one store as a JSON object, for queries; None if a key has no entries."""
         objects: list[dict[str, Any]] = []
         for entries in entries_of_keys:
@@ -270,7 +287,9 @@ class Process:
             names = sorted(entries) if len(entries) > 1 else entries
             objects.append({name: entries[name][1] for name in names})
         texts = plain_texts(objects) if self._has_plain_values[store] else map(to_json, objects)
-        return [text if entries else None for text, entries in zip(texts, entries_of_keys, strict=True)]
+        return [
+            text if entries else None for text, entries in zip(texts, entries_of_keys, strict=True)
+        ]
 
     def _fire(
         self,
@@ -305,7 +324,9 @@ class Process:
         """The key of stores and timers, as the author's code gets it."""
         return windowed_of_text(text) if self._has_windowed_keys and not self._is_keyed_by else text
 
-    def _call(self, state: KeyState, timer: Timer[Windowed[str] | str], stream_time: int, out: Output) -> None:
+    def _call(
+        self, state: KeyState, timer: Timer[Windowed[str] | str], stream_time: int, out: Output
+    ) -> None:
         """Call the author's `on_timer`. If it fails, the key's stores and timers are restored.
 
         As in Kafka Streams, the results of a timer have no headers.
@@ -361,7 +382,11 @@ class _Forwarded:
         """The results. `causes` are the rows that have caused them."""
         columns = zip(*self.sent, strict=True) if self.sent else ((),) * 6
         keys, values, times, outputs, headers, windows = columns
-        starts, ends = np.array(windows, np.int64).reshape(-1, 2).T if self._has_windows else (NO_ROWS, NO_ROWS)
+        starts, ends = (
+            np.array(windows, np.int64).reshape(-1, 2).T
+            if self._has_windows
+            else (NO_ROWS, NO_ROWS)
+        )
         return Results(
             causes,
             pa.array(values, pa.string()),

@@ -112,7 +112,9 @@ class NoEntries(dict[str, Any]):
         self._store = store
 
     def _refuse(self, *_: object) -> Any:
-        raise ValueError(f"store {self._store!r} has entries per record key, and the record has no key")
+        raise ValueError(
+            f"store {self._store!r} has entries per record key, and the record has no key"
+        )
 
     get = __contains__ = __iter__ = _refuse
 
@@ -147,8 +149,8 @@ class Journal:
 
     def change(self, kept: dict[str, Any], name: str) -> None:
         """Log an entry or a timer before it is set or deleted."""
-        # Log the old value itself, not a copy, because entries and timers are replaced, never changed
-        # in place.
+        # Log the old value itself, not a copy, because entries and timers are replaced, never
+        # changed in place.
         self._before.append((kept, name, kept.get(name)))
 
     def undo_changes(self) -> None:
@@ -164,8 +166,8 @@ class Journal:
 class Store(Generic[V]):
     """A named key-value store. A processor sees only the entries of the current record's key.
 
-    As in Kafka Streams, only `put` and `delete` change the store: `put` stores a copy of a list, a dict or another
-    object that can be modified, and `get` and `items` return copies.
+    As in Kafka Streams, only `put` and `delete` change the store: `put` stores a copy of a list, a
+    dict or another object that can be modified, and `get` and `items` return copies.
     """
 
     def __init__(self, name: str, options: StoreOptions, context: ContextBase) -> None:
@@ -177,7 +179,9 @@ class Store(Generic[V]):
         self._is_plain = plain_check(options.value_type)
         self._copy_plain = plain_copy(options.value_type)
         self._decode: Callable[[bytes], V] = state_decoder(state_type(options.value_type))
-        self._check_amounts = None if options.value_type is Any else amount_check(options.value_type)
+        self._check_amounts = (
+            None if options.value_type is Any else amount_check(options.value_type)
+        )
         self._accepted = Declared(options.value_type).accepted
         self._plain = options.value_type if options.value_type in IMMUTABLE else None
         self._is_undeclared = options.value_type is Any
@@ -232,7 +236,11 @@ class Store(Generic[V]):
         if type(value) in IMMUTABLE:
             return value
         # The fields of a Struct that has plain values are immutable, whatever values they have.
-        return self._decode(encode_state(value)) if self._copy_plain is None else self._copy_plain(value)
+        return (
+            self._decode(encode_state(value))
+            if self._copy_plain is None
+            else self._copy_plain(value)
+        )
 
     def _as_read(self, value: V) -> V:
         """The value as the next batch reads it. Raises an error if it is not of the store's type."""
@@ -374,16 +382,19 @@ class ContextBase:
     def schedule(self, name: str, at: int, *, every: int = 0, clock: Clock = "event") -> None:
         """Set a timer of the key for the time `at`, in epoch ms.
 
-        `at` is a time, not a delay: a minute after a record is `record.time + 60_000`. With `every`, the timer repeats
-        every `every` ms. The timer replaces the key's timer of the same name. By default, the timer fires when stream
-        time reaches its time, and `at` must not be before the time of the current record or timer. If stream time jumps
-        over several periods of a repeating timer, the timer fires once for each of them. A timer with `clock="wall"`
-        fires at most once per batch, even if several of its periods have passed since the previous batch.
+        `at` is a time, not a delay: a minute after a record is `record.time + 60_000`. With
+        `every`, the timer repeats every `every` ms. The timer replaces the key's timer of the same
+        name. By default, the timer fires when stream time reaches its time, and `at` must not be
+        before the time of the current record or timer. If stream time jumps over several periods of
+        a repeating timer, the timer fires once for each of them. A timer with `clock="wall"` fires
+        at most once per batch, even if several of its periods have passed since the previous batch.
         """
         self._require_timers(name)
         _require_time(f"timer {name!r}", at)
         if at < 0:
-            raise ValueError(f"timer {name!r}: {at} is before 1970; give an epoch time, such as record.time + 60_000")
+            raise ValueError(
+                f"timer {name!r}: {at} is before 1970; give an epoch time, such as record.time + 60_000"
+            )
         _require_time(f"every of timer {name!r}", every)
         if every < 0:
             raise ValueError(f"timer {name!r}: every={every} must be at least 0")
@@ -399,10 +410,11 @@ class ContextBase:
     def punctuate(self, name: str, every: int, *, clock: Clock = "event") -> None:
         """Let a timer of the key fire whenever its clock reaches or passes a multiple of `every` ms.
 
-        The clock is stream time or, with `clock="wall"`, the wall clock. The timers fire like the punctuators of Kafka
-        Streams. If the clock jumps over several multiples, the timer fires once; `timer.now` is the time that the clock
-        has reached. The record that advances stream time is processed before the timer fires. If the key already has a
-        timer of this name, `punctuate` does nothing.
+        The clock is stream time or, with `clock="wall"`, the wall clock. The timers fire like the
+        punctuators of Kafka Streams. If the clock jumps over several multiples, the timer fires
+        once; `timer.now` is the time that the clock has reached. The record that advances stream
+        time is processed before the timer fires. If the key already has a timer of this name,
+        `punctuate` does nothing.
         """
         self._require_timers(name)
         _require_time(f"every of timer {name!r}", every)
@@ -423,7 +435,9 @@ class ContextBase:
         if not isinstance(name, str):
             raise TypeError(f"the name of a timer must be a str, not {type(name).__name__}")
         if self.key is None:
-            raise ValueError(f"timer {name!r}: a timer belongs to a record key, and the record has no key")
+            raise ValueError(
+                f"timer {name!r}: a timer belongs to a record key, and the record has no key"
+            )
 
     def _set_timer(self, name: str, clock: Clock, schedule: Schedule) -> None:
         # This raises an error for surrogates, which no database stores.
@@ -464,7 +478,9 @@ class ContextBase:
         """Switch to the stores and timers of another key; called by the engine."""
         self._state, self._out, self.key = kept, out, key
         for store, field in self._fields:
-            store.entries = getattr(kept.stores, field) if key is not None else NoEntries(store.name)
+            store.entries = (
+                getattr(kept.stores, field) if key is not None else NoEntries(store.name)
+            )
 
     def turn_to_record(
         self, time: int, stream_time: int, *, sent_key: Windowed[str] | str | None, time_before: int
@@ -497,8 +513,8 @@ class Context(ContextBase):
     ) -> None:
         """Send a record to an output. A key that is not a str is turned into text.
 
-        `time` is in epoch ms; by default, it is the time of the current record or timer. `headers` are by default those
-        of the current record; a timer has no headers.
+        `time` is in epoch ms; by default, it is the time of the current record or timer. `headers`
+        are by default those of the current record; a timer has no headers.
         """
         self._send(key, value, to, time, headers)
 
@@ -516,8 +532,8 @@ class ValueContext(ContextBase):
     ) -> None:
         """Send a record with the key of the current record or timer to an output.
 
-        `time` is in epoch ms; by default, it is the time of the current record or timer. `headers` are by default those
-        of the current record; a timer has no headers.
+        `time` is in epoch ms; by default, it is the time of the current record or timer. `headers`
+        are by default those of the current record; a timer has no headers.
         """
         key, window = key_and_window(self.sent_key)
         self._send(key, value, to, time, headers, window)
@@ -531,11 +547,11 @@ def _require_time(name: str, time: Any) -> None:
 class Processor(Protocol[V_contra]):
     """The interface of an author's processor class. An instance handles many keys, so all state must be in stores.
 
-    If the code fails for a record, or a task is repeated, records may be processed again, with the stores as they were
-    before these records.
+    If the code fails for a record, or a task is repeated, records may be processed again, with the
+    stores as they were before these records.
 
-    Records without a key are processed, too. If the code uses a store or sets a timer for a record without a key, the
-    record is rejected.
+    Records without a key are processed, too. If the code uses a store or sets a timer for a record
+    without a key, the record is rejected.
 
     A processor that sets timers also has a method `on_timer(self, timer: Timer)`.
     """

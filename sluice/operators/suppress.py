@@ -1,10 +1,10 @@
 """Suppress: hold a table's updates back until their window closes, or until a time limit.
 
 The operator's rows are the results of the previous operator, with the same keys. Suppress uses the
-stream time of the previous operator, with three exceptions, in which it has a stream time of its own.
-After a join, many of the join's rows cause no result. After another suppress step, the rows that this
-step holds back do not advance stream time. After a table whose rows expire, a row of any key can delete
-this key's row.
+stream time of the previous operator, with three exceptions, in which it has a stream time of its
+own. After a join, many of the join's rows cause no result. After another suppress step, the rows
+that this step holds back do not advance stream time. After a table whose rows expire, a row of any
+key can delete this key's row.
 
 Stream time here is the time that all partitions have reached, because no partition may update a
 window after the window's result has been sent.
@@ -175,7 +175,8 @@ class Suppress:
             waiting.headers = row.headers
         if self.shared is not None:
             size = len(row.key.encode()) + len((waiting.value or "").encode())
-            # The update replaces the buffered update of the same key and window, whose size may differ.
+            # The update replaces the buffered update of the same key and window, whose size may
+            # differ.
             self.shared.remove(waiting.since, row.key, window)
             self.shared.insert(waiting.since, row.key, window, size)
         self.close(state, row.key, row.after, out)

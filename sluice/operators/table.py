@@ -17,8 +17,8 @@ from sluice.operators.latest_value import LatestValue
 class Latest(Timeless):
     """A table of a topic's records. A key's last record wins, regardless of its time; a null value deletes the key.
 
-    `sends_old_values`: a later step subtracts or compares old values, so the old value is sent before the new value.
-    Otherwise, the results do not depend on the states.
+    `sends_old_values`: a later step subtracts or compares old values, so the old value is sent
+    before the new value. Otherwise, the results do not depend on the states.
     """
 
     state_type: Any = LatestValue
@@ -52,7 +52,10 @@ class Latest(Timeless):
             results = self._with_old_values(results, states, rows)
         last = rows.last_of_keys(is_new)
         changed = np.flatnonzero(last >= 0)
-        last_values, times = values.take(pa.array(last[changed])).to_pylist(), rows.times[last[changed]].tolist()
+        last_values, times = (
+            values.take(pa.array(last[changed])).to_pylist(),
+            rows.times[last[changed]].tolist(),
+        )
         for number, value, time in zip(changed.tolist(), last_values, times, strict=True):
             state = states[number]
             state.value, state.time = value, time
@@ -77,9 +80,9 @@ LATE = "late"
 class LatestVersion:
     """A versioned table: the record with the latest time is the key's row.
 
-    A record is late if it is more than `history_ms` before stream time. Any other record that is earlier than the
-    key's latest record goes to the output LATE, for joins that look up versions. To recognize such records, the state
-    keeps the time of a deletion for `history_ms`.
+    A record is late if it is more than `history_ms` before stream time. Any other record that is
+    earlier than the key's latest record goes to the output LATE, for joins that look up versions.
+    To recognize such records, the state keeps the time of a deletion for `history_ms`.
     """
 
     state_type: Any = LatestValue
@@ -108,7 +111,11 @@ class LatestVersion:
             out.emit(row.key, row.value, row.time)
 
     def due(self, state: LatestValue) -> int | None:
-        return forgotten_at(state.time, self.history_ms) if state.value is None and state.time >= 0 else None
+        return (
+            forgotten_at(state.time, self.history_ms)
+            if state.value is None and state.time >= 0
+            else None
+        )
 
     def close(
         self,

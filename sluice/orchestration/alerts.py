@@ -30,8 +30,8 @@ Notify = Callable[..., Awaitable[object]]
 def deadline_alert(pipeline: str, deadline_ms: int, notify: str = "") -> DeadlineAlert:
     """The alert that Airflow calls if a run has not succeeded `deadline_ms` after it was queued.
 
-    The alert checks how old the data are. `notify` is the import path of an async function, which is
-    called if they are too old.
+    The alert checks how old the data are. `notify` is the import path of an async function, which
+    is called if they are too old.
     """
     arguments = {"pipeline": pipeline, "deadline_ms": deadline_ms, "notify": notify}
     return DeadlineAlert(
@@ -50,8 +50,8 @@ async def check_age(
     """Alert unless a snapshot has been published since the run was queued.
 
     Airflow's triggerer calls this when the deadline has passed. The end of the run does not matter,
-    because a run that lingers can last longer than the deadline although its data are new. Returns a
-    sentence about the outcome.
+    because a run that lingers can last longer than the deadline although its data are new. Returns
+    a sentence about the outcome.
     """
     context = context or {}
     allowed = timedelta(milliseconds=deadline_ms)

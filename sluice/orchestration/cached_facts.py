@@ -41,7 +41,9 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True):
     inputs: Inputs
 
 
-def facts_of_folder(folder: Path, home: Path, seconds: float = LOAD_SECONDS) -> tuple[list[DagFacts], list[Broken]]:
+def facts_of_folder(
+    folder: Path, home: Path, seconds: float = LOAD_SECONDS
+) -> tuple[list[DagFacts], list[Broken]]:
     """The facts of every pipeline in `folder`, and the files that cannot be used.
 
     `home` is the folder with the cache. A file without valid facts in the cache is imported in a
@@ -57,7 +59,9 @@ def facts_of_folder(folder: Path, home: Path, seconds: float = LOAD_SECONDS) -> 
             imported_facts = msgspec.json.decode(outcome.text, type=FileFacts)
             cached[file] = imported_facts.facts
             _keep(file, home, imported_facts)
-        outcomes[file] = outcome if outcome is not None and outcome.error else Outcome(text=cached[file].name)
+        outcomes[file] = (
+            outcome if outcome is not None and outcome.error else Outcome(text=cached[file].name)
+        )
     usable, broken = usable_files(outcomes)
     return [cached[file] for file in usable], broken
 
@@ -93,11 +97,13 @@ def _keep(file: Path, home: Path, imported: FileFacts) -> None:
     if imported.inputs is None:
         return
     place = _place(file, home)
-    entry = _Entry(edition=_edition(), found_at=time.time(), facts=imported.facts, inputs=imported.inputs)
+    entry = _Entry(
+        edition=_edition(), found_at=time.time(), facts=imported.facts, inputs=imported.inputs
+    )
     with suppress(OSError):
         make_folder(place.parent)
-        # Another process may read or write the same entry now, so the entry is replaced by a complete
-        # new file. `mkstemp` makes a file that only its owner may read.
+        # Another process may read or write the same entry now, so the entry is replaced by a
+        # complete new file. `mkstemp` makes a file that only its owner may read.
         descriptor, temporary = tempfile.mkstemp(dir=place.parent)
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(msgspec.json.encode(entry))
@@ -105,7 +111,9 @@ def _keep(file: Path, home: Path, imported: FileFacts) -> None:
 
 
 def _place(file: Path, home: Path) -> Path:
-    digest = hashlib.blake2b(str(file.absolute()).encode(errors="surrogateescape"), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(
+        str(file.absolute()).encode(errors="surrogateescape"), digest_size=16
+    ).hexdigest()
     return home / "dags" / f"{digest}.json"
 
 

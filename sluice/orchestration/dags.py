@@ -117,7 +117,11 @@ def _dag_of_task(folder: Path, alerts: Alerts) -> DAG | None:
         return None
     try:
         facts = cached_facts_of(folder, settings().home, wanted)
-        return pipeline_dag(load_pipeline(folder, wanted), alerts) if facts is None else _dag(facts, alerts)
+        return (
+            pipeline_dag(load_pipeline(folder, wanted), alerts)
+            if facts is None
+            else _dag(facts, alerts)
+        )
     except SluiceError:
         return None
 
@@ -166,7 +170,9 @@ def _dag(facts: DagFacts, alerts: Alerts, warnings: Sequence[str] = ()) -> DAG:
         params=_parameters(),
         default_args=pipeline_task_defaults() | {"on_failure_callback": alerts.on_failure},
         owner_links=_owner_links(),
-        deadline=None if deadline is None else deadline_alert(facts.name, deadline, alerts.on_overdue),
+        deadline=None
+        if deadline is None
+        else deadline_alert(facts.name, deadline, alerts.on_overdue),
     )
     SluiceOperator(
         dag=dag, task_id="main", pipeline=facts.name, pool=settings().pool,
@@ -180,7 +186,9 @@ def _parameters() -> dict[str, Param]:
     parameters = {"action": Param("run", enum=list(ACTIONS), description=_ACTION)}
     for name, text in _NUMBERS.items():
         least, most = LIMITS[name]
-        parameters[name] = Param(None, type=["null", "integer"], minimum=least, maximum=most, description=text)
+        parameters[name] = Param(
+            None, type=["null", "integer"], minimum=least, maximum=most, description=text
+        )
     for name, text in _POINTS.items():
         parameters[name] = Param(
             None,
@@ -217,7 +225,9 @@ def _broken_dag(name: str, broken: Broken) -> DAG:
         tags={"sluice", "broken"},
         default_args={"owner": OWNER},
     )
-    PythonOperator(dag=dag, task_id="cannot_be_loaded", python_callable=_fail, op_args=[str(broken.error)])
+    PythonOperator(
+        dag=dag, task_id="cannot_be_loaded", python_callable=_fail, op_args=[str(broken.error)]
+    )
     return dag
 
 

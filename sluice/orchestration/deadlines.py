@@ -72,7 +72,9 @@ class OverdueTrigger(KafkaEndOffsetTrigger):
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The class and the arguments from which Airflow recreates this trigger."""
         names = ("pipeline", "topics", "deadline_ms", "kafka_config_id", "poll_seconds")
-        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
+        return f"{type(self).__module__}.{type(self).__qualname__}", {
+            name: getattr(self, name) for name in names
+        }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Yield an event each time the data become too old, forever."""
@@ -81,13 +83,15 @@ class OverdueTrigger(KafkaEndOffsetTrigger):
         self._watch.join(self, frozenset(self.topics))
         published: datetime | None = None
         while True:
-            # All triggers wake up at the same moments, so that one read of the broker and the ledger
-            # serves them all.
+            # All triggers wake up at the same moments, so that one read of the broker and the
+            # ledger serves them all.
             await asyncio.sleep(self.poll_seconds - time.monotonic() % self.poll_seconds)
             seen = await self._look(self._watch, None)
             published = published if seen is None else seen.published_at
             records = None if seen is None else seen.lag.unread
-            snapshot_s = None if published is None else (datetime.now(UTC) - published).total_seconds()
+            snapshot_s = (
+                None if published is None else (datetime.now(UTC) - published).total_seconds()
+            )
             failure = None if seen is None else seen.failures.get("overdue")
             if failure is not None and records and self._may_change_text():
                 why = _why({"records": records}, duration_text(self.deadline_ms))
@@ -108,7 +112,10 @@ def deadlines_dag(
     defaults: dict[str, Any],
 ) -> DAG:
     """The DAG that alerts for these pipelines. `notify` is the import path of an async function."""
-    assets = [Asset(f"{name}.overdue", watchers=[AssetWatcher(name, trigger)]) for name, trigger in watched.items()]
+    assets = [
+        Asset(f"{name}.overdue", watchers=[AssetWatcher(name, trigger)])
+        for name, trigger in watched.items()
+    ]
     dag = DAG(
         NAME,
         schedule=AssetAny(*assets),

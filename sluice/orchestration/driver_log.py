@@ -33,7 +33,11 @@ _OF_SPARK = re.compile(r"[\d:]{8} ([A-Z]+) \S+: ")
 `engine/log4j2.properties`."""
 _PYTHON_WARNING = re.compile(r"\S+:\d+: \w*Warning: ")
 _TRACEBACK = "Traceback (most recent call last):"
-_CONTINUED = ("Caused by: ", "During handling of the above exception", "The above exception was the direct cause")
+_CONTINUED = (
+    "Caused by: ",
+    "During handling of the above exception",
+    "The above exception was the direct cause",
+)
 
 
 def log_at_levels(hook: SparkSubmitHook) -> None:
@@ -46,7 +50,8 @@ def log_at_levels(hook: SparkSubmitHook) -> None:
         if isinstance(lines, TextIOBase):
             lines.close()
 
-    # Airflow has no settings for the lines or their levels, so the hook's method and logger are replaced.
+    # Airflow has no settings for the lines or their levels, so the hook's method and logger are
+    # replaced.
     hook._process_spark_submit_log = process_at_levels  # type: ignore[assignment]
     hook._log = log
 

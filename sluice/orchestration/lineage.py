@@ -85,7 +85,9 @@ def lineage(
         audits = run_audits(ledger, pipeline, run)
     return OperatorLineage(
         inputs=_inputs(job, kafka, audits) if action in _READ else [],
-        outputs=_outputs(job, kafka, configuration.ledger, databases, audits) if action in _PUBLISHED else [],
+        outputs=_outputs(job, kafka, configuration.ledger, databases, audits)
+        if action in _PUBLISHED
+        else [],
         run_facets={_FACET: _facet(audits)} if audits else {},
     )
 
@@ -134,7 +136,9 @@ def _outputs(
         facets: dict[str, DatasetFacet] = {}
         if audits:
             facets["version"] = version(datasetVersion=_snapshot(audits[-1]))
-        outputs.append(OutputDataset(store_namespace(ledger), f"{job.pipeline.name}.{store}", facets=facets))
+        outputs.append(
+            OutputDataset(store_namespace(ledger), f"{job.pipeline.name}.{store}", facets=facets)
+        )
     return outputs
 
 

@@ -32,7 +32,9 @@ def retain_all(params: dict[str, Any]) -> None:
         begins = _begin_offsets(ledger)
         for pipeline in ledger.generations.pipelines():
             try:
-                done = retain(ledger, pipeline, params["keep_snapshots"], params["keep_hours"] * 3_600.0)
+                done = retain(
+                    ledger, pipeline, params["keep_snapshots"], params["keep_hours"] * 3_600.0
+                )
                 merged = merge_history(ledger, pipeline, begins)
                 note_size(ledger, pipeline, datetime.now(UTC).date())
             except SluiceError as error:

@@ -17,7 +17,14 @@ from airflow.sdk.observability import stats
 from confluent_kafka import KafkaException
 
 from sluice.airflow_connections import KAFKA, SPARK, database_url, kafka_config, spark_master
-from sluice.errors import BrokersUnreachable, EngineError, PreflightError, QueryError, SettingsError, SluiceError
+from sluice.errors import (
+    BrokersUnreachable,
+    EngineError,
+    PreflightError,
+    QueryError,
+    SettingsError,
+    SluiceError,
+)
 from sluice.kafka.brokers import require_brokers, silent_admin
 from sluice.kafka.unread_records import Lag, read_lag
 from sluice.observe.metrics import gauges, shard_sizes
@@ -107,7 +114,9 @@ class SluiceOperator(SparkSubmitOperator):
             if self._deploy_mode == "cluster":
                 raise deploy_mode_error("The operator sets deploy_mode to cluster")
             kafka = kafka_config(self.kafka_conn_id)
-            urls = {connection_variable(name): url for name, url in self._database_urls().items() if url}
+            urls = {
+                connection_variable(name): url for name, url in self._database_urls().items() if url
+            }
             with submission(configuration, kafka, master, arguments, delta=self.delta) as submitted:
                 require_brokers(kafka)
                 self.application_args = arguments
@@ -117,7 +126,12 @@ class SluiceOperator(SparkSubmitOperator):
                 self.conf = dict(submitted.conf)
                 # The parameter env_vars is not used, because the hook turns it into arguments for
                 # some masters.
-                variables = submitted.environment | urls | {"SLUICE_RUN": run_name(context)} | trace_context()
+                variables = (
+                    submitted.environment
+                    | urls
+                    | {"SLUICE_RUN": run_name(context)}
+                    | trace_context()
+                )
                 with _added_to_environment(variables):
                     super().execute(context)
                 if not submitted.is_finished:
@@ -138,12 +152,14 @@ class SluiceOperator(SparkSubmitOperator):
             # The error of Airflow's hook quotes the whole command and log, so the error that the
             # driver has recorded in the ledger replaces it.
             recorded = self._recorded_error(started_at)
-            silent = EngineError("The driver ended without an error message.", next_step="See the task's log.")
+            silent = EngineError(
+                "The driver ended without an error message.", next_step="See the task's log."
+            )
             self._note_failure(context, started_at, silent)
             raise recorded or error from None
         except BaseException:
-            # Some errors are no `Exception`, such as AirflowTaskTimeout, which Airflow raises in a task
-            # that exceeds its time limit.
+            # Some errors are no `Exception`, such as AirflowTaskTimeout, which Airflow raises in a
+            # task that exceeds its time limit.
             self._note_ended(context)
             raise
 
@@ -219,7 +235,8 @@ class SluiceOperator(SparkSubmitOperator):
     def _recorded_error(self, started_at: datetime) -> AirflowException | None:
         """The driver's error, with the next step first; None if the ledger has no error since the run's start.
 
-        If the same run would fail again, returns an exception after which Airflow does not retry the task.
+        If the same run would fail again, returns an exception after which Airflow does not retry
+        the task.
         """
         try:
             with Ledger.open(settings().ledger) as ledger:
@@ -237,7 +254,9 @@ class SluiceOperator(SparkSubmitOperator):
         # If an earlier attempt has recorded an error, that error says more, so it is kept.
         self._note_failure(context, None, EngineError("Airflow ended the run."))
 
-    def _note_failure(self, context: Context, started_at: datetime | None, error: SluiceError) -> None:
+    def _note_failure(
+        self, context: Context, started_at: datetime | None, error: SluiceError
+    ) -> None:
         note_killed(settings(), self.pipeline, run_name(context), started_at, error)
 
 
@@ -275,7 +294,9 @@ def _settings(context: Context) -> Settings:
         value = parameters.get(name)
         # A bool is an int in Python, but not a number to Airflow's form.
         if value is not None and not (type(value) is int and least <= value <= most):
-            raise AirflowFailException(f"The run's {name} is not a whole number from {least:,} to {most:,}.")
+            raise AirflowFailException(
+                f"The run's {name} is not a whole number from {least:,} to {most:,}."
+            )
     configuration = settings()
     if parameters.get("linger_seconds") is not None:
         configuration = replace(configuration, linger_ms=parameters["linger_seconds"] * 1_000)

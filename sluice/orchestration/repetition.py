@@ -27,16 +27,16 @@ _FIRST_DELAY_S, _LONGEST_DELAY_S = 10.0, 300.0
 class AttemptEnded(AirflowException):
     """Airflow has ended an attempt.
 
-    This process does not know why. If somebody has marked the run as failed, Airflow does not repeat
-    the run. Airflow's API server finds out whether this is so (`api.airflow_causes`).
+    This process does not know why. If somebody has marked the run as failed, Airflow does not
+    repeat the run. Airflow's API server finds out whether this is so (`api.airflow_causes`).
     """
 
 
 class Repetition(RetryPolicy):
     """Repeats a pipeline's run after a delay that about doubles with each attempt.
 
-    Airflow's own exponential delays are random, and only its scheduler knows them. With these delays,
-    `sluice status` and the page could not say when the run is repeated.
+    Airflow's own exponential delays are random, and only its scheduler knows them. With these
+    delays, `sluice status` and the page could not say when the run is repeated.
     """
 
     def __init__(self, pipeline: str) -> None:

@@ -172,7 +172,9 @@ class DueTimers:
         if next_timer is None or clock_ms < next_timer:
             return False
         waited = now - self._busy_at
-        if next_timer == self._fired and waited < min(self.patience_s * 2 ** (self._attempts - 1), _LONGEST_BACK_OFF_S):
+        if next_timer == self._fired and waited < min(
+            self.patience_s * 2 ** (self._attempts - 1), _LONGEST_BACK_OFF_S
+        ):
             return False
         self.expect_run(next_timer, clock_ms, now)
         return True
@@ -217,15 +219,15 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
     It also fires when one of the pipeline's timers on the wall clock is due.
 
     By default, it does not wait for the end of a burst: the run that it starts reads all records
-    that arrive until Spark has started, which takes seconds. With `settle_seconds`, it waits until no
-    record has arrived for that time, but at most `max_wait_seconds`.
+    that arrive until Spark has started, which takes seconds. With `settle_seconds`, it waits until
+    no record has arrived for that time, but at most `max_wait_seconds`.
 
     The trigger gets only end offsets from the broker; it reads no records and commits nothing. The
     ledger has the offsets up to which runs have read, and the times at which runs began. After its
     triggerer was restarted, the trigger therefore fires only for unread records, and not before
-    `min_interval_seconds` have passed since the last run that published something began. It does not
-    fire while a driver works on the pipeline, because the driver may linger and read the records
-    itself.
+    `min_interval_seconds` have passed since the last run that published something began. It does
+    not fire while a driver works on the pipeline, because the driver may linger and read the
+    records itself.
 
     If the broker, a topic or the ledger cannot be reached, the trigger logs this once and waits. It
     also records in the ledger that the pipeline waits for its input, until the input is back.
@@ -266,7 +268,10 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             "settle_seconds",
             "max_wait_seconds",
         )
-        arguments = {name: getattr(self, name) for name in (*names, "patience_seconds", "min_interval_seconds")}
+        arguments = {
+            name: getattr(self, name)
+            for name in (*names, "patience_seconds", "min_interval_seconds")
+        }
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -284,8 +289,8 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         self._watch.join(self, frozenset(self.topics))
         is_first = True
         while True:
-            # All triggers wake up at the same moments, so that the first trigger reads the broker and
-            # the ledger for all of them.
+            # All triggers wake up at the same moments, so that the first trigger reads the broker
+            # and the ledger for all of them.
             await asyncio.sleep(pause - time.monotonic() % pause)
             seen = await self._look(self._watch, burst if is_first else None)
             # A broker that is being restarted is asked less and less often.
@@ -297,13 +302,17 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
                 is_lasting = failed is not None and failed.is_lasting
                 is_driven = driver.is_running(seen.lease, now)
                 if failed is not None:
-                    # A driver that fails soon may hold the lease too shortly for the trigger to see the lease.
-                    # But the failure in the ledger shows that the driver has run.
+                    # A driver that fails soon may hold the lease too shortly for the trigger to see
+                    # the lease. But the failure in the ledger shows that the driver has run.
                     ago = (datetime.now(UTC) - failed.seen_at).total_seconds()
                     burst.note_failure(now - max(ago, 0.0))
                 is_due = burst.due(seen.lag, now, driven=is_driven, is_lasting=is_lasting)
-                await self._note("held", held_back(self.pipeline, seen.lag, self._held), seen.failures)
-                await self._note("slot", self._no_slot(burst.unanswered_s(now), failed), seen.failures)
+                await self._note(
+                    "held", held_back(self.pipeline, seen.lag, self._held), seen.failures
+                )
+                await self._note(
+                    "slot", self._no_slot(burst.unanswered_s(now), failed), seen.failures
+                )
                 await self._note_next_run(failed, burst.back_off(now))
                 if is_due:
                     records, ends = seen.lag.readable, seen.lag.ends
@@ -358,7 +367,9 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         self.trouble = ""
         return seen
 
-    async def _note(self, kind: FailureKind, failure: Failure | None, recorded: Mapping[FailureKind, Failure]) -> None:
+    async def _note(
+        self, kind: FailureKind, failure: Failure | None, recorded: Mapping[FailureKind, Failure]
+    ) -> None:
         """Record a failure in the ledger, keep its text current, and remove it when it has passed."""
         before = recorded.get(kind)
         if failure is None or before is None:
@@ -392,7 +403,8 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
     def _no_slot(self, unanswered_s: float, failed: Failure | None) -> Failure | None:
         """The failure of a pipeline whose run does not start; None if `unanswered_s` is less than `SLOT_SECONDS`."""
         since = datetime.now(UTC) - timedelta(seconds=unanswered_s)
-        # If a run has failed since then, Airflow has started it, although no driver has taken the lease.
+        # If a run has failed since then, Airflow has started it, although no driver has taken the
+        # lease.
         if unanswered_s < SLOT_SECONDS or (failed is not None and failed.seen_at >= since):
             return None
         return not_started(self.pipeline, since)

@@ -70,8 +70,8 @@ class Watch:
 
     def __init__(self, kafka_config_id: str, poll_seconds: float) -> None:
         self._kafka_config_id = kafka_config_id
-        # All triggers ask at about the same time, so all of them get the same result if it is kept for
-        # half a period.
+        # All triggers ask at about the same time, so all of them get the same result if it is kept
+        # for half a period.
         self._rounds = SingleFlightCache[_Round](poll_seconds / 2, 1)
         self._topics: dict[object, frozenset[str]] = {}
         self._admin: AdminClient | None = None
@@ -85,7 +85,9 @@ class Watch:
     def shared(cls, kafka_config_id: str, poll_seconds: float) -> Watch:
         """The watch of all triggers in this event loop that have the same connection and period."""
         watches = _WATCHES.setdefault(asyncio.get_running_loop(), {})
-        return watches.setdefault((kafka_config_id, poll_seconds), cls(kafka_config_id, poll_seconds))
+        return watches.setdefault(
+            (kafka_config_id, poll_seconds), cls(kafka_config_id, poll_seconds)
+        )
 
     def join(self, trigger: object, topics: frozenset[str]) -> None:
         """Watch the topics of a trigger until it leaves."""
@@ -139,23 +141,31 @@ class Watch:
             return await asyncio.to_thread(self._read_round, self._admin, self._ledger, topics)
 
     def _read_round(self, admin: AdminClient, ledger: Ledger, topics: frozenset[str]) -> _Round:
-        # Positions are read before end offsets. In the other order, a run could read more records in
-        # between. A position could then be after the end offset, as if the topic had been deleted and
-        # created again.
+        # Positions are read before end offsets. In the other order, a run could read more records
+        # in between. A position could then be after the end offset, as if the topic had been
+        # deleted and created again.
         snapshots = ledger.snapshots.of_all_pipelines()
         positions: dict[str, Offsets] = {}
         for snapshot in snapshots:
             offsets = positions[snapshot.pipeline] = {}
             for topic, partitions in snapshot.positions.items():
-                offsets[topic] = {int(partition): offset for partition, offset in partitions.items()}
+                offsets[topic] = {
+                    int(partition): offset for partition, offset in partitions.items()
+                }
         published = {snapshot.pipeline: snapshot.published_at for snapshot in snapshots}
-        timers = {snapshot.pipeline: snapshot.due for snapshot in snapshots if snapshot.due is not None}
+        timers = {
+            snapshot.pipeline: snapshot.due for snapshot in snapshots if snapshot.due is not None
+        }
         leases = {lease.pipeline: lease for lease in ledger.leases.of_all_pipelines()}
         failures: dict[str, dict[FailureKind, Failure]] = {}
         for failure in ledger.failures.all():
             failures.setdefault(failure.pipeline, {})[failure.kind] = failure
         with broker_errors(self._kafka):
-            return _Round(read_lag(admin, topics, {}), positions, leases, published, timers, failures)
+            return _Round(
+                read_lag(admin, topics, {}), positions, leases, published, timers, failures
+            )
 
 
-_WATCHES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, float], Watch]] = WeakKeyDictionary()
+_WATCHES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, float], Watch]] = (
+    WeakKeyDictionary()
+)

@@ -2,8 +2,8 @@
 
 `planner` derives the plan: `operator_nodes` decides which nodes are operators, `stages` puts the
 operators into stages, `grouping` plans the aggregates that are not operators, and `scopes` and
-`job_columns` add the columns that the steps compute.
-`job`, `steps`, `layers`, `aggregation_groups`, `planned_operators` and `operator_parameters` define the plan's values.
+`job_columns` add the columns that the steps compute. `job`, `steps`, `layers`,
+`aggregation_groups`, `planned_operators` and `operator_parameters` define the plan's values.
 """
 
 from sluice.plan.aggregation_groups import (

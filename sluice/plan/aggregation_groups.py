@@ -42,8 +42,8 @@ class StoreColumn:
 class AggregationGroup:
     """Stores with the same stream, key and window, which share one state row per key and window.
 
-    All of their aggregates are combinable. The tasks that read the records aggregate them, and the shards add up the
-    results of tasks and batches.
+    All of their aggregates are combinable. The tasks that read the records aggregate them, and the
+    shards add up the results of tasks and batches.
     """
 
     number: int

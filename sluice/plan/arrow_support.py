@@ -1,7 +1,8 @@
 """Decides whether Arrow can compute a job's stateless steps, in the task that decodes the records, or Spark SQL must.
 
-If Arrow computes the steps, records stay in one Python task until they are aggregated or sent to operators. For Spark
-SQL, records go to the JVM and back. The table in `sql.rules` says what Arrow computes.
+If Arrow computes the steps, records stay in one Python task until they are aggregated or sent to
+operators. For Spark SQL, records go to the JVM and back. The table in `sql.rules` says what Arrow
+computes.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class TypedLayer:
 def typed_layers(layers: Layers, types: Types) -> tuple[list[TypedLayer], dict[str, str]]:
     """The layers with the types of their expressions, and the types of all columns.
 
-    `types` has the types of the columns before the layers. Raises NeedsSparkError if Arrow cannot compute a column.
+    `types` has the types of the columns before the layers. Raises NeedsSparkError if Arrow cannot
+    compute a column.
     """
     typed, all_types = [], dict(types)
     for layer in layers:
@@ -211,7 +213,8 @@ def _require_edge(edge: Edge, types: Types) -> None:
             if key is not None:
                 on_arrow(key, types, "STRING")
         for sql in edge.values:
-            # The argument of `count(*)` is NULL. It is never computed, so Arrow need not support it.
+            # The argument of `count(*)` is NULL. It is never computed, so Arrow need not support
+            # it.
             if isinstance(tree_of(sql), exp.Null):
                 continue
             if problem := json_problem(on_arrow(sql, types).type):

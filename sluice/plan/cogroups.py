@@ -49,7 +49,8 @@ def _argument(function: AggregateFunction) -> str:
     name, argument, _ = function
     if argument is None:
         return EACH_RECORD
-    # The streams can count values of different types, so each counted value becomes the same constant.
+    # The streams can count values of different types, so each counted value becomes the same
+    # constant.
     return value_if(f"({argument}) IS NOT NULL", EACH_RECORD) if name == "count" else argument
 
 
@@ -57,7 +58,9 @@ def _require_one_type(node: nodes.Cogroup, column: str, arguments: Mapping[int, 
     """Raise TopologyError if streams add values of different types to a column, as far as the types are known."""
     kinds = {part: type_of(sql, _types_of(node.parts[part])) for part, sql in arguments.items()}
     if len({*kinds.values()} - {""}) > 1:
-        texts = " and ".join(f"{node.parts[part].columns[column]} of {kind}" for part, kind in kinds.items())
+        texts = " and ".join(
+            f"{node.parts[part].columns[column]} of {kind}" for part, kind in kinds.items()
+        )
         raise TopologyError(
             f"aggregate into {node.store!r} at {node.at}: the column {column} is {texts}, which cannot be added up.",
             next_step="Convert the values to one type with CAST, or use another name.",
@@ -86,7 +89,8 @@ def _splits(node: nodes.Cogroup, column: str) -> dict[int, SplitAggregate]:
             split = split_aggregate(part.columns[column])
             assert isinstance(split, SplitAggregate)
             splits[number] = split
-    # The streams add to the same accumulators, so they may differ only in the arguments of functions.
+    # The streams add to the same accumulators, so they may differ only in the arguments of
+    # functions.
     computed: set[tuple[str, tuple[tuple[str, tuple[float, ...]], ...]]] = set()
     for split in splits.values():
         functions = tuple([(name, parameters) for name, _, parameters in split.functions])

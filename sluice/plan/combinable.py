@@ -53,8 +53,8 @@ def combinable_function(text: str, types: Types) -> CombinableFunction | None:
         return CombinableFunction(name, argument)
     if is_decimal(kind):
         precision, scale = precision_and_scale(kind)
-        # If a decimal would have more than `MOST_DIGITS` digits, Spark gives it fewer decimal places.
-        # So if a type has `MOST_DIGITS` digits, its number of decimal places is not known.
+        # If a decimal would have more than `MOST_DIGITS` digits, Spark gives it fewer decimal
+        # places. So if a type has `MOST_DIGITS` digits, its number of decimal places is not known.
         is_known = precision < MOST_DIGITS
         if name == "sum":
             is_known = precision + _SUM_DIGITS <= MOST_DIGITS

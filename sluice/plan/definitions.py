@@ -20,7 +20,9 @@ from sluice.values.windows import CustomWindow
 def upstream_definition(node: nodes.Node) -> str:
     """The steps before an operator as the author wrote them, with only the used fields of each contract."""
     steps = [*_ancestors(node)]
-    details = [drawing.detail(step) for step in (*steps, node) if not isinstance(step, nodes.Source)]
+    details = [
+        drawing.detail(step) for step in (*steps, node) if not isinstance(step, nodes.Source)
+    ]
     texts = " ".join(details)
     definitions = []
     for step in steps:
@@ -38,7 +40,9 @@ def _source_definition(source: nodes.Source, texts: str) -> str:
     kind = source.kind.replace("_", " ")
     key = f"key {source.key or ('decoded' if source.key_decode else 'of the record')}"
     time = f"event time {source.event_time or 'of the record'} {source.zone}"
-    time_field = source.event_time.field if isinstance(source.event_time, EpochTime) else source.event_time
+    time_field = (
+        source.event_time.field if isinstance(source.event_time, EpochTime) else source.event_time
+    )
     if source.on_time == "clock":
         time += ", or that of processing"
     parts = [f"{kind} {source.topic}", key, time]
@@ -73,7 +77,9 @@ def step_definition(node: nodes.Node) -> str:
             stores = {} if queryable else stores
             store_types = [f"{name} {declared(kind)}" for name, (kind, _) in stores.items()]
             types = f"({declared(takes)}) {', '.join(store_types)}"
-    return " ".join(text.strip() for text in (drawing.title(node), drawing.detail(node), types) if text)
+    return " ".join(
+        text.strip() for text in (drawing.title(node), drawing.detail(node), types) if text
+    )
 
 
 def declared(kind: Any) -> str:
@@ -104,7 +110,8 @@ def _functions(node: nodes.Node) -> Iterator[Reference]:
     functions: tuple[Any, ...] = ()
     match node:
         case nodes.Source(serde=serde, key_decode=key_decode):
-            # The validators of models decide which values a state gets, so models count as functions.
+            # The validators of models decide which values a state gets, so models count as
+            # functions.
             functions = (serde.decode, key_decode, *models_within(serde.contract))
         case nodes.Apply(function=function, gives=gives) if gives != "nothing":
             functions = (function,)
@@ -128,7 +135,12 @@ def _aggregate_functions(node: nodes.Aggregate) -> Iterator[Any]:
     if isinstance(node, nodes.Cogroup):
         yield from (part.adder for part in node.parts)
     if node.python is not None:
-        yield from (node.python.initializer, node.python.adder, node.python.subtractor, node.python.merger)
+        yield from (
+            node.python.initializer,
+            node.python.adder,
+            node.python.subtractor,
+            node.python.merger,
+        )
 
 
 def _ancestors(node: nodes.Node) -> Iterator[nodes.Node]:

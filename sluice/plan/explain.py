@@ -18,16 +18,28 @@ def explain(plan: Plan) -> str:
         f"one streaming query with {_summary(job)}"
     ]
     for source in job.streams:
-        topics = f"{source.topic}, at most {counted(source.most_topics, 'topic')}," if source.pattern else source.topic
+        topics = (
+            f"{source.topic}, at most {counted(source.most_topics, 'topic')},"
+            if source.pattern
+            else source.topic
+        )
         lines.append(f"  reads   {topics} as {source.contract_name}")
-    lines += [f"  reads   {table.source.topic} as a global table, on every worker" for table in job.tables]
+    lines += [
+        f"  reads   {table.source.topic} as a global table, on every worker" for table in job.tables
+    ]
     why = why_spark(job)
-    lines.append(f"  steps   {f'by Spark SQL: {why}' if why else 'on Arrow, in the tasks that read'}")
+    lines.append(
+        f"  steps   {f'by Spark SQL: {why}' if why else 'on Arrow, in the tasks that read'}"
+    )
     lines += [*_groups(job), *_operators(job)]
     lines += [f"  writes  {topic}" for topic in (*job.outputs, plan.pipeline.dead_letters)]
     for destination, sinks in job.written_tables.items():
         names = ", ".join([sink.table.name for sink in sinks if sink.table is not None])
-        where = f"in the database of {destination}" if destination in job.connections else "in Delta Lake"
+        where = (
+            f"in the database of {destination}"
+            if destination in job.connections
+            else "in Delta Lake"
+        )
         lines.append(f"  writes  {names} {where}, in one transaction per batch")
     if any(isinstance(sink.table, DeltaTable) for sink in job.sinks):
         lines.append("  loads   the jars of Delta Lake")
@@ -39,7 +51,9 @@ def _summary(job: Job) -> str:
     if job.groups:
         parts.append(counted(len(job.groups), "aggregation group"))
     if job.operators:
-        parts.append(f"{counted(len(job.operators), 'operator')} in {counted(job.stage_count, 'stage')}")
+        parts.append(
+            f"{counted(len(job.operators), 'operator')} in {counted(job.stage_count, 'stage')}"
+        )
     return " and ".join(parts) or "no state"
 
 

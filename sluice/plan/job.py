@@ -1,6 +1,7 @@
 """A plan: the job of a pipeline, which is one streaming query.
 
-A plan is picklable data and contains everything that the engine needs, so it does not refer to the topology.
+A plan is picklable data and contains everything that the engine needs, so it does not refer to the
+topology.
 """
 
 from __future__ import annotations
@@ -97,17 +98,25 @@ class Job:
     @property
     def patterns(self) -> tuple[str, ...]:
         """The patterns of the topics that the job reads."""
-        return tuple(dict.fromkeys(source.pattern for source in self.streams if source.pattern is not None))
+        return tuple(
+            dict.fromkeys(source.pattern for source in self.streams if source.pattern is not None)
+        )
 
     @property
     def unmatched_patterns(self) -> Mapping[str, int]:
         """The patterns whose topics are not known yet, each with the largest number of topics that it may match."""
-        return {source.topic: source.most_topics for source in self.streams if source.topic == source.pattern}
+        return {
+            source.topic: source.most_topics
+            for source in self.streams
+            if source.topic == source.pattern
+        }
 
     @property
     def matched_topics(self) -> tuple[str, ...]:
         """The topics that patterns match."""
-        return tuple(source.topic for source in self.streams if source.pattern not in (None, source.topic))
+        return tuple(
+            source.topic for source in self.streams if source.pattern not in (None, source.topic)
+        )
 
     @property
     def topics_and_patterns(self) -> tuple[str, ...]:
@@ -118,7 +127,9 @@ class Job:
         """The job with a source for each topic that a pattern matches, numbered in the order of the topics."""
 
         def matched(topics: Sequence[str]) -> tuple[str, ...]:
-            return tuple(chain.from_iterable(topics_by_pattern.get(topic, [topic]) for topic in topics))
+            return tuple(
+                chain.from_iterable(topics_by_pattern.get(topic, [topic]) for topic in topics)
+            )
 
         streams: list[Source] = []
         for source in self.streams:
@@ -130,7 +141,9 @@ class Job:
             edges = tuple([replace(edge, topics=matched(edge.topics)) for edge in operator.edges])
             timed_by_topics = matched(operator.timed_by_topics)
             topics = matched(operator.topics)
-            operators.append(replace(operator, topics=topics, edges=edges, timed_by_topics=timed_by_topics))
+            operators.append(
+                replace(operator, topics=topics, edges=edges, timed_by_topics=timed_by_topics)
+            )
         edges_after = [replace(edge, topics=matched(edge.topics)) for edge in self.edges]
         return replace(
             self,
@@ -222,9 +235,11 @@ class Job:
         # Global tables are read by tasks that belong to no stage.
         if not self.operators or self.tables:
             return False
-        # The key of these operators' rows is the text of a windowed key. Their stores have the key without the window,
-        # which may belong to another worker.
-        return not any(operator.by_window and operator.stage == self.stage_count for operator in self.operators)
+        # The key of these operators' rows is the text of a windowed key. Their stores have the key
+        # without the window, which may belong to another worker.
+        return not any(
+            operator.by_window and operator.stage == self.stage_count for operator in self.operators
+        )
 
     @property
     def has_one_shuffle(self) -> bool:
@@ -240,9 +255,13 @@ class Job:
     def reads_without_stages(self) -> bool:
         """Whether the tasks that read the records need no stream time that only the stages before know.
 
-        If stream time goes on for idle partitions, the time of an operator can be later than that of the partition.
+        If stream time goes on for idle partitions, the time of an operator can be later than that
+        of the partition.
         """
-        waits = self.pipeline.idle_timeout_ms is not None or self.pipeline.advance_when_idle_ms is not None
+        waits = (
+            self.pipeline.idle_timeout_ms is not None
+            or self.pipeline.advance_when_idle_ms is not None
+        )
         return not (waits and self._clocks_of_operators_read)
 
     @property
@@ -370,7 +389,9 @@ class Job:
         Their results go only to their store, and to suppress steps that send only final results.
         """
         others: set[int | None] = {
-            operator.chained_to for operator in self.operators if not operator.sends_only_final_results
+            operator.chained_to
+            for operator in self.operators
+            if not operator.sends_only_final_results
         }
         for edge in self._all_edges:
             # The last result for a key of a versioned table may be a late update. The table's store
@@ -389,8 +410,8 @@ class Job:
     def operators_of_changes(self) -> frozenset[int]:
         """The aggregates that need not send a result that equals the key's or window's previous result.
 
-        Besides their store, only aggregates of their tables read their results: aggregates whose last results alone
-        matter, with functions that such a result would not change.
+        Besides their store, only aggregates of their tables read their results: aggregates whose
+        last results alone matter, with functions that such a result would not change.
         """
         last_only, readers = self.last_only_operators, set[int]()
         for operator in self.operators:

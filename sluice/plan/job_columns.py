@@ -4,16 +4,21 @@ Names of columns:
 
 - `s3_amount`: field `amount` of the value decoded by source 3; `_key`, `_topic`, ... as in
   `values.record_metadata.METADATA`;
-- `sk3_amount`: the text of this field as a key, unless the field is text; `key3`: source 3's key if it is in a field;
-- `n5`: whether a record passed node 5; `n7_total`: field `total` of node 7; `r8`: the result of function 8;
+- `sk3_amount`: the text of this field as a key, unless the field is text; `key3`: source 3's key if
+  it is in a field;
+- `n5`: whether a record passed node 5; `n7_total`: field `total` of node 7; `r8`: the result of
+  function 8;
 - `t5_0`: results of node 5's expressions that can fail; `t5_0_error`: their error;
-- `v9`: the value that operator 9 emitted; `x6_pos`, `x6`: index and value of an array element in node 6;
-- `k5_0`: the first key by which records that passed node 5 are grouped; `o9_key`, `o9_value`: output of sink 9.
+- `v9`: the value that operator 9 emitted; `x6_pos`, `x6`: index and value of an array element in
+  node 6;
+- `k5_0`: the first key by which records that passed node 5 are grouped; `o9_key`, `o9_value`:
+  output of sink 9.
 
 Characters that a column name cannot contain are escaped: field `order-id` is `s3_order_x2d_id`.
 
-Columns belong to stages: a stage before the first operators, and a stage after each set of operators. A stage has
-layers, each computed from the previous layers, so that a step is computed only once even if several steps follow it.
+Columns belong to stages: a stage before the first operators, and a stage after each set of
+operators. A stage has layers, each computed from the previous layers, so that a step is computed
+only once even if several steps follow it.
 """
 
 from __future__ import annotations
@@ -53,7 +58,9 @@ class JobColumns:
     metadata_read: set[str] = field(default_factory=set)
     results_read: set[str] = field(default_factory=set)
     """The columns of operators' results that expressions read."""
-    _layers: dict[int, dict[int, list[Column | FallibleExpression] | Transformation]] = field(default_factory=dict)
+    _layers: dict[int, dict[int, list[Column | FallibleExpression] | Transformation]] = field(
+        default_factory=dict
+    )
     """Stage → depth → the layer."""
     _field_of: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Column → the number of the source and the name of the field whose values the column holds."""
@@ -80,7 +87,8 @@ class JobColumns:
         column = Column(name, f"posexplode_outer({sql})", node.number, position=f"{name}_pos")
         self.add(stage, depth, column)
         self._explosions.setdefault(stage, {})[node.number] = depth
-        # The rows of a record are counted as one record. The offset shows which rows come from the same record.
+        # The rows of a record are counted as one record. The offset shows which rows come from the
+        # same record.
         self.metadata_read.add("_offset")
 
     def next_layer(self, stage: int) -> int:
@@ -89,7 +97,9 @@ class JobColumns:
         A step that turns a row into several rows gets such a layer, and so does a function of the
         whole DataFrame.
         """
-        return max((depth for depth in self._layers.get(stage, {}) if depth != _LAST), default=0) + 1
+        return (
+            max((depth for depth in self._layers.get(stage, {}) if depth != _LAST), default=0) + 1
+        )
 
     def add_output_column(self, name: str, sql: str, step: int) -> None:
         """Add a column to the last layer of the stage before the operators."""
@@ -188,8 +198,8 @@ class JobColumns:
     def null_removed_rows(self, scope: Scope) -> Scope:
         """The scope in which the fields of a removed row are null, so that no later step reads the row's former fields.
 
-        In Kafka Streams, a deleted row and a row that a table's filter removes are the same: a record with a null
-        value.
+        In Kafka Streams, a deleted row and a row that a table's filter removes are the same: a
+        record with a null value.
         """
         columns = dict(scope.columns)
         for name in scope.fields:
@@ -207,8 +217,8 @@ class JobColumns:
     def evaluation_condition(self, scope: Scope, before: nodes.Node) -> str:
         """The condition under which a step computes its expressions over the fields of `before`.
 
-        As in Kafka Streams, a step of a stream also computes records with a null value, and a step of a
-        table computes only rows that exist.
+        As in Kafka Streams, a step of a stream also computes records with a null value, and a step
+        of a table computes only rows that exist.
         """
         if not nodes.is_table(before) or scope.is_null == "false":
             return scope.passed
@@ -217,8 +227,8 @@ class JobColumns:
     def row_condition(self, scope: Scope) -> str:
         """The condition for a consumer to take a row.
 
-        If nodes that are not upstream of the consumer turned a record into several rows, only the first of the rows
-        meets the condition.
+        If nodes that are not upstream of the consumer turned a record into several rows, only the
+        first of the rows meets the condition.
         """
         return all_of([scope.passed, *self._first_row_conditions(scope)])
 
@@ -287,7 +297,8 @@ class JobColumns:
     ) -> tuple[Scope, dict[str, str]]:
         """Like `guard`, for expressions over fields of these types, computed under a condition.
 
-        Without `reported`, the records for which an expression fails are left out, but not reported.
+        Without `reported`, the records for which an expression fails are left out, but not
+        reported.
         """
         texts = {name: with_utf8_checks(text, types) for name, text in texts.items()}
         key_column = self._key_column(scope, texts[key]) if key in texts else None
@@ -351,7 +362,9 @@ class JobColumns:
         # A step after a topic's table can be computed in two stages: from the topic's records, and
         # from the results of the operator that stores the table. The same records fail in both
         # stages, and are reported once.
-        if not isinstance(node, nodes.Aggregate) and self._fails_in_another_stage(node, scope.stage):
+        if not isinstance(node, nodes.Aggregate) and self._fails_in_another_stage(
+            node, scope.stage
+        ):
             return
         key = value = ""
         if scope.stage:
@@ -366,11 +379,12 @@ class JobColumns:
         """The places where steps can fail. Call this when all columns exist."""
         for failure, scope in self._failures:
             conditions = [f"{failure.error} IS NOT NULL"]
-            # If a step fails for a table's old value, it has failed for this value before, when the value
-            # was new, and the failure was reported then.
+            # If a step fails for a table's old value, it has failed for this value before, when the
+            # value was new, and the failure was reported then.
             if scope.stage:
                 conditions.append("NOT old")
-            # If another step turns a record into several rows, a failure for this record is reported once.
+            # If another step turns a record into several rows, a failure for this record is
+            # reported once.
             conditions += self._first_row_conditions(scope)
             yield replace(failure, once=all_of(conditions))
 

@@ -28,8 +28,8 @@ class Column:
 class FallibleExpression:
     """A step's expressions that can fail, as a column: a struct `c0`, `c1`, ..., or null if any expression failed.
 
-    A second column, `error`, has the error message if the step failed for the record, else null. If an expression
-    becomes a key, a third column, `key_text`, has the key's text.
+    A second column, `error`, has the error message if the step failed for the record, else null. If
+    an expression becomes a key, a third column, `key_text`, has the key's text.
     """
 
     name: str

@@ -38,8 +38,8 @@ def topics_of(node: nodes.Node) -> tuple[str, ...]:
 def source_number(pipeline: Graph, node: nodes.Source) -> int:
     """The number of a source in the column `_source`; for a pattern, the first of the numbers of its topics.
 
-    Topics that match a pattern have numbers after those of all steps: `most_topics` numbers for each pattern.
-    Raises TopologyError if the numbers do not suffice.
+    Topics that match a pattern have numbers after those of all steps: `most_topics` numbers for
+    each pattern. Raises TopologyError if the numbers do not suffice.
     """
     if not is_pattern(node.topic):
         return node.number
@@ -67,17 +67,23 @@ def source_of(
 ) -> Source:
     """The plan's source for a source of the topology.
 
-    The job reads the values of the fields `read`, and the fields `keys` as the texts of keys. `number` is the number of
-    the plan's source in the column `_source`, by default the number of its step.
+    The job reads the values of the fields `read`, and the fields `keys` as the texts of keys.
+    `number` is the number of the plan's source in the column `_source`, by default the number of
+    its step.
     """
     serde, event_time = node.serde, node.event_time
-    own = [] if node.key is None else [SourceField(node.key, f"key{node.number}", "STRING", "record_key")]
+    own = (
+        []
+        if node.key is None
+        else [SourceField(node.key, f"key{node.number}", "STRING", "record_key")]
+    )
     values: list[SourceField] = []
     for name in read:
         column = column_name(f"s{node.number}", name)
         values.append(SourceField(name, column, node.fields[name]))
     texts = [SourceField(name, key_column(node, name), "STRING", "key_text") for name in keys]
-    # The fields are collected by column, because a text field's value and key text are in one column.
+    # The fields are collected by column, because a text field's value and key text are in one
+    # column.
     fields = {field.column: field for field in (*own, *values, *texts)}
     return Source(
         number=node.number if number is None else number, step=node.number, topic=node.topic,

@@ -89,7 +89,9 @@ def action_of(node: nodes.Node, functions: tuple[AggregateFunction, ...]) -> Act
             return PassedRows()
         case nodes.Suppress():
             limits = node.max_records, node.max_bytes, node.when_full
-            return Suppress(node.until, _waiting_time(node), *limits, needs_old_to_filter(node), node.early_ms)
+            return Suppress(
+                node.until, _waiting_time(node), *limits, needs_old_to_filter(node), node.early_ms
+            )
         case nodes.Join():
             return _join(node)
         case nodes.Deduplicate():
@@ -176,7 +178,9 @@ def _may_lack_columns(node: nodes.ChangedRows) -> bool:
     """Whether the old rows of changes come from Debezium, and not from the changes of a table of Sluice."""
     if any(isinstance(step, nodes.Changes) for step in nodes.upstream(node)):
         return False
-    return any(isinstance(source.serde.decode, DebeziumEnvelope) for source in nodes.sources_of(node))
+    return any(
+        isinstance(source.serde.decode, DebeziumEnvelope) for source in nodes.sources_of(node)
+    )
 
 
 def _set_metadata(node: nodes.SetMetadata) -> SetMetadata:
@@ -243,8 +247,9 @@ def waits_for_close(node: nodes.Node) -> bool:
             # When stream time closes a window of event time, the operator forgets the window.
             return nodes.window_of(node) is not None or node.history_ms is not None
         case nodes.Join(kind=kind):
-            # Unmatched records are sent when stream time is past the end of their window. A join with a
-            # versioned table needs stream time to hold records back for its grace, and to forget old versions.
+            # Unmatched records are sent when stream time is past the end of their window. A join
+            # with a versioned table needs stream time to hold records back for its grace, and to
+            # forget old versions.
             return kind == "stream-stream" or joins_versions(node)
         case nodes.ToTable():
             return not node.has_rows_of_records
@@ -268,7 +273,8 @@ def joins_versions(node: nodes.Node) -> bool:
 def needs_old_values(node: nodes.Node, table: nodes.Node) -> bool:
     """Whether a node needs the old values of one of its input tables.
 
-    The old value of a change is the row that the change replaces. Joins of tables by key have this row in their state.
+    The old value of a change is the row that the change replaces. Joins of tables by key have this
+    row in their state.
     """
     if table is not nodes.parents(node)[0]:
         return False
@@ -286,7 +292,8 @@ def requires_value(node: nodes.Node, side: int) -> bool:
     """Whether the node drops records without a value on a side."""
     match node:
         case nodes.Join() if joins_versions(node) and side != LEFT:
-            # A record without a value deletes a row. The join needs this record, because a deletion is a version, too.
+            # A record without a value deletes a row. The join needs this record, because a deletion
+            # is a version, too.
             return False
         case nodes.Join():
             # In Kafka Streams, a stream's join drops null values; in a join of

@@ -40,7 +40,11 @@ class Outputs:
         peeks_at_records: list[nodes.Apply] = []
         peeks_at_results: list[nodes.Apply] = []
         for node in pipeline.nodes:
-            if isinstance(node, nodes.Apply) and node.gives == "nothing" and not _is_used(pipeline, node):
+            if (
+                isinstance(node, nodes.Apply)
+                and node.gives == "nothing"
+                and not _is_used(pipeline, node)
+            ):
                 peeks = peeks_at_results if _follows_state(pipeline, node) else peeks_at_records
                 peeks.append(node)
         return cls(of_records, of_groups, of_operators, peeks_at_records, peeks_at_results)
@@ -60,11 +64,13 @@ def _chain_from_group(
 def _follows_state(pipeline: Graph, node: nodes.Node) -> bool:
     """Whether a node follows an aggregation or an operator, and therefore does not process single records."""
     for parent in nodes.parents(node):
-        # A topic's table is an operator, too, but the steps after it process the topic's single records.
+        # A topic's table is an operator, too, but the steps after it process the topic's single
+        # records.
         is_topic_table = isinstance(parent, nodes.ToTable) and parent.has_rows_of_records
         if is_operator(pipeline, parent) and not is_topic_table:
             return True
-        # A combinable aggregate is not an operator, but the steps after it do not process single records.
+        # A combinable aggregate is not an operator, but the steps after it do not process single
+        # records.
         if isinstance(parent, nodes.Aggregate) or _follows_state(pipeline, parent):
             return True
     return False
@@ -75,6 +81,8 @@ def _is_used(pipeline: Graph, node: nodes.Node) -> bool:
     for child in children(pipeline, node):
         if isinstance(child, nodes.Sink | nodes.Aggregate) or is_operator(pipeline, child):
             return True
-        if (isinstance(child, nodes.Apply) and child.gives == "nothing") or _is_used(pipeline, child):
+        if (isinstance(child, nodes.Apply) and child.gives == "nothing") or _is_used(
+            pipeline, child
+        ):
             return True
     return False

@@ -232,14 +232,22 @@ class PlannedOperator:
     def keeps_waiting_windows(self, suppress: PlannedOperator) -> bool:
         """Whether the windows in this operator's state are the windows whose results a suppress step holds back.
 
-        They are if the operator forgets each window at the stream time at which the step sends the window's result.
-        The step then needs no copy of the results.
+        They are if the operator forgets each window at the stream time at which the step sends the
+        window's result. The step then needs no copy of the results.
         """
         waiting = suppress.action
-        if not isinstance(waiting, Suppress) or not suppress.sends_only_final_results or suppress.by_window:
+        if (
+            not isinstance(waiting, Suppress)
+            or not suppress.sends_only_final_results
+            or suppress.by_window
+        ):
             return False
         # Cogrouped streams may forget a window for each other before the step sends its result.
-        if not isinstance(self.action, Aggregate | PythonAggregate) or self.by_window or self.timed_sides:
+        if (
+            not isinstance(self.action, Aggregate | PythonAggregate)
+            or self.by_window
+            or self.timed_sides
+        ):
             return False
         action = self.action
         match self.window:

@@ -34,9 +34,9 @@ _DEPENDS_ON_CLOCK = re.compile(
 def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str] = ()) -> Plan:
     """Plan a pipeline as one job.
 
-    With `only`, the job computes only the stores and steps with these names and the steps upstream of them, exactly as
-    the whole pipeline does, and writes no output. `without` leaves out the stores and steps with these names and the
-    steps that follow them.
+    With `only`, the job computes only the stores and steps with these names and the steps upstream
+    of them, exactly as the whole pipeline does, and writes no output. `without` leaves out the
+    stores and steps with these names and the steps that follow them.
     """
     pipeline = pipeline.without(without) if without else pipeline
     pipeline.require_streams()
@@ -78,7 +78,8 @@ def _planned(pipeline: Pipeline) -> PlannedPipeline:
         svg=drawing.svg(pipeline),
         contracts=_contracts(pipeline),
         output_fields=_output_fields(pipeline),
-        depends_on_clock=_DEPENDS_ON_CLOCK.search(" ".join(step.detail for step in steps)) is not None,
+        depends_on_clock=_DEPENDS_ON_CLOCK.search(" ".join(step.detail for step in steps))
+        is not None,
     )
 
 
@@ -165,7 +166,9 @@ def _streams(scopes: Scopes, ends: Sequence[nodes.Node]) -> tuple[Source, ...]:
         if source in read or source.kind == "stream" or (source.kind == "table" and is_part):
             fields = columns.fields_read.get(source.number, ())
             key_fields = columns.key_fields_read.get(source.number, ())
-            streams.append(source_of(source, fields, key_fields, number=source_number(pipeline, source)))
+            streams.append(
+                source_of(source, fields, key_fields, number=source_number(pipeline, source))
+            )
     return tuple(streams)
 
 
@@ -175,7 +178,11 @@ def _global_tables(pipeline: Pipeline) -> tuple[GlobalTableInput, ...]:
     for source in _sources(pipeline):
         if source.kind == "global_table":
             sql_type = contracts.sql_type(source.serde.contract)
-            tables.append(GlobalTableInput(source_of(source), source.number, sql_type, source.store or source.topic))
+            tables.append(
+                GlobalTableInput(
+                    source_of(source), source.number, sql_type, source.store or source.topic
+                )
+            )
     return tuple(tables)
 
 

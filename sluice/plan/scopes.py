@@ -59,9 +59,9 @@ class Scopes:
     def after(self, node: nodes.Node, *, old: bool = False) -> Scope:
         """The scope after a node. Adds the node's columns on first use.
 
-        `old` matters only for a topic's table, which has two scopes. With `old`, the rows come from the operator that
-        stores the table, and include the old values that they replace. The results of any other operator include old
-        values if a later step needs them.
+        `old` matters only for a topic's table, which has two scopes. With `old`, the rows come from
+        the operator that stores the table, and include the old values that they replace. The
+        results of any other operator include old values if a later step needs them.
         """
         old = old and _is_topic_table(node)
         if (node.number, old) not in self._scopes:
@@ -150,8 +150,8 @@ class Scopes:
             case nodes.Transform():
                 return self._transformed(node, scope)
             case nodes.ToStream():
-                # A stream has no old values, so they are left out. Only stages after stage 0 have old values,
-                # because only operators send them.
+                # A stream has no old values, so they are left out. Only stages after stage 0 have
+                # old values, because only operators send them.
                 if scope.stage:
                     scope = replace(scope, passed=f"({scope.passed} AND NOT old)")
                 return scope
@@ -201,7 +201,9 @@ class Scopes:
         producer = node
         while producer.number in self.chained:
             (producer,) = nodes.parents(producer)
-        expressions = result_expressions(producer) if isinstance(producer, nodes.Aggregate) else None
+        expressions = (
+            result_expressions(producer) if isinstance(producer, nodes.Aggregate) else None
+        )
         if isinstance(producer, nodes.Aggregate) and expressions is not None:
             scope = self._aggregate_columns(
                 producer,
@@ -232,8 +234,8 @@ class Scopes:
         )
         scope = replace(scope, is_null=_VALUE_IS_NULL)
         condition = self.columns.evaluation_condition(scope, node)
-        # A chained suppress step sends results of an aggregate. Failures of their columns are reported
-        # for the aggregate, and not again for the suppress step.
+        # A chained suppress step sends results of an aggregate. Failures of their columns are
+        # reported for the aggregate, and not again for the suppress step.
         scope, columns = self.columns.guard_if(
             condition,
             scope,
@@ -343,8 +345,8 @@ class Scopes:
     def _elements(self, node: nodes.Node, scope: Scope, items: str, shape: Shape) -> Scope:
         """The scope with a row per array element.
 
-        Steps of the stage that do not follow this step take only the rows whose position is 0 or null, which is one row
-        per record.
+        Steps of the stage that do not follow this step take only the rows whose position is 0 or
+        null, which is one row per record.
         """
         name, depth = f"x{node.number}", self.columns.next_layer(scope.stage)
         self.columns.add_explosion(scope.stage, depth, name, value_if(scope.passed, items), node)
@@ -385,7 +387,9 @@ class Scopes:
             case "nothing":
                 return after
             case "condition" if of_table:
-                return self._without_rows(node, after, f"NOT coalesce({name}.value = 'true', false)")
+                return self._without_rows(
+                    node, after, f"NOT coalesce({name}.value = 'true', false)"
+                )
             case "value" if of_table:
                 results = replace(self._function_results(node, after, name), is_null=scope.is_null)
                 return self._without_rows(node, results, f"coalesce({name}.value, 'null') = 'null'")
@@ -471,7 +475,9 @@ class Scopes:
         number = f"x{node.number}"
         columns = self._columns_by_stream(node, scopes, number, rows.depth + 1)
         is_null = f"null{node.number}"
-        nulls_of_streams = {side: self.columns.read_null(scope) for side, scope in enumerate(scopes)}
+        nulls_of_streams = {
+            side: self.columns.read_null(scope) for side, scope in enumerate(scopes)
+        }
         nulls = _by_stream(number, nulls_of_streams)
         null_column = Column(is_null, f"coalesce({nulls}, false)", node.number)
         self.columns.add(first.stage, rows.depth + 1, null_column)
@@ -522,9 +528,15 @@ class Scopes:
 def _feeds_left_join(pipeline: Graph, node: nodes.Node) -> bool:
     """Whether records from a node reach a left or outer join that has results for records without a key."""
     for child in children(pipeline, node):
-        if isinstance(child, nodes.Join) and child.kind == "stream-table" and child.left is not node:
+        if (
+            isinstance(child, nodes.Join)
+            and child.kind == "stream-table"
+            and child.left is not node
+        ):
             continue  # the records only become rows of the table
-        keeps_all = isinstance(child, nodes.Join) and child.how != "inner" and not nodes.is_table(child)
+        keeps_all = (
+            isinstance(child, nodes.Join) and child.how != "inner" and not nodes.is_table(child)
+        )
         if keeps_all or _feeds_left_join(pipeline, child):
             return True
     return False

@@ -1,7 +1,7 @@
 """Finds the edges whose rows are the same, so that each of these rows travels to its worker only once.
 
-A record of a table changes the table's store, and the joins of the table. The rows for the store and for the joins have
-the same key, so the same worker gets them.
+A record of a table changes the table's store, and the joins of the table. The rows for the store
+and for the joins have the same key, so the same worker gets them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def _may_share(operator: PlannedOperator, edge: Edge) -> bool:
     # A row has the stream times of its operator. An aggregate's arguments have types of their own.
     is_timed = operator.has_own_stream_time
     has_one_path = edge.constant_path is not None
-    return edge.stage == 0 and has_one_path and not (is_timed or edge.has_arguments or edge.is_copied)
+    return (
+        edge.stage == 0 and has_one_path and not (is_timed or edge.has_arguments or edge.is_copied)
+    )
 
 
 def _has_rows_for(earlier: Edge, edge: Edge) -> bool:

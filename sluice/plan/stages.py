@@ -1,7 +1,7 @@
 """Cuts a topology into stages. Plans the operators, which need each key's records in order, and their edges.
 
-An operator's stage follows the stages of all its inputs. Before each stage, rows are shuffled by key; the operators of
-a stage run in the same tasks.
+An operator's stage follows the stages of all its inputs. Before each stage, rows are shuffled by
+key; the operators of a stage run in the same tasks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class StagePlanner:
         self._edge_scopes: dict[str, Scope] = {}
         """Name of an edge's column → the scope at the start of the edge."""
         candidates = [node for node in self.pipeline.nodes if self._may_be_operator(node)]
-        self._sending_old_values = {node.number for node in candidates if _sends_old_values(self.pipeline, node)}
+        self._sending_old_values = {
+            node.number for node in candidates if _sends_old_values(self.pipeline, node)
+        }
         """The numbers of the nodes that send the old value of each change, because later steps need it."""
         self._nodes: list[nodes.Node] = []
         for node in candidates:
@@ -89,7 +91,8 @@ class StagePlanner:
     def add_peek(self, node: nodes.Apply) -> None:
         """Call a function after an operator.
 
-        The edge's condition reads the function's result, which is always null, to make Spark call the function.
+        The edge's condition reads the function's result, which is always null, to make Spark call
+        the function.
         """
         scope = self.scopes.after(node)
         edge = self._edge(node, LEFT, scope, node)
@@ -100,11 +103,14 @@ class StagePlanner:
     def finished(self) -> tuple[tuple[PlannedOperator, ...], tuple[Edge, ...]]:
         """The operators, and the edges into stores and sinks, with their conditions. Call this when all columns exist.
 
-        The condition of an edge depends on all steps of its stage that turn a record into several rows.
+        The condition of an edge depends on all steps of its stage that turn a record into several
+        rows.
         """
         self._add_values()
         chained_to = {operator.chained_to for operator in self.operators}
-        others_wait = {each.chained_to for each in self.operators if not each.sends_only_final_results}
+        others_wait = {
+            each.chained_to for each in self.operators if not each.sends_only_final_results
+        }
         operators = []
         by_number = {operator.number: operator for operator in self.operators}
         for operator in self.operators:
@@ -118,7 +124,8 @@ class StagePlanner:
                 edges=tuple(map(self._with_condition, operator.edges)),
                 clock=clock,
                 waits_for_close=operator.waits_for_close or operator.number in chained_to,
-                only_windows_wait=operator.number in chained_to and operator.number not in others_wait,
+                only_windows_wait=operator.number in chained_to
+                and operator.number not in others_wait,
                 reads_windows=before is not None and before.keeps_waiting_windows(operator),
                 columns_read=frozenset(results & self.columns.results_read),
             )
@@ -128,9 +135,11 @@ class StagePlanner:
     def _add_values(self) -> None:
         """Add the values of edges that pass them on: structs with only the fields that later steps read.
 
-        So tasks neither read nor pass on the other fields. No state has these values, so the fields may change.
+        So tasks neither read nor pass on the other fields. No state has these values, so the fields
+        may change.
         """
-        # Later edges first, because an edge of a later operator reads fields of an earlier one's results.
+        # Later edges first, because an edge of a later operator reads fields of an earlier one's
+        # results.
         for at in reversed(range(len(self.operators))):
             operator = self.operators[at]
             edges: list[Edge] = []
@@ -140,7 +149,9 @@ class StagePlanner:
                     read = left_fields_read(self._texts_after(operator), operator.result)
                     names = [name for name in scope.fields if read is None or name.lower() in read]
                     columns = {name: scope.columns[name] for name in names or scope.fields[:1]}
-                    edge = replace(edge, values=(self.columns.value(replace(scope, columns=columns)),))
+                    edge = replace(
+                        edge, values=(self.columns.value(replace(scope, columns=columns)),)
+                    )
                 edges.append(edge)
             self.operators[at] = replace(operator, edges=tuple(edges))
 
@@ -154,7 +165,11 @@ class StagePlanner:
                 if isinstance(column, Column):
                     yield column.sql
                 else:
-                    yield from (column.passed, *column.columns, *(cause for cause, _ in column.causes))
+                    yield from (
+                        column.passed,
+                        *column.columns,
+                        *(cause for cause, _ in column.causes),
+                    )
         for failure in self.columns.failures():
             if failure.stage == operator.stage:
                 yield from (failure.error, failure.once, failure.key, failure.value)
@@ -187,7 +202,8 @@ class StagePlanner:
             stage=stage,
             action=action_of(node, functions),
             edges=tuple(edges),
-            # The rows of the tables that a processor reads do not advance the processor's stream time.
+            # The rows of the tables that a processor reads do not advance the processor's stream
+            # time.
             topics=topics_of(node.parent if isinstance(node, nodes.Process) else node),
             sends_old_values=node.number in self._sending_old_values,
             chained_to=None if chained_to is None else chained_to.number,
@@ -209,9 +225,10 @@ class StagePlanner:
     def _timing(self, node: nodes.Node) -> tuple[tuple[str, ...], bool]:
         """The topics that advance the stream time of a processor's timers, and whether its rows advance it, too.
 
-        In Kafka Streams, a processor has the stream time of its task, which advances with every record that the task
-        reads, even if the record does not reach the processor. Records of another task come through a repartition
-        topic. Sluice has no such topic, so only those records advance stream time that reach the processor.
+        In Kafka Streams, a processor has the stream time of its task, which advances with every
+        record that the task reads, even if the record does not reach the processor. Records of
+        another task come through a repartition topic. Sluice has no such topic, so only those
+        records advance stream time that reach the processor.
         """
         # Every worker gets a report of all records that advance stream time, so without timers, the
         # processor's rows have to do.
@@ -251,10 +268,12 @@ class StagePlanner:
     def _chained_to(self, node: nodes.Node) -> PlannedOperator | None:
         """The operator of the same stage that passes its results directly to this node, if any."""
         # A chained operator uses the stream time of the operator before it. A suppress step needs a
-        # stream time of its own after a join, because many of the join's rows cause no result, after
-        # another suppress step, because the rows that this step holds back do not advance it, and
-        # after a table whose rows expire, because a row of any key can delete this key's row.
-        if not isinstance(node, nodes.Suppress) or isinstance(node.parent, nodes.Join | nodes.Suppress):
+        # stream time of its own after a join, because many of the join's rows cause no result,
+        # after another suppress step, because the rows that this step holds back do not advance it,
+        # and after a table whose rows expire, because a row of any key can delete this key's row.
+        if not isinstance(node, nodes.Suppress) or isinstance(
+            node.parent, nodes.Join | nodes.Suppress
+        ):
             return None
         if isinstance(node.parent, nodes.ToTable) and node.parent.expiry is not None:
             return None
@@ -310,15 +329,22 @@ class StagePlanner:
             foreign = f"CAST({sqls['expires']} AS STRING)"
         is_passed_on = _is_passed_on(node, side)
         has_fields = is_passed_on and not scope.scalar and scope.unchanged_result is None
-        values = () if has_fields else self._edge_values(scope, sqls, functions if is_aggregate else None)
+        values = (
+            ()
+            if has_fields
+            else self._edge_values(scope, sqls, functions if is_aggregate else None)
+        )
         is_null, is_json = self.columns.read_null(scope), False
         if isinstance(node, nodes.Cogroup) and side != STORE:
             is_json = node.python is not None
-            # Windows also aggregate null values. The edge therefore carries an object with the number of the
-            # record's stream and its value, which may be null.
+            # Windows also aggregate null values. The edge therefore carries an object with the
+            # number of the record's stream and its value, which may be null.
             values = self._cogrouped_values(scope, side, values, is_json=is_json)
             is_null = is_null if requires_value(node, side) else "false"
-        scalar, unchanged_result = scope.scalar, None if is_aggregate or is_json else scope.unchanged_result
+        scalar, unchanged_result = (
+            scope.scalar,
+            None if is_aggregate or is_json else scope.unchanged_result,
+        )
         if isinstance(node, nodes.ChangedRows):
             # The operator passes the new row on. In a deletion, the new row is null.
             values, is_null = (sqls["new"],), f"({is_null} OR {sqls['new']} IS NULL)"
@@ -376,8 +402,12 @@ class StagePlanner:
             return struct_json(named_struct({"kind": sqls["kind"], "old": sqls["old"]}))
         if isinstance(node, nodes.Aggregate) and not nodes.is_table(node.parent):
             return None if node.late is None else self.columns.json(before)
-        # Of these operators, a row's own key includes its window. The other operators read `Row.window`.
-        if isinstance(node, nodes.Aggregate | nodes.Process) and nodes.window_of(node.parent) is not None:
+        # Of these operators, a row's own key includes its window. The other operators read
+        # `Row.window`.
+        if (
+            isinstance(node, nodes.Aggregate | nodes.Process)
+            and nodes.window_of(node.parent) is not None
+        ):
             return windowed_key_sql(own_key)
         return own_key
 
@@ -402,11 +432,16 @@ class StagePlanner:
     ) -> tuple[str, ...]:
         """SQL of a cogrouped stream's values: the arguments, or JSON of the stream's number and the record's value."""
         if is_json:
-            return (f"concat('[{side - COGROUPED},', coalesce({self.columns.json(scope)}, 'null'), ']')",)
+            return (
+                f"concat('[{side - COGROUPED},', coalesce({self.columns.json(scope)}, 'null'), ']')",
+            )
         is_null = self.columns.read_null(scope)
         if is_null == "false":
             return values
-        return tuple(value if value in ("NULL", EACH_RECORD) else f"IF({is_null}, NULL, {value})" for value in values)
+        return tuple(
+            value if value in ("NULL", EACH_RECORD) else f"IF({is_null}, NULL, {value})"
+            for value in values
+        )
 
     def _scope_into(self, node: nodes.Node, side: int, scope: Scope, parent: nodes.Node) -> Scope:
         """The scope, with the path that its rows have when they go into a side of a node."""
@@ -430,8 +465,8 @@ class StagePlanner:
     def _path_into_store(self, scope: Scope, table: nodes.Node) -> tuple[str, ...]:
         """The path of rows that a node reads from a table's store. `scope`: after the table.
 
-        In Kafka Streams, the store is updated before the change goes to any step after the table, but after the steps
-        that were declared before the store.
+        In Kafka Streams, the store is updated before the change goes to any step after the table,
+        but after the steps that were declared before the store.
         """
         while nodes.computes_rows(table):
             (table,) = nodes.parents(table)
@@ -504,7 +539,8 @@ def _is_only_for_old(node: nodes.Node) -> bool:
 def _reads_other_sides_store(node: nodes.Node, side: int) -> bool:
     """Whether a join's other side depends on the table that this side maps or filters.
 
-    In Kafka Streams, both sides read this table's store, which is updated before any step after the table.
+    In Kafka Streams, both sides read this table's store, which is updated before any step after the
+    table.
     """
     if not isinstance(node, nodes.Join) or node.kind != "table-table":
         return False
@@ -569,8 +605,8 @@ def _is_passed_on(node: nodes.Node, side: int) -> bool:
 def _leaves_out_nulls(node: nodes.Node, side: int) -> bool:
     """Whether an edge into an aggregate of a table leaves out null values.
 
-    There is nothing to subtract for a row that did not exist, and nothing to add for a row that is deleted or filtered
-    out.
+    There is nothing to subtract for a row that did not exist, and nothing to add for a row that is
+    deleted or filtered out.
     """
     return isinstance(node, nodes.Aggregate) and side == LEFT and nodes.is_table(node.parent)
 
@@ -578,8 +614,8 @@ def _leaves_out_nulls(node: nodes.Node, side: int) -> bool:
 def _takes_latest(node: nodes.Node, side: int, table: nodes.Node) -> bool:
     """Whether an edge leaves out a versioned table's updates that are earlier than their key's latest update.
 
-    As in Kafka Streams, only a stream of the table's changes, and a join of a stream with the table's
-    versions, get such updates.
+    As in Kafka Streams, only a stream of the table's changes, and a join of a stream with the
+    table's versions, get such updates.
     """
     if nodes.history_of(table) is None:
         return False
@@ -601,7 +637,8 @@ def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:
                 return True
             # If the window is removed from a windowed key, the result is a new key.
             return nodes.window_of(parent) is not None and not node.by_window
-        # Every task of Kafka Streams has the whole global table, so the join needs no repartition topic.
+        # Every task of Kafka Streams has the whole global table, so the join needs no repartition
+        # topic.
         case nodes.Join() if nodes.joins_global_table(node):
             return False
         case nodes.Join(on=on):

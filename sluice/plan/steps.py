@@ -51,7 +51,8 @@ class SourceField:
 class Source:
     """A topic that a job reads, and how to decode its records.
 
-    A plan has one source for all topics that match a pattern; `Job.matching` replaces it by a source per topic.
+    A plan has one source for all topics that match a pattern; `Job.matching` replaces it by a
+    source per topic.
     """
 
     number: int
@@ -124,7 +125,8 @@ class GlobalTableInput:
 class Sink:
     """A topic, or a table outside Kafka, that a job writes.
 
-    If a sink writes single records, `passed`, `key` and `value` are the names of the columns that it reads.
+    If a sink writes single records, `passed`, `key` and `value` are the names of the columns that
+    it reads.
     """
 
     number: int

@@ -9,7 +9,9 @@ from sluice.plan.job import Job
 from sluice.values.topic_patterns import matches
 
 
-def matched_job(job: Job, known: Collection[str], existing: Collection[str], *, partly: bool = False) -> Job:
+def matched_job(
+    job: Job, known: Collection[str], existing: Collection[str], *, partly: bool = False
+) -> Job:
     """The job with the topics that match its patterns.
 
     The `known` topics, which the generation has read before, come first and in their order, so that
@@ -21,7 +23,9 @@ def matched_job(job: Job, known: Collection[str], existing: Collection[str], *, 
     patterns: dict[str, str] = {}
     """Topic → its pattern."""
     for pattern, most in job.unmatched_patterns.items():
-        topics = [topic for topic in dict.fromkeys([*known, *sorted(existing)]) if matches(pattern, topic)]
+        topics = [
+            topic for topic in dict.fromkeys([*known, *sorted(existing)]) if matches(pattern, topic)
+        ]
         if topics:
             topics_by_pattern[pattern] = topics
         elif not partly:

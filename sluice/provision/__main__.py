@@ -65,7 +65,9 @@ def main() -> None:
     try:
         app()
     except SluiceError as problem:
-        console.print(f"[bold red]{problem.title}:[/] {escape(str(problem))}", highlight=False, soft_wrap=True)
+        console.print(
+            f"[bold red]{problem.title}:[/] {escape(str(problem))}", highlight=False, soft_wrap=True
+        )
         sys.exit(1)
 
 

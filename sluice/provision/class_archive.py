@@ -19,8 +19,9 @@ from sluice.provision.machine_checks import find_java, find_spark
 WRITE_OPTION = "-XX:ArchiveClassesAtExit="
 """The option that makes a JVM write the archive when it exits; the archive's path follows."""
 ARCHIVE_OPTIONS = (
-    # By default, Java 17 moves the archive to a random address, so each JVM has a copy of all pages of the archive. At
-    # the address for which the archive was made, all JVMs use the pages of the file, and so share 100 MB.
+    # By default, Java 17 moves the archive to a random address, so each JVM has a copy of all pages
+    # of the archive. At the address for which the archive was made, all JVMs use the pages of the
+    # file, and so share 100 MB.
     "-XX:+UnlockDiagnosticVMOptions", "-XX:ArchiveRelocationMode=0",
     "-Xlog:cds=off", "-Xlog:class+path=off",
 )  # fmt: skip

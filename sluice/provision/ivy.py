@@ -83,7 +83,9 @@ def fetch(
         f"{jars}/{_TREE}",
     ]
     output: list[str] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as ivy:
         assert ivy.stdout is not None
         for line in ivy.stdout:
             output.append(line.strip())
@@ -131,5 +133,7 @@ def _settings() -> list[str]:
 
 def _reason(output: list[str]) -> str:
     """The first line of Ivy's output about a missing module or a network error."""
-    errors = [line for line in output if "not found" in line or "Exception" in line or "Host" in line]
+    errors = [
+        line for line in output if "not found" in line or "Exception" in line or "Host" in line
+    ]
     return (errors or output or ["Ivy printed nothing"])[0].strip(":. ")

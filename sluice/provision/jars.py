@@ -63,7 +63,9 @@ def read_lock(path: Path = LOCK) -> tuple[Jar, ...]:
 
     Raises ValueError for a line that is not `sha256 bundle organisation:name:revision`.
     """
-    return tuple(_parse(line) for line in path.read_text().splitlines() if line and not line.startswith("#"))
+    return tuple(
+        _parse(line) for line in path.read_text().splitlines() if line and not line.startswith("#")
+    )
 
 
 def _parse(line: str) -> Jar:
@@ -96,7 +98,9 @@ def is_ready(path: Path, jars: Iterable[Jar]) -> bool:
     jars = tuple(jars)
     mark = path / _MARK
     return (
-        mark.is_file() and mark.read_text() == _mark(jars) and all((path / jar.module.file).is_file() for jar in jars)
+        mark.is_file()
+        and mark.read_text() == _mark(jars)
+        and all((path / jar.module.file).is_file() for jar in jars)
     )
 
 
@@ -144,7 +148,8 @@ def write_lock(java: Path, path: Path = LOCK) -> int:
 
 
 def _resolve(java: Path, bundle: Bundle, work: Path) -> list[Jar]:
-    # Only the broker gets the dependencies of its roots. The roots of Delta Lake are all of its jars.
+    # Only the broker gets the dependencies of its roots. The roots of Delta Lake are all of its
+    # jars.
     modules = ivy.fetch(java, _ROOTS[bundle], work, transitive=bundle is Bundle.BROKER)
     return [Jar(bundle, module, _sha256(path)) for module, path in modules.items()]
 
@@ -181,7 +186,9 @@ def _gather(jars: tuple[Jar, ...], fetched: dict[Module, Path], into: Path) -> N
     for jar in jars:
         path = fetched.get(jar.module)
         if path is None:
-            raise PreflightError(f"The repository has no jar for {jar.module}.", next_step="Try again later.")
+            raise PreflightError(
+                f"The repository has no jar for {jar.module}.", next_step="Try again later."
+            )
         if (sha256 := _sha256(path)) != jar.sha256:
             raise PreflightError(
                 f"{jar.module} has SHA-256 {sha256} instead of the locked {jar.sha256}.",

@@ -38,15 +38,21 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
 
     Raises PreflightError if Java is missing or too old.
     """
-    next_step = f"Install Java {_OLDEST_JAVA} or newer (on Debian: apt-get install openjdk-17-jre-headless)"
+    next_step = (
+        f"Install Java {_OLDEST_JAVA} or newer (on Debian: apt-get install openjdk-17-jre-headless)"
+    )
     path = _java_path(environ)
     if path is None:
-        raise PreflightError("Java was not found on the PATH.", next_step=f"{next_step}, or set JAVA_HOME.")
+        raise PreflightError(
+            "Java was not found on the PATH.", next_step=f"{next_step}, or set JAVA_HOME."
+        )
     text = _version_text(path)
     version = _VERSION.search(text)
     if version is None:
         line = text.strip().partition("\n")[0]
-        raise PreflightError(f"Cannot find the version of {path}, which says: {line!r}.", next_step=f"{next_step}.")
+        raise PreflightError(
+            f"Cannot find the version of {path}, which says: {line!r}.", next_step=f"{next_step}."
+        )
     release = int(version[1])
     if release < _OLDEST_JAVA:
         raise PreflightError(
@@ -86,9 +92,13 @@ def _version_text(path: Path) -> str:
         if _VERSION.search(text):
             return text
     try:
-        ran = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=60, check=False)
+        ran = subprocess.run(
+            [path, "-version"], capture_output=True, text=True, timeout=60, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as problem:
-        raise PreflightError(f"{path} does not start: {problem}.", next_step="Reinstall Java.") from None
+        raise PreflightError(
+            f"{path} does not start: {problem}.", next_step="Reinstall Java."
+        ) from None
     # `java -version` writes to standard error.
     return ran.stderr + ran.stdout
 

@@ -32,8 +32,8 @@ class AsOf:
     "1.newest" is the newest snapshot of generation 1. "standby" is the newest snapshot that all
     standbys of the pipeline's workers have.
 
-    A query raises NotReached if the snapshot has not reached `min_snapshot` and `min_positions` (topic → partition →
-    next offset).
+    A query raises NotReached if the snapshot has not reached `min_snapshot` and `min_positions`
+    (topic → partition → next offset).
     """
 
     as_of: str | None = None
@@ -47,7 +47,9 @@ class AsOf:
 
     def is_reached(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot has reached the bounds."""
-        if self.min_snapshot is not None and (snapshot.generation, snapshot.batch) < parse_snapshot(self.min_snapshot):
+        if self.min_snapshot is not None and (snapshot.generation, snapshot.batch) < parse_snapshot(
+            self.min_snapshot
+        ):
             return False
         for topic, partitions in self.min_positions.items():
             read = snapshot.positions.get(topic, {})
@@ -74,7 +76,9 @@ class AsOf:
             unread += [f"{topic}:{partition}" for partition in partitions if partition not in read]
         raise NotReached(
             f"The state is at snapshot {snapshot.id}, which is before the requested minimum.",
-            next_step=f"No run has read {', '.join(unread)}: check that the partition exists." if unread else "",
+            next_step=f"No run has read {', '.join(unread)}: check that the partition exists."
+            if unread
+            else "",
             extensions={"snapshot": snapshot.id, "positions": snapshot.positions},
         )
 
@@ -92,7 +96,9 @@ def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
         return _at_standbys(ledger, newest)
     if as_of.startswith(_RUN):
         # PostgreSQL rejects NUL in text, and no run's name contains NUL.
-        snapshot = None if "\0" in as_of else ledger.snapshots.of_run(pipeline, as_of.removeprefix(_RUN))
+        snapshot = (
+            None if "\0" in as_of else ledger.snapshots.of_run(pipeline, as_of.removeprefix(_RUN))
+        )
         if snapshot is None:
             raise NotFound(
                 f"The run {as_of.removeprefix(_RUN)[:100]!r} has no published snapshot.",
@@ -103,7 +109,9 @@ def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
     if number is not None and as_of.endswith(_NEWEST):
         last = ledger.snapshots.last_batch(GenerationRef(pipeline, number))
         if last is None:
-            return _missing(ledger, newest, f"Generation {number} of {pipeline!r} has none", (number, 0))
+            return _missing(
+                ledger, newest, f"Generation {number} of {pipeline!r} has none", (number, 0)
+            )
         as_of = f"{number}.{last}"
     if "." in as_of and not _is_time(as_of):
         generation, batch = parse_snapshot(as_of, or_else=_NO_READ_POINT)
@@ -113,7 +121,9 @@ def find_snapshot(ledger: Ledger, newest: Snapshot, as_of: str) -> Snapshot:
         )
     when = _time(as_of)
     snapshot = ledger.snapshots.at(pipeline, when)
-    return snapshot or _missing(ledger, newest, f"The snapshot of {when.isoformat()} is not kept", (-1, -1))
+    return snapshot or _missing(
+        ledger, newest, f"The snapshot of {when.isoformat()} is not kept", (-1, -1)
+    )
 
 
 def _at_standbys(ledger: Ledger, newest: Snapshot) -> Snapshot:
@@ -129,7 +139,9 @@ def _at_standbys(ledger: Ledger, newest: Snapshot) -> Snapshot:
             next_step="Leave as_of out to read the newest snapshot.",
         )
     snapshot = ledger.snapshots.get(newest.ref, min(batches))
-    return snapshot or _missing(ledger, newest, "The standbys' snapshot is not kept", (newest.generation, min(batches)))
+    return snapshot or _missing(
+        ledger, newest, "The standbys' snapshot is not kept", (newest.generation, min(batches))
+    )
 
 
 _NO_READ_POINT = (

@@ -129,9 +129,11 @@ class Catalogue:
         pipeline = store.pipeline
         newest = await self.newest(pipeline)
         if newest is not None and when.has_bounds and not when.is_reached(newest.snapshot):
-            # The cached snapshot can be a moment old; only a fresh snapshot proves that the bound is
-            # not reached.
-            newest = await self._fresh(_newest_of(pipeline), lambda: self._newest(pipeline), since=self._clock())
+            # The cached snapshot can be a moment old; only a fresh snapshot proves that the bound
+            # is not reached.
+            newest = await self._fresh(
+                _newest_of(pipeline), lambda: self._newest(pipeline), since=self._clock()
+            )
         if newest is None:
             raise NotReady(f"Pipeline {pipeline!r} has published nothing yet.")
         if when.min_positions:
@@ -162,9 +164,13 @@ class Catalogue:
         if snapshot is None:
             return None
         read_at, snapshot_id, info = self._generations.get(pipeline, (0.0, "", None))
-        # Moves and standbys change the workers of a generation without a new snapshot, so the generation
-        # is also read again after some time.
-        if info is None or snapshot_id != snapshot.id or read_at + FRESH_SECONDS * _SELDOM <= self._clock():
+        # Moves and standbys change the workers of a generation without a new snapshot, so the
+        # generation is also read again after some time.
+        if (
+            info is None
+            or snapshot_id != snapshot.id
+            or read_at + FRESH_SECONDS * _SELDOM <= self._clock()
+        ):
             read_at, info = self._clock(), self._ledger.generations.get(snapshot.ref)
             if info is None:
                 return None
@@ -180,7 +186,9 @@ class Catalogue:
         snapshot = find_snapshot(self._ledger, newest, as_of)
         generation = self._ledger.generations.get(snapshot.ref)
         if generation is None:
-            raise NotFound(f"Pipeline {snapshot.pipeline!r} has no generation {snapshot.generation}.")
+            raise NotFound(
+                f"Pipeline {snapshot.pipeline!r} has no generation {snapshot.generation}."
+            )
         return PipelineSnapshot(snapshot, generation)
 
     def _names(self) -> dict[str, list[StoreInfo]]:

@@ -39,10 +39,14 @@ def require_field(store: StoreInfo, parameter: str, path: str) -> None:
             if not fields:
                 next_step = "The values have no fields: omit the parameter."
                 if number:
-                    next_step = f"{'.'.join(names[:number])} has the type {kind}, which has no fields."
+                    next_step = (
+                        f"{'.'.join(names[:number])} has the type {kind}, which has no fields."
+                    )
             for field in fields:
                 if "." in field and f"{rest}.".startswith(f"{field}."):
-                    next_step = f"A dot leads to a nested field: write the field {field!r} in backticks."
+                    next_step = (
+                        f"A dot leads to a nested field: write the field {field!r} in backticks."
+                    )
             raise UnknownField(
                 f"{parameter}: the values of store {store.name!r} have no field {path[:_SHOWN]!r}.",
                 next_step=next_step,
@@ -58,4 +62,6 @@ def _fields(ddl: str) -> dict[str, str] | None:
     fields = struct_fields(ddl.strip())
     if fields:
         return fields if all(fields.values()) else None
-    return {} if re.match(r"\s*[a-z]+\s*([<(].*[>)])?\s*$", ddl, re.IGNORECASE | re.DOTALL) else None
+    return (
+        {} if re.match(r"\s*[a-z]+\s*([<(].*[>)])?\s*$", ddl, re.IGNORECASE | re.DOTALL) else None
+    )

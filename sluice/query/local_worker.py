@@ -61,7 +61,9 @@ class LocalWorker:
         pool, purpose = (_LOOKUPS, "get") if query.is_quick else (_SCANS, "scan")
         # The time limit includes the wait for a thread.
         until = time.monotonic() + time_limits.QUERY_SECONDS
-        return await asyncio.get_running_loop().run_in_executor(pool, self._execute, purpose, query, until)
+        return await asyncio.get_running_loop().run_in_executor(
+            pool, self._execute, purpose, query, until
+        )
 
     async def close(self) -> None:
         self._release_hold()
@@ -83,7 +85,9 @@ class LocalWorker:
             return False
         shard.hold()
         self._held_shard, self._held_as_of = shard, as_of
-        self._release_timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, self._release_hold)
+        self._release_timer = asyncio.get_running_loop().call_later(
+            HOLD_SECONDS, self._release_hold
+        )
         return True
 
     def _release_hold(self) -> None:

@@ -38,9 +38,10 @@ def read_store(
 ) -> list[answers.Entry]:
     """Read a store's entries, in order, from the ledger and shards in the settings.
 
-    Needs no server. The parameters are those of `Client.range`. With `limit`, it returns only the first `limit`
-    entries. Numbers with a decimal point are `Decimal`. Raises NotFound if the store does not exist, StateError if a
-    worker's shard cannot be read, and QueryError if there are more than 100,000 entries and no `limit` is given.
+    Needs no server. The parameters are those of `Client.range`. With `limit`, it returns only the
+    first `limit` entries. Numbers with a decimal point are `Decimal`. Raises NotFound if the store
+    does not exist, StateError if a worker's shard cannot be read, and QueryError if there are more
+    than 100,000 entries and no `limit` is given.
     """
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise QueryError(f"limit is {limit!r}, but must be a whole number of at least 1.")
@@ -51,7 +52,9 @@ def read_store(
     # The caller's thread may already run an event loop, as in a notebook. `asyncio.run` needs a
     # thread without one.
     with ThreadPoolExecutor(1) as thread:
-        entries = thread.submit(asyncio.run, _read(store, pipeline, AsOf(as_of), within, limit)).result()
+        entries = thread.submit(
+            asyncio.run, _read(store, pipeline, AsOf(as_of), within, limit)
+        ).result()
     return [_to_answer(entry) for entry in entries]
 
 
@@ -67,7 +70,10 @@ async def _read(
         try:
             named = await reader.catalogue.stores_named(name)
             stores = [store for store in named if pipeline in (None, store.pipeline)]
-            names = ", ".join(sorted({store.name for store in await reader.catalogue.stores()})) or "none"
+            names = (
+                ", ".join(sorted({store.name for store in await reader.catalogue.stores()}))
+                or "none"
+            )
             store = only_store(
                 name,
                 stores,
@@ -75,7 +81,9 @@ async def _read(
                 ambiguous="Choose one of: {pipelines}.",
             )
             pin = await reader.catalogue.pin(store, as_of)
-            answer = await (reader.all(pin, within) if limit is None else reader.scan(pin, within, limit=limit))
+            answer = await (
+                reader.all(pin, within) if limit is None else reader.scan(pin, within, limit=limit)
+            )
             reasons = answers.unavailable(answer.workers)
             if reasons:
                 raise Incomplete(f"Some workers cannot be read: {'; '.join(reasons)}")

@@ -45,10 +45,10 @@ MANY = 2_000
 class Reader:
     """Reads stores. The parameter `pin` of a query names the store and the snapshot that the query reads.
 
-    One reader serves a whole process, in one event loop. If this process is the state server of a worker, `served`
-    returns the address of the worker's shard. Every query raises StateError if the ledger, or the owner of the
-    requested key, cannot be read; Gone if retention removed the snapshot during the query; and Busy if too many queries
-    are already scanning stores.
+    One reader serves a whole process, in one event loop. If this process is the state server of a
+    worker, `served` returns the address of the worker's shard. Every query raises StateError if the
+    ledger, or the owner of the requested key, cannot be read; Gone if retention removed the
+    snapshot during the query; and Busy if too many queries are already scanning stores.
     """
 
     def __init__(self, ledger: Ledger, served: ServedLocation = lambda _: None) -> None:
@@ -61,15 +61,17 @@ class Reader:
     async def get(self, pin: Pin, key: str) -> Answer:
         """The value of one key of a store without windows: one entry, or none."""
         value, status = await self.value(pin, key)
-        return Answer(pin, (status,), [] if value is None else [Entry(key, NO_WINDOW, NO_WINDOW, value)])
+        return Answer(
+            pin, (status,), [] if value is None else [Entry(key, NO_WINDOW, NO_WINDOW, value)]
+        )
 
     async def value(self, pin: Pin, key: str) -> tuple[msgspec.Raw | None, WorkerStatus]:
         """The value of one key of a store without windows, or None, and the status of the worker that answered."""
         _require_windows(pin, are_there=False)
         value, status = await self._query_owner(pin, key, Value(*pin.query_fields, key))
         if value is None:
-            # If retention has removed the snapshot, its row for the key may be gone, too. A missing row
-            # then does not mean that the key had no value.
+            # If retention has removed the snapshot, its row for the key may be gone, too. A missing
+            # row then does not mean that the key had no value.
             await self.catalogue.require_kept(pin.snapshot.ref, pin.snapshot.batch)
         return value, status
 
@@ -87,7 +89,9 @@ class Reader:
             )
         keys_by_worker: dict[int, list[str]] = defaultdict(list)
         for key in wanted:
-            keys_by_worker[0 if pin.store.kind == "global" else owner(key, len(pin.workers))].append(key)
+            keys_by_worker[
+                0 if pin.store.kind == "global" else owner(key, len(pin.workers))
+            ].append(key)
         queries: list[tuple[WorkerInfo, Query[dict[str, msgspec.Raw]]]] = []
         for number, worker_keys in sorted(keys_by_worker.items()):
             queries.append((pin.workers[number], Values(*pin.query_fields, worker_keys)))
@@ -111,7 +115,9 @@ class Reader:
         """
         _require_windows(pin, are_there=True)
         within = Range.of_key(key, start, end)
-        entries, status = await self._query_owner(pin, key, Scan(*pin.query_fields, within, None, MAX_ENTRIES + 1))
+        entries, status = await self._query_owner(
+            pin, key, Scan(*pin.query_fields, within, None, MAX_ENTRIES + 1)
+        )
         if len(entries) > MAX_ENTRIES:
             raise QueryError(
                 f"Key {key[:100]!r} has more than {MAX_ENTRIES:,} windows.",
@@ -132,7 +138,9 @@ class Reader:
         """A page of entries sorted by key and window, from all workers or from `workers` only."""
         _require_times(pin, within)
         # Request one extra entry to find out whether there is another page.
-        pages, statuses = await self._query_all(pin, Scan(*pin.query_fields, within, after, limit + 1), workers)
+        pages, statuses = await self._query_all(
+            pin, Scan(*pin.query_fields, within, after, limit + 1), workers
+        )
         if sum(map(len, pages)) > MANY:
             entries = await asyncio.to_thread(_merge_entries, pages, limit + 1)
         else:
@@ -163,7 +171,9 @@ class Reader:
         cached = self._counts.get(store)
         # Counting a store takes as long as scanning it. At one snapshot, the count never changes.
         if within == EVERYTHING and cached is not None and cached[0] == pin.name:
-            return Counted(pin, tuple(WorkerStatus(worker.number, "ok") for worker in pin.workers), cached[1])
+            return Counted(
+                pin, tuple(WorkerStatus(worker.number, "ok") for worker in pin.workers), cached[1]
+            )
         counts, statuses = await self._query_all(pin, Count(*pin.query_fields, within))
         counted = Counted(pin, statuses, sum(counts))
         if within == EVERYTHING and not counted.partial:
@@ -187,8 +197,12 @@ class Reader:
         """
         _require_times(pin, within)
         if group_by == "_start":
-            _require_windows(pin, are_there=True, next_step="Group by another field, by _key, or by _all.")
-        shares, statuses = await self._query_all(pin, Aggregate(*pin.query_fields, within, field, group_by))
+            _require_windows(
+                pin, are_there=True, next_step="Group by another field, by _key, or by _all."
+            )
+        shares, statuses = await self._query_all(
+            pin, Aggregate(*pin.query_fields, within, field, group_by)
+        )
         return Combined(
             pin,
             statuses,
@@ -206,15 +220,17 @@ class Reader:
     ) -> Answer:
         """The entries with the largest numbers in `field`, largest first, or with the smallest, smallest first."""
         _require_times(pin, within)
-        results, statuses = await self._query_all(pin, Top(*pin.query_fields, within, field, limit, smallest))
+        results, statuses = await self._query_all(
+            pin, Top(*pin.query_fields, within, field, limit, smallest)
+        )
         entries = list(chain.from_iterable(results))
         return Answer(pin, statuses, largest(entries, field, limit, smallest=smallest))
 
     async def changed_keys(self, pin: Pin, since: int, limit: int = MAX_KEYS) -> Changes:
         """The keys and windows that batches have changed, from the batch after `since` to the snapshot of `pin`.
 
-        Raises Gone if retention has removed the snapshot `since`. In this case, rows that later batches deleted may be
-        gone, too, so their keys would be missing from the result.
+        Raises Gone if retention has removed the snapshot `since`. In this case, rows that later
+        batches deleted may be gone, too, so their keys would be missing from the result.
         """
         results, statuses = await self._query_all(pin, Changed(*pin.query_fields, since, limit + 1))
         await self.catalogue.require_kept(pin.snapshot.ref, since)
@@ -231,17 +247,23 @@ class Reader:
         if pin.store.kind == "global":
             result, statuses = await self._query_any(pin.workers, query)
         else:
-            result, status = await self.workers.execute(pin.workers[owner(key, len(pin.workers))], query)
+            result, status = await self.workers.execute(
+                pin.workers[owner(key, len(pin.workers))], query
+            )
             statuses = (status,)
         if not result:
             failed = statuses[0]
-            raise StateError(f"Worker {failed.number}, which owns the key, is unavailable. {failed.reason}")
+            raise StateError(
+                f"Worker {failed.number}, which owns the key, is unavailable. {failed.reason}"
+            )
         return result[0], statuses[0]
 
     async def _query_all(
         self, pin: Pin, query: Query[T], workers: Iterable[WorkerInfo] | None = None
     ) -> tuple[list[T], tuple[WorkerStatus, ...]]:
-        return await self._query_each(pin, [(info, query) for info in (pin.workers if workers is None else workers)])
+        return await self._query_each(
+            pin, [(info, query) for info in (pin.workers if workers is None else workers)]
+        )
 
     async def _query_each(
         self, pin: Pin, queries: Sequence[tuple[WorkerInfo, Query[T]]]
@@ -250,7 +272,9 @@ class Reader:
             if pin.store.kind == "global" and queries:
                 results, statuses = await self._query_any(pin.workers, queries[0][1])
             else:
-                outcomes = await asyncio.gather(*(self.workers.execute(info, query) for info, query in queries))
+                outcomes = await asyncio.gather(
+                    *(self.workers.execute(info, query) for info, query in queries)
+                )
                 results = list(chain.from_iterable(result for result, _ in outcomes))
                 statuses = tuple(status for _, status in outcomes)
         # Retention may have removed rows of the snapshot while the workers were read.
@@ -289,7 +313,9 @@ def _require_windows(pin: Pin, *, are_there: bool, next_step: str = "Leave the t
         return
     if are_there:
         raise QueryError(f"Store {pin.store.name!r} has no windows.", next_step=next_step)
-    raise QueryError(f"Store {pin.store.name!r} has windows.", next_step="Query the windows of the key.")
+    raise QueryError(
+        f"Store {pin.store.name!r} has windows.", next_step="Query the windows of the key."
+    )
 
 
 def _merge_groups(

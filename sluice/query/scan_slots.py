@@ -35,7 +35,9 @@ class Gate:
         except BaseException as error:
             self._inside -= 1
             if isinstance(error, TimeoutError):
-                raise Busy(f"Other queries have been scanning stores for {WAIT_SECONDS:g} s.") from None
+                raise Busy(
+                    f"Other queries have been scanning stores for {WAIT_SECONDS:g} s."
+                ) from None
             raise
 
     async def __aexit__(

@@ -10,7 +10,11 @@ from sluice.values.utc_times import utc_datetime
 
 def time_text(ms: int) -> str:
     """Epoch milliseconds as an ISO 8601 date and time in UTC, without a zone."""
-    return utc_datetime(ms).replace(tzinfo=None).isoformat(timespec="milliseconds" if ms % 1_000 else "seconds")
+    return (
+        utc_datetime(ms)
+        .replace(tzinfo=None)
+        .isoformat(timespec="milliseconds" if ms % 1_000 else "seconds")
+    )
 
 
 def parse_time(name: str, text: str | None) -> int | None:
@@ -18,7 +22,9 @@ def parse_time(name: str, text: str | None) -> int | None:
 
     Raises QueryError, which names the parameter.
     """
-    return None if text is None else (parse_moment(name, text) - _EPOCH) // timedelta(milliseconds=1)
+    return (
+        None if text is None else (parse_moment(name, text) - _EPOCH) // timedelta(milliseconds=1)
+    )
 
 
 def parse_moment(name: str, text: str) -> datetime:
@@ -39,7 +45,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def _moment(text: str) -> datetime:
     digits = text.removeprefix("-")
-    if digits.isascii() and digits.isdigit() and (len(digits) >= _FEWEST_DIGITS or digits != text or text == "0"):
+    if (
+        digits.isascii()
+        and digits.isdigit()
+        and (len(digits) >= _FEWEST_DIGITS or digits != text or text == "0")
+    ):
         # The addition raises OverflowError for a time outside Python's calendar.
         return _EPOCH + timedelta(milliseconds=int(text))
     time = datetime.fromisoformat(text)

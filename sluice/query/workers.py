@@ -96,8 +96,8 @@ class OpenWorkers(Generic[W]):
 class Workers:
     """The connections to the workers of all pipelines.
 
-    `served` takes a worker that has a state server. It returns the address at which this process can
-    open the worker's shard directly, or None if another process is that state server.
+    `served` takes a worker that has a state server. It returns the address at which this process
+    can open the worker's shard directly, or None if another process is that state server.
     """
 
     def __init__(
@@ -148,7 +148,9 @@ class Workers:
         # A request to a state server contains the token, which must reach only servers that are
         # registered in the ledger.
         if not info.server and info.location.startswith("http"):
-            return [], _unavailable(info, "The shard's address does not belong to a registered state server.")
+            return [], _unavailable(
+                info, "The shard's address does not belong to a registered state server."
+            )
         if self._paused and info.server in self._paused:
             until, why = self._paused[info.server]
             if until > time.monotonic():

@@ -42,8 +42,9 @@ sockets to listen on, and the function to call when the process accepts connecti
 class FurtherProcesses:
     """The further processes, which end with this process.
 
-    A process that ends otherwise, for example because the system kills it, is replaced by another one.
-    `ended` is called when all processes have ended. If this process is killed, the further processes call it.
+    A process that ends otherwise, for example because the system kills it, is replaced by another
+    one. `ended` is called when all processes have ended. If this process is killed, the further
+    processes call it.
     """
 
     def __init__(self, numbers: Sequence[int], serve: Serve, ended: Callable[[], None]) -> None:
@@ -71,7 +72,9 @@ class FurtherProcesses:
     def _start(self, number: int) -> Connection:
         """Start a process. Returns the connection at which the process reports that it accepts connections."""
         started, report = _SPAWN.Pipe(duplex=False)
-        process = _SPAWN.Process(target=_run, args=(self._serve, number, self._sockets, report, self._ended))
+        process = _SPAWN.Process(
+            target=_run, args=(self._serve, number, self._sockets, report, self._ended)
+        )
         with _blocked(signal.SIGINT):
             process.start()
         report.close()
@@ -88,10 +91,16 @@ class FurtherProcesses:
     def _start_later(self, number: int, exit_code: int | None) -> None:
         # If a signal to stop was sent to all processes, this process cancels the start.
         loop = asyncio.get_running_loop()
-        self._restarts[number] = loop.call_later(RESTART_SECONDS, self._start_again, number, exit_code)
+        self._restarts[number] = loop.call_later(
+            RESTART_SECONDS, self._start_again, number, exit_code
+        )
 
     def _start_again(self, number: int, exit_code: int | None) -> None:
-        log.error("Process %d of the state server ended (exit code %s). Another one starts.", number, exit_code)
+        log.error(
+            "Process %d of the state server ended (exit code %s). Another one starts.",
+            number,
+            exit_code,
+        )
         try:
             self._start(number).close()
         except OSError:
@@ -122,10 +131,11 @@ class FurtherProcesses:
 def _blocked(number: signal.Signals) -> Iterator[None]:
     """Block a signal, also in processes that are started meanwhile.
 
-    Ctrl-C in a terminal sends its signal to all processes, but only the first one may act on it, and
-    then ends the others.
+    Ctrl-C in a terminal sends its signal to all processes, but only the first one may act on it,
+    and then ends the others.
     """
-    # This process of the standard library would be started with the first of ours, and unblocks signals.
+    # This process of the standard library would be started with the first of ours, and unblocks
+    # signals.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
     try:
@@ -144,7 +154,11 @@ def _has_started(started: Connection) -> bool:
 
 
 def _run(
-    serve: Serve, number: int, sockets: Sequence[socket.socket], report: Connection, ended: Callable[[], None]
+    serve: Serve,
+    number: int,
+    sockets: Sequence[socket.socket],
+    report: Connection,
+    ended: Callable[[], None],
 ) -> None:
     """The main function of a further process."""
 

@@ -4,13 +4,15 @@ Without limits, Uvicorn waits forever for the rest of a request. These tricks sa
 
 - A connection has one timer for all of its limits. The timer is set anew only if a limit ends
   before the timer fires. Uvicorn starts and cancels a timer for each request.
-- A request's scope begins as a copy of its connection's scope, and its event is created only if the app reads the body.
-- The head of a response is encoded once for all responses with the same headers, and a whole response is sent
-  with one call (`RESPOND`).
-- All responses of an iteration of the event loop are sent at its end. Otherwise each write would wake a client on the
-  same machine, which then takes the server's core.
+- A request's scope begins as a copy of its connection's scope, and its event is created only if the
+  app reads the body.
+- The head of a response is encoded once for all responses with the same headers, and a whole
+  response is sent with one call (`RESPOND`).
+- All responses of an iteration of the event loop are sent at its end. Otherwise each write would
+  wake a client on the same machine, which then takes the server's core.
 
-The classes override methods of Uvicorn's classes, so check them against each new version of Uvicorn.
+The classes override methods of Uvicorn's classes, so check them against each new version of
+Uvicorn.
 """
 
 from __future__ import annotations
@@ -127,13 +129,20 @@ class PatientProtocol(HttpToolsProtocol):
         try:
             await cycle.run_asgi(app)
         finally:
-            # Uvicorn adds a done callback to the task, which the event loop would call in a further iteration.
+            # Uvicorn adds a done callback to the task, which the event loop would call in a further
+            # iteration.
             self.tasks.discard(cycle.task)
 
-    def _respond(self, scope: Scope, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
+    def _respond(
+        self, scope: Scope, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
+    ) -> bool:
         """Send a whole response to the request with this scope. Returns False if the app has to send messages."""
         running = self._running
-        return running is not None and running.scope is scope and running.respond(status, headers, body)
+        return (
+            running is not None
+            and running.scope is scope
+            and running.respond(status, headers, body)
+        )
 
     @override
     def pause_writing(self) -> None:
@@ -177,8 +186,8 @@ class PatientProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
             return
-        # The limits are set here rather than while `data` are parsed, because most requests arrive whole
-        # and need none.
+        # The limits are set here rather than while `data` are parsed, because most requests arrive
+        # whole and need none.
         if self._is_in_head:
             if self._head_bytes > _MOST_HEAD_BYTES:
                 self.timeout_keep_alive_handler()
@@ -203,7 +212,8 @@ class PatientProtocol(HttpToolsProtocol):
         raw_path, query = _path_and_query(self.url)
         path = raw_path.decode("ascii")
         version = self.parser.get_http_version()
-        # `_is_in_body` becomes true even without a body: then `on_message_complete` follows at once.
+        # `_is_in_body` becomes true even without a body: then `on_message_complete` follows at
+        # once.
         self._is_in_head, self._is_in_body, self._head_bytes = False, True, 0
         scope = self._scope.copy()
         scope["http_version"] = version
@@ -219,8 +229,8 @@ class PatientProtocol(HttpToolsProtocol):
         if before is None or before.response_complete:
             self._start_asgi_task(cycle, self.app)
         else:
-            # The client has not waited for the response to its previous request. The present request is
-            # answered after the previous one.
+            # The client has not waited for the response to its previous request. The present
+            # request is answered after the previous one.
             self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))
 
@@ -253,8 +263,9 @@ class PatientProtocol(HttpToolsProtocol):
     def _wait(self, seconds: float) -> None:
         """Close the connection after `seconds`, unless the limit is changed or removed before."""
         self._ends_at = ends_at = self.loop.time() + seconds
-        # If the timer fires before `_ends_at`, `_check` sets a timer for the remaining time. So a new timer
-        # is needed here only if the connection must be closed before the present timer fires.
+        # If the timer fires before `_ends_at`, `_check` sets a timer for the remaining time. So a
+        # new timer is needed here only if the connection must be closed before the present timer
+        # fires.
         if self._timer is None or ends_at < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()
@@ -298,7 +309,9 @@ class _Cycle(RequestResponseCycle):
     task: asyncio.Task[None]
     """The task that answers the request."""
 
-    def __init__(self, protocol: PatientProtocol, scope: dict[str, Any], *, keep_alive: bool) -> None:
+    def __init__(
+        self, protocol: PatientProtocol, scope: dict[str, Any], *, keep_alive: bool
+    ) -> None:
         # Uvicorn's constructor would also create an event, which most requests do not need.
         self.scope = scope  # type: ignore[assignment]
         self.transport = protocol.transport
@@ -463,8 +476,8 @@ class _Transport(asyncio.Transport):
         self._unsent.append(data)
         self._size += len(data)
         if self._size > HIGH_WATER_LIMIT:
-            # The wrapped transport pauses the app only when the transport itself holds this much data,
-            # so the data are passed on to the transport now.
+            # The wrapped transport pauses the app only when the transport itself holds this much
+            # data, so the data are passed on to the transport now.
             self.flush()
 
     @override

@@ -37,7 +37,8 @@ def no_figures() -> MutableSequence[float]:
 class Latencies:
     """Measures how long a server's apps take to answer requests, from the server's start on.
 
-    `figures` has the histograms of each of the server's processes. This process has the number `own`.
+    `figures` has the histograms of each of the server's processes. This process has the number
+    `own`.
     """
 
     def __init__(self, figures: Sequence[MutableSequence[float]], own: int = 0) -> None:

@@ -168,14 +168,18 @@ class LocalApp:
     async def _before(self, request: Request) -> Response:
         ids = _decode(_IDS, await _rows(request))
         epoch, batch = _number(request, "epoch"), request.path_params["batch"]
-        return _msgpack_response(await self._on(request, lambda shard: shard.rows_before(batch, ids, epoch)))
+        return _msgpack_response(
+            await self._on(request, lambda shard: shard.rows_before(batch, ids, epoch))
+        )
 
     async def _write(self, request: Request) -> Any:
         pages = _decode(_PAGES, await _rows(request))
         epoch, batch = _number(request, "epoch"), request.path_params["batch"]
         checksum = _checksum(request, "replaced")
         replaced = None if checksum is None else lambda: checksum
-        return await self._on(request, lambda shard: shard.write_pages(batch, pages, epoch, replaced))
+        return await self._on(
+            request, lambda shard: shard.write_pages(batch, pages, epoch, replaced)
+        )
 
     async def _expire(self, request: Request) -> Any:
         ends = _decode(msgspec.json.Decoder(dict[int, int]), await _body(request))
@@ -191,7 +195,9 @@ class LocalApp:
         return await self._on(request, lambda shard: shard.checksums(as_of))
 
     async def _verify(self, request: Request) -> None:
-        as_of, published = _decode(msgspec.json.Decoder(tuple[int, Checksums | None]), await _body(request))
+        as_of, published = _decode(
+            msgspec.json.Decoder(tuple[int, Checksums | None]), await _body(request)
+        )
         await self._on(request, lambda shard: shard.verify_rows(as_of, published))
 
     async def _read_states(self, request: Request) -> Response:
@@ -219,12 +225,16 @@ class LocalApp:
         await self._on(request, lambda shard: shard.write_states(batch, numbers, states, epoch))
 
     async def _verify_states(self, request: Request) -> None:
-        as_of, published = _decode(msgspec.json.Decoder(tuple[int, Checksums | None]), await _body(request))
+        as_of, published = _decode(
+            msgspec.json.Decoder(tuple[int, Checksums | None]), await _body(request)
+        )
         await self._on(request, lambda shard: shard.verify_states(as_of, published))
 
     async def _state_versions(self, request: Request) -> Response:
         since, after, limit = _decode(_AFTER_STATE, await _body(request))
-        return _msgpack_response(await self._on(request, lambda shard: shard.state_versions(since, after, limit)))
+        return _msgpack_response(
+            await self._on(request, lambda shard: shard.state_versions(since, after, limit))
+        )
 
     async def _absorb_states(self, request: Request) -> None:
         versions = _decode(_STATE_VERSIONS, await _rows(request))
@@ -232,10 +242,15 @@ class LocalApp:
 
     async def _read_answers(self, request: Request) -> Response:
         (step, ids), epoch = _decode(_ANSWER_IDS, await _rows(request)), _number(request, "epoch")
-        return _msgpack_response(await self._on(request, lambda shard: shard.read_answers(step, ids, epoch)))
+        return _msgpack_response(
+            await self._on(request, lambda shard: shard.read_answers(step, ids, epoch))
+        )
 
     async def _write_answers(self, request: Request) -> None:
-        (answers, forget), epoch = _decode(_NEW_ANSWERS, await _rows(request)), _number(request, "epoch")
+        (answers, forget), epoch = (
+            _decode(_NEW_ANSWERS, await _rows(request)),
+            _number(request, "epoch"),
+        )
         await self._on(request, lambda shard: shard.write_answers(answers, epoch, forget=forget))
 
     async def _forget_failures(self, request: Request) -> None:
@@ -243,7 +258,9 @@ class LocalApp:
         await self._on(request, lambda shard: shard.forget_failures(batch, epoch))
 
     async def _answers(self, request: Request) -> Response:
-        after, limit = _decode(msgspec.json.Decoder(tuple[tuple[int, str, str] | None, int]), await _body(request))
+        after, limit = _decode(
+            msgspec.json.Decoder(tuple[tuple[int, str, str] | None, int]), await _body(request)
+        )
         return _msgpack_response(await self._on(request, lambda shard: shard.answers(after, limit)))
 
     async def _absorb_answers(self, request: Request) -> None:
@@ -259,16 +276,24 @@ class LocalApp:
         return await self._on(request, lambda shard: shard.compact(keep_from))
 
     async def _create(self, request: Request) -> None:
-        anew, continued = (request.query_params.get(name) == "true" for name in ("anew", "continued"))
-        place = await (self._shards.expect if anew or continued else self._shards.location)(*_shard(request))
-        await asyncio.to_thread(lambda: LocalShard.create(place, anew=anew, continued=continued).close())
+        anew, continued = (
+            request.query_params.get(name) == "true" for name in ("anew", "continued")
+        )
+        place = await (self._shards.expect if anew or continued else self._shards.location)(
+            *_shard(request)
+        )
+        await asyncio.to_thread(
+            lambda: LocalShard.create(place, anew=anew, continued=continued).close()
+        )
 
     async def _versions(self, request: Request) -> Response:
         since, after, limit = _decode(
             msgspec.json.Decoder(tuple[int, VersionId | None, int]),
             await _body(request),
         )
-        return _msgpack_response(await self._on(request, lambda shard: shard.row_versions(since, after, limit)))
+        return _msgpack_response(
+            await self._on(request, lambda shard: shard.row_versions(since, after, limit))
+        )
 
     async def _absorb(self, request: Request) -> None:
         versions = _decode(_VERSIONS, await _rows(request))
@@ -326,7 +351,11 @@ def _handler(
         except Exception:
             log.exception("A request failed")
             return problem(500, "The request failed.", "See the server's log.")
-        return result if isinstance(result, Response) else JsonResponse(msgspec.json.encode(result), ())
+        return (
+            result
+            if isinstance(result, Response)
+            else JsonResponse(msgspec.json.encode(result), ())
+        )
 
     return respond
 
@@ -377,7 +406,11 @@ def _decode(decoder: Any, body: bytes) -> Any:
 
 async def _no_route(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    what = "There is nothing at this path." if error.status_code == HTTPStatus.NOT_FOUND else error.detail
+    what = (
+        "There is nothing at this path."
+        if error.status_code == HTTPStatus.NOT_FOUND
+        else error.detail
+    )
     return problem(error.status_code, sentence(what), headers=error.headers)
 
 

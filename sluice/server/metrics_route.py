@@ -48,8 +48,8 @@ class MetricsApp:
             figures = await read_ledger(lambda: LedgerFigures.read(self._ledger))
             lags, lag_error = await self._lags(figures)
             self._observer.observe()
-            # The text is made in another thread, because the sizes of shards are read from files and
-            # databases, which takes time.
+            # The text is made in another thread, because the sizes of shards are read from files
+            # and databases, which takes time.
             text = await asyncio.to_thread(self._text, figures, lags, lag_error)
             response = Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
         except SluiceError as error:

@@ -90,7 +90,9 @@ class ServedShards:
         """
         info = await read_ledger(lambda: self._ledger.generations.get(ref))
         if info is None or number >= len(info.workers):
-            raise Refused(f"The ledger has no worker {number} of generation {ref.generation} of {ref.pipeline!r}.")
+            raise Refused(
+                f"The ledger has no worker {number} of generation {ref.generation} of {ref.pipeline!r}."
+            )
         self._arriving.add((ref, number))
         return location(self._base_url, ref, number)
 
@@ -104,7 +106,10 @@ class ServedShards:
 
     async def _is_served(self, pipeline: str, number: int) -> bool:
         worker = pipeline, number
-        if self._clock() > self._refreshed_at + REFRESH_SECONDS or worker not in self._served | self._served_before:
+        if (
+            self._clock() > self._refreshed_at + REFRESH_SECONDS
+            or worker not in self._served | self._served_before
+        ):
             self._refreshed_at = self._clock()
             served = await read_ledger(self._at_this_server)
             self._served_before = self._served if self._is_own_address else set()

@@ -153,8 +153,8 @@ def register(ledger: Ledger, configuration: Settings, options: Options) -> None:
     """
     place, own = options.place("", 0), identity_of(configuration.shards)
     try:
-        # The certificate need not be verified: with its card, a server proves that it knows the token,
-        # and says which server it is.
+        # The certificate need not be verified: with its card, a server proves that it knows the
+        # token, and says which server it is.
         card = server_identity.fetch_card(place.url, place.host_port, verify_certificate=False)
     except StateError as error:
         raise StateError(
@@ -184,14 +184,18 @@ def _is_loopback(host: str) -> bool:
 def _addresses(host: str) -> set[str]:
     """The addresses to which this host resolves a name; none if it does not know the name."""
     try:
-        infos = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        infos = socket.getaddrinfo(
+            host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
     except (OSError, UnicodeError):
         return set()
     # An IPv6 address may end with the zone of a network interface, as in fe80::1%eth0.
     return {str(address[0]).partition("%")[0] for *_, address in infos}
 
 
-def make_app(ledger: Ledger, configuration: Settings, options: Options, shared: Shared | None = None) -> ASGIApp:
+def make_app(
+    ledger: Ledger, configuration: Settings, options: Options, shared: Shared | None = None
+) -> ASGIApp:
     """The server's ASGI app: `/local`, `/metrics` and, with `options.rest`, the REST API.
 
     Every request needs the token. `shared` is None in a server of one process.
@@ -203,7 +207,9 @@ def make_app(ledger: Ledger, configuration: Settings, options: Options, shared: 
             next_step="Set SLUICE_SERVER_TOKEN or SLUICE_SERVER_TOKEN_FILE. To create a token: python -c 'import "
             "secrets; print(secrets.token_urlsafe())'",
         )
-    shards = ServedShards(ledger, configuration.shards, options.name, options.port, arriving=shared.arriving)
+    shards = ServedShards(
+        ledger, configuration.shards, options.name, options.port, arriving=shared.arriving
+    )
     latencies = Latencies(shared.latencies, shared.number)
     mounted: dict[str, ASGIApp] = {
         "/local": LocalApp(shards).app,
@@ -219,7 +225,9 @@ def make_app(ledger: Ledger, configuration: Settings, options: Options, shared: 
     return TokenRequired(_Mounts(measured), configuration.server_token, shards.card)
 
 
-def further_processes(configuration: Settings, options: Options, shared: Shared) -> FurtherProcesses | None:
+def further_processes(
+    configuration: Settings, options: Options, shared: Shared
+) -> FurtherProcesses | None:
     """The processes of a state server besides this one; None if it has one process."""
     if options.processes == 1:
         return None
@@ -290,7 +298,8 @@ def uvicorn_config(app: ASGIApp, options: Options) -> uvicorn.Config:
         ssl_keyfile=options.key,
         http=PatientProtocol,
         loop="uvloop",
-        # Uvicorn would take an app for one of an older version if its call is not a coroutine function.
+        # Uvicorn would take an app for one of an older version if its call is not a coroutine
+        # function.
         interface="asgi3",
         lifespan="off",
         ws="none",
@@ -325,7 +334,9 @@ class _AdmissionConfig(uvicorn.Config):
 class _Server(uvicorn.Server):
     """Calls `started` once the server accepts requests, and starts and stops its further processes."""
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None], further: FurtherProcesses | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, started: Callable[[], None], further: FurtherProcesses | None
+    ) -> None:
         super().__init__(config)
         self._on_started = started
         self._further = further
@@ -334,8 +345,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         if self._further is not None:
             self._sockets = sockets = await self._bind()
-            # This process begins to accept connections last. Otherwise, clients that wait for the server
-            # would all connect to this process.
+            # This process begins to accept connections last. Otherwise, clients that wait for the
+            # server would all connect to this process.
             await self._further.start(sockets)
         await super().startup(sockets)
         if self.started:
@@ -346,7 +357,9 @@ class _Server(uvicorn.Server):
         """Sockets at the server's address that do not listen yet."""
         loop = asyncio.get_running_loop()
         try:
-            server = await loop.create_server(asyncio.Protocol, self.config.host, self.config.port, start_serving=False)
+            server = await loop.create_server(
+                asyncio.Protocol, self.config.host, self.config.port, start_serving=False
+            )
         except OSError as error:
             log.error(error)
             sys.exit(1)
@@ -361,8 +374,9 @@ class _Server(uvicorn.Server):
             sockets = self._sockets
         await super().shutdown(sockets)
         if self._further is not None:
-            # Uvicorn then ends this process with the signal that it has received. The further processes end
-            # together with this process, so it has to wait until they have answered their requests.
+            # Uvicorn then ends this process with the signal that it has received. The further
+            # processes end together with this process, so it has to wait until they have answered
+            # their requests.
             await asyncio.to_thread(self._further.end, 0.0 if self.force_exit else STOP_SECONDS)
 
 

@@ -72,15 +72,21 @@ class TokenRequired:
         # Clients may write the scheme in capitals or in small letters.
         return hmac.compare_digest(scheme.capitalize() + b" " + credentials, self._expected)
 
-    async def _answer_without_token(self, authorization: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer_without_token(
+        self, authorization: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         scheme, _, credentials = authorization.partition(b" ")
         number = self._challenge_number(scheme, credentials)
         if number is not None:
             content, proof = server_identity.proved_card(self._token, number, self._card)
             headers = {server_identity.PROOF: proof}
-            await Response(content, headers=headers, media_type="application/json")(scope, receive, send)
+            await Response(content, headers=headers, media_type="application/json")(
+                scope, receive, send
+            )
             return
-        refusal = unauthorized("Send the token that the server was started with as Authorization: Bearer.")
+        refusal = unauthorized(
+            "Send the token that the server was started with as Authorization: Bearer."
+        )
         # The server does not wait for the rest of the request, because anyone can send an endless
         # request.
         refusal.headers["Connection"] = "close"

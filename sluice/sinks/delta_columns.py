@@ -83,7 +83,9 @@ class DeltaColumn:
         with column_checks.column(self.name, self.type, json):
             value = column_checks.length(self._encode(column_checks.decode(json)), self.most)
             if self.partitions and value == "":
-                raise ValueError("is empty, which a column that partitions the table stores as null")
+                raise ValueError(
+                    "is empty, which a column that partitions the table stores as null"
+                )
             return value
 
     @cached_property
@@ -120,7 +122,9 @@ def _of_value(type_: pa.DataType) -> Callable[[Any], Any]:
             return lambda value: [item(each) for each in _of(list, value, "an array")]
         case "map":
             of_key, of_item = _encoder(type_.key_field), _encoder(type_.item_field)
-            return lambda value: [(of_key(k), of_item(each)) for k, each in _of(dict, value, "an object").items()]
+            return lambda value: [
+                (of_key(k), of_item(each)) for k, each in _of(dict, value, "an object").items()
+            ]
         case "struct":
             parts = {part.name: _encoder(part) for part in type_}
             return lambda value: _struct(parts, _of(dict, value, "an object"))

@@ -1,8 +1,9 @@
 """Writes the rows of a pipeline's batches to a Delta Lake table, each batch once, in one commit.
 
-Every commit has a transaction identifier (`SetTransaction`): the pipeline as application, and a version
-that grows with each commit. Delta Lake skips a commit whose version is not above the table's version, and rejects a
-commit if another commit has changed this version meanwhile. A version consists of three numbers:
+Every commit has a transaction identifier (`SetTransaction`): the pipeline as application, and a
+version that grows with each commit. Delta Lake skips a commit whose version is not above the
+table's version, and rejects a commit if another commit has changed this version meanwhile. A
+version consists of three numbers:
 
 - the writer's epoch, which each run increases when it begins;
 - a random number, because two writers that begin at the same moment may take the same epoch;
@@ -160,16 +161,18 @@ class DeltaSink:
             if published is not None:
                 self._require_complete(published, version, state)
             at = None if published is None else published.batch
-            # A row with a key replaces the earlier row of this key. A row without a key is appended.
-            # After a restore or a rebuild, the rows to append may be in the table already, unless the
-            # table's last batch is the last published batch.
-            is_of_published_batch = version < 0 or (state is not None and state.batch == at and not state.may_repeat)
+            # A row with a key replaces the earlier row of this key. A row without a key is
+            # appended. After a restore or a rebuild, the rows to append may be in the table
+            # already, unless the table's last batch is the last published batch.
+            is_of_published_batch = version < 0 or (
+                state is not None and state.batch == at and not state.may_repeat
+            )
             may_repeat = False
             if target.table.key is None and not is_of_published_batch:
                 may_repeat = self._has_later_rows(published)
             self.state = msgspec.structs.replace(state or self.state, may_repeat=may_repeat)
-        # This commit fences off earlier writers. The version of their next commit is below the version
-        # of this commit, so Delta Lake skips or rejects their commit.
+        # This commit fences off earlier writers. The version of their next commit is below the
+        # version of this commit, so Delta Lake skips or rejects their commit.
         epoch, nonce = (max(version, 0) >> _EPOCH) + 1, secrets.randbits(_EPOCH - _NONCE)
         self._commit(epoch << _EPOCH | nonce << _NONCE, self.state, None)
 
@@ -231,8 +234,8 @@ class DeltaSink:
     def _commit(self, version: int, state: State, rows: Rows | None) -> None:
         """Commit a batch's rows. Without rows, the commit only takes over the table from the last writer.
 
-        Raises LeaseError if another driver has taken over. A commit that conflicts with a commit of another program,
-        such as `OPTIMIZE`, is repeated.
+        Raises LeaseError if another driver has taken over. A commit that conflicts with a commit of
+        another program, such as `OPTIMIZE`, is repeated.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             failure: Exception | None = None
@@ -322,7 +325,9 @@ class DeltaSink:
 
     def _frame(self, columns: Sequence[DeltaColumn], rows: Sequence[Row]) -> DataFrame:
         values = zip(*rows, strict=True) if rows else [()] * len(columns)
-        arrays = [pa.array(each, column.arrow) for column, each in zip(columns, values, strict=True)]
+        arrays = [
+            pa.array(each, column.arrow) for column, each in zip(columns, values, strict=True)
+        ]
         table = pa.table(arrays, names=[column.name for column in columns])
         return self.spark.createDataFrame(
             table,
@@ -367,7 +372,9 @@ class DeltaSink:
         columns = []
         for column in declared:
             not_null = " NOT NULL" if column.name in identity else ""
-            columns.append(f"{backticked(column.name)} {self.target.created[column.name]}{not_null}")
+            columns.append(
+                f"{backticked(column.name)} {self.target.created[column.name]}{not_null}"
+            )
         writer = f"TBLPROPERTIES ('{WRITER}' = '{self.pipeline}')"
         self.spark.sql(f"CREATE TABLE {self._table} ({', '.join(columns)}) USING delta {writer}")
         log.info("table created", table=self.target.output)
@@ -399,13 +406,19 @@ class DeltaSink:
             elif wanted is not None and not fits(wanted, arrow):
                 problems.append(f"the column {name} is {shown}, but the field is {spark}")
             elif name in target.identity and not _tells_keys_apart(fields[name]):
-                problems.append(f"the column {name} is {shown}, in which different keys can be equal")
+                problems.append(
+                    f"the column {name} is {shown}, in which different keys can be equal"
+                )
             else:
                 required, most = not fields[name].nullable, _max_length(fields[name])
-                columns.append(DeltaColumn(name, arrow, required, most, partitions=name in partitions))
+                columns.append(
+                    DeltaColumn(name, arrow, required, most, partitions=name in partitions)
+                )
         for name, each in fields.items():
             if name not in target.wanted and not each.nullable:
-                problems.append(f"the column {name} is NOT NULL, but the pipeline does not write it")
+                problems.append(
+                    f"the column {name} is NOT NULL, but the pipeline does not write it"
+                )
         if problems:
             raise EngineError(
                 f"The table {target.output} ({target.at}) does not fit: {'; '.join(problems)}.",
@@ -507,8 +520,8 @@ _NEXT_STEP = "Nothing from the batch was published. Correct the cause, then run 
 
 def _written_type(column: StructField) -> pa.DataType | None:
     """The Arrow type of a column's values; None if Sluice cannot write them."""
-    # Sluice cannot check the length of a VARCHAR or CHAR within a nested type, so it does not write a
-    # column with such a type.
+    # Sluice cannot check the length of a VARCHAR or CHAR within a nested type, so it does not write
+    # a column with such a type.
     if _SQL_TYPE in column.metadata and _max_length(column) is None:
         return None
     try:
@@ -525,7 +538,11 @@ def _can_be_written(arrow: pa.DataType) -> bool:
     parts = [arrow.field(number) for number in range(arrow.num_fields)]
     # Spark shows a VARIANT as a struct with this metadata.
     is_variant = any(b"variant" in (part.metadata or {}) for part in parts)
-    return kind_of(arrow) != "" and not is_variant and all(_can_be_written(part.type) for part in parts)
+    return (
+        kind_of(arrow) != ""
+        and not is_variant
+        and all(_can_be_written(part.type) for part in parts)
+    )
 
 
 def _max_length(column: StructField) -> int | None:
@@ -539,7 +556,11 @@ def _tells_keys_apart(column: StructField) -> bool:
     # Spark pads a CHAR with spaces, so `a` and `a ` become equal.
     is_padded = str(column.metadata.get(_SQL_TYPE, "")).startswith("char(")
     arrow = _written_type(column)
-    return arrow is not None and kind_of(arrow) in ("text", "whole number", "timestamp") and not is_padded
+    return (
+        arrow is not None
+        and kind_of(arrow) in ("text", "whole number", "timestamp")
+        and not is_padded
+    )
 
 
 def _equal(column: str) -> str:

@@ -40,7 +40,8 @@ _SETTINGS = {
     **SESSION,
     "lock_timeout": "60s",
     "timezone": "UTC",
-    # PostgreSQL ends the transaction of a driver that was paused while it held locks, before others give up waiting.
+    # PostgreSQL ends the transaction of a driver that was paused while it held locks, before others
+    # give up waiting.
     "idle_in_transaction_session_timeout": "30s",
 }
 _NO_TABLES = {"v": "view", "m": "materialized view", "f": "foreign table"}
@@ -100,7 +101,8 @@ class PostgresTables:
             last = self._last_batch(database)
             written = last[1] if last is not None else {}
             self.columns = {
-                target.output: _create_or_check(database, target, written.get(target.output)) for target in self.targets
+                target.output: _create_or_check(database, target, written.get(target.output))
+                for target in self.targets
             }
             self._claim(database)
         self._newest = None if last is None else last[0]
@@ -116,7 +118,9 @@ class PostgresTables:
         # A rebuild numbers the batches of a new generation anew and writes no rows, so its batches
         # cannot be compared with those of an earlier generation. A batch that a run has written is
         # in the database, unless its tables were added to the pipeline later.
-        is_written = published.is_written and not published.outputs.isdisjoint(target.output for target in self.targets)
+        is_written = published.is_written and not published.outputs.isdisjoint(
+            target.output for target in self.targets
+        )
         return is_written and self._newest.generation < published.batch.generation
 
     def _incomplete_error(self, expected: BatchId, otherwise: str) -> EngineError:
@@ -148,9 +152,9 @@ class PostgresTables:
                     next_step="Write to the table once, after a merge.",
                 )
         taken = database.execute(
-            SQL("SELECT pipeline, name FROM {}, unnest(tables) AS name WHERE pipeline <> %s AND name = ANY(%s)").format(
-                Identifier(BATCHES)
-            ),
+            SQL(
+                "SELECT pipeline, name FROM {}, unnest(tables) AS name WHERE pipeline <> %s AND name = ANY(%s)"
+            ).format(Identifier(BATCHES)),
             [self.pipeline, [*writers]],
         ).fetchone()
         if taken is not None:
@@ -178,9 +182,9 @@ class PostgresTables:
                     next_step=f"Drop it: DROP TABLE {BATCHES}. The next runs write all rows again.",
                 )
             database.execute(
-                SQL("INSERT INTO {} (pipeline, epoch) VALUES (%s, 0) ON CONFLICT DO NOTHING").format(
-                    Identifier(BATCHES)
-                ),
+                SQL(
+                    "INSERT INTO {} (pipeline, epoch) VALUES (%s, 0) ON CONFLICT DO NOTHING"
+                ).format(Identifier(BATCHES)),
                 [self.pipeline],
             )
             self.epoch = next_epoch(self._locked_epoch(database))
@@ -203,13 +207,13 @@ class PostgresTables:
             repeated = {target.output: written_rows(rows[target.output]) for target in self.targets}
             self._require_same(batch, written, repeated)
             new = [target for target in self.targets if target.output not in written]
-            # The rows are copied to temporary tables before the pipeline's row is locked, so a driver
-            # that is paused here does not block other drivers.
+            # The rows are copied to temporary tables before the pipeline's row is locked, so a
+            # driver that is paused here does not block other drivers.
             merges: list[Composed] = []
             for number, target in enumerate(new):
                 merges += self._copy_rows(database, number, target, rows[target.output])
-            # Ends this driver if another driver has taken over. Otherwise, locks the pipeline's row, so that
-            # no other driver can take over before this transaction has ended.
+            # Ends this driver if another driver has taken over. Otherwise, locks the pipeline's
+            # row, so that no other driver can take over before this transaction has ended.
             self._require_epoch(database)
             for merge in merges:
                 database.execute(merge)
@@ -240,7 +244,9 @@ class PostgresTables:
         now: Mapping[str, Written],
     ) -> None:
         """Raise BatchDiffers unless a repeated batch has the rows that were written."""
-        differences = [written[output].difference(output, now[output]) for output in now if output in written]
+        differences = [
+            written[output].difference(output, now[output]) for output in now if output in written
+        ]
         if differences := [*filter(None, differences)]:
             raise BatchDiffers.of(self.pipeline, batch.number, differences)
 
@@ -267,9 +273,15 @@ class PostgresTables:
             if rows.written:
                 new = Identifier(f"sluice_new_{number}")
                 _copy(database, new, target, names, rows.written)
-                changes = [SQL("{0} = EXCLUDED.{0}").format(name) for name in names[len(identity) :]]
+                changes = [
+                    SQL("{0} = EXCLUDED.{0}").format(name) for name in names[len(identity) :]
+                ]
                 # If all columns identify the row, an existing row is already the same.
-                action = SQL("UPDATE SET {}").format(SQL(", ").join(changes)) if changes else SQL("NOTHING")
+                action = (
+                    SQL("UPDATE SET {}").format(SQL(", ").join(changes))
+                    if changes
+                    else SQL("NOTHING")
+                )
                 yield SQL("INSERT INTO {} ({}) SELECT {} FROM {} ON CONFLICT ({}) DO {}").format(
                     target.name, _list(names), _list(names), new, _list(identity), action
                 )
@@ -280,7 +292,9 @@ class PostgresTables:
     ) -> tuple[BatchId, dict[str, Written]] | None:
         """The last batch, and the rows that it wrote to each table; None before the first batch."""
         row = database.execute(
-            SQL("SELECT generation, batch, begun, rows FROM {} WHERE pipeline = %s").format(Identifier(BATCHES)),
+            SQL("SELECT generation, batch, begun, rows FROM {} WHERE pipeline = %s").format(
+                Identifier(BATCHES)
+            ),
             [self.pipeline],
         ).fetchone()
         if row is None or row[0] is None:
@@ -384,7 +398,9 @@ def _create_or_check(
     last batch's rows; None if no batch has written the table.
     """
     with _at(target):
-        if database.execute("SELECT to_regclass(%s)", [target.name.as_string(database)]).fetchone() == (None,):
+        if database.execute(
+            "SELECT to_regclass(%s)", [target.name.as_string(database)]
+        ).fetchone() == (None,):
             if written is not None:
                 raise EngineError(
                     f"The table {target.output} ({target.at}) is gone, with the rows of earlier batches.",
@@ -402,7 +418,9 @@ def _create(database: psycopg.Connection, target: PostgresTarget) -> None:
             f"{', '.join(unknown)} are unknown.",
             next_step=f'Give them: types={{"{unknown[0]}": "text"}}. Or create the table.',
         )
-    columns = [SQL("{} {}").format(Identifier(name), SQL(kind)) for name, kind in target.created.items()]
+    columns = [
+        SQL("{} {}").format(Identifier(name), SQL(kind)) for name, kind in target.created.items()
+    ]
     key = SQL("PRIMARY KEY ({})").format(_list([Identifier(name) for name in target.identity]))
     database.execute(SQL("CREATE TABLE {} ({})").format(target.name, _list([*columns, key])))
     log.info("table created", table=target.output)
@@ -445,18 +463,26 @@ def _require_fitting_columns(
         if name not in columns:
             identifier = Identifier(name).as_string()
             kind = target.created[name] or "TYPE"
-            problems.append(f"it has no column {name} (ALTER TABLE {table} ADD {identifier} {kind})")
+            problems.append(
+                f"it has no column {name} (ALTER TABLE {table} ADD {identifier} {kind})"
+            )
         else:
             problems += _problem_of_column(database, target, name, spark, columns[name])
     for name, column in columns.items():
         if column.required and not column.is_filled and name not in target.wanted:
-            problems.append(f"the column {name} is NOT NULL without a default, but the pipeline does not write it")
+            problems.append(
+                f"the column {name} is NOT NULL without a default, but the pipeline does not write it"
+            )
     identity = [*target.identity]
     if (relation := _NO_TABLES.get(_kind(database, table))) is not None:
-        problems.append(f"it is a {relation}, and only a table can have the primary key that writing needs")
+        problems.append(
+            f"it is a {relation}, and only a table can have the primary key that writing needs"
+        )
     elif {*identity} <= columns.keys() and not _is_unique(database, table, identity):
         names = _list([Identifier(name) for name in identity]).as_string(database)
-        problems.append(f"its rows are not unique by {names} (ALTER TABLE {table} ADD PRIMARY KEY ({names}))")
+        problems.append(
+            f"its rows are not unique by {names} (ALTER TABLE {table} ADD PRIMARY KEY ({names}))"
+        )
     if problems:
         raise EngineError(
             f"The table {target.output} ({target.at}) does not fit: {'; '.join(problems)}.",
@@ -510,7 +536,9 @@ def _is_type(database: psycopg.Connection, declared: str, oid: int) -> bool:
 
 
 def _kind(database: psycopg.Connection, table: str) -> str:
-    row = database.execute("SELECT relkind::text FROM pg_class WHERE oid = to_regclass(%s)", [table]).fetchone()
+    row = database.execute(
+        "SELECT relkind::text FROM pg_class WHERE oid = to_regclass(%s)", [table]
+    ).fetchone()
     assert row is not None
     return str(row[0])
 

@@ -62,8 +62,8 @@ class Target:
     def wanted(self) -> dict[str, str]:
         """Column → its Spark SQL type; an empty text if the type is unknown.
 
-        Columns that identify a row come first. The type of the key's column is unknown if the key is
-        not a field of the value, because the text of such a key may be a number.
+        Columns that identify a row come first. The type of the key's column is unknown if the key
+        is not a field of the value, because the text of such a key may be a number.
         """
         fields = dict(self.fields)
         identity = {name: kind or fields.get(name, "") for name, kind in self.identity.items()}
@@ -149,20 +149,21 @@ def written_rows(rows: Rows) -> Written:
 class TableSink(Protocol):
     """Writes the rows of batches to tables that one transaction can cover, each batch exactly once.
 
-    **Visibility.** `write` makes all rows of a batch visible in one transaction: in all tables of a database, or in one
-    Delta table. The publisher calls it after the shards are written, and before the Kafka transaction with the batch's
-    marker and before the snapshot. The tables may therefore be one batch ahead of the output topics
-    and of queries, but always have every batch that these have.
+    **Visibility.** `write` makes all rows of a batch visible in one transaction: in all tables of a
+    database, or in one Delta table. The publisher calls it after the shards are written, and before
+    the Kafka transaction with the batch's marker and before the snapshot. The tables may therefore
+    be one batch ahead of the output topics and of queries, but always have every batch that these
+    have.
 
-    **Repetition.** The transaction also stores the batch's id. If the driver is killed at any moment between `write`
-    and the snapshot, the next run repeats the batch, and `write` returns the counts that are stored with the id,
-    without writing. It raises BatchDiffers if the rows differ from the written rows. Tables that were added to
-    the pipeline in the meantime get their rows.
+    **Repetition.** The transaction also stores the batch's id. If the driver is killed at any
+    moment between `write` and the snapshot, the next run repeats the batch, and `write` returns the
+    counts that are stored with the id, without writing. It raises BatchDiffers if the rows differ
+    from the written rows. Tables that were added to the pipeline in the meantime get their rows.
 
-    **Rebuilds.** A rebuild, a restore and a replay write nothing. If a driver is killed between `write` and the marker,
-    and the state is then rebuilt instead of the batch being repeated, the batch's records are written again in a batch
-    with another id. Each row then replaces itself or is left out, because its identity is its key, or its record's
-    position.
+    **Rebuilds.** A rebuild, a restore and a replay write nothing. If a driver is killed between
+    `write` and the marker, and the state is then rebuilt instead of the batch being repeated, the
+    batch's records are written again in a batch with another id. Each row then replaces itself or
+    is left out, because its identity is its key, or its record's position.
 
     **One writer.** `begin` gives the writer an epoch above all earlier epochs. A writer with an
     older epoch cannot commit afterwards: its transaction compares the stored epoch, and `write`
@@ -176,7 +177,8 @@ class TableSink(Protocol):
     def begin(self, published: Published | None) -> None:
         """Create or check the tables, and fence off earlier writers.
 
-        `published` is the last batch of the ledger's current generation, None before the first batch.
+        `published` is the last batch of the ledger's current generation, None before the first
+        batch.
 
         Raises EngineError if a table does not fit the pipeline, or if it lacks published batches.
         """

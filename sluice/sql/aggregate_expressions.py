@@ -82,7 +82,8 @@ def _function(call: Call) -> AggregateFunction | None:
     """Sluice's function for a call; None if Sluice has no such function."""
     name = aggregate_name(call.tree())
     arguments = [argument.text for argument in call.arguments]
-    # As the second argument of these functions, `true` means "ignore nulls", which Sluice always does.
+    # As the second argument of these functions, `true` means "ignore nulls", which Sluice always
+    # does.
     if name in ("first", "last") and [argument.lower() for argument in arguments[1:]] == ["true"]:
         del arguments[1:]
     if not name or not arguments or call.nulls == "RESPECT":
@@ -181,7 +182,9 @@ _USE = (
     "...), or Python functions."
 )
 _FIRST_OR_LAST = "Use first(x) or last(x), which ignore nulls."
-_BY_ORDER = "Use max_by(x, y) or min_by(x, y) for one value, top(y, 3) for several, or Python functions."
+_BY_ORDER = (
+    "Use max_by(x, y) or min_by(x, y) for one value, top(y, 3) for several, or Python functions."
+)
 _PERCENTILE = (
     "Use percentile(x, 0.5), or approx_percentile(x, 0.5), whose state stays small. Both take a "
     "percentage from 0 to 1, or an array of percentages, and no further arguments."

@@ -49,7 +49,11 @@ def _decimals(values: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Whole numbers as decimals."""
     # Arrow casts a whole number only to a decimal with room for 19 digits,
     # so cast it to a wide decimal first.
-    return values.cast(pa.decimal128(38 - wanted.scale, 0)).cast(pa.decimal128(38, wanted.scale)).cast(wanted)
+    return (
+        values.cast(pa.decimal128(38 - wanted.scale, 0))
+        .cast(pa.decimal128(38, wanted.scale))
+        .cast(wanted)
+    )
 
 
 def cast(value: Value, of: str, to: str, count: int) -> Result:
@@ -131,7 +135,9 @@ def _with_far_years(values: pa.Array, text: pa.Array) -> pa.Array:
 def _has_usual_years(values: pa.Array) -> bool:
     """Whether all times are in the years from 1 to 9999."""
     years = pc.fill_null(pc.year(values), 1)
-    return pc.all(pc.and_(pc.greater(years, 0), pc.less_equal(years, _LAST_YEAR))).as_py() is not False
+    return (
+        pc.all(pc.and_(pc.greater(years, 0), pc.less_equal(years, _LAST_YEAR))).as_py() is not False
+    )
 
 
 def _far_date(day: int) -> str:
@@ -148,11 +154,14 @@ _LAST_YEAR = 9999
 
 def format_times(values: pa.Array, pattern: str) -> pa.Array:
     """Times as text in a format with Java's letters, such as yyyy-MM-dd."""
-    seconds = pc.floor_temporal(values.cast(pa.timestamp("us")), unit="second").cast(pa.timestamp("s"))
+    seconds = pc.floor_temporal(values.cast(pa.timestamp("us")), unit="second").cast(
+        pa.timestamp("s")
+    )
     if _has_usual_years(values):
         parts = [_STRFTIME.get(part, part.strip("'")) for part in _PARTS.findall(pattern)]
         return pc.strftime(seconds, "".join(parts))
-    # Java gives a sign to years after 9999. `strftime` does not, so these times are formatted one by one.
+    # Java gives a sign to years after 9999. `strftime` does not, so these times are formatted one
+    # by one.
     numbers = seconds.cast(pa.int64()).to_pylist()
     texts = [None if number is None else _far_format(number, pattern) for number in numbers]
     return pa.array(texts, pa.string())
@@ -192,7 +201,9 @@ def _to_integer(values: pa.Array, of: str, to: str) -> Result:
             return Result(whole.cast(pa.decimal128(38, 0), safe=False).cast(wanted))
         # Arrow's error does not name the rows whose numbers are too large, so look at each row.
         except pa.ArrowInvalid:
-            return map_rows(lambda number: _in_range(int(number), to), [values], wanted, len(values))
+            return map_rows(
+                lambda number: _in_range(int(number), to), [values], wanted, len(values)
+            )
     if of == "DOUBLE":
         least, most = _RANGES[to]
         numbers = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False)
@@ -226,7 +237,9 @@ def _to_decimal(values: pa.Array, of: str, to: str) -> Result:
     except pa.ArrowInvalid:
         pass
     # Python's decimals find the rows that do not fit, and have room for more digits than Arrow's.
-    return map_rows(lambda number: _decimal_in(Decimal(number), precision, scale), [values], wanted, len(values))
+    return map_rows(
+        lambda number: _decimal_in(Decimal(number), precision, scale), [values], wanted, len(values)
+    )
 
 
 def decimal_quotient(left: Decimal, right: Decimal, precision: int, scale: int) -> Decimal:
@@ -298,7 +311,9 @@ def _to_whole(values: pa.Array, to: str) -> Result:
         integers = numbers.cast(arrow_type(to))
     # Arrow's error does not name the rows whose numbers are too large, so look at each row.
     except pa.ArrowInvalid:
-        return map_rows(lambda text: _in_range(_whole(text), to), [texts], arrow_type(to), len(values))
+        return map_rows(
+            lambda text: _in_range(_whole(text), to), [texts], arrow_type(to), len(values)
+        )
     return Result(integers, _failures(values, is_number))
 
 
@@ -315,7 +330,9 @@ def _to_double(values: pa.Array, to: str) -> Result:
 
 
 _JAVA_DOUBLE = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?")
-_JAVA_HEX = re.compile(r"[+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+[fFdD]?")
+_JAVA_HEX = re.compile(
+    r"[+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+[fFdD]?"
+)
 _SPECIAL = {"nan": "nan", "inf": "inf", "infinity": "inf"}
 
 
@@ -410,7 +427,11 @@ def _days(text: str) -> int:
     # `date` supports only the years from 1 to 9999. So the year is moved to one of the years 400 to
     # 799: the calendar repeats every 400 years, which have 146,097 days.
     eras, of_era = divmod(whole, 400)
-    return date(of_era + 400, int(month or 1), int(day or 1)).toordinal() - _EPOCH + (eras - 1) * 146_097
+    return (
+        date(of_era + 400, int(month or 1), int(day or 1)).toordinal()
+        - _EPOCH
+        + (eras - 1) * 146_097
+    )
 
 
 _EPOCH = date(1970, 1, 1).toordinal()

@@ -1,7 +1,8 @@
 """Evaluates typed expressions over Arrow arrays, with the same results and errors as Spark SQL.
 
-Each rule of `sql.rules` that Arrow can compute has its function here. The functions of IF, AND and the like also find
-the rows in which Spark would compute an argument, because an argument fails only in these rows.
+Each rule of `sql.rules` that Arrow can compute has its function here. The functions of IF, AND and
+the like also find the rows in which Spark would compute an argument, because an argument fails only
+in these rows.
 """
 
 from __future__ import annotations
@@ -86,7 +87,10 @@ class _Evaluation:
 
     def arguments(self, expression: TypedExpression) -> list[Result]:
         """The results of the arguments, converted to the types that the function takes."""
-        return [self.convert(part, kind) for part, kind in zip(expression.parts, expression.operands, strict=True)]
+        return [
+            self.convert(part, kind)
+            for part, kind in zip(expression.parts, expression.operands, strict=True)
+        ]
 
     def convert(self, expression: TypedExpression, kind: str) -> Result:
         """The result of an expression, converted to `kind`, which contains every value of the expression's type."""
@@ -103,7 +107,9 @@ class _Evaluation:
         arguments = self.arguments(expression)
         values = [argument.values for argument in arguments]
         result = _FUNCTIONS[expression.key](expression, values, self.count)
-        assert isinstance(result.values, pa.Scalar) or len(result.values) == self.count, expression.node
+        assert isinstance(result.values, pa.Scalar) or len(result.values) == self.count, (
+            expression.node
+        )
         failed = self._failed_arguments(expression, arguments)
         return Result(result.values, any_of(failed, result.failed))
 
@@ -120,7 +126,9 @@ class _Evaluation:
         *earlier, last = arguments if order == "until null" else reversed(arguments)
         failed = last.failed
         for argument in reversed(earlier):
-            failed_later = None if failed is None else failed & valid_rows(argument.values, self.count)
+            failed_later = (
+                None if failed is None else failed & valid_rows(argument.values, self.count)
+            )
             failed = any_of(argument.failed, failed_later)
         return failed
 
@@ -269,7 +277,9 @@ _SPECIAL: dict[RuleKey, Callable[[_Evaluation, TypedExpression], Result]] = {
     exp.Column: _column,
     exp.Literal: _literal,
     exp.Boolean: lambda evaluation, expression: Result(pa.scalar(bool(expression.node.this))),
-    exp.HexString: lambda evaluation, expression: Result(pa.scalar(bytes.fromhex(expression.node.name))),
+    exp.HexString: lambda evaluation, expression: Result(
+        pa.scalar(bytes.fromhex(expression.node.name))
+    ),
     exp.Null: lambda evaluation, expression: Result(pa.scalar(None, pa.null())),
     exp.Paren: lambda evaluation, expression: evaluation.result(expression.parts[0]),
     exp.And: _and,
@@ -341,12 +351,15 @@ def _divide(expression: TypedExpression, values: list[Value], count: int) -> Res
         return divide(values[0], values[1], count)
     digits = precision_and_scale(expression.type)
     wanted = arrow_type(expression.type)
-    return map_rows(lambda left, right: decimal_quotient(left, right, *digits), values, wanted, count)
+    return map_rows(
+        lambda left, right: decimal_quotient(left, right, *digits), values, wanted, count
+    )
 
 
 def _negate(expression: TypedExpression, values: list[Value], count: int) -> Result:
     literal = expression.node.this
-    # A literal is read with its sign, because the type's least number does not fit the type without the sign.
+    # A literal is read with its sign, because the type's least number does not fit the type without
+    # the sign.
     if isinstance(literal, exp.Literal) and literal.is_int:
         return Result(pa.scalar(-int(literal.name), arrow_type(expression.type)))
     return negate(values[0], expression.type, count)
@@ -430,7 +443,9 @@ def _like(expression: TypedExpression, values: list[Value], count: int) -> Resul
 
 def _array_function(function: Callable[..., Value]) -> Function:
     """The `Function` that calls a function of arrays."""
-    return lambda expression, values, count: Result(function(*(array_of(value, count) for value in values)))
+    return lambda expression, values, count: Result(
+        function(*(array_of(value, count) for value in values))
+    )
 
 
 def _array_and_value(function: Callable[[pa.Array, Value], Value]) -> Function:
@@ -450,11 +465,15 @@ def _row_function(function: Callable[..., Any]) -> Function:
 def _trim(expression: TypedExpression, values: list[Value], count: int) -> Result:
     characters = expression.node.args.get("expression")
     position = str(expression.node.args.get("position") or "BOTH")
-    return Result(arrow_texts.trim(values[0], " " if characters is None else characters.name, position))
+    return Result(
+        arrow_texts.trim(values[0], " " if characters is None else characters.name, position)
+    )
 
 
 def _pad(expression: TypedExpression, values: list[Value], count: int) -> Result:
-    function = arrow_texts.pad_left if expression.node.args.get("is_left") else arrow_texts.pad_right
+    function = (
+        arrow_texts.pad_left if expression.node.args.get("is_left") else arrow_texts.pad_right
+    )
     return map_rows(function, values, pa.string(), count)
 
 
@@ -471,15 +490,21 @@ def _digest(expression: TypedExpression, values: list[Value], count: int) -> Res
 
 
 def _part_of_time(expression: TypedExpression, values: list[Value], count: int) -> Result:
-    return Result(arrow_times.part(str(getattr(expression.key, "__name__", expression.key)), values[0]))
+    return Result(
+        arrow_times.part(str(getattr(expression.key, "__name__", expression.key)), values[0])
+    )
 
 
 def _truncate(expression: TypedExpression, values: list[Value], count: int) -> Result:
-    return Result(arrow_times.truncate(array_of(values[0], count), expression.node.args["unit"].name))
+    return Result(
+        arrow_times.truncate(array_of(values[0], count), expression.node.args["unit"].name)
+    )
 
 
 def _to_epoch(micros: int) -> Function:
-    return lambda expression, values, count: Result(arrow_times.units_since_epoch(array_of(values[0], count), micros))
+    return lambda expression, values, count: Result(
+        arrow_times.units_since_epoch(array_of(values[0], count), micros)
+    )
 
 
 def _from_epoch(micros: int) -> Function:
@@ -505,7 +530,9 @@ _FUNCTIONS: dict[RuleKey, Function] = {
     exp.SafeSubtract: _calculation("-", tries=True),
     exp.SafeMultiply: _calculation("*", tries=True),
     exp.Div: _divide,
-    exp.SafeDivide: lambda expression, values, count: ignore_failures(_divide(expression, values, count)),
+    exp.SafeDivide: lambda expression, values, count: ignore_failures(
+        _divide(expression, values, count)
+    ),
     exp.IntDiv: lambda expression, values, count: divide_whole(values[0], values[1], count),
     exp.Mod: lambda expression, values, count: remainder(
         values[0],
@@ -520,7 +547,9 @@ _FUNCTIONS: dict[RuleKey, Function] = {
     exp.Ceil: _rounding_to_whole(pc.ceil),
     exp.Cast: _cast,
     exp.Struct: _struct,
-    exp.Dot: lambda expression, values, count: Result(pc.struct_field(values[0], [expression.node.expression.name])),
+    exp.Dot: lambda expression, values, count: Result(
+        pc.struct_field(values[0], [expression.node.expression.name])
+    ),
     exp.Array: _array,
     exp.ArrayCompact: _array_function(arrow_lists.drop_nulls),
     PATH_ELEMENT: _path_element,
@@ -528,8 +557,12 @@ _FUNCTIONS: dict[RuleKey, Function] = {
     exp.ArrayContains: _array_and_value(arrow_lists.contains),
     exp.ArrayToString: _array_and_value(arrow_lists.join_elements),
     exp.Bracket: _element,
-    exp.MapKeys: lambda expression, values, count: Result(arrow_lists.map_part(array_of(values[0], count), 0)),
-    "map_values": lambda expression, values, count: Result(arrow_lists.map_part(array_of(values[0], count), 1)),
+    exp.MapKeys: lambda expression, values, count: Result(
+        arrow_lists.map_part(array_of(values[0], count), 0)
+    ),
+    "map_values": lambda expression, values, count: Result(
+        arrow_lists.map_part(array_of(values[0], count), 1)
+    ),
     exp.FromJson: lambda expression, values, count: Result(
         array_of_json(array_of(values[0], count), arrow_type(expression.type))
     ),
@@ -548,7 +581,9 @@ _FUNCTIONS: dict[RuleKey, Function] = {
     exp.Right: _row_function(arrow_texts.right),
     exp.Pad: _pad,
     exp.Repeat: _row_function(lambda text, times: text * max(times, 0)),
-    exp.ConcatWs: lambda expression, values, count: Result(arrow_texts.join_texts(values[0], values[1:], count)),
+    exp.ConcatWs: lambda expression, values, count: Result(
+        arrow_texts.join_texts(values[0], values[1:], count)
+    ),
     exp.Replace: _replace,
     exp.RegexpLike: lambda expression, values, count: Result(
         arrow_texts.matches(values[0], expression.node.expression.name)

@@ -47,7 +47,9 @@ def _declared(kind: pa.DataType) -> Any:
             if (inner := _declared(field.type)) is None:
                 return None
             # A name in JSON may be invalid in Python, so the Python names are numbered.
-            members.append((f"f{number}", inner | None, msgspec.field(default=None, name=field.name)))
+            members.append(
+                (f"f{number}", inner | None, msgspec.field(default=None, name=field.name))
+            )
         return msgspec.defstruct("Object", members, gc=False)
     if pa.types.is_list(kind):
         element = _declared(kind.value_type)
@@ -85,7 +87,11 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
     columns = []
     for number, field in enumerate(kind):
         read = attrgetter(f"f{number}")
-        members = (None if value is None else read(value) for value in values) if has_nulls else map(read, values)
+        members = (
+            (None if value is None else read(value) for value in values)
+            if has_nulls
+            else map(read, values)
+        )
         columns.append(_column([*members], field.type))
     if not columns:
         return pa.array([None if null else {} for null in is_null], kind)
@@ -97,13 +103,17 @@ def _conversion(kind: pa.DataType) -> Convert:
     """The function that converts a decoded JSON value to a value that Arrow takes for a type."""
     if pa.types.is_struct(kind):
         fields = [(field.name, _conversion(field.type)) for field in kind]
-        return lambda value: None if value is None else {name: of(value.get(name)) for name, of in fields}
+        return lambda value: (
+            None if value is None else {name: of(value.get(name)) for name, of in fields}
+        )
     if pa.types.is_list(kind):
         element = _conversion(kind.value_type)
         return lambda value: None if value is None else [element(each) for each in value]
     if pa.types.is_map(kind):
         item = _conversion(kind.item_type)
-        return lambda value: None if value is None else [(name, item(each)) for name, each in value.items()]
+        return lambda value: (
+            None if value is None else [(name, item(each)) for name, each in value.items()]
+        )
     simple = _simple(kind)
     return lambda value: None if value is None else simple(value)
 

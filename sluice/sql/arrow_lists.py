@@ -27,7 +27,9 @@ def list_of(values: list[pa.Array], count: int) -> pa.Array:
 
 def sizes(values: pa.Array) -> pa.Array:
     """The number of elements of each list, or of entries of each map."""
-    return pc.list_value_length(_as_lists(values) if pa.types.is_map(values.type) else values).cast(pa.int32())
+    return pc.list_value_length(_as_lists(values) if pa.types.is_map(values.type) else values).cast(
+        pa.int32()
+    )
 
 
 def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Result:
@@ -39,7 +41,9 @@ def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Resul
     count = len(lists)
     is_known = valid_rows(lists, count) & valid_rows(index, count)
     places = pc.fill_null(array_of(index, count), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    lengths = (
+        pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    )
     is_zero = np.zeros(count, bool)
     if offset:
         is_zero = is_known & (places == 0)
@@ -59,7 +63,8 @@ def entry(maps: pa.Array, key: Value) -> pa.Array:
     names, items = pairs.flatten().flatten()
     rows = _rows_of_elements(pairs)
     wanted = array_of(key, len(maps)).take(pa.array(rows))
-    # The places are assigned in reverse, so that the first place of a repeated key overwrites the later places.
+    # The places are assigned in reverse, so that the first place of a repeated key overwrites the
+    # later places.
     matching = np.flatnonzero(mask_of(pc.equal(names, wanted), len(names)))[::-1]
     places = np.full(len(maps), -1)
     places[rows[matching]] = matching

@@ -16,7 +16,9 @@ from sluice.sql.types import is_decimal
 from sluice.values.sql_types import precision_and_scale
 
 _LEAST = {"INT": -(2**31), "BIGINT": -(2**63)}
-_CHECKED: dict[str, tuple[Callable[..., Value], Callable[..., Value], Callable[[Any, Any], Any]]] = {
+_CHECKED: dict[
+    str, tuple[Callable[..., Value], Callable[..., Value], Callable[[Any, Any], Any]]
+] = {
     "+": (pc.add_checked, pc.add, operator.add),
     "-": (pc.subtract_checked, pc.subtract, operator.sub),
     "*": (pc.multiply_checked, pc.multiply, operator.mul),
@@ -67,8 +69,8 @@ def divide_whole(left: Value, right: Value, count: int) -> Result:
 
 
 def _quotient(left: Any, right: Any) -> Any:
-    # NumPy rounds a quotient down, and SQL rounds it towards zero. For the divisor -1, the quotient is
-    # `-left`, because NumPy's division of the least integer by -1 would overflow.
+    # NumPy rounds a quotient down, and SQL rounds it towards zero. For the divisor -1, the quotient
+    # is `-left`, because NumPy's division of the least integer by -1 would overflow.
     quotient, rest = np.divmod(left, np.where(right == -1, 1, right))
     return np.where(right == -1, -left, quotient + ((rest != 0) & ((left < 0) != (right < 0))))
 
@@ -103,7 +105,8 @@ def _without_zero(
     """The results of a division, which fails where the divisor is 0."""
     is_known = valid_rows(left, count) & valid_rows(right, count)
     dividends, divisors = (
-        pc.fill_null(array_of(value, count), 0).to_numpy(zero_copy_only=False) for value in (left, right)
+        pc.fill_null(array_of(value, count), 0).to_numpy(zero_copy_only=False)
+        for value in (left, right)
     )
     failed = is_known & (divisors == 0)
     with np.errstate(all="ignore"):

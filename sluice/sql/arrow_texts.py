@@ -23,7 +23,9 @@ def change_case(values: pa.Array, *, upper: bool) -> pa.Array:
     if pc.all(pc.string_is_ascii(values)).as_py() in (True, None):
         return pc.ascii_upper(values) if upper else pc.ascii_lower(values)
     change, newer = (str.upper, _NEWER_UPPER) if upper else (str.lower, _NEWER_LOWER)
-    changed = [None if text is None else change(text).translate(newer) for text in values.to_pylist()]
+    changed = [
+        None if text is None else change(text).translate(newer) for text in values.to_pylist()
+    ]
     return pa.array(changed, pa.string())
 
 
@@ -60,7 +62,9 @@ def substring(arguments: list[Value], count: int) -> Result:
             return Result(pc.utf8_slice_codeunits(values, max(first - 1, 0)))
         if first >= 0:
             begin = max(first - 1, 0)
-            return Result(pc.utf8_slice_codeunits(values, begin, max(begin, begin + length[0].as_py())))
+            return Result(
+                pc.utf8_slice_codeunits(values, begin, max(begin, begin + length[0].as_py()))
+            )
     return map_rows(_substring, arguments, pa.string(), count)
 
 

@@ -62,13 +62,17 @@ def _parts_of_present(values: pa.Array) -> list[_Part]:
     if pa.types.is_date(kind):
         return ['"', values.cast(pa.string()), '"']
     if pa.types.is_struct(kind):
-        return _parts_of_object(dict(zip((field.name for field in kind), values.flatten(), strict=True)))
+        return _parts_of_object(
+            dict(zip((field.name for field in kind), values.flatten(), strict=True))
+        )
     if pa.types.is_list(kind):
         return ["[", _joined_elements(values, json_values(values.flatten())), "]"]
     if pa.types.is_map(kind):
         return ["{", _entries(values), "}"]
     if pa.types.is_binary(kind):
-        coded = [None if value is None else b64encode(value).decode() for value in values.to_pylist()]
+        coded = [
+            None if value is None else b64encode(value).decode() for value in values.to_pylist()
+        ]
         return ['"', pa.array(coded, pa.string()), '"']
     if pa.types.is_floating(kind):
         texts = [None if value is None else java_text(value) for value in values.to_pylist()]
@@ -82,7 +86,10 @@ def _parts_of_present(values: pa.Array) -> list[_Part]:
 def _parts_of_object(fields: Mapping[str, pa.Array]) -> list[_Part]:
     parts: list[_Part] = []
     for place, (name, values) in enumerate(fields.items()):
-        parts += [f"{',' if place else '{'}{json.dumps(name, ensure_ascii=False)}:", *_parts(values)]
+        parts += [
+            f"{',' if place else '{'}{json.dumps(name, ensure_ascii=False)}:",
+            *_parts(values),
+        ]
     return [*parts, "}"]
 
 
@@ -103,7 +110,8 @@ def java_text(number: float) -> str:
         return repr(number)
     sign, digits, exponent = Decimal(repr(number)).as_tuple()
     mantissa = "".join(map(str, digits)).rstrip("0")
-    # Java writes at least two digits, and chooses the nearest ones: 4.9E-324, where Python writes 5e-324.
+    # Java writes at least two digits, and chooses the nearest ones: 4.9E-324, where Python writes
+    # 5e-324.
     if len(mantissa) == 1:
         mantissa = f"{abs(number):.1e}"[:3].replace(".", "")
     power = len(digits) + int(exponent) - 1

@@ -38,7 +38,8 @@ def mask_of(conditions: Value, count: int) -> Mask:
 
 def false_if_null(conditions: Value) -> Value:
     """The conditions, with false in the place of null."""
-    # Most conditions have no nulls, so they need no call of Arrow. A call takes as long as computing thousands of rows.
+    # Most conditions have no nulls, so they need no call of Arrow. A call takes as long as
+    # computing thousands of rows.
     if isinstance(conditions, pa.Array) and not conditions.null_count:
         return conditions
     return pc.fill_null(conditions, False)

@@ -1,8 +1,8 @@
 """The calls in an SQL expression, with their arguments as the author wrote them.
 
-sqlglot parses an expression, but the text that it writes for the parsed tree can have another result: it drops the
-format of `to_char` and the third argument of `max_by`, and gives `listagg` a delimiter. So parts of expressions that
-Spark computes are cut out of the author's text.
+sqlglot parses an expression, but the text that it writes for the parsed tree can have another
+result: it drops the format of `to_char` and the third argument of `max_by`, and gives `listagg` a
+delimiter. So parts of expressions that Spark computes are cut out of the author's text.
 """
 
 from __future__ import annotations
@@ -147,7 +147,11 @@ def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> C
     if tokens[first].token_type in (TokenType.DISTINCT, TokenType.ALL):
         quantifier = tokens[first].text.upper()
         first += 1
-    if last - 2 > first and tokens[last - 3].token_type is not TokenType.COMMA and _are_nulls(tokens, last - 2):
+    if (
+        last - 2 > first
+        and tokens[last - 3].token_type is not TokenType.COMMA
+        and _are_nulls(tokens, last - 2)
+    ):
         nulls = _word(tokens[last - 2])
         last -= 2
     arguments = tuple(_arguments(text, tokens, closing, first, last))

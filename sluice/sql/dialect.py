@@ -18,7 +18,15 @@ from typing_extensions import override
 UNTRANSLATED = frozenset({"date_format", "get_json_object"})
 """Functions whose arguments sqlglot would change if it knew these functions. `SparkSQL` makes it forget them."""
 
-PARSE_ERRORS = (SqlglotError, ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+PARSE_ERRORS = (
+    SqlglotError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
 """The errors that sqlglot raises for texts that are no expressions: a call like date_part() can raise any of them."""
 
 
@@ -35,7 +43,9 @@ _OPERATIONS: Sequence[Mapping[TokenType, type[exp.Binary]]] = (
 )  # fmt: skip
 """Spark's operators between two values, from those that bind least tightly on. Those such as `*` bind most tightly."""
 _SHIFTS = 4
-_LEVELS = {sign: level for level, signs in enumerate(_OPERATIONS) if level != _SHIFTS for sign in signs}
+_LEVELS = {
+    sign: level for level, signs in enumerate(_OPERATIONS) if level != _SHIFTS for sign in signs
+}
 
 GIVEN = "given"
 """In the `meta` of a field's name: the author has given this name in `named_struct`."""
@@ -51,7 +61,8 @@ def _named_struct(arguments: list[exp.Expr]) -> exp.Expr:
 def _noting_place(parse: Callable[[Any], exp.Expr | None]) -> Callable[[Any], exp.Expr | None]:
     """A parser of a function's arguments that also notes the place of the function's name, as sqlglot does of others.
 
-    sqlglot calls the parser of the arguments after it has read the name and the opening parenthesis.
+    sqlglot calls the parser of the arguments after it has read the name and the opening
+    parenthesis.
     """
 
     def parse_noting_place(parser: Any) -> exp.Expr | None:
@@ -74,8 +85,8 @@ class SparkSQL(Spark):
     class Parser(Spark.Parser):  # type: ignore[valid-type, misc]
         """Reads expressions, and leaves the formats of times and the paths in JSON as the author wrote them.
 
-        sqlglot would translate formats, and could write two different formats as the same format. It cannot write
-        every path that it reads.
+        sqlglot would translate formats, and could write two different formats as the same format.
+        It cannot write every path that it reads.
         """
 
         FUNCTIONS = {  # noqa: RUF012
@@ -83,14 +94,20 @@ class SparkSQL(Spark):
             for name, of in Spark.Parser.FUNCTIONS.items()
             if name.lower() not in UNTRANSLATED
         }
-        FUNCTION_PARSERS = {name: _noting_place(of) for name, of in Spark.Parser.FUNCTION_PARSERS.items()}  # noqa: RUF012
+        FUNCTION_PARSERS = {
+            name: _noting_place(of) for name, of in Spark.Parser.FUNCTION_PARSERS.items()
+        }  # noqa: RUF012
         NO_PAREN_FUNCTION_PARSERS = {  # noqa: RUF012
-            name: of for name, of in Spark.Parser.NO_PAREN_FUNCTION_PARSERS.items() if name in ("CASE", "IF")
+            name: of
+            for name, of in Spark.Parser.NO_PAREN_FUNCTION_PARSERS.items()
+            if name in ("CASE", "IF")
         }
         # `array[0]` reads an element of the field `array`.
         ARRAY_CONSTRUCTORS: ClassVar[dict[str, type[exp.Expr]]] = {}
         # A name in backticks is never a keyword.
-        TEXT_MATCH_EXCLUDED_TOKENS = Spark.Parser.TEXT_MATCH_EXCLUDED_TOKENS | {TokenType.IDENTIFIER}
+        TEXT_MATCH_EXCLUDED_TOKENS = Spark.Parser.TEXT_MATCH_EXCLUDED_TOKENS | {
+            TokenType.IDENTIFIER
+        }
         # After IS DISTINCT FROM, there is a value.
         IS_PREDICATE_PRECEDENCE = IsPredicatePrecedence.EQUALITY
         # Only an operand of AND and OR begins with NOT.
@@ -100,7 +117,10 @@ class SparkSQL(Spark):
 
         @override
         def _parse_statement(self) -> exp.Expr | None:
-            is_query = bool(self._curr) and self._curr.token_type in (TokenType.SELECT, TokenType.WITH)
+            is_query = bool(self._curr) and self._curr.token_type in (
+                TokenType.SELECT,
+                TokenType.WITH,
+            )
             tree: exp.Expr | None = self._parse_select() if is_query else self._parse_expression()
             return tree
 
@@ -116,7 +136,9 @@ class SparkSQL(Spark):
             return self._parse_range()
 
         @override
-        def _parse_range(self, this: exp.Expr | None = None, parse_is: bool = False) -> exp.Expr | None:
+        def _parse_range(
+            self, this: exp.Expr | None = None, parse_is: bool = False
+        ) -> exp.Expr | None:
             value = self._parse_bitwise() if this is None else this
             negated = self._match(TokenType.NOT)
             if not self._match_set(self.RANGE_PARSERS):
@@ -143,7 +165,11 @@ class SparkSQL(Spark):
             while (level := self._level()) >= loosest:
                 operation = _OPERATIONS[level][self._curr.token_type]
                 self._advance(2 if level == _SHIFTS else 1)
-                options = {"safe": not self.dialect.STRICT_STRING_CONCAT} if operation is exp.DPipe else {}
+                options = (
+                    {"safe": not self.dialect.STRICT_STRING_CONCAT}
+                    if operation is exp.DPipe
+                    else {}
+                )
                 operand = self._parse_operation(level + 1)
                 value = self.expression(operation(this=value, expression=operand, **options))
             return value
@@ -178,13 +204,20 @@ class SparkSQL(Spark):
         for place in _places_of_names(tokens):
             word = tokens[place]
             # Only backticks make a name of CASE and IF.
-            is_quoted = word.token_type is TokenType.IDENTIFIER or word.text.upper() in ("CASE", "IF")
+            is_quoted = word.token_type is TokenType.IDENTIFIER or word.text.upper() in (
+                "CASE",
+                "IF",
+            )
             kind = TokenType.IDENTIFIER if is_quoted else TokenType.VAR
-            tokens[place] = Token(kind, word.text, word.line, word.col, word.start, word.end, word.comments)
+            tokens[place] = Token(
+                kind, word.text, word.line, word.col, word.start, word.end, word.comments
+            )
         return tokens
 
 
-CONSTANTS = frozenset({TokenType.NULL, TokenType.TRUE, TokenType.FALSE, *SparkSQL.Parser.NO_PAREN_FUNCTIONS})
+CONSTANTS = frozenset(
+    {TokenType.NULL, TokenType.TRUE, TokenType.FALSE, *SparkSQL.Parser.NO_PAREN_FUNCTIONS}
+)
 """Words that are expressions by themselves."""
 _INFIX_SIGNS = frozenset(
     {
@@ -216,7 +249,9 @@ _AFTER_OPERAND = (
 )  # fmt: skip
 """Before these tokens, an operand ends."""
 _NESTED_TYPES = frozenset({TokenType.ARRAY, TokenType.MAP, TokenType.STRUCT, TokenType.LIST})
-_NO_NAMES = frozenset({*Spark.Parser.TEXT_MATCH_EXCLUDED_TOKENS, TokenType.NUMBER, *CONSTANTS}) - {TokenType.IDENTIFIER}
+_NO_NAMES = frozenset({*Spark.Parser.TEXT_MATCH_EXCLUDED_TOKENS, TokenType.NUMBER, *CONSTANTS}) - {
+    TokenType.IDENTIFIER
+}
 
 
 def names_in(tokens: Sequence[Token]) -> list[Token]:
@@ -237,7 +272,9 @@ def _places_of_names(tokens: Sequence[Token]) -> Iterator[int]:
         if depth_of_type or (kind is TokenType.LT and place and types[place - 1] in _NESTED_TYPES):
             depth_of_type += (kind is TokenType.LT) - (kind is TokenType.GT)
             continue
-        is_word = kind is TokenType.IDENTIFIER or (kind not in _NO_NAMES and token.text.isidentifier())
+        is_word = kind is TokenType.IDENTIFIER or (
+            kind not in _NO_NAMES and token.text.isidentifier()
+        )
         if is_word and _is_operand(types, place) and not _is_option_of_trim(tokens, place):
             # The next word is then after a name, even if the name is a keyword elsewhere.
             types[place] = TokenType.IDENTIFIER
@@ -249,7 +286,9 @@ def _is_interval(types: Sequence[TokenType], place: int) -> bool:
     if types[place] is not TokenType.INTERVAL or len(types) < place + 4:
         return False
     sign, number, unit = types[place + 1 : place + 4]
-    return sign in _SIGNS and number in (TokenType.STRING, TokenType.NUMBER) and unit is TokenType.VAR
+    return (
+        sign in _SIGNS and number in (TokenType.STRING, TokenType.NUMBER) and unit is TokenType.VAR
+    )
 
 
 def _is_option_of_trim(tokens: Sequence[Token], place: int) -> bool:
@@ -272,17 +311,32 @@ def _is_operand(types: Sequence[TokenType], place: int) -> bool:
     """Whether a word stands where an operand begins, and before a token that ends an operand."""
     kind, before = types[place], types[place - 1] if place else TokenType.L_PAREN
     following = types[place + 1] if place + 1 < len(types) else TokenType.R_PAREN
-    is_keyword = (kind, following) in ((TokenType.CASE, TokenType.WHEN), (TokenType.DISTINCT, TokenType.FROM))
-    if before not in _BEFORE_OPERAND or is_keyword or _is_interval(types, place) or _is_in_operator(types, place):
+    is_keyword = (kind, following) in (
+        (TokenType.CASE, TokenType.WHEN),
+        (TokenType.DISTINCT, TokenType.FROM),
+    )
+    if (
+        before not in _BEFORE_OPERAND
+        or is_keyword
+        or _is_interval(types, place)
+        or _is_in_operator(types, place)
+    ):
         return False
-    # A sign and NOT can begin an operand, too: after NOT, and after DISTINCT or ALL at the beginning of a call.
+    # A sign and NOT can begin an operand, too: after NOT, and after DISTINCT or ALL at the
+    # beginning of a call.
     if following in _SIGNS or following is TokenType.NOT:
         if kind is TokenType.NOT:
             return before in _INFIX_SIGNS | _SIGNS
-        is_first_in_call = before is TokenType.L_PAREN and place > 1 and types[place - 2] not in _BEFORE_OPERAND
+        is_first_in_call = (
+            before is TokenType.L_PAREN and place > 1 and types[place - 2] not in _BEFORE_OPERAND
+        )
         return kind not in _QUANTIFIERS or not is_first_in_call
     # `NOT IN`, `NOT LIKE` and the like are never a field `not` and an operator.
-    if kind is TokenType.NOT and following in INFIX_WORDS | {TokenType.IN, TokenType.IS, TokenType.ALIAS}:
+    if kind is TokenType.NOT and following in INFIX_WORDS | {
+        TokenType.IN,
+        TokenType.IS,
+        TokenType.ALIAS,
+    }:
         return False
     return following in _AFTER_OPERAND
 

@@ -39,7 +39,9 @@ _OF_TEXT = (
 
 
 _BATCH_TIME = "Use current_timestamp(), which is the time when the batch began."
-_FROM_THE_RECORD = "Compute it from the record, for example with xxhash64(_key) or _partition and _offset."
+_FROM_THE_RECORD = (
+    "Compute it from the record, for example with xxhash64(_key) or _partition and _offset."
+)
 _VARYING: dict[str, str] = {
     **dict.fromkeys(
         (
@@ -65,8 +67,12 @@ _VARYING: dict[str, str] = {
 repeatable, because the time when a batch began is kept with the batch."""
 _SPECIAL_TIME = re.compile(r"\s*(now|today|tomorrow|yesterday)(\s+\S+)?\s*", re.IGNORECASE)
 """Texts that Spark converts to a time relative to its own clock."""
-_OF_ROWS = frozenset({"rank", "dense_rank", "percent_rank", "cume_dist", "row_number", "ntile", "lag", "lead"})
-_WITH_RANDOM_BYTES = "Pass aes_encrypt a mode, a padding and an initialization vector, or the mode 'ECB'."
+_OF_ROWS = frozenset(
+    {"rank", "dense_rank", "percent_rank", "cume_dist", "row_number", "ntile", "lag", "lead"}
+)
+_WITH_RANDOM_BYTES = (
+    "Pass aes_encrypt a mode, a padding and an initialization vector, or the mode 'ECB'."
+)
 
 
 def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = "") -> None:
@@ -80,7 +86,11 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
             _require_repeatable(node, text, where)
             _require_of_record(node, where)
         # A batch is computed again after a crash, so its results must not depend on the clock.
-        elif isinstance(node, exp.Literal) and _SPECIAL_TIME.fullmatch(node.name) and _is_time(node, kinds):
+        elif (
+            isinstance(node, exp.Literal)
+            and _SPECIAL_TIME.fullmatch(node.name)
+            and _is_time(node, kinds)
+        ):
             raise TopologyError(
                 f"{where}: {written(node, text)} would be another time if a batch is repeated after a crash.",
                 next_step=_BATCH_TIME,
@@ -115,7 +125,9 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
             next_step="Make an array, for example with split(text, ' ').",
         )
     if need in ("key", "key or null") and JSON_FIELD in kind:
-        columns = [text_of(node) for node in tree.find_all(exp.Column) if JSON_FIELD in kinds.of(node)]
+        columns = [
+            text_of(node) for node in tree.find_all(exp.Column) if JSON_FIELD in kinds.of(node)
+        ]
         raise TopologyError(
             f"{where} has JSON that is not looked into, which is no key.",
             next_step=f"Use the text of the JSON: {columns[0] if columns else text}.{JSON_FIELD}.",
@@ -132,7 +144,12 @@ def _require_backticks(tokens: Sequence[Token], types: Mapping[str, str], where:
     for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
         is_condition = before is not None and before.text.upper() in ("IS", "NOT")
         is_call = after is not None and after.token_type is TokenType.L_PAREN
-        if token.token_type in CONSTANTS and token.text in types and not is_condition and not is_call:
+        if (
+            token.token_type in CONSTANTS
+            and token.text in types
+            and not is_condition
+            and not is_call
+        ):
             raise TopologyError(
                 f"{where}: {token.text} is a constant or a function of SQL, and also a field.",
                 next_step=f"In other letters, as {token.text.swapcase()}, it keeps SQL's meaning.",
@@ -160,7 +177,10 @@ def _require_fields_once(tree: exp.Expr, where: str) -> None:
 
 def _is_compared(constructor: exp.Expr) -> bool:
     """Whether an object is only compared with another object, so that its fields' names do not matter."""
-    return isinstance(constructor.parent, exp.Predicate) or constructor.find_ancestor(exp.In) is not None
+    return (
+        isinstance(constructor.parent, exp.Predicate)
+        or constructor.find_ancestor(exp.In) is not None
+    )
 
 
 def _require_repeatable(node: exp.Func, text: str, where: str) -> None:
@@ -278,7 +298,8 @@ def _require_text(node: exp.Expr, kinds: _Kinds, text: str, where: str) -> None:
     """Raise TopologyError if a function of texts gets bytes, because Spark would replace bytes that are not UTF-8."""
     parts = [part for part in node.iter_expressions() if not isinstance(part, exp.DataType)]
     of_parts = {part: kinds.of(part) for part in parts}
-    # If all parts of a concatenation are bytes, its result is bytes too, so nothing is used as text.
+    # If all parts of a concatenation are bytes, its result is bytes too, so nothing is used as
+    # text.
     if isinstance(node, exp.Concat) and set(of_parts.values()) == {"BINARY"}:
         return
     for part, kind in of_parts.items():
@@ -297,10 +318,16 @@ def _misplaced(tree: exp.Expr, text: str) -> Iterator[tuple[str, str]]:
         return
     for node in inner:
         if any(map(aggregates, _above(node))):
-            yield f"aggregates the aggregate {written(node, text)}", "Aggregate the results in a further step."
+            yield (
+                f"aggregates the aggregate {written(node, text)}",
+                "Aggregate the results in a further step.",
+            )
     for column in tree.find_all(exp.Column):
         if not any(map(_reads_group, _above(column))):
-            yield f"reads {written(column, text)} outside of an aggregate", "Write for example max(...)."
+            yield (
+                f"reads {written(column, text)} outside of an aggregate",
+                "Write for example max(...).",
+            )
 
 
 def _reads_group(node: exp.Expr) -> bool:
@@ -331,7 +358,8 @@ class _Kinds:
     def of(self, node: exp.Expr) -> str:
         """The type of a part; an empty text if it is unknown."""
         kind = self._of_parts.get(id(node))
-        # Some parts are no arguments of an expression that has a type, such as the parts of a query.
+        # Some parts are no arguments of an expression that has a type, such as the parts of a
+        # query.
         return type_expression(node, self._types).type if kind is None else kind
 
 

@@ -1,8 +1,8 @@
 """The table of arguments: for each function and operator of Spark SQL, which types its arguments may have.
 
-The types are those that Spark accepts, with conversions such as that of a text to a number. Aggregates are stricter,
-because Sluice computes them itself (`values.aggregate_calls`). `expression_checks` refuses other types when a
-pipeline's file is loaded.
+The types are those that Spark accepts, with conversions such as that of a text to a number.
+Aggregates are stricter, because Sluice computes them itself (`values.aggregate_calls`).
+`expression_checks` refuses other types when a pipeline's file is loaded.
 """
 
 from __future__ import annotations
@@ -43,32 +43,46 @@ def _accepted(name: str, heads: Iterable[str], advice: str) -> Accepted:
     return Accepted(name, frozenset(heads), advice)
 
 
-# Spark converts a text to a number or a time where a function needs one, with the exception of functions that take a
-# PLAIN_NUMBER, a PLAIN_WHOLE, a MOMENT or a DATE.
+# Spark converts a text to a number or a time where a function needs one, with the exception of
+# functions that take a PLAIN_NUMBER, a PLAIN_WHOLE, a MOMENT or a DATE.
 _CAST = "Use another field, or convert it"
 NUMBER = _accepted("a number", {*_NUMBERS, "STRING"}, f"{_CAST}: CAST(... AS DOUBLE).")
 WHOLE = _accepted("a whole number", {*_WHOLE, "STRING"}, f"{_CAST}: CAST(... AS BIGINT).")
-EXACT = _accepted("an exact number", {*_WHOLE, "DECIMAL", "STRING"}, f"{_CAST}: CAST(... AS BIGINT).")
+EXACT = _accepted(
+    "an exact number", {*_WHOLE, "DECIMAL", "STRING"}, f"{_CAST}: CAST(... AS BIGINT)."
+)
 PLAIN_NUMBER = _accepted("a number", _NUMBERS, f"{_CAST}: CAST(... AS BIGINT).")
 PLAIN_WHOLE = _accepted("a whole number", _WHOLE, f"{_CAST}: CAST(... AS BIGINT).")
 TEXT = _accepted("a text", _SINGLE, "Use one of its fields or elements, or its JSON: to_json(...).")
 CHARACTERS = _accepted("a text", {"STRING"}, f"{_CAST}: CAST(... AS STRING).")
 BYTES = _accepted("a text or bytes", {"STRING", "BINARY"}, f"{_CAST}: CAST(... AS STRING).")
-DAY = _accepted("a date or a time", {*_TIMES, "STRING"}, f"{_CAST}: CAST(... AS TIMESTAMP), or timestamp_millis(...).")
+DAY = _accepted(
+    "a date or a time",
+    {*_TIMES, "STRING"},
+    f"{_CAST}: CAST(... AS TIMESTAMP), or timestamp_millis(...).",
+)
 MOMENT = _accepted("a time", {"TIMESTAMP"}, f"{_CAST}: CAST(... AS TIMESTAMP).")
 DATE = _accepted("a date", {"DATE"}, f"{_CAST}: CAST(... AS DATE).")
 DAYS = _accepted("an INT", {"TINYINT", "SMALLINT", "INT", "STRING"}, f"{_CAST}: CAST(... AS INT).")
-NUMBER_OR_TIME = _accepted("a number or a time", {*_NUMBERS, *_TIMES, "STRING"}, f"{_CAST}: CAST(... AS DOUBLE).")
+NUMBER_OR_TIME = _accepted(
+    "a number or a time", {*_NUMBERS, *_TIMES, "STRING"}, f"{_CAST}: CAST(... AS DOUBLE)."
+)
 STEPS = _accepted("a whole number or a time", _WHOLE | _TIMES, f"{_CAST}: CAST(... AS BIGINT).")
-BITS = _accepted("a whole number or a condition", {*_WHOLE, "BOOLEAN"}, f"{_CAST}: CAST(... AS BIGINT).")
+BITS = _accepted(
+    "a whole number or a condition", {*_WHOLE, "BOOLEAN"}, f"{_CAST}: CAST(... AS BIGINT)."
+)
 CONDITION = _accepted("a condition", {"BOOLEAN"}, "Write a comparison, such as amount > 0.")
 CONDITION_OR_TEXT = _accepted("a condition", {"BOOLEAN", "STRING"}, CONDITION.advice)
-LIST = _accepted("a list", {"ARRAY"}, "Make a list, for example with array(...) or split(text, ' ').")
+LIST = _accepted(
+    "a list", {"ARRAY"}, "Make a list, for example with array(...) or split(text, ' ')."
+)
 MAP = _accepted("a map", {"MAP"}, "Use another field, or make a map: map(key, value).")
 LIST_OR_MAP = _accepted("a list or a map", {"ARRAY", "MAP"}, LIST.advice)
 NESTED = _accepted("an object, a list or a map", _NESTED, "Make an object: struct(...).")
 REVERSIBLE = _accepted("a text or a list", {*_SINGLE, "ARRAY"}, TEXT.advice)
-NOT_MAP = _accepted("a value that is no map", _KNOWN - {"MAP"}, "Compare or hash to_json(...) of the map.")
+NOT_MAP = _accepted(
+    "a value that is no map", _KNOWN - {"MAP"}, "Compare or hash to_json(...) of the map."
+)
 
 _OF_TAKES: dict[Takes, Accepted | None] = {
     "anything": None,
@@ -85,7 +99,18 @@ _OF_TAKES: dict[Takes, Accepted | None] = {
 
 _SAME_ARGUMENTS = {"median": "percentile", "count_if": "bool_and"}
 """Aggregate that is computed by another one → an aggregate that takes the same arguments."""
-_COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.NullSafeEQ, exp.In, exp.Between, exp.Nullif)
+_COMPARISONS = (
+    exp.EQ,
+    exp.NEQ,
+    exp.GT,
+    exp.GTE,
+    exp.LT,
+    exp.LTE,
+    exp.NullSafeEQ,
+    exp.In,
+    exp.Between,
+    exp.Nullif,
+)
 _OF_ONE_TYPE = (*_COMPARISONS, exp.Coalesce, exp.Array)
 """Operators and functions whose arguments need a common type."""
 
@@ -179,7 +204,8 @@ TABLE: dict[RuleKey, tuple[Accepted | None, ...]] = {
     "map_concat": (MAP, MAP),
 }  # fmt: skip
 """Function → the types that its arguments may have, in the order of `Rule.arguments`; None for any type. If a function
-takes more arguments than are listed, they may have any type, as may all arguments of a function that is not listed."""
+takes more arguments than are listed, they may have any type, as may all arguments of a function
+that is not listed."""
 
 _CASTS: dict[str, frozenset[str]] = {
     **dict.fromkeys(_NUMBERS, _NUMBERS | {"STRING", "BOOLEAN", "TIMESTAMP"}),
@@ -209,7 +235,9 @@ def arguments_of(node: exp.Expr) -> Sequence[exp.Expr]:
         return [node.this, node.expression]
     # sqlglot converts the arguments of some functions of dates.
     return [
-        argument.this if isinstance(argument, exp.TsOrDsToDate) and not isinstance(node, exp.Cast) else argument
+        argument.this
+        if isinstance(argument, exp.TsOrDsToDate) and not isinstance(node, exp.Cast)
+        else argument
         for argument in rule_of(node).arguments(node)
     ]
 
@@ -226,18 +254,26 @@ def misfit(node: exp.Expr, kinds: Sequence[str]) -> Misfit | None:
     return _unfit_together(node, arguments, kinds) if kinds else None
 
 
-def _unfit_together(node: exp.Expr, arguments: Sequence[exp.Expr], kinds: Sequence[str]) -> Misfit | None:
+def _unfit_together(
+    node: exp.Expr, arguments: Sequence[exp.Expr], kinds: Sequence[str]
+) -> Misfit | None:
     """The first argument that does not fit another argument, or the type of a cast."""
     match node:
         case exp.Cast():
             target = _head(declared(node.args["to"]))
             if _head(kinds[0]) in _KNOWN - _CASTS.get(target, _KNOWN):
-                return Misfit(arguments[0], f"a value that Spark casts to {target}", "Use another field, or its parts.")
+                return Misfit(
+                    arguments[0],
+                    f"a value that Spark casts to {target}",
+                    "Use another field, or its parts.",
+                )
         case exp.Add() | exp.Sub() | exp.SafeAdd() | exp.SafeSubtract():
             if (needed := _second_summand(node, [_head(kind) for kind in kinds])) is not None:
                 return Misfit(arguments[1], *needed)
         case exp.Round() if len(arguments) > 1 and arguments[1].find(exp.Column) is not None:
-            return Misfit(arguments[1], "a constant number of places", "Write for example round(x, 2).")
+            return Misfit(
+                arguments[1], "a constant number of places", "Write for example round(x, 2)."
+            )
         case exp.Greatest() | exp.Least():
             return _unlike(kinds[0], arguments, kinds, _are_alike)
         case exp.ArrayContains() | exp.ArrayPosition() | exp.ArrayRemove():
@@ -251,7 +287,8 @@ def _unfit_together(node: exp.Expr, arguments: Sequence[exp.Expr], kinds: Sequen
         case exp.Concat() | exp.DPipe():
             return _unlike(kinds[0], arguments, kinds, _are_both_lists_or_texts)
         case exp.Case() if node.this is not None:
-            # The types of the results come after those of the values with which `CASE x` compares x.
+            # The types of the results come after those of the values with which `CASE x` compares
+            # x.
             return _unlike(kinds[0], arguments, kinds[: 1 + len(node.args["ifs"])], _are_comparable)
         case _ if isinstance(node, _OF_ONE_TYPE):
             return _unlike(kinds[0], arguments, kinds, _are_comparable)
@@ -279,7 +316,11 @@ def _accepted_by(node: exp.Expr) -> Sequence[Accepted | None]:
     if (takes := ARGUMENTS.get(_SAME_ARGUMENTS.get(name, name))) is not None:
         return [_OF_TAKES[each] for each in takes]
     # The values of `CASE x WHEN y` are compared with x.
-    if isinstance(node, exp.If) and isinstance(node.parent, exp.Case) and node.parent.this is not None:
+    if (
+        isinstance(node, exp.If)
+        and isinstance(node.parent, exp.Case)
+        and node.parent.this is not None
+    ):
         return ()
     if isinstance(node, exp.Filter):
         return (CONDITION,)

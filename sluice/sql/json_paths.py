@@ -19,4 +19,6 @@ _LARGEST_INDEX = 2**63 - 1
 
 def is_json_path(text: str) -> bool:
     """Whether Spark reads the text as a path. For other texts, `get_json_object` is null or fails for every value."""
-    return _PATH.fullmatch(text) is not None and all(int(index) <= _LARGEST_INDEX for index in _INDEX.findall(text))
+    return _PATH.fullmatch(text) is not None and all(
+        int(index) <= _LARGEST_INDEX for index in _INDEX.findall(text)
+    )

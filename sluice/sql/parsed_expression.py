@@ -81,8 +81,9 @@ class _Naming:
         """SQL that gives the field this name."""
         if self.takes_alias:
             return f"{sql} AS {quoted(name)}"
-        # Where AS is not allowed, the value is read from the field `name` of an extra struct, because
-        # Spark then gives the result's field the same name. Spark's optimizer removes the struct.
+        # Where AS is not allowed, the value is read from the field `name` of an extra struct,
+        # because Spark then gives the result's field the same name. Spark's optimizer removes the
+        # struct.
         return f"{named_struct({name: sql})}.{quoted(name)}"
 
 
@@ -130,7 +131,9 @@ def _not_an_expression(text: str, error: Exception) -> TopologyError:
     next_step = "Correct the expression at this column." if where else "Correct the expression."
     if corrected:
         next_step = f"Fields whose names are SQL keywords need backticks: {corrected}"
-    return TopologyError(f"{text!r} is not a Spark SQL expression{where}: {mistake}.", next_step=next_step)
+    return TopologyError(
+        f"{text!r} is not a Spark SQL expression{where}: {mistake}.", next_step=next_step
+    )
 
 
 def _with_backticks(text: str) -> str:
@@ -279,5 +282,9 @@ def require_aggregate(expression: ParsedExpression, where: str, *, aggregate: bo
     """Raise TopologyError if the expression aggregates and must not, or vice versa."""
     if expression.aggregates != aggregate:
         rule = "must aggregate, like count(*) or sum(x)" if aggregate else "must not aggregate here"
-        step = "Write for example max(...)." if aggregate else "Aggregate first, and use the result in the next step."
+        step = (
+            "Write for example max(...)."
+            if aggregate
+            else "Aggregate first, and use the result in the next step."
+        )
         raise TopologyError(f"{where}: {expression.text!r} {rule}.", next_step=step)

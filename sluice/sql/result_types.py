@@ -1,7 +1,7 @@
 """The types of the results of functions that only Spark computes.
 
-A type may be known in part: the fields of `struct(f(x) AS a)` have the type `STRUCT<a: >` if the type of `f(x)` is
-unknown.
+A type may be known in part: the fields of `struct(f(x) AS a)` have the type `STRUCT<a: >` if the
+type of `f(x)` is unknown.
 """
 
 from __future__ import annotations
@@ -269,7 +269,9 @@ def _result_of(function: exp.Expr | None, variables: Kinds, type_in: TypeIn) -> 
     if not isinstance(function, exp.Lambda):
         return ""
     names = [name.name for name in function.expressions]
-    return type_in(_with_columns(function.this, {*names}), dict(zip(names, variables, strict=False)))
+    return type_in(
+        _with_columns(function.this, {*names}), dict(zip(names, variables, strict=False))
+    )
 
 
 def _with_columns(body: exp.Expr, names: set[str]) -> exp.Expr:
@@ -277,7 +279,9 @@ def _with_columns(body: exp.Expr, names: set[str]) -> exp.Expr:
     # A parent is needed for `replace`.
     root = exp.Paren(this=body.copy())
     for name in [*root.find_all(exp.Identifier)]:
-        is_part = isinstance(name.parent, exp.Column) or (name.arg_key != "this" and isinstance(name.parent, exp.Dot))
+        is_part = isinstance(name.parent, exp.Column) or (
+            name.arg_key != "this" and isinstance(name.parent, exp.Dot)
+        )
         is_name = isinstance(name.parent, exp.PropertyEQ) and name.arg_key == "this"
         is_parameter = isinstance(name.parent, exp.Lambda) and name.arg_key == "expressions"
         if name.name in names and not (is_part or is_name or is_parameter):
@@ -286,7 +290,9 @@ def _with_columns(body: exp.Expr, names: set[str]) -> exp.Expr:
 
 
 def _transformed(node: exp.Expr, kinds: Kinds, type_in: TypeIn) -> str:
-    return list_type(_result_of(node.args.get("expression"), [element_type(kinds[0]), "INT"], type_in))
+    return list_type(
+        _result_of(node.args.get("expression"), [element_type(kinds[0]), "INT"], type_in)
+    )
 
 
 def _reduced(node: exp.Expr, kinds: Kinds, type_in: TypeIn) -> str:
@@ -369,7 +375,9 @@ def _of_variant(node: exp.Expr, kinds: Kinds) -> str:
 
 def _of_constant(schema: exp.Expr | None) -> str:
     """The type that a constant text describes; empty for a schema that is computed."""
-    return type_of_schema(schema.name) if isinstance(schema, exp.Literal) and schema.is_string else ""
+    return (
+        type_of_schema(schema.name) if isinstance(schema, exp.Literal) and schema.is_string else ""
+    )
 
 
 _OF_NODES: dict[RuleKey, Callable[[exp.Expr, Kinds], str]] = {

@@ -1,9 +1,9 @@
 """The table of rules: for each operator and function of Spark SQL, the type of its result, and whether it can fail.
 
-For arguments of certain types, a rule gives the type of the result, the types to which Spark converts the arguments,
-whether a record's values can make the function fail, and the reason in the dead letter of such a record.
-`sql.arrow_evaluation` has the functions that compute rules with Arrow. Functions without a rule for the types of their
-arguments are computed by Spark.
+For arguments of certain types, a rule gives the type of the result, the types to which Spark
+converts the arguments, whether a record's values can make the function fail, and the reason in the
+dead letter of such a record. `sql.arrow_evaluation` has the functions that compute rules with
+Arrow. Functions without a rule for the types of their arguments are computed by Spark.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class Rule:
 
     resolve: Resolve
     reason: str = ""
-    arguments: Callable[[exp.Expr], Sequence[exp.Expr]] = field(default=lambda node: _arguments_of(node))
+    arguments: Callable[[exp.Expr], Sequence[exp.Expr]] = field(
+        default=lambda node: _arguments_of(node)
+    )
     order: Order = "until null"
 
 
@@ -87,7 +89,11 @@ def _arguments_of(node: exp.Expr) -> list[exp.Expr]:
     for name in node.arg_types:
         value = node.args.get(name)
         parts = value if isinstance(value, list) else [value]
-        arguments += [part for part in parts if isinstance(part, exp.Expr) and not isinstance(part, _NO_ARGUMENTS)]
+        arguments += [
+            part
+            for part in parts
+            if isinstance(part, exp.Expr) and not isinstance(part, _NO_ARGUMENTS)
+        ]
     return arguments
 
 
@@ -223,7 +229,9 @@ def _comparison_type(kinds: set[str]) -> str:
     """The type to which compared values are converted; for exact numbers, a type that holds all of them."""
     if len(kinds) > 1 and all(map(is_exact, kinds)) and not all(map(is_integer, kinds)):
         # Spark's decimal for a BIGINT has 20 digits, but 19 hold the largest BIGINT.
-        precision, scale = wide_decimal((19, 0) if kind == "BIGINT" else digits(kind) for kind in kinds)
+        precision, scale = wide_decimal(
+            (19, 0) if kind == "BIGINT" else digits(kind) for kind in kinds
+        )
         return f"DECIMAL({precision},{scale})" if precision <= MOST_DIGITS else ""
     return common_type(kinds)
 
@@ -271,7 +279,9 @@ def _case_arguments(node: exp.Expr) -> list[exp.Expr]:
 
 
 def _if_arguments(node: exp.Expr) -> list[exp.Expr]:
-    return [part for part in (node.this, node.args["true"], node.args.get("false")) if part is not None]
+    return [
+        part for part in (node.this, node.args["true"], node.args.get("false")) if part is not None
+    ]
 
 
 # -- Numbers
@@ -403,7 +413,9 @@ def _negative(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _absolute(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = _number_of(kinds[0])
-    return Signature(kind, kinds if is_number(kinds[0]) else None, fails=not _is_symmetric(kinds[0]))
+    return Signature(
+        kind, kinds if is_number(kinds[0]) else None, fails=not _is_symmetric(kinds[0])
+    )
 
 
 def _number_of(kind: str) -> str:
@@ -423,7 +435,8 @@ def _null_on_failure(resolve: Resolve) -> Resolve:
 
     def resolve_or_null(node: exp.Expr, kinds: Kinds) -> Signature:
         signature = resolve(node, kinds)
-        # `try_` does not prevent NaN and infinity. They cannot be written, so a record with them still fails.
+        # `try_` does not prevent NaN and infinity. They cannot be written, so a record with them
+        # still fails.
         fails = signature.operands is None or "DOUBLE" in (*signature.operands, signature.type)
         return Signature(signature.type, signature.operands, fails)
 
@@ -575,7 +588,9 @@ def _field_name(node: exp.Expr) -> str:
 
 
 def _struct_arguments(node: exp.Expr) -> list[exp.Expr]:
-    return [part.expression if isinstance(part, exp.PropertyEQ) else part for part in node.expressions]
+    return [
+        part.expression if isinstance(part, exp.PropertyEQ) else part for part in node.expressions
+    ]
 
 
 def _field(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -601,7 +616,11 @@ def _element(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _array_contains(node: exp.Expr, kinds: Kinds) -> Signature:
     of, value = kinds
-    is_known = element_type(of) == value and (value in _COMPARABLE or is_exact(value)) and value != "DOUBLE"
+    is_known = (
+        element_type(of) == value
+        and (value in _COMPARABLE or is_exact(value))
+        and value != "DOUBLE"
+    )
     return Signature("BOOLEAN", kinds if is_known else None, fails=not is_known)
 
 
@@ -664,7 +683,9 @@ _IN_JSON = ("STRING", "BOOLEAN", "INT", "BIGINT", "DOUBLE", "TIMESTAMP", "DATE",
 def _from_json(node: exp.Expr, kinds: Kinds) -> Signature:
     """The value of JSON that Sluice has written. Only Spark reads the JSON of other programs."""
     kind = canonical(node.expression.name) if isinstance(node.expression, exp.Literal) else ""
-    is_known = kinds == ("STRING",) and node.args.get("options") == _WRITTEN and bool(struct_fields(kind))
+    is_known = (
+        kinds == ("STRING",) and node.args.get("options") == _WRITTEN and bool(struct_fields(kind))
+    )
     return Signature(kind if is_known else "", kinds if is_known else None, fails=not is_known)
 
 
@@ -677,7 +698,11 @@ def json_of(node: exp.Substring) -> exp.Expr | None:
         value = node.this.this.expressions[0].expression
     except (AttributeError, IndexError):
         return None
-    return value if isinstance(value, exp.Expr) and node == tree_of(value_json(text_of(value))) else None
+    return (
+        value
+        if isinstance(value, exp.Expr) and node == tree_of(value_json(text_of(value)))
+        else None
+    )
 
 
 # -- Texts
@@ -778,7 +803,11 @@ def _regexp_like(node: exp.Expr, kinds: Kinds) -> Signature:
 def _split(node: exp.Expr, kinds: Kinds) -> Signature:
     signature = _of_text("ARRAY<STRING>", "STRING")(node, kinds)
     pattern = node.expression.name if signature.operands else ""
-    is_known = bool(signature.operands) and len(kinds) == 2 and (pattern == " +" or is_plain_pattern(pattern))
+    is_known = (
+        bool(signature.operands)
+        and len(kinds) == 2
+        and (pattern == " +" or is_plain_pattern(pattern))
+    )
     return signature if is_known else Signature("ARRAY<STRING>", None, fails=True)
 
 
@@ -832,7 +861,8 @@ def _truncation(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _days_added(node: exp.Expr, kinds: Kinds) -> Signature:
-    # sqlglot writes date_sub as an addition of `days * -1`, so even constant days are an expression.
+    # sqlglot writes date_sub as an addition of `days * -1`, so even constant days are an
+    # expression.
     is_constant = node.expression.find(exp.Column) is None
     is_known = kinds == ("DATE", "INT") and node.args["unit"].name.upper() == "DAY" and is_constant
     return Signature("DATE", kinds if is_known else None, fails=not is_known)

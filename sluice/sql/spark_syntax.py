@@ -30,11 +30,17 @@ _FOREIGN_WORDS = frozenset(
 )  # fmt: skip
 """Operators of other databases that are words."""
 _TEXTS = frozenset({TokenType.STRING, TokenType.RAW_STRING})
-_TYPED_TEXTS = frozenset({"date", "timestamp", "timestamp_ntz", "timestamp_ltz", "time", "interval"})
+_TYPED_TEXTS = frozenset(
+    {"date", "timestamp", "timestamp_ntz", "timestamp_ltz", "time", "interval"}
+)
 """The types whose constants are written as the type's name before a text."""
-_WITH_LAMBDAS = frozenset({"forall", "map_filter", "map_zip_with", "transform_keys", "transform_values", "zip_with"})
+_WITH_LAMBDAS = frozenset(
+    {"forall", "map_filter", "map_zip_with", "transform_keys", "transform_values", "zip_with"}
+)
 """Functions that take lambdas and for which sqlglot has no type."""
-_UNITS = frozenset({"year", "month", "week", "day", "hour", "minute", "second", "millisecond", "microsecond"})
+_UNITS = frozenset(
+    {"year", "month", "week", "day", "hour", "minute", "second", "millisecond", "microsecond"}
+)
 _UNITS_IN_TEXT = rf"\s*(?:[+-]?\s*\d+(?:\.\d*)?\s+(?:{'|'.join(sorted(_UNITS))})s?\s*)+"
 """What a text must be for `INTERVAL '1 day 2 hours'`."""
 _BEFORE_OPERAND = frozenset(
@@ -57,7 +63,9 @@ def reason_to_refuse(text: str, tree: exp.Expr) -> str:
         if reason := _why_not_part(node):
             return reason
     tokens = tokens_of(text)
-    reasons = chain(_foreign_signs(text, tokens), _foreign_types(tokens), _unread_names(tokens, tree))
+    reasons = chain(
+        _foreign_signs(text, tokens), _foreign_types(tokens), _unread_names(tokens, tree)
+    )
     return next(reasons, "")
 
 
@@ -114,7 +122,9 @@ def _why_not_operator(node: exp.Expr) -> str:
             return "reads a part of a list with a colon; write slice(list, 1, 2)"
         case exp.Bracket() if len(node.expressions) != 1:
             return "has more than one index in brackets; write one"
-        case exp.Cast(this=exp.Literal(is_string=False) as number) if not _fits(number.name, node.to):
+        case exp.Cast(this=exp.Literal(is_string=False) as number) if not _fits(
+            number.name, node.to
+        ):
             return f"has the number {number.name}, which is too large for its type; write a smaller one, or a DECIMAL"
         case exp.Cast() if node.args.get("format") is not None:
             return "has a FORMAT in CAST; write to_timestamp(...), to_date(...) or date_format(...)"
@@ -132,7 +142,9 @@ def _why_not_operator(node: exp.Expr) -> str:
 def _takes_lambda(function: exp.Expr | None) -> bool:
     if isinstance(function, exp.Anonymous):
         return function.name.lower() in _WITH_LAMBDAS
-    return isinstance(function, exp.Transform | exp.ArrayFilter | exp.ArraySort | exp.Exists | exp.Reduce)
+    return isinstance(
+        function, exp.Transform | exp.ArrayFilter | exp.ArraySort | exp.Exists | exp.Reduce
+    )
 
 
 def _why_not_name(node: exp.Expr) -> str:
@@ -158,7 +170,9 @@ def _why_not_interval(node: exp.Interval) -> str:
     if unit is None and not re.fullmatch(_UNITS_IN_TEXT, number.name, re.IGNORECASE):
         return "has an INTERVAL without a unit; write (INTERVAL 1 DAY), in parentheses before + and a constant"
     if isinstance(unit, exp.Var) and unit.name.lower().removesuffix("s") not in _UNITS:
-        return f"has an INTERVAL in {unit.name}; write it in DAY, HOUR, MINUTE or another unit of time"
+        return (
+            f"has an INTERVAL in {unit.name}; write it in DAY, HOUR, MINUTE or another unit of time"
+        )
     return ""
 
 
@@ -176,7 +190,9 @@ def _is_number_of_spark(text: str) -> bool:
     if re.fullmatch(r"(?:\d+\.?\d*|\.\d+)[eE][+-]?\d+", text):
         return math.isfinite(float(text))
     whole, _, decimals = text.partition(".")
-    return f"{whole}{decimals}".isdecimal() and len(whole.lstrip("0")) + len(decimals) <= MOST_DIGITS
+    return (
+        f"{whole}{decimals}".isdecimal() and len(whole.lstrip("0")) + len(decimals) <= MOST_DIGITS
+    )
 
 
 def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
@@ -186,14 +202,19 @@ def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
     begins_before = True
     for token, after in zip(tokens, [*tokens[1:], None], strict=True):
         kind, following = token.token_type, TokenType.R_PAREN if after is None else after.token_type
-        first, is_after_dot = text[token.start], before is not None and before.token_type is TokenType.DOT
+        first, is_after_dot = (
+            text[token.start],
+            before is not None and before.token_type is TokenType.DOT,
+        )
         is_sign = not first.isalnum() and first not in "_`'\""
         match kind:
             case TokenType.SEMICOLON:
                 yield "ends with a semicolon; leave it out"
             case _ if is_sign and kind not in _SIGNS:
                 yield f"has the operator {token.text}, which Spark SQL lacks"
-            case _ if kind in _FOREIGN_WORDS and following is not TokenType.L_PAREN and not is_after_dot:
+            case _ if (
+                kind in _FOREIGN_WORDS and following is not TokenType.L_PAREN and not is_after_dot
+            ):
                 yield f"has the operator {token.text}, which Spark SQL lacks"
             case TokenType.NATIONAL_STRING:
                 yield "has an N before a text; leave it out"
@@ -203,9 +224,13 @@ def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
                 yield "has a comma without a value after it"
             case TokenType.L_PAREN if following is TokenType.COMMA:
                 yield "has a comma without a value before it"
-            case TokenType.L_PAREN if following is TokenType.R_PAREN and token.start not in arguments:
+            case TokenType.L_PAREN if (
+                following is TokenType.R_PAREN and token.start not in arguments
+            ):
                 yield "has parentheses without a value"
-            case _ if before is not None and begins_before and _is_read_further(before, token, after):
+            case _ if (
+                before is not None and begins_before and _is_read_further(before, token, after)
+            ):
                 constant = text[before.start : token.end + 1]
                 yield f"reads on after the constant {constant}; put it in parentheses"
             case _ if before is not None and _is_foreign_constant(before, kind):
@@ -216,10 +241,15 @@ def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
 
 def _is_foreign_constant(word: Token, following: TokenType) -> bool:
     """Whether a word looks like the type of the constant after it, but Spark has no such constants."""
-    if word.token_type not in SparkSQL.Parser.TYPE_TOKENS or following not in (*_TEXTS, TokenType.NUMBER):
+    if word.token_type not in SparkSQL.Parser.TYPE_TOKENS or following not in (
+        *_TEXTS,
+        TokenType.NUMBER,
+    ):
         return False
     is_interval = word.token_type is TokenType.INTERVAL
-    return not is_interval and (following is TokenType.NUMBER or word.text.lower() not in _TYPED_TEXTS)
+    return not is_interval and (
+        following is TokenType.NUMBER or word.text.lower() not in _TYPED_TEXTS
+    )
 
 
 def _is_read_further(before: Token, token: Token, after: Token | None) -> bool:
@@ -249,7 +279,11 @@ def _places_of_types(tokens: Sequence[Token]) -> Iterator[int]:
     for place, token in enumerate(tokens):
         kind = token.token_type
         # sqlglot has the tokens `1`, `::` and `L` for `1L`, all three at the same place.
-        is_converted = before is not None and before.token_type is TokenType.DCOLON and before.start != token.start
+        is_converted = (
+            before is not None
+            and before.token_type is TokenType.DCOLON
+            and before.start != token.start
+        )
         is_cast = before is not None and before.token_type is TokenType.ALIAS
         if is_converted or (is_cast and callers[-1:] in (["CAST"], ["TRY_CAST"])):
             yield place

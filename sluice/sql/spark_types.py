@@ -8,7 +8,19 @@ from sqlglot.tokenizer_core import Token
 
 from sluice.values.sql_types import MOST_DIGITS
 
-_NUMBERS = ("byte", "tinyint", "short", "smallint", "int", "integer", "long", "bigint", "double", "float", "real")
+_NUMBERS = (
+    "byte",
+    "tinyint",
+    "short",
+    "smallint",
+    "int",
+    "integer",
+    "long",
+    "bigint",
+    "double",
+    "float",
+    "real",
+)
 _TIMES = ("date", "timestamp", "timestamp_ltz", "timestamp_ntz")
 _SIMPLE = (*_NUMBERS, *_TIMES, "binary", "boolean", "string", "variant", "void")
 _DECIMALS = ("dec", "decimal", "numeric")
@@ -47,7 +59,13 @@ class _Reader:
         if self.skips("array"):
             return self.skips("<") and self.reads_type() and self.skips(">")
         if self.skips("map"):
-            return self.skips("<") and self.reads_type() and self.skips(",") and self.reads_type() and self.skips(">")
+            return (
+                self.skips("<")
+                and self.reads_type()
+                and self.skips(",")
+                and self.reads_type()
+                and self.skips(">")
+            )
         if self.skips("struct"):
             return self.skips("<") and self._reads_fields() and self.skips(">")
         if self.skips("interval"):
@@ -59,9 +77,13 @@ class _Reader:
             return len(self._numbers()) == 1
         if self.skips(*_DECIMALS):
             digits = self._numbers() or [MOST_DIGITS]
-            return self._next() != "(" and len(digits) <= 2 and max(digits) == digits[0] <= MOST_DIGITS
+            return (
+                self._next() != "(" and len(digits) <= 2 and max(digits) == digits[0] <= MOST_DIGITS
+            )
         if self.skips("time"):
-            return self._next() != "(" or max(self._numbers(), default=99) <= _MOST_DECIMALS_OF_SECONDS
+            return (
+                self._next() != "(" or max(self._numbers(), default=99) <= _MOST_DECIMALS_OF_SECONDS
+            )
         return self.skips(*_SIMPLE)
 
     def _reads_units(self) -> bool:

@@ -108,7 +108,11 @@ def type_expression(expression: str | exp.Expr, types: Types) -> TypedExpression
 
 def _by_rule(node: exp.Expr, rule: Rule, parts: tuple[TypedExpression, ...]) -> TypedExpression:
     signature = rule.resolve(node, _complete_types(parts))
-    if isinstance(node, exp.Dot | exp.Bracket) and _unwrapped(parts[0]).key in _CONSTRUCTORS and parts[0].fails:
+    if (
+        isinstance(node, exp.Dot | exp.Bracket)
+        and _unwrapped(parts[0]).key in _CONSTRUCTORS
+        and parts[0].fails
+    ):
         # Spark's optimizer replaces `struct(a, b).a` by `a` and does not compute `b`, so `b` cannot
         # fail. Arrow would compute `b`, and could fail, so only Spark computes this expression.
         signature = Signature(signature.type, None, signature.fails)
@@ -120,7 +124,9 @@ def _complete_types(parts: Iterable[TypedExpression]) -> tuple[str, ...]:
     return tuple([part.type if is_complete(part.type) else "" for part in parts])
 
 
-_COMPARISONS = exp.EQ | exp.NEQ | exp.GT | exp.GTE | exp.LT | exp.LTE | exp.NullSafeEQ | exp.In | exp.Between
+_COMPARISONS = (
+    exp.EQ | exp.NEQ | exp.GT | exp.GTE | exp.LT | exp.LTE | exp.NullSafeEQ | exp.In | exp.Between
+)
 
 
 def _with_times(parts: tuple[TypedExpression, ...]) -> tuple[TypedExpression, ...]:

@@ -14,7 +14,8 @@ from sluice.sql.dialect import PARSE_ERRORS, text_of, tokens_of, tree_of
 def written(node: exp.Expr, text: str) -> str:
     """The text from which sqlglot has made a part of the expression `text`; SQL made from the part if it has no text.
 
-    If sqlglot has added the part to the argument of a function, as in `days * -1`, this is the text of the argument.
+    If sqlglot has added the part to the argument of a function, as in `days * -1`, this is the text
+    of the argument.
     """
     for candidate in _candidates(node, text):
         if _is_made_from(node, candidate):

@@ -168,7 +168,9 @@ def open_engine(url: URL) -> Engine:
     # SQLite engines share one dialect, so that a process that opens many ledgers, such as a test
     # run, compiles each statement only once.
     engine.dialect = _sqlite_dialect()
-    event.listen(engine, "connect", lambda connection, _: _prepare_sqlite(connection, path, durable))
+    event.listen(
+        engine, "connect", lambda connection, _: _prepare_sqlite(connection, path, durable)
+    )
     event.listen(engine, "begin", _begin_sqlite)
     return engine
 
@@ -201,7 +203,9 @@ def reading(engine: Engine) -> Iterator[Connection]:
     """A read transaction, whose statements all see the database as it was at the first statement."""
     # By default, each statement in PostgreSQL sees the newest commits. All statements of a
     # transaction in SQLite see the same state anyway.
-    repeatable = {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}
+    repeatable = (
+        {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}
+    )
     with engine.connect().execution_options(**repeatable) as connection, connection.begin():
         yield connection
 

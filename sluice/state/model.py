@@ -165,7 +165,9 @@ class Snapshot(OfGeneration, frozen=True, kw_only=True):
     @property
     def outputs(self) -> frozenset[str]:
         """The topics and tables to which the batch writes, even if it wrote no record to them."""
-        return frozenset(name.removeprefix("output/") for name in self.counts if name.startswith("output/"))
+        return frozenset(
+            name.removeprefix("output/") for name in self.counts if name.startswith("output/")
+        )
 
     @property
     def id(self) -> str:

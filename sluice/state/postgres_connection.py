@@ -83,7 +83,9 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
                     # not answer an attempt to open another connection either.
                     if not _accepts_connections(self.address):
                         silence = f"{now - heard_at:.0f} s"
-                        raise self._given_up(f"the server has been silent for {silence} and is not reachable")
+                        raise self._given_up(
+                            f"the server has been silent for {silence} and is not reachable"
+                        )
                     heard_at = now
                 waits_for = steps.send(is_ready)
         except StopIteration as end:

@@ -35,16 +35,21 @@ def close_folders(path: Path, levels: int) -> None:
 def close_database(path: Path) -> None:
     """Remove other users' access to a SQLite file and its -wal and -shm files.
 
-    Call this only after SQLite has read the file as a database, so that any other file keeps its mode.
+    Call this only after SQLite has read the file as a database, so that any other file keeps its
+    mode.
     """
     for ending in ("", "-wal", "-shm"):
         _close(f"{path}{ending}")
 
 
 def _close(path: Path | str) -> None:
-    # Only the owner can change a file's mode. A link is left alone, because the file to which it leads
-    # may belong to another program.
+    # Only the owner can change a file's mode. A link is left alone, because the file to which it
+    # leads may belong to another program.
     with contextlib.suppress(OSError):
         status = os.lstat(path)
-        if status.st_mode & _OTHERS and status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode):
+        if (
+            status.st_mode & _OTHERS
+            and status.st_uid == os.geteuid()
+            and not stat.S_ISLNK(status.st_mode)
+        ):
             Path(path).chmod(status.st_mode & 0o700)

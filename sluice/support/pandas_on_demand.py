@@ -13,8 +13,9 @@ from typing import Any
 def import_pandas_on_demand() -> None:
     """Import pyarrow so that it does not import pandas unless this process imports pandas itself.
 
-    pyarrow imports pandas to recognize its objects, at the latest when it first makes an array of a list. This takes
-    0.2 s and 25 MB. But as long as nothing else has imported pandas, there are no such objects.
+    pyarrow imports pandas to recognize its objects, at the latest when it first makes an array of a
+    list. This takes 0.2 s and 25 MB. But as long as nothing else has imported pandas, there are no
+    such objects.
     """
     if "pandas" in sys.modules:
         return
@@ -32,7 +33,9 @@ class _PandasFinder(MetaPathFinder):
 
     hides = True
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name != "pandas":
             return None
         if self.hides:

@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def finish_within(seconds: float, coroutine: Coroutine[Any, Any, T], overdue: Callable[[], Exception]) -> T:
+async def finish_within(
+    seconds: float, coroutine: Coroutine[Any, Any, T], overdue: Callable[[], Exception]
+) -> T:
     """The result of `coroutine`. Raises the error of `overdue` if the coroutine waits for longer than `seconds`.
 
     An `asyncio.timeout` takes 4 us, almost as long as a look-up in a shard. Most coroutines on a

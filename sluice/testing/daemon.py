@@ -9,8 +9,8 @@ from sluice.support.startup import importing
 with importing():
     import sluice.engine.task_modules
 
-    # The modules of tests import TopologyTestDriver and pytest. The daemon imports both, so that the
-    # processes that it forks need not import them again.
+    # The modules of tests import TopologyTestDriver and pytest. The daemon imports both, so that
+    # the processes that it forks need not import them again.
     import sluice.testing.topology_test_driver  # noqa: F401
 
     with suppress(ImportError):

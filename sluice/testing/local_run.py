@@ -99,9 +99,9 @@ class PipedRows:
 
     @classmethod
     def of(cls, query: ArrowQuery, records: Sequence[str]) -> Self:
-        # A task makes one Arrow batch of the consecutive records of a partition. The records are sorted by
-        # partition, so that they make few Arrow batches, even if a test pipes them into several topics in
-        # turn.
+        # A task makes one Arrow batch of the consecutive records of a partition. The records are
+        # sorted by partition, so that they make few Arrow batches, even if a test pipes them into
+        # several topics in turn.
         decoded = sorted(map(decode_piped, records), key=itemgetter("topic", "partition"))
         streams = [record for record in decoded if record["topic"] in query.streams]
         tables = [record for record in decoded if record["topic"] in query.tables]

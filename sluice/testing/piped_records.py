@@ -53,7 +53,8 @@ class PipedRecords:
     ) -> str:
         """The next record of a topic's partition. Values and keys of type str, bytes or None stay as they are.
 
-        `contract` is the type of the topic's values, if they are JSON; it says how a dict is written.
+        `contract` is the type of the topic's values, if they are JSON; it says how a dict is
+        written.
         """
         record = {
             "topic": topic, "partition": partition, "offset": self._offsets[topic, partition], "timestamp": timestamp,
@@ -93,7 +94,9 @@ class OutputInMemory:
 
     records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]], state: PublishedState) -> dict[str, int]:
+    def send(
+        self, batch: Batch, records: Iterable[tuple[str, pa.Table]], state: PublishedState
+    ) -> dict[str, int]:
         counts: Counter[str] = Counter()
         for topic, table in records:
             counts[topic] += table.num_rows

@@ -119,7 +119,8 @@ class PipedRun:
     def fire_timers(self) -> None:
         """Run a batch without records if a wall-clock timer is due.
 
-        After that, run further batches as long as results become due because stream time advances with the clock.
+        After that, run further batches as long as results become due because stream time advances
+        with the clock.
         """
         due = self._idle_time.next_batch
         if due is not None and due <= self.clock.now():

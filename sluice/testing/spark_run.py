@@ -45,7 +45,9 @@ class PipedInput:
         self._spark = spark
         self._stream: Any = None
 
-    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str) -> DataFrame:
+    def read(
+        self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str
+    ) -> DataFrame:
         """The rows that a task makes of the topics' records, as a streaming DataFrame.
 
         Each call of `add` is one batch.
@@ -57,7 +59,11 @@ class PipedInput:
         frame = DataFrame(self._stream.toDF(), self._spark)
         frame = frame.selectExpr(f"from_json(value, '{_RECORD}') AS r")
         names = ", ".join(f"'{topic}'" for topic in partitions)
-        return frame.where(f"r.topic IN ({names})").selectExpr(*_COLUMNS).mapInArrow(Chain((task,)).__call__, columns)
+        return (
+            frame.where(f"r.topic IN ({names})")
+            .selectExpr(*_COLUMNS)
+            .mapInArrow(Chain((task,)).__call__, columns)
+        )
 
     def add(self, records: Sequence[str]) -> None:
         """Add the records of a batch, each as a JSON object of its columns."""

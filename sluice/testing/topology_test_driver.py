@@ -79,19 +79,20 @@ class TopologyTestDriver:
 
     All drivers that need Spark share one session, with two cores.
 
-    Topics have one partition by default; `partitions` maps topics to other numbers. A topic that matches a pattern of
-    the pipeline exists once a test has written a record to it. Values of type str, bytes or None
-    are written unchanged, other values as JSON.
+    Topics have one partition by default; `partitions` maps topics to other numbers. A topic that
+    matches a pattern of the pipeline exists once a test has written a record to it. Values of type
+    str, bytes or None are written unchanged, other values as JSON.
 
-    The state is in SQLite files, which are deleted when the driver ends. The files are in the folder that TMPDIR names,
-    else in /dev/shm if it has room for 2 GiB, else in Python's default folder for temporary files. If `database` is the
-    URL of an empty PostgreSQL database, the state is in this database, and is not deleted.
+    The state is in SQLite files, which are deleted when the driver ends. The files are in the
+    folder that TMPDIR names, else in /dev/shm if it has room for 2 GiB, else in Python's default
+    folder for temporary files. If `database` is the URL of an empty PostgreSQL database, the state
+    is in this database, and is not deleted.
 
-    `connections` maps the names of connections to the URLs of the databases that `lookup` reads, such as
-    `sqlite:////tmp/customers.db` for a SQLite file.
+    `connections` maps the names of connections to the URLs of the databases that `lookup` reads,
+    such as `sqlite:////tmp/customers.db` for a SQLite file.
 
-    The wall clock is the machine's clock, plus the time by which `advance` has moved it. With `clock`, in epoch ms, the
-    wall clock starts at this time, and only `advance` moves it.
+    The wall clock is the machine's clock, plus the time by which `advance` has moved it. With
+    `clock`, in epoch ms, the wall clock starts at this time, and only `advance` moves it.
     """
 
     def __init__(
@@ -125,8 +126,12 @@ class TopologyTestDriver:
         """The topics that the pipeline both reads and writes."""
         self._fed_back: Counter[str] = Counter()
         """Topic → the number of its output records that a batch has read."""
-        self._texts = {topic for topic, sink in pipeline.sinks.items() if sink.encode is encode_text}
-        self._bytes = {topic for topic, sink in pipeline.sinks.items() if sink.encode is encode_bytes}
+        self._texts = {
+            topic for topic, sink in pipeline.sinks.items() if sink.encode is encode_text
+        }
+        self._bytes = {
+            topic for topic, sink in pipeline.sinks.items() if sink.encode is encode_bytes
+        }
         self._records = PipedRecords(pipeline.zone)
         self._waiting: list[str] = []
         self._time = 0
@@ -159,11 +164,14 @@ class TopologyTestDriver:
     ) -> None:
         """Write a record to a topic of the pipeline.
 
-        `timestamp` is in epoch ms; by default, it is the timestamp of the record that was piped before.
+        `timestamp` is in epoch ms; by default, it is the timestamp of the record that was piped
+        before.
 
         A key that is neither str nor bytes is written as its text.
         """
-        if topic not in self._topics and any(matches(pattern, topic) for pattern in self._job.patterns):
+        if topic not in self._topics and any(
+            matches(pattern, topic) for pattern in self._job.patterns
+        ):
             self._topics.add(topic)
             self._new_topics.append(topic)
         if topic not in self._topics:
@@ -177,7 +185,9 @@ class TopologyTestDriver:
                 f"{topic} has no partition {partition!r}; it has {count}, numbered from 0.",
                 next_step=f"Give the driver more: TopologyTestDriver(pipeline, partitions={{{topic!r}: ...}}).",
             )
-        if timestamp is not None and not (isinstance(timestamp, int) and abs(timestamp) < _LONGEST_MS):
+        if timestamp is not None and not (
+            isinstance(timestamp, int) and abs(timestamp) < _LONGEST_MS
+        ):
             raise TopologyError(
                 f"The timestamp {timestamp!r} is not a time in epoch milliseconds.",
                 next_step="Pass a whole number, such as int(time.time() * 1_000).",
@@ -197,14 +207,21 @@ class TopologyTestDriver:
     def _contract(self, topic: str) -> Any:
         """The type of the values of a topic whose JSON Sluice decodes; None for other topics."""
         for source in (*self._job.streams, *(table.source for table in self._job.tables)):
-            if topic == source.topic or (source.pattern is not None and matches(source.pattern, topic)):
-                return None if source.contract is None or source.decode is not None else source.value_class
+            if topic == source.topic or (
+                source.pattern is not None and matches(source.pattern, topic)
+            ):
+                return (
+                    None
+                    if source.contract is None or source.decode is not None
+                    else source.value_class
+                )
         return None
 
     def commit(self) -> None:
         """Process all records that were piped after the last batch, as one batch.
 
-        If the pipeline also reads a topic that it writes, more batches follow, until one writes nothing to this topic.
+        If the pipeline also reads a topic that it writes, more batches follow, until one writes
+        nothing to this topic.
         """
         for _ in range(_MOST_ROUNDS):
             self._feed_back()
@@ -246,8 +263,8 @@ class TopologyTestDriver:
     def advance(self, milliseconds: int) -> None:
         """Process the records that were piped before, then advance the wall clock and fire the timers that are due.
 
-        If the pipeline has `advance_when_idle`, stream time advances with the clock, too, and results that wait for
-        stream time are sent if they become due.
+        If the pipeline has `advance_when_idle`, stream time advances with the clock, too, and
+        results that wait for stream time are sent if they become due.
         """
         if not (isinstance(milliseconds, int) and milliseconds >= 0):
             raise TopologyError(
@@ -288,12 +305,14 @@ class TopologyTestDriver:
     def store(self, name: str) -> dict[Any, Any]:
         """A store's values by key.
 
-        For a windowed store, the dictionary's keys are tuples: key, start and end of the window in epoch ms.
+        For a windowed store, the dictionary's keys are tuples: key, start and end of the window in
+        epoch ms.
         """
         self.commit()
         if name not in self._run.stores:
             raise TopologyError(
-                f"{self.pipeline.name} has no store {name!r}.", next_step=f"Its stores: {', '.join(self._run.stores)}."
+                f"{self.pipeline.name} has no store {name!r}.",
+                next_step=f"Its stores: {', '.join(self._run.stores)}.",
             )
         return dict(_read(self._run.storage.locations, self._run.stores[name], self._run.batch))
 
@@ -383,15 +402,22 @@ def _read(locations: Sequence[str], store: StoreInfo, batch: int) -> Any:
         with open_shard(location) as shard:
             for row in shard.scan(store.group_id, batch, limit=1_000_000):
                 assert row.value is not None
-                assert is_global or owner(row.key, len(locations)) == worker, "queries ask the worker that owns the key"
-                key = (row.key, row.window_start, row.window_end) if store.kind == "window" else row.key
+                assert is_global or owner(row.key, len(locations)) == worker, (
+                    "queries ask the worker that owns the key"
+                )
+                key = (
+                    (row.key, row.window_start, row.window_end)
+                    if store.kind == "window"
+                    else row.key
+                )
                 yield key, msgspec.json.decode(plain_json(row.value))[store.store_column]
 
 
 def shared_session() -> SparkSession:
     """The local Spark session on two cores that all tests of this process share. The first call creates it.
 
-    The session has Delta Lake's jars if set-up has downloaded them, so that tests with Delta tables can use it too.
+    The session has Delta Lake's jars if set-up has downloaded them, so that tests with Delta tables
+    can use it too.
     """
     from pyspark.sql import SparkSession
 

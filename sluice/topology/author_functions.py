@@ -27,8 +27,9 @@ def with_key(
 
     `function` takes `arguments`, of which the last is the value, with or without the key before
     them. Raises TopologyError if the function takes other arguments, is async without
-    `may_be_async`, or is a generator without `may_yield`. Raises TopologyError, too, if the function
-    declares the value as a Struct other than `value_type`, which is None for plain JSON data.
+    `may_be_async`, or is a generator without `may_yield`. Raises TopologyError, too, if the
+    function declares the value as a Struct other than `value_type`, which is None for plain JSON
+    data.
     """
     allowed = {"may_yield": may_yield, "may_be_async": may_be_async}
     if _accepts(where, function, arguments, **allowed):
@@ -44,7 +45,9 @@ def with_key(
     )
 
 
-def require_callable(where: str, function: Any, *arguments: str, may_be_async: bool = False) -> None:
+def require_callable(
+    where: str, function: Any, *arguments: str, may_be_async: bool = False
+) -> None:
     """Raise TopologyError if `function` does not take these arguments, is async, or is a generator.
 
     With `may_be_async`, an async function is allowed.
@@ -59,7 +62,8 @@ def require_callable(where: str, function: Any, *arguments: str, may_be_async: b
 def require_value_type(where: str, function: Any, position: int, value_type: Any) -> None:
     """Raise TopologyError if the parameter at `position` is declared as a Struct other than `value_type`.
 
-    A declared `Record` is compared by the type of its values. Without declared types, nothing is checked.
+    A declared `Record` is compared by the type of its values. Without declared types, nothing is
+    checked.
     """
     struct = _value_in(declared_type(function, position))
     # A value of a TypedDict is a dict, which any TypedDict with its fields describes.

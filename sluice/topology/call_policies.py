@@ -73,7 +73,9 @@ def looked_up_table(
     return LookedUpTable(table, connection, column, columns, staleness_ms, cache)
 
 
-def answers_name(pipeline: Graph, where: str, name: str | None, function: Callable[..., Any]) -> str:
+def answers_name(
+    pipeline: Graph, where: str, name: str | None, function: Callable[..., Any]
+) -> str:
     """The name under which the answers of a function are recorded, by default the function's own name.
 
     Raises TopologyError if the function has no name, or if another step has the name.

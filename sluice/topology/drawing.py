@@ -42,7 +42,9 @@ def title(node: nodes.Node) -> str:
         case nodes.Apply(gives=gives, batch=batch):
             return f"Python function for {gives if batch is None else 'many values'}"
         case nodes.SetMetadata(time=time, headers=headers):
-            return "set " + " and ".join(filter(None, ["time" if time else "", "headers" if headers else ""]))
+            return "set " + " and ".join(
+                filter(None, ["time" if time else "", "headers" if headers else ""])
+            )
         case nodes.ChangedRows():
             return "apply changes"
         case nodes.Process():
@@ -54,7 +56,11 @@ def title(node: nodes.Node) -> str:
 def _suppress_title(node: nodes.Suppress) -> str:
     if node.early_ms is not None:
         return f"emit {duration_text(node.early_ms)} after a change and on window close"
-    return "emit on window close" if node.until == "window_final" else f"suppress until {node.until.replace('_', ' ')}"
+    return (
+        "emit on window close"
+        if node.until == "window_final"
+        else f"suppress until {node.until.replace('_', ' ')}"
+    )
 
 
 def _input_title(node: nodes.Node) -> str:
@@ -89,7 +95,11 @@ def _detail(node: nodes.Node) -> str:
         case nodes.Aggregate():
             return _aggregate_detail(node)
         case nodes.Join():
-            grace = "" if node.grace_ms is None else f"as of each record's time, grace {duration_text(node.grace_ms)}"
+            grace = (
+                ""
+                if node.grace_ms is None
+                else f"as of each record's time, grace {duration_text(node.grace_ms)}"
+            )
             return " ".join([str(node.window or ""), f"on {node.on}" if node.on else "", grace])
         case nodes.ToTable():
             return _table_detail(node)
@@ -125,8 +135,8 @@ def _operator_detail(node: nodes.StreamOperator) -> str:
 def _recorded(node: nodes.Call | nodes.Lookup) -> str:
     """The name under which a step's answers are recorded; empty if they are not recorded.
 
-    With another name, the step gets new answers. So the name belongs to the step's definition: if it
-    changes, the state must be computed again.
+    With another name, the step gets new answers. So the name belongs to the step's definition: if
+    it changes, the state must be computed again.
     """
     return "" if node.policy.keep_ms is None else f", recorded as {node.answers}"
 
@@ -139,7 +149,9 @@ def _table_detail(node: nodes.ToTable) -> str:
 
 def _source_detail(node: nodes.Source) -> str:
     read = f"{node.serde.name}, event time {node.event_time or 'of the record'}"
-    return f"{read}, at most {counted(node.most_topics, 'topic')}" if is_pattern(node.topic) else read
+    return (
+        f"{read}, at most {counted(node.most_topics, 'topic')}" if is_pattern(node.topic) else read
+    )
 
 
 def _sink_detail(node: nodes.Sink) -> str:
@@ -151,13 +163,18 @@ def _sink_detail(node: nodes.Sink) -> str:
 
 def _aggregate_detail(node: nodes.Aggregate) -> str:
     if isinstance(node, nodes.Cogroup):
-        parts = [f"{_added(part)} of {nodes.known_name(part.parent)} by {part.key}" for part in node.parts]
+        parts = [
+            f"{_added(part)} of {nodes.known_name(part.parent)} by {part.key}"
+            for part in node.parts
+        ]
         what = "; ".join(parts)
     else:
         added = ", ".join(node.columns.values()) or "Python functions"
         what = f"{added} by {'key and window' if node.by_window else node.key}"
     window = f", {node.window}" if node.window else ""
-    history = "" if node.history_ms is None else f", with versions of {duration_text(node.history_ms)}"
+    history = (
+        "" if node.history_ms is None else f", with versions of {duration_text(node.history_ms)}"
+    )
     return what + window + history
 
 
@@ -167,7 +184,15 @@ def _added(part: nodes.CogroupedStream) -> str:
 
 def text(pipeline: Pipeline) -> str:
     """The topology as indented text, each step below its input."""
-    lines = [", ".join([f"pipeline {pipeline.name}", counted(pipeline.workers, "worker"), *_idle_settings(pipeline)])]
+    lines = [
+        ", ".join(
+            [
+                f"pipeline {pipeline.name}",
+                counted(pipeline.workers, "worker"),
+                *_idle_settings(pipeline),
+            ]
+        )
+    ]
 
     def show(node: nodes.Node, depth: int) -> None:
         expressions = detail(node)
@@ -185,7 +210,9 @@ def _idle_settings(pipeline: Pipeline) -> list[str]:
     """What happens to stream time while topics are silent."""
     settings = []
     if pipeline.idle_timeout_ms is not None:
-        settings.append(f"ignores partitions that are idle for {duration_text(pipeline.idle_timeout_ms)}")
+        settings.append(
+            f"ignores partitions that are idle for {duration_text(pipeline.idle_timeout_ms)}"
+        )
     if pipeline.advance_when_idle_ms is not None:
         silence = duration_text(pipeline.advance_when_idle_ms)
         settings.append(f"stream time goes on by the clock after {silence} without records")
@@ -208,7 +235,9 @@ def svg(pipeline: Pipeline) -> str:
         f'aria-label="topology of {escape(pipeline.name)}">'
     ]
     for node in pipeline.nodes:
-        parts += [_arrow(place[parent.number], place[node.number]) for parent in nodes.parents(node)]
+        parts += [
+            _arrow(place[parent.number], place[node.number]) for parent in nodes.parents(node)
+        ]
     parts += [_box(node, *place[node.number]) for node in pipeline.nodes]
     return "\n".join([*parts, "</svg>"])
 

@@ -64,17 +64,23 @@ class Graph:
     def without(self, names: Collection[str]) -> Self:
         """The pipeline without these steps and stores.
 
-        Also leaves out all steps after them, and the stateless steps whose results no remaining step uses.
+        Also leaves out all steps after them, and the stateless steps whose results no remaining
+        step uses.
         """
         left_out = {node for node in self.nodes if node.name in names}
         for node in self.nodes:
             if not left_out.isdisjoint(nodes.parents(node)):
                 left_out.add(node)
-        # Stateful steps stay even if nothing follows them, because their stores can be queried.
-        # The loop goes from the last node to the first, so that it leaves out whole chains of unused steps.
+        # Stateful steps stay even if nothing follows them, because their stores can be queried. The
+        # loop goes from the last node to the first, so that it leaves out whole chains of unused
+        # steps.
         for node in reversed(self.nodes):
             following = [child for child in self.nodes if node in nodes.parents(child)]
-            if following and left_out.issuperset(following) and not isinstance(node, nodes.STATEFUL):
+            if (
+                following
+                and left_out.issuperset(following)
+                and not isinstance(node, nodes.STATEFUL)
+            ):
                 left_out.add(node)
         rest = copy.copy(self)
         rest.nodes, rest.whole = [], rest
@@ -92,7 +98,9 @@ class Graph:
 
         Raises TopologyError if the pipeline already uses the name, or if it is not valid.
         """
-        pattern_advice = ' Pass a pattern of topics as re.compile("...").' if kind == "topic" else ""
+        pattern_advice = (
+            ' Pass a pattern of topics as re.compile("...").' if kind == "topic" else ""
+        )
         if kind != "table" and (not isinstance(name, str) or not _NAME.fullmatch(name)):
             raise TopologyError(
                 f"{name!r} at {source_line()} is not a valid {kind} name.",
@@ -112,7 +120,9 @@ class Graph:
         if kind == "topic":
             for claimed, pattern in self._claimed:
                 if claimed == "topic" and is_pattern(pattern) and matches(pattern, name):
-                    raise self._matched_twice(pattern, name, source_line(), self._claimed[claimed, pattern])
+                    raise self._matched_twice(
+                        pattern, name, source_line(), self._claimed[claimed, pattern]
+                    )
         self._claimed[kind, name] = source_line()
 
     def claim_pattern(self, pattern: str) -> None:

@@ -109,15 +109,17 @@ class Grouped(Generic[V]):
                 parameters = "aggregate", "values"
             if function is None:
                 raise TopologyError(
-                    f"{where} needs a function {name}({', '.join(parameters)}).", next_step=f"Pass it as {name}=..."
+                    f"{where} needs a function {name}({', '.join(parameters)}).",
+                    next_step=f"Pass it as {name}=...",
                 )
             at = f"{where}: {name}"
             if name == "initializer":
                 require_callable(at, function)
                 called[name] = function
             else:
-                # The declared types of functions that take something else than one value of the stream
-                # are not checked: a merger takes two aggregates, and other functions may take a list.
+                # The declared types of functions that take something else than one value of the
+                # stream are not checked: a merger takes two aggregates, and other functions may
+                # take a list.
                 value_type = Any if takes_list or name == "merger" else self.parent.contract
                 called[name] = self._function(at, function, *parameters, value_type=value_type)
         adder = cogrouped[0].adder if cogrouped else called["adder"]
@@ -127,7 +129,9 @@ class Grouped(Generic[V]):
             called["initializer"], adder, called.get("subtractor"), called.get("merger"),
             self.parent.contract, returns, shape, takes_list,
         )  # fmt: skip
-        return self._add_store(store, {}, shape, returns, cogrouped, python=python, on_error=on_error)
+        return self._add_store(
+            store, {}, shape, returns, cogrouped, python=python, on_error=on_error
+        )
 
     def _reduce(
         self,
@@ -207,20 +211,25 @@ class GroupedStream(Grouped[V]):
     ) -> WindowedStream[V]:
         """Aggregate the records of each window separately.
 
-        A record that is late for several windows is counted as late once for each of them. If a record is late for all
-        of its windows, it is written to the topic that `late` names. Without `late`, it is only counted. Without
-        `retention`, a window can be queried forever; with `retention`, until stream time is more than `retention` past
-        the window's end. Until then, a record that is not late can also join a session that has closed.
+        A record that is late for several windows is counted as late once for each of them. If a
+        record is late for all of its windows, it is written to the topic that `late` names. Without
+        `late`, it is only counted. Without `retention`, a window can be queried forever; with
+        `retention`, until stream time is more than `retention` past the window's end. Until then, a
+        record that is not late can also join a session that has closed.
 
-        With `emit="window_close"`, later steps get only the final result of each window, when no record can change the
-        result any more. Queries of the store still find the results of open windows. With `early="10 seconds"` in
-        addition, later steps also get early results, while a window is open. After a change of the window, the window's
-        result is sent when stream time is 10 seconds past this change. The result includes the changes that have come
-        meanwhile; the next change begins a new wait. The header `window_result` of each result is `early` or `final`.
+        With `emit="window_close"`, later steps get only the final result of each window, when no
+        record can change the result any more. Queries of the store still find the results of open
+        windows. With `early="10 seconds"` in addition, later steps also get early results, while a
+        window is open. After a change of the window, the window's result is sent when stream time
+        is 10 seconds past this change. The result includes the changes that have come meanwhile;
+        the next change begins a new wait. The header `window_result` of each result is `early` or
+        `final`.
         """
         where = self.parent._where("windowed_by")
         if self.history_ms is not None:
-            raise TopologyError(f"{where}: a versioned table has no windows.", next_step="Leave versioned(...) out.")
+            raise TopologyError(
+                f"{where}: a versioned table has no windows.", next_step="Leave versioned(...) out."
+            )
         if self.window is not None:
             raise TopologyError(
                 f"{where}: the stream already has the window {self.window}.",
@@ -307,13 +316,15 @@ class GroupedStream(Grouped[V]):
     ) -> Table[Any]:
         """Aggregate each group into an object with a column for every SQL aggregate, such as `total="sum(amount)"`.
 
-        Columns can also be passed as one mapping, such as `{"store": "count(*)"}`, in which columns can have any name.
+        Columns can also be passed as one mapping, such as `{"store": "count(*)"}`, in which columns
+        can have any name.
 
-        Python functions can be used instead of SQL. They are called in the order of the records. `initializer()`
-        returns the initial aggregate, and `adder(aggregate, value)` returns the aggregate after a record. Session
-        windows also need `merger(earlier, later)`, which returns the aggregate of two sessions that a record has
-        joined. `returns` is the aggregate's type; without it, an aggregate must be plain JSON data. `adder` may return
-        None to remove the aggregate. The next value is then added to a new initial aggregate.
+        Python functions can be used instead of SQL. They are called in the order of the records.
+        `initializer()` returns the initial aggregate, and `adder(aggregate, value)` returns the
+        aggregate after a record. Session windows also need `merger(earlier, later)`, which returns
+        the aggregate of two sessions that a record has joined. `returns` is the aggregate's type;
+        without it, an aggregate must be plain JSON data. `adder` may return None to remove the
+        aggregate. The next value is then added to a new initial aggregate.
         """
         if adder is None and (initializer is None or isinstance(initializer, Mapping)):
             if merger is not None or returns is not None:
@@ -357,12 +368,13 @@ class GroupedStream(Grouped[V]):
     ) -> Table[Any]:
         """Aggregate each group by a function that takes many values at once: `adder(aggregate, values)`.
 
-        This is faster than `aggregate` if a key has several records in a batch. `values` is a list of consecutive
-        values of a key, in the order of the records, and is never empty. Sluice decides which values a call gets, so
-        the aggregate must not depend on how the values are divided: `adder(adder(a, x), y)` must equal
-        `adder(a, x + y)`. If a later step needs the result after each record, as a join does, each call gets only one
-        value. If the function raises an error, it is called again with one value at a time, and only the records that
-        fail are rejected. Everything else is as in `aggregate`. Windows are not supported.
+        This is faster than `aggregate` if a key has several records in a batch. `values` is a list
+        of consecutive values of a key, in the order of the records, and is never empty. Sluice
+        decides which values a call gets, so the aggregate must not depend on how the values are
+        divided: `adder(adder(a, x), y)` must equal `adder(a, x + y)`. If a later step needs the
+        result after each record, as a join does, each call gets only one value. If the function
+        raises an error, it is called again with one value at a time, and only the records that fail
+        are rejected. Everything else is as in `aggregate`. Windows are not supported.
         """
         if self.window is not None:
             raise TopologyError(
@@ -414,7 +426,9 @@ class GroupedStream(Grouped[V]):
         return self._reduce(store, reducer, None, on_error)
 
     @overload
-    def cogroup(self, columns: Mapping[str, str] = ..., /, **named: str) -> CogroupedStreams[dict[str, Any]]: ...
+    def cogroup(
+        self, columns: Mapping[str, str] = ..., /, **named: str
+    ) -> CogroupedStreams[dict[str, Any]]: ...
     @overload
     def cogroup(self, adder: Callable[[R, V], R], /) -> CogroupedStreams[R]: ...
     @overload
@@ -447,9 +461,13 @@ class CogroupedStreams(Generic[R]):
         **named: str,
     ) -> CogroupedStreams[R]: ...
     @overload
-    def cogroup(self, other: GroupedStream[V], adder: Callable[[R, V], R], /) -> CogroupedStreams[R]: ...
+    def cogroup(
+        self, other: GroupedStream[V], adder: Callable[[R, V], R], /
+    ) -> CogroupedStreams[R]: ...
     @overload
-    def cogroup(self, other: GroupedStream[V], adder: Callable[[Key, R, V], R], /) -> CogroupedStreams[R]: ...
+    def cogroup(
+        self, other: GroupedStream[V], adder: Callable[[Key, R, V], R], /
+    ) -> CogroupedStreams[R]: ...
     def cogroup(
         self,
         other: GroupedStream[Any],
@@ -501,8 +519,9 @@ class CogroupedStreams(Generic[R]):
     ) -> Table[R]:
         """Aggregate the streams into a store.
 
-        Python functions need an `initializer()`, and for sessions a `merger(earlier, later)`; `returns` is the
-        aggregate's type. With SQL, the aggregate is an object with the columns of all streams.
+        Python functions need an `initializer()`, and for sessions a `merger(earlier, later)`;
+        `returns` is the aggregate's type. With SQL, the aggregate is an object with the columns of
+        all streams.
         """
         assert self._first is not None
         grouped: GroupedStream[Any] = self._window or self._first
@@ -530,10 +549,14 @@ class CogroupedStreams(Generic[R]):
     ) -> CogroupedStreams[Any]:
         step = "cogroup"
         where = f"{self.pipeline.name}: {step} at {source_line()}"
-        arguments.require_instance(where, grouped, GroupedStream, "a grouped stream, such as group_by makes")
+        arguments.require_instance(
+            where, grouped, GroupedStream, "a grouped stream, such as group_by makes"
+        )
         parent = grouped.parent
         if grouped.window is not None or self._window is not None:
-            raise TopologyError(f"{where}: the stream has a window.", next_step="Call windowed_by after cogroup.")
+            raise TopologyError(
+                f"{where}: the stream has a window.", next_step="Call windowed_by after cogroup."
+            )
         if grouped.by_window:
             require_plain_keys(where, [parent.node])
         if self._first is not None:
@@ -545,11 +568,15 @@ class CogroupedStreams(Generic[R]):
                 next_step="Give all streams SQL aggregates, or give all of them a function.",
             )
         if is_python and named:
-            raise TopologyError(f"{where} has both a Python function and SQL.", next_step="Use a store for each.")
+            raise TopologyError(
+                f"{where} has both a Python function and SQL.", next_step="Use a store for each."
+            )
         columns: dict[str, str] = {**(adder if isinstance(adder, Mapping) else {}), **named}
         called = None
         if is_python:
-            called = grouped._function(where, adder, "aggregate", "value", value_type=parent.contract)
+            called = grouped._function(
+                where, adder, "aggregate", "value", value_type=parent.contract
+            )
         elif not columns:
             raise TopologyError(
                 f"{where} needs at least one column, or a function adder(aggregate, value).",
@@ -573,7 +600,8 @@ class WindowedStream(GroupedStream[V]):
 class GroupedTable(Grouped[V]):
     """A table's rows grouped by a key.
 
-    When a row changes, its old value is subtracted from its old group, and its new value is added to its new group.
+    When a row changes, its old value is subtracted from its old group, and its new value is added
+    to its new group.
     """
 
     @overload
@@ -621,9 +649,10 @@ class GroupedTable(Grouped[V]):
     ) -> Table[Any]:
         """Aggregate each group into an object with a column for every SQL aggregate, such as `total="sum(amount)"`.
 
-        Columns can also be passed as one mapping, which allows any name. Python functions can be used instead of SQL.
-        `initializer()` returns the initial aggregate, `adder(aggregate, value)` the aggregate with a row's value, and
-        `subtractor(aggregate, value)` the aggregate without a row's old value.
+        Columns can also be passed as one mapping, which allows any name. Python functions can be
+        used instead of SQL. `initializer()` returns the initial aggregate, `adder(aggregate,
+        value)` the aggregate with a row's value, and `subtractor(aggregate, value)` the aggregate
+        without a row's old value.
         """
         has_functions = adder is not None or subtractor is not None
         if not has_functions and (initializer is None or isinstance(initializer, Mapping)):

@@ -1,9 +1,9 @@
 """Handles, through which authors see nodes. This module has what the handles of streams and tables have in common.
 
-Every Python function is called with the record's value, or with key and value if it takes two arguments. An aggregating
-function also takes the current aggregate, before the value. The value is an instance of the type that the stream
-declares. A value made by SQL (`select`, `join`) has no declared type: it is plain JSON data, such as a dict, a list, a
-str or a number.
+Every Python function is called with the record's value, or with key and value if it takes two
+arguments. An aggregating function also takes the current aggregate, before the value. The value is
+an instance of the type that the stream declares. A value made by SQL (`select`, `join`) has no
+declared type: it is plain JSON data, such as a dict, a list, a str or a number.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ class Handle(Generic[V]):
                 next_step="Make both with the methods of one Pipeline.",
             )
 
-    def _result_shape(self, step: str, returns: Contract | None, argument: str = "returns") -> Shape:
+    def _result_shape(
+        self, step: str, returns: Contract | None, argument: str = "returns"
+    ) -> Shape:
         """The shape of a function's result. Raises TopologyError if `returns` is not a type that values can have."""
         try:
             return shape_of(returns)
@@ -152,7 +154,9 @@ class Handle(Generic[V]):
         readable, computed = self.fields | self.metadata, types_after(self.node)
         return {name: kind or computed.get(name, "") for name, kind in readable.items()}
 
-    def _expiry(self, step: str, at: str | None, after: Duration | None, clock: ExpiryClock) -> Expiry | None:
+    def _expiry(
+        self, step: str, at: str | None, after: Duration | None, clock: ExpiryClock
+    ) -> Expiry | None:
         """When the rows of a table of these records expire; None if they do not."""
         if at is not None:
             self._require_expression(at, step)
@@ -173,7 +177,9 @@ class Handle(Generic[V]):
                 (str, Mapping),
                 "the name of a field (str), or a mapping",
             )
-            columns |= names if isinstance(names, Mapping) else {names: parsed_expression.reference(names)}
+            columns |= (
+                names if isinstance(names, Mapping) else {names: parsed_expression.reference(names)}
+            )
         if not columns.keys() - {"_key", "_timestamp"}:
             raise TopologyError(
                 f"{self._where(step)} needs at least one column for the new value.",
@@ -222,7 +228,9 @@ class Handle(Generic[V]):
         for name in columns:
             arguments.require_instance(self._where(step), name, str, "the name of a column (str)")
             if not name:
-                raise TopologyError(f"{self._where(step)}: a column has no name.", next_step="Name each column.")
+                raise TopologyError(
+                    f"{self._where(step)}: a column has no name.", next_step="Name each column."
+                )
             # UTF-8 has no surrogates, so neither Kafka nor a database could store the name.
             if any(unicodedata.category(sign) == "Cs" for sign in name):
                 raise TopologyError(
@@ -267,7 +275,9 @@ class Handle(Generic[V]):
             topic=to,
             encode=encode,
             encode_key=key,
-            partition=None if partition is None else with_key(f"{where}: partition", partition, "value"),
+            partition=None
+            if partition is None
+            else with_key(f"{where}: partition", partition, "value"),
             **options,
         )
 
@@ -299,7 +309,13 @@ class Handle(Generic[V]):
         cycle: bool = False,
     ) -> None:
         where = self._where(f"to({table.name!r})")
-        is_of_topic = value is not None or key is not None or delivery != "exactly_once" or emit != "every" or cycle
+        is_of_topic = (
+            value is not None
+            or key is not None
+            or delivery != "exactly_once"
+            or emit != "every"
+            or cycle
+        )
         if is_of_topic:
             raise TopologyError(
                 f"{where}: value=, key=, partition=, delivery=, emit= and cycle= are for topics.",
@@ -336,8 +352,8 @@ class Handle(Generic[V]):
                 next_step="Give the key's column another name.",
             )
         names_checked: Iterable[str] = self.fields
-        # In a Delta table, nested fields keep their names, so these are checked, too. PostgreSQL gets
-        # nested values as JSON.
+        # In a Delta table, nested fields keep their names, so these are checked, too. PostgreSQL
+        # gets nested values as JSON.
         if isinstance(table, DeltaTable):
             names_checked = parsed_expression.names_within(self.fields)
         for name in names_checked:
@@ -387,7 +403,11 @@ class Handle(Generic[V]):
                 f"{where}: the serde of {serde.name} has no encode function.",
                 next_step="Give a Serde with encode=, or leave value= out to write JSON.",
             )
-        if serde.encode is encode_debezium and self.shape.kind and not {"kind", "old", "new"} <= self.fields.keys():
+        if (
+            serde.encode is encode_debezium
+            and self.shape.kind
+            and not {"kind", "old", "new"} <= self.fields.keys()
+        ):
             raise TopologyError(
                 f"{where}: value=debezium(...) writes changes, but the values have no kind, old and new.",
                 next_step="Write the changes of a table: table.changes().to(...).",

@@ -125,8 +125,8 @@ class SelectKey(Node):
 class Apply(Node):
     """Calls a Python function with key and value.
 
-    `gives` is the kind of its result: a `value`, many `values`, a `key`, a `record` (key and value), many `records`, a
-    `condition`, or `nothing`.
+    `gives` is the kind of its result: a `value`, many `values`, a `key`, a `record` (key and
+    value), many `records`, a `condition`, or `nothing`.
     """
 
     parent: Node
@@ -200,8 +200,8 @@ class ToTable(Node):
     def has_rows_of_records(self) -> bool:
         """Whether the table's changes are exactly the stream's records.
 
-        If they are, later steps read the stream's records. The table's operator is needed only for the
-        table's store, and for steps that need the old values of rows.
+        If they are, later steps read the stream's records. The table's operator is needed only for
+        the table's store, and for steps that need the old values of rows.
         """
         return self.history_ms is None and self.expiry is None
 
@@ -280,9 +280,10 @@ class Cogroup(Aggregate):
 class Suppress(Node):
     """Holds a table's results back: until their window closes, or until `limit_ms` after a key's first update.
 
-    `until` is `window_close` for the method `suppress_until_window_closes`, and `window_final` for an
-    aggregate with `emit="window_close"`. Only the headers of results differ: with `window_close`, a result has the
-    headers of the window's last update, and with `window_final` those of the record that closes the window.
+    `until` is `window_close` for the method `suppress_until_window_closes`, and `window_final` for
+    an aggregate with `emit="window_close"`. Only the headers of results differ: with
+    `window_close`, a result has the headers of the window's last update, and with `window_final`
+    those of the record that closes the window.
     """
 
     parent: Node
@@ -300,7 +301,8 @@ class Suppress(Node):
 class Join(Node):
     """A join by key of two streams within a `window`, of a stream with a table, or of two tables.
 
-    `on` is the expression for the key to look up in a global table, or for a foreign key into another table.
+    `on` is the expression for the key to look up in a global table, or for a foreign key into
+    another table.
     """
 
     left: Node
@@ -348,8 +350,8 @@ class Branch(Node):
 class StreamOperator(Node):
     """Base of the steps that keep a state for each key of a stream, and pass on records with unchanged fields.
 
-    A subclass needs no other code in `topology` than its method in `streams`. `action_of` in `plan/operator_actions.py`
-    gives its operator.
+    A subclass needs no other code in `topology` than its method in `streams`. `action_of` in
+    `plan/operator_actions.py` gives its operator.
     """
 
     parent: Node
@@ -549,7 +551,8 @@ def known_name(node: Node) -> str:
     names = [
         step.name
         for step in upstream(node)
-        if isinstance(step, Source | Aggregate) or (isinstance(step, ToTable) and step.store is not None)
+        if isinstance(step, Source | Aggregate)
+        or (isinstance(step, ToTable) and step.store is not None)
     ]
     return names[0]
 
@@ -562,7 +565,8 @@ def upstream(node: Node) -> tuple[Node, ...]:
         current = waiting.pop()
         if current not in visited:
             visited[current] = None
-            # The loop takes the list's last node next, so the inputs are reversed to visit the first input first.
+            # The loop takes the list's last node next, so the inputs are reversed to visit the
+            # first input first.
             waiting += reversed(parents(current))
     return tuple(visited)
 
@@ -570,7 +574,9 @@ def upstream(node: Node) -> tuple[Node, ...]:
 def follows_state(node: Node) -> bool:
     """Whether a stateful step has computed the records of a stream."""
     steps = upstream(node)
-    return any(isinstance(step, StreamOperator | Join | Process) or is_table(step) for step in steps)
+    return any(
+        isinstance(step, StreamOperator | Join | Process) or is_table(step) for step in steps
+    )
 
 
 def sources_of(node: Node) -> tuple[Source, ...]:

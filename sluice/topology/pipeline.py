@@ -61,33 +61,36 @@ def pipelines_made_by(file: Path) -> Iterator[list[Pipeline]]:
 class Pipeline(Graph):
     """A named topology. `workers` is the number of workers that share the keys. The DAG in Airflow has the same name.
 
-    `zone` is the time zone of event times without a time zone. A record whose event time is more than `max_future_skew`
-    ahead of the clock becomes a dead letter, so that one producer's wrong clock cannot close the windows of all keys.
-    By default, a window closes when the stream time of every partition has reached the window's end plus grace. With
-    `idle_timeout`, a partition that has had no record for this duration no longer delays the closing of windows. By
-    default, only records advance stream time. With `advance_when_idle`, a step's stream time advances with the clock
-    once all topics that the step reads have had no record for this duration, so that windows close and time limits pass
-    without records.
+    `zone` is the time zone of event times without a time zone. A record whose event time is more
+    than `max_future_skew` ahead of the clock becomes a dead letter, so that one producer's wrong
+    clock cannot close the windows of all keys. By default, a window closes when the stream time of
+    every partition has reached the window's end plus grace. With `idle_timeout`, a partition that
+    has had no record for this duration no longer delays the closing of windows. By default, only
+    records advance stream time. With `advance_when_idle`, a step's stream time advances with the
+    clock once all topics that the step reads have had no record for this duration, so that windows
+    close and time limits pass without records.
 
-    A run ends when it has read all records. With `linger`, the run first waits for new records, and processes them at
-    once; it ends when no record has come for this duration. While a run waits, Spark does not have to start again for
-    new records, so their results are published within seconds.
+    A run ends when it has read all records. With `linger`, the run first waits for new records, and
+    processes them at once; it ends when no record has come for this duration. While a run waits,
+    Spark does not have to start again for new records, so their results are published within
+    seconds.
 
-    `on_error` is the policy for a record that cannot be read, processed or written; sources, steps, stores and sinks
-    can override it. `dead_letter` writes the record to the topic `{name}_dead_letters` with the reason, `skip` only
-    counts the record, and `fail` ends the run before anything from the record's batch is published. A run also fails if
-    a step fails for more than `max_failures` records of a batch, or if more than `max_rejected` records of a batch
-    cannot be read. Each limit is a number of records, or a share of the records read. A share ends
-    a run only if at least 100 records of the batch are rejected, so that a single wrong record does
-    not stop a pipeline whose batches are small. If neither limit is exceeded, the run goes on; but
-    if at least ten records, and more than 5 % of the batch's records, are rejected, the pipeline is
+    `on_error` is the policy for a record that cannot be read, processed or written; sources, steps,
+    stores and sinks can override it. `dead_letter` writes the record to the topic
+    `{name}_dead_letters` with the reason, `skip` only counts the record, and `fail` ends the run
+    before anything from the record's batch is published. A run also fails if a step fails for more
+    than `max_failures` records of a batch, or if more than `max_rejected` records of a batch cannot
+    be read. Each limit is a number of records, or a share of the records read. A share ends a run
+    only if at least 100 records of the batch are rejected, so that a single wrong record does not
+    stop a pipeline whose batches are small. If neither limit is exceeded, the run goes on; but if
+    at least ten records, and more than 5 % of the batch's records, are rejected, the pipeline is
     shown as degraded.
 
-    `schedule` says when Airflow runs the pipeline. `"on_records"`: when its topics have unread records; the starts of
-    two such runs are at least `min_interval` apart. `"continuous"`: again as soon as a run has ended. A cron
-    expression: at the times that the expression names. None: only when somebody triggers the DAG. With `deadline`,
-    Airflow raises an alert if a run has not ended within this time after it was queued, and the newest snapshot is
-    older than this time.
+    `schedule` says when Airflow runs the pipeline. `"on_records"`: when its topics have unread
+    records; the starts of two such runs are at least `min_interval` apart. `"continuous"`: again as
+    soon as a run has ended. A cron expression: at the times that the expression names. None: only
+    when somebody triggers the DAG. With `deadline`, Airflow raises an alert if a run has not ended
+    within this time after it was queued, and the newest snapshot is older than this time.
     """
 
     def __init__(
@@ -121,7 +124,9 @@ class Pipeline(Graph):
         self.zone = zone
         self.max_future_skew_ms = milliseconds(max_future_skew)
         self.idle_timeout_ms = None if idle_timeout is None else milliseconds(idle_timeout)
-        self.advance_when_idle_ms = None if advance_when_idle is None else milliseconds(advance_when_idle)
+        self.advance_when_idle_ms = (
+            None if advance_when_idle is None else milliseconds(advance_when_idle)
+        )
         self.linger_ms = milliseconds(linger)
         arguments.require_at_least(where, "linger", self.linger_ms, 0)
         arguments.require_at_least(where, "max_future_skew", self.max_future_skew_ms, 0)
@@ -151,7 +156,9 @@ class Pipeline(Graph):
 
     def require_streams(self) -> None:
         """Raise TopologyError if the pipeline reads no stream, because then no topic would ever start a run."""
-        if not any(isinstance(node, nodes.Source) and node.kind != "global_table" for node in self.nodes):
+        if not any(
+            isinstance(node, nodes.Source) and node.kind != "global_table" for node in self.nodes
+        ):
             reads = "reads only global tables" if self.nodes else "reads nothing"
             raise TopologyError(
                 f"{self.name} at {self.at} {reads}.",
@@ -196,25 +203,27 @@ class Pipeline(Graph):
     ) -> Stream[V]:
         """Read a topic, or several topics with values of one type, as a stream.
 
-        With several topics, the column `_topic` in SQL expressions is the name of the topic from which a record comes.
-        A pattern, such as `re.compile("sales_.*")`, means all topics whose whole name matches it. Each run looks for
-        matching topics when it begins, and reads a new topic from the topic's beginning. If a run finds more than
-        `max_topics` topics, by default 100, it stops with an error.
+        With several topics, the column `_topic` in SQL expressions is the name of the topic from
+        which a record comes. A pattern, such as `re.compile("sales_.*")`, means all topics whose
+        whole name matches it. Each run looks for matching topics when it begins, and reads a new
+        topic from the topic's beginning. If a run finds more than `max_topics` topics, by default
+        100, it stops with an error.
 
-        `value` is the values' type: a Struct for JSON, `str` for plain text, or a Serde. `key` is the field that holds
-        the record's key, a list of fields that make up the key, or a function from the bytes of the Kafka key to text
-        (default: the Kafka key as text). `event_time` is the field that holds the event time (default: the Kafka
-        timestamp), or `WALL_CLOCK` for the time of processing: all records of a batch get the time at which the batch
-        began. A rebuild gives the records the same times again. `invalid_time` is the policy for a record without a
+        `value` is the values' type: a Struct for JSON, `str` for plain text, or a Serde. `key` is
+        the field that holds the record's key, a list of fields that make up the key, or a function
+        from the bytes of the Kafka key to text (default: the Kafka key as text). `event_time` is
+        the field that holds the event time (default: the Kafka timestamp), or `WALL_CLOCK` for the
+        time of processing: all records of a batch get the time at which the batch began. A rebuild
+        gives the records the same times again. `invalid_time` is the policy for a record without a
         valid event time: one of the `on_error` policies, or "clock" to use the time of processing.
 
-        If the field with the event time is an int, declare its unit with `epoch_ms("field")`, `epoch_s("field")` or
-        `epoch_us("field")`. Without a declaration, the number is read as milliseconds since 1970, like Kafka's
-        timestamps. If the number, read in this way, is a time before March 1973, the time is invalid, because the
-        number is more likely to be in seconds.
+        If the field with the event time is an int, declare its unit with `epoch_ms("field")`,
+        `epoch_s("field")` or `epoch_us("field")`. Without a declaration, the number is read as
+        milliseconds since 1970, like Kafka's timestamps. If the number, read in this way, is a time
+        before March 1973, the time is invalid, because the number is more likely to be in seconds.
 
-        By default, a record with a null value becomes a dead letter. `nulls="keep"` passes it on, and Python functions
-        get None as its value.
+        By default, a record with a null value becomes a dead letter. `nulls="keep"` passes it on,
+        and Python functions get None as its value.
         """
         if not isinstance(topic, str | re.Pattern):
             options: Any = {
@@ -229,7 +238,10 @@ class Pipeline(Graph):
             _refuse_most_topics(where, max_topics)
             arguments.require_instance(where, topic, Sequence, "a topic, or a list of topics")
             if not topic:
-                raise TopologyError(f"{where}: there is no topic to read.", next_step="Name a topic, or list several.")
+                raise TopologyError(
+                    f"{where}: there is no topic to read.",
+                    next_step="Name a topic, or list several.",
+                )
             for name in topic:
                 arguments.require_instance(where, name, str, "the name of a topic (str)")
             first, *others = (self.stream(name, **options) for name in topic)
@@ -262,18 +274,19 @@ class Pipeline(Graph):
     ) -> Table[V]:
         """Read a topic as a table: the latest value of each key, by offset. A null value deletes the key's row.
 
-        If `key` is a field or a list of fields, the Kafka key of a record with a null value says which row the record
-        deletes. The store has the topic's name unless `store` names it.
+        If `key` is a field or a list of fields, the Kafka key of a record with a null value says
+        which row the record deletes. The store has the topic's name unless `store` names it.
 
-        With `versioned`, a duration, the table has for each key the value with the latest event time, and keeps the
-        key's earlier values for this duration. In a join with a stream, each record of the stream gets the value as of
-        the record's own time.
+        With `versioned`, a duration, the table has for each key the value with the latest event
+        time, and keeps the key's earlier values for this duration. In a join with a stream, each
+        record of the stream gets the value as of the record's own time.
 
-        With `expires_at`, an SQL expression, a row expires at the time that the expression gives. With `expires_after`,
-        a duration, a row expires this long after the event time of the row's record. An expired row is deleted, and
-        later steps see a deletion. By default, a row expires when the stream time of the table's records reaches the
-        row's expiry time. With `expiry_clock="wall"`, a row expires in the first batch that begins after its expiry
-        time, and Airflow starts a run for this batch.
+        With `expires_at`, an SQL expression, a row expires at the time that the expression gives.
+        With `expires_after`, a duration, a row expires this long after the event time of the row's
+        record. An expired row is deleted, and later steps see a deletion. By default, a row expires
+        when the stream time of the table's records reaches the row's expiry time. With
+        `expiry_clock="wall"`, a row expires in the first batch that begins after its expiry time,
+        and Airflow starts a run for this batch.
         """
         source = self._source(topic, "table", value, key, nulls="keep", on_error=on_error)
         step = f"table {topic!r}"
@@ -305,8 +318,8 @@ class Pipeline(Graph):
     ) -> GlobalTable[V]:
         """Read a topic as a table of which every worker has all rows.
 
-        The store has the topic's name unless `store` names it. Streams can join the table by any key, and processors
-        can read it (`process(tables=...)`).
+        The store has the topic's name unless `store` names it. Streams can join the table by any
+        key, and processors can read it (`process(tables=...)`).
         """
         source = self._source(
             topic,
@@ -378,8 +391,8 @@ class Pipeline(Graph):
                 )
         if time_field is not None and not is_timed_by_clock:
             _require_time(where, event_time, fields[time_field])
-        # No field can have a reserved name, because expressions read the record's metadata under the
-        # reserved names.
+        # No field can have a reserved name, because expressions read the record's metadata under
+        # the reserved names.
         if reserved := fields.keys() & RESERVED_NAMES:
             raise TopologyError(
                 f"{where}: the names {', '.join(sorted(reserved))} are reserved by Sluice.",

@@ -23,8 +23,9 @@ Contract: TypeAlias = type | UnionType
 class Serde(Generic[V]):
     """A format of values of type `contract`. By default, values are JSON, and a str or bytes are written as they are.
 
-    For a source, `decode` converts the bytes of a record's value to a value of the type; if it raises an error,
-    `on_error` decides what happens to the record. For an output, `encode` converts a value to bytes.
+    For a source, `decode` converts the bytes of a record's value to a value of the type; if it
+    raises an error, `on_error` decides what happens to the record. For an output, `encode` converts
+    a value to bytes.
     """
 
     contract: type[V] | UnionType
@@ -53,9 +54,9 @@ or of models, `str`, `bytes`, `Any` for JSON of any form, or a Serde."""
 def debezium(changes: type[Change[V]]) -> Serde[Change[V]]:
     """A serde of changes in Debezium's JSON, with or without its schema.
 
-    `changes` is a class for the type of the rows, such as `class ShopChange(Change[Shop]): pass`. Rows are decoded like
-    the values of other topics. Values are written without the schema. `old` is None if the database sends only the key
-    of the old row, or too few columns for the type.
+    `changes` is a class for the type of the rows, such as `class ShopChange(Change[Shop]): pass`.
+    Rows are decoded like the values of other topics. Values are written without the schema. `old`
+    is None if the database sends only the key of the old row, or too few columns for the type.
     """
     if not (isinstance(changes, type) and issubclass(changes, Change)):
         raise TopologyError(

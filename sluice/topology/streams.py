@@ -77,12 +77,14 @@ class Stream(Handle[V]):
     ) -> None:
         """Write every record to a topic, the key as text and the value as JSON, or to a table outside Kafka.
 
-        `topic` is a topic's name, a `PostgresTable` or a `DeltaTable`. `value=str` writes a value that is a str as
-        plain text; a Serde encodes values with its `encode`. `key` is a function that encodes the key. `partition` is a
-        function from the value, or from key and value, to the number of the record's partition, which is taken modulo
-        the topic's number of partitions; by default, it is Kafka's hash of the key, as in Java. `cycle=True` allows a
-        topic that the pipeline itself reads: a later batch reads the written records. `on_error` applies to records
-        that cannot be encoded, that the topic does not accept, or that do not fit the table.
+        `topic` is a topic's name, a `PostgresTable` or a `DeltaTable`. `value=str` writes a value
+        that is a str as plain text; a Serde encodes values with its `encode`. `key` is a function
+        that encodes the key. `partition` is a function from the value, or from key and value, to
+        the number of the record's partition, which is taken modulo the topic's number of
+        partitions; by default, it is Kafka's hash of the key, as in Java. `cycle=True` allows a
+        topic that the pipeline itself reads: a later batch reads the written records. `on_error`
+        applies to records that cannot be encoded, that the topic does not accept, or that do not
+        fit the table.
         """
         self._sink(topic, value, key, partition, delivery=delivery, cycle=cycle, on_error=on_error)
 
@@ -98,10 +100,13 @@ class Stream(Handle[V]):
     ) -> Stream[V]:
         """Write every record to `topic`, as `to` does, and return the stream of these records.
 
-        Unlike in Kafka Streams, the pipeline does not read the records back from the topic, because it does not need
-        the topic to divide records by key. Records that other programs write to the topic are not in the stream.
+        Unlike in Kafka Streams, the pipeline does not read the records back from the topic, because
+        it does not need the topic to divide records by key. Records that other programs write to
+        the topic are not in the stream.
         """
-        self.to(topic, value=value, key=key, partition=partition, delivery=delivery, on_error=on_error)
+        self.to(
+            topic, value=value, key=key, partition=partition, delivery=delivery, on_error=on_error
+        )
         return self
 
     def route(
@@ -117,10 +122,10 @@ class Stream(Handle[V]):
     ) -> None:
         """Write each record to one of the topics in `topics`; `topic` gives the topic's name for each record.
 
-        `topic` is an SQL expression or a Python function. The function is called several times for each record, so it
-        must always give the same name for the same record. If `topic` gives no name for a record, or a name that is not
-        in `topics`, `on_error` decides what happens to the record; by default, it becomes a dead letter. The other
-        options are the same as in `to`.
+        `topic` is an SQL expression or a Python function. The function is called several times for
+        each record, so it must always give the same name for the same record. If `topic` gives no
+        name for a record, or a name that is not in `topics`, `on_error` decides what happens to the
+        record; by default, it becomes a dead letter. The other options are the same as in `to`.
         """
         where = self._where("route")
         if isinstance(topics, str) or not topics:
@@ -175,7 +180,9 @@ class Stream(Handle[V]):
         if not isinstance(where, str):
             return self._apply("filter", where, "condition", on_error=on_error)
         self._require_expression(where, "filter", "condition")
-        return self._next(self.pipeline.add(nodes.Filter, parent=self.node, where=where, on_error=on_error))
+        return self._next(
+            self.pipeline.add(nodes.Filter, parent=self.node, where=where, on_error=on_error)
+        )
 
     @overload
     def filter_not(
@@ -208,10 +215,10 @@ class Stream(Handle[V]):
     ) -> Stream[dict[str, Any]]:
         """Build a new value from the picked fields and from columns `name="SQL expression"`.
 
-        A mapping in place of an expression makes a nested object: `shop={"id": "store_id", "city": "address.city"}`.
-        All columns can also be passed as one mapping from name to expression. A column `_key` becomes the record's key,
-        and a column `_timestamp` its time, as with `with_time`. `_headers={"trace": "trace_id"}` sets headers, as
-        `with_headers` does.
+        A mapping in place of an expression makes a nested object: `shop={"id": "store_id", "city":
+        "address.city"}`. All columns can also be passed as one mapping from name to expression. A
+        column `_key` becomes the record's key, and a column `_timestamp` its time, as with
+        `with_time`. `_headers={"trace": "trace_id"}` sets headers, as `with_headers` does.
         """
         columns, types = self._columns("select", picked, named)
         key, time = columns.pop("_key", None), columns.pop("_timestamp", None)
@@ -248,21 +255,24 @@ class Stream(Handle[V]):
     def with_time(self, time: str, *, on_error: OnError | None = None) -> Stream[V]:
         """Give each record the time of an SQL expression of type TIMESTAMP, to the millisecond.
 
-        Windows, joins and stream time after this step use the new time, and output records have it as their timestamp.
-        If the time is null or before 1970, `on_error` decides what happens to the record. As in Kafka Streams, a time
-        in the future is valid, so a single wrong time can close all windows. After this step, as after a processor,
-        expressions cannot read `_headers` and `_topic`.
+        Windows, joins and stream time after this step use the new time, and output records have it
+        as their timestamp. If the time is null or before 1970, `on_error` decides what happens to
+        the record. As in Kafka Streams, a time in the future is valid, so a single wrong time can
+        close all windows. After this step, as after a processor, expressions cannot read `_headers`
+        and `_topic`.
         """
         self._require_expression(time, "with_time")
         return self._set_metadata(time, {}, on_error)
 
-    def with_headers(self, headers: Mapping[str, str], *, on_error: OnError | None = None) -> Stream[V]:
+    def with_headers(
+        self, headers: Mapping[str, str], *, on_error: OnError | None = None
+    ) -> Stream[V]:
         """Set headers of each record. `headers` maps names to SQL expressions of type STRING or BINARY.
 
-        For example, `{"trace": "trace_id"}` sets the header `trace` to the value's field `trace_id`. A new header
-        replaces all earlier headers of the same name. If the expression is null, the earlier headers of this name are
-        removed. Headers with other names stay. After this step, as after a processor, expressions cannot read
-        `_headers` and `_topic`.
+        For example, `{"trace": "trace_id"}` sets the header `trace` to the value's field
+        `trace_id`. A new header replaces all earlier headers of the same name. If the expression is
+        null, the earlier headers of this name are removed. Headers with other names stay. After
+        this step, as after a processor, expressions cannot read `_headers` and `_topic`.
         """
         texts = self._header_texts("with_headers", headers)
         if not texts:
@@ -352,9 +362,10 @@ class Stream(Handle[V]):
     ) -> Stream[Any]:
         """Replace the value with the result of a Python function or an SQL expression; keep the key.
 
-        `returns` is the type of the function's result. Without it, later functions receive plain JSON data, and later
-        SQL cannot read fields. If an expression makes an object, such as `lines[0]`, later SQL reads its fields. A
-        value that is not an object is named `value` in SQL.
+        `returns` is the type of the function's result. Without it, later functions receive plain
+        JSON data, and later SQL cannot read fields. If an expression makes an object, such as
+        `lines[0]`, later SQL reads its fields. A value that is not an object is named `value` in
+        SQL.
         """
         if not isinstance(function, str):
             shape = self._result_shape("map_values", returns)
@@ -400,14 +411,15 @@ class Stream(Handle[V]):
     ) -> Stream[R]:
         """Replace the values with the results of a function that takes up to `size` values at once; keep the keys.
 
-        `function` takes a list of values and returns a list with one result per value, in the order of the values. With
-        `takes="table"`, it takes a `pyarrow.RecordBatch` with a column for each field of the values, and may return a
-        list or a table. `returns` is the type of one result. If the number of results is not the number of values, the
-        run ends. A null value stays null.
+        `function` takes a list of values and returns a list with one result per value, in the order
+        of the values. With `takes="table"`, it takes a `pyarrow.RecordBatch` with a column for each
+        field of the values, and may return a list or a table. `returns` is the type of one result.
+        If the number of results is not the number of values, the run ends. A null value stays null.
 
-        Sluice decides which values a call gets, so the result for a value must not depend on the call's other values.
-        If the function raises an error, it is called again with smaller and smaller parts of the values, until the
-        values that fail are found. Only the records of these values are rejected.
+        Sluice decides which values a call gets, so the result for a value must not depend on the
+        call's other values. If the function raises an error, it is called again with smaller and
+        smaller parts of the values, until the values that fail are found. Only the records of these
+        values are rejected.
         """
         where = self._where("map_batch")
         require_callable(where, function, "values")
@@ -459,7 +471,8 @@ class Stream(Handle[V]):
     @overload
     def call(
         self,
-        function: Callable[[list[V]], Awaitable[Sequence[R | None]]] | Callable[[list[V]], Sequence[R | None]],
+        function: Callable[[list[V]], Awaitable[Sequence[R | None]]]
+        | Callable[[list[V]], Sequence[R | None]],
         *,
         returns: type[R],
         size: int,
@@ -489,19 +502,21 @@ class Stream(Handle[V]):
     ) -> Stream[R]:
         """Replace the value with the result of a function that calls a service, such as a model.
 
-        The function, async or not, takes the value, or key and value. With `size`, it takes a list of up to `size`
-        values, and returns a list with one result per value. Each worker makes up to `concurrency` calls at the same
-        time, and keeps the order of the records. A call that takes longer than `timeout`, or raises an error, is
-        repeated up to `retries` times. The wait before the first repetition is `backoff`; each further wait is twice as
-        long as the one before, but at most a minute. If the last repetition fails, too, the record gets the value
-        `otherwise`. Without `otherwise`, `on_error` decides what happens to the record. For a null value, the function
-        is not called, and the value stays null.
+        The function, async or not, takes the value, or key and value. With `size`, it takes a list
+        of up to `size` values, and returns a list with one result per value. Each worker makes up
+        to `concurrency` calls at the same time, and keeps the order of the records. A call that
+        takes longer than `timeout`, or raises an error, is repeated up to `retries` times. The wait
+        before the first repetition is `backoff`; each further wait is twice as long as the one
+        before, but at most a minute. If the last repetition fails, too, the record gets the value
+        `otherwise`. Without `otherwise`, `on_error` decides what happens to the record. For a null
+        value, the function is not called, and the value stays null.
 
-        The answers are recorded with the state, under the name `answers` (by default, the function's name), and kept
-        for the time `keep`. A batch that is repeated after a crash, and a rebuild, use the recorded answers, so each
-        record has only one answer. After a crash, only calls whose answers were not recorded are made again. With
-        `keep=None`, no answers are recorded. To make the calls for all records again, set `answers` to another name,
-        and rebuild the pipeline.
+        The answers are recorded with the state, under the name `answers` (by default, the
+        function's name), and kept for the time `keep`. A batch that is repeated after a crash, and
+        a rebuild, use the recorded answers, so each record has only one answer. After a crash, only
+        calls whose answers were not recorded are made again. With `keep=None`, no answers are
+        recorded. To make the calls for all records again, set `answers` to another name, and
+        rebuild the pipeline.
         """
         where = self._where("call")
         if size is None:
@@ -552,21 +567,24 @@ class Stream(Handle[V]):
     ) -> Stream[dict[str, Any]]:
         """Look each record up in a table of a database.
 
-        The new value has the field `left`, with the record's value, and the field `right`, with the table's row.
-        `connection` is the name of an Airflow connection. Without Airflow, Sluice reads the database's URL from the
-        environment variable `SLUICE_CONNECTION_NAME`, where `NAME` is the connection's name in capital letters. `key`
-        is an SQL expression for the key to look up. `column` is the table's column with the keys, which must be unique;
-        without `column`, `key` must be a field, and the column has the field's name. `returns` is a Struct whose fields
-        are the columns to read.
+        The new value has the field `left`, with the record's value, and the field `right`, with the
+        table's row. `connection` is the name of an Airflow connection. Without Airflow, Sluice
+        reads the database's URL from the environment variable `SLUICE_CONNECTION_NAME`, where
+        `NAME` is the connection's name in capital letters. `key` is an SQL expression for the key
+        to look up. `column` is the table's column with the keys, which must be unique; without
+        `column`, `key` must be a field, and the column has the field's name. `returns` is a Struct
+        whose fields are the columns to read.
 
-        Sluice reads the rows of many records in one statement, and keeps up to `cache` rows in memory for the time
-        `staleness`. If the table has no row for a record, or the record's key is null, `right` is null. With
-        `on_missing="drop"`, such a record is dropped. With `on_missing="error"`, `on_error` decides what happens to it.
-        A record with a null value is always dropped. A read that fails, or takes longer than `timeout`, is repeated up
-        to `retries` times. If the last repetition fails, too, the run ends.
+        Sluice reads the rows of many records in one statement, and keeps up to `cache` rows in
+        memory for the time `staleness`. If the table has no row for a record, or the record's key
+        is null, `right` is null. With `on_missing="drop"`, such a record is dropped. With
+        `on_missing="error"`, `on_error` decides what happens to it. A record with a null value is
+        always dropped. A read that fails, or takes longer than `timeout`, is repeated up to
+        `retries` times. If the last repetition fails, too, the run ends.
 
-        Rows are recorded like the answers of `call`, under the name `answers` (by default, the table's name). So in a
-        repeated batch or a rebuild, a record gets the row that it got when it was first processed.
+        Rows are recorded like the answers of `call`, under the name `answers` (by default, the
+        table's name). So in a repeated batch or a rebuild, a record gets the row that it got when
+        it was first processed.
         """
         where = self._where("lookup")
         self._require_expression(key, "lookup", "key or null")
@@ -581,8 +599,8 @@ class Stream(Handle[V]):
         )  # fmt: skip
         arguments.require_choice(where, "on_missing", on_missing, OnMissing)
         require_whole(where, "retries", retries, 0)
-        # A read that has run out of time keeps its thread, and each repetition needs another thread, so
-        # one look-up takes up to `retries + 1` threads.
+        # A read that has run out of time keeps its thread, and each repetition needs another
+        # thread, so one look-up takes up to `retries + 1` threads.
         policy = call_policy(
             where, concurrency=retries + 1, timeout=timeout, retries=retries, backoff=backoff, keep=keep
         )  # fmt: skip
@@ -617,9 +635,10 @@ class Stream(Handle[V]):
     def transform(self, function: Function, *, returns: type[R]) -> Stream[R]:
         """Replace the value with columns that `function(frame)` computes on a Spark DataFrame of the value's fields.
 
-        `returns` is a Struct with the names and types of the columns. The function must not add, drop or reorder rows,
-        nor change the column `_row`. The frame also has rows for records that were filtered out before; all fields of
-        these rows are null. An error in the function ends the run.
+        `returns` is a Struct with the names and types of the columns. The function must not add,
+        drop or reorder rows, nor change the column `_row`. The frame also has rows for records that
+        were filtered out before; all fields of these rows are null. An error in the function ends
+        the run.
         """
         require_callable(self._where("transform"), function, "frame")
         shape = self._result_shape("transform", returns)
@@ -728,8 +747,8 @@ class Stream(Handle[V]):
     ) -> Stream[Any]:
         """Emit a record for each element of an SQL array, or each item that a Python function returns. The key stays.
 
-        If an element is a struct, later SQL reads its fields; any other element is named `value` in SQL. `returns` is
-        the type of the items that the function returns.
+        If an element is a struct, later SQL reads its fields; any other element is named `value` in
+        SQL. `returns` is the type of the items that the function returns.
         """
         if not isinstance(items, str):
             shape = self._result_shape("flat_map_values", returns)
@@ -786,8 +805,8 @@ class Stream(Handle[V]):
     ) -> Stream[Any]:
         """Emit a record for each pair of key and value that a Python function returns; `returns` is the values' type.
 
-        An SQL expression must be an array of structs with the fields `key` and `value`. If the values are structs,
-        later SQL reads their fields.
+        An SQL expression must be an array of structs with the fields `key` and `value`. If the
+        values are structs, later SQL reads their fields.
         """
         if not isinstance(items, str):
             shape = self._result_shape("flat_map", returns)
@@ -797,7 +816,9 @@ class Stream(Handle[V]):
         shape = shape_of_elements(items, self._types())
         if shape.scalar and not shape.kind:
             shape = Shape({"key": "", "value": ""})
-        if missing := [name for name in ("key", "value") if name not in shape.fields or shape.scalar]:
+        if missing := [
+            name for name in ("key", "value") if name not in shape.fields or shape.scalar
+        ]:
             raise TopologyError(
                 f"{self._where('flat_map')}: the elements of {items!r} have no field {missing[0]}.",
                 next_step="Make structs with the fields key and value: struct(... AS key, ... AS value).",
@@ -819,7 +840,9 @@ class Stream(Handle[V]):
         *,
         on_error: OnError | None = None,
     ) -> Stream[V]: ...
-    def select_key(self, key: str | Sequence[str] | Function, *, on_error: OnError | None = None) -> Stream[V]:
+    def select_key(
+        self, key: str | Sequence[str] | Function, *, on_error: OnError | None = None
+    ) -> Stream[V]:
         """Replace the key with the value of an SQL expression, as text, or with a Python function's result.
 
         A list of fields, such as `["shop", "item"]`, means a struct of these fields.
@@ -828,7 +851,9 @@ class Stream(Handle[V]):
             return self._apply("select_key", key, "key", on_error=on_error)
         key = self._key_expression("select_key", key)
         self._require_expression(key, "select_key", "key or null")
-        return self._next(self.pipeline.add(nodes.SelectKey, parent=self.node, key=key, on_error=on_error))
+        return self._next(
+            self.pipeline.add(nodes.SelectKey, parent=self.node, key=key, on_error=on_error)
+        )
 
     @overload
     def peek(
@@ -847,7 +872,8 @@ class Stream(Handle[V]):
     def peek(self, function: Function, *, on_error: OnError | None = None) -> Stream[V]:
         """Call a Python function for every record, for the function's side effect, and pass the record on unchanged.
 
-        The function runs in Spark's tasks. If a batch is repeated after a failure, the function is called again.
+        The function runs in Spark's tasks. If a batch is repeated after a failure, the function is
+        called again.
         """
         return self._apply("peek", function, "nothing", on_error=on_error)
 
@@ -872,18 +898,19 @@ class Stream(Handle[V]):
     def print(self, label: str | None = None) -> None:
         """Print every record as `[label]: key, value`; no step can follow. `label` defaults to the step's name.
 
-        Spark's tasks print the records, so the lines are in the run's log, or in the executors' logs on a cluster.
+        Spark's tasks print the records, so the lines are in the run's log, or in the executors'
+        logs on a cluster.
         """
         self.foreach(Print(label or self.node.name))
 
     def repartition(self, partitions: int | None = None) -> Stream[V]:
         """Drop the records without a key, as Kafka Streams does, and pass on all other records unchanged.
 
-        If a left or outer join of the stream follows, even after other steps, no record is dropped, because such a join
-        has a result for a record without a key.
+        If a left or outer join of the stream follows, even after other steps, no record is dropped,
+        because such a join has a result for a record without a key.
 
-        `partitions` has no effect, because Sluice divides records by key among the pipeline's workers wherever a step
-        needs it.
+        `partitions` has no effect, because Sluice divides records by key among the pipeline's
+        workers wherever a step needs it.
         """
         arguments.require_at_least(self._where("repartition"), "partitions", partitions, 1)
         return self._next(self.pipeline.add(nodes.Repartition, parent=self.node))
@@ -925,8 +952,8 @@ class Stream(Handle[V]):
     ) -> dict[str, Stream[V]]:
         """Split the stream into named branches, each with an SQL condition.
 
-        A record goes to the first branch whose condition is true. If no branch's condition is true, the record is
-        dropped; to keep such records, add a last branch `rest="true"`.
+        A record goes to the first branch whose condition is true. If no branch's condition is true,
+        the record is dropped; to keep such records, add a last branch `rest="true"`.
         """
         # As in Kafka Streams' split(), a record goes to the first branch whose condition is true.
         streams, remaining = {}, self
@@ -947,15 +974,16 @@ class Stream(Handle[V]):
     ) -> Table[V]:
         """Keep the latest value of each key in a store; a record with a null value deletes its key's row.
 
-        With `versioned`, a duration, the table has for each key the value with the latest event time, and keeps the
-        key's earlier values for this duration. In a join with a stream, each record of the stream gets the value as of
-        the record's own time.
+        With `versioned`, a duration, the table has for each key the value with the latest event
+        time, and keeps the key's earlier values for this duration. In a join with a stream, each
+        record of the stream gets the value as of the record's own time.
 
-        With `expires_at`, an SQL expression, a row expires at the time that the expression gives. With `expires_after`,
-        a duration, a row expires this long after the event time of the row's record. An expired row is deleted, and
-        later steps see a deletion. By default, a row expires when the stream time of the table's records reaches the
-        row's expiry time. With `expiry_clock="wall"`, a row expires in the first batch that begins after its expiry
-        time, and Airflow starts a run for this batch.
+        With `expires_at`, an SQL expression, a row expires at the time that the expression gives.
+        With `expires_after`, a duration, a row expires this long after the event time of the row's
+        record. An expired row is deleted, and later steps see a deletion. By default, a row expires
+        when the stream time of the table's records reaches the row's expiry time. With
+        `expiry_clock="wall"`, a row expires in the first batch that begins after its expiry time,
+        and Airflow starts a run for this batch.
         """
         where = self._where("to_table")
         history_ms = history_in_ms(where, versioned)
@@ -999,14 +1027,16 @@ class Stream(Handle[V]):
     ) -> Table[Any]:
         """Keep, in a store, the table that results from a stream of changes with the fields `kind`, `old` and `new`.
 
-        The stream comes from `Table.changes()`, or from a topic whose values have the type `Change`; `debezium(...)`
-        decodes such values from Debezium's JSON. The record's key is the key of the row. Records of the kinds `message`
-        and `transaction`, and records without a value, are filtered out. For a record of the kind `truncate`,
-        `on_error` decides what happens.
+        The stream comes from `Table.changes()`, or from a topic whose values have the type
+        `Change`; `debezium(...)` decodes such values from Debezium's JSON. The record's key is the
+        key of the row. Records of the kinds `message` and `transaction`, and records without a
+        value, are filtered out. For a record of the kind `truncate`, `on_error` decides what
+        happens.
 
-        With `check_old`, Sluice compares a change's old row, unless the change has none, with the row that the table
-        has for the key. If the two rows differ, `check_old="count"` counts the change as `old_differs/STEP` and applies
-        it. With `check_old="reject"`, `on_error` decides what happens to the change.
+        With `check_old`, Sluice compares a change's old row, unless the change has none, with the
+        row that the table has for the key. If the two rows differ, `check_old="count"` counts the
+        change as `old_differs/STEP` and applies it. With `check_old="reject"`, `on_error` decides
+        what happens to the change.
         """
         where = self._where("apply_changes")
         if {"kind", "old", "new"} - self.fields.keys():
@@ -1047,8 +1077,8 @@ class Stream(Handle[V]):
     def group_by(self, key: str | Sequence[str] | Function) -> GroupedStream[V]:
         """Group by the result of an SQL expression or a Python function.
 
-        The result, as text, is the key of the aggregates. A list of fields, such as `["shop", "item"]`, means a struct
-        of these fields.
+        The result, as text, is the key of the aggregates. A list of fields, such as `["shop",
+        "item"]`, means a struct of these fields.
         """
         if callable(key):
             return self._apply("group_by", key, "key", on_error=None).group_by_key()
@@ -1087,16 +1117,18 @@ class Stream(Handle[V]):
     ) -> Stream[dict[str, Any]]:
         """Join records of the same key; the value has the fields `left` and `right`.
 
-        A join with a stream emits every pair of records whose times are within the `window`. A join with a table emits
-        each record with the row that the table has for the record's key. In a join with a global table, `on` is an SQL
-        expression for the key of the table's row. With `how="inner"`, records without a match are dropped. With
-        `how="left"`, they are emitted with `right` null. With `how="outer"`, which needs two streams, the unmatched
-        records of both sides are emitted, with the other side null.
+        A join with a stream emits every pair of records whose times are within the `window`. A join
+        with a table emits each record with the row that the table has for the record's key. In a
+        join with a global table, `on` is an SQL expression for the key of the table's row. With
+        `how="inner"`, records without a match are dropped. With `how="left"`, they are emitted with
+        `right` null. With `how="outer"`, which needs two streams, the unmatched records of both
+        sides are emitted, with the other side null.
 
-        In a join with a table, a record gets the latest row that was written before the record, by the timestamps in
-        Kafka. If the table is versioned, the record gets the latest row whose event time is not after the record's
-        event time. With `grace`, which needs a versioned table, each record of the stream waits until stream time is
-        `grace` past the record's event time, so that the record also finds table rows that arrive after it.
+        In a join with a table, a record gets the latest row that was written before the record, by
+        the timestamps in Kafka. If the table is versioned, the record gets the latest row whose
+        event time is not after the record's event time. With `grace`, which needs a versioned
+        table, each record of the stream waits until stream time is `grace` past the record's event
+        time, so that the record also finds table rows that arrive after it.
         """
         where = self._where("join")
         arguments.require_instance(where, other, (Stream, Table), "a stream or a table")
@@ -1112,8 +1144,8 @@ class Stream(Handle[V]):
             return self._joined(other, "stream-stream", how, window=window, on_error=on_error)
         if on is None:
             require_same_windows(where, [self.node, other.node])
-        # A record gets the table's row as of its own time, so no window is needed. A change of the table
-        # emits nothing, so how="outer" could not emit the table's unmatched rows.
+        # A record gets the table's row as of its own time, so no window is needed. A change of the
+        # table emits nothing, so how="outer" could not emit the table's unmatched rows.
         if window is not None or how == "outer":
             raise TopologyError(
                 f"{where}: a join of a stream and a table takes no window, and needs how='inner' or how='left'.",
@@ -1188,16 +1220,19 @@ class Stream(Handle[V]):
     ) -> Processed[Any]:
         """Run a `sluice.Processor` over each key's records, in order.
 
-        `stores` maps the names of key-value stores to the types of their values (`Any` for plain JSON data), or to a
-        type and a time to live: `{"points": Decimal, "seen": (str, "7 days")}`. `returns` is the type of the values
-        that the processor forwards. `outputs` maps the names of further outputs to the types of their values. `tables`
-        maps names to tables of the pipeline, whose rows the processor can read by any key; every worker gets a copy of
-        these tables. By default, each record key has its own entries in the stores and its own timers. After a windowed
-        table, a key is a `Windowed`, and each key and window has its own entries and timers. With `by`, an SQL
-        expression or a list of fields, each value of `by` has them instead.
+        `stores` maps the names of key-value stores to the types of their values (`Any` for plain
+        JSON data), or to a type and a time to live: `{"points": Decimal, "seen": (str, "7 days")}`.
+        `returns` is the type of the values that the processor forwards. `outputs` maps the names of
+        further outputs to the types of their values. `tables` maps names to tables of the pipeline,
+        whose rows the processor can read by any key; every worker gets a copy of these tables. By
+        default, each record key has its own entries in the stores and its own timers. After a
+        windowed table, a key is a `Windowed`, and each key and window has its own entries and
+        timers. With `by`, an SQL expression or a list of fields, each value of `by` has them
+        instead.
 
-        Each store can be queried by this key (the record key or the value of `by`), and the result is an object with
-        all entries of the key. With `queryable=False`, the stores cannot be queried.
+        Each store can be queried by this key (the record key or the value of `by`), and the result
+        is an object with all entries of the key. With `queryable=False`, the stores cannot be
+        queried.
         """
         return self._process(
             "process",
@@ -1251,8 +1286,9 @@ class Stream(Handle[V]):
     ) -> Processed[Any]:
         """Run a `sluice.ValueProcessor`, whose results keep their record's key and its window.
 
-        All parameters are as in `process`. The processor calls `context.forward(value)`. With `by`, it cannot set
-        timers, because the results of a timer would have no record whose key they could keep.
+        All parameters are as in `process`. The processor calls `context.forward(value)`. With `by`,
+        it cannot set timers, because the results of a timer would have no record whose key they
+        could keep.
         """
         if by is not None and hasattr(processor, "on_timer"):
             raise TopologyError(
@@ -1286,7 +1322,9 @@ class Stream(Handle[V]):
         on_error: OnError | None,
     ) -> Processed[Any]:
         where = self._where(step)
-        _require_processor(where, processor, self.contract, Context if step == "process" else ValueContext)
+        _require_processor(
+            where, processor, self.contract, Context if step == "process" else ValueContext
+        )
         for name, declared in (("stores", stores or {}), ("outputs", outputs or {})):
             arguments.require_instance(where, declared, Mapping, f"{name}={{name: type}}")
         tables = self._readable_tables(where, tables or {})
@@ -1327,7 +1365,8 @@ class Stream(Handle[V]):
             arguments.require_instance(where, name, str, "the name of a table (str)")
             arguments.require_instance(where, table, Table, f"a table as tables[{name!r}]")
             self._require_same_pipeline(where, table)
-            # A processor reads a row by its key, but the rows of a windowed table have a key and a window.
+            # A processor reads a row by its key, but the rows of a windowed table have a key and a
+            # window.
             if nodes.window_of(table.node) is not None:
                 raise TopologyError(
                     f"{where}: the table {name!r} is windowed.",
@@ -1344,9 +1383,9 @@ class Stream(Handle[V]):
     ) -> Stream[V]:
         """Pass on the first record with each id; drop and count records that repeat an id within the time `within`.
 
-        `by` is an SQL expression for the id, or a list of fields that make up the id. When stream time is more than
-        `within` past the event time of an id's first record, Sluice forgets the id, so the next record with this id is
-        passed on.
+        `by` is an SQL expression for the id, or a list of fields that make up the id. When stream
+        time is more than `within` past the event time of an id's first record, Sluice forgets the
+        id, so the next record with this id is passed on.
         """
         by = self._key_expression("deduplicate", by)
         self._require_expression(by, "deduplicate", "key or null")
@@ -1430,7 +1469,12 @@ class Stream(Handle[V]):
             )
         # Only a step that takes many results can take them from a generator.
         keyed = with_key(
-            where, function, "value", value_type=self.contract, may_yield=may_yield, may_be_async=may_be_async
+            where,
+            function,
+            "value",
+            value_type=self.contract,
+            may_yield=may_yield,
+            may_be_async=may_be_async,
         )
         return of_windowed_key(keyed) if nodes.window_of(self.node) is not None else keyed
 

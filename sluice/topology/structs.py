@@ -18,7 +18,8 @@ Column: TypeAlias = "str | Mapping[str, Column]"
 def struct(fields: Mapping[str, Column]) -> str:
     """An SQL expression that makes an object, for use in other SQL. `fields` maps names to expressions or mappings.
 
-    `struct({"id": "store_id", "city": "address.city"})` is `named_struct('id', store_id, 'city', address.city)`.
+    `struct({"id": "store_id", "city": "address.city"})` is `named_struct('id', store_id, 'city',
+    address.city)`.
     """
     for column in fields.values():
         if isinstance(column, str):

@@ -62,31 +62,44 @@ class Table(Handle[V]):
     ) -> None:
         """Write every change to a topic, the key as text and the value as JSON; a deletion is a tombstone.
 
-        `topic` is a topic's name, or a `PostgresTable` or `DeltaTable` with a `key`, which gets the same rows as this
-        table.
+        `topic` is a topic's name, or a `PostgresTable` or `DeltaTable` with a `key`, which gets the
+        same rows as this table.
 
-        `emit="latest"` writes only the latest change of each key (and window) in a batch, as Kafka Streams' record
-        cache does. Counts and sums whose changes go only to stores and topics are always written as with
-        `emit="latest"`. A windowed table's records have the headers `window_start` and `window_end`, in epoch ms.
-        `cycle=True` allows a topic that the pipeline itself reads: a later batch reads the written records. `on_error`
-        applies to records that cannot be encoded, that the topic does not accept, or that do not fit the table.
+        `emit="latest"` writes only the latest change of each key (and window) in a batch, as Kafka
+        Streams' record cache does. Counts and sums whose changes go only to stores and topics are
+        always written as with `emit="latest"`. A windowed table's records have the headers
+        `window_start` and `window_end`, in epoch ms. `cycle=True` allows a topic that the pipeline
+        itself reads: a later batch reads the written records. `on_error` applies to records that
+        cannot be encoded, that the topic does not accept, or that do not fit the table.
         """
-        self._sink(topic, value, key, partition, emit=emit, delivery=delivery, cycle=cycle, on_error=on_error)
+        self._sink(
+            topic,
+            value,
+            key,
+            partition,
+            emit=emit,
+            delivery=delivery,
+            cycle=cycle,
+            on_error=on_error,
+        )
 
     def to_stream(self) -> Stream[V]:
         """Turn the table's changes into records; a deletion is a record with a null value.
 
-        The records of a windowed table have keys that include the window: SQL reads the window's bounds as
-        `_window_start` and `_window_end`, and a Python function that takes the key gets a `Windowed`. The steps
-        `select_key`, `map` and `group_by` give records a key without a window.
+        The records of a windowed table have keys that include the window: SQL reads the window's
+        bounds as `_window_start` and `_window_end`, and a Python function that takes the key gets a
+        `Windowed`. The steps `select_key`, `map` and `group_by` give records a key without a
+        window.
         """
-        return self._stream(self.pipeline.add(nodes.ToStream, parent=self.node), self.shape, self.contract)
+        return self._stream(
+            self.pipeline.add(nodes.ToStream, parent=self.node), self.shape, self.contract
+        )
 
     def changes(self) -> Stream[dict[str, Any]]:
         """Turn the table's changes into records with the fields `kind` (insert, update or delete), `old` and `new`.
 
-        `old` is the row's value before the change and null for an insert; `new` is its value after the change and null
-        for a deletion. In an update, both can be the same.
+        `old` is the row's value before the change and null for an insert; `new` is its value after
+        the change and null for a deletion. In an update, both can be the same.
         """
         if isinstance(self, GlobalTable):
             raise TopologyError(
@@ -116,8 +129,9 @@ class Table(Handle[V]):
 
         A row is deleted when the condition becomes false for it.
 
-        A function is called for the new row of each change. If a later step needs the old row, the function is called
-        for the old row, too. Therefore, the function must always return the same result for the same row.
+        A function is called for the new row of each change. If a later step needs the old row, the
+        function is called for the old row, too. Therefore, the function must always return the same
+        result for the same row.
         """
         if not isinstance(where, str):
             return self._of_stream(self._as_stream().filter(where, on_error=on_error))
@@ -199,10 +213,11 @@ class Table(Handle[V]):
     ) -> Table[Any]:
         """Replace the value with the result of an SQL expression or a Python function.
 
-        If the value is not an object, later SQL reads it as `value`. `returns` is the type of a Python function's
-        result. A function that returns None deletes the row. The function is called for the new row of each change. If
-        a later step needs the old row, the function is called for the old row, too. Therefore, the function must always
-        return the same result for the same row.
+        If the value is not an object, later SQL reads it as `value`. `returns` is the type of a
+        Python function's result. A function that returns None deletes the row. The function is
+        called for the new row of each change. If a later step needs the old row, the function is
+        called for the old row, too. Therefore, the function must always return the same result for
+        the same row.
         """
         if not isinstance(value, str):
             stream: Any = self._as_stream()
@@ -220,7 +235,9 @@ class Table(Handle[V]):
         """A stream after the same node. Its methods add nodes for Python functions, and tables need the same nodes."""
         return self._stream(self.node, self.shape, self.contract)
 
-    def _stream(self, node: nodes.Node, shape: Shape, contract: Contract | None = None) -> Stream[Any]:
+    def _stream(
+        self, node: nodes.Node, shape: Shape, contract: Contract | None = None
+    ) -> Stream[Any]:
         # Imported only here, because the module `streams` imports this module.
         from sluice.topology.streams import Stream
 
@@ -232,8 +249,9 @@ class Table(Handle[V]):
     def group_by(self, key: str | Sequence[str]) -> GroupedTable[V]:
         """Group the rows by an SQL expression. When a row's group key changes, the row moves to the other group.
 
-        A list of fields, such as `["shop", "item"]`, means a struct of these fields. The rows of a windowed table can
-        be grouped by `_window_start`, for example to find the best key of each window.
+        A list of fields, such as `["shop", "item"]`, means a struct of these fields. The rows of a
+        windowed table can be grouped by `_window_start`, for example to find the best key of each
+        window.
         """
         key = self._key_expression("group_by", key)
         self._require_expression(key, "group_by", "key")
@@ -252,9 +270,9 @@ class Table(Handle[V]):
     ) -> Table[dict[str, Any]]:
         """Join rows of the same key; the value has the fields `left` and `right`.
 
-        A change of either table updates the result. With `on`, the join is a foreign-key join: `on` is an SQL
-        expression over this table's value that gives the key of the other table's row. A global table is looked up only
-        when a row of this table changes.
+        A change of either table updates the result. With `on`, the join is a foreign-key join: `on`
+        is an SQL expression over this table's value that gives the key of the other table's row. A
+        global table is looked up only when a row of this table changes.
         """
         where = self._where("join")
         arguments.require_instance(where, other, Table, "a table, such as stream.to_table() makes")
@@ -312,8 +330,8 @@ class Table(Handle[V]):
     ) -> Table[V]:
         """Emit only the final result of each window, when the window has closed.
 
-        The run ends with an error if the number or the size of the results that wait exceeds `max_records` or
-        `max_bytes`.
+        The run ends with an error if the number or the size of the results that wait exceeds
+        `max_records` or `max_bytes`.
         """
         if nodes.window_of(self.node) is None:
             raise TopologyError(
@@ -333,9 +351,10 @@ class Table(Handle[V]):
     ) -> Table[V]:
         """Hold back each key's updates for a time, and emit only the latest of them.
 
-        The latest update is emitted when stream time is `limit` past the event time of the first update that was held
-        back. If the number or the size of the results that wait exceeds `max_records` or `max_bytes`, the oldest of
-        these results is emitted early. With `when_full="shut_down"`, the run ends with an error instead.
+        The latest update is emitted when stream time is `limit` past the event time of the first
+        update that was held back. If the number or the size of the results that wait exceeds
+        `max_records` or `max_bytes`, the oldest of these results is emitted early. With
+        `when_full="shut_down"`, the run ends with an error instead.
         """
         return self._suppress("time_limit", milliseconds(limit), max_records, max_bytes, when_full)
 

@@ -36,7 +36,9 @@ def shape_of_elements(text: str, types: Mapping[str, str]) -> Shape:
 
 def _shape_of_type(kind: str) -> Shape:
     shape = Shape.of_kind(kind)
-    complete = {name: of_field if is_complete(of_field) else "" for name, of_field in shape.fields.items()}
+    complete = {
+        name: of_field if is_complete(of_field) else "" for name, of_field in shape.fields.items()
+    }
     return Shape(complete, shape.scalar)
 
 
@@ -47,7 +49,12 @@ _SHAPES: WeakKeyDictionary[nodes.Node, Shape] = WeakKeyDictionary()
 def _shape_after(node: nodes.Node) -> Shape:
     match node:
         case (
-            nodes.Source() | nodes.Apply() | nodes.Branch() | nodes.FlatMapValues() | nodes.Call() | nodes.ChangedRows()
+            nodes.Source()
+            | nodes.Apply()
+            | nodes.Branch()
+            | nodes.FlatMapValues()
+            | nodes.Call()
+            | nodes.ChangedRows()
         ):
             return node.shape
         case nodes.Transform(fields=fields):
@@ -68,7 +75,13 @@ def _shape_after(node: nodes.Node) -> Shape:
         case nodes.Aggregate(parent=parent, columns=columns, scalar=scalar):
             types = _types_of(columns, parent)
             return Shape.single(*types.values()) if scalar else Shape(types)
-        case nodes.Filter() | nodes.SelectKey() | nodes.ToStream() | nodes.ToTable() | nodes.Suppress():
+        case (
+            nodes.Filter()
+            | nodes.SelectKey()
+            | nodes.ToStream()
+            | nodes.ToTable()
+            | nodes.Suppress()
+        ):
             return shape_after(node.parent)
         case nodes.Lookup(parent=parent, row=of_table):
             return Shape({"left": _whole(shape_after(parent)), "right": of_table.kind})

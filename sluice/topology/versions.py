@@ -20,7 +20,8 @@ def history_in_ms(where: str, versioned: Duration | None) -> int | None:
 def grace_in_ms(where: str, grace: Duration | None, table: nodes.Node) -> int | None:
     """How long a stream's records wait for a table's versions.
 
-    Raises TopologyError if the table has no versions, or forgets them before the records are joined.
+    Raises TopologyError if the table has no versions, or forgets them before the records are
+    joined.
     """
     if grace is None:
         return None

@@ -69,7 +69,8 @@ def hopping(
 ) -> TimeWindow:
     """Windows of `size`, one of which begins every `advance`. A record can be late for only some of its windows.
 
-    `zone` and `offset` mean the same as in `tumbling`. With `zone` or `offset`, `size` must be a multiple of `advance`.
+    `zone` and `offset` mean the same as in `tumbling`. With `zone` or `offset`, `size` must be a
+    multiple of `advance`.
     """
     length, period = _period(size), _period(advance)
     shift, grace_ms = _period(offset), milliseconds(grace)
@@ -123,19 +124,22 @@ def sliding(size: Duration, grace: Duration = "0 s") -> SlidingWindow:
 def session(gap: Duration, grace: Duration = "0 s") -> SessionWindow:
     """Sessions of activity: records of a key that are at most `gap` apart are in the same session.
 
-    A record that is at most `gap` apart from two sessions joins them into one. With a gap of 0, the records of a
-    session have the same time.
+    A record that is at most `gap` apart from two sessions joins them into one. With a gap of 0, the
+    records of a session have the same time.
     """
     gap_ms = milliseconds(gap)
     return _valid(SessionWindow(gap_ms, milliseconds(grace)), "gap", gap_ms, least=0)
 
 
-def custom_windows(function: Callable[[int], Iterable[tuple[int, int]]], grace: Duration = "0 s") -> CustomWindow:
+def custom_windows(
+    function: Callable[[int], Iterable[tuple[int, int]]], grace: Duration = "0 s"
+) -> CustomWindow:
     """Windows that a function of your own computes from each record's event time.
 
-    The function gets the event time in epoch ms and returns pairs `(start, end)` with `start <= time < end`. It must
-    return the same windows for the same time, and a start must always have the same end. A record without a window is
-    counted in `no_window/STORE`. Windows close like tumbling windows.
+    The function gets the event time in epoch ms and returns pairs `(start, end)` with `start <=
+    time < end`. It must return the same windows for the same time, and a start must always have the
+    same end. A record without a window is counted in `no_window/STORE`. Windows close like tumbling
+    windows.
     """
     where = f"custom_windows at {source_line()}"
     require_callable(where, function, "time")
@@ -147,8 +151,9 @@ def custom_windows(function: Callable[[int], Iterable[tuple[int, int]]], grace: 
 def every_records(number: int) -> CountWindow:
     """Windows of `number` records: each key's first `number` records, the next `number`, and so on.
 
-    The store has one result per key, of the key's newest window. Event times do not matter, so no record is late. With
-    `windowed_by(..., emit="window_close")`, only complete windows have a result.
+    The store has one result per key, of the key's newest window. Event times do not matter, so no
+    record is late. With `windowed_by(..., emit="window_close")`, only complete windows have a
+    result.
     """
     return _valid_count(CountWindow(number))
 
@@ -190,8 +195,8 @@ def within(
 ) -> JoinWindow:
     """The window of a stream join: how far apart in event time two records may be.
 
-    The right record may be at most `size` before or after the left record. `before` replaces `size` for right records
-    before the left record, and `after` for right records after it.
+    The right record may be at most `size` before or after the left record. `before` replaces `size`
+    for right records before the left record, and `after` for right records after it.
     """
     window = JoinWindow(
         milliseconds(size if before is None else before),
@@ -285,7 +290,11 @@ def _period(size: Size) -> Period:
     match = _CALENDAR_SIZE.fullmatch(size.strip().lower()) if isinstance(size, str) else None
     if match is None:
         return Period(milliseconds(size))
-    units: dict[str, Literal["week", "month", "year"]] = {"week": "week", "month": "month", "year": "year"}
+    units: dict[str, Literal["week", "month", "year"]] = {
+        "week": "week",
+        "month": "month",
+        "year": "year",
+    }
     period = Period(int(match[1][:_DIGITS]), units[match[2]])
     _within_limit(size, period.ms or period.months * 31 * _UNITS["day"])
     return period
@@ -306,7 +315,8 @@ def milliseconds(duration: Duration) -> int:
             )
         return ms
     text = str(duration).strip().lower()
-    # Without the replacement, `250 ms` would match as 250 of the unit `m`, with the `s` of a plural.
+    # Without the replacement, `250 ms` would match as 250 of the unit `m`, with the `s` of a
+    # plural.
     match = re.fullmatch(r"([0-9]+)\s*([a-z]+?)s?", text.replace("ms", "millisecond"))
     if match is None or match[2] not in _UNITS:
         if _CALENDAR_SIZE.fullmatch(text):

@@ -26,7 +26,11 @@ def require_same_windows(where: str, inputs: Iterable[nodes.Node]) -> None:
                 f"{where}: the keys of {nodes.known_name(windowed)} have windows, and the other keys do not.",
                 next_step=_MAKE_PLAIN,
             )
-        if window is not None and other_window is not None and _bounds(window) != _bounds(other_window):
+        if (
+            window is not None
+            and other_window is not None
+            and _bounds(window) != _bounds(other_window)
+        ):
             raise TopologyError(
                 f"{where}: the keys have the windows {window} and {other_window}, so they are never equal.",
                 next_step="Use windows of the same kind and size.",
@@ -48,18 +52,33 @@ def require_plain_keys(where: str, inputs: Iterable[nodes.Node]) -> None:
     """Raise TopologyError if the keys of an input have windows."""
     for node in inputs:
         if nodes.window_of(node) is not None:
-            raise TopologyError(f"{where}: the keys of {nodes.known_name(node)} have windows.", next_step=_MAKE_PLAIN)
+            raise TopologyError(
+                f"{where}: the keys of {nodes.known_name(node)} have windows.",
+                next_step=_MAKE_PLAIN,
+            )
 
 
-def require_encodable_windows(where: str, encode_key: Callable[..., bytes] | None, node: nodes.Node) -> None:
+def require_encodable_windows(
+    where: str, encode_key: Callable[..., bytes] | None, node: nodes.Node
+) -> None:
     """Raise TopologyError if `encode_key` is Sluice's encoder of windowed keys, and the node's keys do not fit it."""
     window = nodes.window_of(node)
-    if window is None and encode_key in (windowed_json, time_windowed_bytes, session_windowed_bytes):
+    if window is None and encode_key in (
+        windowed_json,
+        time_windowed_bytes,
+        session_windowed_bytes,
+    ):
         raise TopologyError(
-            f"{where}: the keys of {nodes.known_name(node)} have no windows.", next_step="Leave key= out."
+            f"{where}: the keys of {nodes.known_name(node)} have no windows.",
+            next_step="Leave key= out.",
         )
-    for wrong, right in ((time_windowed_bytes, session_windowed_bytes), (session_windowed_bytes, time_windowed_bytes)):
-        if encode_key is wrong and isinstance(window, SessionWindow) is (wrong is time_windowed_bytes):
+    for wrong, right in (
+        (time_windowed_bytes, session_windowed_bytes),
+        (session_windowed_bytes, time_windowed_bytes),
+    ):
+        if encode_key is wrong and isinstance(window, SessionWindow) is (
+            wrong is time_windowed_bytes
+        ):
             raise TopologyError(
                 f"{where}: {wrong.__name__} does not fit the window {window}.",
                 next_step=f"Use {right.__name__}, as consumers do for this kind of window.",

@@ -10,13 +10,17 @@ AggregateFunction: TypeAlias = tuple[str, str | None, tuple[float, ...]]
 The argument of a function of two columns is an object of `x` and `y`.
 """
 
-STATISTICS_OF_ONE = frozenset({"var_samp", "var_pop", "stddev_samp", "stddev_pop", "skewness", "kurtosis"})
+STATISTICS_OF_ONE = frozenset(
+    {"var_samp", "var_pop", "stddev_samp", "stddev_pop", "skewness", "kurtosis"}
+)
 STATISTICS_OF_TWO = frozenset({"covar_samp", "covar_pop", "corr"})
 """Statistics of two columns of doubles."""
 OF_PAIRS = STATISTICS_OF_TWO | {"min_by", "max_by"}
 """Functions of two columns."""
 
-Takes: TypeAlias = Literal["anything", "a number", "a whole number", "a condition", "a value with an order"]
+Takes: TypeAlias = Literal[
+    "anything", "a number", "a whole number", "a condition", "a value with an order"
+]
 """What an argument of a function must be. Objects, lists, maps and bytes have no order."""
 
 ARGUMENTS: dict[str, tuple[Takes, ...]] = {

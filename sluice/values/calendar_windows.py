@@ -1,8 +1,8 @@
 """Windows whose bounds are times on the clocks of a time zone: days, weeks, months, years, or shifts of hours.
 
-The clocks of a zone are sometimes set forward or back, so these windows differ in length: a day has 23 hours when
-summer time begins, and 25 when it ends. All times are in ms: an *instant* since 1970 in UTC, a *local* time since 1970
-on the zone's clocks.
+The clocks of a zone are sometimes set forward or back, so these windows differ in length: a day has
+23 hours when summer time begins, and 25 when it ends. All times are in ms: an *instant* since 1970
+in UTC, a *local* time since 1970 on the zone's clocks.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class CalendarWindow:
     @property
     def longest_ms(self) -> int:
         """A length that no window exceeds."""
-        # The clocks of a zone are less than a day ahead of UTC or behind it, so a change moves them by less than
-        # two days.
+        # The clocks of a zone are less than a day ahead of UTC or behind it, so a change moves them
+        # by less than two days.
         return self.periods * (self.period.ms + self.period.months * 31 * _DAY) + 2 * _DAY
 
     @property
@@ -144,11 +144,13 @@ class CalendarWindow:
 
     def _computed_start(self, number: int) -> int:
         local = self._local_start(number)
-        # For a time that the clocks skip, Python's first distance from UTC is the one before the change, and the second
-        # one that after it. For a time that the clocks show twice, the first distance is that of the first time.
+        # For a time that the clocks skip, Python's first distance from UTC is the one before the
+        # change, and the second one that after it. For a time that the clocks show twice, the first
+        # distance is that of the first time.
         first, second = _distances(self.zone, local)
         start = local - first
-        # If the clocks skip the ends of short periods, too, the periods that follow them begin before that.
+        # If the clocks skip the ends of short periods, too, the periods that follow them begin
+        # before that.
         skipped = second - first
         following = number + 1
         while skipped > 0 and (later := self._local_start(following)) <= local + skipped:

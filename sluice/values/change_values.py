@@ -29,8 +29,9 @@ Kind: TypeAlias = Literal["insert", "update", "delete", "truncate", "message", "
 class Change(Struct, Generic[V]):
     """A change of a table's row. Declare a class for the type of the rows: `class ShopChange(Change[Shop]): pass`.
 
-    The kinds `insert`, `update` and `delete` are those of `Table.changes()`. In a topic of Debezium, `truncate` removes
-    all rows, and a `message` or a marker of a `transaction` belongs to no row.
+    The kinds `insert`, `update` and `delete` are those of `Table.changes()`. In a topic of
+    Debezium, `truncate` removes all rows, and a `message` or a marker of a `transaction` belongs to
+    no row.
     """
 
     kind: Kind
@@ -84,8 +85,9 @@ _decode_columns = msgspec.json.Decoder(dict[str, Raw]).decode
 class DebeziumEnvelope(Wrapper):
     """Finds the JSON of a change in a value of Debezium.
 
-    The rows stay as Debezium has written them, so that they are decoded by the same rules as other JSON. The attribute
-    `__wrapped__` is the class of changes, by which pickling finds the author's module.
+    The rows stay as Debezium has written them, so that they are decoded by the same rules as other
+    JSON. The attribute `__wrapped__` is the class of changes, by which pickling finds the author's
+    module.
     """
 
     def __init__(self, changes: type[Change[Any]]) -> None:
@@ -97,12 +99,14 @@ class DebeziumEnvelope(Wrapper):
         _, _, change = self.decode(topic_decoder(self._changes), data, None)
         return cast(Change[Any], author_value(change))
 
-    def decode(self, decode_change: Callable[[bytes], T], data: bytes, key: bytes | None) -> tuple[bytes, bytes, T]:
+    def decode(
+        self, decode_change: Callable[[bytes], T], data: bytes, key: bytes | None
+    ) -> tuple[bytes, bytes, T]:
         """The part of a value that is the change, the change as JSON of the class of changes, and the decoded change.
 
-        `key` is the key of the record. Raises ValueError for a value that is no change, and the errors of
-        `decode_change`. If the row before the change does not fit the contract, because the database does not send all
-        of its columns, `old` is null.
+        `key` is the key of the record. Raises ValueError for a value that is no change, and the
+        errors of `decode_change`. If the row before the change does not fit the contract, because
+        the database does not send all of its columns, `old` is null.
         """
         envelope, whole = _decode_envelope(data), data
         if envelope.payload != _NULL:
@@ -127,14 +131,17 @@ class DebeziumEnvelope(Wrapper):
         kind, new = _KINDS[envelope.op], envelope.after
         has_new = new != _NULL
         if has_new is not (kind in ("insert", "update")):
-            raise ValueError(f"a change with op {envelope.op!r} {'has an' if has_new else 'has no'} after")
+            raise ValueError(
+                f"a change with op {envelope.op!r} {'has an' if has_new else 'has no'} after"
+            )
         old = envelope.before if self._is_row(envelope.before, new, key) else _NULL
         return _CHANGE % (kind.encode(), bytes(old), bytes(new))
 
     def _is_row(self, before: Raw, after: Raw, key: bytes | None) -> bool:
         """Whether the columns before the change make a row of the contract.
 
-        Many databases send only the columns of the key, and Debezium then writes null for the other columns.
+        Many databases send only the columns of the key, and Debezium then writes null for the other
+        columns.
         """
         if before == _NULL or not self._columns:
             return before != _NULL
@@ -142,7 +149,11 @@ class DebeziumEnvelope(Wrapper):
         sent = {name for name in self._columns if columns.get(name, _NULL) != _NULL}
         if _are_of_key(sent, columns, self._columns.keys(), key):
             return False
-        absent = [name for name, has_default in self._columns.items() if has_default and name not in columns]
+        absent = [
+            name
+            for name, has_default in self._columns.items()
+            if has_default and name not in columns
+        ]
         # A column that the row after the change lacks, too, is not in the database's table.
         return not absent or (after != _NULL and _decode_columns(after).keys().isdisjoint(absent))
 
@@ -165,7 +176,9 @@ class DebeziumEnvelope(Wrapper):
 _CHANGE = b'{"kind":"%b","old":%b,"new":%b}'
 
 
-def _are_of_key(sent: set[str], columns: Mapping[str, Raw], names: Set[str], key: bytes | None) -> bool:
+def _are_of_key(
+    sent: set[str], columns: Mapping[str, Raw], names: Set[str], key: bytes | None
+) -> bool:
     """Whether a row has other columns than those of the record's key, and all of these are null."""
     if not sent:
         return True
@@ -200,7 +213,8 @@ def encode_debezium(change: dict[str, Any]) -> bytes:
 def debezium_key(data: bytes) -> str:
     """The text of a key that Debezium has written as JSON, with or without its schema.
 
-    A key of one column has the column's text; a key of several columns is JSON, as for `struct(...)`.
+    A key of one column has the column's text; a key of several columns is JSON, as for
+    `struct(...)`.
     """
     key = json.loads(data)
     if isinstance(key, dict) and key.keys() == {"schema", "payload"}:

@@ -1,8 +1,8 @@
 """A hash of an author's function that changes only when the function's code changes.
 
-The hash covers the syntax tree without comments, docstrings, formatting and line numbers, and is the same in all minor
-versions of Python. It includes functions, classes and plain values that the function uses from its own module, but not
-code from other modules.
+The hash covers the syntax tree without comments, docstrings, formatting and line numbers, and is
+the same in all minor versions of Python. It includes functions, classes and plain values that the
+function uses from its own module, but not code from other modules.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def _descriptions_of_used_values(function: FunctionType, seen: set[int]) -> Iter
         is_own = getattr(value, "__module__", None) == function.__module__
         if isinstance(value, FunctionType | type) and not is_own:
             yield f"{value.__module__}.{value.__qualname__}"
-        elif name in function.__globals__ and (is_own or isinstance(value, (*_PLAIN, list, tuple, dict))):
+        elif name in function.__globals__ and (
+            is_own or isinstance(value, (*_PLAIN, list, tuple, dict))
+        ):
             yield name
             yield from _descriptions(value, seen)
 
@@ -107,13 +109,16 @@ def _syntax_text(value: FunctionType | type) -> str:
     except (OSError, TypeError, ValueError, IndexError, SyntaxError):
         name = value.__qualname__
         if not isinstance(value, FunctionType):
-            methods = [member for member in vars(value).values() if isinstance(member, FunctionType)]
+            methods = [
+                member for member in vars(value).values() if isinstance(member, FunctionType)
+            ]
             return "\n".join([name, *map(_syntax_text, methods)])
         plain = [constant for constant in value.__code__.co_consts if isinstance(constant, _PLAIN)]
         return f"{name} {value.__code__.co_names} {plain}"
 
 
-# Cached, because each `TopologyTestDriver` in a pipeline's tests describes the same functions again.
+# Cached, because each `TopologyTestDriver` in a pipeline's tests describes the same functions
+# again.
 @functools.lru_cache(maxsize=1_000)
 def _text_of_source(source: str) -> str:
     return _node_text(ast.parse(textwrap.dedent(source)).body[0])
@@ -122,7 +127,8 @@ def _text_of_source(source: str) -> str:
 def _lambda_tree(function: FunctionType) -> ast.AST:
     """The syntax tree of a lambda.
 
-    `inspect.getsource` cannot be used: it returns whole lines, which may not parse or may contain several lambdas.
+    `inspect.getsource` cannot be used: it returns whole lines, which may not parse or may contain
+    several lambdas.
     """
     code = function.__code__
     lines = linecache.getlines(code.co_filename)

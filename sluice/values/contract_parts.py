@@ -20,14 +20,16 @@ def quote_counter(
 ) -> Callable[[Sequence[Any]], int] | None:
     """Return a function that counts the quotation marks that the JSON of values must have.
 
-    The marks of nested values count, too. JSON with exactly this number of marks has no duplicate field, no
-    unknown field and no escaped quotation mark. Returns None if the contract has optional fields, because the number
-    then depends on which optional fields the JSON contains.
+    The marks of nested values count, too. JSON with exactly this number of marks has no duplicate
+    field, no unknown field and no escaped quotation mark. Returns None if the contract has optional
+    fields, because the number then depends on which optional fields the JSON contains.
     """
     source = _strings(type_info(contract), "v")
     if source is None:
         return None
-    counter: Callable[[Sequence[Any]], int] = eval(f"lambda values: 2 * sum([{source} for v in values])")
+    counter: Callable[[Sequence[Any]], int] = eval(
+        f"lambda values: 2 * sum([{source} for v in values])"
+    )
     return counter
 
 
@@ -109,7 +111,8 @@ class ContractPart:
     def collector(self) -> Callable[[Sequence[Any]], list[Any]]:
         """A function that collects this part of several values.
 
-        Its code is generated for the part, and takes about a tenth of the time that a walk through each value takes.
+        Its code is generated for the part, and takes about a tenth of the time that a walk through
+        each value takes.
         """
         # `eval` is safe here, because the source contains only names of attributes.
         source = f"lambda values: [{self.item} for v in values{self.loops}]"
@@ -138,7 +141,9 @@ def parts_of(kind: Any) -> list[ContractPart]:
         match kind:
             case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
                 for field in kind.fields:
-                    visit(field.type, f"{path}.{field.encode_name}", _member(kind, field, item), loops)
+                    visit(
+                        field.type, f"{path}.{field.encode_name}", _member(kind, field, item), loops
+                    )
             case inspect.ListType() | inspect.VarTupleType() | inspect.SetType():
                 visit(kind.item_type, f"{path}[...]", name, f"{loops} for {name} in {item}")
             case inspect.DictType():
@@ -170,19 +175,24 @@ def parts_of(kind: Any) -> list[ContractPart]:
 def amount_check(kind: Any) -> Callable[[Any], None] | None:
     """A function that raises ValidationError if a text in place of a Decimal is not written as JSON writes numbers.
 
-    msgspec takes every text that Python's Decimal takes, such as "1_000", " 5 " and digits of other scripts. The
-    function takes a value, or the data of its JSON, in which numbers may be text. Returns None for a type without
-    Decimals.
+    msgspec takes every text that Python's Decimal takes, such as "1_000", " 5 " and digits of other
+    scripts. The function takes a value, or the data of its JSON, in which numbers may be text.
+    Returns None for a type without Decimals.
     """
     info = type_info(kind)
-    if not any(isinstance(part.kind, inspect.DecimalType) or part.digits is not None for part in parts_of(kind)):
+    if not any(
+        isinstance(part.kind, inspect.DecimalType) or part.digits is not None
+        for part in parts_of(kind)
+    ):
         return None
 
     def check(value: Any) -> None:
         for path, text in _amounts_as_text(info, value, "$"):
             # NaN and Infinity are refused later, because they do not fit the declared digits.
             if not JSON_NUMBER.fullmatch(text) and text not in ("NaN", "Infinity", "-Infinity"):
-                raise msgspec.ValidationError(f"{text[:40]!r} is not written as a number in JSON - at `{path}`")
+                raise msgspec.ValidationError(
+                    f"{text[:40]!r} is not written as a number in JSON - at `{path}`"
+                )
 
     return check
 
@@ -205,13 +215,21 @@ def amounts_as_text(contract: Any) -> re.Pattern[bytes] | None:
 
 def _is_amount(kind: inspect.Type) -> bool:
     members = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
-    return any(isinstance(member, inspect.DecimalType) or digits_of(member) is not None for member in members)
+    return any(
+        isinstance(member, inspect.DecimalType) or digits_of(member) is not None
+        for member in members
+    )
 
 
 def _items_of(kind: inspect.Type) -> Sequence[inspect.Type]:
     """The type of the elements of a list, or of the values of a dict; none for other types."""
     match kind:
-        case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() | inspect.FrozenSetType():
+        case (
+            inspect.ListType()
+            | inspect.VarTupleType()
+            | inspect.SetType()
+            | inspect.FrozenSetType()
+        ):
             return (kind.item_type,)
         case inspect.DictType():
             return (kind.value_type,)
@@ -231,7 +249,11 @@ def _amounts_as_text(kind: inspect.Type, value: Any, path: str) -> Iterator[tupl
                 yield from _amounts_as_text(member, value, path)
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
             for field in kind.fields:
-                part = value.get(field.encode_name) if isinstance(value, dict) else getattr(value, field.name, None)
+                part = (
+                    value.get(field.encode_name)
+                    if isinstance(value, dict)
+                    else getattr(value, field.name, None)
+                )
                 yield from _amounts_as_text(field.type, part, f"{path}.{field.encode_name}")
         case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() if isinstance(
             value,

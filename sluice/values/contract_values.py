@@ -49,17 +49,26 @@ def _with_numbers(value: Any, kind: inspect.Type, zone: tzinfo) -> Any:
             for member in kind.types:
                 value = _with_numbers(value, member, zone)
             return value
-        case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType() if isinstance(value, dict):
-            if isinstance(kind, inspect.StructType) and kind.tag_field and value.get(kind.tag_field) != kind.tag:
+        case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType() if isinstance(
+            value, dict
+        ):
+            if (
+                isinstance(kind, inspect.StructType)
+                and kind.tag_field
+                and value.get(kind.tag_field) != kind.tag
+            ):
                 return value
             kinds = {field.encode_name: field.type for field in kind.fields}
             return {
-                name: _with_numbers(part, kinds[name], zone) if name in kinds else part for name, part in value.items()
+                name: _with_numbers(part, kinds[name], zone) if name in kinds else part
+                for name, part in value.items()
             }
         case inspect.ListType() | inspect.VarTupleType() if isinstance(value, list):
             return [_with_numbers(element, kind.item_type, zone) for element in value]
         case inspect.DictType() if isinstance(value, dict):
-            return {name: _with_numbers(part, kind.value_type, zone) for name, part in value.items()}
+            return {
+                name: _with_numbers(part, kind.value_type, zone) for name, part in value.items()
+            }
         case _:
             return value
 
@@ -67,7 +76,8 @@ def _with_numbers(value: Any, kind: inspect.Type, zone: tzinfo) -> Any:
 def needs_plain_data(kind: Any) -> bool:
     """Whether msgspec may encode a value of this type differently from `plain_data`.
 
-    msgspec omits the field names or the default values of some Structs, and encodes the items of a set in any order.
+    msgspec omits the field names or the default values of some Structs, and encodes the items of a
+    set in any order.
     """
 
     def differs(part: inspect.Type) -> bool:
@@ -103,9 +113,12 @@ _TAKES_SETS = (
 def with_sorted_sets(value: Any) -> Any:
     """A copy of the value, with a sorted list in place of each set; the value itself if it contains no set.
 
-    The order of a set changes from process to process, but a repeated batch must write the same JSON.
+    The order of a set changes from process to process, but a repeated batch must write the same
+    JSON.
     """
-    return _replaced(value, (set, frozenset), lambda items: sorted_items(map(with_sorted_sets, items)))
+    return _replaced(
+        value, (set, frozenset), lambda items: sorted_items(map(with_sorted_sets, items))
+    )
 
 
 def with_time_texts(value: Any) -> Any:
@@ -121,7 +134,9 @@ def _time_text(time: datetime) -> str:
     if time.tzinfo not in (None, UTC):
         try:
             in_utc = time.astimezone(UTC)
-        except OverflowError:  # UTC has no such time: for a declared time, `json_limits.require_time` raises an error
+        except (
+            OverflowError
+        ):  # UTC has no such time: for a declared time, `json_limits.require_time` raises an error
             return time.isoformat(timespec="microseconds")
     return f"{in_utc.replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 
@@ -168,7 +183,9 @@ def values_within(value: Any) -> Iterable[Any]:
     """The values that a list, a set, a dict or an object holds; none for other values."""
     if isinstance(value, dict):
         return value.values()
-    return value if isinstance(value, list | tuple | set | frozenset) else _fields_of(value).values()
+    return (
+        value if isinstance(value, list | tuple | set | frozenset) else _fields_of(value).values()
+    )
 
 
 def _fields_of(value: Any) -> dict[str, Any]:
@@ -191,7 +208,10 @@ def plain_data(value: Any) -> Any:
             config = value.__struct_config__
             return named if config.tag_field is None else {config.tag_field: config.tag, **named}
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {field.name: plain_data(getattr(value, field.name)) for field in dataclasses.fields(value)}
+            return {
+                field.name: plain_data(getattr(value, field.name))
+                for field in dataclasses.fields(value)
+            }
         case list() | tuple():
             return [*map(plain_data, value)]
         # A set's order changes from process to process, but equal values need equal JSON.

@@ -1,7 +1,7 @@
 """Converts contracts, the types that declare a topic's values, to Spark SQL types.
 
-A contract with fields is a msgspec Struct, a dataclass, a TypedDict, a pydantic model, or a union of tagged Structs or
-of models.
+A contract with fields is a msgspec Struct, a dataclass, a TypedDict, a pydantic model, or a union
+of tagged Structs or of models.
 """
 
 from __future__ import annotations
@@ -12,7 +12,17 @@ from decimal import Decimal
 from functools import cache
 from operator import attrgetter, itemgetter
 from types import UnionType
-from typing import Annotated, Any, NotRequired, Required, TypeAlias, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Annotated,
+    Any,
+    NotRequired,
+    Required,
+    TypeAlias,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 import msgspec
 from msgspec import inspect
@@ -42,7 +52,10 @@ ObjectType: TypeAlias = inspect.StructType | inspect.DataclassType | inspect.Typ
 def is_class_with_fields(kind: Any) -> bool:
     """Whether `kind` is a Struct, a dataclass, a TypedDict or a pydantic model."""
     return isinstance(kind, type) and (
-        issubclass(kind, msgspec.Struct) or is_dataclass(kind) or is_typeddict(kind) or is_model(kind)
+        issubclass(kind, msgspec.Struct)
+        or is_dataclass(kind)
+        or is_typeddict(kind)
+        or is_model(kind)
     )
 
 
@@ -96,7 +109,9 @@ def variants(kind: inspect.Type) -> Sequence[ObjectType]:
 
 def has_fields(contract: Any) -> bool:
     """Whether values of this type have fields."""
-    return type(None) not in get_args(stored_type(contract)) and bool(variants(_info(contract, name_of(contract))))
+    return type(None) not in get_args(stored_type(contract)) and bool(
+        variants(_info(contract, name_of(contract)))
+    )
 
 
 def fields(contract: Any) -> dict[str, str]:
@@ -145,7 +160,9 @@ def field_reader(contract: Any, name: str) -> Callable[[Any], Any]:
         is_required = all(field.required for field in kinds[0].fields if field.name == attribute)
         return itemgetter(attribute) if is_required else lambda value: value.get(attribute)
     # A member of a union may lack the field.
-    return attrgetter(attribute) if len(kinds) == 1 else lambda value: getattr(value, attribute, None)
+    return (
+        attrgetter(attribute) if len(kinds) == 1 else lambda value: getattr(value, attribute, None)
+    )
 
 
 def object_variants(contract: Any) -> Sequence[ObjectType]:
@@ -213,11 +230,17 @@ def _instead(kind: inspect.Type) -> str:
         case inspect.NamedTupleType():
             return "Declare it as a msgspec.Struct."
         case _:
-            return "Declare the type of its values, such as str, float, list[str] or a msgspec.Struct."
+            return (
+                "Declare the type of its values, such as str, float, list[str] or a msgspec.Struct."
+            )
 
 
 def _decimal(precision: Any, scale: Any, where: str) -> str:
-    if not (type(precision) is type(scale) is int and 1 <= precision <= MOST_DIGITS and 0 <= scale <= precision):
+    if not (
+        type(precision) is type(scale) is int
+        and 1 <= precision <= MOST_DIGITS
+        and 0 <= scale <= precision
+    ):
         raise TopologyError(
             f"{where}: Digits({precision!r}, {scale!r}) has no Spark SQL type.",
             next_step=f"Declare 1 to {MOST_DIGITS} digits, and at most as many after the point.",
@@ -285,16 +308,24 @@ def _fields_of_class(kind: ObjectType, where: str) -> dict[str, str]:
                 next_step="Rename it.",
             )
         if field.encode_name == JSON_FIELD and kind.cls is not JsonText:
-            raise TopologyError(f"{name}: the name {JSON_FIELD} is reserved by Sluice.", next_step="Rename it.")
+            raise TopologyError(
+                f"{name}: the name {JSON_FIELD} is reserved by Sluice.", next_step="Rename it."
+            )
         types[field.encode_name] = _sql_type(field.type, name)
-        if isinstance(kind, inspect.TypedDictType) and not field.required and not _allows_none(field.type):
+        if (
+            isinstance(kind, inspect.TypedDictType)
+            and not field.required
+            and not _allows_none(field.type)
+        ):
             raise TopologyError(
                 f"{name}: a row has every field, so a field that may be left out is None in Python functions.",
                 next_step="Declare it as NotRequired[... | None].",
             )
-        # msgspec.inspect does not show the default UNSET: the field of a Struct then seems to have no
-        # default, but is not required.
-        has_default = field.default is not msgspec.NODEFAULT or field.default_factory is not msgspec.NODEFAULT
+        # msgspec.inspect does not show the default UNSET: the field of a Struct then seems to have
+        # no default, but is not required.
+        has_default = (
+            field.default is not msgspec.NODEFAULT or field.default_factory is not msgspec.NODEFAULT
+        )
         if isinstance(kind, inspect.StructType) and not field.required and not has_default:
             raise TopologyError(
                 f"{name}: SQL has no UNSET.",
@@ -321,14 +352,19 @@ def _choice(kind: inspect.LiteralType | inspect.EnumType, where: str) -> str:
     sql = {str: "STRING", int: "BIGINT"}.get(choice_type(kind))
     if sql is None:
         raise TopologyError(
-            f"{where} must be a choice of str values, or of int values.", next_step="Give all values the same type."
+            f"{where} must be a choice of str values, or of int values.",
+            next_step="Give all values the same type.",
         )
     return sql
 
 
 def choice_type(kind: inspect.LiteralType | inspect.EnumType) -> type:
     """The type of all choices of a Literal or an Enum; NoneType if their types differ."""
-    values = kind.values if isinstance(kind, inspect.LiteralType) else [member.value for member in kind.cls]
+    values = (
+        kind.values
+        if isinstance(kind, inspect.LiteralType)
+        else [member.value for member in kind.cls]
+    )
     types = {type(value) for value in values}
     return types.pop() if len(types) == 1 else type(None)
 
@@ -336,7 +372,8 @@ def choice_type(kind: inspect.LiteralType | inspect.EnumType) -> type:
 def require_importable(kind: Any, where: str = "") -> None:
     """Raise TopologyError if the type contains a class or an Enum that Spark's tasks cannot import.
 
-    A task would get a copy of the class. The copy of a Struct has no fields, so the task would read empty objects.
+    A task would get a copy of the class. The copy of a Struct has no fields, so the task would read
+    empty objects.
     """
     for part in types_within(kind):
         if isinstance(part, ObjectType | inspect.EnumType):
@@ -357,7 +394,12 @@ def types_within(kind: Any) -> list[inspect.Type]:
         match part:
             case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
                 inner = [field.type for field in part.fields]
-            case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() | inspect.FrozenSetType():
+            case (
+                inspect.ListType()
+                | inspect.VarTupleType()
+                | inspect.SetType()
+                | inspect.FrozenSetType()
+            ):
                 inner = [part.item_type]
             case inspect.DictType():
                 inner = [part.value_type]

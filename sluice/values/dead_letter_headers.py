@@ -1,7 +1,7 @@
 """The headers of a dead letter: the rejected record's headers, then Sluice's headers, which no producer can forge.
 
-Names of Sluice's headers start with `sluice.`. A header of the record with such a name is written as
-`sluice.original.NAME`. Sluice's headers come last, and `sluice.reason` is the first of them.
+Names of Sluice's headers start with `sluice.`. A header of the record with such a name is written
+as `sluice.original.NAME`. Sluice's headers come last, and `sluice.reason` is the first of them.
 """
 
 from __future__ import annotations

@@ -123,7 +123,9 @@ def _time_from_number(kind: Any, number: Any) -> datetime:
         seconds, units = divmod(number, kind.unit.value)
         return _1970 + timedelta(seconds=seconds, microseconds=units * 1_000_000 // kind.unit.value)
     except OverflowError:
-        raise ValueError(f"{number} {kind.unit.name.lower()} are outside the years 1 to 9999") from None
+        raise ValueError(
+            f"{number} {kind.unit.name.lower()} are outside the years 1 to 9999"
+        ) from None
 
 
 def number_of(time: datetime, unit: Unit, zone: tzinfo) -> int:
@@ -172,7 +174,8 @@ def _struct_in_json(contract: type[msgspec.Struct]) -> type[msgspec.Struct]:
         with_numbers,
         tag=config.tag,
         tag_field=config.tag_field,
-        # If the contract is a member of a union, msgspec recognizes the member by this attribute, which has the tag.
+        # If the contract is a member of a union, msgspec recognizes the member by this attribute,
+        # which has the tag.
         namespace={} if config.tag_field is None else {config.tag_field: config.tag},
         forbid_unknown_fields=config.forbid_unknown_fields,
         kw_only=True,
@@ -185,7 +188,10 @@ def _dataclass_in_json(contract: type) -> type:
     written = {field.name: _json_type(hints[field.name]) for field in dataclasses.fields(contract)}
     if all(written[name] == hints[name] for name in written):
         return contract
-    members = [(field.name, written[field.name], default_of(field)) for field in dataclasses.fields(contract)]
+    members = [
+        (field.name, written[field.name], default_of(field))
+        for field in dataclasses.fields(contract)
+    ]
     return msgspec.defstruct(contract.__name__, members, kw_only=True)
 
 
@@ -196,9 +202,12 @@ def _typed_dict_in_json(contract: Any) -> Any:
     if written == hints:
         return contract
     for name, hint in written.items():
-        # In the new TypedDict, a field is optional only if it is marked. In `contract`, it can also be
-        # optional without a mark, because its class has `total=False`.
-        if name not in contract.__required_keys__ and get_origin(hint) not in (Required, NotRequired):
+        # In the new TypedDict, a field is optional only if it is marked. In `contract`, it can also
+        # be optional without a mark, because its class has `total=False`.
+        if name not in contract.__required_keys__ and get_origin(hint) not in (
+            Required,
+            NotRequired,
+        ):
             written[name] = NotRequired[hint]
     return TypedDict(contract.__name__, written)  # type: ignore[operator]
 

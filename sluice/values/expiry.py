@@ -23,5 +23,9 @@ class Expiry:
     clock: ExpiryClock
 
     def __str__(self) -> str:
-        time = f"at the time {self.at}" if self.after_ms is None else f"{duration_text(self.after_ms)} after their time"
+        time = (
+            f"at the time {self.at}"
+            if self.after_ms is None
+            else f"{duration_text(self.after_ms)} after their time"
+        )
         return f"rows expire {time}" + (" by the wall clock" if self.clock == "wall" else "")

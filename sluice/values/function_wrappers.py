@@ -39,7 +39,8 @@ class WithoutKey(Wrapper):
 
 def for_key(function: Callable[..., Any], key: str) -> Callable[..., Any]:
     """The function for many calls with this key as the first argument."""
-    # The author's function itself is called, because a call of the wrapper takes longer than many functions.
+    # The author's function itself is called, because a call of the wrapper takes longer than many
+    # functions.
     return function.function if isinstance(function, WithoutKey) else partial(function, key)
 
 

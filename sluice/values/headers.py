@@ -24,13 +24,15 @@ _encode_headers = msgspec.json.Encoder().encode
 class Headers:
     """The headers of a record: names with values in bytes, in order. A name can occur several times.
 
-    A Headers object does not change: `set`, `add` and `remove` return a new one. A value that you pass as text is
-    encoded in UTF-8.
+    A Headers object does not change: `set`, `add` and `remove` return a new one. A value that you
+    pass as text is encoded in UTF-8.
     """
 
     __slots__ = ("_json", "_pairs")
 
-    def __init__(self, pairs: Mapping[str, HeaderValue] | Iterable[tuple[str, HeaderValue]] = ()) -> None:
+    def __init__(
+        self, pairs: Mapping[str, HeaderValue] | Iterable[tuple[str, HeaderValue]] = ()
+    ) -> None:
         items = pairs.items() if isinstance(pairs, Mapping) else pairs
         self._pairs: tuple[tuple[str, bytes | None], ...] | None = tuple(
             (_name(name), _bytes(name, value)) for name, value in items
@@ -118,4 +120,6 @@ def _bytes(name: str, value: object) -> bytes | None:
         return value.encode()
     if value is None or isinstance(value, bytes):
         return value
-    raise TypeError(f"header {name!r}: the value must be str, bytes or None, not {type(value).__name__}")
+    raise TypeError(
+        f"header {name!r}: the value must be str, bytes or None, not {type(value).__name__}"
+    )

@@ -35,16 +35,20 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def are_unchanged(self) -> bool:
         """Whether an import would read the same now."""
-        are_same = all(_digest_of_variable(name) == digest for name, digest in self.variables.items())
-        return are_same and all(_digest_of_file(path) == digest for path, digest in self.files.items())
+        are_same = all(
+            _digest_of_variable(name) == digest for name, digest in self.variables.items()
+        )
+        return are_same and all(
+            _digest_of_file(path) == digest for path, digest in self.files.items()
+        )
 
 
 @contextmanager
 def recorded_inputs() -> Iterator[Callable[[], Inputs | None]]:
     """Record what the block reads. Yields a function that returns the inputs; None if a file has just changed.
 
-    Python cannot remove the hook that is called for each opened file, so call this only in a process that ends soon
-    after the block.
+    Python cannot remove the hook that is called for each opened file, so call this only in a
+    process that ends soon after the block.
     """
     paths: set[str] = set()
     variables: set[str] = set()
@@ -75,7 +79,9 @@ def recorded_inputs() -> Iterator[Callable[[], Inputs | None]]:
             if file.exists() and file.stat().st_mtime > begun - _SETTLED_SECONDS:
                 return None
             files[path] = _digest_of_file(path)
-        return Inputs(files=files, variables={name: _digest_of_variable(name) for name in variables})
+        return Inputs(
+            files=files, variables={name: _digest_of_variable(name) for name in variables}
+        )
 
     yield inputs
 

@@ -75,7 +75,9 @@ def refuse_long(string: bytes, *, is_name: bool = False, escaped: bool = True) -
     length = len(text.encode("utf-16-le", "surrogatepass")) // 2
     if length > limit:
         what = "the name of a field" if is_name else "a string"
-        raise ValueError(f"{what} has {length:,} characters; at most {limit:,} are possible: {text[:40]}…")
+        raise ValueError(
+            f"{what} has {length:,} characters; at most {limit:,} are possible: {text[:40]}…"
+        )
 
 
 def refuse_nesting(text: bytes) -> None:
@@ -149,7 +151,8 @@ class Amounts:
     def _fits(self, amount: Decimal) -> bool:
         try:
             return amount.quantize(self._unit, context=self._unchanged).is_finite()
-        # The amount has more digits than fit. It still fits if they are zeros, which is tested next.
+        # The amount has more digits than fit. It still fits if they are zeros, which is tested
+        # next.
         except Rounded:
             pass
         except InvalidOperation:
@@ -195,7 +198,9 @@ def require_time(time: datetime, path: str, zone: tzinfo = UTC) -> None:
     try:
         zoned.astimezone(UTC)
     except OverflowError:
-        raise ValueError(f"{path}: {time.isoformat()} is outside the years 1 to 9999 in UTC") from None
+        raise ValueError(
+            f"{path}: {time.isoformat()} is outside the years 1 to 9999 in UTC"
+        ) from None
 
 
 def shortened(text: str, length: int = 40) -> str:

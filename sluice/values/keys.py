@@ -1,9 +1,9 @@
 """The text of a key, which is the same whether Python or SQL makes the key.
 
-A key is text everywhere: in Kafka, in stores and in queries. Python functions, decoders and queries make it with
-`key_text`, SQL expressions with `engine.steps.key_sql`; both write the same text. Single values have their plain text.
-Objects and lists are JSON without spaces, in which objects have their names in order, so that two values have the same
-text only if they are equal.
+A key is text everywhere: in Kafka, in stores and in queries. Python functions, decoders and queries
+make it with `key_text`, SQL expressions with `engine.steps.key_sql`; both write the same text.
+Single values have their plain text. Objects and lists are JSON without spaces, in which objects
+have their names in order, so that two values have the same text only if they are equal.
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ def _json(value: Any) -> str:
         case _ if is_model(type(value)):
             return _json(plain_model(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _object((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return _object(
+            (field.name, getattr(value, field.name)) for field in dataclasses.fields(value)
+        )
     text = _plain(value)
     if text is None:
         raise TypeError(f"a value of type {type(value).__name__} cannot be a key")
@@ -161,7 +163,9 @@ def _fields(value: msgspec.Struct) -> Iterable[tuple[str, Any]]:
     config = value.__struct_config__
     if config.tag_field is not None:
         yield config.tag_field, config.tag
-    for name, attribute in zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True):
+    for name, attribute in zip(
+        value.__struct_encode_fields__, value.__struct_fields__, strict=True
+    ):
         yield name, getattr(value, attribute)
 
 

@@ -36,7 +36,8 @@ _imports: dict[Path, _Import] = {}
 class DriverStarts(BaseException):
     """Raised in a Spark task where a script makes a TopologyTestDriver.
 
-    It does not inherit from Exception, so that an `except Exception` of the script does not catch it.
+    It does not inherit from Exception, so that an `except Exception` of the script does not catch
+    it.
     """
 
 
@@ -50,12 +51,13 @@ def require_no_task() -> None:
 def load_module(file: Path, name: str = "") -> ModuleType:
     """Import a pipeline's file, unless this process has already imported it with the same text.
 
-    If the file has changed, or a module of its folder that it imports, the file is imported again as a new module. The
-    earlier module stays valid for the pipelines that were made from it.
+    If the file has changed, or a module of its folder that it imports, the file is imported again
+    as a new module. The earlier module stays valid for the pipelines that were made from it.
 
-    The default name differs for every text, and no installed module can have it. A task imports a file under the name
-    that the driver gave it, and raises EngineError if the file has changed since. A task imports a script only up to
-    the line that makes a TopologyTestDriver: all that the pipeline needs is defined before this line.
+    The default name differs for every text, and no installed module can have it. A task imports a
+    file under the name that the driver gave it, and raises EngineError if the file has changed
+    since. A task imports a script only up to the line that makes a TopologyTestDriver: all that the
+    pipeline needs is defined before this line.
     """
     # If the name is known, this task has already loaded the file.
     if name in sys.modules:
@@ -157,8 +159,8 @@ def _forget_changed_modules(file: Path) -> None:
         return
     for name, module_file in _modules_of(file.parent).items():
         del sys.modules[name]
-        # Python's cache of compiled files would mistake a new text for the old text if both have the same size and
-        # were written in the same second.
+        # Python's cache of compiled files would mistake a new text for the old text if both have
+        # the same size and were written in the same second.
         with contextlib.suppress(OSError):
             Path(importlib.util.cache_from_source(str(module_file))).unlink()
     importlib.invalidate_caches()

@@ -25,7 +25,9 @@ from sluice.values.phrases import counted
 
 _MOST_ERRORS = 3
 """The largest number of pydantic's errors that the error message for one value lists."""
-_LONG_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)', re.DOTALL)
+_LONG_NUMBER = re.compile(
+    rb'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)', re.DOTALL
+)
 """Matches numbers with a point or an exponent. Also matches whole strings, so that digits in a string are no number."""
 
 _MARK = b"00000000"
@@ -94,15 +96,19 @@ def _path(location: Sequence[str | int]) -> str:
 def _with_exact_numbers(data: bytes) -> tuple[bytes, dict[str, float]]:
     """The JSON with a string in place of each number that a float cannot hold, and the numbers by their strings.
 
-    For a field of type Decimal, pydantic makes an exact Decimal of the string. In a field of another type, the string
-    stays, and `_with_numbers` puts the number back.
+    For a field of type Decimal, pydantic makes an exact Decimal of the string. In a field of
+    another type, the string stays, and `_with_numbers` puts the number back.
     """
     numbers: dict[str, float] = {}
 
     def exact(match: re.Match[bytes]) -> bytes:
         text = match.group()
         # A float holds every number of up to 15 digits.
-        if len(text) <= 16 or text.startswith(b'"') or Decimal(repr(float(text))) == Decimal(text.decode()):
+        if (
+            len(text) <= 16
+            or text.startswith(b'"')
+            or Decimal(repr(float(text))) == Decimal(text.decode())
+        ):
             return text
         # A number of JSON never begins with these zeros, and hardly any string does.
         sign, digits = (b"-", text[1:]) if text.startswith(b"-") else (b"", text)
@@ -189,7 +195,11 @@ class ModelStructs:
                 )
             namespace["__fixed__"] = {tag: value}
             forbids = model.model_config.get("extra") == "forbid"
-            config = {"tag": value, "tag_field": _json_name(tag, tag_field), "forbid_unknown_fields": forbids}
+            config = {
+                "tag": value,
+                "tag_field": _json_name(tag, tag_field),
+                "forbid_unknown_fields": forbids,
+            }
         struct: Any = msgspec.defstruct(
             model.__name__,
             fields,
@@ -217,7 +227,10 @@ class ModelStructs:
         members = [_bare(member) for member in members]
         models = [member for member in members if is_model(member)]
         tag = tag or _tag_of(models, where) if len(models) > 1 else None
-        replaced = [self.struct(member, where, tag) if is_model(member) else replace(member) for member in members]
+        replaced = [
+            self.struct(member, where, tag) if is_model(member) else replace(member)
+            for member in members
+        ]
         if all(new is old for new, old in zip(replaced, members, strict=True)):
             return None
         return reduce(or_, replaced)
@@ -241,10 +254,13 @@ class ModelStructs:
             return self.struct(kind, where)
         origin, arguments = get_origin(kind), get_args(kind)
         if origin in (Union, UnionType):
-            discriminator = next(filter(None, (getattr(mark, "discriminator", None) for mark in marks)), None)
+            discriminator = next(
+                filter(None, (getattr(mark, "discriminator", None) for mark in marks)), None
+            )
             if discriminator is not None and not isinstance(discriminator, str):
                 raise TopologyError(
-                    f"{where}: a discriminator is the name of a field.", next_step='Write Field(discriminator="kind").'
+                    f"{where}: a discriminator is the name of a field.",
+                    next_step='Write Field(discriminator="kind").',
                 )
 
             def replace(part: Any) -> Any:
@@ -261,7 +277,10 @@ class ModelStructs:
                 )
             return kind
         if origin is not None:
-            parts = [part if part is ... else self._field_type(part, (), where, model) for part in arguments]
+            parts = [
+                part if part is ... else self._field_type(part, (), where, model)
+                for part in arguments
+            ]
             return origin[tuple(parts)]
         return self._plain_type(kind, where, model)
 
@@ -271,7 +290,11 @@ class ModelStructs:
                 f"{where}: pydantic reads bytes as text, but Sluice writes bytes as base64.",
                 next_step="Declare it as str.",
             )
-        if isinstance(kind, type) and issubclass(kind, Enum) and model.model_config.get("use_enum_values"):
+        if (
+            isinstance(kind, type)
+            and issubclass(kind, Enum)
+            and model.model_config.get("use_enum_values")
+        ):
             return Literal[tuple(member.value for member in kind)]
         name = getattr(kind, "__name__", "")
         if str(getattr(kind, "__module__", "")).startswith("pydantic") and name in _PYDANTIC_TYPES:
@@ -296,7 +319,9 @@ def required_fields(struct: Any) -> frozenset[str] | None:
 
 def _bare(kind: Any) -> Any:
     """A model without annotations around it, such as the Tag of a union's member."""
-    return get_args(kind)[0] if get_origin(kind) is Annotated and is_model(get_args(kind)[0]) else kind
+    return (
+        get_args(kind)[0] if get_origin(kind) is Annotated and is_model(get_args(kind)[0]) else kind
+    )
 
 
 def _tag_of(models: Sequence[Any], where: str) -> str:
@@ -313,7 +338,11 @@ def _tag_of(models: Sequence[Any], where: str) -> str:
 
 
 def _only_choice(field: Any) -> str | None:
-    choices = get_args(field.annotation) if field is not None and get_origin(field.annotation) is Literal else ()
+    choices = (
+        get_args(field.annotation)
+        if field is not None and get_origin(field.annotation) is Literal
+        else ()
+    )
     return choices[0] if len(choices) == 1 and type(choices[0]) is str else None
 
 
@@ -340,9 +369,12 @@ def _refuse_unstorable(model: Any, where: str) -> None:
     from pydantic.errors import PydanticUserError
 
     if model is BaseModel:
-        raise TopologyError(f"{where}: BaseModel has no fields.", next_step="Declare a class of it.")
+        raise TopologyError(
+            f"{where}: BaseModel has no fields.", next_step="Declare a class of it."
+        )
     try:
-        # A model's annotations may name classes that are defined after the model. `model_rebuild` finds these classes.
+        # A model's annotations may name classes that are defined after the model. `model_rebuild`
+        # finds these classes.
         model.model_rebuild()
     except (PydanticUserError, NameError) as error:
         raise TopologyError(

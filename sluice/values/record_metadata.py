@@ -15,7 +15,9 @@ METADATA = {
 }
 """The columns that SQL can read in addition to a record's value, each with its Spark SQL type."""
 
-STATEFUL_METADATA = {name: kind for name, kind in METADATA.items() if name not in ("_topic", "_headers")}
+STATEFUL_METADATA = {
+    name: kind for name, kind in METADATA.items() if name not in ("_topic", "_headers")
+}
 """The columns that SQL can read in addition to the value of a record that a stateful step has computed."""
 
 CHANGE_METADATA = {"_key": "STRING", "_window_start": "TIMESTAMP", "_window_end": "TIMESTAMP"}

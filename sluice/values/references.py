@@ -17,9 +17,10 @@ class Loader(Protocol):
 class Reference:
     """A reference to an author's function, class or instance.
 
-    The engine decides how to pickle the reference (`engine.steps.pickling`), because Spark's tasks may be unable to
-    import the object's module. After unpickling, the object is loaded when `value` is first read. Two references are
-    equal if they refer to the same object, or to functions with the same code.
+    The engine decides how to pickle the reference (`engine.steps.pickling`), because Spark's tasks
+    may be unable to import the object's module. After unpickling, the object is loaded when `value`
+    is first read. Two references are equal if they refer to the same object, or to functions with
+    the same code.
     """
 
     def __init__(self, value: Any = None, loader: Loader | None = None) -> None:
@@ -46,7 +47,8 @@ class Reference:
             return NotImplemented
         if self.value == other.value:
             return True
-        # A file that is imported again makes new functions, so functions are compared by their code.
+        # A file that is imported again makes new functions, so functions are compared by their
+        # code.
         if not callable(self.value) or not callable(other.value):
             return False
         return self.fingerprint() == other.fingerprint()

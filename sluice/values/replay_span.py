@@ -59,7 +59,8 @@ class Point:
 class Span:
     """The part of the topics that a replay reads.
 
-    Without `begin`, it begins where the current generation began; without `until`, it ends at the newest snapshot.
+    Without `begin`, it begins where the current generation began; without `until`, it ends at the
+    newest snapshot.
     """
 
     begin: Point | None = None

@@ -1,21 +1,23 @@
 """Paths: the sort order of rows that come from the same record.
 
-A path encodes, as bytes, the steps that lead from a record to a row. Rows sorted by path are in the order in which a
-single thread would process them depth first: the children of a step in the order of their declaration, each with all of
-its descendants; the results of an operator in sequence. Re-keyed rows sort after all rows that were not re-keyed, as in
-Kafka Streams, where they go through a repartition topic.
+A path encodes, as bytes, the steps that lead from a record to a row. Rows sorted by path are in the
+order in which a single thread would process them depth first: the children of a step in the order
+of their declaration, each with all of its descendants; the results of an operator in sequence.
+Re-keyed rows sort after all rows that were not re-keyed, as in Kafka Streams, where they go through
+a repartition topic.
 
 A path begins with one byte 0xff for every re-keying, and 0x00. Elements follow:
 
 - a turn, two bytes: the number of the child, for a step with several children;
 - the index of an array's element, four bytes;
 - a result of an operator: 0x20 and its number, four bytes;
-- a release, a result that an operator sends because stream time has advanced: 0x10 (before the results of the row that
-  advances it) or 0x30 (after them), a rank such as the time at which the result was due, for a timer that fires after a
-  record the turn of its processor, four bytes, and the result's key;
-- an event, after a release that no record has caused, such as the release of a wall-clock timer: 0x18, the names of
-  the operator and the timer, and a number for the record or timer that has set the timer. An event identifies
-  the result independently of the batch in which it is sent.
+- a release, a result that an operator sends because stream time has advanced: 0x10 (before the
+  results of the row that advances it) or 0x30 (after them), a rank such as the time at which the
+  result was due, for a timer that fires after a record the turn of its processor, four bytes, and
+  the result's key;
+- an event, after a release that no record has caused, such as the release of a wall-clock timer:
+  0x18, the names of the operator and the timer, and a number for the record or timer that has set
+  the timer. An event identifies the result independently of the batch in which it is sent.
 
 In a key or a name, 0xff follows each 0x00; a 0x00 without 0xff ends the text.
 """
@@ -61,7 +63,8 @@ def _element(number: int) -> bytes:
 def release_path(path: bytes, rank: int, key: str, *, before: bool, turn: bytes = b"") -> bytes:
     """The path of a result released with a row. Releases sort by rank, before or after the row's own results.
 
-    The releases of several operators that have the same `path` need a `turn`, by which they sort before their keys.
+    The releases of several operators that have the same `path` need a `turn`, by which they sort
+    before their keys.
     """
     return path + release(rank, before=before) + turn + _escaped(key)
 
@@ -75,7 +78,8 @@ def release(rank: int, *, before: bool) -> bytes:
 def turn_of_timers(stage: int, operator: int) -> bytes:
     """The turn of an operator whose timers fire after a record. Those of a later stage have the earlier turn.
 
-    So the timers of a processor fire before it gets the results that timers with the same time have in earlier stages.
+    So the timers of a processor fire before it gets the results that timers with the same time have
+    in earlier stages.
     """
     return (_LAST_STAGE - stage).to_bytes(2, "big") + operator.to_bytes(2, "big")
 
@@ -91,8 +95,9 @@ def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
 def event_of(path: bytes) -> tuple[int, bytes]:
     """The rank of a result that no record caused, and the bytes that identify its cause, such as a timer.
 
-    The bytes are the beginning of the path, which all results of this cause share. A result that is held back until
-    the end of a batch has no such cause: its rank is -1, and the bytes are its whole path.
+    The bytes are the beginning of the path, which all results of this cause share. A result that is
+    held back until the end of a batch has no such cause: its rank is -1, and the bytes are its
+    whole path.
     """
     base = path.lstrip(_REKEYED)
     if not base.startswith((_BEFORE, _AFTER)):

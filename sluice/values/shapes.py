@@ -18,7 +18,8 @@ class Shape:
     scalar: bool = False
     """True if the value is not an object. Its only field, `value`, is then the value itself.
 
-    An object can have a single field named `value`, too. So only this flag tells the two apart, never a field's name.
+    An object can have a single field named `value`, too. So only this flag tells the two apart,
+    never a field's name.
     """
 
     @classmethod

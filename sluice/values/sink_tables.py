@@ -36,15 +36,17 @@ _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_ ]*(\(\d+( *, *\d+)?\))?[A-Za-z ]*(\[\])
 class PostgresTable:
     """A table in PostgreSQL, for `to(...)`. Each batch is written exactly once, in one transaction of the database.
 
-    With `key="shop"`, the column `shop` holds the record's key, and the table has one row per key (or per key and
-    window): a record replaces the row of its key, and a record with a null value deletes the row. Without `key`, every
-    record of a stream appends a row, and the columns `_topic`, `_partition`, `_offset` and `_row` say from which source
-    record the row comes. A `Table` of the pipeline cannot be written without `key`.
+    With `key="shop"`, the column `shop` holds the record's key, and the table has one row per key
+    (or per key and window): a record replaces the row of its key, and a record with a null value
+    deletes the row. Without `key`, every record of a stream appends a row, and the columns
+    `_topic`, `_partition`, `_offset` and `_row` say from which source record the row comes. A
+    `Table` of the pipeline cannot be written without `key`.
 
-    `name` is the table, such as `"totals"` or `"shop.totals"`. `connection` is the name of an Airflow connection.
-    Without Airflow, Sluice reads the database's URL from the environment variable `SLUICE_CONNECTION_NAME`, where
-    `NAME` is the connection's name in capital letters. `types` gives the PostgreSQL types of columns, such as
-    `{"total": "numeric(12,2)"}`, for a table that Sluice creates. All other columns get their types from the fields.
+    `name` is the table, such as `"totals"` or `"shop.totals"`. `connection` is the name of an
+    Airflow connection. Without Airflow, Sluice reads the database's URL from the environment
+    variable `SLUICE_CONNECTION_NAME`, where `NAME` is the connection's name in capital letters.
+    `types` gives the PostgreSQL types of columns, such as `{"total": "numeric(12,2)"}`, for a table
+    that Sluice creates. All other columns get their types from the fields.
     """
 
     name: str
@@ -102,16 +104,17 @@ class PostgresTable:
 class DeltaTable:
     """A Delta Lake table, for `to(...)`. Each batch is written exactly once, in one transaction of the table.
 
-    `name` is the table's location: a folder as an absolute path or as a URI, such as `"s3a://lake/shop/totals"`. Spark
-    must be able to write there.
+    `name` is the table's location: a folder as an absolute path or as a URI, such as
+    `"s3a://lake/shop/totals"`. Spark must be able to write there.
 
-    With `key="shop"`, the column `shop` holds the record's key, and the table has one row per key (or per key and
-    window): a record replaces the row of its key, and a record with a null value deletes the row. Without `key`, every
-    record of a stream appends a row, and the columns `_topic`, `_partition`, `_offset` and `_row` say from which source
-    record the row comes. A `Table` of the pipeline cannot be written without `key`.
+    With `key="shop"`, the column `shop` holds the record's key, and the table has one row per key
+    (or per key and window): a record replaces the row of its key, and a record with a null value
+    deletes the row. Without `key`, every record of a stream appends a row, and the columns
+    `_topic`, `_partition`, `_offset` and `_row` say from which source record the row comes. A
+    `Table` of the pipeline cannot be written without `key`.
 
-    `types` gives the Spark SQL types of columns, such as `{"total": "DECIMAL(12,2)"}`, for a table that Sluice creates.
-    All other columns get their types from the fields.
+    `types` gives the Spark SQL types of columns, such as `{"total": "DECIMAL(12,2)"}`, for a table
+    that Sluice creates. All other columns get their types from the fields.
     """
 
     name: str
@@ -175,7 +178,8 @@ class DeltaTable:
 def _require_column_name(table: OutputTable, name: str | None) -> None:
     if name is not None and not (isinstance(name, str) and name):
         raise TopologyError(
-            f"{type(table).__name__}: {name!r} is not the name of a column.", next_step="Pass the name as a str."
+            f"{type(table).__name__}: {name!r} is not the name of a column.",
+            next_step="Pass the name as a str.",
         )
     if name is not None and (why := table.refusal(name)):
         raise TopologyError(

@@ -58,6 +58,7 @@ def value_json(sql: str) -> str:
 def value_of_json(text: str, kind: str) -> str:
     """SQL for the value of JSON that Sluice has written, given the value's Spark SQL type.
 
-    Spark ignores the option `writer`, which tells `sql.arrow_evaluation` that the JSON is of exactly this type.
+    Spark ignores the option `writer`, which tells `sql.arrow_evaluation` that the JSON is of
+    exactly this type.
     """
     return f"from_json({text}, {literal(kind)}, map('writer', 'sluice'))"

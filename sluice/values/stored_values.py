@@ -1,12 +1,13 @@
 """How Sluice stores values that msgspec and SQL cannot hold as the author declares them: as Structs.
 
-A pydantic model, and a Struct, dataclass or TypedDict with fields of type Any, become a Struct with the same fields.
-A value of type Any becomes the text of its JSON, which stays as it is in SQL, states and stores. The text is put back
-into the JSON where values leave Sluice: `values.json_text.plain_json`.
+A pydantic model, and a Struct, dataclass or TypedDict with fields of type Any, become a Struct with
+the same fields. A value of type Any becomes the text of its JSON, which stays as it is in SQL,
+states and stores. The text is put back into the JSON where values leave Sluice:
+`values.json_text.plain_json`.
 
-pydantic validates models where they come into a pipeline: from a topic, and as results of an author's functions. For
-functions, models are built from Structs without validation, because a validator may change a value, and must not
-change it again.
+pydantic validates models where they come into a pipeline: from a topic, and as results of an
+author's functions. For functions, models are built from Structs without validation, because a
+validator may change a value, and must not change it again.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ def has_models(kind: Any) -> bool:
 
 def models_within(kind: Any) -> list[Any]:
     """The models that values of this type may contain."""
-    made_for = [part.__made_for__ for part in _parts_of_values(stored_type(kind)) if _is_stored(part)]
+    made_for = [
+        part.__made_for__ for part in _parts_of_values(stored_type(kind)) if _is_stored(part)
+    ]
     return [*dict.fromkeys(filter(is_model, made_for))]
 
 
@@ -107,8 +110,13 @@ def topic_decoder(kind: Any) -> Callable[[bytes], Any]:
     if not is_converted(kind):
         return epochs.decoder(kind)
     # msgspec.Raw keeps the text of JSON.
-    decode, converted = epochs.decoder(_replaced_type(kind, msgspec.Raw)), _replaced_type(kind, _FROM_ANY)
-    return lambda data: msgspec.convert(decode(data), converted, from_attributes=True, dec_hook=_json_text)
+    decode, converted = (
+        epochs.decoder(_replaced_type(kind, msgspec.Raw)),
+        _replaced_type(kind, _FROM_ANY),
+    )
+    return lambda data: msgspec.convert(
+        decode(data), converted, from_attributes=True, dec_hook=_json_text
+    )
 
 
 @cache
@@ -118,7 +126,8 @@ def storer(kind: Any) -> Callable[[Any], Any]:
     It raises ValidationError for a value of another type.
     """
     converted = _replaced_type(kind, _FROM_ANY)
-    # `msgspec.convert` finds fields by their names in JSON and unions' members by their tags. Plain data has both.
+    # `msgspec.convert` finds fields by their names in JSON and unions' members by their tags. Plain
+    # data has both.
     if has_models(kind):
         plain = pydantic_models.plain_data(kind)
     else:
@@ -143,11 +152,14 @@ def _json_text(_: Any, value: Any) -> JsonText | None:
             raise ValueError(str(error)) from None
     else:
         text = _encode(value).decode()
-        # msgspec writes NaN and infinity as null if they are floats, and by name if they are Decimals.
+        # msgspec writes NaN and infinity as null if they are floats, and by name if they are
+        # Decimals.
         if "null" in text or "NaN" in text or "Infinity" in text:
             require_all_finite(value)
     if len(text) > LONGEST_STRING:
-        raise ValueError(f"JSON of {len(text):,} characters; at most {LONGEST_STRING:,} are possible")
+        raise ValueError(
+            f"JSON of {len(text):,} characters; at most {LONGEST_STRING:,} are possible"
+        )
     return None if text == "null" else JsonText(text)
 
 
@@ -216,7 +228,8 @@ def _instance(value: Stored) -> Any:
         return fields
     if issubclass(kind, msgspec.Struct):
         return kind(**fields)
-    # The instance is made without `__init__`, as msgspec makes it, because not every `__init__` takes all fields.
+    # The instance is made without `__init__`, as msgspec makes it, because not every `__init__`
+    # takes all fields.
     instance = object.__new__(kind)
     for name, field in fields.items():
         object.__setattr__(instance, name, field)
@@ -257,7 +270,10 @@ class _Replacing:
             # A union with Any allows every value, as Any does.
             if Any in arguments:
                 return self.any_type
-            return self._model_structs.union(arguments, where, lambda part: self.replaced(part, where)) or kind
+            return (
+                self._model_structs.union(arguments, where, lambda part: self.replaced(part, where))
+                or kind
+            )
         if origin is Annotated:
             arguments, marks = arguments[:1], arguments[1:]
             inner = self.replaced(arguments[0], where)
@@ -274,7 +290,8 @@ class _Replacing:
     def _class(self, kind: Any, where: str) -> Any:
         """The Struct for a class with fields of type Any; the class itself if it has none."""
         _refuse_models_in(kind, where)
-        # A class that contains itself is left as it is: `contracts.sql_type` raises an error for it.
+        # A class that contains itself is left as it is: `contracts.sql_type` raises an error for
+        # it.
         if kind in self.within:
             return kind
         inner = _Replacing(self.any_type, (*self.within, kind))
@@ -288,7 +305,9 @@ class _Replacing:
                 f"{where}: with a field of type Any, {unnamed!r} must be a name in Python.",
                 next_step="Declare the fields of type Any in a class of their own.",
             )
-        optional = [name for name, declared in annotations.items() if _is_optional(kind, name, declared)]
+        optional = [
+            name for name, declared in annotations.items() if _is_optional(kind, name, declared)
+        ]
         return _struct(kind, replaced, optional)
 
 
@@ -311,9 +330,15 @@ def _struct(kind: Any, types: Mapping[str, Any], optional: Sequence[str]) -> Any
             field = msgspec.field(default=None) if is_optional else msgspec.field()
             fields.append((name, part | None if is_optional else part, field))
     elif dataclasses.is_dataclass(kind):
-        fields = [(field.name, types[field.name], epochs.default_of(field)) for field in dataclasses.fields(kind)]
+        fields = [
+            (field.name, types[field.name], epochs.default_of(field))
+            for field in dataclasses.fields(kind)
+        ]
     else:
-        fields = [(field.name, types[field.name], epochs.field_of(field)) for field in msgspec.structs.fields(kind)]
+        fields = [
+            (field.name, types[field.name], epochs.field_of(field))
+            for field in msgspec.structs.fields(kind)
+        ]
         of_struct = kind.__struct_config__
         config = {"forbid_unknown_fields": of_struct.forbid_unknown_fields}
         if of_struct.tag_field is not None:

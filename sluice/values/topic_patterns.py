@@ -23,7 +23,9 @@ def is_pattern(topic: str) -> bool:
 
 def matches(pattern: str, topic: str) -> bool:
     """Whether a pattern matches the whole name of a topic."""
-    return not topic.startswith((_SIGN, _INTERNAL)) and _compiled(pattern).fullmatch(topic) is not None
+    return (
+        not topic.startswith((_SIGN, _INTERNAL)) and _compiled(pattern).fullmatch(topic) is not None
+    )
 
 
 def named_or_matching(topics: Iterable[str], existing: Iterable[str]) -> list[str]:

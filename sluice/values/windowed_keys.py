@@ -22,7 +22,8 @@ _MILLISECOND = timedelta(milliseconds=1)
 class Windowed(Generic[K]):
     """The key of a windowed table's row: the key of its records, and the bounds of their window, in UTC.
 
-    The end is exclusive for tumbling and hopping windows, inclusive for sliding windows and sessions.
+    The end is exclusive for tumbling and hopping windows, inclusive for sliding windows and
+    sessions.
     """
 
     key: K
@@ -46,7 +47,9 @@ def windowed(key: str, bounds: Bounds) -> Windowed[str]:
     try:
         return Windowed(key, _EPOCH + start * _MILLISECOND, _EPOCH + end * _MILLISECOND)
     except OverflowError:
-        raise OverflowError("the key's window ends after the year 9999, the last of Python's datetimes") from None
+        raise OverflowError(
+            "the key's window ends after the year 9999, the last of Python's datetimes"
+        ) from None
 
 
 def windowed_json(key: Windowed[Any]) -> bytes:

@@ -25,8 +25,8 @@ T = TypeVar("T", int, Any)
 class Window:
     """Windows `[start, start + size)`, as `tumbling` and `hopping` make them.
 
-    They begin at multiples of `advance_ms` (tumbling windows: of `size_ms`), and accept records until stream time
-    reaches their end + grace.
+    They begin at multiples of `advance_ms` (tumbling windows: of `size_ms`), and accept records
+    until stream time reaches their end + grace.
     """
 
     size_ms: int
@@ -54,7 +54,9 @@ class Window:
         """The windows that contain `time`, the earliest first. Windows with a negative start do not exist."""
         size, every = self.size_ms, self.advance_ms or self.size_ms
         first = (time - size + every) // every * every
-        return [(start, start + size) for start in range(first if first > 0 else 0, time + 1, every)]
+        return [
+            (start, start + size) for start in range(first if first > 0 else 0, time + 1, every)
+        ]
 
     def end_of(self, start: int) -> int:
         """The end of the window that begins at `start`."""
@@ -71,8 +73,8 @@ class Window:
 class SlidingWindow:
     """One window `[start, start + size]` for every distinct set of records within `size`.
 
-    A window ends at a record or begins right after a record, and accepts records while stream time is at most
-    end + grace.
+    A window ends at a record or begins right after a record, and accepts records while stream time
+    is at most end + grace.
     """
 
     size_ms: int
@@ -116,7 +118,8 @@ TimeWindow: TypeAlias = Window | CalendarWindow
 class CustomWindow:
     """Windows `[start, end)` that an author's function gives for a record's time.
 
-    The function takes the time and returns pairs of start and end. Windows accept records until end + grace.
+    The function takes the time and returns pairs of start and end. Windows accept records until end
+    + grace.
     """
 
     function: Reference
@@ -135,16 +138,21 @@ class CustomWindow:
     def bounds_of(self, time: int) -> list[Bounds]:
         """The windows that contain `time`, the earliest first.
 
-        Raises ValueError if the function returns anything else, and whatever error the function raises.
+        Raises ValueError if the function returns anything else, and whatever error the function
+        raises.
         """
         returned = self.function.value(time)
         if not isinstance(returned, Iterable):
-            raise ValueError(f"the window function returned {returned!r} for {time}, not a list of (start, end)")
+            raise ValueError(
+                f"the window function returned {returned!r} for {time}, not a list of (start, end)"
+            )
         windows: list[Bounds] = []
         for window in returned:
             match window:
                 # The pattern `int()` would also match a bool, which is not a time.
-                case (start, end) if type(start) is type(end) is int and 0 <= start <= time < end <= _LAST_END:
+                case (start, end) if (
+                    type(start) is type(end) is int and 0 <= start <= time < end <= _LAST_END
+                ):
                     windows.append((start, end))
                 case _:
                     raise ValueError(

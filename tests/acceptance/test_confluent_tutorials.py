@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from sluice import Context, Pipeline, Record, Serde, Timer, hopping, session, sliding, tumbling, within
+from sluice import (
+    Context,
+    Pipeline,
+    Record,
+    Serde,
+    Timer,
+    hopping,
+    session,
+    sliding,
+    tumbling,
+    within,
+)
 from tests.acceptance.conftest import Piped, Play, last_values, pairs, values
 
 SECOND, MINUTE, DAY = 1_000, 60_000, 86_400_000
@@ -125,7 +136,9 @@ def test_tickets_are_counted_and_their_prices_added_up_for_each_film(play: Play)
     by_title.count(store="sold")
     by_title.aggregate(store="revenue", total="sum(price)")
     chance = random.Random(2)
-    sold = [Ticket(chance.choice(["Alien", "Big", "Clue"]), chance.randrange(8, 20)) for _ in range(60)]
+    sold = [
+        Ticket(chance.choice(["Alien", "Big", "Clue"]), chance.randrange(8, 20)) for _ in range(60)
+    ]
 
     driver = play(pipeline, [Piped("tickets", ticket) for ticket in sold])
 
@@ -139,10 +152,15 @@ def test_tickets_are_counted_and_their_prices_added_up_for_each_film(play: Play)
 def test_the_best_and_the_worst_selling_film_of_each_year(play: Play) -> None:
     pipeline = Pipeline("extremes")
     by_year = pipeline.stream("films", value=Film).group_by("year")
-    by_year.aggregate(store="extremes", least="min(revenue)", most="max(revenue)", best="max_by(title, revenue)")
+    by_year.aggregate(
+        store="extremes", least="min(revenue)", most="max(revenue)", best="max_by(title, revenue)"
+    )
     chance = random.Random(3)
     revenues = chance.sample(range(1_000), 40)
-    films = [Film(n, f"film {n}", 2000 + chance.randrange(4), revenue) for n, revenue in enumerate(revenues)]
+    films = [
+        Film(n, f"film {n}", 2000 + chance.randrange(4), revenue)
+        for n, revenue in enumerate(revenues)
+    ]
 
     driver = play(pipeline, [Piped("films", film) for film in films])
 
@@ -157,13 +175,18 @@ def test_the_best_and_the_worst_selling_film_of_each_year(play: Play) -> None:
 
 def test_books_are_filtered_by_their_author(play: Play) -> None:
     pipeline = Pipeline("filtering")
-    pipeline.stream("books", value=Book).filter("author = 'George R. R. Martin'").to("books_by_martin")
+    pipeline.stream("books", value=Book).filter("author = 'George R. R. Martin'").to(
+        "books_by_martin"
+    )
     books = [Book("A Storm of Swords", "George R. R. Martin"), Book("It", "Stephen King"),
              Book("A Game of Thrones", "George R. R. Martin")]  # fmt: skip
 
     driver = play(pipeline, [Piped("books", book) for book in books])
 
-    assert [book["title"] for book in values(driver, "books_by_martin")] == ["A Storm of Swords", "A Game of Thrones"]
+    assert [book["title"] for book in values(driver, "books_by_martin")] == [
+        "A Storm of Swords",
+        "A Game of Thrones",
+    ]
 
 
 def test_a_click_of_the_same_address_within_two_minutes_is_no_new_click(play: Play) -> None:
@@ -174,7 +197,11 @@ def test_a_click_of_the_same_address_within_two_minutes_is_no_new_click(play: Pl
     records, time = [], START
     for number in range(60):
         time += chance.randrange(30 * SECOND)
-        records.append(Piped("clicks", Click(f"10.0.0.{chance.randrange(4)}", f"/page/{number}"), timestamp=time))
+        records.append(
+            Piped(
+                "clicks", Click(f"10.0.0.{chance.randrange(4)}", f"/page/{number}"), timestamp=time
+            )
+        )
 
     driver = play(pipeline, records)
 
@@ -191,7 +218,9 @@ def test_purchases_of_tracks_are_joined_with_their_albums_by_a_foreign_key(play:
     pipeline = Pipeline("music")
     albums = pipeline.table("albums", value=Album)
     purchases = pipeline.table("purchases", value=Purchase)
-    purchases.join(albums, on="album").select(song="left.song", artist="right.artist").to("music_interest")
+    purchases.join(albums, on="album").select(song="left.song", artist="right.artist").to(
+        "music_interest"
+    )
     records = [
         Piped("albums", Album("Physical Graffiti", "Led Zeppelin"), "5"),
         Piped("purchases", Purchase("Houses of the Holy", 5), "100"),
@@ -214,11 +243,15 @@ def _temperatures(seed: int, step_ms: int) -> list[Piped]:
     for _ in range(60):
         time += chance.randrange(step_ms)
         degrees = chance.randrange(40, 120) / 2
-        records.append(Piped("temperatures", Temperature(chance.choice("ab"), degrees), timestamp=time))
+        records.append(
+            Piped("temperatures", Temperature(chance.choice("ab"), degrees), timestamp=time)
+        )
     return records
 
 
-def test_devices_alarm_if_their_average_temperature_in_overlapping_windows_is_high(play: Play) -> None:
+def test_devices_alarm_if_their_average_temperature_in_overlapping_windows_is_high(
+    play: Play,
+) -> None:
     pipeline = Pipeline("hopping")
     by_device = pipeline.stream("temperatures", value=Temperature).group_by("device")
     windows = by_device.windowed_by(hopping("10 minutes", advance="5 minutes"))
@@ -239,7 +272,9 @@ def test_devices_alarm_if_their_average_temperature_in_overlapping_windows_is_hi
         for record in driver.output("alarms")
         if record.value is not None
     }
-    assert alarmed >= {(device, start) for (device, start, _), at in averages.items() if at["degrees"] > 40}
+    assert alarmed >= {
+        (device, start) for (device, start, _), at in averages.items() if at["degrees"] > 40
+    }
 
 
 def test_the_average_temperature_of_the_last_half_second(play: Play) -> None:
@@ -283,7 +318,9 @@ def test_ratings_are_joined_with_the_table_of_films(play: Play) -> None:
     pipeline = Pipeline("rated")
     films = pipeline.table("films", value=Film, key="film")
     ratings = pipeline.stream("ratings", value=Rating, key="film")
-    ratings.join(films).select(title="left.film", year="right.year", stars="left.stars").to("rated_films")
+    ratings.join(films).select(title="left.film", year="right.year", stars="left.stars").to(
+        "rated_films"
+    )
     records = [
         Piped("ratings", Rating(28, 9.0)),
         Piped("films", Film(28, "Alien", 1979, 1)),
@@ -294,7 +331,10 @@ def test_ratings_are_joined_with_the_table_of_films(play: Play) -> None:
 
     driver = play(pipeline, records)
 
-    assert [(rated["year"], rated["stars"]) for rated in values(driver, "rated_films")] == [(1979, 8.5), (1980, 10.0)]
+    assert [(rated["year"], rated["stars"]) for rated in values(driver, "rated_films")] == [
+        (1979, 8.5),
+        (1980, 10.0),
+    ]
 
 
 def test_a_table_joined_with_a_table_follows_the_changes_of_both(play: Play) -> None:
@@ -361,18 +401,23 @@ def test_rock_and_classical_songs_are_merged(play: Play) -> None:
     rock.merge(classical).to("all_songs")
     songs = [("rock", "Fly"), ("classical", "Air"), ("classical", "Bolero"), ("rock", "Run")]
 
-    driver = play(pipeline, [Piped(topic, Song("x", title), timestamp=n) for n, (topic, title) in enumerate(songs)])
+    driver = play(
+        pipeline,
+        [Piped(topic, Song("x", title), timestamp=n) for n, (topic, title) in enumerate(songs)],
+    )
 
-    assert Counter(song["title"] for song in values(driver, "all_songs")) == Counter(title for _, title in songs)
+    assert Counter(song["title"] for song in values(driver, "all_songs")) == Counter(
+        title for _, title in songs
+    )
 
 
 @pytest.mark.spark
 def test_personal_data_is_masked(play: Play) -> None:
     pipeline = Pipeline("masking")
     customers = pipeline.stream("customers", value=Customer)
-    customers.select(name="regexp_replace(name, '[a-z]', '*')", card="concat('****', substring(card, 13, 4))").to(
-        "masked"
-    )
+    customers.select(
+        name="regexp_replace(name, '[a-z]', '*')", card="concat('****', substring(card, 13, 4))"
+    ).to("masked")
 
     driver = play(pipeline, [Piped("customers", Customer("Ann", "4000123412341234", "1990-01-01"))])
 
@@ -386,7 +431,9 @@ def test_clicks_form_sessions_that_end_after_five_idle_minutes(play: Play) -> No
     chance = random.Random(7)
     times = sorted(START + chance.randrange(4 * 60 * MINUTE) for _ in range(50))
 
-    driver = play(pipeline, [Piped("clicks", Click("10.0.0.1", "/"), timestamp=time) for time in times])
+    driver = play(
+        pipeline, [Piped("clicks", Click("10.0.0.1", "/"), timestamp=time) for time in times]
+    )
 
     sessions: list[list[int]] = []
     for time in times:
@@ -394,7 +441,9 @@ def test_clicks_form_sessions_that_end_after_five_idle_minutes(play: Play) -> No
             sessions[-1].append(time)
         else:
             sessions.append([time])
-    assert driver.store("sessions") == {("10.0.0.1", each[0], each[-1]): len(each) for each in sessions}
+    assert driver.store("sessions") == {
+        ("10.0.0.1", each[0], each[-1]): len(each) for each in sessions
+    }
 
 
 def test_a_stream_is_split_by_genre(play: Play) -> None:
@@ -405,7 +454,9 @@ def test_a_stream_is_split_by_genre(play: Play) -> None:
         branch.to(f"{name}_actings")
     actings_of = [("Meryl", "drama"), ("Ian", "fantasy"), ("Will", "comedy"), ("Nicole", "drama")]
 
-    driver = play(pipeline, [Piped("actings", Acting(actor, "t", genre)) for actor, genre in actings_of])
+    driver = play(
+        pipeline, [Piped("actings", Acting(actor, "t", genre)) for actor, genre in actings_of]
+    )
 
     assert [acting["actor"] for acting in values(driver, "drama_actings")] == ["Meryl", "Nicole"]
     assert [acting["actor"] for acting in values(driver, "fantasy_actings")] == ["Ian"]
@@ -451,9 +502,14 @@ def test_ratings_of_ten_minutes_are_counted_by_the_time_inside_the_value(play: P
 
     pipeline = Pipeline("tumbling")
     ratings = pipeline.stream("ratings", value=TimedRating, event_time=epoch_ms("at"))
-    ratings.group_by("title").windowed_by(tumbling("10 minutes", grace="1 day")).count(store="per_ten_minutes")
+    ratings.group_by("title").windowed_by(tumbling("10 minutes", grace="1 day")).count(
+        store="per_ten_minutes"
+    )
     chance = random.Random(8)
-    rated = [TimedRating(chance.choice(["Alien", "Big"]), START + chance.randrange(60 * MINUTE)) for _ in range(60)]
+    rated = [
+        TimedRating(chance.choice(["Alien", "Big"]), START + chance.randrange(60 * MINUTE))
+        for _ in range(60)
+    ]
 
     driver = play(pipeline, [Piped("ratings", rating) for rating in rated])
 
@@ -472,11 +528,16 @@ def test_only_the_final_count_of_a_window_is_sent(play: Play) -> None:
     chance = random.Random(9)
     times = [START + 700 * n - chance.randrange(4 * SECOND) for n in range(60)]
 
-    driver = play(pipeline, [Piped("pressures", Pressure("s", 40), timestamp=time) for time in times])
+    driver = play(
+        pipeline, [Piped("pressures", Pressure("s", 40), timestamp=time) for time in times]
+    )
 
     counts = Counter(time - time % (10 * SECOND) for time in times)
     closed = {start: count for start, count in counts.items() if start + 15 * SECOND <= max(times)}
-    sent = [(int(record.headers["window_start"]), record.value) for record in driver.output("final_alerts")]
+    sent = [
+        (int(record.headers["window_start"]), record.value)
+        for record in driver.output("final_alerts")
+    ]
     assert sent == sorted(closed.items())
 
 
@@ -484,10 +545,16 @@ def test_values_that_cannot_be_read_go_to_the_dead_letters(play: Play) -> None:
     pipeline = Pipeline("errors")
     pipeline.stream("powers", value=Power).to("good_powers")
 
-    driver = play(pipeline, [Piped("powers", b"{"), Piped("powers", Power("a", 1)), Piped("powers", {"device": "a"})])
+    driver = play(
+        pipeline,
+        [Piped("powers", b"{"), Piped("powers", Power("a", 1)), Piped("powers", {"device": "a"})],
+    )
 
     assert values(driver, "good_powers") == [{"device": "a", "watts": 1}]
-    assert [letter.headers["sluice.reason"] for letter in driver.dead_letters()] == ["malformed", "contract"]
+    assert [letter.headers["sluice.reason"] for letter in driver.dead_letters()] == [
+        "malformed",
+        "contract",
+    ]
 
 
 def test_the_format_of_values_is_changed_from_json_to_csv(play: Play) -> None:
@@ -516,11 +583,19 @@ def test_the_volume_weighted_average_price_of_a_share(play: Play) -> None:
     by_symbol = pipeline.stream("trades", value=Trade).group_by("symbol")
     sums = by_symbol.aggregate(store="sums", spent="sum(price * shares)", shares="sum(shares)")
     sums.select(price="spent / shares").to("average_prices")
-    trades = [Trade("A", 10.0, 100), Trade("B", 3.5, 10), Trade("A", 12.0, 300), Trade("A", 8.0, 100)]
+    trades = [
+        Trade("A", 10.0, 100),
+        Trade("B", 3.5, 10),
+        Trade("A", 12.0, 300),
+        Trade("A", 8.0, 100),
+    ]
 
     driver = play(pipeline, [Piped("trades", trade) for trade in trades])
 
-    assert last_values(driver, "average_prices") == {"A": {"price": 5400 / 500}, "B": {"price": 3.5}}
+    assert last_values(driver, "average_prices") == {
+        "A": {"price": 5400 / 500},
+        "B": {"price": 3.5},
+    }
 
 
 class Login(Struct):
@@ -531,15 +606,22 @@ class Login(Struct):
 def test_log_ins_to_three_programs_are_counted_together(play: Play) -> None:
     pipeline = Pipeline("cogrouped")
     columns = {"all_logins": "count(*)", "users": "count(DISTINCT user)"}
-    first, *others = (pipeline.stream(f"logins_{app}", value=Login).group_by("app") for app in "abc")
+    first, *others = (
+        pipeline.stream(f"logins_{app}", value=Login).group_by("app") for app in "abc"
+    )
     together = first.cogroup(columns)
     for other in others:
         together = together.cogroup(other, columns)
     together.aggregate(store="logins")
     chance = random.Random(10)
-    logins = [Login(chance.choice(["mail", "chat"]), chance.choice(["ann", "bob", "cay"])) for _ in range(60)]
+    logins = [
+        Login(chance.choice(["mail", "chat"]), chance.choice(["ann", "bob", "cay"]))
+        for _ in range(60)
+    ]
 
-    driver = play(pipeline, [Piped(f"logins_{'abc'[n % 3]}", login) for n, login in enumerate(logins)])
+    driver = play(
+        pipeline, [Piped(f"logins_{'abc'[n % 3]}", login) for n, login in enumerate(logins)]
+    )
 
     assert driver.store("logins") == {
         app: {
@@ -554,13 +636,19 @@ def test_each_record_chooses_its_output_topic(play: Play) -> None:
     pipeline = Pipeline("dynamic")
     orders = pipeline.stream("orders", value=Order)
     orders.route(
-        "IF(product LIKE 'gold%', 'special_orders', 'orders_processed')", ["special_orders", "orders_processed"]
+        "IF(product LIKE 'gold%', 'special_orders', 'orders_processed')",
+        ["special_orders", "orders_processed"],
     )
     products = ["gold ring", "lamp", "gold watch", "tea"]
 
-    driver = play(pipeline, [Piped("orders", Order(str(n), product)) for n, product in enumerate(products)])
+    driver = play(
+        pipeline, [Piped("orders", Order(str(n), product)) for n, product in enumerate(products)]
+    )
 
-    assert [order["product"] for order in values(driver, "special_orders")] == ["gold ring", "gold watch"]
+    assert [order["product"] for order in values(driver, "special_orders")] == [
+        "gold ring",
+        "gold watch",
+    ]
     assert [order["product"] for order in values(driver, "orders_processed")] == ["lamp", "tea"]
 
 
@@ -585,9 +673,13 @@ def test_a_punctuator_sends_the_sums_so_far_at_full_five_seconds(play: Play) -> 
     powers.process(StreamTimeSums, stores={"sums": int}, returns=int).output.to("power_sums")
     seconds = [0, 4, 6, 9, 17]
 
-    driver = play(pipeline, [Piped("powers", Power("a", 10), timestamp=START + each * SECOND) for each in seconds])
+    driver = play(
+        pipeline,
+        [Piped("powers", Power("a", 10), timestamp=START + each * SECOND) for each in seconds],
+    )
 
-    # Due at the first record, and whenever a full five seconds are reached; a jump over several counts once.
+    # Due at the first record, and whenever a full five seconds are reached; a jump over several
+    # counts once.
     assert values(driver, "power_sums")[-2:] == [30, 50]
 
 

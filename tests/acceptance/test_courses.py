@@ -92,10 +92,16 @@ def test_salaries_of_departments_follow_employees_who_move(play: Play) -> None:
     pipeline = Pipeline("salaries")
     employees = pipeline.table("employees", value=Employee, key="id")
     by_department = employees.group_by("department")
-    by_department.aggregate(store="departments", people="count(*)", total="sum(salary)", average="avg(salary)")
+    by_department.aggregate(
+        store="departments", people="count(*)", total="sum(salary)", average="avg(salary)"
+    )
     chance = random.Random(1)
     changes = [
-        Employee(str(chance.randrange(8)), chance.choice(["engineering", "support"]), chance.randrange(3_000, 9_000))
+        Employee(
+            str(chance.randrange(8)),
+            chance.choice(["engineering", "support"]),
+            chance.randrange(3_000, 9_000),
+        )
         for _ in range(40)
     ]
 
@@ -105,16 +111,22 @@ def test_salaries_of_departments_follow_employees_who_move(play: Play) -> None:
     for employee in {change.id: change for change in changes}.values():
         salaries[employee.department].append(employee.salary)
     assert driver.store("departments") == {
-        department: {"people": len(of), "total": sum(of), "average": mean(of)} for department, of in salaries.items()
+        department: {"people": len(of), "total": sum(of), "average": mean(of)}
+        for department, of in salaries.items()
     }
 
 
 def test_invoices_of_each_store_are_counted_in_windows_of_five_minutes(play: Play) -> None:
     pipeline = Pipeline("invoices")
     invoices = pipeline.stream("invoices", value=Invoice, key="store", event_time=epoch_ms("at"))
-    invoices.group_by_key().windowed_by(tumbling("5 minutes", grace="2 minutes")).count(store="invoices_per_window")
+    invoices.group_by_key().windowed_by(tumbling("5 minutes", grace="2 minutes")).count(
+        store="invoices_per_window"
+    )
     chance = random.Random(2)
-    sent = [Invoice(chance.choice("AB"), 10, START + 20 * SECOND * n - chance.randrange(5 * MINUTE)) for n in range(60)]
+    sent = [
+        Invoice(chance.choice("AB"), 10, START + 20 * SECOND * n - chance.randrange(5 * MINUTE))
+        for n in range(60)
+    ]
 
     driver = play(pipeline, [Piped("invoices", invoice) for invoice in sent])
 
@@ -135,7 +147,11 @@ def test_the_heartbeats_of_the_last_minute_show_which_machines_are_down(play: Pl
     windows = beats.group_by_key().windowed_by(hopping("1 minute", advance="30 seconds"))
     windows.count(store="beats").suppress_until_window_closes().filter("value < 3").to("alarms")
     every = {"good": 15, "bad": 40}
-    sent = [Heartbeat(name, START + second * SECOND) for name, gap in every.items() for second in range(0, 600, gap)]
+    sent = [
+        Heartbeat(name, START + second * SECOND)
+        for name, gap in every.items()
+        for second in range(0, 600, gap)
+    ]
     sent.sort(key=lambda beat: beat.at)
 
     driver = play(pipeline, [Piped("heartbeats", beat) for beat in sent])
@@ -145,7 +161,9 @@ def test_the_heartbeats_of_the_last_minute_show_which_machines_are_down(play: Pl
     expected = set()
     for name in every:
         for start in starts:
-            beats_in_window = sum(beat.machine == name and start <= beat.at < start + MINUTE for beat in sent)
+            beats_in_window = sum(
+                beat.machine == name and start <= beat.at < start + MINUTE for beat in sent
+            )
             if 0 < beats_in_window < 3 and start + MINUTE <= last:
                 expected.add((name, start))
     alarms = [record for record in driver.output("alarms") if record.value is not None]
@@ -159,7 +177,9 @@ def test_clicks_of_users_form_sessions(play: Play) -> None:
     minutes = {"ann": [0, 2, 6, 20, 24], "bob": [1, 3, 30]}
     sent = sorted((minute, user) for user, at in minutes.items() for minute in at)
 
-    driver = play(pipeline, [Piped("clicks", Login(user, START + minute * MINUTE)) for minute, user in sent])
+    driver = play(
+        pipeline, [Piped("clicks", Login(user, START + minute * MINUTE)) for minute, user in sent]
+    )
 
     assert driver.store("clicks_of_session") == {
         ("ann", START, START + 6 * MINUTE): 3,
@@ -171,8 +191,16 @@ def test_clicks_of_users_form_sessions(play: Play) -> None:
 
 def test_an_advertisers_campaigns_have_a_click_rate(play: Play) -> None:
     pipeline = Pipeline("campaigns")
-    shown = pipeline.stream("impressions", value=Impression, key="campaign").group_by_key().count(store="shown")
-    clicked = pipeline.stream("ad_clicks", value=Impression, key="campaign").group_by_key().count(store="clicked")
+    shown = (
+        pipeline.stream("impressions", value=Impression, key="campaign")
+        .group_by_key()
+        .count(store="shown")
+    )
+    clicked = (
+        pipeline.stream("ad_clicks", value=Impression, key="campaign")
+        .group_by_key()
+        .count(store="clicked")
+    )
     shown.left_join(clicked).select(rate="coalesce(right, 0) / left").to("click_rates")
     chance = random.Random(3)
     shows = [Impression("x", chance.choice(["spring", "summer"])) for _ in range(30)]
@@ -180,10 +208,14 @@ def test_an_advertisers_campaigns_have_a_click_rate(play: Play) -> None:
 
     driver = play(
         pipeline,
-        [Piped("impressions", show) for show in shows] + [Piped("ad_clicks", click, timestamp=1) for click in clicks],
+        [Piped("impressions", show) for show in shows]
+        + [Piped("ad_clicks", click, timestamp=1) for click in clicks],
     )
 
-    shown_of, clicked_of = Counter(each.campaign for each in shows), Counter(each.campaign for each in clicks)
+    shown_of, clicked_of = (
+        Counter(each.campaign for each in shows),
+        Counter(each.campaign for each in clicks),
+    )
     rates = {campaign: {"rate": clicked_of[campaign] / shown_of[campaign]} for campaign in shown_of}
     assert last_values(driver, "click_rates") == rates
 
@@ -213,8 +245,12 @@ def test_the_three_inventories_with_most_clicks_of_each_type_of_news(play: Play)
     pipeline = Pipeline("top_three")
     inventories = pipeline.global_table("active_inventories", value=Inventory)
     clicks = pipeline.stream("clicks", value=str)
-    joined = clicks.join(inventories, on="value").select(inventory="right.inventory", news="right.news_type")
-    joined.group_by("news").aggregate(dict, count_click, store="clicks_of_news", returns=dict[str, int])
+    joined = clicks.join(inventories, on="value").select(
+        inventory="right.inventory", news="right.news_type"
+    )
+    joined.group_by("news").aggregate(
+        dict, count_click, store="clicks_of_news", returns=dict[str, int]
+    )
     chance = random.Random(4)
     known = [Inventory(str(number), chance.choice(["sports", "politics"])) for number in range(8)]
     clicked = [str(chance.randrange(9)) for _ in range(60)]
@@ -242,7 +278,9 @@ def count_click(counts: dict[str, int], click: Any) -> dict[str, int]:
 
 def test_a_one_time_code_is_valid_for_five_minutes(play: Play) -> None:
     pipeline = Pipeline("codes")
-    requested = pipeline.stream("requested", value=Code, key="transaction", event_time=epoch_ms("at"))
+    requested = pipeline.stream(
+        "requested", value=Code, key="transaction", event_time=epoch_ms("at")
+    )
     entered = pipeline.stream("entered", value=Code, key="transaction", event_time=epoch_ms("at"))
     joined = requested.join(entered, within(before="0 s", after="5 minutes"))
     joined.select(valid="left.code = right.code").to("validations")
@@ -291,7 +329,11 @@ def test_statistics_of_a_stock_in_each_ten_seconds(play: Play) -> None:
     )  # fmt: skip
     chance = random.Random(5)
     records = [
-        Piped("quotes", Quote(chance.choice("XY"), chance.randrange(100, 200) / 4, n), timestamp=START + n * SECOND)
+        Piped(
+            "quotes",
+            Quote(chance.choice("XY"), chance.randrange(100, 200) / 4, n),
+            timestamp=START + n * SECOND,
+        )
         for n in range(60)
     ]
 
@@ -316,8 +358,12 @@ def test_statistics_of_a_stock_in_each_ten_seconds(play: Play) -> None:
 def test_the_average_price_of_the_last_ten_trades_and_of_each_ten(play: Play) -> None:
     pipeline = Pipeline("trades")
     trades = pipeline.stream("trades", value=Quote, key="symbol").group_by_key()
-    trades.windowed_by(last_records(10)).aggregate(store="moving", mean="avg(price)").to("moving_means")
-    trades.windowed_by(every_records(10), emit="window_close").aggregate(store="tens", mean="avg(price)").to("tens")
+    trades.windowed_by(last_records(10)).aggregate(store="moving", mean="avg(price)").to(
+        "moving_means"
+    )
+    trades.windowed_by(every_records(10), emit="window_close").aggregate(
+        store="tens", mean="avg(price)"
+    ).to("tens")
     chance = random.Random(6)
     quotes = [Quote(chance.choice("XYY"), chance.randrange(100, 200) / 4, n) for n in range(70)]
 
@@ -343,7 +389,9 @@ def _rides(seed: int) -> list[Ride]:
         place = -74.0 + chance.randrange(-40, 40) / 20, 40.7 + chance.randrange(-20, 20) / 20
         rides.append(Ride(number, number % 4, True, *place, begin))
         if chance.random() < 0.8:
-            rides.append(Ride(number, number % 4, False, *place, begin + chance.randrange(4 * HOUR)))
+            rides.append(
+                Ride(number, number % 4, False, *place, begin + chance.randrange(4 * HOUR))
+            )
     return sorted(rides, key=lambda ride: ride.at)
 
 
@@ -357,22 +405,32 @@ def test_rides_outside_of_the_city_are_removed(play: Play) -> None:
     driver = play(pipeline, [Piped("rides", ride, timestamp=ride.at) for ride in sent])
 
     expected = [
-        (ride.ride, ride.is_start) for ride in sent if -74.05 <= ride.longitude <= -73.7 and 40.5 <= ride.latitude <= 41
+        (ride.ride, ride.is_start)
+        for ride in sent
+        if -74.05 <= ride.longitude <= -73.7 and 40.5 <= ride.latitude <= 41
     ]
-    assert [(ride["ride"], ride["is_start"]) for ride in values(driver, "rides_in_city")] == expected
+    assert [
+        (ride["ride"], ride["is_start"]) for ride in values(driver, "rides_in_city")
+    ] == expected
 
 
 def test_rides_and_their_fares_find_each_other_in_any_order(play: Play) -> None:
     pipeline = Pipeline("rides_and_fares")
-    rides = pipeline.stream("rides", value=Ride, key="ride", event_time=epoch_ms("at")).filter("is_start")
+    rides = pipeline.stream("rides", value=Ride, key="ride", event_time=epoch_ms("at")).filter(
+        "is_start"
+    )
     fares = pipeline.stream("fares", value=Fare, key="ride", event_time=epoch_ms("at"))
-    rides.join(fares, within("12 hours")).select(ride="left.ride", tip="right.tip").to("rides_with_fares")
+    rides.join(fares, within("12 hours")).select(ride="left.ride", tip="right.tip").to(
+        "rides_with_fares"
+    )
     starts = [ride for ride in _rides(7) if ride.is_start]
     chance = random.Random(8)
     records = [Piped("rides", ride, timestamp=ride.at) for ride in starts]
     for ride in starts:
         at = ride.at + chance.randrange(-HOUR, HOUR)
-        records.append(Piped("fares", Fare(ride.ride, ride.driver, ride.ride / 2, at), timestamp=at))
+        records.append(
+            Piped("fares", Fare(ride.ride, ride.driver, ride.ride / 2, at), timestamp=at)
+        )
     chance.shuffle(records)
 
     driver = play(pipeline, records)
@@ -385,11 +443,17 @@ def test_rides_and_their_fares_find_each_other_in_any_order(play: Play) -> None:
 def test_the_driver_with_the_highest_tips_of_each_hour(play: Play) -> None:
     pipeline = Pipeline("hourly_tips")
     fares = pipeline.stream("fares", value=Fare, key="driver", event_time=epoch_ms("at"))
-    tips = fares.group_by_key().windowed_by(tumbling("1 hour")).aggregate(store="tips_of_driver", tips="sum(tip)")
+    tips = (
+        fares.group_by_key()
+        .windowed_by(tumbling("1 hour"))
+        .aggregate(store="tips_of_driver", tips="sum(tip)")
+    )
     hourly = tips.suppress_until_window_closes().to_stream()
-    hourly.select(hour="unix_millis(date_trunc('HOUR', _timestamp))", driver="_key", tips="tips").group_by(
-        "hour"
-    ).aggregate(store="best_of_hour", driver="max_by(driver, tips)", tips="max(tips)")
+    hourly.select(
+        hour="unix_millis(date_trunc('HOUR', _timestamp))", driver="_key", tips="tips"
+    ).group_by("hour").aggregate(
+        store="best_of_hour", driver="max_by(driver, tips)", tips="max(tips)"
+    )
     chance = random.Random(9)
     paid = [Fare(n, n % 4, chance.randrange(1, 400) / 4, START + n * 5 * MINUTE) for n in range(60)]
 
@@ -437,8 +501,13 @@ def test_rides_that_have_not_ended_after_two_hours_are_reported(play: Play) -> N
     for ride in sent:
         due = ride.at + 2 * HOUR
         if ride.is_start:
-            # The record that advances stream time to the timer comes first: it may be the end of this very ride.
+            # The record that advances stream time to the timer comes first: it may be the end of
+            # this very ride.
             advancing = next((other for other in sent if other.at >= due), None)
-            if advancing is not None and advancing.ride != ride.ride and ended.get(ride.ride, due) >= due:
+            if (
+                advancing is not None
+                and advancing.ride != ride.ride
+                and ended.get(ride.ride, due) >= due
+            ):
                 expected[str(ride.ride)] = ride.driver
     assert last_values(driver, "long_rides") == expected

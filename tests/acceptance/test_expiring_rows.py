@@ -47,7 +47,9 @@ def test_carts_that_nobody_touches_for_half_an_hour_are_abandoned(play: Play) ->
 
     expected = []
     for number, (key, items, since) in enumerate(touched):
-        next_touch = next((at for other, _, at in touched[number + 1 :] if other == key), touched[-1][2] + 1)
+        next_touch = next(
+            (at for other, _, at in touched[number + 1 :] if other == key), touched[-1][2] + 1
+        )
         if items and since + 30 * MINUTE <= min(next_touch, touched[-1][2]):
             expected.append((since + 30 * MINUTE, key, items))
     assert pairs(driver, "abandoned") == [(key, items) for _, key, items in sorted(expected)]

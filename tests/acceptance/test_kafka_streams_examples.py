@@ -93,15 +93,20 @@ def test_odd_numbers_are_added_up(play: Play) -> None:
 def test_users_who_click_three_times_within_a_minute_are_reported(play: Play) -> None:
     pipeline = Pipeline("anomalies")
     clicks = pipeline.stream("clicks", value=str).group_by("value")
-    clicks.windowed_by(tumbling("1 minute")).count(store="per_minute").filter("value >= 3").to("anomalous_users")
+    clicks.windowed_by(tumbling("1 minute")).count(store="per_minute").filter("value >= 3").to(
+        "anomalous_users"
+    )
     chance = random.Random(1)
     records = [
-        Piped("clicks", chance.choice(["ann", "bob", "cay"]), timestamp=START + 8_000 * number) for number in range(60)
+        Piped("clicks", chance.choice(["ann", "bob", "cay"]), timestamp=START + 8_000 * number)
+        for number in range(60)
     ]
 
     driver = play(pipeline, records)
 
-    counts = Counter((record.value, record.timestamp - record.timestamp % MINUTE) for record in records)
+    counts = Counter(
+        (record.value, record.timestamp - record.timestamp % MINUTE) for record in records
+    )
     expected = {window: count for window, count in counts.items() if count >= 3}
     # A filtered table sends a deletion for a row that does not pass, as in Kafka Streams.
     reported = {
@@ -116,7 +121,13 @@ def test_users_are_counted_by_the_region_in_which_they_live_now(play: Play) -> N
     pipeline = Pipeline("user_regions")
     regions = pipeline.table("user_regions", value=str)
     regions.group_by("value").count(store="users").filter("value >= 2").to("large_regions")
-    moves = [("alice", "asia"), ("bob", "americas"), ("cay", "asia"), ("dave", "europe"), ("alice", "europe")]
+    moves = [
+        ("alice", "asia"),
+        ("bob", "americas"),
+        ("cay", "asia"),
+        ("dave", "europe"),
+        ("alice", "europe"),
+    ]
 
     driver = play(pipeline, [Piped("user_regions", region, user) for user, region in moves])
 
@@ -128,7 +139,11 @@ def test_page_views_are_counted_by_the_viewers_region_in_each_five_minutes(play:
     pipeline = Pipeline("view_regions")
     profiles = pipeline.table("profiles", value=Profile)
     views = pipeline.stream("views", value=View)
-    by_region = views.left_join(profiles).select(region="coalesce(right.region, 'unknown')").group_by("region")
+    by_region = (
+        views.left_join(profiles)
+        .select(region="coalesce(right.region, 'unknown')")
+        .group_by("region")
+    )
     by_region.windowed_by(tumbling("5 minutes")).count(store="views_by_region")
     chance = random.Random(2)
     records, home, counts = [], dict[str, str](), Counter[tuple[str, int, int]]()
@@ -149,11 +164,30 @@ def test_page_views_are_counted_by_the_viewers_region_in_each_five_minutes(play:
 
 def test_the_clicks_of_each_region_follow_from_clicks_and_users_regions(play: Play) -> None:
     pipeline = Pipeline("region_clicks")
-    clicks, regions = pipeline.stream("user_clicks", value=int), pipeline.table("user_regions", value=str)
+    clicks, regions = (
+        pipeline.stream("user_clicks", value=int),
+        pipeline.table("user_regions", value=str),
+    )
     joined = clicks.left_join(regions).select(region="coalesce(right, 'unknown')", clicks="left")
-    joined.group_by("region").aggregate(store="clicks_of_region", clicks="sum(clicks)").to("clicks_of_regions")
-    clicked = [("alice", 13), ("bob", 4), ("chao", 25), ("bob", 19), ("dave", 56), ("eve", 78), ("alice", 40)]
-    lives = {"alice": "asia", "bob": "americas", "chao": "asia", "dave": "europe", "alice_2": "europe"}
+    joined.group_by("region").aggregate(store="clicks_of_region", clicks="sum(clicks)").to(
+        "clicks_of_regions"
+    )
+    clicked = [
+        ("alice", 13),
+        ("bob", 4),
+        ("chao", 25),
+        ("bob", 19),
+        ("dave", 56),
+        ("eve", 78),
+        ("alice", 40),
+    ]
+    lives = {
+        "alice": "asia",
+        "bob": "americas",
+        "chao": "asia",
+        "dave": "europe",
+        "alice_2": "europe",
+    }
 
     driver = play(
         pipeline,
@@ -174,7 +208,9 @@ def test_orders_are_completed_with_global_tables_of_customers_and_products(play:
     customers = pipeline.global_table("customers", value=str)
     products = pipeline.global_table("products", value=str)
     orders = pipeline.stream("orders", value=Order)
-    named = orders.join(customers, on="customer").select(id="left.id", product="left.product", customer="right")
+    named = orders.join(customers, on="customer").select(
+        id="left.id", product="left.product", customer="right"
+    )
     completed = named.join(products, on="product")
     completed.select(id="left.id", customer="left.customer", product="right").to("completed_orders")
     records = [
@@ -186,7 +222,9 @@ def test_orders_are_completed_with_global_tables_of_customers_and_products(play:
 
     driver = play(pipeline, records)
 
-    assert values(driver, "completed_orders") == [{"id": "1", "customer": "Ann", "product": "tea kettle"}]
+    assert values(driver, "completed_orders") == [
+        {"id": "1", "customer": "Ann", "product": "tea kettle"}
+    ]
 
 
 class Entry(Struct, order=True):
@@ -208,15 +246,20 @@ def test_the_songs_of_each_genre_are_ranked_by_their_plays(play: Play) -> None:
     plays = pipeline.stream("plays", value=Playing, key="song").filter("seconds >= 30")
     played = plays.join(songs).select(song="right.song", genre="right.genre", name="right.name")
     counts = played.group_by("concat(genre, '/', name)").count(store="plays_of_song")
-    ranked = counts.select(genre="split(_key, '/')[0]", entry={"plays": "value", "name": "split(_key, '/')[1]"})
+    ranked = counts.select(
+        genre="split(_key, '/')[0]", entry={"plays": "value", "name": "split(_key, '/')[1]"}
+    )
     ranked.group_by("genre").aggregate(list, enter, leave, store="charts", returns=list[Entry])
     chance = random.Random(3)
-    catalogue = [Song(number, chance.choice(["punk", "jazz"]), f"song {number}") for number in range(14)]
+    catalogue = [
+        Song(number, chance.choice(["punk", "jazz"]), f"song {number}") for number in range(14)
+    ]
     played_songs = [Playing(chance.randrange(14), chance.choice([10, 40, 200])) for _ in range(60)]
 
     driver = play(
         pipeline,
-        [Piped("songs", song) for song in catalogue] + [Piped("plays", each, timestamp=1) for each in played_songs],
+        [Piped("songs", song) for song in catalogue]
+        + [Piped("plays", each, timestamp=1) for each in played_songs],
     )
 
     expected: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -244,10 +287,14 @@ class OnlyOnce:
 def test_events_that_were_seen_within_ten_minutes_are_dropped(play: Play) -> None:
     pipeline = Pipeline("once")
     events = pipeline.stream("events", value=str)
-    events.process(OnlyOnce, stores={"seen": (int, "10 minutes")}, returns=str).output.to("new_events", value=str)
+    events.process(OnlyOnce, stores={"seen": (int, "10 minutes")}, returns=str).output.to(
+        "new_events", value=str
+    )
     sent = [("a", 0), ("b", 1), ("a", 5), ("a", 14), ("a", 30), ("b", 31)]
 
-    driver = play(pipeline, [Piped("events", event, "k", START + minute * MINUTE) for event, minute in sent])
+    driver = play(
+        pipeline, [Piped("events", event, "k", START + minute * MINUTE) for event, minute in sent]
+    )
 
     assert values(driver, "new_events") == ["a", "b", "a", "b"]
 
@@ -265,7 +312,9 @@ class Reservation:
         has_enough = reserved + order["quantity"] <= (stock or 0)
         if has_enough:
             store.put("quantity", reserved + order["quantity"])
-        self.context.forward(record.key, Validation(order["id"], "inventory", "PASS" if has_enough else "FAIL"))
+        self.context.forward(
+            record.key, Validation(order["id"], "inventory", "PASS" if has_enough else "FAIL")
+        )
 
 
 def test_an_inventory_reserves_products_until_the_stock_is_used_up(play: Play) -> None:
@@ -277,12 +326,23 @@ def test_an_inventory_reserves_products_until_the_stock_is_used_up(play: Play) -
     quantities = [2, 3, 9, 1]
     records = [Piped("stock", 6, "kettle")]
     for number, quantity in enumerate(quantities):
-        order = {"id": str(number), "customer": 1, "product": "kettle", "quantity": quantity, "price": 1}
+        order = {
+            "id": str(number),
+            "customer": 1,
+            "product": "kettle",
+            "quantity": quantity,
+            "price": 1,
+        }
         records.append(Piped("orders", order, timestamp=1 + number))
 
     driver = play(pipeline, records)
 
-    assert [value["result"] for value in values(driver, "order_validations")] == ["PASS", "PASS", "FAIL", "PASS"]
+    assert [value["result"] for value in values(driver, "order_validations")] == [
+        "PASS",
+        "PASS",
+        "FAIL",
+        "PASS",
+    ]
 
 
 def test_an_order_is_validated_once_all_its_checks_have_passed(play: Play) -> None:
@@ -312,8 +372,12 @@ def test_the_most_viewed_articles_of_each_industry_and_hour(play: Play) -> None:
     views = pipeline.stream("views", value=View).group_by("concat(industry, '/', page)")
     hourly = views.windowed_by(tumbling("1 hour")).count(store="views_of_page")
     pages = hourly.select(page="split(_key, '/')[1]", industry="split(_key, '/')[0]", views="value")
-    by_industry = pages.group_by("concat(industry, ' ', CAST(unix_millis(_window_start) AS STRING))")
-    by_industry.aggregate(store="top", page="max_by(page, 1000 * views - CAST(page AS INT))", views="max(views)")
+    by_industry = pages.group_by(
+        "concat(industry, ' ', CAST(unix_millis(_window_start) AS STRING))"
+    )
+    by_industry.aggregate(
+        store="top", page="max_by(page, 1000 * views - CAST(page AS INT))", views="max(views)"
+    )
     chance = random.Random(11)
     records = []
     for number in range(60):
@@ -341,11 +405,16 @@ def test_purchases_are_counted_by_days_that_begin_in_the_evening(play: Play) -> 
     berlin, chance = ZoneInfo("Europe/Berlin"), random.Random(5)
     # Summer time begins and ends in these months, so some of the days have 23 or 25 hours.
     begins = [datetime(2026, month, 20, tzinfo=berlin) for month in (3, 10)]
-    times = [begin.timestamp() + chance.uniform(0, 12 * 86_400) for begin in begins for _ in range(150)]
+    times = [
+        begin.timestamp() + chance.uniform(0, 12 * 86_400) for begin in begins for _ in range(150)
+    ]
 
     driver = play(
         pipeline,
-        [Piped("purchases", "book", chance.choice(["ann", "bob"]), round(time * 1_000)) for time in sorted(times)],
+        [
+            Piped("purchases", "book", chance.choice(["ann", "bob"]), round(time * 1_000))
+            for time in sorted(times)
+        ],
     )
 
     counts: Counter[datetime] = Counter()

@@ -35,7 +35,9 @@ WEIGHTS = {"NL": 1, "DE": 1, "XX": 5}
 def judge(payments: list[Payment]) -> list[Verdict]:
     """A model that is faster for many payments at once."""
     points = [payment.amount * WEIGHTS[payment.country] for payment in payments]
-    return [Verdict(payment.account, each > 400) for payment, each in zip(payments, points, strict=True)]
+    return [
+        Verdict(payment.account, each > 400) for payment, each in zip(payments, points, strict=True)
+    ]
 
 
 def test_a_model_judges_batches_of_payments(play: Play) -> None:
@@ -43,7 +45,9 @@ def test_a_model_judges_batches_of_payments(play: Play) -> None:
     pipeline = Pipeline("payments", workers=2)
     payments = pipeline.stream("payments", value=Payment)
     suspicious = payments.map_batch(judge, returns=Verdict, size=7).filter("suspicious")
-    counted = suspicious.group_by("account").windowed_by(tumbling("1 hour")).count(store="suspicious")
+    counted = (
+        suspicious.group_by("account").windowed_by(tumbling("1 hour")).count(store="suspicious")
+    )
     counted.to_stream().filter("value = 3").select(account="_key").to("alerts")
 
     chance = random.Random(1)
@@ -51,7 +55,9 @@ def test_a_model_judges_batches_of_payments(play: Play) -> None:
     counts: Counter[tuple[str, int]] = Counter()
     alerts: list[str] = []
     for number in range(300):
-        payment = Payment(f"a{chance.randrange(9)}", chance.randrange(500), chance.choice([*WEIGHTS]))
+        payment = Payment(
+            f"a{chance.randrange(9)}", chance.randrange(500), chance.choice([*WEIGHTS])
+        )
         at = number * MINUTE
         records.append(Piped("payments", as_json(payment), timestamp=at))
         if payment.amount * WEIGHTS[payment.country] > 400:
@@ -144,9 +150,13 @@ def test_orders_are_joined_with_customers_in_a_database(play: Play, crm: str) ->
     """Flink's look-up join: each order with its customer's country, and the sum per country."""
     pipeline = Pipeline("shop", workers=3)
     orders = pipeline.stream("orders", value=Order)
-    known = orders.lookup("customers", connection="crm", key="customer", column="id", returns=Customer, cache=10)
+    known = orders.lookup(
+        "customers", connection="crm", key="customer", column="id", returns=Customer, cache=10
+    )
     known.select(id="left.id", country="right.country", zip="right.zip").to("enriched")
-    known.filter("right IS NOT NULL").group_by("right.country").aggregate(store="totals", total="sum(left.total)")
+    known.filter("right IS NOT NULL").group_by("right.country").aggregate(
+        store="totals", total="sum(left.total)"
+    )
 
     chance = random.Random(3)
     records: list[Piped] = []
@@ -154,7 +164,9 @@ def test_orders_are_joined_with_customers_in_a_database(play: Play, crm: str) ->
     totals: Counter[str] = Counter()
     for number in range(300):
         customer = None if number % 50 == 0 else chance.randrange(50)
-        records.append(Piped("orders", {"id": number, "customer": customer, "total": number}, timestamp=number))
+        records.append(
+            Piped("orders", {"id": number, "customer": customer, "total": number}, timestamp=number)
+        )
         if customer is None or customer % 2:
             enriched[number] = None, None
         else:

@@ -36,7 +36,12 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> States:
             (4, "store_1234", -1, -1, '[{"locationId":"store_1234"}]'),
         ],
         published_at=NOON,
-        counts={"read": 10, "applied": 7, "dead_letter/malformed": 2, "late/general_orders_count_window": 1},
+        counts={
+            "read": 10,
+            "applied": 7,
+            "dead_letter/malformed": 2,
+            "late/general_orders_count_window": 1,
+        },
     )
     payroll = States(states.database, pipeline="payroll", workers=1)
     payroll.publish({"boss": "[1,2]", "clerk": "[3,4]"})
@@ -49,7 +54,8 @@ def airflow(
 ) -> Iterator[AirflowServer]:
     """The server. No user but `admin` may read the DAG `payroll`.
 
-    `viewer` may read `orders` and `fraud`, `editor` may edit `orders`, and `stranger` may read no DAG.
+    `viewer` may read `orders` and `fraud`, `editor` may edit `orders`, and `stranger` may read no
+    DAG.
     """
     environment = {
         "SLUICE_HOME": states.database.removeprefix("sqlite:///"),

@@ -20,17 +20,28 @@ Permissions = Mapping[str, Sequence[str]]
 class FabServer(AirflowServer):
     """A server with a user `admin`, and other users whose roles have only the given permissions."""
 
-    def __init__(self, home: Path, env: Mapping[str, str], users: Mapping[str, Permissions], **others: Any) -> None:
-        manager = {"AIRFLOW__CORE__AUTH_MANAGER": "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"}
-        super().__init__(home, env=dict(env) | manager, users=dict.fromkeys([*users, "admin"], ""), **others)
+    def __init__(
+        self, home: Path, env: Mapping[str, str], users: Mapping[str, Permissions], **others: Any
+    ) -> None:
+        manager = {
+            "AIRFLOW__CORE__AUTH_MANAGER": "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager"
+        }
+        super().__init__(
+            home, env=dict(env) | manager, users=dict.fromkeys([*users, "admin"], ""), **others
+        )
         self._permissions = users
 
     @override
     def prepare(self) -> None:
         self.run("db", "migrate")
-        users = {name: (password, self._permissions.get(name)) for name, password in self.passwords.items()}
+        users = {
+            name: (password, self._permissions.get(name))
+            for name, password in self.passwords.items()
+        }
         command = [sys.executable, "-m", "tests.api.fab"]
-        subprocess.run(command, env=self.environment, input=json.dumps(users), text=True, check=True)
+        subprocess.run(
+            command, env=self.environment, input=json.dumps(users), text=True, check=True
+        )
 
 
 def make_users(users: Mapping[str, tuple[str, Permissions | None]]) -> None:
@@ -48,7 +59,9 @@ def make_users(users: Mapping[str, tuple[str, Permissions | None]]) -> None:
             role = security.find_role("Admin") if permissions is None else security.add_role(name)
             for resource, actions in (permissions or {}).items():
                 for action in actions:
-                    security.add_permission_to_role(role, security.create_permission(action, resource))
+                    security.add_permission_to_role(
+                        role, security.create_permission(action, resource)
+                    )
             assert security.add_user(name, name, name, f"{name}@example.com", role, password)
 
 

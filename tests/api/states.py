@@ -29,7 +29,12 @@ def orders_states(database: str, workers: int = 2, ledger_at: str = "") -> State
     stores = [states.store("stores", "global", group_id=4, value="STRUCT<...>")]
     for number, kind in enumerate(KINDS):
         revenue = "STRUCT<runningOrderCount: BIGINT, runningRevenue: DECIMAL(38,2)>"
-        windows: dict[str, Any] = {"kind": "window", "group_id": number + 2, "window_ms": 15_000, "grace_ms": 15_000}
+        windows: dict[str, Any] = {
+            "kind": "window",
+            "group_id": number + 2,
+            "window_ms": 15_000,
+            "grace_ms": 15_000,
+        }
         stores += [
             states.store(f"{kind}_orders_count", group_id=number),
             states.store(f"{kind}_orders_revenue", group_id=number, store_column=1, value=revenue),

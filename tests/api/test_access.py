@@ -49,7 +49,11 @@ BESIDE_ROUTES = [
 def routes(admin: httpx.Client) -> list[str]:
     """Every route of the OpenAPI document that can be read, except streams, with example parameters."""
     paths = admin.get("/sluice/openapi.json").json()["paths"]
-    found = [re.sub(r"\{(\w+)\}", lambda name: EXAMPLES[name[1]], path) for path in paths if "get" in paths[path]]
+    found = [
+        re.sub(r"\{(\w+)\}", lambda name: EXAMPLES[name[1]], path)
+        for path in paths
+        if "get" in paths[path]
+    ]
     assert {STREAM, EVENTS} < {*found}
     return [path for path in found if path not in (STREAM, EVENTS)]
 
@@ -60,18 +64,32 @@ def test_the_plugin_is_listed(admin: httpx.Client) -> None:
     assert admin.get("/api/v2/plugins/importErrors").json()["total_entries"] == 0
 
 
-@pytest.mark.attack("S1", "every route, page and document, and missing paths, with every method and extra slashes")
+@pytest.mark.attack(
+    "S1", "every route, page and document, and missing paths, with every method and extra slashes"
+)
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"])
-def test_without_a_log_in_every_path_is_401(anonymous: httpx.Client, routes: list[str], method: str) -> None:
-    asked = [path + slash for path in [*routes, STREAM, EVENTS, *CHANGES, *BESIDE_ROUTES] for slash in ("", "/")]
+def test_without_a_log_in_every_path_is_401(
+    anonymous: httpx.Client, routes: list[str], method: str
+) -> None:
+    asked = [
+        path + slash
+        for path in [*routes, STREAM, EVENTS, *CHANGES, *BESIDE_ROUTES]
+        for slash in ("", "/")
+    ]
     answers = {path: anonymous.request(method, path) for path in asked}
-    assert {path: answer.status_code for path, answer in answers.items()} == dict.fromkeys(asked, 401)
+    assert {path: answer.status_code for path, answer in answers.items()} == dict.fromkeys(
+        asked, 401
+    )
     assert {answer.headers["WWW-Authenticate"] for answer in answers.values()} == {"Bearer"}
-    assert {answer.headers["Content-Type"] for answer in answers.values()} == {"application/problem+json"}
+    assert {answer.headers["Content-Type"] for answer in answers.values()} == {
+        "application/problem+json"
+    }
 
 
 def test_a_viewer_gets_every_route(viewer: httpx.Client, routes: list[str]) -> None:
-    asked = [path + REQUIRED.get(path[path.rindex("/") :], "") for path in routes if path != NEEDS_KAFKA] + [
+    asked = [
+        path + REQUIRED.get(path[path.rindex("/") :], "") for path in routes if path != NEEDS_KAFKA
+    ] + [
         "/sluice/",
         "/sluice/docs",
         "/sluice/openapi.json",
@@ -100,16 +118,21 @@ def test_changes_need_permission_for_the_very_dag(airflow: AirflowServer) -> Non
         for path, body in CHANGES.items():
             other = path.replace("orders", "payroll")
             refused, missing = (
-                editor.post(other.replace("payroll", name), json=body) for name in ("payroll", "payrolx")
+                editor.post(other.replace("payroll", name), json=body)
+                for name in ("payroll", "payrolx")
             )
             assert refused.status_code == 404
             assert refused.text == missing.text.replace("payrolx", "payroll")
         started = editor.post("/sluice/v1/pipelines/orders/runs", json={"action": "run"})
-        assert (started.status_code, "DAG" in started.text) == (404, True), "allowed, but Airflow has no such DAG"
+        assert (started.status_code, "DAG" in started.text) == (404, True), (
+            "allowed, but Airflow has no such DAG"
+        )
 
 
 @pytest.mark.attack("S3", "a page of another site that sends a change with the browser's log-in")
-@pytest.mark.parametrize("headers", [{"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}, {}])
+@pytest.mark.parametrize(
+    "headers", [{"Sec-Fetch-Site": "cross-site"}, {"Origin": "https://evil.example"}, {}]
+)
 def test_changes_of_other_sites_are_refused(
     airflow: AirflowServer, anonymous: httpx.Client, headers: dict[str, str]
 ) -> None:

@@ -16,7 +16,15 @@ HIDDEN, MISSING = "payroll", "payrolx"
 """Names of equal length, so that responses have equal lengths too."""
 OF_A_PIPELINE = [
     f"/sluice/v1/pipelines/{{}}/{what}"
-    for what in ("snapshots", "batches", "runs", "generations", "workers", "topology", "topology?format=svg")
+    for what in (
+        "snapshots",
+        "batches",
+        "runs",
+        "generations",
+        "workers",
+        "topology",
+        "topology?format=svg",
+    )
 ]
 OF_A_STORE = [
     f"{STORES}/totals{what}pipeline={{}}"
@@ -25,7 +33,12 @@ OF_A_STORE = [
         "/keys/boss?", "/keys/none?", "/keys?key=boss&", "/count?", "/combine?", "/top?", "/changes?",
     )
 ]  # fmt: skip
-BY_NAME = [f"{STORES}/{{}}", f"{STORES}/{{}}/keys/boss", f"{STORES}/{{}}/count", f"{STORES}/{{}}/changes"]
+BY_NAME = [
+    f"{STORES}/{{}}",
+    f"{STORES}/{{}}/keys/boss",
+    f"{STORES}/{{}}/count",
+    f"{STORES}/{{}}/changes",
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +56,12 @@ def told(answer: httpx.Response, name: str) -> tuple[int, str, dict[str, str]]:
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("path", [*OF_A_PIPELINE, *OF_A_STORE])
-@pytest.mark.attack("S2", "every route with the name of a hidden pipeline, compared with a missing name")
-def test_a_hidden_pipeline_looks_like_a_missing_one(viewer: httpx.Client, method: str, path: str) -> None:
+@pytest.mark.attack(
+    "S2", "every route with the name of a hidden pipeline, compared with a missing name"
+)
+def test_a_hidden_pipeline_looks_like_a_missing_one(
+    viewer: httpx.Client, method: str, path: str
+) -> None:
     hidden = told(viewer.request(method, path.format(HIDDEN)), HIDDEN)
     assert hidden == told(viewer.request(method, path.format(MISSING)), MISSING)
     assert hidden[0] == 404 or "limit=0" in path
@@ -52,7 +69,9 @@ def test_a_hidden_pipeline_looks_like_a_missing_one(viewer: httpx.Client, method
 
 @pytest.mark.parametrize("path", BY_NAME)
 @pytest.mark.attack("S2", "the names of hidden stores, compared with missing names")
-def test_a_hidden_store_looks_like_a_missing_one(admin: httpx.Client, viewer: httpx.Client, path: str) -> None:
+def test_a_hidden_store_looks_like_a_missing_one(
+    admin: httpx.Client, viewer: httpx.Client, path: str
+) -> None:
     if not path.endswith("changes"):
         assert admin.get(path.format("totals")).status_code == 200
     hidden = told(viewer.get(path.format("totals")), "totals")
@@ -61,7 +80,9 @@ def test_a_hidden_store_looks_like_a_missing_one(admin: httpx.Client, viewer: ht
 
 
 @pytest.mark.attack("S2", "an ETag and a cursor of another user")
-def test_etags_and_cursors_of_other_users_open_nothing(admin: httpx.Client, viewer: httpx.Client) -> None:
+def test_etags_and_cursors_of_other_users_open_nothing(
+    admin: httpx.Client, viewer: httpx.Client
+) -> None:
     page = admin.get(f"{STORES}/totals", params={"pipeline": HIDDEN, "limit": 1})
     known = {"If-None-Match": page.headers["ETag"]}
     path = f"{STORES}/totals?pipeline="
@@ -69,7 +90,9 @@ def test_etags_and_cursors_of_other_users_open_nothing(admin: httpx.Client, view
     hidden, missing = (viewer.get(path + name, headers=known) for name in (HIDDEN, MISSING))
     assert told(hidden, HIDDEN) == told(missing, MISSING)
     assert hidden.status_code == 404
-    assert viewer.get(f"{STORES}/totals", params={"cursor": page.json()["cursor"]}).status_code == 404
+    assert (
+        viewer.get(f"{STORES}/totals", params={"cursor": page.json()["cursor"]}).status_code == 404
+    )
 
 
 @pytest.mark.attack("S2", "the lists of stores and pipelines")
@@ -77,9 +100,13 @@ def test_lists_omit_what_the_user_may_not_read(
     admin: httpx.Client, viewer: httpx.Client, stranger: httpx.Client
 ) -> None:
     def pipelines(client: httpx.Client) -> set[str]:
-        stores = {store["pipeline"] for store in client.get(STORES, params={"entries": True}).json()}
+        stores = {
+            store["pipeline"] for store in client.get(STORES, params={"entries": True}).json()
+        }
         for path in ("pipelines", "overview"):
-            assert stores == {pipeline["pipeline"] for pipeline in client.get(f"/sluice/v1/{path}").json()}
+            assert stores == {
+                pipeline["pipeline"] for pipeline in client.get(f"/sluice/v1/{path}").json()
+            }
         return stores
 
     assert pipelines(admin) == {"orders", "payroll"}
@@ -108,12 +135,15 @@ def test_the_orders_view_needs_permission_for_its_pipeline(
 ) -> None:
     assert viewer.get(f"/v1/{path}").status_code == 200
     hidden = stranger.get(f"/v1/{path}")
-    missing = stranger.get(f"/v1/{path.replace('orders', 'orderz').replace('metadata', 'metadatum')}")
+    missing = stranger.get(
+        f"/v1/{path.replace('orders', 'orderz').replace('metadata', 'metadatum')}"
+    )
     assert (
         (hidden.status_code, hidden.json()["title"])
         == (404, "Not Found")
         == (missing.status_code, missing.json()["title"])
     )
     assert (
-        hidden.json()["detail"].replace("orders", "orderz").replace("metadata", "metadatum") == missing.json()["detail"]
+        hidden.json()["detail"].replace("orders", "orderz").replace("metadata", "metadatum")
+        == missing.json()["detail"]
     )

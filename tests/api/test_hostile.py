@@ -80,7 +80,9 @@ def raw(airflow: AirflowServer) -> Iterator[http.client.HTTPConnection]:
 @pytest.fixture(autouse=True)
 def _everything_is_as_it_was(viewer: httpx.Client) -> Iterator[None]:
     def everything() -> list[str]:
-        return [viewer.get(f"/v1/orders/{what}").text for what in ("count", "revenue", "windows/count")]
+        return [
+            viewer.get(f"/v1/orders/{what}").text for what in ("count", "revenue", "windows/count")
+        ]
 
     before = everything()
     yield
@@ -88,7 +90,9 @@ def _everything_is_as_it_was(viewer: httpx.Client) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.attack("S4", "../, its encodings and NUL in names of stores, pipelines, snapshots, workers and files")
+@pytest.mark.attack(
+    "S4", "../, its encodings and NUL in names of stores, pipelines, snapshots, workers and files"
+)
 def test_no_name_escapes_its_folder(
     airflow: AirflowServer, viewer: httpx.Client, raw: http.client.HTTPConnection, place: str
 ) -> None:
@@ -100,7 +104,9 @@ def test_no_name_escapes_its_folder(
     assert "Traceback" not in airflow.log()
 
 
-@pytest.mark.attack("S5", "queries that are not text, empty, too long or duplicated, and missing paths")
+@pytest.mark.attack(
+    "S5", "queries that are not text, empty, too long or duplicated, and missing paths"
+)
 def test_invalid_requests_get_a_problem_document(
     airflow: AirflowServer, viewer: httpx.Client, raw: http.client.HTTPConnection
 ) -> None:
@@ -115,8 +121,13 @@ def test_invalid_requests_get_a_problem_document(
 @pytest.mark.attack("S5", "bodies that are not JSON or deeply nested, with unsupported methods")
 def test_no_body_is_read(viewer: httpx.Client, method: str) -> None:
     for content in (b"{", b"[" * 100_000, b"\xff", b'{"a": 1e999}', b""):
-        answer = viewer.request(method, COUNT, content=content, headers={"Content-Type": "application/json"})
-        assert (answer.status_code, answer.headers["Content-Type"]) == (405, "application/problem+json")
+        answer = viewer.request(
+            method, COUNT, content=content, headers={"Content-Type": "application/json"}
+        )
+        assert (answer.status_code, answer.headers["Content-Type"]) == (
+            405,
+            "application/problem+json",
+        )
 
 
 @pytest.mark.parametrize("sql", SQL)
@@ -130,13 +141,25 @@ def test_sql_is_text(viewer: httpx.Client, sql: str) -> None:
         ("/count", {"prefix": sql}, '"count":0'),
     ):
         answer = viewer.get(COUNT + path, params=asked)
-        assert (answer.status_code, result in answer.text) == (200, True), (path, asked, answer.text)
+        assert (answer.status_code, result in answer.text) == (200, True), (
+            path,
+            asked,
+            answer.text,
+        )
     for name in ("order", "limit", "worker", "require", "smallest", "field", "group_by", sql):
-        path = {"order": "/combine", "group_by": "/combine", "smallest": "/top", "field": "/top"}.get(name, "")
+        path = {
+            "order": "/combine",
+            "group_by": "/combine",
+            "smallest": "/top",
+            "field": "/top",
+        }.get(name, "")
         assert viewer.get(COUNT + path, params={name: sql}).status_code == 422
     for name in ("as_of", "min_snapshot", "min_position", "from", "to"):
         assert viewer.get(COUNT, params={name: sql}).status_code in (400, 422)
-    assert viewer.get("/v1/orders/count/general_orders", params={"location_id": sql}).status_code == 404
+    assert (
+        viewer.get("/v1/orders/count/general_orders", params={"location_id": sql}).status_code
+        == 404
+    )
 
 
 @pytest.mark.parametrize(
@@ -156,18 +179,28 @@ def test_sql_is_text(viewer: httpx.Client, sql: str) -> None:
     ids=lambda asked: asked[:20],
 )
 @pytest.mark.attack("S5", "a limit of a billion, 10,000 keys at once, endless names")
-def test_the_size_of_a_request_is_limited(viewer: httpx.Client, raw: http.client.HTTPConnection, asked: str) -> None:
+def test_the_size_of_a_request_is_limited(
+    viewer: httpx.Client, raw: http.client.HTTPConnection, asked: str
+) -> None:
     # The HTTP server already rejects 90 kB of keys.
     assert told(raw, viewer, COUNT + asked)[0] == (422 if len(asked) < 60_000 else 400)
 
 
-@pytest.mark.attack("S7", "a cursor with each byte changed in turn, truncated, extended, of another store")
+@pytest.mark.attack(
+    "S7", "a cursor with each byte changed in turn, truncated, extended, of another store"
+)
 def test_changed_cursors_are_rejected(viewer: httpx.Client) -> None:
     cursor = viewer.get(COUNT, params={"limit": 1}).json()["cursor"]
     assert viewer.get(COUNT, params={"cursor": cursor}).status_code == 200
-    assert viewer.get(f"{STORES}/restaurant_orders_count", params={"cursor": cursor}).status_code == 400
+    assert (
+        viewer.get(f"{STORES}/restaurant_orders_count", params={"cursor": cursor}).status_code
+        == 400
+    )
     signed = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
-    changed = [signed[:place] + bytes([byte ^ 1]) + signed[place + 1 :] for place, byte in enumerate(signed)]
+    changed = [
+        signed[:place] + bytes([byte ^ 1]) + signed[place + 1 :]
+        for place, byte in enumerate(signed)
+    ]
     for forged in (*changed, signed[:-1], signed[:16], signed[16:], signed + b" ", b""):
         text = base64.urlsafe_b64encode(forged).decode()
         assert viewer.get(COUNT, params={"cursor": text}).status_code == 400

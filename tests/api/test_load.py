@@ -61,11 +61,15 @@ def heavy(states: States) -> str:
     """A store of 30,000 windows that only the admin may read."""
     payroll = States(states.database, pipeline="payroll", workers=1)
     payroll.batch = 0
-    payroll.publish((1, f"key_{n % 100}", n * 1_000, n * 1_000 + 1_000, f"[{n}.25]") for n in range(ROWS))
+    payroll.publish(
+        (1, f"key_{n % 100}", n * 1_000, n * 1_000 + 1_000, f"[{n}.25]") for n in range(ROWS)
+    )
     return "/sluice/v1/stores/windows/combine?pipeline=payroll"
 
 
-async def load(user: httpx.AsyncClient, crowd: list[httpx.AsyncClient], path: str, seen: Seen) -> None:
+async def load(
+    user: httpx.AsyncClient, crowd: list[httpx.AsyncClient], path: str, seen: Seen
+) -> None:
     """Send all queries at once, each one uncached, and load the UI meanwhile."""
     began = time.monotonic()
 
@@ -107,7 +111,9 @@ async def measure(address: str, token: str, heavy: str) -> Seen:
         ]
         alone = statistics.median([await look(user) for _ in range(10)])
         began = time.monotonic()
-        cheap = (client.get("/api/v2/version") for client in crowd for _ in range(QUERIES // CLIENTS))
+        cheap = (
+            client.get("/api/v2/version") for client in crowd for _ in range(QUERIES // CLIENTS)
+        )
         await asyncio.gather(*cheap)
         seen = Seen(alone, time.monotonic() - began)
         await load(user, crowd, heavy, seen)

@@ -24,7 +24,9 @@ PATHS = (
 
 
 @pytest.mark.heavy  # the REST API behind state servers answers three thousand requests in tests/servers
-def test_five_hundred_requests_leave_no_threads_and_files(airflow: AirflowServer, viewer: httpx.Client) -> None:
+def test_five_hundred_requests_leave_no_threads_and_files(
+    airflow: AirflowServer, viewer: httpx.Client
+) -> None:
     ask(viewer, 100)
     before = size(airflow)
     assert ask(viewer, 500) == {200, 404}
@@ -33,7 +35,9 @@ def test_five_hundred_requests_leave_no_threads_and_files(airflow: AirflowServer
 
 def ask(client: httpx.Client, count: int) -> set[int]:
     """Send requests of all kinds. Returns the statuses of the answers."""
-    return {client.get(path).status_code for path in itertools.islice(itertools.cycle(PATHS), count)}
+    return {
+        client.get(path).status_code for path in itertools.islice(itertools.cycle(PATHS), count)
+    }
 
 
 def size(airflow: AirflowServer) -> Size:

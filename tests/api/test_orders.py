@@ -54,8 +54,14 @@ TYPED_COUNTS = (
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("count/general_orders?location_id=store_1234", '{"locationId":"store_1234","orderCount":2}'),
-        ("count/restaurant_orders?location_id=store_1234", '{"locationId":"store_1234","orderCount":3}'),
+        (
+            "count/general_orders?location_id=store_1234",
+            '{"locationId":"store_1234","orderCount":2}',
+        ),
+        (
+            "count/restaurant_orders?location_id=store_1234",
+            '{"locationId":"store_1234","orderCount":3}',
+        ),
         ("count/general_orders?location_id=a%2Fb%20%3Ci%3E", f"{ODD}}}"),
         ("count/general_orders", f"[{COUNTS}]"),
         ("count/general_orders?query_other_hosts=false", f"[{COUNTS}]"),
@@ -65,7 +71,10 @@ TYPED_COUNTS = (
         ("revenue", f"[{REVENUE_ODD},{REVENUE_1234},{REVENUE_5},{REVENUE_RESTAURANT}]"),
         ("windows/count/general_orders", f"[{AT_15},{AT_30}]"),
         ("windows/count", f"[{AT_15},{AT_30},{RESTAURANT_AT_15}]"),
-        ("windows/count?from_time=2022-12-05T08:55:15&to_time=2022-12-05T08:55:15", f"[{AT_15},{RESTAURANT_AT_15}]"),
+        (
+            "windows/count?from_time=2022-12-05T08:55:15&to_time=2022-12-05T08:55:15",
+            f"[{AT_15},{RESTAURANT_AT_15}]",
+        ),
         ("windows/count?from_time=2022-12-05T08:55:16", f"[{AT_30}]"),
         ("windows/count?to_time=2022-12-05T09:55:29%2B01:00", f"[{AT_15},{RESTAURANT_AT_15}]"),
         ("windows/count?from_time=1670230530000&to_time=1670230530000", f"[{AT_30}]"),
@@ -112,7 +121,9 @@ def test_an_unknown_type_of_orders(viewer: httpx.Client, path: str) -> None:
     assert answer.status_code == 400
 
 
-@pytest.mark.parametrize("path", ["count/general_orders", "count/restaurant_orders", "revenue/general_orders"])
+@pytest.mark.parametrize(
+    "path", ["count/general_orders", "count/restaurant_orders", "revenue/general_orders"]
+)
 def test_a_missing_key(viewer: httpx.Client, path: str) -> None:
     answer = viewer.get(f"/v1/orders/{path}", params={"location_id": "nowhere"})
     assert (answer.status_code, answer.json()["status"]) == (404, 404)

@@ -44,7 +44,10 @@ def test_a_key_is_answered_with_its_snapshot_and_worker(viewer: httpx.Client) ->
 
 def test_the_windows_of_a_key(viewer: httpx.Client) -> None:
     path = f"{STORES}/general_orders_count_window/keys/store_1234"
-    assert [(entry["start"], entry["end"], entry["value"]) for entry in viewer.get(path).json()["entries"]] == [
+    assert [
+        (entry["start"], entry["end"], entry["value"])
+        for entry in viewer.get(path).json()["entries"]
+    ] == [
         ("2022-12-05T08:55:15Z", "2022-12-05T08:55:30Z", 1),
         ("2022-12-05T08:55:30Z", "2022-12-05T08:55:45Z", 1),
     ]
@@ -81,7 +84,9 @@ def test_everything_page_by_page(viewer: httpx.Client) -> None:
         ({"prefix": "' OR 1=1 --"}, []),
     ],
 )
-def test_a_range_has_the_keys_between_its_bounds(viewer: httpx.Client, asked: dict[str, str], found: list[str]) -> None:
+def test_a_range_has_the_keys_between_its_bounds(
+    viewer: httpx.Client, asked: dict[str, str], found: list[str]
+) -> None:
     assert keys(viewer.get(f"{STORES}/general_orders_count", params=asked)) == found
 
 
@@ -95,16 +100,23 @@ def test_an_earlier_snapshot(viewer: httpx.Client) -> None:
 
 @pytest.mark.fault("F17", "positions and a snapshot that are not there yet, asked for over HTTP")
 @pytest.mark.parametrize(
-    "bound", [{"min_position": "orders:0:21"}, {"min_position": "orders:7:1"}, {"min_snapshot": "1.2"}]
+    "bound",
+    [{"min_position": "orders:0:21"}, {"min_position": "orders:7:1"}, {"min_snapshot": "1.2"}],
 )
-def test_a_bound_that_is_not_reached_is_412_with_the_current_state(viewer: httpx.Client, bound: dict[str, str]) -> None:
+def test_a_bound_that_is_not_reached_is_412_with_the_current_state(
+    viewer: httpx.Client, bound: dict[str, str]
+) -> None:
     for path in ("", "/keys/store_1234", "/count", "/combine", "/keys"):
         key = {"key": "store_1234"} if path == "/keys" else {}
         refused = viewer.get(f"{STORES}/general_orders_count{path}", params=bound | key)
         assert (refused.status_code, refused.json()["snapshot"]) == (412, "1.1")
         assert refused.json()["positions"] == {"orders": {"0": 20, "1": 5}}
     reached = {"min_position": "orders:0:20,orders:1:5", "min_snapshot": "1.1"}
-    assert keys(viewer.get(f"{STORES}/general_orders_count", params=reached)) == ["a/b <i>", "store_1234", "store_5"]
+    assert keys(viewer.get(f"{STORES}/general_orders_count", params=reached)) == [
+        "a/b <i>",
+        "store_1234",
+        "store_5",
+    ]
 
 
 def test_the_list_of_stores(viewer: httpx.Client) -> None:
@@ -113,7 +125,12 @@ def test_the_list_of_stores(viewer: httpx.Client) -> None:
     }
     assert len(stores) == 9
     windows = stores["general_orders_count_window"]
-    assert (windows["kind"], windows["window_ms"], windows["entries"], windows["snapshot"]["id"]) == (
+    assert (
+        windows["kind"],
+        windows["window_ms"],
+        windows["entries"],
+        windows["snapshot"]["id"],
+    ) == (
         "window",
         15_000,
         2,
@@ -124,7 +141,9 @@ def test_the_list_of_stores(viewer: httpx.Client) -> None:
     assert viewer.get(windows["topology"]).text.startswith("pipeline orders")
 
 
-def test_a_pipeline_is_failed_or_broken_until_it_recovers(viewer: httpx.Client, states: States) -> None:
+def test_a_pipeline_is_failed_or_broken_until_it_recovers(
+    viewer: httpx.Client, states: States
+) -> None:
     def told() -> list[tuple[str, str, list[tuple[str, str, str]]]]:
         time.sleep(2.1)  # the figures of pipelines are cached for two seconds
         return [
@@ -182,7 +201,9 @@ def test_topologies(viewer: httpx.Client) -> None:
         ("general_orders_count?pipeline=other", 404),
     ],
 )
-def test_an_invalid_request_gets_a_problem_document(viewer: httpx.Client, path: str, status: int) -> None:
+def test_an_invalid_request_gets_a_problem_document(
+    viewer: httpx.Client, path: str, status: int
+) -> None:
     answer = viewer.get(f"{STORES}/{path}")
     assert answer.headers["Content-Type"] == "application/problem+json"
     assert answer.json()["status"] == answer.status_code == status
@@ -232,7 +253,9 @@ def lost_worker(states: States) -> Iterator[int]:
 
 
 @pytest.mark.fault("F12", "a worker's shard gone, behind Airflow")
-def test_a_lost_worker_makes_responses_partial_and_its_keys_503(viewer: httpx.Client, lost_worker: int) -> None:
+def test_a_lost_worker_makes_responses_partial_and_its_keys_503(
+    viewer: httpx.Client, lost_worker: int
+) -> None:
     everything = viewer.get(f"{STORES}/general_orders_count")
     assert everything.json()["partial"]
     (lost,) = [worker for worker in everything.json()["workers"] if worker["status"] != "ok"]

@@ -31,19 +31,26 @@ def claims(token: str) -> dict[str, Any]:
     return decoded
 
 
-def signed(claims: dict[str, Any], key: str = JWT_SECRET, algorithm: str = "HS512", **changed: Any) -> str:
+def signed(
+    claims: dict[str, Any], key: str = JWT_SECRET, algorithm: str = "HS512", **changed: Any
+) -> str:
     said = {name: value for name, value in (claims | changed).items() if value is not None}
     return jwt.encode(said, key, algorithm)
 
 
 def statuses(client: httpx.Client, token: str) -> set[int]:
     """Status codes for the token as a program and as a browser send it."""
-    ways = ({b"Authorization": b"Bearer " + token.encode()}, {b"Cookie": b"_token=" + token.encode()})
+    ways = (
+        {b"Authorization": b"Bearer " + token.encode()},
+        {b"Cookie": b"_token=" + token.encode()},
+    )
     return {client.get(STORES, headers=way).status_code for way in ways}
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "Basic", ""])
-@pytest.mark.parametrize("token", ["", "x", "a.b.c", "é", jwt.encode({"sub": "admin", "role": "admin"}, "k" * 64)])
+@pytest.mark.parametrize(
+    "token", ["", "x", "a.b.c", "é", jwt.encode({"sub": "admin", "role": "admin"}, "k" * 64)]
+)
 @pytest.mark.attack("S3", "tokens without a signature or with a foreign one")
 def test_forged_tokens_are_401(anonymous: httpx.Client, scheme: str, token: str) -> None:
     given = f"{scheme} {token}".strip().encode()
@@ -60,7 +67,9 @@ FORGED: dict[str, Forge] = {
     "for another audience": lambda claims, _: signed(claims, aud="urn:airflow.apache.org:task"),
     "with no signature": lambda claims, _: jwt.encode(claims, "", "none"),
     "with its signature cut off": lambda _, token: token.rpartition(".")[0] + ".",
-    "with another role": lambda claims, token: _with_claims_of(signed(claims, key="k" * 64, role="admin"), token),
+    "with another role": lambda claims, token: _with_claims_of(
+        signed(claims, key="k" * 64, role="admin"), token
+    ),
 }
 
 
@@ -70,16 +79,22 @@ def _with_claims_of(other: str, token: str) -> str:
 
 
 @pytest.mark.parametrize("how", FORGED)
-@pytest.mark.attack("S3", "Airflow's own token, expired, for another audience, or changed with the old signature")
+@pytest.mark.attack(
+    "S3", "Airflow's own token, expired, for another audience, or changed with the old signature"
+)
 def test_tokens_that_airflow_rejects_are_401(
     anonymous: httpx.Client, claims: dict[str, Any], token: str, how: str
 ) -> None:
-    assert statuses(anonymous, signed(claims)) == {200}, "the same claims with the right signature are valid"
+    assert statuses(anonymous, signed(claims)) == {200}, (
+        "the same claims with the right signature are valid"
+    )
     assert statuses(anonymous, FORGED[how](claims, token)) == {401}
 
 
 @pytest.mark.attack("S3", "a token that expires while it is cached")
-def test_a_token_that_expires_is_401_within_seconds(anonymous: httpx.Client, claims: dict[str, Any]) -> None:
+def test_a_token_that_expires_is_401_within_seconds(
+    anonymous: httpx.Client, claims: dict[str, Any]
+) -> None:
     leeway = 10  # Airflow's own
     short = signed(claims, exp=int(time.time()) - leeway + 2)
     assert statuses(anonymous, short) == {200}
@@ -94,7 +109,9 @@ def test_a_browser_cookie_logs_in(anonymous: httpx.Client, token: str) -> None:
     assert anonymous.get("/sluice/", headers=cookie).status_code == 200
     # As everywhere in Airflow, an explicit token takes precedence over the cookie.
     for given in ("Bearer x", "Bearer"):
-        assert anonymous.get("/sluice/", headers=cookie | {"Authorization": given}).status_code == 401
+        assert (
+            anonymous.get("/sluice/", headers=cookie | {"Authorization": given}).status_code == 401
+        )
 
 
 ELSEWHERE: list[dict[str, str]] = [
@@ -118,17 +135,27 @@ def test_a_cookie_does_not_help_pages_of_other_sites(
     cookie = {"Cookie": f"_token={token}"}
     for headers in ELSEWHERE:
         refused = anonymous.request(method, path, headers=cookie | headers)
-        assert (refused.status_code, refused.headers["Content-Type"]) == (403, "application/problem+json"), headers
+        assert (refused.status_code, refused.headers["Content-Type"]) == (
+            403,
+            "application/problem+json",
+        ), headers
     # Same-site pages and programs with a token reach the routes, none of which changes anything.
     bearer = {"Authorization": f"Bearer {token}", "Origin": "https://evil.example"}
-    for headers in (cookie | {"Origin": airflow.url}, cookie | {"Sec-Fetch-Site": "same-origin"}, bearer):
+    for headers in (
+        cookie | {"Origin": airflow.url},
+        cookie | {"Sec-Fetch-Site": "same-origin"},
+        bearer,
+    ):
         assert anonymous.request(method, path, headers=headers).status_code in (404, 405)
 
 
 @pytest.mark.attack("S3", "reading responses from a page of another site")
 def test_other_sites_cannot_read_responses(anonymous: httpx.Client, token: str) -> None:
     origin = {"Origin": "https://evil.example"}
-    preflight = {"Access-Control-Request-Method": "GET", "Access-Control-Request-Headers": "authorization"}
+    preflight = {
+        "Access-Control-Request-Method": "GET",
+        "Access-Control-Request-Headers": "authorization",
+    }
     answers = [
         anonymous.get(STORES, headers=origin | {"Cookie": f"_token={token}"}),
         anonymous.options(STORES, headers=origin | preflight),
@@ -146,7 +173,9 @@ class Stream(threading.Thread):
         self.client, self.begun = client, threading.Event()
 
     def run(self) -> None:
-        with self.client.stream("GET", f"{STORES}/general_orders_count/changes", timeout=60) as answer:
+        with self.client.stream(
+            "GET", f"{STORES}/general_orders_count/changes", timeout=60
+        ) as answer:
             for _ in answer.iter_lines():
                 self.begun.set()
 

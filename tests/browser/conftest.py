@@ -41,7 +41,9 @@ def states(tmp_path: Path) -> States:
     """Six batches of orders of fifty locations, with audits, always the same."""
     states = orders_states(f"sqlite:///{tmp_path}", workers=4)
     pipeline = load_pipeline(REPOSITORY / "spark_jobs", "orders")
-    states.ledger.generations.register(states.info(description=drawing.text(pipeline), picture=drawing.svg(pipeline)))
+    states.ledger.generations.register(
+        states.info(description=drawing.text(pipeline), picture=drawing.svg(pipeline))
+    )
     busy = Busy(random.Random(7))
     for _ in range(BATCHES):
         publish(states, busy)
@@ -59,7 +61,12 @@ def publish(states: States, busy: Busy) -> None:
     everywhere = [(4, "store_1234", -1, -1, '[{"locationId":"store_1234"}]')]
     for number, place in enumerate(states.written_at):
         with create_shard(place) as shard:
-            write_rows(shard, batch, [*everywhere, *(row for row in rows if owner(row[1], 4) == number)], lease.epoch)
+            write_rows(
+                shard,
+                batch,
+                [*everywhere, *(row for row in rows if owner(row[1], 4) == number)],
+                lease.epoch,
+            )
     published_at = datetime.now(UTC) - timedelta(
         seconds=95 * max(BATCHES - 1 - batch, 0) + (12 if batch < BATCHES else 0)
     )
@@ -68,9 +75,13 @@ def publish(states: States, busy: Busy) -> None:
     phases = {"start": 300 + 20 * batch, "state": 2_100 + 100 * batch, "audit": 150, "output": 420}
     begun = round(published_at.timestamp() * 1_000) - sum(phases.values())
     ledger.snapshots.publish(
-        make_snapshot(batch, published_at=published_at, counts=busy.counts, run="orders/manual__1/totals"),
+        make_snapshot(
+            batch, published_at=published_at, counts=busy.counts, run="orders/manual__1/totals"
+        ),
         msgspec.structs.replace(make_audit(batch, lease.epoch, source), phases=phases),
-        batch=Batch(number=batch, begun=begun, partitions={"orders": 2}, ends={"orders": {"0": read}}),
+        batch=Batch(
+            number=batch, begun=begun, partitions={"orders": 2}, ends={"orders": {"0": read}}
+        ),
     )
     ledger.leases.release(lease)
 
@@ -80,19 +91,26 @@ class Busy:
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
-        self.weights = {f"store_{chance.randrange(2_000, 9_999)}": chance.uniform(0.4, 2) for _ in range(49)} | {
-            "store_1234": 2.2
-        }
+        self.weights = {
+            f"store_{chance.randrange(2_000, 9_999)}": chance.uniform(0.4, 2) for _ in range(49)
+        } | {"store_1234": 2.2}
         self.orders = {kind: dict.fromkeys(self.weights, 0) for kind in KINDS}
         self.counts: dict[str, int] = {}
 
     def run(self, kind: str, run: int) -> Iterator[tuple[int, str, int, int, str | None]]:
-        made = {location: round(weight * self.chance.uniform(12, 24)) for location, weight in self.weights.items()}
+        made = {
+            location: round(weight * self.chance.uniform(12, 24))
+            for location, weight in self.weights.items()
+        }
         for location, count in made.items():
             self.orders[kind][location] += count
             starts = [f"2022-12-05T08:{50 + run}:{second:02}" for second in (0, 15, 30, 45)]
-            yield from windows(kind, location, dict.fromkeys(starts, (count // 4 + 1, f"{count * 6.25:.2f}")))
-        yield from totals(kind, {one: (count, f"{count * 24.5:.2f}") for one, count in self.orders[kind].items()})
+            yield from windows(
+                kind, location, dict.fromkeys(starts, (count // 4 + 1, f"{count * 6.25:.2f}"))
+            )
+        yield from totals(
+            kind, {one: (count, f"{count * 24.5:.2f}") for one, count in self.orders[kind].items()}
+        )
         self._count(sum(made.values()), run)
 
     def _count(self, applied: int, run: int) -> None:

@@ -1,6 +1,7 @@
 """The page in a real browser.
 
-With `-m ""`, `SLUICE_SCREENSHOTS=1` puts the pictures into docs/images; without it they go to the test's own folder.
+With `-m ""`, `SLUICE_SCREENSHOTS=1` puts the pictures into docs/images; without it they go to the
+test's own folder.
 """
 
 from __future__ import annotations
@@ -76,7 +77,13 @@ def broker(kafka: EmbeddedKafka) -> Iterator[dict[str, str]]:
     create_topics(settings, [Topic("orders"), Topic(topic)])
     producer = Producer(settings)
     for value, reason in ((b"not json", "malformed"), (HOSTILE.encode(), HOSTILE)):
-        texts = {"reason": reason, "detail": HOSTILE, "topic": "orders", "partition": "0", "offset": "0"}
+        texts = {
+            "reason": reason,
+            "detail": HOSTILE,
+            "topic": "orders",
+            "partition": "0",
+            "offset": "0",
+        }
         headers: list[tuple[str, str | bytes | None]] = [
             (f"sluice.{name}", text.encode()) for name, text in texts.items()
         ]
@@ -113,10 +120,17 @@ def is_harmless(page: Page) -> bool:
     ],
 )
 def test_every_view_is_accessible_and_as_wide_as_the_window(
-    browser: Browser, address: str, api: Api, letters: object, tmp_path: Path, scheme: str, width: int
+    browser: Browser,
+    address: str,
+    api: Api,
+    letters: object,
+    tmp_path: Path,
+    scheme: str,
+    width: int,
 ) -> None:
     page = browser.new_page(
-        viewport={"width": width, "height": 800}, color_scheme="dark" if scheme == "dark" else "light"
+        viewport={"width": width, "height": 800},
+        color_scheme="dark" if scheme == "dark" else "light",
     )
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
@@ -127,7 +141,10 @@ def test_every_view_is_accessible_and_as_wide_as_the_window(
         expect(page.locator("main h1")).to_be_visible()
         expect(page.locator("html")).to_have_attribute("data-theme", scheme)
         expect(page.locator("#live")).to_have_text("Live")
-        found = Axe().run(page, options={"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21aa"]})
+        found = Axe().run(
+            page,
+            options={"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21aa"]},
+        )
         assert found.violations_count == 0, f"{name}: {found.generate_report()}"
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         if (name, scheme, width) in KEPT:
@@ -148,10 +165,14 @@ def test_a_failed_a_broken_and_a_paused_pipeline_come_first_and_link_to_their_lo
     run = api.runs.history["orders"][0]
     api.runs.states["orders"] = DagState(True, msgspec.structs.replace(run, state="failed"))
     states.ledger.failures.keep(Failure.of(failed, "orders", run="orders/manual__1/totals"))
-    states.ledger.failures.set_files([Failure.of(TopologyError(f"fraud.py:3: {HOSTILE}"), "fraud", kind="file")])
+    states.ledger.failures.set_files(
+        [Failure.of(TopologyError(f"fraud.py:3: {HOSTILE}"), "fraud", kind="file")]
+    )
     # The triggers of both have recorded the same cause, which is one line.
     for name in ("fraud", "orders"):
-        states.ledger.failures.keep(Failure.of(InputAway("Kafka does not answer."), name, kind="input"))
+        states.ledger.failures.keep(
+            Failure.of(InputAway("Kafka does not answer."), name, kind="input")
+        )
     expect(page.locator("#failures li")).to_have_count(3)
     expect(page.locator("#failures li").nth(1)).to_contain_text("2 pipelines (fraud, orders)")
     expect(page.locator("#failures li").first).to_contain_text("Invalid topology")
@@ -170,10 +191,16 @@ def test_a_failed_a_broken_and_a_paused_pipeline_come_first_and_link_to_their_lo
     assert is_harmless(page)
 
 
-def test_old_data_and_the_failed_run_are_both_shown(page: Page, address: str, states: States) -> None:
+def test_old_data_and_the_failed_run_are_both_shown(
+    page: Page, address: str, states: States
+) -> None:
     failures = states.ledger.failures
     failures.keep(Failure.of(EngineError("The driver ended."), "orders"))
-    failures.keep(Failure.of(Overdue("5 records have been unread for more than 10 min."), "orders", kind="overdue"))
+    failures.keep(
+        Failure.of(
+            Overdue("5 records have been unread for more than 10 min."), "orders", kind="overdue"
+        )
+    )
     for view in ("#/", "#/pipelines/orders"):
         page.goto("about:blank")
         page.goto(address + view)
@@ -182,15 +209,21 @@ def test_old_data_and_the_failed_run_are_both_shown(page: Page, address: str, st
         expect(lines.nth(0)).to_contain_text("The data are too old")
         expect(lines.nth(1)).to_contain_text("The run stopped")
         expect(lines.nth(2)).to_contain_text("Kafka at 127.0.0.1:1 does not answer")
-        found = Axe().run(page, options={"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21aa"]})
+        found = Axe().run(
+            page,
+            options={"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21aa"]},
+        )
         assert found.violations_count == 0, found.generate_report()
 
 
-def test_what_a_pipeline_waits_for_and_why_it_is_degraded_are_shown(page: Page, address: str, states: States) -> None:
+def test_what_a_pipeline_waits_for_and_why_it_is_degraded_are_shown(
+    page: Page, address: str, states: States
+) -> None:
     failures = states.ledger.failures
     failures.keep(Failure.of(InputAway("Topic orders does not exist."), "orders", kind="input"))
     flood = RecordsRejected(
-        "50 records of the newest batch's 110 were rejected. contract: 50.", next_step="Look at them."
+        "50 records of the newest batch's 110 were rejected. contract: 50.",
+        next_step="Look at them.",
     )
     failures.keep(Failure.of(flood, "orders", kind="rejections"))
     for view in ("#/", "#/pipelines/orders"):
@@ -199,14 +232,21 @@ def test_what_a_pipeline_waits_for_and_why_it_is_degraded_are_shown(page: Page, 
         lines = page.get_by_role("alert", name="Failures").get_by_role("listitem")
         expect(lines).to_have_count(2)
         expect(lines.first).to_contain_text("The input is away")
-        expect(lines.first).to_contain_text("Topic orders does not exist. The pipeline starts by itself")
+        expect(lines.first).to_contain_text(
+            "Topic orders does not exist. The pipeline starts by itself"
+        )
         expect(lines.last).to_contain_text("Too many records were rejected")
         expect(page.locator(".badge.waiting").first).to_be_visible()
-        found = Axe().run(page, options={"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21aa"]})
+        found = Axe().run(
+            page,
+            options={"resultTypes": ["violations"], "runOnly": ["wcag2a", "wcag2aa", "wcag21aa"]},
+        )
         assert found.violations_count == 0, found.generate_report()
 
 
-def test_a_new_snapshot_and_its_counts_appear_by_themselves(page: Page, address: str, states: States) -> None:
+def test_a_new_snapshot_and_its_counts_appear_by_themselves(
+    page: Page, address: str, states: States
+) -> None:
     page.goto(f"{address}#/pipelines/orders")
     batches = page.get_by_role("region", name="Batches").locator("tbody tr")
     expect(batches).to_have_count(6)
@@ -267,7 +307,9 @@ def test_a_replay_is_started_after_a_question(page: Page, address: str, api: Api
     page.get_by_role("button", name="Replay…").click()
     page.get_by_label("From", exact=True).fill("yesterday")
     page.get_by_role("button", name="Replay into a new generation").click()
-    expect(page.locator("dialog").get_by_role("alert")).to_contain_text("from is not a point in the topics")
+    expect(page.locator("dialog").get_by_role("alert")).to_contain_text(
+        "from is not a point in the topics"
+    )
     expect(page.get_by_label("From", exact=True)).to_be_focused()
     assert len(api.runs.started) == 2
     page.get_by_label("From", exact=True).fill("beginning")
@@ -281,7 +323,9 @@ def test_a_replay_is_started_after_a_question(page: Page, address: str, api: Api
 
 
 @pytest.mark.attack("S6", "script in a dead letter's reason, error, key, value and headers")
-def test_a_dead_letter_is_shown_as_text_and_re_driven_once(page: Page, address: str, letters: dict[str, str]) -> None:
+def test_a_dead_letter_is_shown_as_text_and_re_driven_once(
+    page: Page, address: str, letters: dict[str, str]
+) -> None:
     page.goto(f"{address}#/pipelines/orders/dead-letters")
     expect(page.locator("article")).to_have_count(2)
     expect(page.locator("article", has_text=f"Value{HOSTILE}")).to_be_visible()
@@ -304,7 +348,9 @@ def refresh_until(page: Page, selector: str, text: str) -> None:
     expect(page.locator(selector)).to_contain_text(text)
 
 
-def test_trouble_is_reported_and_what_was_shown_stays(page: Page, address: str, states: States) -> None:
+def test_trouble_is_reported_and_what_was_shown_stays(
+    page: Page, address: str, states: States
+) -> None:
     page.clock.install()
     page.goto(f"{address}#/stores")
     expect(page.locator("tbody tr")).to_have_count(9)
@@ -329,13 +375,24 @@ def hostile(states: States) -> States:
     made.stores = (made.store(IMAGE, key=HOSTILE, value=HOSTILE),)
     made.ledger.generations.register(made.info(description=HOSTILE, picture=SCRIPTED))
     counts = {f"late/{HOSTILE}": 1, f"failed/{HOSTILE}": 2, f"dead_letter/{HOSTILE}": 3}
-    made.publish({HOSTILE: msgspec.json.encode([HOSTILE]).decode()}, counts=counts, run=f"{HOSTILE}/{HOSTILE}/x")
+    made.publish(
+        {HOSTILE: msgspec.json.encode([HOSTILE]).decode()},
+        counts=counts,
+        run=f"{HOSTILE}/{HOSTILE}/x",
+    )
     return made
 
 
-@pytest.mark.attack("S6", "script in names, types, keys, values, a worker's trouble, reasons, a topology")
+@pytest.mark.attack(
+    "S6", "script in names, types, keys, values, a worker's trouble, reasons, a topology"
+)
 def test_markup_in_any_text_stays_text(page: Page, address: str, hostile: States) -> None:
-    for view in ("#/", "#/stores", "#/pipelines/hostile", f"#/pipelines/hostile/stores/{quote(IMAGE)}"):
+    for view in (
+        "#/",
+        "#/stores",
+        "#/pipelines/hostile",
+        f"#/pipelines/hostile/stores/{quote(IMAGE)}",
+    ):
         page.goto("about:blank")
         page.goto(address + view)
         expect(page.locator("main h1")).to_be_visible()
@@ -363,12 +420,18 @@ ANSWERS = {
 }
 
 
-@pytest.mark.attack("S6", "a link to an answer that holds script, opened in the browser that is logged in")
-def test_a_response_opened_as_a_page_runs_no_script(page: Page, address: str, hostile: States) -> None:
+@pytest.mark.attack(
+    "S6", "a link to an answer that holds script, opened in the browser that is logged in"
+)
+def test_a_response_opened_as_a_page_runs_no_script(
+    page: Page, address: str, hostile: States
+) -> None:
     for path, status in ANSWERS.items():
         answer = page.goto(f"{address}v1/{path}")
         assert answer is not None
-        assert (answer.status, answer.headers["x-content-type-options"]) == (status, "nosniff"), path
+        assert (answer.status, answer.headers["x-content-type-options"]) == (status, "nosniff"), (
+            path
+        )
         assert "html" not in answer.headers["content-type"]
         page.wait_for_timeout(100)
         if "svg" in path:

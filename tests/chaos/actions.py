@@ -17,7 +17,15 @@ from sqlalchemy import update
 
 from sluice.engine.read.source_identity import InputError
 from sluice.engine.run.compatibility import CompatibilityError
-from sluice.errors import BatchDiffers, DamagedState, EngineError, LeaseError, OutputError, SluiceError, WentBack
+from sluice.errors import (
+    BatchDiffers,
+    DamagedState,
+    EngineError,
+    LeaseError,
+    OutputError,
+    SluiceError,
+    WentBack,
+)
 from sluice.kafka.dead_letter_topic import DeadLetterFilter
 from sluice.kafka.redrive import redrive
 from sluice.operations.accepted_topics import accept_topics
@@ -83,7 +91,11 @@ def crashed_run(episode: Episode) -> str:
 def crashed_backlog(episode: Episode) -> str:
     """The driver dies in one of many batches, so that its tasks may read the next one."""
     episode.send_some(40)
-    name, nth, most = episode.chance.choice([*POINTS]), episode.chance.randint(1, 6), episode.chance.choice((4, 8))
+    name, nth, most = (
+        episode.chance.choice([*POINTS]),
+        episode.chance.randint(1, 6),
+        episode.chance.choice((4, 8)),
+    )
     with interrupted(POINTS[name], crash, nth):
         ended = attempt(episode, Crash, EngineError, max_records=most)
     return f"crash {name} of a backlog, at the {nth}. time: {ended}"
@@ -115,7 +127,11 @@ def killed_worker(episode: Episode) -> str:
 
 def python_workers() -> list[psutil.Process]:
     """The Python processes that run Spark's tasks for this process."""
-    return [process for process in psutil.Process().children(recursive=True) if process.name().startswith("python")]
+    return [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if process.name().startswith("python")
+    ]
 
 
 def lost_lease(episode: Episode) -> str:
@@ -169,7 +185,9 @@ def other_workers(episode: Episode) -> str:
         return "nothing to repartition"
     episode.run()
     before = len(_workers(episode))
-    episode.set_workers(episode.chance.choice([number for number in (1, 2, 3, 4) if number != before]))
+    episode.set_workers(
+        episode.chance.choice([number for number in (1, 2, 3, 4) if number != before])
+    )
     try:
         generation = repartition(plan(episode.pipeline).job, episode.settings).generation
     except EngineError as error:
@@ -194,7 +212,9 @@ def redriven(episode: Episode) -> str:
         return "no dead letters"
     episode.run()
     topics = [episode.names(name) for name in ("l", "r", "t", "u", "w")]
-    outcome = redrive({"bootstrap.servers": episode.bootstrap}, episode.pipeline.name, topics, DeadLetterFilter())
+    outcome = redrive(
+        {"bootstrap.servers": episode.bootstrap}, episode.pipeline.name, topics, DeadLetterFilter()
+    )
     episode.note_redriven()
     return f"re-driven: {outcome}"
 
@@ -230,7 +250,8 @@ def global_change(episode: Episode) -> str:
 def edited(episode: Episode) -> str:
     """The pipeline's file gets another output, now and then after a crash.
 
-    A change that is refused, because the interrupted batch or a store needs the pipeline as it was, is undone.
+    A change that is refused, because the interrupted batch or a store needs the pipeline as it was,
+    is undone.
     """
     if not episode.ends:
         return "no output is added"
@@ -396,7 +417,11 @@ def cut_off(episode: Episode) -> str:
 
     def change() -> None:
         with episode.ledger() as ledger, ledger.engine.begin() as connection:
-            connection.execute(update(SOURCES).where(SOURCES.c.last >= 0).values(leader_epoch=77, fingerprint="other"))
+            connection.execute(
+                update(SOURCES)
+                .where(SOURCES.c.last >= 0)
+                .values(leader_epoch=77, fingerprint="other")
+            )
 
     with interrupted(POINTS["after the ledger"], change, episode.chance.randint(1, 2)):
         try:
@@ -418,7 +443,10 @@ def _last_read(ledger: Ledger, ref: GenerationRef, source: SourcePartition) -> d
     last = {name: getattr(source, name) for name in names}
     for audit in ledger.audits.all(ref):
         for read in audit.sources:
-            if (read.topic, read.partition) == (source.topic, source.partition) and read.fingerprint:
+            if (read.topic, read.partition) == (
+                source.topic,
+                source.partition,
+            ) and read.fingerprint:
                 last = {name: getattr(read, name) for name in names}
     return last
 
@@ -451,7 +479,8 @@ def finish(episode: Episode) -> str:
 def compacted(episode: Episode) -> str:
     """A table's source is compacted before a batch is repeated: the batch is equal, or it is refused.
 
-    Pipelines that hold results back are left out, because nobody has seen what they would have written.
+    Pipelines that hold results back are left out, because nobody has seen what they would have
+    written.
     """
     episode.run()
     topics = plan(episode.pipeline).job.topics
@@ -472,7 +501,8 @@ def compacted(episode: Episode) -> str:
     except EngineError as error:  # earlier records are missing, too
         if "--from-topics" not in str(error):
             raise
-        # The new state has no row whose records are all gone, so a later deletion of the row changes no output.
+        # The new state has no row whose records are all gone, so a later deletion of the row
+        # changes no output.
         episode.is_output_known = False
         return f"{refused} twice, {rebuild(episode, from_topics=True)}"
 
@@ -504,6 +534,8 @@ def play(episode: Episode, actions: Sequence[Action]) -> list[str]:
         try:
             happened[-1] = action(episode)
         except SluiceError as error:
-            raise AssertionError(f"{'; '.join(happened)} {type(error).__name__}: {error}") from error
+            raise AssertionError(
+                f"{'; '.join(happened)} {type(error).__name__}: {error}"
+            ) from error
     episode.run()
     return happened

@@ -1,7 +1,8 @@
 """An episode: a pipeline of random operators, records in random order, and what it must have done with them.
 
-The records' timestamps are their event times. Sluice orders the records of a batch by the largest timestamp so far in
-their partition, so that the positions of the snapshots say in which order the model has to take the records.
+The records' timestamps are their event times. Sluice orders the records of a batch by the largest
+timestamp so far in their partition, so that the positions of the snapshots say in which order the
+model has to take the records.
 """
 
 from __future__ import annotations
@@ -66,12 +67,16 @@ class Episode(Running):
     """A running pipeline, and the records that have been sent to it."""
 
     def __init__(self, running: Running, seed: int) -> None:
-        super().__init__(running.spark, running.names, running.pipeline, running.settings, running.kafka)
+        super().__init__(
+            running.spark, running.names, running.pipeline, running.settings, running.kafka
+        )
         self.chance = random.Random(seed)
         self.reads_ahead = self.chance.random() < 0.5
         """Whether rows are shuffled once, so that the tasks read a batch while the previous one's output is written."""
         count = self.chance.choice((1, 1, 2))
-        self.topologies = [Topology.random(1_000 * seed + number, operators=5) for number in range(count)]
+        self.topologies = [
+            Topology.random(1_000 * seed + number, operators=5) for number in range(count)
+        ]
         self.sources: Collection[str] = tuple(SOURCES)
         """The sources that the pipeline reads."""
         if self.reads_ahead:
@@ -98,19 +103,27 @@ class Episode(Running):
     def set_workers(self, workers: int) -> None:
         """Build the pipeline again, with another number of workers."""
         self.pipeline = Pipeline(self.names.prefix, workers=workers)
-        sources = add_topologies(self.pipeline, self.topologies, f"{self.names.prefix}.", self.sources)
+        sources = add_topologies(
+            self.pipeline, self.topologies, f"{self.names.prefix}.", self.sources
+        )
         if self.has_extras:
-            add_extras(self.pipeline, sources, self.names, with_tables=bool(self.settings.connections))
+            add_extras(
+                self.pipeline, sources, self.names, with_tables=bool(self.settings.connections)
+            )
 
     def hosts(self) -> tuple[Host, Host] | None:
         """State servers of two hosts, of which the first has the shards of new workers. None for other shards."""
         if self._hosts is None and is_file(self.settings.shards):
             self.closing.callback(settings.cache_clear)
-            self.closing.enter_context(pytest.MonkeyPatch.context()).setenv("SLUICE_SERVER_TOKEN", TOKEN)
+            self.closing.enter_context(pytest.MonkeyPatch.context()).setenv(
+                "SLUICE_SERVER_TOKEN", TOKEN
+            )
             settings.cache_clear()
             ledger = self.closing.enter_context(self.ledger())
             folders = self.settings.home / "shards", self.settings.home / "away"
-            home, away = (Host(ledger, folder).start(pipeline=self.pipeline.name) for folder in folders)
+            home, away = (
+                Host(ledger, folder).start(pipeline=self.pipeline.name) for folder in folders
+            )
             for host in (home, away):
                 self.closing.callback(host.stop)
             self._hosts = home, away
@@ -165,7 +178,10 @@ class Episode(Running):
         """Whether results depend on stream time."""
         nodes = [node for topology in self.topologies for node in topology.nodes]
         timed = ("window", "within", "ms")
-        return any(node["op"] in ("suppress", "process") or any(name in node for name in timed) for node in nodes)
+        return any(
+            node["op"] in ("suppress", "process") or any(name in node for name in timed)
+            for node in nodes
+        )
 
     def run(self, **how: Any) -> int:
         try:
@@ -176,7 +192,11 @@ class Episode(Running):
     def note_ends(self) -> None:
         """Note the batches that have been published since."""
         for snapshot in self._published():
-            ends = {(topic, int(number)): end for topic, at in snapshot.positions.items() for number, end in at.items()}
+            ends = {
+                (topic, int(number)): end
+                for topic, at in snapshot.positions.items()
+                for number, end in at.items()
+            }
             if not self.ends or _is_behind(ends, self.ends[-1]):
                 self.ends.append(ends)
 
@@ -210,9 +230,15 @@ class Episode(Running):
     def send_record(self, record: Input, *, is_malformed: bool) -> None:
         value = None if record["value"] is None else json.dumps(record["value"]).encode()
         self.producer.produce(
-            self.names(record["topic"]), MALFORMED if is_malformed else value, record["key"], 0, timestamp=record["ts"]
+            self.names(record["topic"]),
+            MALFORMED if is_malformed else value,
+            record["key"],
+            0,
+            timestamp=record["ts"],
         )
-        self.sent.append(Sent(record["topic"], self._next_offset(record["topic"]), record, is_malformed))
+        self.sent.append(
+            Sent(record["topic"], self._next_offset(record["topic"]), record, is_malformed)
+        )
 
     def _next_offset(self, source: str) -> int:
         offset = self._offsets[source]
@@ -231,7 +257,9 @@ class Episode(Running):
         producer.init_transactions(30)
         producer.begin_transaction()
         for _ in range(count):
-            producer.produce(self.names(source), b'{"n": 7, "g": "never"}', b"a", 0, timestamp=self._clock)
+            producer.produce(
+                self.names(source), b'{"n": 7, "g": "never"}', b"a", 0, timestamp=self._clock
+            )
         producer.flush(30)
         producer.abort_transaction(30)
         self._offsets[source] = self._end(source)
@@ -248,26 +276,43 @@ class Episode(Running):
         topic, end = self.names(source), self._end(source)
         before = len(self.messages(topic))
         quick = {"log.cleaner.backoff.ms": "100"}
-        compacted = {"cleanup.policy": "compact", "segment.ms": "1", "min.cleanable.dirty.ratio": "0"}
+        compacted = {
+            "cleanup.policy": "compact",
+            "segment.ms": "1",
+            "min.cleanable.dirty.ratio": "0",
+        }
         self._alter(ResourceType.BROKER, "1", quick, AlterConfigOpType.SET)
         self._alter(ResourceType.TOPIC, topic, compacted, AlterConfigOpType.SET)
 
         def is_compacted() -> bool:
-            # When the broker has applied the options, a later record begins a segment, before which all is compacted.
+            # When the broker has applied the options, a later record begins a segment, before which
+            # all is compacted.
             self._clock += 1_000
-            self.send_record({"topic": source, "key": "a", "value": None, "ts": self._clock}, is_malformed=False)
+            self.send_record(
+                {"topic": source, "key": "a", "value": None, "ts": self._clock}, is_malformed=False
+            )
             assert self.producer.flush(30) == 0
             return sum((message.offset() or 0) < end for message in self.messages(topic)) < before
 
         try:
             return wait_until(is_compacted, 60, every=0.3)
         finally:
-            # Other tests use the broker, too, and looking at the logs of all topics so often takes CPU time.
+            # Other tests use the broker, too, and looking at the logs of all topics so often takes
+            # CPU time.
             self._alter(ResourceType.BROKER, "1", quick, AlterConfigOpType.DELETE)
 
-    def _alter(self, kind: ResourceType, name: str, options: Mapping[str, str], operation: AlterConfigOpType) -> None:
+    def _alter(
+        self,
+        kind: ResourceType,
+        name: str,
+        options: Mapping[str, str],
+        operation: AlterConfigOpType,
+    ) -> None:
         """Change options of the broker or of a topic."""
-        entries = [ConfigEntry(option, value, incremental_operation=operation) for option, value in options.items()]
+        entries = [
+            ConfigEntry(option, value, incremental_operation=operation)
+            for option, value in options.items()
+        ]
         resource = ConfigResource(kind, name, incremental_configs=entries)
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         admin.incremental_alter_configs([resource])[resource].result(20)
@@ -279,13 +324,20 @@ class Episode(Running):
                 offset = message.offset()
                 assert offset is not None
                 if offset >= self._offsets[source]:
-                    record = {"topic": source, "key": None, "value": None, "ts": message.timestamp()[1]}
+                    record = {
+                        "topic": source,
+                        "key": None,
+                        "value": None,
+                        "ts": message.timestamp()[1],
+                    }
                     self.sent.append(Sent(source, offset, record, is_malformed=True))
             self._offsets[source] = self._end(source)
 
     def _end(self, source: str) -> int:
         """The offset of a source's next record. The end of a transaction takes an offset, too."""
-        with closing(Consumer({"bootstrap.servers": self.bootstrap, "group.id": "tests"})) as consumer:
+        with closing(
+            Consumer({"bootstrap.servers": self.bootstrap, "group.id": "tests"})
+        ) as consumer:
             _, end = watermark_offsets(consumer, TopicPartition(self.names(source), 0), 20)
             return end
 
@@ -301,7 +353,9 @@ class Episode(Running):
         begins = dict.fromkeys(SOURCES, 0)
         for ends in self.ends:
             until = {source: ends.get((self.names(source), 0), 0) for source in SOURCES}
-            batch = [one for one in self.sent if begins[one.source] <= one.offset < until[one.source]]
+            batch = [
+                one for one in self.sent if begins[one.source] <= one.offset < until[one.source]
+            ]
             batch.sort(key=lambda one: (positions[one.source, one.offset], one.source, one.offset))
             yield [one.input for one in batch if not one.is_malformed]
             begins = {source: max(begins[source], end) for source, end in until.items()}
@@ -316,7 +370,10 @@ class Episode(Running):
             yield f"{read} of {readable} records were read"
         for number, (topology, since) in enumerate(zip(self.topologies, self.since, strict=True)):
             inputs = [*itertools.chain.from_iterable(batches[since:])]
-            yield from (f"topology {topology.name}: {why}" for why in self._different(f"t{number}", topology, inputs))
+            yield from (
+                f"topology {topology.name}: {why}"
+                for why in self._different(f"t{number}", topology, inputs)
+            )
         if self.has_extras:
             yield from different_extras(self)
         yield from self._audited()
@@ -332,9 +389,14 @@ class Episode(Running):
         for one in inputs:
             model.pipe(one["topic"], Record(one["key"], one["value"], one["ts"]))
         for suffix, output in topology.outputs.items():
-            wanted, found = by_key(sent[suffix]), self._written(f"{prefix}_{suffix}", output.kind == "windowed")
+            wanted, found = (
+                by_key(sent[suffix]),
+                self._written(f"{prefix}_{suffix}", output.kind == "windowed"),
+            )
             for by_keys in (wanted, found):
-                by_keys.get(None, []).sort(key=str)  # records without a key are in any partition of the output
+                by_keys.get(None, []).sort(
+                    key=str
+                )  # records without a key are in any partition of the output
             if self.is_output_known and (why := difference(output.kind, wanted, found)):
                 yield f"output {suffix}: {why}"
         for node in topology.nodes if self.is_history_known else ():
@@ -356,7 +418,9 @@ class Episode(Running):
             if is_windowed:
                 headers: dict[str, Any] = dict(message.headers() or [])
                 key = Windowed(key, int(headers["window_start"]), int(headers["window_end"]))
-            sent.append(Record(key, None if value is None else json.loads(value), message.timestamp()[1]))
+            sent.append(
+                Record(key, None if value is None else json.loads(value), message.timestamp()[1])
+            )
         return by_key(sent)
 
     def _audited(self) -> Iterator[str]:

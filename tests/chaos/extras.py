@@ -31,13 +31,17 @@ class Reminders:
         self.context.forward(timer.key, timer.name)
 
 
-def add_extras(pipeline: Pipeline, sources: dict[str, Any], names: Names, *, with_tables: bool) -> None:
+def add_extras(
+    pipeline: Pipeline, sources: dict[str, Any], names: Names, *, with_tables: bool
+) -> None:
     """Timers for the records of one source; with tables, one by key and two that only grow."""
     fired = sources["l"].process(Reminders, returns=str).output
     fired.to(names("fired"), value=str)
     if with_tables:
         fired.to(PostgresTable("fired", connection=CONNECTION))
-        sources["l"].filter("n IS NOT NULL").select("n", "g").to(PostgresTable("log", connection=CONNECTION))
+        sources["l"].filter("n IS NOT NULL").select("n", "g").to(
+            PostgresTable("log", connection=CONNECTION)
+        )
         sources["t"].to(PostgresTable("latest", connection=CONNECTION, key="id"))
 
 
@@ -46,7 +50,9 @@ def different_extras(episode: Episode) -> Iterator[str]:
     readable = [one for one in episode.sent if not one.is_malformed]
     stream = [one for one in readable if one.source == "l"]
     times = Counter(str(one.input["ts"]) for one in stream if one.input["key"] is not None)
-    fired = Counter((message.value() or b"").decode() for message in episode.messages(episode.names("fired")))
+    fired = Counter(
+        (message.value() or b"").decode() for message in episode.messages(episode.names("fired"))
+    )
     yield from _difference("timers", fired, times)
     if not episode.settings.connections:
         return
@@ -61,10 +67,14 @@ def different_extras(episode: Episode) -> Iterator[str]:
     latest = {one.input["key"]: one.input["value"] for one in readable if one.source == "t"}
     wanted = {
         "fired": times.elements(),
-        "log": [(offset, *value.values()) for offset, value in log if value and value["n"] is not None],
+        "log": [
+            (offset, *value.values()) for offset, value in log if value and value["n"] is not None
+        ],
         "latest": [(key, *value.values()) for key, value in latest.items() if value is not None],
     }
-    yield from _difference("table fired", Counter(text for (text,) in found["fired"]), Counter(wanted["fired"]))
+    yield from _difference(
+        "table fired", Counter(text for (text,) in found["fired"]), Counter(wanted["fired"])
+    )
     for table in ("log", "latest"):
         yield from _difference(f"table {table}", Counter(found[table]), Counter(wanted[table]))
 

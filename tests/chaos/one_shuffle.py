@@ -30,7 +30,10 @@ def _totals_step(name: str, window: dict[str, object] | None, gives: Kind) -> St
 
 TOTALS = (
     _totals_step("totals", None, "table"),
-    *(_totals_step(f"{name} totals", catalogue.WINDOWS[name], "windowed") for name in ("tumbling", "hopping")),
+    *(
+        _totals_step(f"{name} totals", catalogue.WINDOWS[name], "windowed")
+        for name in ("tumbling", "hopping")
+    ),
 )
 
 
@@ -52,11 +55,14 @@ def one_shuffle(chance: random.Random, count: int) -> tuple[list[Topology], Coll
     return chosen, sources
 
 
-def _is_shuffled_once(topologies: Sequence[Topology], sources: Collection[str], without_operators: bool) -> bool:
+def _is_shuffled_once(
+    topologies: Sequence[Topology], sources: Collection[str], without_operators: bool
+) -> bool:
     used = [topology.used_sources for topology in topologies]
     if not all(names <= {*sources} for names in used):
         return False
-    # Without operators, the records of different topics have no order among each other, and the model's have one.
+    # Without operators, the records of different topics have no order among each other, and the
+    # model's have one.
     if without_operators and any(len(names) > 1 for names in used):
         return False
     pipeline = Pipeline("one_shuffle", workers=1)

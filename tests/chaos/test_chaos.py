@@ -18,7 +18,16 @@ from pyspark.sql import SparkSession
 from sluice.local.broker import EmbeddedKafka
 from sluice.plan import plan
 from sluice.support.processes import has_ended
-from tests.chaos.actions import ACTIONS, Action, chosen, compacted, crashed_backlog, lost_lease, other_workers, run
+from tests.chaos.actions import (
+    ACTIONS,
+    Action,
+    chosen,
+    compacted,
+    crashed_backlog,
+    lost_lease,
+    other_workers,
+    run,
+)
 from tests.chaos.episode import Episode
 from tests.chaos.world import Choice, World, try_episode
 from tests.engine.conftest import run_session
@@ -31,7 +40,11 @@ Try = Callable[[int, Choice], None]
 
 @pytest.fixture
 def try_one(
-    run_session: SparkSession, kafka: EmbeddedKafka, fresh_name: Callable[[str], str], postgres: str, tmp_path: Path
+    run_session: SparkSession,
+    kafka: EmbeddedKafka,
+    fresh_name: Callable[[str], str],
+    postgres: str,
+    tmp_path: Path,
 ) -> Try:
     def try_(seed: int, actions: Choice) -> None:
         world = World(run_session, kafka, tmp_path, postgres)
@@ -50,7 +63,9 @@ def try_one(
         pytest.param([run, compacted], id="compacted"),
     ],
 )
-def test_episodes_with_each_action_end_with_the_results_of_the_model(try_one: Try, actions: list[Action]) -> None:
+def test_episodes_with_each_action_end_with_the_results_of_the_model(
+    try_one: Try, actions: list[Action]
+) -> None:
     try_one(52, lambda _: actions)
 
 
@@ -86,7 +101,9 @@ def test_a_signal_to_the_command_stops_its_broker(number: signal.Signals) -> Non
                 started = psutil.Process(chaos.pid).children()
                 # Kafka's format tool may just have ended.
                 brokers = [
-                    process for process in started if not has_ended(process) and "kafka.Kafka" in process.cmdline()
+                    process
+                    for process in started
+                    if not has_ended(process) and "kafka.Kafka" in process.cmdline()
                 ]
             chaos.send_signal(number)
             assert chaos.wait(60) != 0

@@ -73,7 +73,9 @@ def own_world(with_postgres: bool) -> Iterator[World]:
 
     with ExitStack() as stack:
         memory = MEMORY if MEMORY.is_dir() else None
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-chaos-", dir=memory)))
+        folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-chaos-", dir=memory))
+        )
         folder.chmod(0o755)
         kafka = stack.enter_context(EmbeddedKafka(folder / "kafka", free_port()))
         server = stack.enter_context(postgres_server(folder / "postgres")) if with_postgres else ""
@@ -89,7 +91,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--actions", type=int, default=8, help="in each episode")
     parser.add_argument(
-        "--postgres", action="store_true", help="output tables, and every third episode's state, in PostgreSQL"
+        "--postgres",
+        action="store_true",
+        help="output tables, and every third episode's state, in PostgreSQL",
     )
     given = parser.parse_args(arguments)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
@@ -99,13 +103,21 @@ def main(arguments: Sequence[str]) -> int:
         for seed in range(given.seed, given.seed + given.episodes):
             begun = time.monotonic()
             try:
-                happened, problems = try_episode(world, f"chaos_{seed}", seed, partial(chosen, count=given.actions))
+                happened, problems = try_episode(
+                    world, f"chaos_{seed}", seed, partial(chosen, count=given.actions)
+                )
             except Exception as error:  # an error of one episode must not stop the others
-                happened, problems = [], [f"{type(error).__name__}: {error}", traceback.format_exc()[-1500:]]
+                happened, problems = (
+                    [],
+                    [f"{type(error).__name__}: {error}", traceback.format_exc()[-1500:]],
+                )
             if problems:
                 failed[seed] = problems
                 print(f"{seed}: {'; '.join(happened)}", *problems, sep="\n  ")
             done = seed - given.seed + 1
-            print(f"{done - len(failed)} equal, {len(failed)} different; {time.monotonic() - begun:.1f} s", flush=True)
+            print(
+                f"{done - len(failed)} equal, {len(failed)} different; {time.monotonic() - begun:.1f} s",
+                flush=True,
+            )
     print(f"different: {[*failed]}" if failed else "all equal")
     return 1 if failed else 0

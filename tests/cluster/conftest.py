@@ -45,7 +45,9 @@ class Deployment:
                 totals.add(message.value(), message.partition() or 0, NOW_MS)
             return dict(totals.stores()[store])
         latest: dict[str, object] = {}
-        for message in sorted(read_topic(self.world.config, "words"), key=lambda message: message.timestamp()[1]):
+        for message in sorted(
+            read_topic(self.world.config, "words"), key=lambda message: message.timestamp()[1]
+        ):
             key, value = (message.key() or b"").decode(), message.value()
             if value is None:
                 latest.pop(key, None)
@@ -72,11 +74,15 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def deploy(cluster: SparkCluster, python: Path, postgres: str) -> Iterator[Deploy]:
     """Makes a deployment of a pipeline: `deploy("orders")`."""
     with ExitStack() as stack:
-        yield lambda name: stack.enter_context(_deployment(name, cluster, python, new_database(postgres)))
+        yield lambda name: stack.enter_context(
+            _deployment(name, cluster, python, new_database(postgres))
+        )
 
 
 @contextmanager
-def _deployment(name: str, cluster: SparkCluster, python: Path, database: str) -> Iterator[Deployment]:
+def _deployment(
+    name: str, cluster: SparkCluster, python: Path, database: str
+) -> Iterator[Deployment]:
     environment = {
         "PYSPARK_PYTHON": str(python),
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -94,7 +100,9 @@ def _deployment(name: str, cluster: SparkCluster, python: Path, database: str) -
             "SLUICE_SHARDS": database, "SLUICE_PIPELINES": str(opened.settings.pipelines),
         }  # fmt: skip
         servers = [
-            ServerProcess(variables, "--rest", "--pipeline", name, "--workers", ",".join(map(str, share)))
+            ServerProcess(
+                variables, "--rest", "--pipeline", name, "--workers", ",".join(map(str, share))
+            )
             for share in shares
         ]
         for server in servers:

@@ -1,7 +1,7 @@
 """Drivers on hosts that share nothing but the databases and the broker. Run by `make test-namespaces`, as root.
 
-Each host is a network namespace and a mount namespace of its own, with empty folders in place of /tmp, /dev/shm and the
-home. Not part of `make test`, because not every machine allows namespaces.
+Each host is a network namespace and a mount namespace of its own, with empty folders in place of
+/tmp, /dev/shm and the home. Not part of `make test`, because not every machine allows namespaces.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Hosts(World):
     def start_on(self, host: Namespace) -> Driver:
         """Start a driver on a host without files."""
         kafka = {"bootstrap.servers": self.environment["BROKER"]}
-        variables = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")} | {
+        variables = {
+            name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")
+        } | {
             "SLUICE_HOME": HOME,
             "SLUICE_JARS": str(settings().jars),
             "SLUICE_PIPELINES": str(ROOT / "spark_jobs"),
@@ -55,10 +57,22 @@ class Hosts(World):
             "SLUICE_MAX_RECORDS": MAX_RECORDS[self.name],
         }
         log = self.folder / f"driver-{len(self.drivers)}.log"
-        command = [*host.inside, "unshare", "--mount", "sh", "-c", f"{EMPTY}{SLUICE} run {self.name}"]
+        command = [
+            *host.inside,
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            f"{EMPTY}{SLUICE} run {self.name}",
+        ]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command, cwd="/", stdout=output, stderr=subprocess.STDOUT, start_new_session=True, env=variables
+                command,
+                cwd="/",
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=variables,
             )
         driver = Driver(process, log)
         self.drivers.append(driver)
@@ -66,28 +80,44 @@ class Hosts(World):
 
 
 @pytest.fixture(params=["orders", "words"])
-def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Hosts, list[Namespace]]]:
+def hosts(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[Hosts, list[Namespace]]]:
     with ExitStack() as stack:
         subprocess.run(["ip", "addr", "add", f"{SHARED}/32", "dev", "lo"], check=True)
-        stack.callback(subprocess.run, ["ip", "addr", "del", f"{SHARED}/32", "dev", "lo"], check=True)
+        stack.callback(
+            subprocess.run, ["ip", "addr", "del", f"{SHARED}/32", "dev", "lo"], check=True
+        )
         namespaces = [stack.enter_context(Namespace(number)) for number in (11, 12, 13)]
         for host in namespaces:
-            subprocess.run(["ip", "-n", host.name, "route", "add", "default", "via", host.outer], check=True)
+            subprocess.run(
+                ["ip", "-n", host.name, "route", "add", "default", "via", host.outer], check=True
+            )
         port = free_port()
         listeners = {
             "listeners": f"HOSTS://{SHARED}:{port}",
             "advertised.listeners": f"HOSTS://{SHARED}:{port}",
             "listener.security.protocol.map": "HOSTS:PLAINTEXT",
         }
-        kafka = stack.enter_context(EmbeddedKafka(tmp_path / "kafka", free_port(), config=listeners))
-        database = new_database(stack.enter_context(postgres_server(tmp_path / "postgres", host=SHARED)))
-        environment = {"SLUICE_LEDGER": database, "SLUICE_SHARDS": database, "BROKER": f"{SHARED}:{port}"}
+        kafka = stack.enter_context(
+            EmbeddedKafka(tmp_path / "kafka", free_port(), config=listeners)
+        )
+        database = new_database(
+            stack.enter_context(postgres_server(tmp_path / "postgres", host=SHARED))
+        )
+        environment = {
+            "SLUICE_LEDGER": database,
+            "SLUICE_SHARDS": database,
+            "BROKER": f"{SHARED}:{port}",
+        }
         world = Hosts(tmp_path, kafka, request.param, environment)
         stack.callback(world.close)
         yield world, namespaces
 
 
-def test_a_batch_that_was_killed_on_one_host_is_finished_on_another(hosts: tuple[Hosts, list[Namespace]]) -> None:
+def test_a_batch_that_was_killed_on_one_host_is_finished_on_another(
+    hosts: tuple[Hosts, list[Namespace]],
+) -> None:
     world, (first, second, third) = hosts
     watcher = Watcher(world)
     PIPELINES[world.name].feed(world, BACKLOG[world.name], 0)

@@ -43,9 +43,15 @@ def test_three_kills_do_not_change_the_results(deploy: Deploy, name: str) -> Non
         page = client.page(STORE[name], limit=10)
         assert page.entries
         for entry in page.entries:
-            assert owner(entry.key, WORKERS[name]) < WORKERS[name] // 2, "a partial answer has the other server's keys"
+            assert owner(entry.key, WORKERS[name]) < WORKERS[name] // 2, (
+                "a partial answer has the other server's keys"
+            )
             assert client.get(STORE[name], entry.key).value == entry.value
-        lost = next(key for key in deployed.expected(STORE[name]) if owner(key, WORKERS[name]) >= WORKERS[name] // 2)
+        lost = next(
+            key
+            for key in deployed.expected(STORE[name])
+            if owner(key, WORKERS[name]) >= WORKERS[name] // 2
+        )
         with pytest.raises(StateError):
             client.get(STORE[name], lost)
 

@@ -33,7 +33,11 @@ _ENVIRONMENT = {
 
 def documented(name: str) -> list[str]:
     """The arguments of the `spark-class` command for a class in docs/how-to/cluster.md. Later options override them."""
-    (command,) = (line for line in PAGE.read_text().splitlines() if line.startswith("spark-class") and name in line)
+    (command,) = (
+        line
+        for line in PAGE.read_text().splitlines()
+        if line.startswith("spark-class") and name in line
+    )
     return shlex.split(command)[1:]
 
 
@@ -53,7 +57,14 @@ class SparkCluster:
 
     def start(self, workers: int) -> None:
         """Start the master, and workers named `worker-0`, `worker-1`."""
-        self._start("master", *documented("deploy.master.Master"), "--host", "127.0.0.1", "--port", str(self.port))
+        self._start(
+            "master",
+            *documented("deploy.master.Master"),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+        )
         self._wait("master", "New state: ALIVE")
         for number in range(workers):
             self.start_worker(f"worker-{number}")
@@ -77,13 +88,17 @@ class SparkCluster:
     def _start(self, name: str, *command: str) -> None:
         # Executors inherit this environment: nothing in it tells them where this repository is.
         environment = {n: v for n, v in os.environ.items() if n in _KEPT} | _ENVIRONMENT
-        self.services[name] = Service.start(name, [SPARK_CLASS, *command], environment, self._log(name))
+        self.services[name] = Service.start(
+            name, [SPARK_CLASS, *command], environment, self._log(name)
+        )
 
     def _log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
     def _wait(self, name: str, line: str) -> None:
-        assert wait_until(lambda: line in self._log(name).read_text(), _START_S), self.services[name].tail()
+        assert wait_until(lambda: line in self._log(name).read_text(), _START_S), self.services[
+            name
+        ].tail()
 
     def received(self, name: str) -> set[str]:
         """The names of the files that drivers have sent to a worker's executors."""
@@ -111,6 +126,7 @@ def python_of_executors(folder: Path) -> Path:
     """Make a Python that has the packages of this one, but not Sluice, like the executors' on another host."""
     venv.create(folder, symlinks=True)
     packages = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-    # Python does not read the .pth files of this folder, so it does not find an editable installation of Sluice.
+    # Python does not read the .pth files of this folder, so it does not find an editable
+    # installation of Sluice.
     (folder / packages / "lock.pth").write_text(str(Path(sys.prefix) / packages))
     return folder / "bin" / "python"

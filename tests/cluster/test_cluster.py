@@ -17,7 +17,12 @@ def test_orders_on_two_executors(deploy: Deploy) -> None:
     deployed = deploy("orders")
     world, cluster = deployed.world, deployed.cluster
     python = world.environment["PYSPARK_PYTHON"]
-    assert subprocess.run([python, "-c", "import sluice"], cwd="/", env={}, capture_output=True).returncode == 1
+    assert (
+        subprocess.run(
+            [python, "-c", "import sluice"], cwd="/", env={}, capture_output=True
+        ).returncode
+        == 1
+    )
 
     feed(world, 3_000, 0)
     world.run()

@@ -44,7 +44,17 @@ class NotMet(Exception):
     """A case needs a feature that Sluice does not have."""
 
 
-_BINARY = {">": ">", "<": "<", ">=": ">=", "<=": "<=", "=": "=", "==": "=", "+": "+", "-": "-", "*": "*"}
+_BINARY = {
+    ">": ">",
+    "<": "<",
+    ">=": ">=",
+    "<=": "<=",
+    "=": "=",
+    "==": "=",
+    "+": "+",
+    "-": "-",
+    "*": "*",
+}
 _BEST = "element_at(filter({0}, one -> one.{1} <=> array_max(transform({0}, each -> each.{1}))), 1)"
 """SQL of the first element with the largest field."""
 _CALLS = {"upper": "upper({})", "str": "CAST({} AS STRING)", "mod": "pmod({}, {})", "is_null": "({} IS NULL)",
@@ -61,13 +71,21 @@ def sql(expression: Expression, kind: Callable[[Expression], values.Kind] = lamb
         return "value"
     if operation == "const":
         (constant,) = arguments
-        return "NULL" if constant is None else literal(constant) if isinstance(constant, str) else repr(constant)
+        return (
+            "NULL"
+            if constant is None
+            else literal(constant)
+            if isinstance(constant, str)
+            else repr(constant)
+        )
     if operation == "key":
         return "_key"
     if operation in ("window_start", "window_end"):
         return f"unix_millis(_{operation})"
     if operation == "struct":
-        pairs = ", ".join(f"{literal(name)}, {sql(one, kind)}" for name, one in arguments[0].items())
+        pairs = ", ".join(
+            f"{literal(name)}, {sql(one, kind)}" for name, one in arguments[0].items()
+        )
         return f"named_struct({pairs})"
     if operation == "best":
         elements, field_name = arguments
@@ -89,7 +107,15 @@ def sql(expression: Expression, kind: Callable[[Expression], values.Kind] = lamb
     raise NotMet(f"there is no expression {operation!r}")
 
 
-_KEEPING_VALUES = ("filter", "filter_not", "select_key", "to_stream", "to_table", "suppress", "repartition")
+_KEEPING_VALUES = (
+    "filter",
+    "filter_not",
+    "select_key",
+    "to_stream",
+    "to_table",
+    "suppress",
+    "repartition",
+)
 """The operators that pass values on unchanged. A node `process_values` without a `value` does so too."""
 
 
@@ -118,7 +144,9 @@ def window(spec: dict[str, Any]) -> AnyWindow:
         case "tumbling":
             return tumbling(_ms(spec["size"]), grace=_ms(spec["grace"]))
         case "hopping":
-            return hopping(_ms(spec["size"]), advance=_ms(spec["advance"]), grace=_ms(spec["grace"]))
+            return hopping(
+                _ms(spec["size"]), advance=_ms(spec["advance"]), grace=_ms(spec["grace"])
+            )
         case "sliding":
             return sliding(_ms(spec["size"]), grace=_ms(spec["grace"]))
         case "session":
@@ -151,19 +179,26 @@ class Built:
         inputs = [record for record in self.case["inputs"] if "topic" in record]
         every = values.kind_of(record["value"] for record in inputs)
         results = {
-            topic: values.kind_of(record["value"] for record in inputs if record["topic"] == topic) or every
-            for topic in dict.fromkeys(node["topic"] for node in self.nodes.values() if "topic" in node)
+            topic: values.kind_of(record["value"] for record in inputs if record["topic"] == topic)
+            or every
+            for topic in dict.fromkeys(
+                node["topic"] for node in self.nodes.values() if "topic" in node
+            )
         }
         parts = [part for node in self.nodes.values() for part in node.get("parts", ())]
         for node in [*self.nodes.values(), *parts]:
             read = [
-                node[name] for name in ("where", "value", "key", "list", "group_key", "left_key", "fk") if name in node
+                node[name]
+                for name in ("where", "value", "key", "list", "group_key", "left_key", "fk")
+                if name in node
             ]
             read += [one["expr"] for one in node.get("aggs", ()) if "expr" in one]
             for name in ("set_headers", "add_headers"):
                 read += node.get(name, {}).values()
             for path in _paths(["all", *read]):
-                for topic, name in self._read_in(node.get("in") or node.get("left") or node["parts"][0]["in"], path):
+                for topic, name in self._read_in(
+                    node.get("in") or node.get("left") or node["parts"][0]["in"], path
+                ):
                     kind = results[topic]
                     results[topic] = {name: None} | kind if isinstance(kind, dict) else kind
         return {topic: values.completed(kind, every) for topic, kind in results.items()}
@@ -180,7 +215,9 @@ class Built:
             case {"op": "merge", "in": merged}:
                 for one in merged:
                     yield from self._read_in(one, path)
-            case {"op": op, "in": parent} if op in _KEEPING_VALUES or (op == "process_values" and "value" not in node):
+            case {"op": op, "in": parent} if op in _KEEPING_VALUES or (
+                op == "process_values" and "value" not in node
+            ):
                 yield from self._read_in(parent, path)
 
     def sql(self, name: str, expression: Expression) -> str:
@@ -228,11 +265,23 @@ class Built:
                 kind = "int"
             case {"op": "punctuate"}:
                 passed_on = self._kind_at(node["in"], []) if node["forward"] else None
-                kind = (passed_on if isinstance(passed_on, dict) else {}) | {"n": "int", "at": "int"}
+                kind = (passed_on if isinstance(passed_on, dict) else {}) | {
+                    "n": "int",
+                    "at": "int",
+                }
             case {"op": "cogroup", "parts": parts}:
-                kind = {one["name"]: "int" for part in parts for one in part["aggs"] if one["fn"] in ("count", "sum")}
+                kind = {
+                    one["name"]: "int"
+                    for part in parts
+                    for one in part["aggs"]
+                    if one["fn"] in ("count", "sum")
+                }
             case {"op": "aggregate"}:
-                kind = {aggregate["name"]: "int" for aggregate in node["aggs"] if aggregate["fn"] in ("count", "sum")}
+                kind = {
+                    aggregate["name"]: "int"
+                    for aggregate in node["aggs"]
+                    if aggregate["fn"] in ("count", "sum")
+                }
             case {"op": "join"}:
                 return self._kind_at(node[path[0]], path[1:]) if path else None
             case {"op": "merge", "in": [first, *_]}:
@@ -291,7 +340,11 @@ def _text(key: Any) -> str | None:
 def collapsed(rows: list[Row]) -> list[Row]:
     """The last row of every key and window, without deleted ones."""
     last = {(key, window): (value, more) for key, window, value, more in rows}
-    return [(key, window, value, more) for (key, window), (value, more) in last.items() if value is not None]
+    return [
+        (key, window, value, more)
+        for (key, window), (value, more) in last.items()
+        if value is not None
+    ]
 
 
 def add(pipeline: Pipeline, case: Case, prefix: str) -> Built:
@@ -325,7 +378,9 @@ def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[s
     parent: Any = handles.get(node["in"]) if isinstance(node.get("in"), str) else None
     match node["op"]:
         case "stream":
-            return pipeline.stream(built.topic_of(node["topic"]), value=built.contract(node), nulls="keep")
+            return pipeline.stream(
+                built.topic_of(node["topic"]), value=built.contract(node), nulls="keep"
+            )
         case "table":
             topic = built.topic_of(node["topic"])
             return pipeline.table(topic, value=built.contract(node), versioned=_history(node))
@@ -346,7 +401,9 @@ def _add(pipeline: Pipeline, built: Built, node: dict[str, Any], handles: dict[s
             return _fold(built, node, parent)
         case "to_table":
             expires_after = _ms(node["expires_ms"]) if "expires_ms" in node else None
-            return parent.to_table(store=built.store_of(node), versioned=_history(node), expires_after=expires_after)
+            return parent.to_table(
+                store=built.store_of(node), versioned=_history(node), expires_after=expires_after
+            )
         case "process" | "process_values" | "punctuate" | "deduplicate":
             return _processed(built, node, parent, handles)
         case _:
@@ -365,10 +422,13 @@ def _step(built: Built, node: dict[str, Any], parent: Any) -> Any:
             operation, *arguments = node["value"]
             if operation != "struct":
                 return parent.map_values(built.sql(node["in"], node["value"]))
-            return parent.select({name: built.sql(node["in"], one) for name, one in arguments[0].items()})
+            return parent.select(
+                {name: built.sql(node["in"], one) for name, one in arguments[0].items()}
+            )
         case "to_stream":
             stream = parent.to_stream() if isinstance(parent, Table) else parent
-            # The cases' tables drop the windows of their keys there, if a case does not say that they keep them.
+            # The cases' tables drop the windows of their keys there, if a case does not say that
+            # they keep them.
             is_plain = node.get("keep_window") or window_of(parent.node) is None
             return stream if is_plain else stream.select_key("_key")
         case "repartition":
@@ -398,10 +458,12 @@ def _processed(built: Built, node: dict[str, Any], parent: Any, handles: dict[st
     """The results of a step that has a state for each key and passes records on one by one."""
     match node["op"]:
         case "process":
-            return parent.process(Turns, stores={"turns": int}, returns=Value, queryable=False).output
+            return parent.process(
+                Turns, stores={"turns": int}, returns=Value, queryable=False
+            ).output
         case "process_values":
-            # The cases count the records without a key too, and a store has entries for a key only. A windowed
-            # key is never null.
+            # The cases count the records without a key too, and a store has entries for a key only.
+            # A windowed key is never null.
             is_windowed = window_of(parent.node) is not None
             return parent.process_values(
                 processor(node),
@@ -412,7 +474,8 @@ def _processed(built: Built, node: dict[str, Any], parent: Any, handles: dict[st
                 returns=values.contract(built._kind_at(node["id"], [])),
             ).output
         case "punctuate":
-            # Counts and records that are passed on have different fields, so each kind has its own output.
+            # Counts and records that are passed on have different fields, so each kind has its own
+            # output.
             counts = {"counts": values.contract({"n": "int", "at": "int"})}
             if node["forward"] and node is built.sink:
                 processed = parent.process(
@@ -428,7 +491,9 @@ def _processed(built: Built, node: dict[str, Any], parent: Any, handles: dict[st
             returns = values.contract(built._kind_at(node["id"], []))
             # In the cases, the counts of a windowed key keep the key.
             step = parent.process if window_of(parent.node) is None else parent.process_values
-            return step(processor(node), stores={"counts": int}, queryable=False, returns=returns).output
+            return step(
+                processor(node), stores={"counts": int}, queryable=False, returns=returns
+            ).output
         case _:
             return parent.deduplicate(built.sql(node["in"], node["by"]), within=_ms(node["within"]))
 
@@ -480,7 +545,9 @@ def _cogroup(built: Built, node: dict[str, Any], handles: dict[str, Any]) -> Any
     for part in node["parts"]:
         stream = handles[part["in"]]
         # In an aggregate of the cases, the key is that of the group.
-        grouped = (stream.select_key(sql(part["group_key"])) if "group_key" in part else stream).group_by_key()
+        grouped = (
+            stream.select_key(sql(part["group_key"])) if "group_key" in part else stream
+        ).group_by_key()
         columns = {one["name"]: _aggregation(built, part["in"], one) for one in part["aggs"]}
         added = columns if slots is None else replace(slots, aggs=tuple(part["aggs"]))
         streams = grouped.cogroup(added) if streams is None else streams.cogroup(grouped, added)
@@ -489,7 +556,9 @@ def _cogroup(built: Built, node: dict[str, Any], handles: dict[str, Any]) -> Any
     if slots is None:
         return streams.aggregate(store=built.store_of(node))
     merger = slots.merged if node["window"]["type"] == "session" else None
-    return streams.aggregate(slots.initial, store=built.store_of(node), returns=slots.contract, merger=merger)
+    return streams.aggregate(
+        slots.initial, store=built.store_of(node), returns=slots.contract, merger=merger
+    )
 
 
 def _slots(built: Built, node: dict[str, Any]) -> Slots | None:
@@ -514,10 +583,14 @@ def _history(node: dict[str, Any]) -> timedelta | None:
 def _grouped(node: dict[str, Any], parent: Any) -> Any:
     if isinstance(parent, Table):
         return parent.group_by(sql(node.get("group_key", ["key"])))
-    grouped = parent.group_by(sql(node["group_key"])) if "group_key" in node else parent.group_by_key()
+    grouped = (
+        parent.group_by(sql(node["group_key"])) if "group_key" in node else parent.group_by_key()
+    )
     if "window" in node:
         retention = _ms(node["retention_ms"]) if "retention_ms" in node else None
-        return grouped.windowed_by(window(node["window"]), emit=node.get("emit", "every"), retention=retention)
+        return grouped.windowed_by(
+            window(node["window"]), emit=node.get("emit", "every"), retention=retention
+        )
     return grouped
 
 
@@ -545,7 +618,9 @@ def _fold(built: Built, node: dict[str, Any], parent: Any) -> Any:
     grouped = parent.group_by(sql(node["group_key"]) if "group_key" in node else "_key")
     store, removes = built.store_of(node), node.get("removes", False)
     if isinstance(parent, Table):
-        functions = (increased_or_removed, decreased_or_removed) if removes else (increased, decreased)
+        functions = (
+            (increased_or_removed, decreased_or_removed) if removes else (increased, decreased)
+        )
         return grouped.aggregate(nothing, *functions, store=store, returns=int)
     adder = folded_or_removed if removes else folded
     if "window" in node:
@@ -566,7 +641,8 @@ def _aggregation(built: Built, parent: str, one: dict[str, Any]) -> str:
         return f"{one['fn']}(*)"
     value = sql(one["expr"])
     if one["fn"] == "max" and built.kind(parent, one["expr"]) == "str":
-        # The cases' maximum compares numbers: the first text stays as it is, and 0 is the maximum of several.
+        # The cases' maximum compares numbers: the first text stays as it is, and 0 is the maximum
+        # of several.
         return f"IF(count({value}) > 1, CAST(0 AS VARIANT), CAST(max({value}) AS VARIANT))"
     text = f"{one['fn']}({value})"
     # The cases' sums begin at zero; in SQL, the sum of no rows is null.

@@ -1,6 +1,7 @@
 """All operators as nodes of a case: what each takes, what it gives, and how the next one reads its values.
 
-No step lies between two operators: whatever a value looks like, `Values` says how to get a number and a text from it.
+No step lies between two operators: whatever a value looks like, `Values` says how to get a number
+and a text from it.
 """
 
 from __future__ import annotations
@@ -58,9 +59,12 @@ class Nodes:
     """The nodes of a topology, in the order of their declaration."""
 
     def __init__(self) -> None:
-        self.nodes: list[dict[str, Any]] = [{"id": name, "op": op, "topic": name} for name, op in SOURCES.items()]
+        self.nodes: list[dict[str, Any]] = [
+            {"id": name, "op": op, "topic": name} for name, op in SOURCES.items()
+        ]
         self.sources = {
-            name: Values(name, kind, typed=True, origins=frozenset({name})) for name, kind in SOURCES.items()
+            name: Values(name, kind, typed=True, origins=frozenset({name}))
+            for name, kind in SOURCES.items()
         }
         self._numbers = itertools.count(1)
 
@@ -109,13 +113,18 @@ def _map(nodes: Nodes, node: Values) -> Values:
 
 def objects(node: Values, made: str, **about: Any) -> Values:
     """A node behind another one, with values of the usual form."""
-    return replace(node, **{"id": made, "number": ["field", "n"], "text": ["field", "g"], "typed": False, **about})
+    return replace(
+        node,
+        **{"id": made, "number": ["field", "n"], "text": ["field", "g"], "typed": False, **about},
+    )
 
 
 def _map_to_number(nodes: Nodes, node: Values) -> Values:
     """The values are numbers, no objects; in a table, a null deletes."""
     made = nodes.add("map_values", **{"in": node.id}, value=node.number)
-    return replace(node, id=made, number=["value"], text=["str", ["mod", ["value"], _const(3)]], typed=False)
+    return replace(
+        node, id=made, number=["value"], text=["str", ["mod", ["value"], _const(3)]], typed=False
+    )
 
 
 def _select_key(nodes: Nodes, node: Values) -> Values:
@@ -169,7 +178,10 @@ def _processed_by_window(nodes: Nodes, node: Values) -> Values:
     """The updates of a windowed table, numbered by key and window, and kept as a windowed table again."""
     stream = nodes.add("to_stream", **{"in": node.id}, keep_window=True)
     number: Expression = ["+", ["window_start"], ["*", ["count_so_far"], _const(3)]]
-    value = ["struct", {"n": _small(["+", node.number, number]), "g": ["concat", node.text, ["key"]]}]
+    value = [
+        "struct",
+        {"n": _small(["+", node.number, number]), "g": ["concat", node.text, ["key"]]},
+    ]
     made = nodes.add("process_values", **{"in": stream}, value=value)
     table = nodes.add("to_table", **{"in": made})
     return objects(node, table, kind="windowed")
@@ -187,11 +199,19 @@ AGGREGATES: tuple[tuple[str, str], ...] = (("s", "sum"), ("l", "collect_list"))
 
 def aggregate(group: str, window: dict[str, Any] | None, nodes: Nodes, node: Values) -> Values:
     """Count, sum and list of the numbers. `group` is `key`, `text`, or `all` for one group of all records."""
-    keys: dict[str, dict[str, Any]] = {"key": {}, "text": {"group_key": node.text}, "all": {"group_key": _const("all")}}
+    keys: dict[str, dict[str, Any]] = {
+        "key": {},
+        "text": {"group_key": node.text},
+        "all": {"group_key": _const("all")},
+    }
     columns = [{"name": name, "fn": fn, "expr": node.number} for name, fn in AGGREGATES]
     about = {"window": window} if window else {}
     made = nodes.add(
-        "aggregate", **{"in": node.id}, aggs=[{"name": "c", "fn": "count"}, *columns], **keys[group], **about
+        "aggregate",
+        **{"in": node.id},
+        aggs=[{"name": "c", "fn": "count"}, *columns],
+        **keys[group],
+        **about,
     )
     # The list's digest also depends on the order of the records.
     number = _small(["+", ["field", "s"], ["digest", ["field", "l"]]])
@@ -220,7 +240,9 @@ def _by_window(nodes: Nodes, node: Values) -> Values:
 def _final(window: dict[str, Any], nodes: Nodes, node: Values) -> Values:
     """The final results of a windowed aggregate."""
     columns = [{"name": "s", "fn": "sum", "expr": node.number}]
-    made = nodes.add("aggregate", **{"in": node.id}, aggs=columns, window=window, emit="window_close")
+    made = nodes.add(
+        "aggregate", **{"in": node.id}, aggs=columns, window=window, emit="window_close"
+    )
     stream = nodes.add("to_stream", **{"in": made})
     return objects(node, stream, number=_small(["field", "s"]), text=["key"])
 
@@ -229,14 +251,19 @@ def _cogroup(window: dict[str, Any] | None, nodes: Nodes, node: Values) -> Value
     """A stream and a source that add to one aggregate."""
     source = nodes.sources["r"]
     parts = [
-        {"in": one.id, "aggs": [{"name": "c", "fn": "count"}, {"name": name, "fn": "sum", "expr": one.number}]}
+        {
+            "in": one.id,
+            "aggs": [{"name": "c", "fn": "count"}, {"name": name, "fn": "sum", "expr": one.number}],
+        }
         for one, name in ((node, "s"), (source, "t"))
     ]
     made = nodes.add("cogroup", parts=parts, **({"window": window} if window else {}))
     number = _small(["+", ["*", ["field", "s"], _const(3)], ["field", "t"]])
     text = ["str", ["mod", ["field", "c"], _const(3)]]
     origins = node.origins | source.origins
-    return objects(node, made, kind="table", number=number, text=text, origins=origins, times=node.times + 1)
+    return objects(
+        node, made, kind="table", number=number, text=text, origins=origins, times=node.times + 1
+    )
 
 
 def _as_of(how: str, nodes: Nodes, node: Values) -> Values:
@@ -254,7 +281,9 @@ def _reduce(group: str, nodes: Nodes, node: Values) -> Values:
     return objects(node, made, kind="table", typed=True)
 
 
-def _fold(group: str, window: dict[str, Any] | None, nodes: Nodes, node: Values, *, removes: bool = False) -> Values:
+def _fold(
+    group: str, window: dict[str, Any] | None, nodes: Nodes, node: Values, *, removes: bool = False
+) -> Values:
     """An aggregate by functions, whose values are numbers. With `removes`, the functions sometimes remove it."""
     plain = _map(nodes, node)
     about: dict[str, Any] = {"in": plain.id} | ({} if group == "key" else {"group_key": plain.text})
@@ -280,11 +309,16 @@ def _suppress(nodes: Nodes, node: Values, **how: Any) -> Values:
 def join(how: str, nodes: Nodes, left: Values, right: Values, **about: Any) -> Values:
     """A join of any kind."""
     if _is_joined_from_same_records(left, right):
-        raise Unfit("Kafka Streams would compute the joined row before Sluice's join of the tables has changed it")
+        raise Unfit(
+            "Kafka Streams would compute the joined row before Sluice's join of the tables has changed it"
+        )
     if _change_one_by_one(left, right):
         raise Unfit("Kafka Streams would join a row with a row that has not been computed yet")
     made = nodes.add("join", type=how, left=left.id, right=right.id, **about)
-    numbers = [["if_null", _of("left", left.number), _const(0)], ["if_null", _of("right", right.number), _const(0)]]
+    numbers = [
+        ["if_null", _of("left", left.number), _const(0)],
+        ["if_null", _of("right", right.number), _const(0)],
+    ]
     number = _small(["+", ["*", numbers[0], _const(3)], numbers[1]])
     text = ["if_null", _of("left", left.text), _of("right", right.text)]
     is_shared = left.kind == right.kind == "table" and bool(left.origins & right.origins)
@@ -298,7 +332,12 @@ def join(how: str, nodes: Nodes, left: Values, right: Values, **about: Any) -> V
 def _is_joined_from_same_records(stream: Values, table: Values) -> bool:
     """Whether a stream looks up rows of a join of tables, which the stream's own records may change."""
     is_lookup = stream.kind == "stream" and table.kind == "table"
-    return is_lookup and table.is_joined and stream.id not in SOURCES and bool(stream.origins & table.origins)
+    return (
+        is_lookup
+        and table.is_joined
+        and stream.id not in SOURCES
+        and bool(stream.origins & table.origins)
+    )
 
 
 def _change_one_by_one(left: Values, right: Values) -> bool:
@@ -337,11 +376,19 @@ def _of(side: str, expression: Any) -> Any:
 
 
 def _with(
-    how: str, source: str, place: str, nodes: Nodes, node: Values, foreign_key: bool = False, **about: Any
+    how: str,
+    source: str,
+    place: str,
+    nodes: Nodes,
+    node: Values,
+    foreign_key: bool = False,
+    **about: Any,
 ) -> Values:
     """A join with a source, on whose `place`, left or right, the operator's input is; `self` joins it with itself."""
     if place == "self" and "table suppress until a limit" in node.steps:
-        raise Unfit("Kafka Streams does not know when a held row was written, and may keep one that was deleted twice")
+        raise Unfit(
+            "Kafka Streams does not know when a held row was written, and may keep one that was deleted twice"
+        )
     other = node if place == "self" else nodes.sources[source]
     left, right = (other, node) if place == "right" else (node, other)
     return join(how, nodes, left, right, **about, **(foreign(left) if foreign_key else {}))
@@ -371,7 +418,9 @@ def _all_steps() -> Iterator[Step]:
         yield Step(f"{kind} map to a number", kind, kind, _map_to_number)
     yield Step("select_key", "stream", "stream", _select_key)
     yield Step("flat_map", "stream", "stream", _flat_map)
-    yield Step("merge", "stream", "stream", lambda nodes, node: merge(nodes, node, nodes.sources["r"]))
+    yield Step(
+        "merge", "stream", "stream", lambda nodes, node: merge(nodes, node, nodes.sources["r"])
+    )
     yield Step("diamond", "stream", "stream", _diamond)
     yield Step("deduplicate", "stream", "stream", _deduplicate)
     yield Step("map by a function", "stream", "stream", double)
@@ -386,11 +435,18 @@ def _all_steps() -> Iterator[Step]:
         yield Step(f"reduce by {group}", "stream", "table", partial(_reduce, group))
         yield Step(f"fold by {group}", "stream", "table", partial(_fold, group, None))
         for name, window in WINDOWS.items():
-            yield Step(f"{name} by {group}", "stream", "windowed", partial(aggregate, group, window))
+            yield Step(
+                f"{name} by {group}", "stream", "windowed", partial(aggregate, group, window)
+            )
     yield Step("removing fold", "stream", "table", partial(_fold, "text", None, removes=True))
     for name, window in WINDOWS.items():
         yield Step(f"{name} fold", "stream", "windowed", partial(_fold, "key", window))
-        yield Step(f"{name} removing fold", "stream", "windowed", partial(_fold, "key", window, removes=True))
+        yield Step(
+            f"{name} removing fold",
+            "stream",
+            "windowed",
+            partial(_fold, "key", window, removes=True),
+        )
     for group in ("key", "text", "all"):
         yield Step(f"table aggregate by {group}", "table", "table", partial(aggregate, group, None))
     yield Step("table fold", "table", "table", partial(_fold, "text", None))
@@ -418,7 +474,9 @@ def _joins() -> Iterator[Step]:
     for how, place in itertools.product(("inner", "left", "outer"), ("left", "right", "self")):
         streams, tables = (partial(_with, how, source, place) for source in ("r", "u"))
         reach = within(3 if place == "left" else 0, 4, 5 if place == "right" else 0)
-        yield Step(f"{how} stream join, on the {place}", "stream", "stream", partial(streams, **reach))
+        yield Step(
+            f"{how} stream join, on the {place}", "stream", "stream", partial(streams, **reach)
+        )
         yield Step(f"{how} table join, on the {place}", "table", "table", tables)
         if how != "outer":
             keyed = partial(tables, foreign_key=True)

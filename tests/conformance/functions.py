@@ -40,7 +40,9 @@ def doubled(value: Any) -> Value | None:
 
 def appended(total: Total, value: Total) -> Total:
     """A total that depends on the order of the values."""
-    return msgspec.structs.replace(total, n=((total.n or 0) * 7 + (value.n or 0)) % SIZES, g=value.g)
+    return msgspec.structs.replace(
+        total, n=((total.n or 0) * 7 + (value.n or 0)) % SIZES, g=value.g
+    )
 
 
 def added(total: Total, value: Total) -> Total:
@@ -139,7 +141,9 @@ class Slots:
             element = evaluate(one["expr"], key, read) if "expr" in one else None
             before = getattr(total, one["name"])
             is_list = one["fn"] == "collect_list"
-            more[one["name"]] = [*before, element] if is_list else increased_by(one["fn"], before, element)
+            more[one["name"]] = (
+                [*before, element] if is_list else increased_by(one["fn"], before, element)
+            )
         return msgspec.structs.replace(total, **more)
 
     def merged(self, one: Struct, other: Struct) -> Struct:

@@ -1,8 +1,9 @@
 """Runs a pipeline on the same records in different batches, interrupts it, and replays the last batches from a copy.
 
-All runs use the engine's DataFrames, tasks, shards and publisher, in the same folder. Two parts are replaced: the input
-is a file, and instead of a streaming query, `_Run` runs the batches one after the other. A streaming query would
-analyze and plan all operators again for every batch, which takes 20 times as long as running them.
+All runs use the engine's DataFrames, tasks, shards and publisher, in the same folder. Two parts are
+replaced: the input is a file, and instead of a streaming query, `_Run` runs the batches one after
+the other. A streaming query would analyze and plan all operators again for every batch, which takes
+20 times as long as running them.
 """
 
 from __future__ import annotations
@@ -70,14 +71,18 @@ class Written(UncontestedLease):
     def check(self) -> None:
         self.pass_by("before the state")
 
-    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]], state: PublishedState) -> dict[str, int]:
+    def send(
+        self, batch: Batch, records: Iterable[tuple[str, pa.Table]], state: PublishedState
+    ) -> dict[str, int]:
         """Keep a batch's records. A batch that is repeated must have the same records in the same order."""
         written: Records = {}
         for topic, table in records:
             written.setdefault(topic, []).extend(table.to_pylist())
         self.pass_by("before the output")
         if self.batches.setdefault(batch.number, written) != written:
-            raise EngineError(f"Batch {batch.number} had other records when it was repeated: {written}.")
+            raise EngineError(
+                f"Batch {batch.number} had other records when it was repeated: {written}."
+            )
         self.pass_by("before the snapshot")
         return {topic: len(rows) for topic, rows in written.items()}
 
@@ -113,7 +118,9 @@ class FileInput:
     path: str
     interleaved: bool = True
 
-    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str) -> DataFrame:
+    def read(
+        self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str
+    ) -> DataFrame:
         """The rows that a task makes of the records of topics."""
         record = ", ".join(f"{name} {kind}" for name, kind in _RECORD.items())
         frame = shared_session().range(0, 1, 1, 1).mapInArrow(self, record)
@@ -129,7 +136,9 @@ class FileInput:
     def write(self, records: Sequence[str]) -> None:
         """Replace the records with others, each as JSON of the columns."""
         with pa.OSFile(self.path, "wb") as file, pa.ipc.new_file(file, PIPED) as writer:
-            writer.write_table(pa.Table.from_pylist([decode_piped(record) for record in records], PIPED))
+            writer.write_table(
+                pa.Table.from_pylist([decode_piped(record) for record in records], PIPED)
+            )
 
 
 _RECORD = {
@@ -152,14 +161,22 @@ class PlannedWrites:
     def toArrow(self) -> pa.Table:  # noqa: N802  (the name of the DataFrame's method)
         if self._plan is None:
             spark = shared_session()
-            for name, value in spark.conf.getAll.items():  # tasks of a query without an execution id do not see them
+            for (
+                name,
+                value,
+            ) in (
+                spark.conf.getAll.items()
+            ):  # tasks of a query without an execution id do not see them
                 if name.startswith("spark.sql."):
                     spark.sparkContext.setLocalProperty(name, value)
             with without_adaptive_execution(spark):  # which would plan in every execution
                 self._plan = self._written._jdf.queryExecution().executedPlan()
         # A plan can be executed once, because it keeps its shuffles.
         rows = self._plan.clone().executeCollect()
-        columns = {"worker": [row.getInt(0) for row in rows], "rows": [row.getBinary(1) for row in rows]}
+        columns = {
+            "worker": [row.getInt(0) for row in rows],
+            "rows": [row.getBinary(1) for row in rows],
+        }
         return pa.table(columns | {"side_output": [row.getString(2) for row in rows]}, ROW_BATCHES)
 
 
@@ -185,7 +202,9 @@ class Replays:
     They are on Spark if `on_spark`; by default, only if a step needs it.
     """
 
-    def __init__(self, pipeline: Pipeline, partitions: Mapping[str, int], *, on_spark: bool | None = None) -> None:
+    def __init__(
+        self, pipeline: Pipeline, partitions: Mapping[str, int], *, on_spark: bool | None = None
+    ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="sluice-replays-"))
         self._home, self._copy = self._folder / "home", self._folder / "copy"
         self._settings = Settings.read({"SLUICE_HOME": str(self._home)})
@@ -209,13 +228,18 @@ class Replays:
             run.take(records)
             return self._result(run)
 
-    def cut(self, records: Sequence[Sequence[str]], chance: random.Random) -> tuple[Result, list[str]]:
+    def cut(
+        self, records: Sequence[Sequence[str]], chance: random.Random
+    ) -> tuple[Result, list[str]]:
         """The results of several batches, and how those of a replay of the last batches differ.
 
-        One batch is interrupted at a random moment and repeated. The replay starts from a copy of all files that was
-        made after a random batch, so that it begins with state.
+        One batch is interrupted at a random moment and repeated. The replay starts from a copy of
+        all files that was made after a random batch, so that it begins with state.
         """
-        kept, broken = chance.randrange(min(1, len(records) - 1), len(records)), chance.randrange(len(records))
+        kept, broken = (
+            chance.randrange(min(1, len(records) - 1), len(records)),
+            chance.randrange(len(records)),
+        )
         written = Written()
         states = []
         with self._run(written, first=True) as run:
@@ -229,14 +253,20 @@ class Replays:
         shutil.rmtree(self._home)
         self._copy.rename(self._home)
         problems = []
-        again = Written({number: batch for number, batch in written.batches.items() if number < kept})
+        again = Written(
+            {number: batch for number, batch in written.batches.items() if number < kept}
+        )
         with self._run(again, first=not kept) as run:
             for number, batch in enumerate(records[kept:], kept):
                 run.take(batch)
                 if again.batches.get(number) != written.batches.get(number):
-                    problems.append(f"batch {number} of {len(records)} has other records when replayed from {kept}")
+                    problems.append(
+                        f"batch {number} of {len(records)} has other records when replayed from {kept}"
+                    )
                 if self.storage.checksums(number) != states[number]:
-                    problems.append(f"batch {number} of {len(records)} has another state when replayed from {kept}")
+                    problems.append(
+                        f"batch {number} of {len(records)} has another state when replayed from {kept}"
+                    )
         return result, problems
 
     @contextmanager
@@ -247,7 +277,9 @@ class Replays:
             self._home.mkdir()
         with Ledger.open(self._settings.ledger) as ledger:
             ledger.generations.register(self._query.info)
-            if ledger.leases.get(self.storage.ref) is None:  # a copy of the folder has the lease of its run
+            if (
+                ledger.leases.get(self.storage.ref) is None
+            ):  # a copy of the folder has the lease of its run
                 hold_lease(ledger, self.storage.ref, UncontestedLease().epoch)
             yield _Run(self._query, ledger, written)
 
@@ -261,10 +293,14 @@ class Replays:
                     with self.storage.shard(worker) as shard:
                         rows_of_worker = [*shard.scan(store.group_id, batch, limit=1_000_000)]
                         # A query of a key asks only the worker that owns the key.
-                        owners = {owner(row.key, len(self.storage.locations)) for row in rows_of_worker}
+                        owners = {
+                            owner(row.key, len(self.storage.locations)) for row in rows_of_worker
+                        }
                         assert store.kind == "global" or owners <= {worker}
                         rows += rows_of_worker
-                stores[store.name] = [(row.key, row.window_start, row.window_end, row.value) for row in rows]
+                stores[store.name] = [
+                    (row.key, row.window_start, row.window_end, row.value) for row in rows
+                ]
         return Result(run.written.topics(), self.storage.checksums(batch), stores, self._query.info)
 
 
@@ -308,13 +344,20 @@ class OnSpark:
         self.storage = storage
         self._input = FileInput(path)
         self._query = JobQuery(
-            shared_session(), storage, self._input, partitions, epoch=UncontestedLease().epoch, checked=True
+            shared_session(),
+            storage,
+            self._input,
+            partitions,
+            epoch=UncontestedLease().epoch,
+            checked=True,
         )
         self._written = PlannedWrites(self._query.written)
         self.info = self._query.info
 
     def publisher(self, ledger: Ledger, written: Written) -> Publisher:
-        return publisher_of(self.storage, self._query.frames.types, self._query.partitions, ledger, written)
+        return publisher_of(
+            self.storage, self._query.frames.types, self._query.partitions, ledger, written
+        )
 
     def run(self, records: Sequence[str], start: BatchStart, publisher: Publisher) -> None:
         self._input.write(records)
@@ -328,7 +371,9 @@ class InProcess:
     def __init__(self, storage: Storage, partitions: Mapping[str, int]) -> None:
         self.storage = storage
         self._partitions = partitions
-        self._query = ArrowQuery.of(storage.job, storage, partitions, UncontestedLease().epoch, interleaved=True)
+        self._query = ArrowQuery.of(
+            storage.job, storage, partitions, UncontestedLease().epoch, interleaved=True
+        )
         self.info = generation_info(storage, self._query.types)
 
     def publisher(self, ledger: Ledger, written: Written) -> Publisher:

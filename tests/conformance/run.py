@@ -1,7 +1,7 @@
 """Runs conformance cases on Kafka Streams' input, in one batch or in several, and compares the results.
 
-If the answer of Kafka Streams in a case follows from a rule in which Sluice differs on purpose, the results are
-compared with the model (see `model/answers.py`). The last lines say for how many cases.
+If the answer of Kafka Streams in a case follows from a rule in which Sluice differs on purpose, the
+results are compared with the model (see `model/answers.py`). The last lines say for how many cases.
 
 python -m tests.conformance.run CASES.jsonl [--cuts one|each|random] [--features a,b] [--every N] [--alone] [--spark]
                                              [--cluster]
@@ -67,19 +67,33 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--features", default="")
     parser.add_argument("--alone", action="store_true", help="each case in a pipeline of its own")
     parser.add_argument("--every", type=int, default=1, help="only every Nth case of the file")
-    parser.add_argument("--spark", action="store_true", help="all cases on Spark, also those that do not need it")
     parser.add_argument(
-        "--cluster", action="store_true", help="on a standalone Spark cluster of two workers, with PostgreSQL"
+        "--spark", action="store_true", help="all cases on Spark, also those that do not need it"
+    )
+    parser.add_argument(
+        "--cluster",
+        action="store_true",
+        help="on a standalone Spark cluster of two workers, with PostgreSQL",
     )
     given = parser.parse_args(arguments)
     wanted = set(filter(None, given.features.split(",")))
-    cases = [case for case in map(json.loads, given.cases.open()) if not wanted or case["feature"] in wanted]
+    cases = [
+        case
+        for case in map(json.loads, given.cases.open())
+        if not wanted or case["feature"] in wanted
+    ]
     cases = cases[:: given.every]
     if not cases:
-        print(f"There is no case of {given.features or 'any feature'} in {given.cases}.", file=sys.stderr)
+        print(
+            f"There is no case of {given.features or 'any feature'} in {given.cases}.",
+            file=sys.stderr,
+        )
         return 2
     answers = [answer_of(case) for case in cases]
-    cases = [case | {"expected": {"final": answer.rows}} for case, answer in zip(cases, answers, strict=True)]
+    cases = [
+        case | {"expected": {"final": answer.rows}}
+        for case, answer in zip(cases, answers, strict=True)
+    ]
     passed, failed = 0, 0
     alone = Place(spark=shared_session()) if given.spark else LOCAL
     with on_cluster() if given.cluster else nullcontext(alone) as place:
@@ -107,7 +121,9 @@ def on_cluster() -> Iterator[Place]:
 
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     with (
-        tempfile.TemporaryDirectory(prefix="sluice-conformance-", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryDirectory(
+            prefix="sluice-conformance-", ignore_cleanup_errors=True
+        ) as folder,
         spark_cluster(Path(folder, "spark")) as cluster,
         postgres_server(Path(folder, "postgres")) as server,
     ):
@@ -123,7 +139,9 @@ def on_cluster() -> Iterator[Place]:
         yield Place(workers=2, spark=spark, server=server)
         context: Any = spark.sparkContext
         # The driver is also in this map.
-        assert context._jsc.sc().getExecutorMemoryStatus().size() == 3, "a worker's executor is lost"
+        assert context._jsc.sc().getExecutorMemoryStatus().size() == 3, (
+            "a worker's executor is lost"
+        )
         spark.stop()
 
 
@@ -135,7 +153,9 @@ def by_feature(cases: Iterable[Case]) -> Iterator[tuple[str, list[Case]]]:
     yield from results.items()
 
 
-def run_all(cases: list[Case], cuts: str, together: int, place: Place = LOCAL) -> list[tuple[str, str]]:
+def run_all(
+    cases: list[Case], cuts: str, together: int, place: Place = LOCAL
+) -> list[tuple[str, str]]:
     """Run cases, `together` per pipeline. Returns the names of failed cases, with the reasons."""
     problems = []
     if place == LOCAL:
@@ -175,7 +195,9 @@ def run(cases: list[Case], cuts: str, place: Place = LOCAL) -> list[tuple[str, s
     built = [add(pipeline, case, f"c{number}") for number, case in enumerate(cases)]
     with place.driver(pipeline) as driver:
         feed(driver, built, cuts)
-        return [(one.case["id"], why) for one in built if (why := difference(one, results(driver, one)))]
+        return [
+            (one.case["id"], why) for one in built if (why := difference(one, results(driver, one)))
+        ]
 
 
 def feed(driver: TopologyTestDriver, built: list[Built], cuts: str) -> None:
@@ -200,11 +222,20 @@ def results(driver: TopologyTestDriver, built: Built) -> list[Row]:
     if built.store is not None:
         rows: list[Row] = []
         for key, value in driver.store(built.store).items():
-            rows.append((key[0], (key[1], key[2]), value, {}) if isinstance(key, tuple) else (key, None, value, {}))
+            rows.append(
+                (key[0], (key[1], key[2]), value, {})
+                if isinstance(key, tuple)
+                else (key, None, value, {})
+            )
         return rows
     assert built.topic is not None
     results = [
-        (record.key, _window(record.headers) if built.is_windowed else None, record.value, _more(built, record))
+        (
+            record.key,
+            _window(record.headers) if built.is_windowed else None,
+            record.value,
+            _more(built, record),
+        )
         for topic in filter(None, (built.topic, built.further_topic))
         for record in driver.output(topic)
     ]
@@ -213,12 +244,22 @@ def results(driver: TopologyTestDriver, built: Built) -> list[Row]:
 
 def _more(built: Built, record: Output) -> dict[str, Any]:
     """The headers, without those of Sluice, and the time of a record, if the case compares them."""
-    pairs = [list(pair) for pair in record.header_pairs if not (built.is_windowed and pair[0] in WINDOW)]
-    return {name: value for name, value in (("headers", pairs), ("ts", record.timestamp)) if name in built.compared}
+    pairs = [
+        list(pair) for pair in record.header_pairs if not (built.is_windowed and pair[0] in WINDOW)
+    ]
+    return {
+        name: value
+        for name, value in (("headers", pairs), ("ts", record.timestamp))
+        if name in built.compared
+    }
 
 
 def _window(headers: dict[str, str]) -> tuple[int, int] | None:
-    return (int(headers["window_start"]), int(headers["window_end"])) if "window_start" in headers else None
+    return (
+        (int(headers["window_start"]), int(headers["window_end"]))
+        if "window_start" in headers
+        else None
+    )
 
 
 def difference(built: Built, found: list[Row]) -> str:

@@ -3,11 +3,12 @@
 Each node is compared with what its own inputs have sent, so the definitions hold in every topology:
 
 - the old value of a table's change is the row that the change replaces;
-- a filtered, mapped, joined or grouped table has the rows that SQL would make of the rows of its inputs;
+- a filtered, mapped, joined or grouped table has the rows that SQL would make of the rows of its
+  inputs;
 - a record is counted once in each window that contains its time, unless it was late for the window;
 - a window to which one stream adds has at most one final result, which no record changes;
-- two records of a join of streams are joined once if one comes before the grace of the other has passed, and a record
-  that is sent unmatched is never joined.
+- two records of a join of streams are joined once if one comes before the grace of the other has
+  passed, and a record that is sent unmatched is never joined.
 """
 
 from __future__ import annotations
@@ -53,8 +54,17 @@ class Sent:
         records = {name: topology.record_sent(name) for name in topology.nodes}
         topology.take(case["inputs"])
         names = [name for name, node in topology.nodes.items() if isinstance(node, tables.Table)]
-        arrivals = {name: node.arrivals for name, node in topology.nodes.items() if isinstance(node, StreamJoin)}
-        return cls({node["id"]: node for node in case["spec"]["nodes"]}, records, frozenset(names), arrivals)
+        arrivals = {
+            name: node.arrivals
+            for name, node in topology.nodes.items()
+            if isinstance(node, StreamJoin)
+        }
+        return cls(
+            {node["id"]: node for node in case["spec"]["nodes"]},
+            records,
+            frozenset(names),
+            arrivals,
+        )
 
     @classmethod
     def to_topics(cls, case: Case, written: Mapping[str, Sequence[Record]]) -> Sent:
@@ -69,7 +79,11 @@ class Sent:
                 inputs = [one for one in case["inputs"] if one["topic"] == node["topic"]]
                 sent = [Record(one["key"], one["value"], one["ts"]) for one in inputs]
             if name in names:
-                sent = [Record(one.key, Change(one.value, None), one.time) for one in sent if one.key is not None]
+                sent = [
+                    Record(one.key, Change(one.value, None), one.time)
+                    for one in sent
+                    if one.key is not None
+                ]
             records[name] = [*sent]
         return cls(nodes, records, frozenset(names), has_old_values=False)
 
@@ -90,7 +104,9 @@ def _of_node(sent: Sent, name: str, node: Node) -> Iterator[str]:
     if name in sent.tables and sent.has_old_values:
         yield from _wrong_old_values(sent.records[name])
     match node:
-        case {"op": "filter" | "filter_not" | "map_values" | "double", "in": parent} if parent in sent.tables:
+        case {"op": "filter" | "filter_not" | "map_values" | "double", "in": parent} if (
+            parent in sent.tables
+        ):
             yield from _different_rows(_computed(node, sent.rows(parent)), sent.rows(name))
         case {"op": "aggregate" | "fold" | "reduce", "in": parent} if parent in sent.tables:
             # Whether functions remove a group depends on the order of changes.
@@ -101,17 +117,27 @@ def _of_node(sent: Sent, name: str, node: Node) -> Iterator[str]:
         case {"op": "aggregate" | "fold", "in": parent, "window": _}:
             yield from _wrong_windows(node, sent.records[parent], sent.rows(name))
         case {"op": "aggregate" | "fold", "in": parent} if "versioned" not in node:
-            yield from _different_rows(_results(node, _by_key(node, sent.records[parent])), sent.rows(name))
+            yield from _different_rows(
+                _results(node, _by_key(node, sent.records[parent])), sent.rows(name)
+            )
         case {"op": "suppress", "in": parent}:
             yield from _wrong_suppressed(node, sent, name, parent)
         case {"op": "join", "left": left, "right": right, "fk": foreign} if left in sent.tables:
-            wanted = _joined_by_foreign_key(node["type"], foreign, sent.rows(left), sent.rows(right))
+            wanted = _joined_by_foreign_key(
+                node["type"], foreign, sent.rows(left), sent.rows(right)
+            )
             yield from _different_rows(wanted, sent.rows(name))
         case {"op": "join", "left": left, "right": right} if left in sent.tables:
-            yield from _different_rows(_joined(node["type"], sent.rows(left), sent.rows(right)), sent.rows(name))
+            yield from _different_rows(
+                _joined(node["type"], sent.rows(left), sent.rows(right)), sent.rows(name)
+            )
         case {"op": "join", "left": left, "right": right, "window": _}:
             yield from _wrong_pairs(
-                node, sent.records[left], sent.records[right], sent.records[name], sent.arrivals.get(name, ())
+                node,
+                sent.records[left],
+                sent.records[right],
+                sent.records[name],
+                sent.arrivals.get(name, ()),
             )
 
 
@@ -176,7 +202,8 @@ def _results(node: Node, groups: Groups) -> Rows:
     for key, values in groups.items():
         aggregate = None
         for value in values:
-            # A function that returns null removes the aggregate, so the next value begins a new one.
+            # A function that returns null removes the aggregate, so the next value begins a new
+            # one.
             aggregate = calculation.initial() if aggregate is None else aggregate
             aggregate = calculation.add(aggregate, plain(key) or "", value)
         if aggregate is not None:
@@ -215,7 +242,10 @@ def _wrong_groups(node: Node, rows: Rows, results: Rows) -> Iterator[str]:
         if group is not None:
             groups.setdefault(group, []).append(evaluate(group_value, key, value))
     for group in {**groups, **results}:
-        wanted, found = _sums(node, group, groups.get(group, [])), _sums_found(node, results.get(group))
+        wanted, found = (
+            _sums(node, group, groups.get(group, [])),
+            _sums_found(node, results.get(group)),
+        )
         # A group that has lost its rows may keep a row of zeros.
         if found != wanted and not (found is None and group not in groups):
             yield f"the row of the group {group} is {results.get(group)}, for the rows {groups.get(group, [])}"
@@ -246,7 +276,10 @@ def _sums_found(node: Node, result: Any) -> Any:
 
 
 def _with_sorted_lists(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: sorted(one, key=compact_json) if isinstance(one, list) else one for name, one in row.items()}
+    return {
+        name: sorted(one, key=compact_json) if isinstance(one, list) else one
+        for name, one in row.items()
+    }
 
 
 # --- Windows ---
@@ -314,20 +347,26 @@ def _sliding_windows(window: Mapping[str, Any], arrivals: Sequence[_Arrival]) ->
         open_windows = [
             key
             for key in (own, *groups)
-            if key.key == one.key and key.start <= one.time <= key.end and key.end + grace >= one.stream_time
+            if key.key == one.key
+            and key.start <= one.time <= key.end
+            and key.end + grace >= one.stream_time
         ]
         if open_windows:
             accepted.append(one)
         following = Windowed(one.key, one.time + 1, one.time + 1 + size)
         # A dropped record does not begin a window of later records.
-        if open_windows or any(each.key == one.key and one.time < each.time <= following.end for each in accepted):
+        if open_windows or any(
+            each.key == one.key and one.time < each.time <= following.end for each in accepted
+        ):
             open_windows.append(following)
         groups |= {key: [] for key in open_windows}
     for key in groups:
         groups[key] = [
             one.value
             for one in accepted
-            if one.key == key.key and key.start <= one.time <= key.end and key.end + grace >= one.stream_time
+            if one.key == key.key
+            and key.start <= one.time <= key.end
+            and key.end + grace >= one.stream_time
         ]
     return {key: values for key, values in groups.items() if values}
 
@@ -349,7 +388,9 @@ def _sessions(window: Mapping[str, Any], arrivals: Sequence[_Arrival]) -> Groups
         merged = [each for session in near for each in session] + [one]
         if max(each.time for each in merged) + gap + grace < one.stream_time:
             continue
-        of_key[:] = [session for session in of_key if all(session is not each for each in near)] + [merged]
+        of_key[:] = [session for session in of_key if all(session is not each for each in near)] + [
+            merged
+        ]
         latest = max(latest, max(each.time for each in merged))
     for key, of_key in sessions.items():
         for session in of_key:
@@ -381,7 +422,9 @@ def _different_windows(node: Node, wanted: Groups, rows: Rows) -> Iterator[str]:
             return
 
 
-def _wrong_final_results(node: Node, records: Sequence[Record], sent: Sequence[Record]) -> Iterator[str]:
+def _wrong_final_results(
+    node: Node, records: Sequence[Record], sent: Sequence[Record]
+) -> Iterator[str]:
     arrivals = _arrivals(node, records)
     wanted = _windows(node, arrivals)
     window = node["window"]
@@ -420,7 +463,8 @@ def _wrong_suppressed(node: Node, sent: Sent, name: str, parent: str) -> Iterato
 def _is_of_several_streams(sent: Sent, name: str) -> bool:
     """Whether a table is computed from windows to which several streams add.
 
-    Each stream has a stream time of its own, so a stream that lags may change a window after its final result.
+    Each stream has a stream time of its own, so a stream that lags may change a window after its
+    final result.
     """
     node = sent.nodes[name]
     if node["op"] in ("aggregate", "fold", "cogroup"):
@@ -476,7 +520,9 @@ def _wrong_pairs(
             return
 
 
-def _pairs_within_grace(window: Mapping[str, int], arrivals: Sequence[tuple[str, Record]]) -> Iterator[tuple[str, str]]:
+def _pairs_within_grace(
+    window: Mapping[str, int], arrivals: Sequence[tuple[str, Record]]
+) -> Iterator[tuple[str, str]]:
     """The pairs of which the later record came before the grace of the earlier one had passed."""
     reach = {"left": window["after"], "right": window["before"]}
     stream_time = -1

@@ -34,8 +34,12 @@ def everything(name: str) -> Pipeline:
     keyed = clicks.group_by_key()
     windowed = keyed.windowed_by(tumbling("10 ms", grace="5 ms"))
     windowed.count(store="per_window")
-    windowed.aggregate(store="held", c="count(*)", s="sum(n)").suppress_until_window_closes().to("closed")
-    keyed.windowed_by(session("4 ms", grace="6 ms")).aggregate(store="per_session", c="count(*)", m="max(n)")
+    windowed.aggregate(store="held", c="count(*)", s="sum(n)").suppress_until_window_closes().to(
+        "closed"
+    )
+    keyed.windowed_by(session("4 ms", grace="6 ms")).aggregate(
+        store="per_session", c="count(*)", m="max(n)"
+    )
     keyed.windowed_by(sliding("6 ms", grace="8 ms")).aggregate(store="per_slide", c="count(*)")
     keyed.aggregate(store="listed", ns="collect_list(n)")
     groups.group_by("g").aggregate(store="by_group", c="count(*)", s="sum(n)")
@@ -49,7 +53,9 @@ def results(found: list[tuple[Any, ...]], cuts: set[int], name: str) -> dict[str
     with TopologyTestDriver(everything(name), partitions=PARTITIONS) as driver:
         for number, (topic, key, n, time, partition) in enumerate(found):
             value = None if n is None else {"n": n, "g": "even" if n % 2 == 0 else "odd"}
-            driver.pipe(topic, value, key, timestamp=time, partition=partition % PARTITIONS.get(topic, 1))
+            driver.pipe(
+                topic, value, key, timestamp=time, partition=partition % PARTITIONS.get(topic, 1)
+            )
             if number in cuts:
                 driver.commit()
         reported: dict[str, Any] = {store: driver.store(store) for store in STORES}
@@ -59,7 +65,9 @@ def results(found: list[tuple[Any, ...]], cuts: set[int], name: str) -> dict[str
                 for record in driver.output(topic)
             )
         dropped = ("late/", "null_key/", "null_value/", "dropped/")
-        reported["counts"] = {name: n for name, n in driver.counts().items() if name.startswith(dropped) and n}
+        reported["counts"] = {
+            name: n for name, n in driver.counts().items() if name.startswith(dropped) and n
+        }
         return reported
 
 

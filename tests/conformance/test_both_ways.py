@@ -27,7 +27,9 @@ def result(topologies: list[Topology], *, on_spark: bool) -> tuple[Result, list[
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "seeds", [range(31, 33), pytest.param(range(42, 60), marks=pytest.mark.heavy)], ids=["a few", "many"]
+    "seeds",
+    [range(31, 33), pytest.param(range(42, 60), marks=pytest.mark.heavy)],
+    ids=["a few", "many"],
 )
 def test_a_process_writes_what_spark_writes(seeds: range) -> None:
     random_topologies = [Topology.random(seed, operators=10) for seed in seeds]
@@ -36,7 +38,9 @@ def test_a_process_writes_what_spark_writes(seeds: range) -> None:
     in_process, on_spark = (result(topologies, on_spark=way) for way in (False, True))
     assert in_process[1] == on_spark[1] == []
     by_table, by_spark = (of.info for of, _ in (in_process, on_spark))
-    assert (by_table.stores, by_table.operators) == (by_spark.stores, by_spark.operators), "with the same types"
+    assert (by_table.stores, by_table.operators) == (by_spark.stores, by_spark.operators), (
+        "with the same types"
+    )
     assert in_process[0].output == on_spark[0].output
     assert in_process[0].stores == on_spark[0].stores
     assert in_process[0].state == on_spark[0].state

@@ -13,7 +13,14 @@ from typing import Any, Literal
 import pytest
 
 from tests.conformance import run as conformance
-from tests.conformance.model.answers import Answer, answer_of, computed, difference, recorded_rows, report
+from tests.conformance.model.answers import (
+    Answer,
+    answer_of,
+    computed,
+    difference,
+    recorded_rows,
+    report,
+)
 from tests.conformance.model.differences import KAFKA_STREAMS, SLUICE, Difference
 
 Node = Mapping[str, Any]
@@ -33,7 +40,13 @@ HELD = {"id": "held", "op": "suppress", "in": "in", "type": "time_limit", "ms": 
 
 def all_of(table: str, aggs: Sequence[Mapping[str, Any]]) -> Node:
     """An aggregate of all rows of a table."""
-    return {"id": "all", "op": "aggregate", "in": table, "group_key": ["const", "all"], "aggs": aggs}
+    return {
+        "id": "all",
+        "op": "aggregate",
+        "in": table,
+        "group_key": ["const", "all"],
+        "aggs": aggs,
+    }
 
 
 def windows(aggs: Sequence[Mapping[str, Any]], **window: Any) -> Node:
@@ -66,7 +79,11 @@ class Example:
         return {
             "id": self.name or self.shows.name,
             "feature": "differences",
-            "spec": {"nodes": [*self.nodes], "sink": self.nodes[-1]["id"], "result_kind": self.kind},
+            "spec": {
+                "nodes": [*self.nodes],
+                "sink": self.nodes[-1]["id"],
+                "result_kind": self.kind,
+            },
             "inputs": inputs,
             "expected": {"final": final},
         }
@@ -77,13 +94,19 @@ def value(n: int) -> dict[str, Any]:
 
 
 def pair(left: int | None, right: int | None) -> dict[str, Any]:
-    return {"left": None if left is None else value(left), "right": None if right is None else value(right)}
+    return {
+        "left": None if left is None else value(left),
+        "right": None if right is None else value(right),
+    }
 
 
 def joined(how: str, before: int, after: int, grace: int) -> list[Node]:
     """A join of two streams."""
     window = {"before": before, "after": after, "grace": grace}
-    return [*STREAMS, {"id": "j", "op": "join", "type": how, "left": "l", "right": "r", "window": window}]
+    return [
+        *STREAMS,
+        {"id": "j", "op": "join", "type": how, "left": "l", "right": "r", "window": window},
+    ]
 
 
 EXAMPLES = [
@@ -257,8 +280,14 @@ IDS = [example.name or example.shows.name for example in EXAMPLES]
 def test_the_model_gives_both_answers(example: Example) -> None:
     case = example.case
     assert difference(recorded_rows(case), computed(case, KAFKA_STREAMS)) == ""
-    final = [{"key": key, "window": window, "value": row, "ts": time} for key, window, row, time in example.sluice]
-    assert difference(recorded_rows(case | {"expected": {"final": final}}), computed(case, SLUICE)) == ""
+    final = [
+        {"key": key, "window": window, "value": row, "ts": time}
+        for key, window, row, time in example.sluice
+    ]
+    assert (
+        difference(recorded_rows(case | {"expected": {"final": final}}), computed(case, SLUICE))
+        == ""
+    )
 
 
 @pytest.mark.parametrize("cuts", ["one", "each"])
@@ -276,7 +305,9 @@ def test_a_case_with_such_an_answer_is_compared_with_the_model(example: Example)
 
 
 def test_a_case_with_a_wrong_answer_is_compared_with_it() -> None:
-    case = EXAMPLES[0].case | {"expected": {"final": [{"key": "all", "window": None, "value": {"c": 2}, "ts": 3}]}}
+    case = EXAMPLES[0].case | {
+        "expected": {"final": [{"key": "all", "window": None, "value": {"c": 2}, "ts": 3}]}
+    }
     assert answer_of(case) == Answer(case["expected"]["final"])
 
 

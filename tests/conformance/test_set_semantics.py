@@ -39,9 +39,15 @@ def test_the_rules_in_which_kafka_streams_differs_break_a_definition(example: Ex
     assert bool(broken) == (example.name != "times of rows before held ones")
 
 
-def test_a_record_that_is_sent_unmatched_too_early_breaks_a_definition_whether_or_not_it_is_joined_later() -> None:
-    (example,) = [example for example in EXAMPLES if example.shows is Difference.UNMATCHED_TOO_EARLY]
+def test_a_record_that_is_sent_unmatched_too_early_breaks_a_definition_whether_or_not_it_is_joined_later() -> (
+    None
+):
+    (example,) = [
+        example for example in EXAMPLES if example.shows is Difference.UNMATCHED_TOO_EARLY
+    ]
     (broken,) = violations(Sent.by_model(example.case, KAFKA_STREAMS))
     assert "was sent unmatched, and was joined" in broken
-    (broken,) = violations(Sent.by_model(example.case, KAFKA_STREAMS - {Difference.MATCHED_TOO_LATE}))
+    (broken,) = violations(
+        Sent.by_model(example.case, KAFKA_STREAMS - {Difference.MATCHED_TOO_LATE})
+    )
     assert "were not joined" in broken

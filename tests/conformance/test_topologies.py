@@ -27,9 +27,14 @@ from tests.conformance.topologies import Input, Topology, Trial, records, try_al
         ),
     ],
 )
-def test_chains_of_operators_have_the_results_of_the_model(length: int, long_ones: list[int]) -> None:
+def test_chains_of_operators_have_the_results_of_the_model(
+    length: int, long_ones: list[int]
+) -> None:
     chance = random.Random(length)
-    chains = [Topology.of_chain(catalogue.random_chain(chance, length)) for _ in range(12 if length else 0)]
+    chains = [
+        Topology.of_chain(catalogue.random_chain(chance, length))
+        for _ in range(12 if length else 0)
+    ]
     chains += [Topology.random(seed, operators=12) for seed in long_ones]
     assert [*Trial(chains, [*records(chance, 60)]).problems()] == []
 
@@ -70,7 +75,9 @@ def _joins_rows_that_are_deleted_twice(nodes: Nodes) -> Values:
 def _suppresses_twice(nodes: Nodes) -> Values:
     """The stream time of the second suppress step is that of the updates that the first one sends."""
     limit = STEPS["table suppress until a limit"]
-    return limit.after(nodes, limit.after(nodes, STEPS["table map"].after(nodes, nodes.sources["t"])))
+    return limit.after(
+        nodes, limit.after(nodes, STEPS["table map"].after(nodes, nodes.sources["t"]))
+    )
 
 
 def _groups_by_null(nodes: Nodes) -> Values:
@@ -89,7 +96,9 @@ def _looks_up_a_row_that_is_held_next(nodes: Nodes) -> Values:
     """The join gets a row of an aggregate, and looks up the same row behind a suppress step, which holds it back."""
     totals = STEPS["table fold"].after(nodes, nodes.sources["t"])
     few = STEPS["table filter"].after(nodes, totals)
-    return catalogue.join("outer", nodes, few, STEPS["table suppress until a limit"].after(nodes, totals))
+    return catalogue.join(
+        "outer", nodes, few, STEPS["table suppress until a limit"].after(nodes, totals)
+    )
 
 
 def _looks_up_a_first_row_that_is_held(nodes: Nodes) -> Values:
@@ -125,7 +134,9 @@ def _adds_up_sessions(nodes: Nodes) -> Values:
 
 def _waits_for_grace(nodes: Nodes) -> Values:
     """A record that comes out of order, and its match."""
-    return catalogue.join("left", nodes, nodes.sources["l"], nodes.sources["r"], **catalogue.within(10, 0, 50))
+    return catalogue.join(
+        "left", nodes, nodes.sources["l"], nodes.sources["r"], **catalogue.within(10, 0, 50)
+    )
 
 
 def _joins_earlier_rows(nodes: Nodes) -> Values:
@@ -180,7 +191,9 @@ def _updates(topic: str, *values: tuple[int | None, int]) -> list[Input]:
         (_waits_for_grace, [_given("l", "z", 1, "", 100), _given("l", "a", 2, "", 60), _given("r", "a", 3, "", 55)]),
     ],
 )  # fmt: skip
-def test_steps_have_the_results_of_the_model(add: Callable[[Nodes], Values], inputs: list[Input]) -> None:
+def test_steps_have_the_results_of_the_model(
+    add: Callable[[Nodes], Values], inputs: list[Input]
+) -> None:
     nodes = Nodes()
     topology = Topology(add.__name__, nodes.nodes, {"out": add(nodes)})
     assert [problem for _, problem in Trial([topology], inputs).problems()] == []
@@ -200,7 +213,9 @@ class _TrialWithOtherState:
             yield None, "state"
 
 
-def test_a_difference_in_state_is_attributed_to_its_topology(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_in_state_is_attributed_to_its_topology(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(topologies, "Trial", _TrialWithOtherState)
     some = [Topology(name, [], {}) for name in "12345"]
     assert [(topology.name, problem) for topology, problem in try_all(some, [])] == [("3", "state")]

@@ -1,16 +1,18 @@
 """Compares topologies with the model, and their results in different batches and when replayed with each other.
 
-python -m tests.conformance.topologies [--count 100] [--seed 1] [--operators 12]    random topologies
-python -m tests.conformance.topologies --tables [--count 100] [--seed 1]            random topologies of tables
-python -m tests.conformance.topologies --pairs [--every 10]                         every pair of operators
-python -m tests.conformance.topologies --definitions [--count 100] [--seed 1]       every node by its definition
-python -m tests.conformance.topologies --triples 1000 [--seed 1]                    random chains of three operators
+python -m tests.conformance.topologies [--count 100] [--seed 1] [--operators 12]    random
+topologies python -m tests.conformance.topologies --tables [--count 100] [--seed 1]
+random topologies of tables python -m tests.conformance.topologies --pairs [--every 10]
+every pair of operators python -m tests.conformance.topologies --definitions [--count 100] [--seed
+1]       every node by its definition python -m tests.conformance.topologies --triples 1000 [--seed
+1]                    random chains of three operators
 
-Every topology runs on the same records in one batch and in several. One of the several is interrupted and repeated, and
-the last ones are replayed from a copy of all files. Compared are all outputs (records, their order within a key, and
-their timestamps) with those of the model, and the outputs and all state of the runs with each other. A difference from
-the model is shown with the fewest records that lead to it. A random topology is named by its own seed, so that
-`--seed NAME --count 1 --records-seed SEED` runs it alone, with the records that it had among others.
+Every topology runs on the same records in one batch and in several. One of the several is
+interrupted and repeated, and the last ones are replayed from a copy of all files. Compared are all
+outputs (records, their order within a key, and their timestamps) with those of the model, and the
+outputs and all state of the runs with each other. A difference from the model is shown with the
+fewest records that lead to it. A random topology is named by its own seed, so that `--seed NAME
+--count 1 --records-seed SEED` runs it alone, with the records that it had among others.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ class Topology:
         return cls(chain.name, nodes, {"out": last})
 
     @classmethod
-    def random(cls, seed: int, operators: int, kinds: Collection[Kind] = ("stream", "table", "windowed")) -> Self:
+    def random(
+        cls, seed: int, operators: int, kinds: Collection[Kind] = ("stream", "table", "windowed")
+    ) -> Self:
         """A topology with a random number of operators, which is at most `operators`, and whose nodes have `kinds`."""
         chance = random.Random(seed)
         nodes = Nodes()
@@ -85,7 +89,9 @@ class Topology:
                 if grown.times <= MOST_TIMES and grown.kind in kinds:
                     made.append(grown)
         leaves = [node for node in made[sources:] if node.id not in _inputs(nodes.nodes)]
-        return cls(str(seed), nodes.nodes, {f"out{number}": node for number, node in enumerate(leaves)})
+        return cls(
+            str(seed), nodes.nodes, {f"out{number}": node for number, node in enumerate(leaves)}
+        )
 
     def expected(self, inputs: Sequence[Input]) -> dict[str, ByKey]:
         """What the model writes to each output."""
@@ -102,7 +108,9 @@ class Topology:
             if name in SOURCES or (isinstance(node, Table) and node.is_versioned):
                 continue
             kind: Kind = "table" if isinstance(node, Table) else "stream"
-            has_windows = getattr(node, "window", None) is not None or isinstance(node, FinalResults)
+            has_windows = getattr(node, "window", None) is not None or isinstance(
+                node, FinalResults
+            )
             outputs[name] = Values(name, "windowed" if has_windows else kind)
         return replace(self, outputs=outputs)
 
@@ -138,10 +146,14 @@ def _grown(chance: random.Random, nodes: Nodes, node: Values, other: Values) -> 
             return catalogue.join(how, nodes, node, other)
         if kinds == ("stream", "table") and how != "outer":
             return catalogue.join(how, nodes, node, other)
-    return chance.choice([step for step in catalogue.STEPS if step.takes == node.kind]).after(nodes, node)
+    return chance.choice([step for step in catalogue.STEPS if step.takes == node.kind]).after(
+        nodes, node
+    )
 
 
-def records(chance: random.Random, count: int, partitions: int = 1, *, distinct: bool = False) -> Iterator[Input]:
+def records(
+    chance: random.Random, count: int, partitions: int = 1, *, distinct: bool = False
+) -> Iterator[Input]:
     """Records of all sources: some late, some without a key or a value, some at the same time as another.
 
     With `distinct`, no two of them have the same value.
@@ -162,11 +174,15 @@ def records(chance: random.Random, count: int, partitions: int = 1, *, distinct:
 
 
 def add_topologies(
-    pipeline: Pipeline, topologies: Sequence[Topology], prefix: str = "", sources: Collection[str] = tuple(SOURCES)
+    pipeline: Pipeline,
+    topologies: Sequence[Topology],
+    prefix: str = "",
+    sources: Collection[str] = tuple(SOURCES),
 ) -> dict[str, Any]:
     """Add topologies that share the sources, which are returned. The names of topics begin with `prefix`.
 
-    `sources`: the names of the sources that the pipeline reads, among them all that the topologies use.
+    `sources`: the names of the sources that the pipeline reads, among them all that the topologies
+    use.
     """
     value = contract({"n": "int", "g": "str"})
     added: dict[str, Any] = {}
@@ -181,7 +197,9 @@ def add_topologies(
     samples = [{"topic": name, "value": {"n": 1, "g": "a"}} for name in SOURCES]
     for number, topology in enumerate(topologies):
         handles = dict(added)
-        nodes = [node for node in topology.nodes if node["id"] in added or node["id"] not in SOURCES]
+        nodes = [
+            node for node in topology.nodes if node["id"] in added or node["id"] not in SOURCES
+        ]
         spec = {"nodes": nodes, "sink": topology.nodes[-1]["id"], "result_kind": "stream"}
         add_nodes(pipeline, Built({"spec": spec, "inputs": samples}, f"t{number}"), handles)
         for topic, node in topology.outputs.items():
@@ -190,31 +208,44 @@ def add_topologies(
 
 
 def random_value(chance: random.Random) -> dict[str, Any]:
-    return {"n": chance.choice((None, *range(-3, 10))), "g": chance.choice(("a", "b", "x", "", None))}
+    return {
+        "n": chance.choice((None, *range(-3, 10))),
+        "g": chance.choice(("a", "b", "x", "", None)),
+    }
 
 
 class Trial:
     """Topologies that read the same records, in one pipeline, which shares the cost of a batch."""
 
     def __init__(
-        self, topologies: Sequence[Topology], inputs: Sequence[Input], partitions: int = 1, *, definitions: bool = False
+        self,
+        topologies: Sequence[Topology],
+        inputs: Sequence[Input],
+        partitions: int = 1,
+        *,
+        definitions: bool = False,
     ) -> None:
         """With `definitions`, every node writes to a topic, and is compared with its definition, too."""
         if definitions:
             topologies = [topology.with_all_outputs() for topology in topologies]
         self.topologies, self.inputs, self.partitions = topologies, inputs, partitions
         self._checks_definitions = definitions
-        # Each worker searches for unmatched records by the times of its own keys, and the model by those of all keys.
+        # Each worker searches for unmatched records by the times of its own keys, and the model by
+        # those of all keys.
         workers = 1 if partitions == 1 and any(map(_sends_unmatched, topologies)) else 2
         self._pipeline = Pipeline("topologies", workers=workers)
         add_topologies(self._pipeline, topologies)
-        self._merged = frozenset(output.sink.topic for output in plan(self._pipeline).job.change_sinks)
+        self._merged = frozenset(
+            output.sink.topic for output in plan(self._pipeline).job.change_sinks
+        )
         """The topics that get only the last update of each key in a batch."""
 
     def problems(self) -> Iterator[tuple[Topology | None, str]]:
         """How results differ from the model's, and between runs. None for a difference that any topology may have."""
         chance = random.Random(len(self.inputs))
-        ends = sorted(chance.sample(range(1, len(self.inputs)), min(MOST_CUTS, len(self.inputs) - 1)))
+        ends = sorted(
+            chance.sample(range(1, len(self.inputs)), min(MOST_CUTS, len(self.inputs) - 1))
+        )
         given = lines(self.inputs)
         minimised: set[str] = set()
         batches = [given[begin:end] for begin, end in itertools.pairwise([0, *ends, len(given)])]
@@ -226,9 +257,16 @@ class Trial:
             for number, topology in enumerate(self.topologies):
                 prefix = f"t{number}"
                 if self._checks_definitions:
-                    yield from ((topology, why) for why in _violations(topology, prefix, whole, self.inputs))
-                if self.partitions == 1 and (found := _from_model(topology, prefix, whole, self.inputs)):
-                    yield topology, self._minimised(topology, prefix, replays) if len(minimised) < 3 else found
+                    yield from (
+                        (topology, why) for why in _violations(topology, prefix, whole, self.inputs)
+                    )
+                if self.partitions == 1 and (
+                    found := _from_model(topology, prefix, whole, self.inputs)
+                ):
+                    yield (
+                        topology,
+                        self._minimised(topology, prefix, replays) if len(minimised) < 3 else found,
+                    )
                     minimised.add(topology.name)
                 else:
                     between = _between(topology, prefix, whole, cut, self._merged)
@@ -248,20 +286,27 @@ class Trial:
 
 def _sends_unmatched(topology: Topology) -> bool:
     """Whether a left or outer join of streams sends records that got no match in time."""
-    return any("window" in node and node["op"] == "join" and node["type"] != "inner" for node in topology.nodes)
+    return any(
+        "window" in node and node["op"] == "join" and node["type"] != "inner"
+        for node in topology.nodes
+    )
 
 
 def lines(inputs: Sequence[Input]) -> list[str]:
     """The records as the driver's input reads them."""
     piped = PipedRecords()
     return [
-        piped.record(one["topic"], one["value"], one["key"], timestamp=one["ts"], partition=one["partition"])
+        piped.record(
+            one["topic"], one["value"], one["key"], timestamp=one["ts"], partition=one["partition"]
+        )
         for one in inputs
     ]
 
 
 def _told(inputs: Sequence[Input]) -> str:
-    return "; ".join(f"{one['topic']} {one['key']!r} {json.dumps(one['value'])} at {one['ts']}" for one in inputs)
+    return "; ".join(
+        f"{one['topic']} {one['key']!r} {json.dumps(one['value'])} at {one['ts']}" for one in inputs
+    )
 
 
 def _written(result: Result, topic: str, is_windowed: bool) -> ByKey:
@@ -311,12 +356,16 @@ def _from_model(topology: Topology, prefix: str, whole: Result, inputs: Sequence
     """How an output differs from the model's; empty if none does."""
     for topic, wanted in topology.expected(inputs).items():
         kind = topology.outputs[topic].kind
-        if why := difference(kind, wanted, _written(whole, f"{prefix}_{topic}", kind == "windowed")):
+        if why := difference(
+            kind, wanted, _written(whole, f"{prefix}_{topic}", kind == "windowed")
+        ):
             return f"{topic} {why}"
     return ""
 
 
-def _violations(topology: Topology, prefix: str, whole: Result, inputs: Sequence[Input]) -> Iterator[str]:
+def _violations(
+    topology: Topology, prefix: str, whole: Result, inputs: Sequence[Input]
+) -> Iterator[str]:
     """Which definitions are not true of the results of the model and of Sluice."""
     case = {"spec": {"nodes": topology.nodes}, "inputs": inputs}
     written: dict[str, list[Record]] = {}
@@ -326,7 +375,9 @@ def _violations(topology: Topology, prefix: str, whole: Result, inputs: Sequence
         yield from (f"{name}: {why}" for why in violations(sent))
 
 
-def _between(topology: Topology, prefix: str, whole: Result, cut: Result, merged: Collection[str]) -> Iterator[str]:
+def _between(
+    topology: Topology, prefix: str, whole: Result, cut: Result, merged: Collection[str]
+) -> Iterator[str]:
     for suffix, node in topology.outputs.items():
         topic = f"{prefix}_{suffix}"
         one, several = (_written(result, topic, node.kind == "windowed") for result in (whole, cut))
@@ -356,7 +407,11 @@ def _fewest(inputs: Sequence[Input], fails: Callable[[Sequence[Input]], bool]) -
 
 
 def try_all(
-    topologies: Sequence[Topology], inputs: Sequence[Input], partitions: int = 1, *, definitions: bool = False
+    topologies: Sequence[Topology],
+    inputs: Sequence[Input],
+    partitions: int = 1,
+    *,
+    definitions: bool = False,
 ) -> Iterator[tuple[Topology, str]]:
     """The topologies that fail, each with a reason. After an error of any of them, each half is tried."""
     try:
@@ -378,21 +433,41 @@ def try_all(
 
 def main(arguments: list[str]) -> int:
     """Try topologies. Returns 0 if all are equal."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=100, help="of random topologies")
-    parser.add_argument("--pairs", action="store_true", help="instead: every pair of operators, and each alone")
-    parser.add_argument("--triples", type=int, default=0, help="instead: so many random chains of three operators")
+    parser.add_argument(
+        "--pairs", action="store_true", help="instead: every pair of operators, and each alone"
+    )
+    parser.add_argument(
+        "--triples", type=int, default=0, help="instead: so many random chains of three operators"
+    )
     parser.add_argument("--every", type=int, default=1, help="only every Nth pair")
-    parser.add_argument("--from", type=int, default=0, dest="first", help="leave out so many pairs before the first")
+    parser.add_argument(
+        "--from", type=int, default=0, dest="first", help="leave out so many pairs before the first"
+    )
     parser.add_argument("--only", default="", help="only the chain of this name")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--records", type=int, default=60)
-    parser.add_argument("--records-seed", default="", help="of the records; a difference is printed with its own")
-    parser.add_argument("--tables", action="store_true", help="random topologies of tables only, mostly of one topic's")
-    parser.add_argument("--definitions", action="store_true", help="compare every node with its definition, too")
-    parser.add_argument("--operators", type=int, default=12, help="at most so many in a random topology")
+    parser.add_argument(
+        "--records-seed", default="", help="of the records; a difference is printed with its own"
+    )
+    parser.add_argument(
+        "--tables",
+        action="store_true",
+        help="random topologies of tables only, mostly of one topic's",
+    )
+    parser.add_argument(
+        "--definitions", action="store_true", help="compare every node with its definition, too"
+    )
+    parser.add_argument(
+        "--operators", type=int, default=12, help="at most so many in a random topology"
+    )
     parser.add_argument("--together", type=int, default=0, help="topologies in one pipeline")
-    parser.add_argument("--show", action="store_true", help="print the topologies' nodes, and run none")
+    parser.add_argument(
+        "--show", action="store_true", help="print the topologies' nodes, and run none"
+    )
     given = parser.parse_args(arguments)
     if given.only or given.pairs:
         chains = [*catalogue.chains(1), *catalogue.chains(2)][given.first :: given.every]
@@ -402,10 +477,15 @@ def main(arguments: list[str]) -> int:
         topologies = [Topology.of_chain(chain) for chain in chains]
     elif given.triples:
         chance = random.Random(given.seed)
-        topologies = [Topology.of_chain(catalogue.random_chain(chance, 3)) for _ in range(given.triples)]
+        topologies = [
+            Topology.of_chain(catalogue.random_chain(chance, 3)) for _ in range(given.triples)
+        ]
     else:
         kinds: tuple[Kind, ...] = ("table",) if given.tables else ("stream", "table", "windowed")
-        topologies = [Topology.random(given.seed + number, given.operators, kinds) for number in range(given.count)]
+        topologies = [
+            Topology.random(given.seed + number, given.operators, kinds)
+            for number in range(given.count)
+        ]
     if given.show:
         for topology in topologies:
             print(
@@ -424,14 +504,30 @@ def main(arguments: list[str]) -> int:
         of_one = given.pairs or given.triples or given.only or given.definitions
         partitions = 1 if of_one else chance.choice((1, 1, 1, 2, 4))
         # Records with different numbers can be told apart in a join.
-        inputs = [*records(chance, given.records, partitions, distinct=given.definitions and chance.random() < 0.5)]
+        inputs = [
+            *records(
+                chance,
+                given.records,
+                partitions,
+                distinct=given.definitions and chance.random() < 0.5,
+            )
+        ]
         for topology, problem in try_all(some, inputs, partitions, definitions=given.definitions):
             if topology.name not in failed:
-                print(f"{topology.name}, with --records-seed {records_seed!r}: {problem[:2000]}", flush=True)
+                print(
+                    f"{topology.name}, with --records-seed {records_seed!r}: {problem[:2000]}",
+                    flush=True,
+                )
             failed.setdefault(topology.name, problem)
         done += len(some)
-        print(f"{done - len(failed)} equal, {len(failed)} different, {_cpu_s():.0f} s of CPU", flush=True)
-    print(f"{len(topologies) - len(failed)} equal, {len(failed)} different, {_cpu_s():.0f} s of CPU", flush=True)
+        print(
+            f"{done - len(failed)} equal, {len(failed)} different, {_cpu_s():.0f} s of CPU",
+            flush=True,
+        )
+    print(
+        f"{len(topologies) - len(failed)} equal, {len(failed)} different, {_cpu_s():.0f} s of CPU",
+        flush=True,
+    )
     return 1 if failed else 0
 
 
@@ -454,7 +550,9 @@ def _shared(topologies: Sequence[Topology], together: int) -> Iterator[Sequence[
     if in_process:
         yield in_process
     if on_spark:
-        shared_session().sparkContext.setLogLevel("OFF")  # Spark would log the stack of every interrupted batch
+        shared_session().sparkContext.setLogLevel(
+            "OFF"
+        )  # Spark would log the stack of every interrupted batch
     for begin in range(0, len(on_spark), together):
         yield on_spark[begin : begin + together]
 
@@ -463,7 +561,9 @@ def _cpu_s() -> float:
     """The processor time of this process, Spark's and the workers', in seconds."""
     own = psutil.Process()
     times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
-    return sum(time.user + time.system + time.children_user + time.children_system for time in times)
+    return sum(
+        time.user + time.system + time.children_user + time.children_system for time in times
+    )
 
 
 if __name__ == "__main__":

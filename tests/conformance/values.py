@@ -69,7 +69,10 @@ def completed(kind: Kind, other: Kind) -> Kind:
     """The first type. Its unknown parts come from the second type, or are guessed from a field's name."""
     if isinstance(kind, dict):
         others = other if isinstance(other, dict) else {}
-        return {name: completed(inner, others.get(name) or _UNSEEN.get(name)) for name, inner in kind.items()}
+        return {
+            name: completed(inner, others.get(name) or _UNSEEN.get(name))
+            for name, inner in kind.items()
+        }
     return other if kind is None else kind
 
 

@@ -54,6 +54,10 @@ class Connections:
 def connections(own_kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> Connections:
     """Connections to the broker and to a local Spark."""
     brokers = {"bootstrap.servers": own_kafka.bootstrap}
-    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": brokers}))
-    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[2]"}))
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": brokers})
+    )
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({"conn_type": "spark", "host": "local[2]"})
+    )
     return Connections(brokers)

@@ -80,7 +80,9 @@ def test_the_database_knows_what_a_run_waits_for_and_how_it_goes_on(tmp_path: Pa
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.partition("FOUND ")[2])
-    holders = "main of other_team (2 slots since 12:00:00 UTC), main of words (1 slot since 12:00:00 UTC)"
+    holders = (
+        "main of other_team (2 slots since 12:00:00 UTC), main of words (1 slot since 12:00:00 UTC)"
+    )
     assert found == {
         "orders": [
             "manual__2", None, "",

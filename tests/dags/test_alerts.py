@@ -55,7 +55,11 @@ def dag_of(folder: Path, arguments: str, alerts: Alerts) -> Any:
 
 def test_a_task_that_has_failed_after_its_retries_calls_back(tmp_path: Path) -> None:
     task = dag_of(tmp_path, "", Alerts(on_failure=page)).task_dict["main"]
-    assert (task.retries, task.retry_exponential_backoff, task.on_failure_callback) == (2, True, [page])
+    assert (task.retries, task.retry_exponential_backoff, task.on_failure_callback) == (
+        2,
+        True,
+        [page],
+    )
     assert (task.retry_delay, task.max_retry_delay) == (timedelta(seconds=10), timedelta(minutes=5))
 
 
@@ -66,9 +70,14 @@ def test_without_alerts_nothing_is_called(tmp_path: Path) -> None:
 
 
 def test_a_deadline_of_a_pipeline_is_one_of_its_runs(tmp_path: Path) -> None:
-    dag = dag_of(tmp_path, ', deadline="10 minutes"', Alerts(on_overdue="tests.dags.test_alerts:notify"))
+    dag = dag_of(
+        tmp_path, ', deadline="10 minutes"', Alerts(on_overdue="tests.dags.test_alerts:notify")
+    )
     (alert,) = dag.deadline
-    assert (alert.reference.reference_name, alert.interval) == ("DagRunQueuedAtDeadline", timedelta(minutes=10))
+    assert (alert.reference.reference_name, alert.interval) == (
+        "DagRunQueuedAtDeadline",
+        timedelta(minutes=10),
+    )
     assert isinstance(alert.callback, AsyncCallback)
     assert alert.callback.path == "sluice.orchestration.alerts.check_age"
     assert alert.callback.kwargs == {
@@ -88,8 +97,15 @@ def test_old_data_are_a_failure_of_the_pipeline_with_one_alert(minutes: int | No
     with Ledger.open(settings().ledger) as ledger:
         ledger.failures.keep(Failure.of(EngineError("The driver ended."), "orders"))
         failures = {failure.kind: (failure.run, failure.title) for failure in ledger.failures.all()}
-        assert failures == {"run": ("", "The run stopped"), "overdue": ("manual__1", "The data are too old")}
-        overdue = [gauge.value for gauge in gauges(LedgerFigures.read(ledger), "orders") if gauge.name == "overdue"]
+        assert failures == {
+            "run": ("", "The run stopped"),
+            "overdue": ("manual__1", "The data are too old"),
+        }
+        overdue = [
+            gauge.value
+            for gauge in gauges(LedgerFigures.read(ledger), "orders")
+            if gauge.name == "overdue"
+        ]
         assert overdue == [1]
         # The next run that has read everything ends it, as it ends every failure of a run.
         ledger.failures.clear("orders", "run", "overdue", "input")
@@ -111,7 +127,9 @@ def test_new_data_of_a_run_that_lingers_raise_no_alert() -> None:
 
 
 @pytest.mark.parametrize("as_text", [False, True])
-def test_a_triggerer_that_was_down_raises_no_alert_for_data_that_were_new_at_the_deadline(*, as_text: bool) -> None:
+def test_a_triggerer_that_was_down_raises_no_alert_for_data_that_were_new_at_the_deadline(
+    *, as_text: bool
+) -> None:
     publish(30)
     ended: Any = datetime.now(UTC) - timedelta(minutes=25)
     check(CONTEXT | {"deadline": {"deadline_time": ended.isoformat() if as_text else ended}})
@@ -120,7 +138,9 @@ def test_a_triggerer_that_was_down_raises_no_alert_for_data_that_were_new_at_the
 
 def test_a_pipeline_with_a_deadline_is_watched_by_a_dag_of_its_own(tmp_path: Path) -> None:
     dag_of(tmp_path, ', deadline="10 minutes"', Alerts())
-    dags = pipeline_dags(tmp_path, Alerts(on_failure=page, on_overdue="tests.dags.test_alerts:notify"))
+    dags = pipeline_dags(
+        tmp_path, Alerts(on_failure=page, on_overdue="tests.dags.test_alerts:notify")
+    )
     assert set(dags) == {"p", "sluice_deadlines"}
     dag: Any = dags["sluice_deadlines"]
     (asset,) = dag.timetable.asset_condition.objects
@@ -138,9 +158,14 @@ def test_unread_records_are_a_failure_of_the_pipeline() -> None:
     events = {Asset("orders.overdue"): [SimpleNamespace(extra={"payload": sent})]}
     run = SimpleNamespace(dag_id="sluice_deadlines", run_id="asset__1")
     (found,) = alert_overdue(
-        {"orders": 10 * MINUTE}, "tests.dags.test_alerts:notify", dag_run=run, triggering_asset_events=events
+        {"orders": 10 * MINUTE},
+        "tests.dags.test_alerts:notify",
+        dag_run=run,
+        triggering_asset_events=events,
     )
-    assert found == "1,200 records have been unread for more than 10 min, and snapshot 1.0 is older."
+    assert (
+        found == "1,200 records have been unread for more than 10 min, and snapshot 1.0 is older."
+    )
     assert [call["detail"] for call in told] == [found]
     with Ledger.open(settings().ledger) as ledger:
         assert [failure.kind for failure in ledger.failures.all()] == ["overdue"]
@@ -161,24 +186,42 @@ def test_data_become_overdue_once_until_they_are_new() -> None:
         (177, 3, 59, False),
         (178, 3, 60, True),
     ]
-    assert [age.due(records, snapshot_s, now) for now, records, snapshot_s, _ in story] == [due for *_, due in story]
+    assert [age.due(records, snapshot_s, now) for now, records, snapshot_s, _ in story] == [
+        due for *_, due in story
+    ]
     first = Age(60)
     assert [first.due(1, None, now) for now in (0, 59, 60)] == [False, False, True]
 
 
 def test_data_become_overdue_while_nobody_knows_whether_records_are_unread() -> None:
     age = Age(60)
-    story = [(0, 0, 10, False), (10, None, 20, False), (69, None, 79, False), (70, None, 80, True), (71, 0, 81, False)]
-    assert [age.due(records, snapshot_s, now) for now, records, snapshot_s, _ in story] == [due for *_, due in story]
+    story = [
+        (0, 0, 10, False),
+        (10, None, 20, False),
+        (69, None, 79, False),
+        (70, None, 80, True),
+        (71, 0, 81, False),
+    ]
+    assert [age.due(records, snapshot_s, now) for now, records, snapshot_s, _ in story] == [
+        due for *_, due in story
+    ]
 
 
 def test_the_alert_says_why_the_lag_is_unknown() -> None:
     publish(11)
-    sent = {"pipeline": "orders", "records": None, "at": datetime.now(UTC).isoformat(), "trouble": "no broker"}
+    sent = {
+        "pipeline": "orders",
+        "records": None,
+        "at": datetime.now(UTC).isoformat(),
+        "trouble": "no broker",
+    }
     events = {Asset("orders.overdue"): [SimpleNamespace(extra={"payload": sent})]}
     run = SimpleNamespace(dag_id="sluice_deadlines", run_id="asset__1")
     (alerted,) = alert_overdue(
-        {"orders": 10 * MINUTE}, "tests.dags.test_alerts:notify", dag_run=run, triggering_asset_events=events
+        {"orders": 10 * MINUTE},
+        "tests.dags.test_alerts:notify",
+        dag_run=run,
+        triggering_asset_events=events,
     )
     assert alerted == (
         "For 10 min, it has been unknown whether there are unread records (no broker), and snapshot 1.0 is older."
@@ -202,7 +245,9 @@ def test_a_recorded_alert_says_how_many_records_are_unread_now() -> None:
             self.looks += 1
             if self.looks > 1:
                 raise Enough
-            return Observation(Lag({"t": {0: 1_200}}, {}, {}), None, datetime.now(UTC), {"overdue": recorded()})
+            return Observation(
+                Lag({"t": {0: 1_200}}, {}, {}), None, datetime.now(UTC), {"overdue": recorded()}
+            )
 
     def recorded() -> Failure:
         with Ledger.open(settings().ledger) as ledger:
@@ -216,7 +261,10 @@ def test_a_recorded_alert_says_how_many_records_are_unread_now() -> None:
     before = recorded()
     with pytest.raises(Enough):
         asyncio.run(look())
-    assert recorded().detail == "1,200 records have been unread for more than 10 min, and snapshot 1.0 is older."
+    assert (
+        recorded().detail
+        == "1,200 records have been unread for more than 10 min, and snapshot 1.0 is older."
+    )
     assert (recorded().at, recorded().next_step) == (before.at, before.next_step)
 
 

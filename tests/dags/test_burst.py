@@ -35,15 +35,37 @@ def fired(burst: Burst, story: list[tuple[float, Lag]]) -> list[float]:
         pytest.param([(0, lag(7, 7)), (9, lag(7, 7))], [], id="all read"),
         pytest.param([(0, lag(7, 7, 90)), (9, lag(7, 7, 99))], [], id="the rest cannot be read"),
         pytest.param(
-            [(0, lag(5, 0, 9)), (2, lag(5, 0, 9)), (4, lag(5, 5, 9)), (9, lag(5, 5, 9))], [2], id="a part can"
+            [(0, lag(5, 0, 9)), (2, lag(5, 0, 9)), (4, lag(5, 5, 9)), (9, lag(5, 5, 9))],
+            [2],
+            id="a part can",
         ),
         pytest.param([(0, lag(5)), (1, lag(5)), (2, lag(5)), (3, lag(5))], [2], id="a burst, once"),
-        pytest.param([(0, lag(5)), (1, lag(6)), (2, lag(7)), (3, lag(8)), (4, lag(8)), (5, lag(8))], [5], id="settles"),
+        pytest.param(
+            [(0, lag(5)), (1, lag(6)), (2, lag(7)), (3, lag(8)), (4, lag(8)), (5, lag(8))],
+            [5],
+            id="settles",
+        ),
         pytest.param([(now, lag(now + 1)) for now in range(12)], [10], id="never settles"),
-        pytest.param([(0, lag(5)), (2, lag(5)), (3, lag(9)), (6, lag(9))], [2], id="not before the run has read"),
-        pytest.param([(0, lag(5)), (2, lag(5)), (3, lag(9, 5)), (5, lag(9, 5))], [2, 5], id="after it has read"),
-        pytest.param([(0, lag(5)), (2, lag(5)), (99, lag(5)), (101, lag(5))], [2], id="the run may still work"),
-        pytest.param([(now, lag(5)) for now in range(0, 1_000, 2)], [2, 104, 306, 708], id="back-off while it fails"),
+        pytest.param(
+            [(0, lag(5)), (2, lag(5)), (3, lag(9)), (6, lag(9))],
+            [2],
+            id="not before the run has read",
+        ),
+        pytest.param(
+            [(0, lag(5)), (2, lag(5)), (3, lag(9, 5)), (5, lag(9, 5))],
+            [2, 5],
+            id="after it has read",
+        ),
+        pytest.param(
+            [(0, lag(5)), (2, lag(5)), (99, lag(5)), (101, lag(5))],
+            [2],
+            id="the run may still work",
+        ),
+        pytest.param(
+            [(now, lag(5)) for now in range(0, 1_000, 2)],
+            [2, 104, 306, 708],
+            id="back-off while it fails",
+        ),
         pytest.param(
             [
                 (0, lag(5)),
@@ -58,11 +80,21 @@ def fired(burst: Burst, story: list[tuple[float, Lag]]) -> list[float]:
             [2, 104, 108, 211],
             id="after success, the back-off begins anew",
         ),
-        pytest.param([(0, lag(5)), (2, lag(5)), (102, lag(6)), (104, lag(6))], [2, 104], id="the run has failed"),
-        pytest.param([(0, lag(5)), (1, lag(5, 5)), (2, lag(5, 5)), (3, lag(5, 5))], [], id="read before it was told"),
+        pytest.param(
+            [(0, lag(5)), (2, lag(5)), (102, lag(6)), (104, lag(6))],
+            [2, 104],
+            id="the run has failed",
+        ),
+        pytest.param(
+            [(0, lag(5)), (1, lag(5, 5)), (2, lag(5, 5)), (3, lag(5, 5))],
+            [],
+            id="read before it was told",
+        ),
     ],
 )
-def test_the_trigger_fires_at_these_seconds(story: list[tuple[float, Lag]], expected: list[float]) -> None:
+def test_the_trigger_fires_at_these_seconds(
+    story: list[tuple[float, Lag]], expected: list[float]
+) -> None:
     assert fired(Burst(settle_s=2, max_wait_s=10, patience_s=100), story) == expected
 
 
@@ -124,7 +156,13 @@ def test_the_last_run_began_with_its_first_batch(tmp_path: Path) -> None:
         (lag(3, 10), 3),
         (lag(0, 10), 1),
     ],
-    ids=["some read", "emptied by retention", "partly emptied", "made anew, shorter", "made anew, empty"],
+    ids=[
+        "some read",
+        "emptied by retention",
+        "partly emptied",
+        "made anew, shorter",
+        "made anew, empty",
+    ],
 )
 def test_counting_unread_records(found: Lag, records: int) -> None:
     assert found.unread == records
@@ -140,7 +178,9 @@ def lease(beat: int, *, held: bool = True) -> LeaseRow:
 def test_records_that_a_working_driver_may_read_make_no_event() -> None:
     burst = Burst(settle_s=2, max_wait_s=10, patience_s=100)
     assert not any(burst.due(lag(now), now, driven=True) for now in range(1, 30))
-    assert [now for now in range(30, 36) if burst.due(lag(30), now)] == [32], "after the driver has ended"
+    assert [now for now in range(30, 36) if burst.due(lag(30), now)] == [32], (
+        "after the driver has ended"
+    )
 
 
 def test_a_driver_works_while_it_renews_its_lease() -> None:
@@ -156,7 +196,14 @@ def test_a_driver_works_while_it_renews_its_lease() -> None:
 def test_an_event_is_unanswered_until_a_driver_works_or_nothing_is_left() -> None:
     burst = Burst(settle_s=0, max_wait_s=0, patience_s=100)
     waited: list[float] = []
-    for now, driven in ((0, False), (70, False), (101, False), (150, False), (160, True), (170, False)):
+    for now, driven in (
+        (0, False),
+        (70, False),
+        (101, False),
+        (150, False),
+        (160, True),
+        (170, False),
+    ):
         burst.due(lag(5), now, driven=driven)
         waited.append(burst.unanswered_s(now))
     # A second event for the same records, after the patience, does not begin the wait again.
@@ -190,7 +237,12 @@ def test_a_due_timer_makes_an_event_and_another_one_if_its_run_fails() -> None:
 
     assert fired_at(DueTimers(patience_s=100), [(0, 5), (4, 5), (5, 5), (6, 5), (9, None)]) == [5]
     assert fired_at(DueTimers(patience_s=100), [(5, 5), (6, 5), (7, 9), (8, 9), (9, 9)]) == [5, 9]
-    assert fired_at(DueTimers(patience_s=100), [(now, 5) for now in range(0, 800, 5)]) == [5, 105, 305, 705]
+    assert fired_at(DueTimers(patience_s=100), [(now, 5) for now in range(0, 800, 5)]) == [
+        5,
+        105,
+        305,
+        705,
+    ]
 
 
 def test_a_run_for_records_fires_the_timers_that_are_due_then() -> None:

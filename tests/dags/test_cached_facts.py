@@ -56,7 +56,9 @@ def imports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that were imported."""
     names: list[str] = []
 
-    def count(files: Sequence[Path], seconds: float, load: Callable[[Path, float], str]) -> dict[Path, Outcome]:
+    def count(
+        files: Sequence[Path], seconds: float, load: Callable[[Path, float], str]
+    ) -> dict[Path, Outcome]:
         names.extend(file.name for file in files)
         return import_isolated(files, seconds, load)
 
@@ -68,7 +70,11 @@ def test_a_file_is_imported_again_only_when_something_that_it_reads_has_changed(
     folder: Path, imports: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = facts(folder)
-    assert (first.topics, first.assets, first.schedule) == (("words",), ("words.store.newest",), "on_records")
+    assert (first.topics, first.assets, first.schedule) == (
+        ("words",),
+        ("words.store.newest",),
+        "on_records",
+    )
     assert facts(folder) == first == cached_facts_of(folder, folder.parent, "words")
     assert imports == ["words.py"]
 
@@ -86,7 +92,9 @@ def test_a_file_is_imported_again_only_when_something_that_it_reads_has_changed(
 
 
 def test_a_file_that_is_being_changed_is_not_kept(folder: Path, imports: list[str]) -> None:
-    write(folder / "topic.json", '"letters"', seconds_ago=-600)  # still to come, however slow this machine is
+    write(
+        folder / "topic.json", '"letters"', seconds_ago=-600
+    )  # still to come, however slow this machine is
     for _ in range(2):
         assert facts(folder).topics == ("letters",)
     assert imports == ["words.py"] * 2
@@ -108,7 +116,9 @@ def test_facts_of_another_version_and_old_or_damaged_facts_are_found_again(
     assert imports == ["words.py"] * 3
 
 
-def test_a_broken_file_is_reported_each_time_and_takes_no_other_away(folder: Path, imports: list[str]) -> None:
+def test_a_broken_file_is_reported_each_time_and_takes_no_other_away(
+    folder: Path, imports: list[str]
+) -> None:
     write(folder / "broken.py", "from sluice import Pipeline\nimport nothing_like_this\n")
     write(folder / "twin.py", FILE)
     write(folder / "alone.py", FILE.replace('"words"', '"alone"'))
@@ -116,7 +126,10 @@ def test_a_broken_file_is_reported_each_time_and_takes_no_other_away(folder: Pat
         (only,), broken = facts_of_folder(folder, folder.parent)
         assert only.name == "alone"
         assert [(file.file.name, file.error.detail) for file in broken] == [
-            ("broken.py", "broken.py:2 cannot be imported: ModuleNotFoundError: No module named 'nothing_like_this'."),
+            (
+                "broken.py",
+                "broken.py:2 cannot be imported: ModuleNotFoundError: No module named 'nothing_like_this'.",
+            ),
             ("twin.py", "twin.py and words.py both define a pipeline 'words'."),
             ("words.py", "twin.py and words.py both define a pipeline 'words'."),
         ]

@@ -99,7 +99,9 @@ def test_the_documentation_shows_the_topology(bag: DagBag) -> None:
 @pytest.mark.heavy  # `make lint` finds an import of pyspark in sluice.orchestration
 def test_loading_dags_needs_no_spark() -> None:
     code = "import runpy, sys; runpy.run_path('dags/pipelines.py'); print('pyspark' in sys.modules)"
-    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    process = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert process.stdout.splitlines()[-1] == "False"
 
 
@@ -134,8 +136,14 @@ BROKEN = {
     "exits": ("import sys\nsys.exit(1)", "exits.py:2 cannot be imported: SystemExit: 1."),
     "hangs": ("import time\ntime.sleep(600)", "hangs.py:2 is still being imported after 5 s."),
     "spaced": (GOOD.format(name="a b"), "'a b' at spaced.py:6 is not a valid pipeline name."),
-    "own": (GOOD.format(name="sluice_retention"), "'sluice_retention' at own.py:6 is the name of one of Sluice's own"),
-    "no plan": ("from sluice import Pipeline\npipeline = Pipeline('idle')", "idle at no plan.py:2 reads nothing."),
+    "own": (
+        GOOD.format(name="sluice_retention"),
+        "'sluice_retention' at own.py:6 is the name of one of Sluice's own",
+    ),
+    "no plan": (
+        "from sluice import Pipeline\npipeline = Pipeline('idle')",
+        "idle at no plan.py:2 reads nothing.",
+    ),
     "one": (GOOD.format(name="same"), "one.py and two.py both define a pipeline 'same'."),
     "two": (GOOD.format(name="same"), "one.py and two.py both define a pipeline 'same'."),
 }
@@ -155,11 +163,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-def test_broken_files_get_import_errors_and_remove_no_dag(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_files_get_import_errors_and_remove_no_dag(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Parse dags/pipelines.py as Airflow's DAG processor does."""
     monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "client")
     bundle = ROOT / "dags"
-    request = DagFileParseRequest(file=str(bundle / "pipelines.py"), bundle_path=bundle, bundle_name="dags")
+    request = DagFileParseRequest(
+        file=str(bundle / "pipelines.py"), bundle_path=bundle, bundle_name="dags"
+    )
     parsed = _parse_file(request, structlog.get_logger())
     assert parsed is not None
     assert {dag.dag_id for dag in parsed.serialized_dags} == {
@@ -197,7 +209,9 @@ def test_pipelines_that_write_one_topic_are_told_so(tmp_path: Path) -> None:
     assert "Warning" not in documented["other"]
 
 
-def test_other_airflow_programs_see_no_import_error_dags(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_airflow_programs_see_no_import_error_dags(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("_AIRFLOW_PROCESS_CONTEXT", raising=False)
     for dag in pipeline_dags(folder).values():
         assert DagSerialization.to_dict(dag)
@@ -229,7 +243,9 @@ def test_parameters_are_checked(bag: DagBag, conf: dict[str, object]) -> None:
 @pytest.mark.attack("S8", "every parameter of every DAG")
 def test_every_parameter_is_a_number_with_bounds_one_of_a_few_words_or_a_point(bag: DagBag) -> None:
     takes: dict[str, Any] = {name: dag(bag, name).params for name in bag.dags}
-    params = {(name, key): param.schema for name, found in takes.items() for key, param in found.items()}
+    params = {
+        (name, key): param.schema for name, found in takes.items() for key, param in found.items()
+    }
     pipelines = {name for name in takes if "pipeline" in dag(bag, name).tags}
     assert {name for name, _ in params} == {"produce_sample_orders", "sluice_retention", *pipelines}
     for (name, key), schema in params.items():
@@ -277,7 +293,12 @@ def test_sample_orders_from_the_ui_are_read_by_the_pipeline(
 
 @pytest.mark.parametrize(
     ("written", "schedule"),
-    [("None", None), ('"continuous"', "@continuous"), ('"@hourly"', "@hourly"), ('"0 4 * * 1-5"', "0 4 * * 1-5")],
+    [
+        ("None", None),
+        ('"continuous"', "@continuous"),
+        ('"@hourly"', "@hourly"),
+        ('"0 4 * * 1-5"', "0 4 * * 1-5"),
+    ],
 )
 def test_a_pipeline_says_when_it_runs(tmp_path: Path, written: str, schedule: str | None) -> None:
     (tmp_path / "p.py").write_text(
@@ -305,4 +326,7 @@ def test_a_point_has_only_characters_of_points(bag: DagBag) -> None:
 
 def test_a_run_triggered_by_hand_reads_by_default(bag: DagBag) -> None:
     parameter = dag(bag, "orders").params.get_param("action")
-    assert (parameter.value, parameter.schema["enum"]) == ("run", ["run", "replay", "promote", "drop"])
+    assert (parameter.value, parameter.schema["enum"]) == (
+        "run",
+        ["run", "replay", "promote", "drop"],
+    )

@@ -38,7 +38,13 @@ def test_each_line_has_the_level_that_the_driver_gave_it() -> None:
 
 
 def test_a_stack_trace_belongs_to_the_line_before_it() -> None:
-    trace = ["08:00:02 ERROR Executor: failed", "\tat org.spark.Task.run", "Caused by: it", "\t... 9 more", "done"]
+    trace = [
+        "08:00:02 ERROR Executor: failed",
+        "\tat org.spark.Task.run",
+        "Caused by: it",
+        "\t... 9 more",
+        "done",
+    ]
     assert [level for _, level in levels(trace)] == [*[logging.ERROR] * 4, logging.INFO]
 
 
@@ -52,7 +58,10 @@ def test_airflows_hook_logs_each_line_at_its_level_and_keeps_its_tail() -> None:
         logged.clear()
         log_at_levels(hook)
         hook._process_spark_submit_log(output())
-    names = [(entry["event"], logging.getLevelNamesMapping()[entry["log_level"].upper()]) for entry in logged]
+    names = [
+        (entry["event"], logging.getLevelNamesMapping()[entry["log_level"].upper()])
+        for entry in logged
+    ]
     assert names == [(line.strip(), level) for line, level in LINES.items() if level is not None]
     assert "No broker answers" in hook._submit_log_tail
 

@@ -13,7 +13,9 @@ from sluice.settings import settings
 
 def test_a_connection_that_cannot_be_used_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     extra = {"group.id": "no brokers"}
-    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": extra}))
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": extra})
+    )
     with pytest.raises(SettingsError, match="kafka_default"):
         kafka_or_settings()
 

@@ -35,7 +35,9 @@ views.group_by_key().count(store="counts")
 def _pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pages.py").write_text(PIPELINE)
     kafka = {"bootstrap.servers": "SASL_SSL://first:9093,second:9093", "sasl.password": "hunter2"}
-    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": kafka}))
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": kafka})
+    )
     monkeypatch.setenv("SLUICE_PIPELINES", str(tmp_path))
     settings.cache_clear()
 
@@ -65,10 +67,21 @@ def publish(generation: int, *batches: int, run: str = RUN) -> None:
                 dropped={"null_key": 1}, dead_letters={"utf8": 2},
             )  # fmt: skip
             audit = Audit(
-                **of, batch=batch, run=run, epoch=lease.epoch, sources=(source,), outputs={"copies": 7}, checksums={}
+                **of,
+                batch=batch,
+                run=run,
+                epoch=lease.epoch,
+                sources=(source,),
+                outputs={"copies": 7},
+                checksums={},
             )
             snapshot = Snapshot(
-                **of, batch=batch, published_at=NOON, positions={"views": {"0": end}}, stream_times={}, counts={}
+                **of,
+                batch=batch,
+                published_at=NOON,
+                positions={"views": {"0": end}},
+                stream_times={},
+                counts={},
             )
             assert ledger.snapshots.publish(snapshot, audit)
 
@@ -84,11 +97,23 @@ def test_a_run_has_the_sums_of_its_own_audits(*, failed: bool) -> None:
     lineage = told("run", failed=failed)
     state = store_namespace(settings().ledger)
     assert names(lineage.inputs) == [(KAFKA, "views")]
-    assert names(lineage.outputs) == [(KAFKA, "copies"), (KAFKA, "pages_dead_letters"), (state, "pages.counts")]
+    assert names(lineage.outputs) == [
+        (KAFKA, "copies"),
+        (KAFKA, "pages_dead_letters"),
+        (state, "pages.counts"),
+    ]
     facet: Any = lineage.run_facets["sluice_audit"]
     assert (facet.generation, facet.firstSnapshot, facet.lastSnapshot) == (1, "1.1", "1.2")
-    assert (facet.recordsRead, facet.recordsApplied, facet.recordsDropped) == (20, 14, {"null_key": 2})
-    assert (facet.deadLetters, facet.recordsWritten, facet.balanced) == ({"utf8": 4}, {"copies": 14}, True)
+    assert (facet.recordsRead, facet.recordsApplied, facet.recordsDropped) == (
+        20,
+        14,
+        {"null_key": 2},
+    )
+    assert (facet.deadLetters, facet.recordsWritten, facet.balanced) == (
+        {"utf8": 4},
+        {"copies": 14},
+        True,
+    )
 
 
 def test_a_replay_has_its_generation_and_changes_no_dataset() -> None:
@@ -113,12 +138,19 @@ def test_a_run_that_failed_before_its_first_snapshot_has_datasets_without_figure
 
 
 def test_the_namespace_of_stores_is_the_ledger_without_its_log_in() -> None:
-    assert store_namespace("sqlite:////var/sluice/ledger.sqlite") == "sluice:///var/sluice/ledger.sqlite"
-    assert store_namespace("postgresql+psycopg://me:hunter2@db:5432/state") == "sluice://db:5432/state"
+    assert (
+        store_namespace("sqlite:////var/sluice/ledger.sqlite")
+        == "sluice:///var/sluice/ledger.sqlite"
+    )
+    assert (
+        store_namespace("postgresql+psycopg://me:hunter2@db:5432/state") == "sluice://db:5432/state"
+    )
     assert store_namespace("postgresql://me:hun/ter@db/state?sslpassword=x") == "sluice://db/state"
 
 
-def test_tables_outside_kafka_are_outputs_without_the_log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_outside_kafka_are_outputs_without_the_log_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tables = """
     counted = views.group_by_key().count(store="seen")
     counted.to(PostgresTable("shop.seen", connection="warehouse", key="page"))
@@ -126,14 +158,20 @@ def test_tables_outside_kafka_are_outputs_without_the_log_in(tmp_path: Path, mon
     views.select(page="value").to(DeltaTable("s3a://lake/shop/pages"))
     counted.to(DeltaTable("/lake/seen", key="page"))
     """
-    text = PIPELINE.replace("import Pipeline", "import DeltaTable, Pipeline, PostgresTable") + dedent(tables)
+    text = PIPELINE.replace(
+        "import Pipeline", "import DeltaTable, Pipeline, PostgresTable"
+    ) + dedent(tables)
     (tmp_path / "pages.py").write_text(text)
     state = store_namespace(settings().ledger)
     topics = [(KAFKA, "copies"), (KAFKA, "pages_dead_letters")]
     lake = [("s3://lake", "shop/pages"), ("file", "/lake/seen")]
     stores = [(state, "pages.counts"), (state, "pages.seen"), *lake]
-    assert sorted(names(told("run").outputs)) == sorted(topics + stores)  # nobody knows where the database is
-    monkeypatch.setenv("SLUICE_CONNECTION_WAREHOUSE", "postgresql://me:hunter2@db.example/sales?sslmode=require")
+    assert sorted(names(told("run").outputs)) == sorted(
+        topics + stores
+    )  # nobody knows where the database is
+    monkeypatch.setenv(
+        "SLUICE_CONNECTION_WAREHOUSE", "postgresql://me:hunter2@db.example/sales?sslmode=require"
+    )
     warehouse = "postgres://db.example:5432"
     expected = [(warehouse, "sales.shop.seen"), (warehouse, "sales.public.pages")]
     assert sorted(names(told("run").outputs)) == sorted(topics + stores + expected)

@@ -67,8 +67,17 @@ def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return record
 
 
-def connect(monkeypatch: pytest.MonkeyPatch, master: str | None = "local[2]", kafka: Any = KAFKA, **extra: str) -> None:
-    spark = {"conn_type": "spark", "host": master, "extra": {"spark-binary": "spark2-submit", **extra}}
+def connect(
+    monkeypatch: pytest.MonkeyPatch,
+    master: str | None = "local[2]",
+    kafka: Any = KAFKA,
+    **extra: str,
+) -> None:
+    spark = {
+        "conn_type": "spark",
+        "host": master,
+        "extra": {"spark-binary": "spark2-submit", **extra},
+    }
     for name, connection in {
         "SPARK": master and spark,
         "KAFKA": kafka and {"conn_type": "kafka", "extra": kafka},
@@ -79,7 +88,9 @@ def connect(monkeypatch: pytest.MonkeyPatch, master: str | None = "local[2]", ka
             monkeypatch.delenv(f"AIRFLOW_CONN_{name}_DEFAULT", raising=False)
 
 
-def submit(record: Path, *, given: dict[str, Any] | None = None, events: Any = None, **arguments: Any) -> Submitted:
+def submit(
+    record: Path, *, given: dict[str, Any] | None = None, events: Any = None, **arguments: Any
+) -> Submitted:
     """The submission of a run triggered with the parameters `given`."""
     task = SimpleNamespace(dag_id="orders", run_id="manual__1", task_id="main")
     context: dict[str, Any] = {
@@ -95,7 +106,9 @@ def submit(record: Path, *, given: dict[str, Any] | None = None, events: Any = N
     return Submitted(*json.loads(re.sub(r"sluice-run-\w+", "sluice-run", record.read_text())))
 
 
-def test_the_urls_of_databases_come_from_connections(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_urls_of_databases_come_from_connections(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connect(monkeypatch)
     warehouse = {
         "conn_type": "postgres", "host": "db", "port": 5433, "login": "me@work", "password": "se/cret",
@@ -123,7 +136,9 @@ def test_a_driver_that_ends_before_it_has_done_everything_fails_the_task(
         submit(recorder)
 
 
-def test_arguments_name_the_program_and_the_pipeline_only(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_name_the_program_and_the_pipeline_only(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connect(monkeypatch)
     said = submit(recorder)
     assert said.arguments[-2:] == [str(APPLICATION), "orders"]
@@ -131,7 +146,8 @@ def test_arguments_name_the_program_and_the_pipeline_only(recorder: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("action", "options"), [("run", []), ("replay", ["--replay"]), ("promote", ["--promote"]), ("drop", ["--drop"])]
+    ("action", "options"),
+    [("run", []), ("replay", ["--replay"]), ("promote", ["--promote"]), ("drop", ["--drop"])],
 )
 def test_the_action_of_a_run_is_one_of_four(
     recorder: Path, monkeypatch: pytest.MonkeyPatch, action: str, options: list[str]
@@ -141,11 +157,18 @@ def test_the_action_of_a_run_is_one_of_four(
     assert (program, rest) == (str(APPLICATION), [*options, "orders"])
 
 
-def test_a_replay_takes_the_points_between_which_it_reads(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_takes_the_points_between_which_it_reads(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connect(monkeypatch)
     points = {"from": "2026-11-21T08:00:00", "until": "orders/0/12,orders/1/9"}
     given = submit(recorder, given={"action": "replay", **points}).arguments[-5:]
-    assert given[1:] == ["--replay", "--from=2026-11-21T08:00:00", "--until=orders/0/12,orders/1/9", "orders"]
+    assert given[1:] == [
+        "--replay",
+        "--from=2026-11-21T08:00:00",
+        "--until=orders/0/12,orders/1/9",
+        "orders",
+    ]
     plain = submit(recorder, given={"action": "replay", "from": None, "until": ""}).arguments[-2:]
     assert plain == ["--replay", "orders"]
 
@@ -157,7 +180,10 @@ def test_a_replay_takes_the_points_between_which_it_reads(recorder: Path, monkey
         ({"action": "replay", "from": "; rm"}, "from is not a point in the topics"),
         ({"action": "replay", "until": "beginning"}, "the replay would read nothing"),
         ({"action": "replay", "from": ["beginning"]}, "must be text of at most 2,000 characters"),
-        ({"action": "replay", "from": "a/0/1," * 1_000}, "must be text of at most 2,000 characters"),
+        (
+            {"action": "replay", "from": "a/0/1," * 1_000},
+            "must be text of at most 2,000 characters",
+        ),
         ({"action": "promote", "from": "beginning"}, "Only a replay takes from"),
     ],
 )
@@ -170,7 +196,9 @@ def test_any_other_point_fails_at_once(
     assert not recorder.exists()
 
 
-def test_a_run_can_have_batches_and_a_linger_of_its_own(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_can_have_batches_and_a_linger_of_its_own(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connect(monkeypatch)
     given = submit(recorder, given={"max_records": 500, "linger_seconds": 90}).environment
     assert (given["SLUICE_MAX_RECORDS"], given["SLUICE_LINGER_MS"]) == ("500", "90000")
@@ -180,7 +208,8 @@ def test_a_run_can_have_batches_and_a_linger_of_its_own(recorder: Path, monkeypa
 
 @pytest.mark.attack("S8", "numbers of a run out of bounds, and text")
 @pytest.mark.parametrize(
-    ("name", "value"), [("max_records", 0), ("max_records", "7; rm"), ("linger_seconds", 3601), ("max_records", True)]
+    ("name", "value"),
+    [("max_records", 0), ("max_records", "7; rm"), ("linger_seconds", 3601), ("max_records", True)],
 )
 def test_a_number_out_of_its_limits_fails_at_once(
     recorder: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
@@ -205,7 +234,10 @@ HOSTILE = {
     "path": "../../etc/passwd",
     "application": "/tmp/evil.py",
     "application_args": ["; touch /tmp/evil"],
-    "conf": {"spark.driver.extraJavaOptions": "-javaagent:/tmp/evil.jar", "spark.submit.pyFiles": "/tmp/evil.py"},
+    "conf": {
+        "spark.driver.extraJavaOptions": "-javaagent:/tmp/evil.jar",
+        "spark.submit.pyFiles": "/tmp/evil.py",
+    },
     "jars": "http://evil.example/evil.jar",
     "packages": "evil:evil:1",
     "py_files": "http://evil.example/evil.py",
@@ -216,8 +248,12 @@ HOSTILE = {
 }
 
 
-@pytest.mark.attack("S8", "a run triggered with another topic, path, program, conf, jars, packages, environment")
-def test_parameters_of_a_run_do_not_change_the_submission(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.attack(
+    "S8", "a run triggered with another topic, path, program, conf, jars, packages, environment"
+)
+def test_parameters_of_a_run_do_not_change_the_submission(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connect(monkeypatch)
     plain, hostile = submit(recorder), submit(recorder, given=HOSTILE)
     assert hostile == plain
@@ -228,11 +264,18 @@ def test_parameters_of_a_run_do_not_change_the_submission(recorder: Path, monkey
 def test_nothing_of_a_run_is_a_template(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connect(monkeypatch)
     assert SluiceOperator.template_fields == ()
-    assert submit(recorder, pipeline="{{ conn.kafka_default.extra }}").arguments[-1] == "{{ conn.kafka_default.extra }}"
+    assert (
+        submit(recorder, pipeline="{{ conn.kafka_default.extra }}").arguments[-1]
+        == "{{ conn.kafka_default.extra }}"
+    )
 
 
-@pytest.mark.attack("S8", "shell syntax in the name of a pipeline and in the master of a connection")
-def test_shell_syntax_is_not_interpreted(recorder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.attack(
+    "S8", "shell syntax in the name of a pipeline and in the master of a connection"
+)
+def test_shell_syntax_is_not_interpreted(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     evil = tmp_path / "evil"
     connect(monkeypatch, f"local[2]; touch {evil}")
     for name in (f"$(touch {evil})", f"`touch {evil}`"):
@@ -240,7 +283,9 @@ def test_shell_syntax_is_not_interpreted(recorder: Path, monkeypatch: pytest.Mon
     assert not evil.exists()
 
 
-def test_settings_go_through_the_environment(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_go_through_the_environment(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connect(monkeypatch)
     said = submit(recorder).environment
     assert json.loads(said["SLUICE_KAFKA"]) == {**KAFKA, "enable.auto.commit": "false"}
@@ -250,10 +295,14 @@ def test_settings_go_through_the_environment(recorder: Path, monkeypatch: pytest
     assert "SLUICE_KAFKA" not in os.environ, "the environment of this process is unchanged"
 
 
-def test_the_span_of_the_task_is_the_parent_of_the_run(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_span_of_the_task_is_the_parent_of_the_run(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connect(monkeypatch)
     assert "TRACEPARENT" not in submit(recorder).environment
-    parent = SpanContext(0x4BF92F3577B34DA6A3CE929D0E0E4736, 0xF067AA0BA902B7, False, TraceFlags(TraceFlags.SAMPLED))
+    parent = SpanContext(
+        0x4BF92F3577B34DA6A3CE929D0E0E4736, 0xF067AA0BA902B7, False, TraceFlags(TraceFlags.SAMPLED)
+    )
     with use_span(NonRecordingSpan(parent)):
         environment = submit(recorder).environment
     assert environment["TRACEPARENT"] == "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -261,7 +310,9 @@ def test_the_span_of_the_task_is_the_parent_of_the_run(recorder: Path, monkeypat
 
 @pytest.mark.attack("S9", "reading the process list while a run is submitted")
 @pytest.mark.parametrize("master", ["local[2]", "spark://host:7077", "yarn"])
-def test_no_secret_is_an_argument(recorder: Path, monkeypatch: pytest.MonkeyPatch, master: str) -> None:
+def test_no_secret_is_an_argument(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch, master: str
+) -> None:
     connect(monkeypatch, master)
     said = submit(recorder)
     assert SECRET in said.environment["SLUICE_KAFKA"]
@@ -270,25 +321,38 @@ def test_no_secret_is_an_argument(recorder: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.attack("S9", "reading the task's log")
 def test_no_secret_is_logged(
-    recorder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    recorder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     connect(monkeypatch)
     submit(recorder)
     assert SECRET not in caplog.text + "".join(capfd.readouterr())
 
 
-def test_a_local_spark_starts_fast_and_listens_on_loopback(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_spark_starts_fast_and_listens_on_loopback(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connect(monkeypatch)
     said = submit(recorder)
     assert said.environment["SPARK_LOCAL_IP"] == "127.0.0.1"
-    assert {"--jars", "--driver-class-path"}.isdisjoint(said.arguments), "only Delta tables need more jars than Spark's"
+    assert {"--jars", "--driver-class-path"}.isdisjoint(said.arguments), (
+        "only Delta tables need more jars than Spark's"
+    )
     assert "UseSerialGC" in said.after("--conf")
 
 
-def test_a_cluster_gets_the_package_and_the_jars_of_delta_lake(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_gets_the_package_and_the_jars_of_delta_lake(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connect(monkeypatch, "spark://host:7077")
     said = submit(recorder, delta=True)
-    assert len(said.after("--jars").split(",")) == len(said.after("--driver-class-path").split(":")) == 2
+    assert (
+        len(said.after("--jars").split(","))
+        == len(said.after("--driver-class-path").split(":"))
+        == 2
+    )
     assert said.after("--files").endswith("/sluice.zip")
     assert "spark.executorEnv.PYTHONPATH=sluice.zip" in said.arguments
     assert "SPARK_LOCAL_IP" not in said.environment
@@ -312,14 +376,18 @@ def test_missing_connections_fail_at_once_with_the_next_step(
     assert not recorder.exists(), "nothing was submitted"
 
 
-def test_the_operator_refuses_the_deploy_mode_cluster(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operator_refuses_the_deploy_mode_cluster(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connect(monkeypatch, "spark://host:7077")
     with pytest.raises(AirflowFailException, match="The operator sets deploy_mode to cluster"):
         submit(recorder, deploy_mode="cluster")
     assert not recorder.exists()
 
 
-def test_missing_jars_are_reported(recorder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_jars_are_reported(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     connect(monkeypatch)
     monkeypatch.setenv("SLUICE_JARS", str(tmp_path / "nothing"))
     settings.cache_clear()
@@ -327,25 +395,35 @@ def test_missing_jars_are_reported(recorder: Path, monkeypatch: pytest.MonkeyPat
         submit(recorder, delta=True)
 
 
-def test_nothing_is_submitted_while_the_broker_is_down(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_submitted_while_the_broker_is_down(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(operator, "require_brokers", require_brokers)
     address = f"127.0.0.1:{free_port()}"
     connect(monkeypatch, kafka={"bootstrap.servers": address})
     start = time.monotonic()
-    with pytest.raises(AirflowException, match=f"Kafka at {address} does not answer: .*Connection refused"):
+    with pytest.raises(
+        AirflowException, match=f"Kafka at {address} does not answer: .*Connection refused"
+    ):
         submit(recorder)
     assert time.monotonic() - start < 10
     assert not recorder.exists()
-    assert failures() == [("orders", "orders/manual__1/main", f"Kafka at {address} does not answer")]
+    assert failures() == [
+        ("orders", "orders/manual__1/main", f"Kafka at {address} does not answer")
+    ]
 
 
-def test_a_driver_that_exits_silently_is_a_failed_run(recorder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_exits_silently_is_a_failed_run(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connect(monkeypatch)
     program = recorder.parent / "bin" / "spark2-submit"
     program.write_text("#!/bin/sh\nexit 137\n")
     with pytest.raises(AirflowException, match="137"):
         submit(recorder)
-    assert failures() == [("orders", "orders/manual__1/main", "The driver ended without an error message.")]
+    assert failures() == [
+        ("orders", "orders/manual__1/main", "The driver ended without an error message.")
+    ]
 
 
 def test_the_error_of_an_earlier_try_outlives_the_mark_as_failed(
@@ -364,8 +442,13 @@ def test_the_error_of_an_earlier_try_outlives_the_mark_as_failed(
             operator_of.on_kill()
 
     ended = ("orders", "orders/manual__1/main", "Airflow ended the run.")
-    earlier = Failure.of(EngineError("The warehouse refuses connections."), "orders", run="orders/manual__1/main")
-    for recorded, kept in ((None, ended), (earlier, (*ended[:2], "The warehouse refuses connections."))):
+    earlier = Failure.of(
+        EngineError("The warehouse refuses connections."), "orders", run="orders/manual__1/main"
+    )
+    for recorded, kept in (
+        (None, ended),
+        (earlier, (*ended[:2], "The warehouse refuses connections.")),
+    ):
         with Ledger.open(settings().ledger) as ledger:
             ledger.failures.clear("orders", "run")
             if recorded is not None:
@@ -375,7 +458,12 @@ def test_the_error_of_an_earlier_try_outlives_the_mark_as_failed(
         marking = Thread(target=mark_as_failed)
         marking.start()
         with pytest.raises(AirflowException):
-            operator_of.execute(cast(Any, {"ti": SimpleNamespace(dag_id="orders", run_id="manual__1", task_id="main")}))
+            operator_of.execute(
+                cast(
+                    Any,
+                    {"ti": SimpleNamespace(dag_id="orders", run_id="manual__1", task_id="main")},
+                )
+            )
         is_over.set()
         marking.join()
         assert failures() == [kept]
@@ -383,11 +471,17 @@ def test_the_error_of_an_earlier_try_outlives_the_mark_as_failed(
 
 def failures() -> list[tuple[str, str, str]]:
     with Ledger.open(settings().ledger) as ledger:
-        return [(failure.pipeline, failure.run, failure.detail.rsplit(": ", 2)[0]) for failure in ledger.failures.all()]
+        return [
+            (failure.pipeline, failure.run, failure.detail.rsplit(": ", 2)[0])
+            for failure in ledger.failures.all()
+        ]
 
 
 def test_the_log_omits_javas_warning_about_sparks_module(
-    recorder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    recorder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     connect(monkeypatch)
     program = recorder.parent / "bin" / "spark2-submit"
@@ -395,7 +489,9 @@ def test_the_log_omits_javas_warning_about_sparks_module(
     program.write_text(f"#!/bin/sh\necho '{warning}'\necho job done\ntouch $SLUICE_FINISHED\n")
     operator_of = SluiceOperator(task_id="main", pipeline="orders")
     with caplog.at_level("INFO"):
-        operator_of.execute(cast(Any, {"ti": SimpleNamespace(dag_id="orders", run_id="manual__1", task_id="main")}))
+        operator_of.execute(
+            cast(Any, {"ti": SimpleNamespace(dag_id="orders", run_id="manual__1", task_id="main")})
+        )
     logged = caplog.text + "".join(capfd.readouterr())
     assert "job done" in logged
     assert "incubator" not in logged
@@ -412,7 +508,9 @@ def test_a_run_reports_figures_to_airflows_metrics_and_to_its_assets(
         counts = {"read": 10, "applied": 7, "dead_letter/contract": 3}
         ledger.snapshots.publish(make_snapshot(0, counts=counts, run="orders/manual__1/main"))
     gauges: list[tuple[str, float, dict[str, str]]] = []
-    monkeypatch.setattr(stats, "gauge", lambda name, value, tags: gauges.append((name, value, tags)))
+    monkeypatch.setattr(
+        stats, "gauge", lambda name, value, tags: gauges.append((name, value, tags))
+    )
     events: dict[Asset, SimpleNamespace] = defaultdict(lambda: SimpleNamespace(extra={}))
     submit(recorder, events=events, outlets=[Asset("orders.store.totals")])
     assert ("sluice.batch_records", 10, {"pipeline": "orders"}) in gauges

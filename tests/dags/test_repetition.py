@@ -49,8 +49,13 @@ def test_the_ledger_says_when_airflow_repeats_a_run_until_its_attempts_are_used_
     first = failure()
     assert decision.action is RetryAction.RETRY
     assert first.repeats_at is not None
-    assert first.repeats_at - first.seen_at == pytest.approx(decision.retry_delay, abs=timedelta(seconds=2))
-    assert first.outlook == f"Airflow repeats the run at {first.repeats_at:%H:%M:%S} UTC: 2 attempts left."
+    assert first.repeats_at - first.seen_at == pytest.approx(
+        decision.retry_delay, abs=timedelta(seconds=2)
+    )
+    assert (
+        first.outlook
+        == f"Airflow repeats the run at {first.repeats_at:%H:%M:%S} UTC: 2 attempts left."
+    )
     attempt_fails(2)
     assert failure().outlook.endswith(" UTC: 1 attempt left.")
     assert attempt_fails(3).action is RetryAction.DEFAULT
@@ -65,7 +70,9 @@ def test_nobody_promises_another_attempt_if_airflow_has_ended_this_one() -> None
 
 def test_the_failure_of_another_run_stays_as_it_is() -> None:
     attempt_fails(1, run="")
-    assert failure().outlook == "The run was started with sluice run, so Airflow does not repeat it."
+    assert (
+        failure().outlook == "The run was started with sluice run, so Airflow does not repeat it."
+    )
 
 
 def test_delays_double_up_to_five_minutes() -> None:
@@ -103,10 +110,15 @@ def test_the_trigger_says_when_the_next_run_starts() -> None:
     attempt_fails(3)
     assert looks(0, 540).repeats_at is None, "this event's run has not failed"
     noted = looks(60, 540)
-    assert noted.repeats_at == pytest.approx(datetime.now(UTC) + timedelta(seconds=540), abs=timedelta(seconds=5))
+    assert noted.repeats_at == pytest.approx(
+        datetime.now(UTC) + timedelta(seconds=540), abs=timedelta(seconds=5)
+    )
     starts = f"A new run starts at {noted.repeats_at:%H:%M:%S} UTC."
     assert noted.outlook == f"Airflow has used up its attempts. {starts}"
     assert looks(61, 539.5).repeats_at == noted.repeats_at, "a time is noted once"
     with Ledger.open(settings().ledger) as ledger:
         ledger.failures.keep(Failure.of(SettingsError("No master."), "orders", run=RUN))
-    assert looks(60, 540).outlook == "Airflow does not repeat the run, because it would fail again in the same way."
+    assert (
+        looks(60, 540).outlook
+        == "Airflow does not repeat the run, because it would fail again in the same way."
+    )

@@ -1,8 +1,8 @@
 """Runs documentation pages as tests: writes the files that they show, runs their commands, compares the output.
 
-A `python` block whose first line is a comment with a path is a file. All `sh` blocks of a page run in one shell, and
-its other `python` blocks in one Python session. A `text` block right after such a block is its expected output, where
-`...` stands for any text. `bash` blocks are not run.
+A `python` block whose first line is a comment with a path is a file. All `sh` blocks of a page run
+in one shell, and its other `python` blocks in one Python session. A `text` block right after such a
+block is its expected output, where `...` stands for any text. `bash` blocks are not run.
 """
 
 from __future__ import annotations
@@ -50,13 +50,20 @@ def steps(text: str, language: str = "sh") -> Iterator[Step]:
     blocks = list(_BLOCK.finditer(text))
     for block, following in zip(blocks, [*blocks[1:], None], strict=True):
         if block[1] == language and not _PATH.match(block[2]):
-            said = following is not None and following[1] == "text" and following.start() == block.end()
+            said = (
+                following is not None
+                and following[1] == "text"
+                and following.start() == block.end()
+            )
             yield Step(block[2], following[2] if said and following else None)
 
 
 def script(steps: list[Step], separator: str) -> str:
     """A script of all steps. It prints `separator` after each step and ends at the first one that fails."""
-    return "".join(f"{{\n{step.commands}}}\ndone=$?; echo {separator}; [ $done = 0 ] || exit $done\n" for step in steps)
+    return "".join(
+        f"{{\n{step.commands}}}\ndone=$?; echo {separator}; [ $done = 0 ] || exit $done\n"
+        for step in steps
+    )
 
 
 def write_files(text: str, folder: Path) -> None:

@@ -16,7 +16,9 @@ _RECIPE = re.compile(r"^### (Add .+?)\n(.*?)(?=^##)", re.MULTILINE | re.DOTALL)
 _PLACEHOLDER = "NAME"
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/how-it-works.md", "docs/how-to/debug.md"])
+@pytest.mark.parametrize(
+    "page", ["CONTRIBUTING.md", "docs/how-it-works.md", "docs/how-to/debug.md"]
+)
 def test_files_that_a_page_names_exist(page: str) -> None:
     paths = [path for path in _PATH.findall(read(page)) if _PLACEHOLDER not in path]
     assert len(paths) > 1
@@ -50,7 +52,9 @@ def test_the_picture_of_the_packages_is_up_to_date() -> None:
 def test_the_table_has_every_package_once() -> None:
     listed = re.findall(r"^\| `([\w/]+)/` \|", packages_picture.table(), re.MULTILINE)
     source = ROOT / "sluice"
-    packages = {file.parent for pattern in ("*", "*/*") for file in source.glob(f"{pattern}/__init__.py")}
+    packages = {
+        file.parent for pattern in ("*", "*/*") for file in source.glob(f"{pattern}/__init__.py")
+    }
     assert sorted(listed) == sorted(package.relative_to(source).as_posix() for package in packages)
 
 

@@ -30,7 +30,9 @@ LOADS = [
 @pytest.fixture
 def broker(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A broker with the records of the batch that the page replays."""
-    monkeypatch.setenv("SLUICE_KAFKA", json.dumps({"bootstrap.servers": kafka.bootstrap, "log_level": "0"}))
+    monkeypatch.setenv(
+        "SLUICE_KAFKA", json.dumps({"bootstrap.servers": kafka.bootstrap, "log_level": "0"})
+    )
     settings.cache_clear()
     kafka.create_topics({"page_loads": 2})
     produce(settings().kafka, "page_loads", [(None, value, 0) for value in LOADS])
@@ -39,13 +41,17 @@ def broker(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 @pytest.mark.heavy  # test_tutorial.py runs most of these commands
-def test_the_page_prints_its_output(broker: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_prints_its_output(
+    broker: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = read(PAGE)
     write_files(text, tmp_path)
     monkeypatch.chdir(tmp_path)
     before, heading, after = text.partition("## See the state")
     assert heading
-    environment = dict(os.environ) | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment = dict(os.environ) | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    }
     differences = _run_shell(list(steps(before)), environment)
     session: dict[str, Any] = {}
     opened, *others = steps(after, "python")
@@ -63,11 +69,17 @@ def _run_shell(commands: list[Step], environment: dict[str, str]) -> list[str]:
     exports = ""
     for step in commands:
         done = subprocess.run(
-            ["bash", "-ec", exports + step.commands], env=environment, capture_output=True, text=True, check=False
+            ["bash", "-ec", exports + step.commands],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, step.commands + done.stdout + done.stderr
         differences.append(step.differs(done.stdout))
-        exports += "".join(f"{line}\n" for line in step.commands.splitlines() if line.startswith("export "))
+        exports += "".join(
+            f"{line}\n" for line in step.commands.splitlines() if line.startswith("export ")
+        )
     return differences
 
 

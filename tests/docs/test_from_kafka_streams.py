@@ -53,7 +53,9 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def driver(page: Pipeline, session: SparkSession | None, warehouse: str) -> Iterator[TopologyTestDriver]:
+def driver(
+    page: Pipeline, session: SparkSession | None, warehouse: str
+) -> Iterator[TopologyTestDriver]:
     """The page's pipeline, with a few records of each topic."""
     with TopologyTestDriver(page, spark=session, connections={"warehouse": warehouse}) as driver:
         for shop, city, floors in (("s1", "Pune", 2), ("s2", "Pune", 1), ("s3", "Goa", 3)):
@@ -61,8 +63,14 @@ def driver(page: Pipeline, session: SparkSession | None, warehouse: str) -> Iter
         driver.pipe("cities", "a city", key="tea")
         for key, note in (("s1", "quiet"), ("s1", "rain"), ("Goa", "sun")):
             driver.pipe("notes", note, key=key, timestamp=1_000)
-        for key, item, amount, tags in (("s1", "tea", 5, ["hot", "wet"]), ("s1", "pot", 20, []), ("s3", "tea", 7, [])):
-            driver.pipe("sales", {"item": item, "amount": amount, "tags": tags}, key=key, timestamp=5_000)
+        for key, item, amount, tags in (
+            ("s1", "tea", 5, ["hot", "wet"]),
+            ("s1", "pot", 20, []),
+            ("s3", "tea", 7, []),
+        ):
+            driver.pipe(
+                "sales", {"item": item, "amount": amount, "tags": tags}, key=key, timestamp=5_000
+            )
         driver.pipe("rows", "a,b", key="r")
         for second in (0, 2, 59):
             driver.pipe("clicks", {"page": "home", "at": f"2026-01-01T00:00:{second:02}"})
@@ -76,12 +84,20 @@ def records(driver: TopologyTestDriver, topic: str) -> list[tuple[str | None, An
 
 def test_every_row_of_the_tables_is_in_the_pipeline(page: Pipeline) -> None:
     _, *tables = read(PAGE).split("\n| Kafka Streams | Sluice |\n")
-    rows = [line for table in tables for line in table.partition("\n\n")[0].splitlines() if "---" not in line]
+    rows = [
+        line
+        for table in tables
+        for line in table.partition("\n\n")[0].splitlines()
+        if "---" not in line
+    ]
     assert rows
     assert [row for row in rows if not _ROW.match(row)] == []
     written = {*plan(page).job.outputs}
     routed = " ".join(re.findall(r"\.route\(.*\[(.*)\]\)", code()))
-    assert written == {*re.findall(r'\.(?:to|through)\("(\w+)"', code()), *re.findall(r"\w+", routed)}
+    assert written == {
+        *re.findall(r'\.(?:to|through)\("(\w+)"', code()),
+        *re.findall(r"\w+", routed),
+    }
 
 
 def test_topics(driver: TopologyTestDriver) -> None:
@@ -114,7 +130,13 @@ def test_stateless_steps(driver: TopologyTestDriver) -> None:
         == 3
     )
     assert records(driver, "largest") == []
-    assert {value for _, value in records(driver, "merged")} == {"quiet", "rain", "sun", "hot", "wet"}
+    assert {value for _, value in records(driver, "merged")} == {
+        "quiet",
+        "rain",
+        "sun",
+        "hot",
+        "wet",
+    }
 
 
 def test_tables(driver: TopologyTestDriver) -> None:
@@ -142,7 +164,11 @@ def test_aggregations(driver: TopologyTestDriver) -> None:
     assert driver.store("amount") == {"s1": 25, "s3": 7}
     assert driver.store("amount_too") == driver.store("amount")
     assert driver.store("amounts")["s1"] == {"sum": 25, "least": 5, "most": 20, "mean": 12.5}
-    assert driver.store("lists")["s1"] == {"all": ["tea", "pot"], "different": ["tea", "pot"], "dearest": [20, 5]}
+    assert driver.store("lists")["s1"] == {
+        "all": ["tea", "pot"],
+        "different": ["tea", "pot"],
+        "dearest": [20, 5],
+    }
 
 
 def test_windows(driver: TopologyTestDriver) -> None:
@@ -151,14 +177,22 @@ def test_windows(driver: TopologyTestDriver) -> None:
     assert sorted(driver.store("per_slide").values()) == [1, 1, 1, 1, 2]
     assert list(driver.store("visits").values()) == [4]
     assert list(driver.store("per_second").values()) == [1, 1, 1, 1]
-    assert records(driver, "moving_mean") == [("s1", {"mean": 5}), ("s1", {"mean": 12.5}), ("s3", {"mean": 7})]
+    assert records(driver, "moving_mean") == [
+        ("s1", {"mean": 5}),
+        ("s1", {"mean": 12.5}),
+        ("s3", {"mean": 7}),
+    ]
     assert records(driver, "complete_dozens") == []
     ((key, count),) = records(driver, "per_closed_minute")
     assert (key, count) == ("home", 3), "the last click ended the grace of the first window"
     marks = [(each.headers["window_result"], each.value) for each in driver.output("clicks_so_far")]
-    assert marks == [("early", 3), ("final", 3)], "the click at 59 s, which sent the early result, is in it"
+    assert marks == [("early", 3), ("final", 3)], (
+        "the click at 59 s, which sent the early result, is in it"
+    )
     hour = 3_600_000
-    assert driver.store("sales_per_day")["s1", -7 * hour, 17 * hour] == 2, "from six in the evening in Berlin"
+    assert driver.store("sales_per_day")["s1", -7 * hour, 17 * hour] == 2, (
+        "from six in the evening in Berlin"
+    )
     assert len(driver.store("sales_of_seven_days")) == 2 * 7
     assert driver.store("takings_per_month")["s1", -hour, (31 * 24 - 1) * hour] == {"sum": 25}
     ((shop, april, _), total), *_ = sorted(driver.store("takings_per_year").items())
@@ -184,13 +218,26 @@ def test_joins(driver: TopologyTestDriver) -> None:
         ("s1", {"item": "pot", "city": "Pune"}),
         ("s3", {"item": "tea", "city": "Goa"}),
     ]
-    assert [value["right"] for _, value in records(driver, "item_is_a_city")] == ["a city", "a city"]
-    assert [value["right"] for _, value in records(driver, "item_is_perhaps_a_city")] == ["a city", None, "a city"]
-    assert ("s1", {"left": {"city": "Pune", "floors": 2}, "right": "rain"}) in records(driver, "shop_and_note")
-    assert ("s3", {"left": {"city": "Goa", "floors": 3}, "right": "sun"}) in records(driver, "shop_and_citys_note")
+    assert [value["right"] for _, value in records(driver, "item_is_a_city")] == [
+        "a city",
+        "a city",
+    ]
+    assert [value["right"] for _, value in records(driver, "item_is_perhaps_a_city")] == [
+        "a city",
+        None,
+        "a city",
+    ]
+    assert ("s1", {"left": {"city": "Pune", "floors": 2}, "right": "rain"}) in records(
+        driver, "shop_and_note"
+    )
+    assert ("s3", {"left": {"city": "Goa", "floors": 3}, "right": "sun"}) in records(
+        driver, "shop_and_citys_note"
+    )
     assert ("Goa", {"left": None, "right": "sun"}) in records(driver, "shop_or_note")
     assert records(driver, "scores") == [("s1", 5), ("s1", 20), ("s3", 7)]
-    places = [value["right"] and value["right"]["place"] for _, value in records(driver, "sale_of_item")]
+    places = [
+        value["right"] and value["right"]["place"] for _, value in records(driver, "sale_of_item")
+    ]
     assert places == ["top shelf", None, "top shelf"]
 
 
@@ -201,4 +248,6 @@ def test_processors(driver: TopologyTestDriver) -> None:
     assert {record.timestamp for record in driver.output("traced")} == {4_999}
     assert records(driver, "floors") == [("s1", [2, 2]), ("s1", [2, 2]), ("s3", [3, 2])]
     driver.pipe("sales", {"item": "cup", "amount": 1}, key="s3", timestamp=5_000 + 3_600_000)
-    assert records(driver, "quiet") == [("s1", "an hour without a sale")], "the other key's sale postponed its timer"
+    assert records(driver, "quiet") == [("s1", "an hour without a sale")], (
+        "the other key's sale postponed its timer"
+    )

@@ -6,7 +6,9 @@ import re
 
 from tests.docs.pages import ROOT, read
 
-PAGES = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted(
+    str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+)
 TERMS = re.findall(r"^- \*\*(.+?)\*\*(?: \(`(\w+)`\))?", read("docs/glossary.md"), re.MULTILINE)
 FORMER_WORDS = {
     r"cuts?": "snapshot",

@@ -18,7 +18,9 @@ from sluice.values.pipeline_modules import load_module
 from tests.docs.pages import ROOT, files, read, steps, write_files
 
 
-def test_a_pipeline_is_tested_as_the_page_shows(session: SparkSession | None, tmp_path: Path) -> None:
+def test_a_pipeline_is_tested_as_the_page_shows(
+    session: SparkSession | None, tmp_path: Path
+) -> None:
     ((path, content),) = files(read("docs/how-to/test-a-pipeline.md")).items()
     file = tmp_path / Path(path).name
     file.write_text(content)
@@ -29,12 +31,16 @@ def test_a_pipeline_is_tested_as_the_page_shows(session: SparkSession | None, tm
             test(driver)
 
 
-def test_the_project_of_the_page_passes_its_tests(session: SparkSession | None, tmp_path: Path) -> None:
+def test_the_project_of_the_page_passes_its_tests(
+    session: SparkSession | None, tmp_path: Path
+) -> None:
     write_files(read("docs/how-to/project.md"), tmp_path)
     page = load_module(tmp_path / "tests/test_sensors.py")
     shown = [test for name, test in vars(page).items() if name.startswith("test_")]
     assert len(shown) == 3
-    with TopologyTestDriver(load_pipeline(tmp_path / "spark_jobs", "sensors"), spark=session) as driver:
+    with TopologyTestDriver(
+        load_pipeline(tmp_path / "spark_jobs", "sensors"), spark=session
+    ) as driver:
         page.send(driver)
         for test in shown:
             test(driver)
@@ -48,7 +54,9 @@ def test_fields_of_any_name_and_times_as_numbers_are_read(tmp_path: Path) -> Non
     assert source.types["packed"] == "BIGINT"
 
 
-def test_the_calls_of_the_page_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_calls_of_the_page_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = read("docs/how-to/calls.md")
     write_files(page, tmp_path)
     monkeypatch.chdir(tmp_path)

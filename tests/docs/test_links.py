@@ -9,7 +9,9 @@ from pathlib import Path
 from sluice import settings
 from tests.docs.pages import ROOT, read
 
-PAGES = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted(
+    str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _TARGET = re.compile(r"\bmake ([a-z-]+)(?=[` \n])")

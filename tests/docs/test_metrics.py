@@ -33,11 +33,15 @@ def expressions(panels: Any) -> Iterator[str]:
 
 def test_the_tables_list_every_metric() -> None:
     gauges = "\n".join(re.findall(r"^\| (`.*?`) \|", PAGE, re.MULTILINE))
-    assert {re.sub("^sluice[._]", "", name) for name in re.findall(r"`([\w.]+)`", gauges)} >= {*METRICS}
+    assert {re.sub("^sluice[._]", "", name) for name in re.findall(r"`([\w.]+)`", gauges)} >= {
+        *METRICS
+    }
 
 
 def test_the_configuration_on_the_page_is_yaml_and_reads_the_rules() -> None:
-    (configuration,) = [yaml.safe_load(body) for body in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)]
+    (configuration,) = [
+        yaml.safe_load(body) for body in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)
+    ]
     assert configuration["rule_files"] == [RULES.name]
 
 
@@ -64,7 +68,10 @@ def test_the_dashboard_shows_metrics_that_exist_and_misses_none_that_only_grow()
 
 
 def test_prometheus_can_read_every_expression_of_the_dashboard(tmp_path: Path) -> None:
-    rules = [{"record": "x", "expr": text} for text in expressions(json.loads(DASHBOARD.read_text())["panels"])]
+    rules = [
+        {"record": "x", "expr": text}
+        for text in expressions(json.loads(DASHBOARD.read_text())["panels"])
+    ]
     for rule in rules:
         rule["expr"] = rule["expr"].replace("$pipeline", ".*")
     numbered = [rule | {"record": f"panel:{number}"} for number, rule in enumerate(rules)]

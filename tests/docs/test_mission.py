@@ -10,7 +10,23 @@ import pytest
 from tests.docs.pages import ROOT, read
 
 PAGE = "docs/mission.md"
-ROWS = {"M1", "M2", "M3", "M4", "M5", "M6", "M7", "M8", "M8b", "M9", "M10", "M11", "M12", "M13", "M14"}
+ROWS = {
+    "M1",
+    "M2",
+    "M3",
+    "M4",
+    "M5",
+    "M6",
+    "M7",
+    "M8",
+    "M8b",
+    "M9",
+    "M10",
+    "M11",
+    "M12",
+    "M13",
+    "M14",
+}
 _ROW = re.compile(r"^\| (M\d+b?) \| (.+) \| (.+) \| (.+) \|$", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 

@@ -60,7 +60,9 @@ def test_the_pipeline_runs(pages: Pipeline, kafka: EmbeddedKafka, tmp_path: Path
         ("/about", {"views": 1, "slowest": 80}),
     ]
     assert held(settings, "views_per_minute") == [("/", 1), ("/", 1), ("/about", 1)]
-    slow = [json.loads(message.value() or b"") for message in read_topic(settings.kafka, "slow_views")]
+    slow = [
+        json.loads(message.value() or b"") for message in read_topic(settings.kafka, "slow_views")
+    ]
     assert slow == [{"page": "/", "milliseconds": 1500}, {"page": "/", "milliseconds": 1200}]
 
 

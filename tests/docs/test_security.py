@@ -25,8 +25,13 @@ def marked(kind: str) -> dict[str, set[str]]:
         for node in ast.parse(text).body if f"mark.{kind}(" in text else ():
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 for marker in node.decorator_list:
-                    if isinstance(marker, ast.Call) and ast.unparse(marker.func) == f"pytest.mark.{kind}":
-                        files_by_number[ast.literal_eval(marker.args[0])].add(str(file.relative_to(ROOT)))
+                    if (
+                        isinstance(marker, ast.Call)
+                        and ast.unparse(marker.func) == f"pytest.mark.{kind}"
+                    ):
+                        files_by_number[ast.literal_eval(marker.args[0])].add(
+                            str(file.relative_to(ROOT))
+                        )
     return files_by_number
 
 
@@ -37,16 +42,27 @@ def test_every_fault_and_every_attack_has_a_test() -> None:
 
 def test_the_security_page_lists_the_files_of_each_attack() -> None:
     rows = re.findall(r"^\| (S\d+) \|.*\| ([^|]+) \|$", read("docs/security.md"), re.MULTILINE)
-    assert {number: set(re.findall(r"`([^`]+)`", files)) for number, files in rows} == dict(marked("attack"))
+    assert {number: set(re.findall(r"`([^`]+)`", files)) for number, files in rows} == dict(
+        marked("attack")
+    )
 
 
 @pytest.mark.parametrize("number", sorted(FAULTS))
 def test_the_guarantees_page_lists_the_files_of_each_fault(number: str) -> None:
-    rows = re.findall(r"^\| ([FB]\d[^|]*) \|.*\| ([^|]+) \|$", read("docs/guarantees.md"), re.MULTILINE)
-    named = {file for numbers, files in rows if number in _numbers(numbers) for file in re.findall(r"`([^`]+)`", files)}
+    rows = re.findall(
+        r"^\| ([FB]\d[^|]*) \|.*\| ([^|]+) \|$", read("docs/guarantees.md"), re.MULTILINE
+    )
+    named = {
+        file
+        for numbers, files in rows
+        if number in _numbers(numbers)
+        for file in re.findall(r"`([^`]+)`", files)
+    }
     assert named
     assert all((ROOT / file).exists() for file in named)
-    assert marked("fault")[number] <= {re.sub(r"kills\.py$", "test_drivers.py", file) for file in named}
+    assert marked("fault")[number] <= {
+        re.sub(r"kills\.py$", "test_drivers.py", file) for file in named
+    }
 
 
 def _numbers(text: str) -> set[str]:

@@ -28,9 +28,17 @@ def logged_as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 @pytest.mark.parametrize(
-    "page", ["docs/tutorial.md", "docs/how-to/processors.md", "docs/how-to/serdes.md", "docs/differences.md"]
+    "page",
+    [
+        "docs/tutorial.md",
+        "docs/how-to/processors.md",
+        "docs/how-to/serdes.md",
+        "docs/differences.md",
+    ],
 )
-def test_the_session_prints_its_output(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_session_prints_its_output(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = read(page)
     write_files(text, tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -16,7 +16,11 @@ STRICTLY = ("--quiet", "--nitpicky", "--fail-on-warning", "--keep-going")
 
 def build(builder: str, folder: Path) -> None:
     command = (sys.executable, "-m", "sphinx", *STRICTLY, "-b", builder, str(ROOT / "docs"))
-    ran = subprocess.run([*command, "-d", str(folder / "cache"), str(folder / "site")], capture_output=True, text=True)
+    ran = subprocess.run(
+        [*command, "-d", str(folder / "cache"), str(folder / "site")],
+        capture_output=True,
+        text=True,
+    )
     assert ran.returncode == 0, ran.stderr
 
 

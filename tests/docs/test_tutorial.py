@@ -50,7 +50,8 @@ def test_the_commands_print_their_output(clone: Path, end: str) -> None:
         text = text.replace(documented, free)
     write_files(text, clone)
     told = list(steps(text))
-    # With job control, as in an interactive shell, each job is a process group, which `kill` ends as a whole.
+    # With job control, as in an interactive shell, each job is a process group, which `kill` ends
+    # as a whole.
     end_jobs = "trap 'kill -- $(jobs -p | sed s/^/-/) 2>/dev/null' EXIT"
     command = ["bash", "-c", f"set -m\n{end_jobs}\n{script(told, SEPARATOR)}"]
     status, output, errors = run(command, clone, environment(ports["9092"]))
@@ -67,7 +68,13 @@ def run(command: list[str], folder: Path, variables: dict[str, str]) -> tuple[in
     """Run a command; return its status, output and errors. If it is interrupted, its children end too."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+        command,
+        cwd=folder,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
     ) as process:
         try:
             output, errors = process.communicate()

@@ -48,13 +48,17 @@ class Running:
 
     def __post_init__(self) -> None:
         self.bootstrap = self.kafka.bootstrap
-        self.producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 0, "log_level": 0})
+        self.producer = Producer(
+            {"bootstrap.servers": self.bootstrap, "linger.ms": 0, "log_level": 0}
+        )
 
     def send(self, topic: str, *records: Record, partition: int = 0, **more: Any) -> None:
         """Write records to a topic of the test, in order."""
         for record in records:
             key, value = record if isinstance(record, tuple) else (b"key", record)
-            self.producer.produce(self.names(topic), key=key, value=value, partition=partition, **more)
+            self.producer.produce(
+                self.names(topic), key=key, value=value, partition=partition, **more
+            )
         assert self.producer.flush(20) == 0
 
     def run(self, **how: Any) -> int:
@@ -72,12 +76,20 @@ class Running:
             ]
             workers = ledger.generations.workers(self.pipeline.name)
         snapshot = self.snapshot()
-        return {key: value for worker in workers for key, value in state_rows(worker.location, info, snapshot.batch)}
+        return {
+            key: value
+            for worker in workers
+            for key, value in state_rows(worker.location, info, snapshot.batch)
+        }
 
     def owned(self, name: str, worker: int) -> set[Any]:
         """The keys of a store that a worker owns."""
         with self.ledger() as ledger:
-            (info,) = [store for store in ledger.generations.stores(self.pipeline.name) if store.name == name]
+            (info,) = [
+                store
+                for store in ledger.generations.stores(self.pipeline.name)
+                if store.name == name
+            ]
             location = ledger.generations.workers(self.pipeline.name)[worker].location
         return {key for key, _ in state_rows(location, info, self.snapshot().batch)}
 
@@ -99,7 +111,10 @@ class Running:
     def output(self, topic: str) -> list[tuple[str | None, Any]]:
         """The committed records of a topic of the test: key and decoded value."""
         return [
-            (None if (key := message.key()) is None else key.decode(), json.loads(message.value() or b"null"))
+            (
+                None if (key := message.key()) is None else key.decode(),
+                json.loads(message.value() or b"null"),
+            )
             for message in self.messages(self.names(topic))
         ]
 
@@ -108,7 +123,9 @@ class Running:
 
     def reasons(self) -> list[str]:
         """The reason of every dead letter, in order."""
-        return [dict(letter.headers() or [])["sluice.reason"].decode() for letter in self.dead_letters()]  # type: ignore[union-attr]
+        return [
+            dict(letter.headers() or [])["sluice.reason"].decode() for letter in self.dead_letters()
+        ]  # type: ignore[union-attr]
 
     def messages(self, topic: str) -> list[Message]:
         consumer = Consumer({
@@ -119,7 +136,10 @@ class Running:
             partitions = consumer.list_topics(topic, timeout=20).topics[topic].partitions
             consumer.assign([_beginning(consumer, topic, number) for number in partitions])
             # The consumer mixes partitions, but each partition's records are in order.
-            return sorted(_to_the_end(consumer, len(partitions)), key=lambda one: (one.partition(), one.offset()))
+            return sorted(
+                _to_the_end(consumer, len(partitions)),
+                key=lambda one: (one.partition(), one.offset()),
+            )
 
     def planned(self) -> PlannedBatch:
         """The plan of the newest batch."""
@@ -153,7 +173,9 @@ class Running:
             stores = [store.name for store in ledger.generations.stores(self.pipeline.name)]
         topics = plan(self.pipeline).job.outputs
         outputs = {topic: [(m.key(), m.value()) for m in self.messages(topic)] for topic in topics}
-        dead_letters = [(message.key(), message.value(), message.headers()) for message in self.dead_letters()]
+        dead_letters = [
+            (message.key(), message.value(), message.headers()) for message in self.dead_letters()
+        ]
         return {
             "stores": {name: self.store(name) for name in stores},
             "outputs": outputs,
@@ -207,7 +229,12 @@ def run_session(request: pytest.FixtureRequest) -> SparkSession:
 
 
 @pytest.fixture
-def start(run_session: SparkSession, kafka: EmbeddedKafka, fresh_name: Callable[[str], str], tmp_path: Path) -> Start:
+def start(
+    run_session: SparkSession,
+    kafka: EmbeddedKafka,
+    fresh_name: Callable[[str], str],
+    tmp_path: Path,
+) -> Start:
     """Creates a pipeline's topics and folder: `start(build, sales=3)` gives its topic `sales` 3 partitions."""
 
     def make(build: Build, **partitions: int) -> Running:
@@ -220,7 +247,9 @@ def start(run_session: SparkSession, kafka: EmbeddedKafka, fresh_name: Callable[
             kafka.create_topics({topic: partitions.get(name, 1) for topic, name in short.items()})
         # Clients outlive the broker for a moment, and would log this.
         brokers = json.dumps({"bootstrap.servers": kafka.bootstrap, "log_level": "0"})
-        settings = Settings.read({"SLUICE_HOME": str(tmp_path / names.prefix), "SLUICE_KAFKA": brokers})
+        settings = Settings.read(
+            {"SLUICE_HOME": str(tmp_path / names.prefix), "SLUICE_KAFKA": brokers}
+        )
         return Running(run_session, names, pipeline, settings, kafka)
 
     return make

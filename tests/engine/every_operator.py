@@ -52,13 +52,17 @@ class Inputs:
 
 
 def in_python(given: Inputs) -> None:
-    totals = given.sales.group_by("shop").aggregate(nothing, add, store="python", returns=dict[str, int])
+    totals = given.sales.group_by("shop").aggregate(
+        nothing, add, store="python", returns=dict[str, int]
+    )
     totals.to_stream().to(given.names("in_python"))
 
 
 def closed_sessions(given: Inputs) -> None:
     groups = given.sales.group_by("shop").windowed_by(session("6 seconds", grace="3 seconds"))
-    groups.count(store="sessions").suppress_until_window_closes().to_stream().to(given.names("closed"))
+    groups.count(store="sessions").suppress_until_window_closes().to_stream().to(
+        given.names("closed")
+    )
 
 
 def windows(given: Inputs) -> None:
@@ -73,7 +77,9 @@ def limited(given: Inputs) -> None:
 
 
 def once(given: Inputs) -> None:
-    given.sales.deduplicate("quantity", within="15 s").select("shop", "quantity").to(given.names("once"))
+    given.sales.deduplicate("quantity", within="15 s").select("shop", "quantity").to(
+        given.names("once")
+    )
 
 
 def turns(given: Inputs) -> None:
@@ -103,7 +109,9 @@ def per_city(given: Inputs) -> None:
 
 def foreign(given: Inputs) -> None:
     latest = given.sales.to_table(store="latest").join(given.table, on="shop", how="left")
-    latest.to_stream().select(quantity="left.quantity", city="right.city").to(given.names("foreign"))
+    latest.to_stream().select(quantity="left.quantity", city="right.city").to(
+        given.names("foreign")
+    )
 
 
 Part = Callable[[Inputs], None]
@@ -141,11 +149,15 @@ def rounds(chance: random.Random) -> Iterator[list[tuple[str, bytes, bytes | Non
         yield records
 
 
-def send_round(running: Running, records: Iterable[tuple[str, bytes, bytes | None]], at: int) -> None:
+def send_round(
+    running: Running, records: Iterable[tuple[str, bytes, bytes | None]], at: int
+) -> None:
     """Write the records of a run, of which sales have two partitions, from a Kafka timestamp in ms on."""
     for place, (topic, key, value) in enumerate(records):
         partition = key[-1] % 2 if topic == "sales" else 0
-        running.producer.produce(running.names(topic), value, key, partition, timestamp=at + 10 * place)
+        running.producer.produce(
+            running.names(topic), value, key, partition, timestamp=at + 10 * place
+        )
     assert running.producer.flush(20) == 0
 
 

@@ -88,8 +88,12 @@ def shop(names: Names) -> Pipeline:
     groups = sales.group_by("shop")
     groups.count(store="n")
     total = groups.aggregate(store="total", n="count(*)", amount="sum(amount)")
-    total.join(shops).select(shop="_key", amount="left.amount", city="right.city").to(names("with_city"))
-    total.join(shops, how="left").select(amount="left.amount", city="right.city").to(names("with_any_city"))
+    total.join(shops).select(shop="_key", amount="left.amount", city="right.city").to(
+        names("with_city")
+    )
+    total.join(shops, how="left").select(amount="left.amount", city="right.city").to(
+        names("with_any_city")
+    )
     groups.windowed_by(GRACE).count(store="n_window")
     return pipeline
 
@@ -113,7 +117,9 @@ def sums(names: Names) -> Pipeline:
 
 def sale(shop: str, amount: float | str = 1, at: str = "08:00:00", **more: Any) -> bytes:
     """The JSON of a sale on 5 December 2022."""
-    return msgspec.json.encode({"shop": shop, "amount": msgspec.Raw(str(amount).encode())} | more | {"at": moment(at)})
+    return msgspec.json.encode(
+        {"shop": shop, "amount": msgspec.Raw(str(amount).encode())} | more | {"at": moment(at)}
+    )
 
 
 def moment(at: str) -> str:

@@ -34,7 +34,23 @@ COLUMNS = {
     "tags": "ARRAY<STRING>",
 }
 TEXTS = st.sampled_from(
-    ["", "a", "ab", "A", "b%", "_", "ä", "日本", "😀", 'say "x"', "it's", "back\\slash", "line\nbreak", "\x01", "\x7f"]
+    [
+        "",
+        "a",
+        "ab",
+        "A",
+        "b%",
+        "_",
+        "ä",
+        "日本",
+        "😀",
+        'say "x"',
+        "it's",
+        "back\\slash",
+        "line\nbreak",
+        "\x01",
+        "\x7f",
+    ]
 )
 WHOLE = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3)
 CENTS = st.integers(-(10**12) + 1, 10**12 - 1) | st.integers(-200, 200)
@@ -57,13 +73,18 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "day": st.dates(date(1, 1, 1), date(9999, 12, 31)),
     "place": st.fixed_dictionaries({"city": st.none() | TEXTS, "zip": st.none() | WHOLE}),
     "lines": st.lists(
-        st.none() | st.fixed_dictionaries({"item": st.none() | TEXTS, "price": st.none() | amounts(2, 10**6)}),
+        st.none()
+        | st.fixed_dictionaries(
+            {"item": st.none() | TEXTS, "price": st.none() | amounts(2, 10**6)}
+        ),
         max_size=3,
     ),
     "tags": st.lists(st.none() | TEXTS, max_size=3),
 }
 ROWS = st.lists(
-    st.fixed_dictionaries({name: st.none() | values for name, values in VALUES.items()}), min_size=1, max_size=12
+    st.fixed_dictionaries({name: st.none() | values for name, values in VALUES.items()}),
+    min_size=1,
+    max_size=12,
 )
 NUMBERS = ("BIGINT", "INT", "DECIMAL(12,2)", "DECIMAL(9,4)")
 COMPARED = (("STRING",), ("BOOLEAN",), ("TIMESTAMP",), ("DATE",), NUMBERS)
@@ -104,7 +125,13 @@ def expressions(draw: st.DrawFn, of: str, depth: int = 3) -> str:
     def some(wanted: str) -> str:
         return draw(expressions(wanted, depth - 1))
 
-    forms = ["if", "case", "coalesce", "guard", *{"BOOLEAN": 6 * ["condition"], "STRING": 4 * ["text"]}.get(of, [])]
+    forms = [
+        "if",
+        "case",
+        "coalesce",
+        "guard",
+        *{"BOOLEAN": 6 * ["condition"], "STRING": 4 * ["text"]}.get(of, []),
+    ]
     match draw(st.sampled_from(forms)):
         case "if":
             return f"IF({some('BOOLEAN')}, {some(of)}, {some(of)})"
@@ -116,7 +143,11 @@ def expressions(draw: st.DrawFn, of: str, depth: int = 3) -> str:
             return f"coalesce({some(of)}, {some(of)})"
         case "text":
             number = draw(st.sampled_from([*NUMBERS, "BOOLEAN"]))
-            value = draw(st.sampled_from(["text", "whole", "amount", "flag", "at", "day", "place", "lines", "tags"]))
+            value = draw(
+                st.sampled_from(
+                    ["text", "whole", "amount", "flag", "at", "day", "place", "lines", "tags"]
+                )
+            )
             fields = f"named_struct('a', {some('STRING')}, 'b c', {some(number)}, 'd\"', {value})"
             return draw(
                 st.sampled_from(
@@ -145,7 +176,11 @@ def conditions(draw: st.DrawFn, depth: int) -> str:
         return draw(expressions("BOOLEAN", depth - 1))
 
     any_type = draw(st.sampled_from(sorted(COLUMNS)))
-    match draw(st.sampled_from(["compare", "compare", "calculate", "in", "between", "null", "like", "and", "not"])):
+    match draw(
+        st.sampled_from(
+            ["compare", "compare", "calculate", "in", "between", "null", "like", "and", "not"]
+        )
+    ):
         case "compare":
             sign = draw(st.sampled_from(["=", "!=", "<", "<=", ">", ">=", "<=>"]))
             return f"({some()} {sign} {some()})"
@@ -169,18 +204,36 @@ def conditions(draw: st.DrawFn, depth: int) -> str:
 @st.composite
 def calculations(draw: st.DrawFn) -> str:
     """A sum, difference, product or negative of decimals."""
-    left, right = (draw(st.sampled_from(["amount", "rate", "whole", "small", "7", "100", "0.050"])) for _ in range(2))
+    left, right = (
+        draw(st.sampled_from(["amount", "rate", "whole", "small", "7", "100", "0.050"]))
+        for _ in range(2)
+    )
     sign = draw(st.sampled_from(["+", "-", "*"]))
     return draw(
         st.sampled_from(
-            [f"(amount {sign} {right})", f"({left} {sign} rate)", "-amount", f"CAST({left} AS DECIMAL(20, 0))"]
+            [
+                f"(amount {sign} {right})",
+                f"({left} {sign} rate)",
+                "-amount",
+                f"CAST({left} AS DECIMAL(20, 0))",
+            ]
         )
     )
 
 
 def texts(count: int) -> st.SearchStrategy[list[str]]:
     kinds = st.sampled_from(
-        ["BOOLEAN", "BOOLEAN", "STRING", "STRING", "BIGINT", "INT", "DECIMAL(12,2)", "TIMESTAMP", "DATE"]
+        [
+            "BOOLEAN",
+            "BOOLEAN",
+            "STRING",
+            "STRING",
+            "BIGINT",
+            "INT",
+            "DECIMAL(12,2)",
+            "TIMESTAMP",
+            "DATE",
+        ]
     )
     one = kinds.flatmap(expressions) | calculations()
     return st.lists(one, min_size=count, max_size=count)
@@ -195,10 +248,17 @@ def _is_for_arrow(sql: str) -> bool:
 def test_random_expressions_have_the_same_results_on_arrow_and_in_spark(
     spark: SparkSession, rows: list[dict[str, Any]], sqls: list[str]
 ) -> None:
-    table = pa.Table.from_pylist(rows, pa.schema([(name, arrow_type(of)) for name, of in COLUMNS.items()]))
+    table = pa.Table.from_pylist(
+        rows, pa.schema([(name, arrow_type(of)) for name, of in COLUMNS.items()])
+    )
     (batch,) = table.combine_chunks().to_batches()
     on_arrow = {f"c{place}": sql for place, sql in enumerate(sqls) if _is_for_arrow(sql)}
-    steps = ArrowSteps((tuple(Column(name, sql, None) for name, sql in on_arrow.items()),), COLUMNS, {}, pa.schema([]))
+    steps = ArrowSteps(
+        (tuple(Column(name, sql, None) for name, sql in on_arrow.items()),),
+        COLUMNS,
+        {},
+        pa.schema([]),
+    )
     found = steps.columns(batch)
     frame = spark.createDataFrame(table, ", ".join(f"{name} {of}" for name, of in COLUMNS.items()))
     expected = frame.selectExpr(*(f"{sql} AS {name}" for name, sql in on_arrow.items())).toArrow()

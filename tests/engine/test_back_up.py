@@ -30,7 +30,9 @@ BACK_UP, RESTORE = (step.commands for step in steps(read("docs/how-to/back-up.md
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Running], None]]:
+def shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str, Running], None]]:
     """Runs commands of the page in `tmp_path`: those of Sluice in this process, the others in a shell."""
     monkeypatch.chdir(tmp_path)
 
@@ -63,7 +65,8 @@ def test_a_run_continues_after_the_backup_and_a_rebuild_writes_no_output_again(
     assert running.store("n") == {"a": 2, "b": 1}
     assert len(running.output("copies")) == 3
 
-    # Runs have written output since the backup, also in a later generation, so now a rebuild is needed.
+    # Runs have written output since the backup, also in a later generation, so now a rebuild is
+    # needed.
     running.send("sales", sale("b"), partition=1)
     running.run()
     wider = replace(running, pipeline=simple_shop(running.names))
@@ -74,7 +77,9 @@ def test_a_run_continues_after_the_backup_and_a_rebuild_writes_no_output_again(
     (tmp_path / "replaced").rename(tmp_path / "replaced_first")
     shell(RESTORE, running)
     running.send("sales", sale("b"))
-    with pytest.raises(EngineError, match=r"Generation 2 .* has written output, up to batch 3.* sluice recover"):
+    with pytest.raises(
+        EngineError, match=r"Generation 2 .* has written output, up to batch 3.* sluice recover"
+    ):
         running.run()
     assert Rebuild(running.spark, plan(running.pipeline).job, running.settings).run() == 3
     running.run()
@@ -114,5 +119,7 @@ def test_a_backup_during_a_batch_has_the_state_before_the_batch(
     restore(tmp_path / "backup", restored.settings)
     assert restored.store("n").keys() == {"a", "b"}
     assert restored.run() == 3
-    counts = {key: value if build is shop else value["n"] for key, value in restored.store("n").items()}
+    counts = {
+        key: value if build is shop else value["n"] for key, value in restored.store("n").items()
+    }
     assert counts == {"a": 3, "b": 1, "c": 1}

@@ -49,7 +49,9 @@ def joins(names: Names) -> Pipeline:
     orders = pipeline.stream(names("orders"), value=Order)
     payments = pipeline.stream(names("payments"), value=Payment)
     customers = pipeline.table(names("customers"), value=Customer, store="customers")
-    orders.left_join(customers).select(number="left.number", version="right.version").to(names("with_customer"))
+    orders.left_join(customers).select(number="left.number", version="right.version").to(
+        names("with_customer")
+    )
     paid = orders.join(payments, within("20 seconds", grace="1 minute"))
     paid.select(number="left.number", cents="right.cents").to(names("paid"))
     orders.group_by_key().reduce(later, store="last_order")
@@ -76,7 +78,10 @@ class Traffic:
         """Write records, some in the same millisecond. Returns the time of the last one."""
         common = {"bootstrap.servers": self.running.bootstrap, "log_level": 0, "linger.ms": 5}
         in_transactions = {**common, "transactional.id": self.running.names.prefix}
-        plain, payments = Producer({**common, "enable.idempotence": True}), Producer(in_transactions)
+        plain, payments = (
+            Producer({**common, "enable.idempotence": True}),
+            Producer(in_transactions),
+        )
         payments.init_transactions(20)
         at = begin_ms
         at_once = max(count // 20, 50)
@@ -85,21 +90,29 @@ class Traffic:
             for number in range(begin, min(begin + at_once, count)):
                 at += self.chance.choice([0, 0, 1, 700])
                 topic = self.chance.choices(list(PARTITIONS), [4, 3, 1])[0]
-                value = {"orders": Order(number), "payments": Payment(number), "customers": Customer(number)}[topic]
+                value = {
+                    "orders": Order(number),
+                    "payments": Payment(number),
+                    "customers": Customer(number),
+                }[topic]
                 producer = payments if topic == "payments" else plain
                 producer.produce(
                     self.running.names(topic), key=f"c{self.chance.randrange(20)}", value=msgspec.json.encode(value),
                     partition=self.chance.randrange(PARTITIONS[topic]), timestamp=at,
                 )  # fmt: skip
                 producer.poll(0)
-            assert payments.flush(20) == 0  # the topic also contains the records of an aborted transaction
+            assert (
+                payments.flush(20) == 0
+            )  # the topic also contains the records of an aborted transaction
             # One transaction in six is aborted.
             if self.chance.random() < 1 / 6:
                 payments.abort_transaction(20)
             else:
                 payments.commit_transaction(20)
         assert plain.flush(20) == 0
-        Producer(in_transactions).init_transactions(20)  # waits until readers can see the last transaction's records
+        Producer(in_transactions).init_transactions(
+            20
+        )  # waits until readers can see the last transaction's records
         return at
 
 
@@ -108,7 +121,9 @@ def results(running: Running) -> dict[str, Any]:
     results: dict[str, Any] = {store: running.store(store) for store in ("customers", "last_order")}
     for topic in ("with_customer", "paid"):
         messages = running.messages(running.names(topic))
-        results[topic] = [(each.partition(), each.key(), each.value(), each.timestamp()[1]) for each in messages]
+        results[topic] = [
+            (each.partition(), each.key(), each.value(), each.timestamp()[1]) for each in messages
+        ]
     return results
 
 
@@ -148,7 +163,14 @@ class Crash(Exception):
     """Stands for the death of the driver."""
 
 
-def crash(monkeypatch: pytest.MonkeyPatch, running: Running, where: type, method: str, batch: int, most: int) -> Any:
+def crash(
+    monkeypatch: pytest.MonkeyPatch,
+    running: Running,
+    where: type,
+    method: str,
+    batch: int,
+    most: int,
+) -> Any:
     """Crash a run in a batch. Returns the end offsets of this batch."""
     real = getattr(where, method)
 
@@ -165,7 +187,9 @@ def crash(monkeypatch: pytest.MonkeyPatch, running: Running, where: type, method
     return running.planned().ends
 
 
-def test_an_unfinished_batch_keeps_its_end_after_a_crash(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_batch_keeps_its_end_after_a_crash(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = in_one_batch(start, 40, 100)
     running, traffic = started(start)
     at = traffic.send(40)
@@ -173,7 +197,8 @@ def test_an_unfinished_batch_keeps_its_end_after_a_crash(start: Start, monkeypat
     traffic.send(100, at)
     ends = {
         1: crash(monkeypatch, running, TransactionalOutput, "send", batch=1, most=40),
-        # The next run completes that batch, divides the remaining records again, and crashes while it writes output.
+        # The next run completes that batch, divides the remaining records again, and crashes while
+        # it writes output.
         2: crash(monkeypatch, running, Snapshots, "publish", batch=2, most=30),
     }
     running.run(max_records=15)
@@ -182,20 +207,24 @@ def test_an_unfinished_batch_keeps_its_end_after_a_crash(start: Start, monkeypat
     with running.ledger() as ledger:
         audits = ledger.audits.recent(GenerationRef(running.pipeline.name, 1), 100)
     published = {snapshot.batch: snapshot.published_at for snapshot in running.snapshots()}
-    # Batch 3 and the following ones have the same clock. The phases of each begin after the batch before.
+    # Batch 3 and the following ones have the same clock. The phases of each begin after the batch
+    # before.
     following = [audit for audit in audits if audit.batch > 3]
     assert following
     for audit in following:
         between = published[audit.batch] - published[audit.batch - 1]
         assert sum(audit.phases.values()) <= between / timedelta(milliseconds=1) + 100
     assert results(running) == expected
-    # The history has the end of each batch: a rebuild repeats the batches and compares the checksums.
+    # The history has the end of each batch: a rebuild repeats the batches and compares the
+    # checksums.
     job = plan(running.pipeline).job
     assert Rebuild(running.spark, job, running.settings).run() == 2
     assert results(running) == expected
 
 
-def test_a_driver_without_the_lease_begins_no_batch(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_without_the_lease_begins_no_batch(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running, traffic = started(start)
     traffic.send(150)
     real = Snapshots.publish

@@ -77,22 +77,31 @@ def started(start: Start) -> Running:
     return running
 
 
-@pytest.mark.fault("F50", "the ledger, or ledger and shards, lose commits between two batches of a backlog")
+@pytest.mark.fault(
+    "F50", "the ledger, or ledger and shards, lose commits between two batches of a backlog"
+)
 @pytest.mark.parametrize("also_shards", [False, True])
-def test_a_ledger_that_goes_back_stops_the_run_before_its_next_batch(started: Running, also_shards: bool) -> None:
+def test_a_ledger_that_goes_back_stops_the_run_before_its_next_batch(
+    started: Running, also_shards: bool
+) -> None:
     files = ledger_file(started) + (shard_files(started) if also_shards else [])
     replicas = Replicas(files)
     started.send("in", *numbered(6, 36))
     with (
         interrupted(POINTS["after the ledger"], replicas.lag, nth=2),
         interrupted(POINTS["after the ledger"], replicas.fail_over, nth=4),
-        pytest.raises(WentBack, match=r"ends at snapshot 1\.2 of shop\S+, but 1\.4 was published.*sluice recover"),
+        pytest.raises(
+            WentBack,
+            match=r"ends at snapshot 1\.2 of shop\S+, but 1\.4 was published.*sluice recover",
+        ),
     ):
         started.run(max_records=5)
     assert written(started) == [*range(26)]
 
 
-@pytest.mark.fault("F50", "the ledger loses commits after a batch is planned, and before it is published")
+@pytest.mark.fault(
+    "F50", "the ledger loses commits after a batch is planned, and before it is published"
+)
 def test_a_ledger_that_goes_back_within_a_batch_does_not_publish_it(started: Running) -> None:
     replicas = Replicas(ledger_file(started))
     started.send("in", *numbered(6, 36))
@@ -118,14 +127,20 @@ def test_shards_that_go_back_are_quarantined_and_restored(started: Running) -> N
         started.run(max_records=5)
     assert started.snapshot().batch == 4
     with started.ledger() as ledger:
-        assert ledger.quarantine.get(started.snapshot().ref).keys() == stopped.value.workers.keys() == {0, 1}
+        assert (
+            ledger.quarantine.get(started.snapshot().ref).keys()
+            == stopped.value.workers.keys()
+            == {0, 1}
+        )
     job = plan(started.pipeline).job
     RepairingRun(started.spark, job, started.settings).run()
     assert started.store("totals") == totals(36)
     assert written(started) == [*range(36)]
 
 
-@pytest.mark.fault("F52", "the ledger loses the lease of a paused driver, and gives the next driver the same place")
+@pytest.mark.fault(
+    "F52", "the ledger loses the lease of a paused driver, and gives the next driver the same place"
+)
 def test_a_driver_whose_lease_the_ledger_has_lost_replaces_nothing(started: Running) -> None:
     replicas = Replicas(ledger_file(started))
     replicas.lag()
@@ -154,7 +169,9 @@ def test_a_driver_whose_lease_the_ledger_has_lost_replaces_nothing(started: Runn
 def closing_windows(names: Names) -> Pipeline:
     made = Pipeline(names.prefix, workers=1, advance_when_idle="1 second")
     windows = (
-        made.stream(names("in"), value=Amount).group_by_key().windowed_by(tumbling("10 seconds", grace="0 seconds"))
+        made.stream(names("in"), value=Amount)
+        .group_by_key()
+        .windowed_by(tumbling("10 seconds", grace="0 seconds"))
     )
     windows.count(store="windows").suppress_until_window_closes().to(names("out"))
     return made
@@ -178,7 +195,9 @@ def test_no_valid_record_is_late_or_of_the_future_if_the_driver_s_clock_is_wrong
     assert "3,500.0 s ahead of that of the broker" in printed
     assert "86,400.0 s behind that of the broker" in printed
     with running.ledger() as ledger:
-        (failure,) = [each for each in ledger.failures.of(running.pipeline.name) if each.kind == "clock"]
+        (failure,) = [
+            each for each in ledger.failures.of(running.pipeline.name) if each.kind == "clock"
+        ]
     assert "86,400.0 s behind that of the broker" in failure.detail
 
 
@@ -190,12 +209,20 @@ def test_a_new_leader_alone_is_no_incident(started: Running) -> None:
     assert written(started) == [*range(26)]
 
 
-@pytest.mark.fault("F51", "a partition is cut off and has grown again before the next batch of a run")
+@pytest.mark.fault(
+    "F51", "a partition is cut off and has grown again before the next batch of a run"
+)
 def test_a_batch_after_replaced_records_is_not_published(started: Running) -> None:
     started.send("in", *numbered(6, 26))
     with (
-        interrupted(POINTS["after the ledger"], lambda: change_source(started, leader_epoch=7, fingerprint="another")),
-        pytest.raises(InputError, match=r"went back and grew again: at offset 10, .* from offset 6 to 10 were repl"),
+        interrupted(
+            POINTS["after the ledger"],
+            lambda: change_source(started, leader_epoch=7, fingerprint="another"),
+        ),
+        pytest.raises(
+            InputError,
+            match=r"went back and grew again: at offset 10, .* from offset 6 to 10 were repl",
+        ),
     ):
         started.run(max_records=5)
     assert started.snapshot().batch == 1
@@ -215,13 +242,17 @@ def own_broker(tmp_path: Path) -> Iterator[EmbeddedKafka]:
 
 
 @pytest.mark.heavy  # the two tests before change what the ledger knows, which is all that a pipeline sees
-@pytest.mark.fault("F51", "a broker's log loses its newest records and grows again between two batches of one run")
+@pytest.mark.fault(
+    "F51", "a broker's log loses its newest records and grows again between two batches of one run"
+)
 @pytest.mark.parametrize("grown", [3, 12])
 def test_a_partition_that_is_cut_off_between_two_batches_is_named(
     own_broker: EmbeddedKafka, start: Start, grown: int
 ) -> None:
     running = start(pipeline)
-    settings = replace(running.settings, kafka={"bootstrap.servers": own_broker.bootstrap, "log_level": "0"})
+    settings = replace(
+        running.settings, kafka={"bootstrap.servers": own_broker.bootstrap, "log_level": "0"}
+    )
     moved = Running(running.spark, running.names, running.pipeline, settings, own_broker)
     own_broker.create_topics({moved.names("in"): 1})
     moved.send("in", *numbered(0, 5))
@@ -242,12 +273,18 @@ def test_a_partition_that_is_cut_off_between_two_batches_is_named(
 
     with (
         interrupted(POINTS["after the ledger"], cut_off),
-        pytest.raises(EngineError, match=r"partition 0, (went back and grew again: at offset (9|14)|has lost records)"),
+        pytest.raises(
+            EngineError,
+            match=r"partition 0, (went back and grew again: at offset (9|14)|has lost records)",
+        ),
     ):
         moved.run(max_records=5)
     # The tasks may have read the next batch before the log was cut off.
     assert written(moved) in ([*range(10)], [*range(15)])
-    with pytest.raises(InputError, match=r"went back and grew again|became shorter: partition 0 ends at offset (8|17)"):
+    with pytest.raises(
+        InputError,
+        match=r"went back and grew again|became shorter: partition 0 ends at offset (8|17)",
+    ):
         moved.run()
 
 

@@ -61,10 +61,14 @@ def numbered(
 
 
 def orders(*customers: str) -> list[bytes]:
-    return [msgspec.json.encode(Order(customer, number)) for number, customer in enumerate(customers)]
+    return [
+        msgspec.json.encode(Order(customer, number)) for number, customer in enumerate(customers)
+    ]
 
 
-def test_a_repeated_batch_and_a_rebuild_find_the_recorded_answers(start: Start, tmp_path: Path) -> None:
+def test_a_repeated_batch_and_a_rebuild_find_the_recorded_answers(
+    start: Start, tmp_path: Path
+) -> None:
     """Each call has another result, so a call that was made again would change the state and the output."""
     counter = Counter(tmp_path / "calls")
     running = start(numbered(counter), orders=2)
@@ -95,7 +99,9 @@ def test_a_repeated_batch_and_a_rebuild_find_the_recorded_answers(start: Start, 
     assert counter.calls == 10
 
 
-def test_answers_follow_their_keys_to_other_workers_and_to_changed_stores(start: Start, tmp_path: Path) -> None:
+def test_answers_follow_their_keys_to_other_workers_and_to_changed_stores(
+    start: Start, tmp_path: Path
+) -> None:
     counter = Counter(tmp_path / "calls")
     running = start(numbered(counter), orders=2)
     customers = [f"c{number}" for number in range(12)]
@@ -111,7 +117,9 @@ def test_answers_follow_their_keys_to_other_workers_and_to_changed_stores(start:
     changed_running = replace(running, pipeline=changed)
     assert changed_running.store("sums") == sums
     largest = changed_running.store("largest")
-    assert {key: value["number"] for key, value in largest.items()} == {key: sums[key]["sum"] for key in customers}
+    assert {key: value["number"] for key, value in largest.items()} == {
+        key: sums[key]["sum"] for key in customers
+    }
     Rebuild(running.spark, plan(changed).job, running.settings).run()
     assert changed_running.store("sums") == sums
     assert counter.calls == 12

@@ -27,7 +27,18 @@ from sluice.state.ledger.generations import Generations
 from sluice.state.model import GenerationRef
 from tests.engine.conftest import Running, Start
 from tests.engine.every_operator import PARTS, Part, every_operator, results, rounds, send_round
-from tests.engine.shop import GRACE, Amount, Build, Names, Shop, address, by_shop, millis, sale, sales_of
+from tests.engine.shop import (
+    GRACE,
+    Amount,
+    Build,
+    Names,
+    Shop,
+    address,
+    by_shop,
+    millis,
+    sale,
+    sales_of,
+)
 from tests.support.postgres import new_database
 
 
@@ -35,13 +46,18 @@ def change(running: Running, build: Build, **how: bool) -> Running:
     """Bring the state to the changed pipeline, and return the pipeline with its state."""
     pipeline = build(running.names)
     job = plan(pipeline).job
-    ChangedStores(running.spark, job, lambda only: plan(pipeline, only).job, running.settings, **how).run()
+    ChangedStores(
+        running.spark, job, lambda only: plan(pipeline, only).job, running.settings, **how
+    ).run()
     return replace(running, pipeline=pipeline)
 
 
 def stream_times(running: Running) -> dict[str, int]:
     """The stream times of the newest snapshot, without the prefix of the test's topics."""
-    return {name.replace(running.names.prefix, ""): at for name, at in running.snapshot().stream_times.items()}
+    return {
+        name.replace(running.names.prefix, ""): at
+        for name, at in running.snapshot().stream_times.items()
+    }
 
 
 def counted(names: Names) -> Pipeline:
@@ -94,13 +110,25 @@ def ordered(pipeline: Pipeline, names: Names, *, copies: bool = False) -> Pipeli
 
 
 LAST = {"a": {"amount": 3}, "b": {"amount": 5}, "c": {"amount": 1}}
-BEFORE = [sale("a", 1), sale("b", 5, "08:00:10"), sale("a", 3, "08:00:20"), sale("c", 1, "08:01:30")]
-AFTER = [sale("a", 5, "08:01:31"), sale("d", 3, "08:01:40"), sale("b", 1, "08:00:59"), sale("c", 9, "08:04:00")]
+BEFORE = [
+    sale("a", 1),
+    sale("b", 5, "08:00:10"),
+    sale("a", 3, "08:00:20"),
+    sale("c", 1, "08:01:30"),
+]
+AFTER = [
+    sale("a", 5, "08:01:31"),
+    sale("d", 3, "08:01:40"),
+    sale("b", 1, "08:00:59"),
+    sale("c", 9, "08:04:00"),
+]
 
 
 @pytest.mark.heavy  # test_runs_go_on_while_stores_are_computed has more runs
 @pytest.mark.parametrize(("before", "after"), [(counted, summed), (last, joined), (joined, moved)])
-def test_added_stores_are_as_if_they_had_always_been_there(before: Build, after: Build, start: Start) -> None:
+def test_added_stores_are_as_if_they_had_always_been_there(
+    before: Build, after: Build, start: Start
+) -> None:
     fresh = start(after)
     for records in (BEFORE[:2], BEFORE[2:], AFTER):
         fresh.send("sales", *records)
@@ -146,8 +174,12 @@ def kept(of_amounts: str | None = None, of_quantities: str | None = None) -> Bui
     def build(names: Names) -> Pipeline:
         pipeline = names.pipeline()
         shops = by_shop(pipeline, names)
-        shops.windowed_by(GRACE, retention=of_amounts).aggregate(store="amounts", total="sum(amount)")
-        shops.windowed_by(GRACE, retention=of_quantities).aggregate(store="quantities", total="sum(quantity)")
+        shops.windowed_by(GRACE, retention=of_amounts).aggregate(
+            store="amounts", total="sum(amount)"
+        )
+        shops.windowed_by(GRACE, retention=of_quantities).aggregate(
+            store="quantities", total="sum(quantity)"
+        )
         return pipeline
 
     return build
@@ -156,8 +188,16 @@ def kept(of_amounts: str | None = None, of_quantities: str | None = None) -> Bui
 def test_stores_that_share_rows_from_now_on_or_no_longer_keep_their_state(start: Start) -> None:
     running = run_before(start, kept())
     begin = millis("08:00:00")
-    amounts = {("a", begin): {"total": 4}, ("b", begin): {"total": 5}, ("c", begin + 60_000): {"total": 1}}
-    quantities = {("a", begin): {"total": 2}, ("b", begin): {"total": 1}, ("c", begin + 60_000): {"total": 1}}
+    amounts = {
+        ("a", begin): {"total": 4},
+        ("b", begin): {"total": 5},
+        ("c", begin + 60_000): {"total": 1},
+    }
+    quantities = {
+        ("a", begin): {"total": 2},
+        ("b", begin): {"total": 1},
+        ("c", begin + 60_000): {"total": 1},
+    }
     for build in (kept(of_quantities="1 hour"), kept("1 hour", "1 hour")):
         running = change(running, build)
         assert (running.store("amounts"), running.store("quantities")) == (amounts, quantities)
@@ -188,14 +228,18 @@ def divided(names: Names, in_order: bool) -> Pipeline:
     shops = sales.group_by("shop")
     shops.windowed_by(GRACE).count(store="n")
     shops.windowed_by(tumbling("120 seconds")).aggregate(store="total", total="sum(amount)")
-    sales.filter("amount > 2").group_by("shop").windowed_by(GRACE).aggregate(store="expensive", n="count(*)")
+    sales.filter("amount > 2").group_by("shop").windowed_by(GRACE).aggregate(
+        store="expensive", n="count(*)"
+    )
     if in_order:
         shops.aggregate(store="last", amount="last(amount)")
     return pipeline
 
 
 @pytest.mark.parametrize("in_order", [False, pytest.param(True, marks=pytest.mark.heavy)])
-def test_a_changed_store_has_the_stream_time_of_the_records_that_it_counts(in_order: bool, start: Start) -> None:
+def test_a_changed_store_has_the_stream_time_of_the_records_that_it_counts(
+    in_order: bool, start: Start
+) -> None:
     running = start(partial(shared, in_order=in_order))
     for records in ([sale("a", 5), sale("b", 1, "08:10:00")], [sale("b", 1, "08:10:10")]):
         running.send("sales", *records)
@@ -231,7 +275,10 @@ def test_a_global_table_alone_can_change(start: Start) -> None:
     running.run()
     assert running.store("shops") == {"X": {"shop": "a", "city": "X"}}
     changed = change(running, partial(addresses, contract=City))
-    assert changed.store("shops") == {"X": {"shop": "a", "city": "X"}, "Y": {"city": "Y", "shop": None}}
+    assert changed.store("shops") == {
+        "X": {"shop": "a", "city": "X"},
+        "Y": {"city": "Y", "shop": None},
+    }
     changed.send("sales", *AFTER)
     changed.run()
     assert changed.store("n") == {"a": 3, "b": 2, "c": 2, "d": 1}
@@ -277,7 +324,9 @@ def test_a_processor_keeps_its_stores_together_with_its_state(start: Start) -> N
     changed = change(running, partial(visits, kind=float))
     changed.send("sales", sale("a"))
     changed.run()
-    assert changed.store("visits") == {"a": {"n": 3}, "b": {"n": 1}, "c": {"n": 1}}, "computed again"
+    assert changed.store("visits") == {"a": {"n": 3}, "b": {"n": 1}, "c": {"n": 1}}, (
+        "computed again"
+    )
     changed = change(changed, partial(visits, kind=float, more=True))
     assert changed.store("more") == {}, "a store that a processor has gained begins empty"
     changed.send("sales", sale("a"))
@@ -312,7 +361,10 @@ def test_a_changed_store_is_computed_again_and_a_removed_one_is_gone(start: Star
     begin = millis("08:00:00")
     assert changed.store("n_window") == {("a", begin): 2, ("b", begin): 1, ("c", begin): 1}
     with changed.ledger() as ledger:
-        assert [store.name for store in ledger.generations.stores(changed.pipeline.name)] == ["n", "n_window"]
+        assert [store.name for store in ledger.generations.stores(changed.pipeline.name)] == [
+            "n",
+            "n_window",
+        ]
         (note,) = ledger.notes.all(changed.pipeline.name)
     assert note.text == "Computed from the topics: n_window. Removed: most, n_window, others."
     assert generations(changed) == [1, 3], "the changed stores' own generation is removed"
@@ -325,7 +377,9 @@ def test_without_changes_nothing_happens(start: Start) -> None:
     assert generations(running) == [1]
 
 
-def test_kept_stores_also_count_records_that_the_topic_no_longer_has(start: Start, postgres: str) -> None:
+def test_kept_stores_also_count_records_that_the_topic_no_longer_has(
+    start: Start, postgres: str
+) -> None:
     running = start(counted)
     database = new_database(postgres)
     running = replace(running, settings=replace(running.settings, ledger=database, shards=database))
@@ -367,7 +421,9 @@ def test_what_cannot_keep_single_stores_is_refused(start: Start) -> None:
 
     def other_steps(names: Names) -> Pipeline:
         pipeline = names.pipeline()
-        sales_of(pipeline, names).filter("amount > 0").group_by("shop").aggregate(store="last", a="last(amount)")
+        sales_of(pipeline, names).filter("amount > 0").group_by("shop").aggregate(
+            store="last", a="last(amount)"
+        )
         return pipeline
 
     rebuild = f"sluice rebuild {running.pipeline.name}"
@@ -375,10 +431,14 @@ def test_what_cannot_keep_single_stores_is_refused(start: Start) -> None:
     refused(running, other_topic, "now also reads", rebuild)
     refused(running, other_steps, "All of its stores have changed", rebuild)
     refused(running, counted, "All of its stores have changed", rebuild)
-    refused(running, joined, "shops.* would not fit last", f"{rebuild} --from-topics", from_topics=True)
+    refused(
+        running, joined, "shops.* would not fit last", f"{rebuild} --from-topics", from_topics=True
+    )
 
 
-@pytest.mark.parametrize("functions", [("promote",), pytest.param(("inherit", "promote"), marks=pytest.mark.heavy)])
+@pytest.mark.parametrize(
+    "functions", [("promote",), pytest.param(("inherit", "promote"), marks=pytest.mark.heavy)]
+)
 def test_a_call_that_was_killed_can_be_repeated(
     functions: tuple[str, ...], start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,7 +452,9 @@ def test_a_call_that_was_killed_can_be_repeated(
     changed = change(running, joined)
     assert changed.store("shops") == {"1.00": 1, "3.00": 1, "5.00": 1}
     newest = 3 + len(functions)
-    assert generations(changed) == [1, newest], "generation 2, of the changed stores, is continued; later ones are not"
+    assert generations(changed) == [1, newest], (
+        "generation 2, of the changed stores, is continued; later ones are not"
+    )
 
 
 def test_after_an_interrupted_run_the_advice_is_to_end_its_batch_first(start: Start) -> None:
@@ -427,7 +489,9 @@ def test_after_an_interrupted_run_a_changed_pipeline_can_be_rebuilt(start: Start
     assert changed.everything()["stores"] == fresh.everything()["stores"]
 
 
-def test_runs_go_on_while_stores_are_computed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_go_on_while_stores_are_computed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each of the two passes is interrupted by a run of the changed file, which does not have the new stores yet."""
     fresh, running = start(joined), run_before(start, last)
     fresh.send("sales", *BEFORE)
@@ -463,22 +527,31 @@ def killed(*_: object, **__: object) -> None:
 @pytest.mark.heavy
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(3))
-def test_steps_that_come_and_go_have_the_results_of_steps_that_were_always_there(seed: int, start: Start) -> None:
+def test_steps_that_come_and_go_have_the_results_of_steps_that_were_always_there(
+    seed: int, start: Start
+) -> None:
     """Before each run, some of the pipeline's parts are added, removed or moved to another place in the file."""
     chance = random.Random(seed)
-    always, changed = start(every_operator, sales=2), start(lambda names: every_operator(names, ()), sales=2)
+    always, changed = (
+        start(every_operator, sales=2),
+        start(lambda names: every_operator(names, ()), sales=2),
+    )
     base = time.time_ns() // 1_000_000 - 1_000_000
     expected: dict[str, dict[Any, list[Any]]] = {}
     written: dict[str, dict[Any, list[Any]]] = {}
     for number, records in enumerate(rounds(chance)):
         for running in (always, changed):
             send_round(running, records, base + 1_000 * number)
-        parts = list(PARTS) if number == 4 else chance.sample(PARTS, chance.randint(3, len(PARTS) - 1))
+        parts = (
+            list(PARTS) if number == 4 else chance.sample(PARTS, chance.randint(3, len(PARTS) - 1))
+        )
 
         def build(names: Names, parts: list[Part] = parts) -> Pipeline:
             return every_operator(names, parts)
 
-        changed = change(changed, build) if number else replace(changed, pipeline=build(changed.names))
+        changed = (
+            change(changed, build) if number else replace(changed, pipeline=build(changed.names))
+        )
         always.run()
         changed.run()
         stores, outputs = results(always)

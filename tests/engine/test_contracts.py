@@ -46,7 +46,9 @@ def models(names: Names) -> Pipeline:
     payments = pipeline.stream(names("payments"), value=Payment, key="paidBy")
     payments.filter(lambda payment: payment.amount > 1).to(names("large"))
     stores = {"kept": Payment}
-    payments.process(Highest, stores=stores, queryable=False, returns=Payment).output.to(names("highest"))
+    payments.process(Highest, stores=stores, queryable=False, returns=Payment).output.to(
+        names("highest")
+    )
     clicks = pipeline.stream(names("clicks"), value=Click, key="page")
     clicks.select("details", length="length(details._json)").to(names("details"))
     clicks.to_table(store=names("latest")).to(names("copies"))

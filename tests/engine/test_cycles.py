@@ -12,7 +12,9 @@ from tests.engine.shop import Amount, Names
 def countdown(names: Names) -> Pipeline:
     pipeline = names.pipeline(workers=2)
     amounts = pipeline.stream(names("amounts"), value=Amount)
-    amounts.group_by_key().aggregate(list, lambda seen, amount: [*seen, amount.n], store="seen", returns=list[int])
+    amounts.group_by_key().aggregate(
+        list, lambda seen, amount: [*seen, amount.n], store="seen", returns=list[int]
+    )
     amounts.filter("n > 0").select(n="n - 1").to(names("amounts"), cycle=True)
     return pipeline
 
@@ -28,7 +30,9 @@ def test_each_run_reads_what_the_run_before_it_has_written(start: Start) -> None
     seen = {"a": [2, 1, 0], "b": [1, 0]}
     assert running.store("seen") == seen
     assert len(running.messages(running.names("amounts"))) == 5
-    Rebuild(running.spark, plan(running.pipeline).job, running.settings).run()  # compares the checksums
+    Rebuild(
+        running.spark, plan(running.pipeline).job, running.settings
+    ).run()  # compares the checksums
     assert running.run() == 0
     assert running.store("seen") == seen
     assert len(running.messages(running.names("amounts"))) == 5

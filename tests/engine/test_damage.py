@@ -24,7 +24,9 @@ from tests.engine.shop import Amount, Names, sums
 
 def windows(names: Names) -> Pipeline:
     pipeline = Pipeline(names.prefix, workers=1)
-    pipeline.stream(names("amounts"), value=Amount).group_by_key().windowed_by(tumbling("10 ms")).count(store="n")
+    pipeline.stream(names("amounts"), value=Amount).group_by_key().windowed_by(
+        tumbling("10 ms")
+    ).count(store="n")
     return pipeline
 
 
@@ -77,7 +79,8 @@ def test_the_next_run_reports_damaged_state_and_the_worker(start: Start) -> None
         with undone(running):
             change(running, damage)
             with pytest.raises(
-                DamagedState, match=f"Worker 0's shard is damaged: .* sluice rebuild {running.pipeline.name}"
+                DamagedState,
+                match=f"Worker 0's shard is damaged: .* sluice rebuild {running.pipeline.name}",
             ) as error:
                 running.run()
             (place,) = error.value.workers.values()
@@ -85,7 +88,9 @@ def test_the_next_run_reports_damaged_state_and_the_worker(start: Start) -> None
             assert Path(place.partition("sqlite:///")[2]).name == "worker-0.sqlite"
             assert len(running.snapshots()) == 1, kind
             assert "state_rows" in damage or running.store("sums") == before, kind
-            assert not report(running.settings.ledger, running.pipeline.name, "", Console(quiet=True), verify=True)
+            assert not report(
+                running.settings.ledger, running.pipeline.name, "", Console(quiet=True), verify=True
+            )
     running.run()
     assert running.store("sums") == {"k": {"last": 1, "sum": 6}}
 

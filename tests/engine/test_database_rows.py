@@ -58,14 +58,18 @@ def crash_before_the_marker(running: Running, monkeypatch: pytest.MonkeyPatch) -
 
 
 def totals(query: Query) -> dict[str, tuple[int, str]]:
-    return {shop: (n, str(revenue)) for shop, n, revenue in query("SELECT shop, n, revenue FROM totals")}
+    return {
+        shop: (n, str(revenue)) for shop, n, revenue in query("SELECT shop, n, revenue FROM totals")
+    }
 
 
 def appended(query: Query) -> str:
     return "".join(shop for (shop,) in query('SELECT shop FROM log ORDER BY shop, "_offset"'))
 
 
-def test_tables_after_runs_and_a_crash(start: Start, url: str, query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_after_runs_and_a_crash(
+    start: Start, url: str, query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running = start(shops, sales=2)
     with pytest.raises(SettingsError, match="There is no connection 'warehouse'"):
         running.run()
@@ -86,7 +90,9 @@ def test_tables_after_runs_and_a_crash(start: Start, url: str, query: Query, mon
     assert running.snapshot().batch == 0
     before = query("SELECT xmin::text FROM totals ORDER BY shop")
     running.run()
-    assert query("SELECT xmin::text FROM totals ORDER BY shop") == before, "nothing was written again"
+    assert query("SELECT xmin::text FROM totals ORDER BY shop") == before, (
+        "nothing was written again"
+    )
     assert {shop: n for shop, (n, _) in totals(query).items()} == expected | {"a": 3, "c": 1}
     assert appended(query) == "aaabc"
     audited(running, {"totals": 5, "log": 5}, query)
@@ -111,11 +117,14 @@ def test_tables_after_a_crash_and_a_rebuild(
     assert appended(query) == "abdd"
     assert len(running.output("copies")) == 4
     assert totals(query) == {
-        shop: (value["n"], f"{value['revenue']:.2f}") for shop, value in running.store("totals").items()
+        shop: (value["n"], f"{value['revenue']:.2f}")
+        for shop, value in running.store("totals").items()
     }
 
 
-@pytest.mark.fault("F42", "a column's type, or the pipeline, changes between two attempts of a batch")
+@pytest.mark.fault(
+    "F42", "a column's type, or the pipeline, changes between two attempts of a batch"
+)
 def test_a_batch_that_has_changed_since_it_was_written_is_refused(
     start: Start, url: str, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +139,9 @@ def test_a_batch_that_has_changed_since_it_was_written_is_refused(
         database.execute("ALTER TABLE log ALTER quantity TYPE integer")
     running.pipeline = shops(running.names, "integer")
     for _ in range(2):
-        with pytest.raises(BatchDiffers, match="warehouse:log got 1 record, and would get 2 now") as refused:
+        with pytest.raises(
+            BatchDiffers, match="warehouse:log got 1 record, and would get 2 now"
+        ) as refused:
             running.run()
     assert f"sluice rebuild {running.pipeline.name}" in refused.value.next_step
     assert (running.snapshot().batch, appended(query), running.reasons()) == (0, "ac", [])
@@ -172,7 +183,9 @@ def reminders(names: Names) -> Pipeline:
     texts = amounts.process(Reminder, returns=str).output
     texts.to(PostgresTable("reminders", connection="warehouse"))
     # A later step that keeps state, and another route from the same timers to the same table.
-    lengths = texts.select_key("concat('key of ', value)").group_by_key().reduce(longer, store="longest")
+    lengths = (
+        texts.select_key("concat('key of ', value)").group_by_key().reduce(longer, store="longest")
+    )
     lengths.to_stream().to(PostgresTable("longest", connection="warehouse"))
     texts.to(names("reminders"), value=str)
     return pipeline
@@ -182,7 +195,9 @@ def longer(a: str, b: str) -> str:
     return max(a, b, key=len)
 
 
-@pytest.mark.fault("F32", "a driver killed between the table's commit and Kafka's when timers fire, then a rebuild")
+@pytest.mark.fault(
+    "F32", "a driver killed between the table's commit and Kafka's when timers fire, then a rebuild"
+)
 def test_rows_of_timers_are_appended_once(
     start: Start, url: str, query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,12 +216,26 @@ def test_rows_of_timers_are_appended_once(
         running.run()
     # A timer that is set again for the same time sends other rows than the first one.
     ns = (5, 6, 7, 8, 8, 9, 9)
-    expected = sorted(f"{name} {number} of {n} at {n}" for name in ("first", "second") for number in (0, 1) for n in ns)
+    expected = sorted(
+        f"{name} {number} of {n} at {n}"
+        for name in ("first", "second")
+        for number in (0, 1)
+        for n in ns
+    )
     for table in ("reminders", "longest"):
         assert sorted(text for (text,) in query(f"SELECT value FROM {table}")) == expected
         assert query(f'SELECT DISTINCT "_topic", "_partition" FROM {table}') == [("", -1)]
-        assert sorted(due for (due,) in query(f'SELECT DISTINCT "_offset" FROM {table}')) == [5, 6, 7, 8, 9]
-    texts = [(message.value() or b"").decode() for message in running.messages(running.names("reminders"))]
+        assert sorted(due for (due,) in query(f'SELECT DISTINCT "_offset" FROM {table}')) == [
+            5,
+            6,
+            7,
+            8,
+            9,
+        ]
+    texts = [
+        (message.value() or b"").decode()
+        for message in running.messages(running.names("reminders"))
+    ]
     assert sorted(texts) == expected
 
 
@@ -216,4 +245,6 @@ def audited(running: Running, rows: dict[str, int], query: Query) -> None:
         audits = ledger.audits.all(GenerationRef(running.pipeline.name, 1))
     for table, number in rows.items():
         assert sum(audit.outputs.get(f"warehouse:{table}", 0) for audit in audits) == number
-    assert query("SELECT concat(generation, '.', batch) FROM sluice_batches") == [(running.snapshot().id,)]
+    assert query("SELECT concat(generation, '.', batch) FROM sluice_batches") == [
+        (running.snapshot().id,)
+    ]

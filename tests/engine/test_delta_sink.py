@@ -47,14 +47,19 @@ class Lake:
     def sink(self, target: DeltaTarget | None = None, pipeline: str = "shops") -> DeltaSink:
         return DeltaSink(self.spark, pipeline, target or self.target())
 
-    def begun(self, target: DeltaTarget | None = None, published: Published | None = None) -> DeltaSink:
+    def begun(
+        self, target: DeltaTarget | None = None, published: Published | None = None
+    ) -> DeltaSink:
         sink = self.sink(target)
         sink.begin(published)
         return sink
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         """Execute a statement in which {} is the table."""
-        return [tuple(row) for row in self.spark.sql(statement.replace("{}", f"delta.`{self.name}`")).collect()]
+        return [
+            tuple(row)
+            for row in self.spark.sql(statement.replace("{}", f"delta.`{self.name}`")).collect()
+        ]
 
     def rows(self, columns: str = "shop, n") -> list[tuple[Any, ...]]:
         return sorted(self.sql(f"SELECT {columns} FROM {{}}"))
@@ -81,9 +86,13 @@ def published(number: int, ends: dict[str, int] | None = None, **more: Any) -> P
     return Published(batch(number, **more), frozenset(), {"sales": ends or {}})
 
 
-def written(sink: DeltaSink, number: int, *rows: tuple[Any, ...], deleted: tuple[str, ...] = (), **more: Any) -> int:
+def written(
+    sink: DeltaSink, number: int, *rows: tuple[Any, ...], deleted: tuple[str, ...] = (), **more: Any
+) -> int:
     output = sink.target.output
-    (count,) = sink.write(batch(number, **more), {output: Rows(rows, [(key,) for key in deleted], NOTHING)}).values()
+    (count,) = sink.write(
+        batch(number, **more), {output: Rows(rows, [(key,) for key in deleted], NOTHING)}
+    ).values()
     return count
 
 
@@ -119,7 +128,9 @@ def test_appended_rows_are_not_repeated_in_another_batch(lake: Lake) -> None:
     assert again.state.may_repeat, "the row of partition 1 is still ahead"
     written(again, 2, ("sales", 1, 2, 0, 4), generation=2)
     assert lake.rows("amount") == [(1,), (2,), (3,), (4,), (5,)]
-    assert not lake.begun(target, published(2, ends={"0": 10, "1": 3}, generation=2)).state.may_repeat
+    assert not lake.begun(
+        target, published(2, ends={"0": 10, "1": 3}, generation=2)
+    ).state.may_repeat
 
 
 @pytest.mark.heavy
@@ -136,7 +147,9 @@ def test_an_earlier_writer_cannot_commit(lake: Lake) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("key", ["shop", None])
-def test_a_writer_that_is_paused_within_its_transaction(lake: Lake, key: str | None, tmp_path: Path) -> None:
+def test_a_writer_that_is_paused_within_its_transaction(
+    lake: Lake, key: str | None, tmp_path: Path
+) -> None:
     """Another driver takes over after the writer's transaction has read the table, and before it commits."""
     target = lake.target(key)
     paused = lake.begun(target)
@@ -191,7 +204,9 @@ def test_a_commit_that_conflicts_with_another_program_is_repeated(lake: Lake) ->
     def conflict(rows: Rows | None) -> None:
         calls.append(rows)
         if len(calls) < 3:
-            raise PySparkException("[DELTA_CONCURRENT_APPEND] files were added by a concurrent update")
+            raise PySparkException(
+                "[DELTA_CONCURRENT_APPEND] files were added by a concurrent update"
+            )
         change(rows)
 
     sink._change = conflict  # type: ignore[method-assign]
@@ -206,7 +221,9 @@ def test_a_table_that_lost_batches(lake: Lake) -> None:
         lake.begun(published=Published(batch(4), frozenset({lake.target().output}), {}))
     written(lake.begun(), 3, ("a", 1))
     lake.begun(published=published(4, generation=2))
-    with pytest.raises(EngineError, match=r"ends at batch 1\.3, but batch 1\.4 is published") as raised:
+    with pytest.raises(
+        EngineError, match=r"ends at batch 1\.3, but batch 1\.4 is published"
+    ) as raised:
         lake.begun(published=published(4))
     lake.spark.sql(str(raised.value).partition("missing rows: ")[2].removesuffix("."))
     written(lake.begun(published=published(4)), 5, ("a", 2))
@@ -220,7 +237,9 @@ def test_a_table_that_lost_batches(lake: Lake) -> None:
 def test_a_table_has_one_writer(lake: Lake) -> None:
     lake.begun()
     other = lake.sink(pipeline="sales")
-    with pytest.raises(EngineError, match=r"shops writes the table delta:.*totals \(shops\.py:7\), too") as raised:
+    with pytest.raises(
+        EngineError, match=r"shops writes the table delta:.*totals \(shops\.py:7\), too"
+    ) as raised:
         other.begin(None)
     lake.spark.sql(str(raised.value).partition("no longer writes it: ")[2].removesuffix("."))
     other.begin(None)
@@ -233,7 +252,14 @@ def test_an_existing_table_that_does_not_fit(lake: Lake) -> None:
         "CREATE TABLE {} (shop CHAR(5), total INT, tags ARRAY<INT>, other STRING NOT NULL, v VARIANT, "
         "m MAP<INT, INT>) USING delta"
     )
-    fields = (("shop", "STRING"), ("total", "STRING"), ("tags", "ARRAY<STRING>"), ("n", "BIGINT"), ("v", ""), ("m", ""))
+    fields = (
+        ("shop", "STRING"),
+        ("total", "STRING"),
+        ("tags", "ARRAY<STRING>"),
+        ("n", "BIGINT"),
+        ("v", ""),
+        ("m", ""),
+    )
     with pytest.raises(EngineError) as raised:
         lake.begun(lake.target("shop", fields))
     assert str(raised.value) == (
@@ -262,14 +288,19 @@ def test_columns_that_require_values_or_limit_their_length(lake: Lake) -> None:
         with pytest.raises(ValueError, match=rf"^column {column.name} "):
             column.encode(value)
     written(sink, 0, ("a", n.encode(b"1"), code.encode(b'"abc"'), part.encode(b'{"a":1}')))
-    assert [tuple(row) for row in lake.rows("shop, n, code, part.a, part.b")] == [("a", 1, "abc", 1, None)]
-    with pytest.raises(EngineError, match=r"Sluice cannot write the type array<string> of the column codes"):
+    assert [tuple(row) for row in lake.rows("shop, n, code, part.a, part.b")] == [
+        ("a", 1, "abc", 1, None)
+    ]
+    with pytest.raises(
+        EngineError, match=r"Sluice cannot write the type array<string> of the column codes"
+    ):
         lake.begun(lake.target(fields=(*fields, ("codes", "ARRAY<STRING>"))), published(0))
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
-    ("kind", "zone"), [("TIMESTAMP", UTC), pytest.param("TIMESTAMP_NTZ", None, marks=pytest.mark.heavy)]
+    ("kind", "zone"),
+    [("TIMESTAMP", UTC), pytest.param("TIMESTAMP_NTZ", None, marks=pytest.mark.heavy)],
 )
 def test_a_key_that_is_a_time(lake: Lake, kind: str, zone: tzinfo | None) -> None:
     target = lake.target("at", (("at", kind), ("n", "BIGINT")))
@@ -283,7 +314,9 @@ def test_a_key_that_is_a_time(lake: Lake, kind: str, zone: tzinfo | None) -> Non
 @pytest.mark.heavy
 def test_rows_that_arrow_rejects_are_an_error_of_the_table(lake: Lake) -> None:
     sink = lake.begun()
-    with pytest.raises(EngineError, match=r"The rows for delta:.* were not written: .* too large") as raised:
+    with pytest.raises(
+        EngineError, match=r"The rows for delta:.* were not written: .* too large"
+    ) as raised:
         written(sink, 0, ("a", 2**80))
     assert raised.value.next_step.startswith("Nothing from the batch was published.")
     assert lake.rows() == []
@@ -294,7 +327,9 @@ def test_a_table_partitioned_by_its_key(lake: Lake) -> None:
     lake.sql("CREATE TABLE {} (shop STRING, n BIGINT) USING delta PARTITIONED BY (shop)")
     sink = lake.begun()
     shop, _ = sink.columns[sink.target.output]
-    with pytest.raises(ValueError, match="is empty, which a column that partitions the table stores as null"):
+    with pytest.raises(
+        ValueError, match="is empty, which a column that partitions the table stores as null"
+    ):
         shop.encode(b'""')
     written(sink, 0, ("a b/=%", 1), (" ", 2))
     assert lake.rows() == [(" ", 2), ("a b/=%", 1)]
@@ -326,7 +361,9 @@ def test_types_of_columns(lake: Lake) -> None:
     columns = sink.columns[target.output]
     assert [column.name for column in columns[4:]] == [*types]
     assert [column.arrow for column in columns] == [column.arrow for column in target.declared]
-    written(sink, 0, ("sales", 0, 7, 0, *(column.encode(values[column.name]) for column in columns[4:])))
+    written(
+        sink, 0, ("sales", 0, 7, 0, *(column.encode(values[column.name]) for column in columns[4:]))
+    )
     (row,) = lake.spark.sql(f"SELECT * FROM delta.`{lake.name}`").collect()
     assert row.asDict(recursive=True) == {
         "_topic": "sales", "_partition": 0, "_offset": 7, "_row": 0, "i8": -128, "i16": 7, "i": 8,
@@ -341,10 +378,14 @@ def test_columns_of_any_name(lake: Lake) -> None:
     names = ["$schema", "dc:creator", "it's", "a`b", "http.status", "100%", "order", "größe"]
     nested = ("nested", "STRUCT<`part-no`: BIGINT, `load<5m`: ARRAY<STRUCT<`dc:x`: STRING>>>")
     sink = lake.begun(
-        lake.target(key="order-id", fields=(("order-id", "STRING"), *((n, "BIGINT") for n in names), nested))
+        lake.target(
+            key="order-id", fields=(("order-id", "STRING"), *((n, "BIGINT") for n in names), nested)
+        )
     )
     value = {"part-no": 1, "load<5m": [{"dc:x": "y"}]}
     assert written(sink, 0, ("a", *range(8), value), ("b", *range(8), value)) == 2
     assert written(sink, 1, ("a", *range(1, 9), value), deleted=("b",)) == 2
     assert lake.spark.read.format("delta").load(lake.name).columns == ["order-id", *names, "nested"]
-    assert lake.rows("`order-id`, `a``b`, `größe`, nested.`load<5m`[0].`dc:x`") == [("a", 4, 8, "y")]
+    assert lake.rows("`order-id`, `a``b`, `größe`, nested.`load<5m`[0].`dc:x`") == [
+        ("a", 4, 8, "y")
+    ]

@@ -30,7 +30,9 @@ def shops(names: Names, lake: Path) -> Pipeline:
     sales = sales_of(pipeline, names)
     totals = sales.group_by("shop").aggregate(store="totals", n="count(*)", revenue="sum(amount)")
     totals.to(DeltaTable(f"{lake}/totals", key="shop"))
-    sales.select("shop", "quantity", "at").to(DeltaTable(f"{lake}/log", types={"quantity": "SMALLINT"}))
+    sales.select("shop", "quantity", "at").to(
+        DeltaTable(f"{lake}/log", types={"quantity": "SMALLINT"})
+    )
     sales.select("shop").to(names("copies"))
     return pipeline
 
@@ -53,7 +55,9 @@ def audited(running: Running, lake: Path, rows: dict[str, int]) -> None:
 
 
 @pytest.mark.heavy  # test_database_rows.py has runs and crashes with tables in PostgreSQL
-def test_tables_after_runs_and_a_crash(start: Start, lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_after_runs_and_a_crash(
+    start: Start, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running = start(lambda names: shops(names, lake), sales=2)
     running.send("sales", sale("a"), sale("b"), sale("bad", quantity=40_000))
     running.send("sales", sale("a"), partition=1)
@@ -74,7 +78,9 @@ def test_tables_after_runs_and_a_crash(start: Start, lake: Path, monkeypatch: py
 
 
 @pytest.mark.heavy
-def test_tables_after_a_crash_and_a_rebuild(start: Start, lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_after_a_crash_and_a_rebuild(
+    start: Start, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rows of a batch without a marker come again in a batch with another id, and are left out."""
     running = start(lambda names: shops(names, lake), sales=2)
     running.send("sales", sale("a"), sale("b"))
@@ -85,7 +91,11 @@ def test_tables_after_a_crash_and_a_rebuild(start: Start, lake: Path, monkeypatc
     assert "d" not in running.store("totals")
     running.send("sales", sale("d"))
     running.run()
-    assert totals(lake) == {"a": 1, "b": 1, "d": 2} == {k: value["n"] for k, value in running.store("totals").items()}
+    assert (
+        totals(lake)
+        == {"a": 1, "b": 1, "d": 2}
+        == {k: value["n"] for k, value in running.store("totals").items()}
+    )
     assert appended(lake) == "abdd"
     assert len(running.output("copies")) == 4
     assert Counter(row["shop"] for row in delta_rows(lake / "log")) == Counter("abdd")
@@ -95,6 +105,8 @@ def test_a_table_that_does_not_fit_ends_the_run_before_it_reads(start: Start, la
     running = start(lambda names: shops(names, lake), sales=2)
     running.spark.sql(f"CREATE TABLE delta.`{lake}/log` (shop INT) USING delta")
     running.send("sales", sale("a"))
-    with pytest.raises(EngineError, match=r"does not fit: it has no column _topic .* the column shop is int"):
+    with pytest.raises(
+        EngineError, match=r"does not fit: it has no column _topic .* the column shop is int"
+    ):
         running.run()
     assert running.snapshots() == []

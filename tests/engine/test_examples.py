@@ -13,7 +13,14 @@ from pyspark.sql import SparkSession
 from sluice.engine.run.job_run import JobRun
 from sluice.errors import EngineError, StateError
 from sluice.examples import load_example
-from sluice.examples.example import START_MS, Example, create_example_topics, decoded, produce_samples, read_samples
+from sluice.examples.example import (
+    START_MS,
+    Example,
+    create_example_topics,
+    decoded,
+    produce_samples,
+    read_samples,
+)
 from sluice.local.broker import EmbeddedKafka
 from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan
@@ -50,7 +57,9 @@ def held(settings: Settings, pipeline: Pipeline) -> dict[str, dict[Any, Any]]:
             assert snapshot is not None
             places = [worker.location for worker in ledger.generations.workers(pipeline.name)]
             results[store.name] = {
-                key: value for place in places for key, value in _entries(place, store, snapshot.batch)
+                key: value
+                for place in places
+                for key, value in _entries(place, store, snapshot.batch)
             }
     return results
 
@@ -74,7 +83,11 @@ def differences(one: Example, settings: Settings) -> dict[str, int]:
 # tests/integration runs the orders pipeline end to end.
 @pytest.mark.parametrize(
     "name",
-    [*(pytest.param(name, marks=pytest.mark.heavy) for name in ("greetings", "pos", "windows")), "words", "products"],
+    [
+        *(pytest.param(name, marks=pytest.mark.heavy) for name in ("greetings", "pos", "windows")),
+        "words",
+        "products",
+    ],
 )
 def test_stores_and_outputs_equal_those_of_plain_python_and_are_restored_after_a_loss(
     name: str, run_session: SparkSession, settings: Settings

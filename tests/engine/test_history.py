@@ -49,7 +49,11 @@ def rebuild(running: Running, **how: Any) -> int:
 def abort_some(running: Running) -> None:
     """Append aborted records only."""
     producer = Producer(
-        {"bootstrap.servers": running.bootstrap, "transactional.id": running.names.prefix, "log_level": 0}
+        {
+            "bootstrap.servers": running.bootstrap,
+            "transactional.id": running.names.prefix,
+            "log_level": 0,
+        }
     )
     producer.init_transactions(20)
     producer.begin_transaction()
@@ -125,13 +129,17 @@ def test_a_driver_of_a_replaced_generation_writes_no_output(start: Start) -> Non
     running.run()
     writer = Writer(GenerationRef(running.pipeline.name, 1), running.pipeline.markers)
     batch = Batch(number=1, begun=0, partitions={}, ends={})
-    with TransactionalOutput({"bootstrap.servers": running.bootstrap}, writer, {"any": TopicLimits()}) as stopped:
+    with TransactionalOutput(
+        {"bootstrap.servers": running.bootstrap}, writer, {"any": TopicLimits()}
+    ) as stopped:
         rebuild(running)
         with pytest.raises(EngineError, match=r"[Ff]enced"):
             stopped.send(batch, [])
 
 
-def test_a_rebuild_without_the_lease_replaces_nothing(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rebuild_without_the_lease_replaces_nothing(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running = start(counted)
     running.send("items", b'{"n":1}')
     running.run()
@@ -161,7 +169,10 @@ def test_a_rebuild_does_not_repeat_output_that_was_written_before_a_crash(start:
 
 def joined_with_a_table(names: Names) -> Pipeline:
     pipeline = names.pipeline()
-    items, prices = pipeline.stream(names("items"), value=Item), pipeline.table(names("prices"), value=Item)
+    items, prices = (
+        pipeline.stream(names("items"), value=Item),
+        pipeline.table(names("prices"), value=Item),
+    )
     both = items.left_join(prices).group_by_key()
     both.aggregate(store="n", joined="count(right.n)", all="count(*)")
     return pipeline
@@ -169,7 +180,11 @@ def joined_with_a_table(names: Names) -> Pipeline:
 
 def test_a_late_row_of_a_table_is_late_again(start: Start) -> None:
     running = start(joined_with_a_table)
-    for topic, at in (("items", 2000), ("prices", 1000), ("items", 2001)):  # the price is older than the first item
+    for topic, at in (
+        ("items", 2000),
+        ("prices", 1000),
+        ("items", 2001),
+    ):  # the price is older than the first item
         running.send(topic, b'{"n":1}', timestamp=at)
         running.run()
     before, last = running.store("n"), running.snapshot()
@@ -179,7 +194,10 @@ def test_a_late_row_of_a_table_is_late_again(start: Start) -> None:
         assert len(running.snapshots()) == 1
     assert rebuild(running) == 2  # the rebuild compares the checksums
     assert running.store("n") == before
-    assert (running.snapshot().positions, running.snapshot().stream_times) == (last.positions, last.stream_times)
+    assert (running.snapshot().positions, running.snapshot().stream_times) == (
+        last.positions,
+        last.stream_times,
+    )
 
 
 def test_a_record_from_the_future_is_rejected_again(start: Start) -> None:

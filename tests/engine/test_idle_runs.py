@@ -60,7 +60,10 @@ def test_commands_work_after_a_run_without_records(start: Start) -> None:
     running.crash_before_publishing()
     with pytest.raises(EngineError, match="was interrupted") as refused:
         repartition(plan(newest(running.names, 3)).job, running.settings)
-    assert f"Run it once more with 2 workers: sluice run {running.pipeline.name}" in refused.value.next_step
+    assert (
+        f"Run it once more with 2 workers: sluice run {running.pipeline.name}"
+        in refused.value.next_step
+    )
     assert current(running.pipeline) == expected
     assert repartition(plan(newest(running.names, 3)).job, running.settings).workers == 3
     assert current(newest(running.names, 3)) == expected

@@ -67,12 +67,16 @@ def test_a_task_reads_its_ranges_and_nothing_else(kafka: EmbeddedKafka) -> None:
     kafka.create_topics({"ranges": 2})
     send(kafka, "ranges", *map(str, range(10)))
     send(kafka, "ranges", *"abc", partition=1)
-    rows = read(kafka, Range("ranges", 0, 3, 7), Range("ranges", 1, 0, 3), Range("ranges", 0, 9, 10))
+    rows = read(
+        kafka, Range("ranges", 0, 3, 7), Range("ranges", 1, 0, 3), Range("ranges", 0, 9, 10)
+    )
     assert values(rows) == ["3", "4", "5", "6", "a", "b", "c", "9"]
     assert read(kafka, Range("ranges", 0, 4, 4)) == []
 
 
-def test_records_of_aborted_transactions_are_left_out_wherever_a_range_ends(kafka: EmbeddedKafka) -> None:
+def test_records_of_aborted_transactions_are_left_out_wherever_a_range_ends(
+    kafka: EmbeddedKafka,
+) -> None:
     kafka.create_topics({"transactions": 1})
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": "records"})
     producer.init_transactions(20)
@@ -98,7 +102,9 @@ def test_a_range_that_was_left_gives_no_more_records(kafka: EmbeddedKafka) -> No
         send(kafka, "left", *map(str, range(30_000)), partition=partition)
     counts = Counter[int]()
     with RangeReader({"bootstrap.servers": kafka.bootstrap}) as reader:
-        for (_, partition), messages, _ in reader.read([Range("left", number, 0, 30_000) for number in (0, 1)]):
+        for (_, partition), messages, _ in reader.read(
+            [Range("left", number, 0, 30_000) for number in (0, 1)]
+        ):
             counts[partition] += len(messages)
             reader.leave(("left", 0))
         assert reader.unread == {("left", 0)}
@@ -115,7 +121,12 @@ def test_a_record_may_be_larger_than_what_a_task_asks_for_at_once(kafka: Embedde
     for size in (1, 18_000_000, 5_000_000, 1):
         producer.produce("large", bytes(size))
         assert producer.flush(60) == 0
-    assert [len(row["value"]) for row in read(kafka, Range("large", 0, 0, 4))] == [1, 18_000_000, 5_000_000, 1]
+    assert [len(row["value"]) for row in read(kafka, Range("large", 0, 0, 4))] == [
+        1,
+        18_000_000,
+        5_000_000,
+        1,
+    ]
 
 
 def test_a_range_that_its_topic_does_not_have_is_an_error_at_once(kafka: EmbeddedKafka) -> None:
@@ -145,7 +156,9 @@ def test_records_of_open_transactions_are_no_part_of_a_topic(kafka: EmbeddedKafk
     producer.produce("open", "held")
     producer.flush(20)
     assert values(read(kafka, Range("open", 0, 0, 1))) == ["before"]
-    with pytest.raises(EngineError, match=r"the offsets 1 to 1 were to be read.* ends before offset 1"):
+    with pytest.raises(
+        EngineError, match=r"the offsets 1 to 1 were to be read.* ends before offset 1"
+    ):
         read(kafka, Range("open", 0, 0, 2))
     producer.abort_transaction(20)
 
@@ -158,19 +171,30 @@ def test_any_number_of_64_bits_can_be_a_timestamp(kafka: EmbeddedKafka) -> None:
     for time in times:
         producer.produce("times", b"", timestamp=time)
     assert producer.flush(20) == 0
-    (batch,) = read_ranges({"bootstrap.servers": kafka.bootstrap}, [Range("times", 0, 0, len(times))])
+    (batch,) = read_ranges(
+        {"bootstrap.servers": kafka.bootstrap}, [Range("times", 0, 0, len(times))]
+    )
     last = (2**63 - 1) // 1_000
     in_ms = batch.column("timestamp").cast(pa.timestamp("ms", "UTC")).cast(pa.int64()).to_pylist()
     assert in_ms == [1, -1, -(10**15), last, last, -last]
     # The backlog is divided by the same times, and the oldest unread record has a date.
-    with KafkaTimestamps.of({"bootstrap.servers": kafka.bootstrap}, {("times", 0): len(times)}) as timestamps:
+    with KafkaTimestamps.of(
+        {"bootstrap.servers": kafka.bootstrap}, {("times", 0): len(times)}
+    ) as timestamps:
         assert timestamps.read({("times", 0): 0}, 10)["times", 0].timestamps.tolist() == in_ms
         assert timestamps.latest() == last
     for offset, year in ((2, 1), (3, 9999)):
-        assert timestamps_at({"bootstrap.servers": kafka.bootstrap}, {("times", 0): offset})["times", 0].year == year
+        assert (
+            timestamps_at({"bootstrap.servers": kafka.bootstrap}, {("times", 0): offset})[
+                "times", 0
+            ].year
+            == year
+        )
 
 
-def test_the_size_of_records_is_known_from_the_first_of_each_partition(kafka: EmbeddedKafka) -> None:
+def test_the_size_of_records_is_known_from_the_first_of_each_partition(
+    kafka: EmbeddedKafka,
+) -> None:
     kafka.create_topics({"sizes": 3})
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     random = Random(7)

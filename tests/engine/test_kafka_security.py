@@ -93,7 +93,8 @@ def ports(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Po
     with EmbeddedKafka(tmp_path_factory.mktemp("secure"), config=config) as broker:
         broker.create_topics({"sales": 1, "secret": 1})
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        # Everybody may read the topic `sales`, but only another user may use groups or read the topic `secret`.
+        # Everybody may read the topic `sales`, but only another user may use groups or read the
+        # topic `secret`.
         rule_of_another = "User:another", "*", AclOperation.ALL, AclPermissionType.ALLOW
         rules = [
             AclBinding(kind, name, ResourcePatternType.LITERAL, *rule_of_another)
@@ -102,7 +103,9 @@ def ports(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Po
         for rule in admin.create_acls(rules).values():
             rule.result(20)
         credentials: list[UserScramCredentialAlteration] = [
-            UserScramCredentialUpsertion(user, ScramCredentialInfo(mechanism, 4096), PASSWORD.encode())
+            UserScramCredentialUpsertion(
+                user, ScramCredentialInfo(mechanism, 4096), PASSWORD.encode()
+            )
             for user, mechanism in (
                 ("user256", ScramMechanism.SCRAM_SHA_256),
                 ("user512", ScramMechanism.SCRAM_SHA_512),
@@ -139,17 +142,23 @@ def test_a_task_reads_with_a_password_over_tls(ports: Ports, folder: Path) -> No
 
 @pytest.mark.parametrize("bits", ["256", "512"])
 def test_a_task_reads_with_scram(ports: Ports, folder: Path, bits: str) -> None:
-    kafka = _by_password(ports.password, folder, sasl_mechanism=f"SCRAM-SHA-{bits}", sasl_username=f"user{bits}")
+    kafka = _by_password(
+        ports.password, folder, sasl_mechanism=f"SCRAM-SHA-{bits}", sasl_username=f"user{bits}"
+    )
     require_brokers(kafka)
     assert _read(kafka) == 1
 
 
-def test_a_certificate_for_another_host_is_refused(ports: Ports, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_for_another_host_is_refused(
+    ports: Ports, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     address = f"127.0.0.1:{ports.elsewhere}"
     kafka = {
         "bootstrap.servers": address, "security.protocol": "SSL", "ssl.ca.location": str(folder / "elsewhere.crt")
     }  # fmt: skip
-    with pytest.raises(BrokersUnreachable, match=f"the certificate of {address} cannot be verified") as refused:
+    with pytest.raises(
+        BrokersUnreachable, match=f"the certificate of {address} cannot be verified"
+    ) as refused:
         require_brokers(kafka)
     assert "ssl.endpoint.identification.algorithm=none" in refused.value.next_step
     monkeypatch.setattr(range_reader, "LONGEST_SILENCE_S", 2.0)
@@ -179,7 +188,9 @@ def test_a_reader_needs_no_permission_for_groups(ports: Ports, folder: Path) -> 
     kafka = _by_password(ports.password, folder)
     assert _read(kafka) == 1
     assert [record.value() for record in read_topic(kafka, "sales")] == [b"one"]
-    assert [record.value() for _, record in records_at(kafka, [("sales", 0, 0), ("sales", 0, 5)])] == [b"one"]
+    assert [
+        record.value() for _, record in records_at(kafka, [("sales", 0, 0), ("sales", 0, 5)])
+    ] == [b"one"]
 
 
 def test_a_topic_that_may_not_be_read_is_an_error_with_what_to_do(
@@ -216,7 +227,11 @@ def test_a_whole_run_over_tls_keeps_the_password_secret(
         "SLUICE_HOME": str(home), "SLUICE_PIPELINES": str(pipelines), "SLUICE_KAFKA": json.dumps(kafka),
         "SLUICE_JARS": str(settings().jars),
     }  # fmt: skip
-    seen = run_watched([f"topics create {name}", f"run {name}", f"audit {name} --verify"], variables, tmp_path / "log")
+    seen = run_watched(
+        [f"topics create {name}", f"run {name}", f"audit {name} --verify"],
+        variables,
+        tmp_path / "log",
+    )
     assert [message.value() for message in read_topic(kafka, f"{name}_copies")] == [b'"one"']
     assert "spark" in seen
     assert "slash" not in seen
@@ -226,9 +241,14 @@ def test_a_whole_run_over_tls_keeps_the_password_secret(
 
 @pytest.mark.parametrize(
     ("changed", "reason"),
-    [({"sasl_password": "wrong"}, "uthentication"), ({"ssl_ca_location": "stranger"}, "ertificate")],
+    [
+        ({"sasl_password": "wrong"}, "uthentication"),
+        ({"ssl_ca_location": "stranger"}, "ertificate"),
+    ],
 )
-def test_a_refused_log_in_is_reported_soon(ports: Ports, folder: Path, changed: dict[str, str], reason: str) -> None:
+def test_a_refused_log_in_is_reported_soon(
+    ports: Ports, folder: Path, changed: dict[str, str], reason: str
+) -> None:
     if "ssl_ca_location" in changed:
         changed = {"ssl_ca_location": str(folder / "stranger.crt")}
     start = time.monotonic()

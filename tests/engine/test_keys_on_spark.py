@@ -19,12 +19,28 @@ from sluice.engine.steps import key_sql
 from sluice.values.keys import key_text
 
 TEXTS = st.sampled_from(
-    ["", "a", "ab", "null", "1", "x, y", 'say "x"', "[b]", "{", "back\\", "\n\x01\x7f", "日本 😀", "."]
+    [
+        "",
+        "a",
+        "ab",
+        "null",
+        "1",
+        "x, y",
+        'say "x"',
+        "[b]",
+        "{",
+        "back\\",
+        "\n\x01\x7f",
+        "日本 😀",
+        ".",
+    ]
 )
 WHOLE = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3)
 DOUBLES = (
     st.floats(allow_nan=False, allow_infinity=False)
-    | st.sampled_from([0.0, -0.0, 1.0, 868100000.0, 1e7, 1e16, 1e22, 2e23, 8.41e21, 1e-3, 1e-5, 5e-324, 0.1 + 0.2])
+    | st.sampled_from(
+        [0.0, -0.0, 1.0, 868100000.0, 1e7, 1e16, 1e22, 2e23, 8.41e21, 1e-3, 1e-5, 5e-324, 0.1 + 0.2]
+    )
     | st.integers(-1_000, 1_000).map(lambda number: number / 100)
 )
 SINGLES = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -37,8 +53,12 @@ DAYS = st.dates(date(1, 1, 1), date(9999, 12, 31))
 
 def amounts(precision: int, scale: int) -> st.SearchStrategy[Decimal]:
     largest = 10**precision - 1
-    units = st.integers(-largest, largest) | st.integers(-300, 300) | st.sampled_from([0, 10**scale])
-    return units.map(lambda number: Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -scale)))
+    units = (
+        st.integers(-largest, largest) | st.integers(-300, 300) | st.sampled_from([0, 10**scale])
+    )
+    return units.map(
+        lambda number: Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -scale))
+    )
 
 
 def optional(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -49,7 +69,9 @@ def lists(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
     return st.lists(strategy, max_size=3)
 
 
-PLACES = st.fixed_dictionaries({"zip": optional(WHOLE), "City": optional(TEXTS), "it's `x`": optional(st.booleans())})
+PLACES = st.fixed_dictionaries(
+    {"zip": optional(WHOLE), "City": optional(TEXTS), "it's `x`": optional(st.booleans())}
+)
 COLUMNS: dict[str, tuple[str, pa.DataType, st.SearchStrategy[Any]]] = {
     "text": ("STRING", pa.string(), TEXTS),
     "whole": ("BIGINT", pa.int64(), WHOLE),
@@ -98,25 +120,34 @@ JSON = st.recursive(
     max_leaves=5,
 )  # fmt: skip
 ROWS = st.lists(
-    st.fixed_dictionaries({name: optional(strategy) for name, (_, _, strategy) in COLUMNS.items()} | {"json": JSON}),
+    st.fixed_dictionaries(
+        {name: optional(strategy) for name, (_, _, strategy) in COLUMNS.items()} | {"json": JSON}
+    ),
     min_size=8,
     max_size=30,
 )
 
 
-def keys_by_spark(spark: SparkSession, rows: Sequence[dict[str, Any]]) -> list[dict[str, str | None]]:
+def keys_by_spark(
+    spark: SparkSession, rows: Sequence[dict[str, Any]]
+) -> list[dict[str, str | None]]:
     key_sql.register(spark)
     columns = {
-        name: pa.array([_pairs(row[name], kind) for row in rows], kind) for name, (_, kind, _) in COLUMNS.items()
+        name: pa.array([_pairs(row[name], kind) for row in rows], kind)
+        for name, (_, kind, _) in COLUMNS.items()
     }
     columns["json"] = pa.array([msgspec.json.encode(row["json"]).decode() for row in rows])
     frame = spark.createDataFrame(pa.table(columns))
-    kinds = {name: parse_ddl(ddl) for name, (ddl, _, _) in COLUMNS.items()} | {"json": spark_types.VariantType()}
+    kinds = {name: parse_ddl(ddl) for name, (ddl, _, _) in COLUMNS.items()} | {
+        "json": spark_types.VariantType()
+    }
     frame = frame.selectExpr(*COLUMNS, "parse_json(json) AS json")
     assert {field.name: field.dataType.simpleString() for field in frame.schema} == {
         name: kind.simpleString() for name, kind in kinds.items()
     }
-    texts = frame.selectExpr(*(f"{key_sql.key_sql(name, kind)} AS {name}" for name, kind in kinds.items()))
+    texts = frame.selectExpr(
+        *(f"{key_sql.key_sql(name, kind)} AS {name}" for name, kind in kinds.items())
+    )
     return [row.asDict() for row in texts.collect()]
 
 

@@ -64,7 +64,9 @@ def test_records_that_arrive_while_a_run_lingers_are_its_next_batch(
     running = start(sums)
     running.send("sales", sale("a"))
     with running.ledger() as ledger:
-        ledger.failures.keep(Failure.of(EngineError("Kafka does not answer."), running.pipeline.name))
+        ledger.failures.keep(
+            Failure.of(EngineError("Kafka does not answer."), running.pipeline.name)
+        )
 
     def second_batch() -> None:
         with running.ledger() as ledger:
@@ -82,7 +84,9 @@ def test_ordered_operators_and_new_partitions_are_read_by_the_same_run(
 ) -> None:
     running = start(latest)
     running.send("sales", sale("a"))
-    meanwhile(lambda: running.send("shops", (b"k", b"old")), lambda: grow(running), lambda: add(running))
+    meanwhile(
+        lambda: running.send("shops", (b"k", b"old")), lambda: grow(running), lambda: add(running)
+    )
     assert running.run() == 3
     assert running.store("latest") == {"k": "new"}
 
@@ -100,7 +104,9 @@ def add(running: Running) -> None:
     assert producer.flush(20) == 0
 
 
-def test_a_lingering_run_holds_the_lease_and_ends_in_time(start: Start, meanwhile: Callable[..., None]) -> None:
+def test_a_lingering_run_holds_the_lease_and_ends_in_time(
+    start: Start, meanwhile: Callable[..., None]
+) -> None:
     running = start(sums)
     running.settings = replace(running.settings, linger_ms=1_000)
     running.send("sales", sale("a"))
@@ -154,7 +160,8 @@ def test_batches_leave_no_threads_and_files(
 
     meanwhile(*[next_batch] * batches)
     assert running.run() == batches + 1
-    # Spark and the clients have started their threads after some batches. A leak in each batch is more than `more`.
+    # Spark and the clients have started their threads after some batches. A leak in each batch is
+    # more than `more`.
     warm = batches // 3
     for before, after in zip(samples[warm], samples[-1], strict=True):
         assert_flat(before, after, more=warm)
@@ -169,6 +176,8 @@ def jvm_size(spark: SparkSession, broker: str) -> Size:
     jvm: Any = spark.sparkContext._jvm
     threads = [thread.getName() for thread in jvm.Thread.getAllStackTraces().keySet()]
     process = psutil.Process(jvm.ProcessHandle.current().pid())
-    peers = [f"127.0.0.1:{each.raddr.port}" if each.raddr else "" for each in process.net_connections()]
+    peers = [
+        f"127.0.0.1:{each.raddr.port}" if each.raddr else "" for each in process.net_connections()
+    ]
     files = len(process.open_files()) + sum(peer != broker for peer in peers)
     return Size(sum(not name.startswith(POOLS) for name in threads), files, 0)

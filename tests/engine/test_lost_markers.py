@@ -48,7 +48,9 @@ def replace_by_older(running: Running) -> None:
 
 
 def rebuild(running: Running, *, from_topics: bool = False) -> int:
-    return Rebuild(running.spark, plan(running.pipeline).job, running.settings, from_topics=from_topics).run()
+    return Rebuild(
+        running.spark, plan(running.pipeline).job, running.settings, from_topics=from_topics
+    ).run()
 
 
 def copies(running: Running) -> list[int]:
@@ -56,7 +58,9 @@ def copies(running: Running) -> list[int]:
 
 
 @pytest.mark.parametrize("lose", [delete, replace_by_older])
-def test_output_of_a_killed_driver_is_not_repeated_silently(start: Start, lose: Callable[[Running], None]) -> None:
+def test_output_of_a_killed_driver_is_not_repeated_silently(
+    start: Start, lose: Callable[[Running], None]
+) -> None:
     running = start(copied)
     for value in (b'{"n":0}', b'{"n":1}'):
         running.send("items", value)
@@ -65,10 +69,14 @@ def test_output_of_a_killed_driver_is_not_repeated_silently(start: Start, lose: 
     running.crash_before_publishing()
     assert copies(running) == [0, 1, 2]
     lose(running)
-    with pytest.raises(EngineError, match=rf"{running.pipeline.markers} lacks the marker of batch 1.* sluice rebuild"):
+    with pytest.raises(
+        EngineError,
+        match=rf"{running.pipeline.markers} lacks the marker of batch 1.* sluice rebuild",
+    ):
         running.run()
     with pytest.raises(
-        EngineError, match=r"unknown whether output was written after batch 1.*batch 2 was begun.*from-topics"
+        EngineError,
+        match=r"unknown whether output was written after batch 1.*batch 2 was begun.*from-topics",
     ):
         rebuild(running)
     assert copies(running) == [0, 1, 2]

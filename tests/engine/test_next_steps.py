@@ -155,7 +155,8 @@ def forget_records(running: Running, before: int) -> None:
 class Case:
     """An incident, and the numbers that the state and the output have after the commands.
 
-    The error of the run names the first command, and if this command fails, its error names the next one.
+    The error of the run names the first command, and if this command fails, its error names the
+    next one.
     """
 
     incident: Callable[[Running], None]
@@ -177,8 +178,15 @@ CASES = [
     Case(lost_markers_of_a_planned_batch, "rebuild, rebuild --from-topics", *MORE),
     Case(ledger_went_back, "recover", *MORE),
     Case(lost_shards_and_records, "rebuild --from-topics", state=range(4, SENT)),
-    Case(unread_records_are_gone, "rebuild --from-topics", range(SENT + 2, SENT + 3), (*range(SENT), SENT + 2)),
-    Case(recreated_topic, "rebuild --from-topics", range(3), tuple(sorted([*range(SENT), *range(3)]))),
+    Case(
+        unread_records_are_gone,
+        "rebuild --from-topics",
+        range(SENT + 2, SENT + 3),
+        (*range(SENT), SENT + 2),
+    ),
+    Case(
+        recreated_topic, "rebuild --from-topics", range(3), tuple(sorted([*range(SENT), *range(3)]))
+    ),
     Case(replaced_records, "rebuild --from-topics"),
     Case(other_workers, "repartition"),
     Case(another_store, "rebuild --changed-only"),
@@ -211,5 +219,7 @@ def test_a_command_that_an_error_names_leads_out(start: Start, case: Case) -> No
         earlier = expected[f"k{number % 7}"]
         earlier["count"] -= 1
         earlier["total"] -= number
-    assert running.store("totals") == {key: total for key, total in expected.items() if total["count"]}
+    assert running.store("totals") == {
+        key: total for key, total in expected.items() if total["count"]
+    }
     assert written(running) == [*case.output]

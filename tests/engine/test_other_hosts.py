@@ -46,7 +46,9 @@ class Clocked:
 def move(running: Running, home: Path, database: str) -> None:
     """The next driver has an empty home."""
     running.settings = replace(
-        Settings.read({"SLUICE_HOME": str(home), "SLUICE_LEDGER": database, "SLUICE_SHARDS": database}),
+        Settings.read(
+            {"SLUICE_HOME": str(home), "SLUICE_LEDGER": database, "SLUICE_SHARDS": database}
+        ),
         kafka=running.settings.kafka,
     )
 
@@ -64,14 +66,22 @@ def results(running: Running) -> dict[str, Any]:
     with running.ledger() as ledger:
         audits = ledger.audits.all(GenerationRef(running.pipeline.name, 1))
     return {
-        "stores": {name.removeprefix(prefix): values for name, values in everything["stores"].items()},
+        "stores": {
+            name.removeprefix(prefix): values for name, values in everything["stores"].items()
+        },
         "outputs": [
-            [(each.partition(), each.key(), each.value(), each.timestamp()) for each in running.messages(topic)]
+            [
+                (each.partition(), each.key(), each.value(), each.timestamp())
+                for each in running.messages(topic)
+            ]
             for topic in topics
         ],
         "dead letters": [(key, value) for key, value, _ in everything["dead letters"]],
         "positions": [[*snapshot.positions.values()] for snapshot in everything["snapshots"]],
-        "read": [[(s.partition, s.start, s.end, s.read, s.applied, s.late) for s in audit.sources] for audit in audits],
+        "read": [
+            [(s.partition, s.start, s.end, s.read, s.applied, s.late) for s in audit.sources]
+            for audit in audits
+        ],
         "written": [[*audit.outputs.values()] for audit in audits],
         "checksums": [(audit.checksums, audit.states) for audit in audits],
     }
@@ -102,9 +112,14 @@ def test_a_batch_is_finished_on_another_host(
         more(running)
     undisturbed.run()
     move(moving, tmp_path / "B", database)
-    with interrupted(MOMENTS[moment], crash), pytest.raises((Crash, EngineError), match="the driver dies here"):
+    with (
+        interrupted(MOMENTS[moment], crash),
+        pytest.raises((Crash, EngineError), match="the driver dies here"),
+    ):
         moving.run()
     move(moving, tmp_path / "C", database)
     moving.run()
     assert results(moving) == results(undisturbed)
-    assert [file for home in ("A", "B", "C") for file in (tmp_path / home).rglob("*")] == [], "nothing is kept on hosts"
+    assert [file for home in ("A", "B", "C") for file in (tmp_path / home).rglob("*")] == [], (
+        "nothing is kept on hosts"
+    )

@@ -28,7 +28,10 @@ def test_a_function_chooses_the_partition_of_a_record(start: Start) -> None:
         (number % 3, b'{"n":%d}' % number) for number in (0, 3, 1, 4, 2, 5)
     ]
     # Kafka's Java clients send these keys to the same partitions: murmur2(key) mod 3.
-    by_key = {(message.key(), message.partition()) for message in running.messages(running.names("by_key"))}
+    by_key = {
+        (message.key(), message.partition())
+        for message in running.messages(running.names("by_key"))
+    }
     assert by_key == {(b"k1", 2), (b"k2", 0), (b"k3", 1)}
 
 
@@ -40,15 +43,23 @@ def counted(names: Names) -> Pipeline:
     return pipeline
 
 
-def test_a_task_reads_several_partitions_if_there_are_many(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_reads_several_partitions_if_there_are_many(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kafka_input, "MOST_TASKS", 1)
     running = start(counted, amounts=9)
     for partition in range(9):
         numbers = range(partition, partition + 3)
-        running.send("amounts", *((f"k{number % 2}", b'{"n":%d}' % number) for number in numbers), partition=partition)
+        running.send(
+            "amounts",
+            *((f"k{number % 2}", b'{"n":%d}' % number) for number in numbers),
+            partition=partition,
+        )
     assert running.run() == 27
     totals = [sum(n for p in range(9) for n in range(p, p + 3) if n % 2 == key) for key in (0, 1)]
     assert running.store("sums") == {"k0": {"total": totals[0]}, "k1": {"total": totals[1]}}
     with running.ledger() as ledger:
         (audit,) = ledger.audits.all(GenerationRef(running.pipeline.name, 1))
-    assert sorted((source.partition, source.read) for source in audit.sources) == [(number, 3) for number in range(9)]
+    assert sorted((source.partition, source.read) for source in audit.sources) == [
+        (number, 3) for number in range(9)
+    ]

@@ -34,7 +34,9 @@ class Server:
     port: int
     folder: Path
 
-    def url(self, host: str = "localhost", authority: str = "server", mode: str = "verify-full") -> str:
+    def url(
+        self, host: str = "localhost", authority: str = "server", mode: str = "verify-full"
+    ) -> str:
         parameters = f"sslmode={mode}&sslrootcert={self.folder / authority}.crt"
         return f"postgresql://sluice:{quote(PASSWORD, safe='')}@{host}:{self.port}/postgres?{parameters}"
 
@@ -44,7 +46,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("tls")
     make_certificate(folder, "server", "DNS:localhost")
     make_certificate(folder, "stranger")
-    with postgres_server(folder / "data", password=PASSWORD, certificate=folder / "server.pem") as url:
+    with postgres_server(
+        folder / "data", password=PASSWORD, certificate=folder / "server.pem"
+    ) as url:
         yield Server(make_url(url).port or 0, folder)
 
 
@@ -61,9 +65,17 @@ def test_ledger_and_shards_work_over_verified_tls(server: Server) -> None:
 @pytest.mark.parametrize(
     ("changed", "reason", "next_step"),
     [
-        ({"host": "127.0.0.1"}, 'certificate for "localhost".* does not match host name "127.0.0.1"', "sslrootcert"),
+        (
+            {"host": "127.0.0.1"},
+            'certificate for "localhost".* does not match host name "127.0.0.1"',
+            "sslrootcert",
+        ),
         ({"authority": "stranger"}, "SSL error: certificate verify failed", "sslrootcert"),
-        ({"authority": "missing"}, 'root certificate file ".*missing.crt" does not exist', "sslrootcert"),
+        (
+            {"authority": "missing"},
+            'root certificate file ".*missing.crt" does not exist',
+            "sslrootcert",
+        ),
         ({"mode": "disable"}, "no encryption", "reachable"),
     ],
 )
@@ -89,7 +101,9 @@ words.group_by("value").count(store="counts")
 
 @pytest.mark.heavy
 @pytest.mark.attack("S9", "reading arguments, output, files and tables of a run on PostgreSQL")
-def test_a_whole_run_keeps_the_password_secret(server: Server, kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_a_whole_run_keeps_the_password_secret(
+    server: Server, kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     pipelines = tmp_path / "pipelines"
     pipelines.mkdir()
     (pipelines / "sealed.py").write_text(PIPELINE)

@@ -71,7 +71,9 @@ def counted(seen: Seen, **output: Any) -> Callable[[Names], Pipeline]:
         serde = Serde(Click, decode=seen)
         clicks = pipeline.stream(names("clicks"), value=serde, event_time="at", on_error="fail")
         clicks.to(names("copies"), **output)
-        clicks.group_by_key().windowed_by(tumbling("10 seconds", grace="0 seconds")).count(store="counts")
+        clicks.group_by_key().windowed_by(tumbling("10 seconds", grace="0 seconds")).count(
+            store="counts"
+        )
         return pipeline
 
     return build
@@ -142,9 +144,13 @@ def test_the_next_batch_is_read_while_the_shards_are_written(
     assert [seen.times(number) for number in range(4)] == [1] * 4
 
 
-def test_the_rows_of_every_batch_are_measured(start: Start, seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rows_of_every_batch_are_measured(
+    start: Start, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
     measured: list[int] = []
-    monkeypatch.setattr(BatchSize, "measure", lambda _, records, row_bytes, output: measured.append(records))
+    monkeypatch.setattr(
+        BatchSize, "measure", lambda _, records, row_bytes, output: measured.append(records)
+    )
     running = start(counted(seen))
     running.send("clicks", *(click(number) for number in range(4)))
     running.run(max_records=3)
@@ -164,16 +170,22 @@ def test_late_records_are_those_of_a_run_that_reads_nothing_ahead(start: Start, 
 
 
 def in_sessions(names: Names, clicks: Stream[Click], _: Stream[Click]) -> None:
-    clicks.group_by_key().windowed_by(session("4 seconds", grace="2 seconds")).count(store="results")
+    clicks.group_by_key().windowed_by(session("4 seconds", grace="2 seconds")).count(
+        store="results"
+    )
 
 
 def in_sliding_windows(names: Names, clicks: Stream[Click], _: Stream[Click]) -> None:
-    clicks.group_by_key().windowed_by(sliding("4 seconds", grace="2 seconds")).count(store="results")
+    clicks.group_by_key().windowed_by(sliding("4 seconds", grace="2 seconds")).count(
+        store="results"
+    )
 
 
 def when_windows_close(names: Names, clicks: Stream[Click], _: Stream[Click]) -> None:
     windows = clicks.group_by_key().windowed_by(tumbling("4 seconds", grace="2 seconds"))
-    results = windows.aggregate(int, add, store="results", returns=int).suppress_until_window_closes()
+    results = windows.aggregate(
+        int, add, store="results", returns=int
+    ).suppress_until_window_closes()
     results.to_stream().to(names("results"))
 
 
@@ -216,8 +228,11 @@ def send_clicks(running: Running, seed: int, *partitions: int, late_by: int = 0)
         at = now - late_by - chance.choice((0, 0, 500, 4_000))
         key = chance.choice((b"a", b"b", b"c"))
         topic, partition = chance.choice(("clicks", "others")), chance.choice(partitions)
-        # The Kafka timestamps decide in which order the records of different partitions are processed.
-        running.send(topic, (key, click(number, at)), partition=partition, timestamp=START_MS + number)
+        # The Kafka timestamps decide in which order the records of different partitions are
+        # processed.
+        running.send(
+            topic, (key, click(number, at)), partition=partition, timestamp=START_MS + number
+        )
 
 
 def add_partitions(running: Running, *topics: str) -> None:
@@ -233,11 +248,16 @@ def add_partitions(running: Running, *topics: str) -> None:
 def results_of(running: Running) -> dict[str, Any]:
     """The pipeline's stores, and its outputs by the names that the test gives their topics."""
     everything = running.everything()
-    outputs = {topic.removeprefix(running.names("")): records for topic, records in everything["outputs"].items()}
+    outputs = {
+        topic.removeprefix(running.names("")): records
+        for topic, records in everything["outputs"].items()
+    }
     return {"stores": everything["stores"], "outputs": outputs}
 
 
-@pytest.mark.parametrize("shape", [in_sessions, in_sliding_windows, when_windows_close, joined, everything])
+@pytest.mark.parametrize(
+    "shape", [in_sessions, in_sliding_windows, when_windows_close, joined, everything]
+)
 def test_results_are_those_of_a_run_that_reads_nothing_ahead(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: Shape
 ) -> None:
@@ -261,7 +281,9 @@ def test_results_are_those_of_a_run_that_reads_nothing_ahead(
 
 
 @pytest.mark.parametrize(
-    "options", [{"idle_timeout": "5 seconds"}, {"advance_when_idle": "5 seconds"}], ids=["idle", "advance"]
+    "options",
+    [{"idle_timeout": "5 seconds"}, {"advance_when_idle": "5 seconds"}],
+    ids=["idle", "advance"],
 )
 def test_tasks_that_need_a_time_of_the_stages_do_not_read_ahead(
     start: Start, seen: Seen, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
@@ -328,11 +350,16 @@ def test_a_driver_that_loses_its_lease_publishes_nothing_that_it_has_read(
 
 
 def test_tasks_that_read_from_other_stream_times_than_the_ledgers_read_again(
-    start: Start, seen: Seen, monkeypatch: pytest.MonkeyPatch, before_sending: dict[int, Callable[[], None]]
+    start: Start,
+    seen: Seen,
+    monkeypatch: pytest.MonkeyPatch,
+    before_sending: dict[int, Callable[[], None]],
 ) -> None:
     begin = ReadAhead.begin_next
     too_late = START_MS + 10**9
-    monkeypatch.setattr(ReadAhead, "begin_next", lambda self, times: begin(self, dict.fromkeys(times, too_late)))
+    monkeypatch.setattr(
+        ReadAhead, "begin_next", lambda self, times: begin(self, dict.fromkeys(times, too_late))
+    )
     running = start(counted(seen))
     running.send("clicks", *(click(number) for number in range(4)))
     before_sending[0] = lambda: seen.wait_for(3)
@@ -349,7 +376,9 @@ def counted_by_count(seen: Seen) -> Callable[[Names], Pipeline]:
         pipeline = names.pipeline()
         clicks = pipeline.stream(names("clicks"), value=Serde(Click, decode=seen))
         clicks.to(names("copies"))
-        numbers = clicks.group_by_key().aggregate(int, lambda number, _: number + 1, store="numbers", returns=int)
+        numbers = clicks.group_by_key().aggregate(
+            int, lambda number, _: number + 1, store="numbers", returns=int
+        )
         numbers.group_by("value").count(store="keys")
         return pipeline
 
@@ -357,10 +386,15 @@ def counted_by_count(seen: Seen) -> Callable[[Names], Pipeline]:
 
 
 @pytest.mark.parametrize(
-    "build", [partial(counted, delivery="at_least_once"), counted_by_count], ids=["records", "states"]
+    "build",
+    [partial(counted, delivery="at_least_once"), counted_by_count],
+    ids=["records", "states"],
 )
 def test_tasks_that_write_do_not_read_ahead(
-    start: Start, seen: Seen, before_sending: dict[int, Callable[[], None]], build: Callable[[Seen], Build]
+    start: Start,
+    seen: Seen,
+    before_sending: dict[int, Callable[[], None]],
+    build: Callable[[Seen], Build],
 ) -> None:
     """They would write the records or the states of the next batch before the driver has written those of its batch."""
     running = start(build(seen))

@@ -79,7 +79,9 @@ def _last_times(everything: dict[str, Any]) -> Any:
 
 
 @pytest.mark.heavy
-def test_a_rebuild_reads_in_batches_of_limited_size(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rebuild_reads_in_batches_of_limited_size(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running = start(shop, sales=3)
     a_busy_day(running)
     running.run()
@@ -92,9 +94,12 @@ def test_a_rebuild_reads_in_batches_of_limited_size(start: Start, monkeypatch: p
         steps = [*map(ReplayStep, divided({}, target, lambda: 20))]
         JobRun(running.spark, job, running.settings, 2, 20, steps=steps).run()
         sizes = [
-            sum(s.read for s in audit.sources) for audit in ledger.audits.all(GenerationRef(running.pipeline.name, 2))
+            sum(s.read for s in audit.sources)
+            for audit in ledger.audits.all(GenerationRef(running.pipeline.name, 2))
         ]
-        audits = [ledger.audits.newest(GenerationRef(running.pipeline.name, number)) for number in (1, 2)]
+        audits = [
+            ledger.audits.newest(GenerationRef(running.pipeline.name, number)) for number in (1, 2)
+        ]
         sums = [audit.checksums for audit in audits if audit is not None]
     assert len(sizes) > 2
     assert max(sizes) <= 20 + 4  # rounded up in each partition
@@ -134,7 +139,9 @@ def test_incomplete_topics_are_rejected(start: Start) -> None:
     place = TopicPartition(running.names("sales"), 0, 2)
     admin = AdminClient({"bootstrap.servers": running.bootstrap})
     admin.delete_records([place])[place].result(20)
-    with pytest.raises(InputError, match=r"sales, partition 0, has lost offsets 0 to 1\. .*--from-topics"):
+    with pytest.raises(
+        InputError, match=r"sales, partition 0, has lost offsets 0 to 1\. .*--from-topics"
+    ):
         rebuild(running)
     assert running.store("n") == {"a": 1, "b": 2}
     # The user accepts the remaining records.
@@ -167,7 +174,9 @@ def test_a_rebuild_is_rejected_while_a_driver_works(start: Start) -> None:
     running.send("sales", sale("a"))
     running.run()
     with running.ledger() as ledger:
-        working = Lease(ledger.leases, GenerationRef(running.pipeline.name, 1), this_process("another"))
+        working = Lease(
+            ledger.leases, GenerationRef(running.pipeline.name, 1), this_process("another")
+        )
         with working, pytest.raises(LeaseError, match="run another"):
             rebuild(running)
         assert ledger.generations.numbers(running.pipeline.name) == [1]
@@ -182,7 +191,9 @@ def test_expired_windows_are_missing_after_a_rebuild_too(start: Start) -> None:
     running = start(a_day)
     for sales in ([("08", "a"), ("08", "b"), ("10", "b")], [("12", "a")]):
         running.send("sales", *(sale(shop_name, at=f"{hour}:00:00") for hour, shop_name in sales))
-        running.run(max_records=1)  # the second run compares every shard with the published checksums
+        running.run(
+            max_records=1
+        )  # the second run compares every shard with the published checksums
     assert len(running.snapshots()) == 4
     assert running.store("n_window") == {("a", millis("12:00:00")): 1}
     rebuild(running)  # the rebuild compares the checksums
@@ -199,7 +210,9 @@ def counted(names: Names, *, visited: bool = False) -> Pipeline:
     return pipeline
 
 
-def test_a_pipeline_that_gains_an_ordered_operator_is_refused_until_it_is_rebuilt(start: Start) -> None:
+def test_a_pipeline_that_gains_an_ordered_operator_is_refused_until_it_is_rebuilt(
+    start: Start,
+) -> None:
     running = start(counted)
     running.send("sales", sale("a"))
     running.run()

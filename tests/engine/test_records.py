@@ -11,7 +11,19 @@ from sluice import Pipeline, hopping, tumbling
 from sluice.engine.publish import lookup_tables
 from sluice.errors import EngineError
 from tests.engine.conftest import Start
-from tests.engine.shop import GRACE, Bill, Names, Sale, Shop, address, by_shop, millis, sale, sales_of, shop
+from tests.engine.shop import (
+    GRACE,
+    Bill,
+    Names,
+    Sale,
+    Shop,
+    address,
+    by_shop,
+    millis,
+    sale,
+    sales_of,
+    shop,
+)
 
 
 def test_bad_records_become_dead_letters_with_their_original_bytes(start: Start) -> None:
@@ -40,18 +52,29 @@ def test_bad_records_become_dead_letters_with_their_original_bytes(start: Start)
     assert first.timestamp()[0] == TIMESTAMP_CREATE_TIME
     assert sorted(running.reasons()) == ["contract", "digits", "malformed", "null_value"]
     counts = running.snapshot().counts
-    assert counts["read"] == counts["applied"] + sum(n for name, n in counts.items() if name.startswith("dead_letter/"))
+    assert counts["read"] == counts["applied"] + sum(
+        n for name, n in counts.items() if name.startswith("dead_letter/")
+    )
     assert counts[f"output/{running.pipeline.dead_letters}"] == 4
 
 
-def test_a_record_from_the_future_is_rejected_and_does_not_advance_stream_time(start: Start) -> None:
+def test_a_record_from_the_future_is_rejected_and_does_not_advance_stream_time(
+    start: Start,
+) -> None:
     running = start(shop)
-    running.send("sales", sale("a", at="08:00:00"), sale("a", at="2099-01-01T00:00:00"), sale("a", at="08:00:01"))
+    running.send(
+        "sales",
+        sale("a", at="08:00:00"),
+        sale("a", at="2099-01-01T00:00:00"),
+        sale("a", at="08:00:01"),
+    )
     running.run()
     running.send("sales", sale("a", at="08:00:02"))
     running.run()
     assert running.store("n_window") == {("a", millis("08:00:00")): 3}
-    assert running.snapshot().stream_times == {f"n_window/{running.names('sales')}/0": millis("08:00:02")}
+    assert running.snapshot().stream_times == {
+        f"n_window/{running.names('sales')}/0": millis("08:00:02")
+    }
     assert running.reasons() == ["future"]
 
 
@@ -63,7 +86,9 @@ def in_berlin(names: Names) -> Pipeline:
 
 def test_times_without_a_zone_are_in_the_pipelines_zone(start: Start) -> None:
     running = start(in_berlin)
-    running.send("sales", sale("a", at="2022-12-05T08:30:00"), sale("a", at="2022-12-05T08:30:00+00:00"))
+    running.send(
+        "sales", sale("a", at="2022-12-05T08:30:00"), sale("a", at="2022-12-05T08:30:00+00:00")
+    )
     running.run()
     assert running.store("n") == {("a", millis("07:00:00")): 1, ("a", millis("08:00:00")): 1}
 
@@ -84,11 +109,16 @@ def careful(names: Names) -> Pipeline:
 
 def test_filtered_records_are_not_evaluated(start: Start) -> None:
     running = start(careful)
-    running.send("sales", sale("a", 9, quantity=3), sale("a", 9, quantity=0), sale("b", 1, quantity=2))
+    running.send(
+        "sales", sale("a", 9, quantity=3), sale("a", 9, quantity=0), sale("b", 1, quantity=2)
+    )
     running.run()
     assert running.store("all") == {"a": {"items": 3}, "b": {"items": 2}}
     assert [value["price"] for _, value in running.output("prices")] == [3.0]
-    assert {key: value["dearest"] for key, value in running.store("each").items()} == {"a3": 3.0, "b5": 0.5}
+    assert {key: value["dearest"] for key, value in running.store("each").items()} == {
+        "a3": 3.0,
+        "b5": 0.5,
+    }
     assert len(running.store("each_window")) == 2
     assert running.store("none") == {"a": 1}
 
@@ -98,7 +128,9 @@ def two_topics(names: Names) -> Pipeline:
     pipeline = names.pipeline(workers=3)
     by_shop(pipeline, names).windowed_by(GRACE).count(store="sold")
     moves = pipeline.stream(names("moves"), value=Shop)
-    moves.group_by("_key").windowed_by(GRACE).aggregate(store="moved", to="max(city)", last="max(_offset)")
+    moves.group_by("_key").windowed_by(GRACE).aggregate(
+        store="moved", to="max(city)", last="max(_offset)"
+    )
     return pipeline
 
 
@@ -129,7 +161,12 @@ def odd_names(names: Names) -> Pipeline:
     pipeline = names.pipeline()
     bills = pipeline.stream(names("bills"), value=Bill)
     groups = bills.filter("`bill-no` > 1 AND tags['x'] = 1").group_by("`from`")
-    groups.aggregate(store="sums", items="sum(size(lines))", best="max(best.price)", dearest="max(lines[0].`item-no`)")
+    groups.aggregate(
+        store="sums",
+        items="sum(size(lines))",
+        best="max(best.price)",
+        dearest="max(lines[0].`item-no`)",
+    )
     mapped = bills.select("bill-no", "from", "lines", "tags", "kind", "note", twice="`bill-no` * 2")
     mapped.to(names("copies"))
     return pipeline
@@ -155,12 +192,17 @@ def test_fields_may_have_any_name_and_shape(start: Start) -> None:
     }
 
 
-def test_a_global_table_is_joined_as_of_the_batch(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_global_table_is_joined_as_of_the_batch(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lookup_tables, "_PAGE", 3)  # the table has more rows than a page
     running = start(shop)
     shops = {key: f"city of {key}" for key in "abcdefgh"}
     running.send(
-        "shops", *(address(key, city) for key, city in shops.items()), address("a", "old"), address("a", "new")
+        "shops",
+        *(address(key, city) for key, city in shops.items()),
+        address("a", "old"),
+        address("a", "new"),
     )
     running.send("sales", sale("a"), sale("z"))
     running.run()
@@ -209,7 +251,10 @@ def test_changes_of_a_windowed_store_have_window_headers(start: Start) -> None:
     running.run()
 
     first, second = millis("08:00:00"), millis("08:01:00")
-    counts = [(message.value(), dict(message.headers() or [])) for message in running.messages(running.names("counts"))]
+    counts = [
+        (message.value(), dict(message.headers() or []))
+        for message in running.messages(running.names("counts"))
+    ]
     assert sorted(counts, key=str) == [
         (b"1", {"window_start": str(second).encode(), "window_end": str(second + 60_000).encode()}),
         (b"2", {"window_start": str(first).encode(), "window_end": str(second).encode()}),
@@ -223,17 +268,27 @@ def test_changes_of_a_windowed_store_have_window_headers(start: Start) -> None:
 def test_branches_keys_and_hopping_windows(start: Start) -> None:
     def build(names: Names) -> Pipeline:
         pipeline = names.pipeline()
-        branches = sales_of(pipeline, names).split(large="amount >= 10", small="amount >= 5", rest="true")
+        branches = sales_of(pipeline, names).split(
+            large="amount >= 10", small="amount >= 5", rest="true"
+        )
         for name, branch in branches.items():
             by_minute = branch.select_key("date_format(at, 'HH:mm')")
             by_minute.group_by_key().count(store=name)
             by_minute.select("shop").to(names(name))
         hops = hopping("2 minutes", advance="1 minute")
-        branches["large"].group_by("shop").windowed_by(hops).aggregate(store="hops", total="sum(amount)")
+        branches["large"].group_by("shop").windowed_by(hops).aggregate(
+            store="hops", total="sum(amount)"
+        )
         return pipeline
 
     running = start(build, sales=1)
-    running.send("sales", sale("a", "10.00"), sale("b", "7.00"), sale("c", "1.00"), sale("a", "20.00", at="08:01:00"))
+    running.send(
+        "sales",
+        sale("a", "10.00"),
+        sale("b", "7.00"),
+        sale("c", "1.00"),
+        sale("a", "20.00", at="08:01:00"),
+    )
     running.run()
     running.send("sales", sale("a", "40.00", at="08:02:00"), sale("b", "6.00", at="08:01:59"))
     running.run()
@@ -262,7 +317,11 @@ def traced(names: Names) -> Pipeline:
 
 def test_output_records_have_the_headers_of_their_records(start: Start) -> None:
     running = start(traced)
-    headers: list[tuple[str, bytes | None]] = [("trace", b"\x00\xff"), ("trace", b"again"), ("none", None)]
+    headers: list[tuple[str, bytes | None]] = [
+        ("trace", b"\x00\xff"),
+        ("trace", b"again"),
+        ("none", None),
+    ]
     running.send("sales", (b"k", sale("a")), headers=[*headers, ("sluice.redriven", b"1")])
     running.send("sales", (b"k", sale("b")))
     running.run()

@@ -14,7 +14,14 @@ from sluice.operations.repair import RepairingRun
 from sluice.plan import plan
 from sluice.state.ledger.ledger import Ledger
 from tests.engine.conftest import Running, Start
-from tests.engine.test_between_batches import ledger_file, numbered, pipeline, shard_files, totals, written
+from tests.engine.test_between_batches import (
+    ledger_file,
+    numbered,
+    pipeline,
+    shard_files,
+    totals,
+    written,
+)
 from tests.support.interruptions import POINTS, crash, interrupted
 from tests.support.sqlite_copies import Replicas
 
@@ -54,14 +61,21 @@ def require_right(running: Running, end: int) -> None:
 
 def audits(running: Running) -> list:  # type: ignore[type-arg]
     with running.ledger() as ledger:
-        return [source for audit in ledger.audits.all(running.snapshot().ref) for source in audit.sources]
+        return [
+            source
+            for audit in ledger.audits.all(running.snapshot().ref)
+            for source in audit.sources
+        ]
 
 
 @pytest.mark.fault("F53", "the ledger is lost, or has lost its newest commits")
 def test_a_lost_ledger_is_recovered_without_reading_or_writing_anything(started: Running) -> None:
     before = started.snapshot()
     with started.ledger() as ledger:
-        sources, times = ledger.sources.get(before.ref), ledger.snapshots.times_before(before.ref, before.batch + 1)
+        sources, times = (
+            ledger.sources.get(before.ref),
+            ledger.snapshots.times_before(before.ref, before.batch + 1),
+        )
     lose_ledger(started)
     started.send("in", *numbered(12, 15))
     with pytest.raises(EngineError, match=r"is older than the output\. .*sluice recover"):
@@ -76,7 +90,11 @@ def test_a_lost_ledger_is_recovered_without_reading_or_writing_anything(started:
         started.run()  # a dry run changes nothing
     assert recovered(started).snapshot == "1.1"
     after = started.snapshot()
-    assert (after.id, after.positions, after.stream_times) == (before.id, before.positions, before.stream_times)
+    assert (after.id, after.positions, after.stream_times) == (
+        before.id,
+        before.positions,
+        before.stream_times,
+    )
     with started.ledger() as ledger:
         assert ledger.sources.get(before.ref) == sources
         assert ledger.snapshots.times_before(before.ref, before.batch + 1) == times
@@ -105,7 +123,9 @@ def test_a_ledger_that_went_back_keeps_its_earlier_snapshots(started: Running) -
 
 
 @pytest.mark.fault("F53", "the ledger is lost, or has lost its newest commits")
-def test_lost_shards_are_restored_from_the_topics_after_the_ledger_was_recovered(started: Running) -> None:
+def test_lost_shards_are_restored_from_the_topics_after_the_ledger_was_recovered(
+    started: Running,
+) -> None:
     lose_ledger(started)
     shutil.rmtree(started.settings.home / "shards")
     started.send("in", *numbered(12, 15))
@@ -117,7 +137,9 @@ def test_lost_shards_are_restored_from_the_topics_after_the_ledger_was_recovered
 
 
 @pytest.mark.fault("F53", "the ledger is lost, or has lost its newest commits")
-def test_a_shard_that_went_back_with_the_ledger_is_restored_from_the_topics(started: Running) -> None:
+def test_a_shard_that_went_back_with_the_ledger_is_restored_from_the_topics(
+    started: Running,
+) -> None:
     replicas = Replicas([*ledger_file(started), shard_files(started)[0]])
     replicas.lag()
     started.send("in", *numbered(12, 20))
@@ -160,7 +182,9 @@ def lose_markers(running: Running) -> None:
 
 @pytest.mark.fault("F53", "the ledger is lost, or has lost its newest commits")
 @pytest.mark.parametrize("shards", [False, True])
-def test_without_markers_the_topics_give_the_state_and_no_output_is_written(started: Running, shards: bool) -> None:
+def test_without_markers_the_topics_give_the_state_and_no_output_is_written(
+    started: Running, shards: bool
+) -> None:
     lose_ledger(started)
     lose_markers(started)
     if not shards:

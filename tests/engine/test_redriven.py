@@ -31,10 +31,17 @@ def letters(running: Running) -> list[list[Any]]:
     return [[*(letter.headers() or [])] for letter in running.dead_letters()]
 
 
-def test_a_record_that_fails_again_after_a_re_drive_has_its_headers_and_its_history(start: Start) -> None:
+def test_a_record_that_fails_again_after_a_re_drive_has_its_headers_and_its_history(
+    start: Start,
+) -> None:
     running = start(newest, amounts=2)
     amounts, kafka = running.names("amounts"), {"bootstrap.servers": running.bootstrap}
-    trace = [("trace", b"\x01\xff"), ("empty", None), ("trace", b"second"), ("sluice.reason", b"forged")]
+    trace = [
+        ("trace", b"\x01\xff"),
+        ("empty", None),
+        ("trace", b"second"),
+        ("sluice.reason", b"forged"),
+    ]
     for partition in range(2):
         running.send("amounts", b'{"n":1}', partition=partition)
         running.send("amounts", b'{"n":-1}', partition=partition, headers=trace)
@@ -46,13 +53,18 @@ def test_a_record_that_fails_again_after_a_re_drive_has_its_headers_and_its_hist
     traced = [headers for headers in found if headers[:4] == [*trace[:3], forged]]
     assert [len(headers) for headers in (found, traced)] == [5, 3]
     assert [dict(headers)["sluice.reason"] for headers in traced].count(b"forged") == 0
-    assert {name for headers in found for name, _ in headers if not name.startswith("sluice.")} == {"trace", "empty"}
+    assert {name for headers in found for name, _ in headers if not name.startswith("sluice.")} == {
+        "trace",
+        "empty",
+    }
 
     chosen = DeadLetterFilter(reason="processing", partition=1)
     assert redrive(kafka, running.pipeline.name, [amounts], chosen).redriven == 2
     assert running.run() == 2
     again = find_dead_letters(kafka, running.pipeline.name, chosen, 10).letters[:2]
-    assert [[failure["reason"] for failure in letter.history] for letter in again] == [["processing"]] * 2
+    assert [[failure["reason"] for failure in letter.history] for letter in again] == [
+        ["processing"]
+    ] * 2
     assert sorted(("trace", b"\x01\xff") in letter.headers for letter in again) == [False, True]
     # The next re-drive continues the history.
     assert redrive(kafka, running.pipeline.name, [amounts], chosen).redriven == 2
@@ -65,12 +77,21 @@ def test_headers_are_read_from_any_places(start: Start) -> None:
     running = start(newest, amounts=2)
     for number in range(1_500):
         running.producer.produce(
-            running.names("amounts"), b"{}", partition=0, headers=[("n", str(number))] if number % 2 else None
+            running.names("amounts"),
+            b"{}",
+            partition=0,
+            headers=[("n", str(number))] if number % 2 else None,
         )
     running.send("amounts", b"{}", partition=1, headers=[("n", "other")])
     running.producer.flush(60)
     amounts = running.names("amounts")
-    wanted = [(amounts, 0, 1_499), (amounts, 0, 3), (amounts, 0, 2), (amounts, 1, 0), (amounts, 0, 5)]
+    wanted = [
+        (amounts, 0, 1_499),
+        (amounts, 0, 3),
+        (amounts, 0, 2),
+        (amounts, 1, 0),
+        (amounts, 0, 5),
+    ]
     found = headers_at({"bootstrap.servers": running.bootstrap}, wanted)
     expected = {(0, 3): b"3", (0, 5): b"5", (0, 1_499): b"1499", (1, 0): b"other"}
     assert {place[1:]: headers for place, headers in found.items()} == {

@@ -45,7 +45,9 @@ def test_a_run_continues_with_the_same_values_on_more_workers(build: Build, star
     assert wider.store("total") == before
     wider.send("sales", *(sale(key) for key in (*KEYS, "new")))
     assert wider.run() == len(KEYS) + 1
-    assert {key: value["n"] for key, value in wider.store("total").items()} == dict.fromkeys(KEYS, 2) | {"new": 1}
+    assert {key: value["n"] for key, value in wider.store("total").items()} == dict.fromkeys(
+        KEYS, 2
+    ) | {"new": 1}
     for worker in range(5):
         assert {owner(key, 5) for key in wider.owned("total", worker)} <= {worker}
     assert len(wider.output("copies")) == 2 * len(KEYS) + 1

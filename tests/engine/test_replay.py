@@ -31,7 +31,9 @@ def a_busy_day(running: Running) -> None:
         for minute in range(20):
             late = rng.choice([0, 0, 0, 1, 5])
             at = f"08:{max(minute - late, 0):02}:{rng.randrange(60):02}"
-            records.append(sale(rng.choice("abcd"), f"{rng.randrange(1, 900)}.{rng.randrange(100):02}", at=at))
+            records.append(
+                sale(rng.choice("abcd"), f"{rng.randrange(1, 900)}.{rng.randrange(100):02}", at=at)
+            )
         records[5:5] = [b"{", sale("a", "1.005")]
         running.send("sales", *records, partition=partition)
 
@@ -70,17 +72,24 @@ def test_another_host_repeats_exactly_the_planned_batch(build: Build, start: Sta
     now = written_by(running)
     assert all(written[topic] <= now[topic] for topic in now)
     added = Counter(value for topic in now for _, value in (now[topic] - written[topic]).elements())
-    assert all(b'"c"' in value or b"city of c" in value for value in added), "no record is written twice"
+    assert all(b'"c"' in value or b"city of c" in value for value in added), (
+        "no record is written twice"
+    )
     assert now[running.pipeline.dead_letters] == written[running.pipeline.dead_letters]
     before = running.everything()
-    Rebuild(running.spark, plan(running.pipeline).job, running.settings).run()  # compares the checksums
+    Rebuild(
+        running.spark, plan(running.pipeline).job, running.settings
+    ).run()  # compares the checksums
     assert running.everything()["stores"] == before["stores"]
 
 
 def written_by(running: Running) -> dict[str, Counter[tuple[Any, Any]]]:
     """The records of every output, and the dead letters."""
     topics = (*plan(running.pipeline).job.outputs, running.pipeline.dead_letters)
-    return {topic: Counter((each.key(), each.value()) for each in running.messages(topic)) for topic in topics}
+    return {
+        topic: Counter((each.key(), each.value()) for each in running.messages(topic))
+        for topic in topics
+    }
 
 
 @pytest.mark.heavy
@@ -96,7 +105,9 @@ def test_results_do_not_depend_on_the_batches(start: Start) -> None:
         assert whole.store(store) == parts.store(store), store
     assert {*_sum(whole)} >= {"late/n_window", "dead_letter/malformed", "dead_letter/digits"}
     assert _sum(whole) == _sum(parts)
-    assert _plain(whole, whole.snapshot().stream_times) == _plain(parts, parts.snapshot().stream_times)
+    assert _plain(whole, whole.snapshot().stream_times) == _plain(
+        parts, parts.snapshot().stream_times
+    )
     assert sorted(whole.output("copies"), key=str) == sorted(parts.output("copies"), key=str)
     # With fewer batches, there are fewer intermediate results, but the final ones are the same.
     assert dict(whole.output("with_city")) == dict(parts.output("with_city"))
@@ -106,7 +117,10 @@ def test_results_do_not_depend_on_the_batches(start: Start) -> None:
 def _sum(running: Running) -> dict[str, int]:
     """A count, summed over all snapshots."""
     names = {
-        name for snapshot in running.snapshots() for name in snapshot.counts if not name.startswith(("output/", "rows"))
+        name
+        for snapshot in running.snapshots()
+        for name in snapshot.counts
+        if not name.startswith(("output/", "rows"))
     }
     return {name: running.counts(name) for name in names}
 
@@ -125,7 +139,9 @@ class Crash(Exception):
         pytest.param(Publisher, "_write_shards", id="while output is sent, before the shards"),
         pytest.param(TransactionalOutput, "send", id="after the shards, before the output"),
         # tests/faults/test_run_samples.py has a run that ends there, too.
-        pytest.param(Snapshots, "publish", id="after the output, before the ledger", marks=pytest.mark.heavy),
+        pytest.param(
+            Snapshots, "publish", id="after the output, before the ledger", marks=pytest.mark.heavy
+        ),
     ],
 )
 def test_a_crash_during_a_batch_changes_no_result(
@@ -145,8 +161,8 @@ def test_a_crash_during_a_batch_changes_no_result(
         patched.setattr(where, method, crash)
         with pytest.raises(Exception, match="Crash"):
             running.run()
-    # Queries read the complete previous batch, and readers of the output do not wait for a transaction. Output is
-    # committed before the ledger.
+    # Queries read the complete previous batch, and readers of the output do not wait for a
+    # transaction. Output is committed before the ledger.
     after = running.everything()
     unchanged = ["stores", "snapshots"] if where is Snapshots else [*before]
     assert {what: after[what] for what in unchanged} == {what: before[what] for what in unchanged}
@@ -161,7 +177,11 @@ def test_a_crash_during_a_batch_changes_no_result(
 def test_an_aborted_transaction_of_the_source_is_never_counted(start: Start) -> None:
     running = start(simple_shop)
     producer = Producer(
-        {"bootstrap.servers": running.bootstrap, "transactional.id": running.names.prefix, "log_level": 0}
+        {
+            "bootstrap.servers": running.bootstrap,
+            "transactional.id": running.names.prefix,
+            "log_level": 0,
+        }
     )
     producer.init_transactions(20)
     for key, end in (("a", producer.abort_transaction), ("b", producer.commit_transaction)):
@@ -196,5 +216,7 @@ def test_a_lost_ledger_is_an_error(start: Start) -> None:
     for file in Path(running.settings.home).glob("ledger.sqlite*"):
         file.unlink()
     running.send("sales", sale("a", "2.20"))
-    with pytest.raises(EngineError, match="has written its output, but the ledger does not have this batch"):
+    with pytest.raises(
+        EngineError, match="has written its output, but the ledger does not have this batch"
+    ):
         running.run()

@@ -54,7 +54,9 @@ async def answer(running: Running) -> tuple[dict[str, int], bool]:
         return {entry.key: int(bytes(entry.value)) for entry in result.entries}, result.partial
 
 
-def test_a_run_restores_a_truncated_shard_and_continues(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_restores_a_truncated_shard_and_continues(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
     running = start(shop, sales=3)
     a_busy_day(running)
     running.run(max_records=30)
@@ -74,7 +76,9 @@ def test_a_run_restores_a_truncated_shard_and_continues(start: Start, capsys: py
     assert "restored from the topics in" in out.export_text()
 
 
-def test_the_next_run_completes_an_interrupted_restore(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_run_completes_an_interrupted_restore(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running = start(simple_shop)
     running.send("sales", *(sale(key) for key in "abcdef"))
     running.run()

@@ -82,20 +82,27 @@ EXPRESSIONS = [
 ]  # fmt: skip
 
 
-def types_of_spark(spark: SparkSession, columns: dict[str, str], expressions: list[str]) -> dict[str, str]:
+def types_of_spark(
+    spark: SparkSession, columns: dict[str, str], expressions: list[str]
+) -> dict[str, str]:
     """The expressions that Spark accepts, each with its type."""
     frame = spark.createDataFrame([], ", ".join(f"{name} {kind}" for name, kind in columns.items()))
     types: dict[str, str] = {}
     for expression in expressions:
         with suppress(AnalysisException):
-            types[expression] = frame.selectExpr(f"{expression} AS x").schema["x"].dataType.simpleString()
+            types[expression] = (
+                frame.selectExpr(f"{expression} AS x").schema["x"].dataType.simpleString()
+            )
     return types
 
 
 def test_the_types_of_lists_maps_and_objects_are_those_of_spark(spark: SparkSession) -> None:
     types = types_of_spark(spark, COLUMNS, EXPRESSIONS)
     assert types.keys() == {*EXPRESSIONS}
-    found = {expression: compact(structure_of(expression, COLUMNS)).replace("`", "") for expression in EXPRESSIONS}
+    found = {
+        expression: compact(structure_of(expression, COLUMNS)).replace("`", "")
+        for expression in EXPRESSIONS
+    }
     assert found == types
 
 

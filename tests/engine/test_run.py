@@ -21,7 +21,17 @@ from sluice.topology.loading.pipeline_import import load_file
 from sluice.values.record_metadata import OnError
 from sluice.values.windows import AnyWindow
 from tests.engine.conftest import Start
-from tests.engine.shop import GRACE, Build, Names, address, millis, sale, sales_of, shop, simple_shop
+from tests.engine.shop import (
+    GRACE,
+    Build,
+    Names,
+    address,
+    millis,
+    sale,
+    sales_of,
+    shop,
+    simple_shop,
+)
 
 
 @pytest.mark.spark
@@ -57,7 +67,10 @@ def test_a_run_reads_all_records_and_publishes_one_snapshot(start: Start) -> Non
 
     (snapshot,) = running.snapshots()
     assert snapshot.id == "1.0"
-    assert snapshot.positions == {running.names("sales"): {"0": 3, "1": 1}, running.names("shops"): {"0": 1}}
+    assert snapshot.positions == {
+        running.names("sales"): {"0": 3, "1": 1},
+        running.names("shops"): {"0": 1},
+    }
     assert snapshot.stream_times == {
         f"n_window/{running.names('sales')}/0": millis("08:00:59"),
         f"n_window/{running.names('sales')}/1": millis("08:01:00"),
@@ -93,7 +106,10 @@ def test_the_next_run_continues_where_the_last_one_ended(start: Start) -> None:
     # The window was kept between the runs.
     assert running.store("n_window") == {("a", millis("08:00:00")): 3, ("b", millis("08:00:00")): 1}
     assert [snapshot.counts["read"] for snapshot in running.snapshots()] == [2, 2]
-    assert [snapshot.positions[running.names("sales")] for snapshot in running.snapshots()] == [{"0": 2}, {"0": 4}]
+    assert [snapshot.positions[running.names("sales")] for snapshot in running.snapshots()] == [
+        {"0": 2},
+        {"0": 4},
+    ]
     assert len(running.output("copies")) == 4
 
 
@@ -101,7 +117,9 @@ def test_a_closed_window_accepts_no_records_but_can_be_queried(start: Start) -> 
     running = start(shop)
     running.send("sales", sale("a", at="08:00:00"), sale("b", at="08:01:14"))
     running.run()
-    running.send("sales", sale("a", at="08:00:30"), sale("b", at="08:01:15"))  # closes the first window
+    running.send(
+        "sales", sale("a", at="08:00:30"), sale("b", at="08:01:15")
+    )  # closes the first window
     running.run()
     assert running.store("n_window") == {("a", millis("08:00:00")): 2, ("b", millis("08:01:00")): 2}
     # Late, although it has another key; totals have no windows.
@@ -130,7 +148,17 @@ def test_no_records_are_left_over_by_rounding(start: Start) -> None:
 
 def test_every_key_is_in_its_owners_shard(start: Start) -> None:
     running = start(shop)
-    keys = ["a", "Café Ünïcode", "ключ", 'it\'s "quoted" \\ and \t tabbed', "", "😀", "a" * 1000, "0", "null"]
+    keys = [
+        "a",
+        "Café Ünïcode",
+        "ключ",
+        'it\'s "quoted" \\ and \t tabbed',
+        "",
+        "😀",
+        "a" * 1000,
+        "0",
+        "null",
+    ]
     running.send("sales", *(sale(key) for key in keys))
     running.send("shops", *(address(key, f"city of {key}") for key in keys))
     running.run()
@@ -156,7 +184,14 @@ def test_every_record_is_accounted_for_by_partition(start: Start, window: AnyWin
         return pipeline
 
     running = start(windows_only, sales=2)
-    running.send("sales", sale("a", at="08:00:00"), sale("a", at="09:00:00"), sale("b", at="08:00:00"), b"{", sale(""))
+    running.send(
+        "sales",
+        sale("a", at="08:00:00"),
+        sale("a", at="09:00:00"),
+        sale("b", at="08:00:00"),
+        b"{",
+        sale(""),
+    )
     running.send("sales", sale("a", -1), sale("c"), (None, None), partition=1)
     running.run()
     running.send("sales", sale("c", at="09:00:30"), partition=1)
@@ -167,7 +202,9 @@ def test_every_record_is_accounted_for_by_partition(start: Start, window: AnyWin
     sales = running.names("sales")
     sources = [
         [
-            msgspec.structs.replace(source, last=-1, fingerprint="", leader_epoch=-1, first_leader_epoch=-1)
+            msgspec.structs.replace(
+                source, last=-1, fingerprint="", leader_epoch=-1, first_leader_epoch=-1
+            )
             for source in audit.sources
         ]
         for audit in audits
@@ -190,10 +227,14 @@ def test_every_record_is_accounted_for_by_partition(start: Start, window: AnyWin
     for worker in workers:
         with open_shard(worker.location) as shard:
             shard.verify_rows(1)
-            assert shard.checksums(1).state_rows == audits[1].checksums.get(str(worker.number), NO_CHECKSUM)
+            assert shard.checksums(1).state_rows == audits[1].checksums.get(
+                str(worker.number), NO_CHECKSUM
+            )
 
 
-def test_a_batch_that_does_not_balance_is_not_published(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_does_not_balance_is_not_published(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running = start(simple_shop)
     running.send("sales", sale("a"), sale("b"))
     one_more = BatchStats({"read": 1}, partition=f"{running.names('sales')}-0")
@@ -233,7 +274,9 @@ def test_a_record_without_a_result_is_a_dead_letter(start: Start) -> None:
 def test_a_record_without_a_result_ends_the_run_with_on_error_fail(start: Start) -> None:
     running = start(shares("fail"))
     running.send("sales", sale("a"), sale("b", "0.00"))
-    with pytest.raises(EngineError, match=r"select at test_run.py:\d+ failed .*DIVIDE_BY_ZERO in 1 / amount"):
+    with pytest.raises(
+        EngineError, match=r"select at test_run.py:\d+ failed .*DIVIDE_BY_ZERO in 1 / amount"
+    ):
         running.run()
     assert running.snapshots() == []
     assert running.output("shares") == []
@@ -274,7 +317,9 @@ def test_executors_need_only_the_pipelines_file(start: Start, tmp_path: Path) ->
     assert generation is not None
     assert generation.topics == (running.names("rides"),)
     assert generation.stores[0].value == "bigint"
-    assert generation.description.startswith(f"pipeline {running.names.prefix}, 1 worker\n  stream ")
+    assert generation.description.startswith(
+        f"pipeline {running.names.prefix}, 1 worker\n  stream "
+    )
     assert generation.picture.startswith("<svg ")
 
 
@@ -287,7 +332,10 @@ def test_a_repeated_batch_only_repeats_at_least_once_output(start: Start) -> Non
     running.crash_before_publishing()
     running.run()
     copies, with_city = running.names("copies"), running.names("with_city")
-    assert (running.snapshot().counts[f"output/{copies}"], running.snapshot().counts[f"output/{with_city}"]) == (2, 1)
+    assert (
+        running.snapshot().counts[f"output/{copies}"],
+        running.snapshot().counts[f"output/{with_city}"],
+    ) == (2, 1)
     with running.ledger() as ledger:
         (audit,) = ledger.audits.all(GenerationRef(running.pipeline.name, 1))
     assert (audit.outputs[copies], audit.outputs[with_city]) == (2, 1)

@@ -29,8 +29,12 @@ def token(monkeypatch: pytest.MonkeyPatch) -> None:
     settings.cache_clear()
 
 
-@pytest.mark.parametrize("old_file", ["removed", pytest.param("moved back to", marks=pytest.mark.heavy)])
-def test_operator_states_move_with_their_worker(start: Start, token: None, tmp_path: Path, old_file: str) -> None:
+@pytest.mark.parametrize(
+    "old_file", ["removed", pytest.param("moved back to", marks=pytest.mark.heavy)]
+)
+def test_operator_states_move_with_their_worker(
+    start: Start, token: None, tmp_path: Path, old_file: str
+) -> None:
     running = start(sums)
     name = running.pipeline.name
 
@@ -45,7 +49,9 @@ def test_operator_states_move_with_their_worker(start: Start, token: None, tmp_p
         away = Host(ledger, tmp_path / "away").start(pipeline=name)
         move(ledger, Placement(name, 0, "127.0.0.1", away.port))
         assert send(1) == {"k": {"last": 1, "sum": 6}}
-        assert away.calls[f"/local/{name}/1/0/states"] == 1, "the task reads states through the server"
+        assert away.calls[f"/local/{name}/1/0/states"] == 1, (
+            "the task reads states through the server"
+        )
         if old_file == "removed":
             for file in home.folder.rglob("worker-0.sqlite*"):
                 file.unlink()
@@ -57,13 +63,18 @@ def test_operator_states_move_with_their_worker(start: Start, token: None, tmp_p
     settings.cache_clear()
 
 
-def test_a_run_continues_after_its_state_was_imported_into_postgresql(start: Start, postgres: str) -> None:
+def test_a_run_continues_after_its_state_was_imported_into_postgresql(
+    start: Start, postgres: str
+) -> None:
     running, database = start(sums), new_database(postgres)
     running.send("amounts", (b"k", b'{"n":5}'))
     assert running.run() == 1
     with running.ledger() as old, Ledger.open(database) as new:
         import_state(old, new, database)
-    sqlite, running.settings = running.settings, replace(running.settings, ledger=database, shards=database)
+    sqlite, running.settings = (
+        running.settings,
+        replace(running.settings, ledger=database, shards=database),
+    )
     assert running.store("sums") == {"k": {"last": 5, "sum": 5}}
     running.send("amounts", (b"k", b'{"n":1}'))
     assert running.run() == 1
@@ -73,7 +84,9 @@ def test_a_run_continues_after_its_state_was_imported_into_postgresql(start: Sta
         running.run()
 
 
-def test_workers_on_two_hosts_and_a_move_between_runs(start: Start, token: None, tmp_path: Path) -> None:
+def test_workers_on_two_hosts_and_a_move_between_runs(
+    start: Start, token: None, tmp_path: Path
+) -> None:
     running = start(shop, sales=2)
     name = running.pipeline.name
     with running.ledger() as ledger:
@@ -98,7 +111,9 @@ def test_workers_on_two_hosts_and_a_move_between_runs(start: Start, token: None,
     settings.cache_clear()
 
 
-def test_stores_are_added_and_workers_change_after_a_move(start: Start, token: None, tmp_path: Path) -> None:
+def test_stores_are_added_and_workers_change_after_a_move(
+    start: Start, token: None, tmp_path: Path
+) -> None:
     running = start(counted)
     name = running.pipeline.name
     running.send("sales", sale("a", 1), sale("b", 5), sale("a", 3))
@@ -109,7 +124,10 @@ def test_stores_are_added_and_workers_change_after_a_move(start: Start, token: N
             for number in range(running.pipeline.workers):
                 move(ledger, Placement(name, number, "127.0.0.1", host.port))
             added = change(running, summed)
-            assert added.store("amounts") == {"a": {"total": 4, "most": 3}, "b": {"total": 5, "most": 5}}
+            assert added.store("amounts") == {
+                "a": {"total": 4, "most": 3},
+                "b": {"total": 5, "most": 5},
+            }
             added.pipeline.workers = running.pipeline.workers + 1
             repartition(plan(added.pipeline).job, added.settings)
             added.send("sales", sale("a", 2), sale("c", 1))

@@ -34,15 +34,25 @@ def test_workers_of_tests_import_the_pyspark_that_is_compiled(spark: SparkSessio
 @pytest.mark.usefixtures("spark")
 def test_a_setting_that_spark_refuses_is_named() -> None:
     values = Settings.read({"SLUICE_SPARK_CONF": '{"spark.sql.shuffle.partitions": "abc"}'})
-    with pytest.raises(SettingsError, match=r'Spark does not start: .*"spark\.sql\.shuffle\.partitions"') as refused:
+    with pytest.raises(
+        SettingsError, match=r'Spark does not start: .*"spark\.sql\.shuffle\.partitions"'
+    ) as refused:
         session(values, "refused")
     assert "Correct SLUICE_SPARK_CONF" in refused.value.next_step
 
 
-@pytest.mark.parametrize(("home", "imported"), [(PACKAGE, PACKAGE), (Path("/opt/spark"), ARCHIVE / "pyspark")])
+@pytest.mark.parametrize(
+    ("home", "imported"), [(PACKAGE, PACKAGE), (Path("/opt/spark"), ARCHIVE / "pyspark")]
+)
 def test_the_engine_imports_the_pyspark_that_is_compiled(home: Path, imported: Path) -> None:
     """Spark puts the archive first on the path. Another Spark than the package's may have another PySpark."""
-    variables = {**os.environ, "SPARK_HOME": str(home), "PYTHONPATH": os.pathsep.join([str(ARCHIVE), *sys.path])}
+    variables = {
+        **os.environ,
+        "SPARK_HOME": str(home),
+        "PYTHONPATH": os.pathsep.join([str(ARCHIVE), *sys.path]),
+    }
     program = "import sluice.engine, pyspark; print(pyspark.__file__)"
-    found = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", program], env=variables, capture_output=True, text=True, check=True
+    )
     assert Path(found.stdout.strip()) == imported / "__init__.py"

@@ -87,13 +87,16 @@ def test_an_unchanged_topic_is_accepted(topic: Input) -> None:
 
 
 @pytest.mark.parametrize("records", [5, 10, 50])
-def test_a_recreated_topic_is_rejected_whether_shorter_or_longer(topic: Input, records: int) -> None:
+def test_a_recreated_topic_is_rejected_whether_shorter_or_longer(
+    topic: Input, records: int
+) -> None:
     topic.delete()
     topic.kafka.create_topics({topic.topic: 2})
     topic.send(records)
     for check in (lambda: topic.check(done=10), lambda: topic.guard.check_batch(())):
         with pytest.raises(
-            InputError, match=r"was deleted and created again: its id is \S+, and 'shop' has read.*Either stop running"
+            InputError,
+            match=r"was deleted and created again: its id is \S+, and 'shop' has read.*Either stop running",
         ):
             check()
 
@@ -106,7 +109,10 @@ def test_a_deleted_topic_is_rejected(topic: Input) -> None:
 
 def test_a_missing_topic_is_named(kafka: EmbeddedKafka, ledger: Ledger) -> None:
     guard = SourceIdentity(
-        {"bootstrap.servers": kafka.bootstrap}, ledger.sources, GenerationRef("shop", 1), ("nowhere",)
+        {"bootstrap.servers": kafka.bootstrap},
+        ledger.sources,
+        GenerationRef("shop", 1),
+        ("nowhere",),
     )
     with pytest.raises(InputError, match=r"Topic nowhere does not exist\. Create the topic"):
         guard.check({}, {})
@@ -146,7 +152,9 @@ def test_new_partitions_are_recorded(topic: Input) -> None:
 
 def note(ledger: Ledger, topic: str, offset: int, fingerprint: str) -> None:
     """Note the last record that the pipeline has read of partition 0."""
-    source = SourceAudit(topic=topic, partition=0, start=0, end=offset + 1, last=offset, fingerprint=fingerprint)
+    source = SourceAudit(
+        topic=topic, partition=0, start=0, end=offset + 1, last=offset, fingerprint=fingerprint
+    )
     with ledger.engine.begin() as connection:
         note_last_records(connection, REF, [source])
 
@@ -157,7 +165,9 @@ def fingerprint_at(guard: SourceIdentity, offset: int) -> str:
     return record_fingerprint(record.key(), record.value(), record.timestamp()[1])
 
 
-@pytest.mark.fault("F40", "another record, or none, where the last one was that a pipeline has read")
+@pytest.mark.fault(
+    "F40", "another record, or none, where the last one was that a pipeline has read"
+)
 def test_the_last_record_that_was_read_has_to_be_there(topic: Input, ledger: Ledger) -> None:
     note(ledger, topic.topic, 9, fingerprint_at(topic.guard, 9))
     topic.send(3)
@@ -176,7 +186,10 @@ def test_the_last_record_that_was_read_has_to_be_there(topic: Input, ledger: Led
     topic.check(done=10)
 
 
-@pytest.mark.fault("F40", "the last record that a pipeline has read is gone: compacted, or replaced by an aborted one")
+@pytest.mark.fault(
+    "F40",
+    "the last record that a pipeline has read is gone: compacted, or replaced by an aborted one",
+)
 @pytest.mark.parametrize("policy", ["delete", "compact"])
 def test_a_record_that_compaction_may_have_removed_is_no_sign_of_another_log(
     policy: str, kafka: EmbeddedKafka, fresh_name: Callable[[str], str], ledger: Ledger
@@ -198,13 +211,20 @@ def test_a_record_that_compaction_may_have_removed_is_no_sign_of_another_log(
     if policy == "compact":
         guard.check(at_the_end, at_the_end)
     else:
-        with pytest.raises(InputError, match=r"at offset 2, where the last record was .* is no record now"):
+        with pytest.raises(
+            InputError, match=r"at offset 2, where the last record was .* is no record now"
+        ):
             guard.check(at_the_end, at_the_end)
 
 
 @pytest.mark.heavy  # other tests note another record, which is all that a pipeline sees of a replaced log
-@pytest.mark.fault("F40", "a broker's disk is restored from a copy; then the topic grows past the offset that was read")
-def test_a_partition_that_went_back_is_rejected_with_the_gap(tmp_path: Path, ledger: Ledger) -> None:
+@pytest.mark.fault(
+    "F40",
+    "a broker's disk is restored from a copy; then the topic grows past the offset that was read",
+)
+def test_a_partition_that_went_back_is_rejected_with_the_gap(
+    tmp_path: Path, ledger: Ledger
+) -> None:
     broker, copy = EmbeddedKafka(tmp_path / "kafka", free_port()), tmp_path / "copy"
     data = tmp_path / "kafka" / "data" / "restored-0"
     with broker:
@@ -220,7 +240,9 @@ def test_a_partition_that_went_back_is_rejected_with_the_gap(tmp_path: Path, led
                     topic="restored", partition=0, start=0, end=last + 1, last=last,
                     fingerprint=fingerprint_at(made.guard, last),
                 )  # fmt: skip
-                audit = msgspec.structs.replace(make_audit(batch, lease.epoch, source), pipeline="shop")
+                audit = msgspec.structs.replace(
+                    make_audit(batch, lease.epoch, source), pipeline="shop"
+                )
                 ledger.snapshots.publish(make_snapshot(batch, pipeline="shop"), audit)
         made.check(done=15)
         broker.stop()
@@ -228,7 +250,9 @@ def test_a_partition_that_went_back_is_rejected_with_the_gap(tmp_path: Path, led
         shutil.copytree(copy, data)
         broker.start()
         made.send(12)
-        with pytest.raises(InputError, match=r"at offset 14, .* from offset 10 to 14 were replaced"):
+        with pytest.raises(
+            InputError, match=r"at offset 14, .* from offset 10 to 14 were replaced"
+        ):
             made.check(done=15)
 
 
@@ -263,15 +287,21 @@ def test_a_run_and_a_rebuild_refuse_a_partition_that_went_back(start: Start) -> 
             2,
             fingerprint_at(SourceIdentity(config, ledger.sources, ref, (sales,)), 2),
         )
-        assert {each.last for each in ledger.sources.get(ref) if each.topic != sales or each.partition} == {-1}
+        assert {
+            each.last for each in ledger.sources.get(ref) if each.topic != sales or each.partition
+        } == {-1}
         with ledger.engine.begin() as connection:
-            other = SourceAudit(topic=sales, partition=0, start=0, end=3, last=2, fingerprint="another")
+            other = SourceAudit(
+                topic=sales, partition=0, start=0, end=3, last=2, fingerprint="another"
+            )
             note_last_records(connection, ref, [other])
     running.send("sales", sale("d"))
     before = running.everything()
     job = plan(running.pipeline).job
     for command in (running.run, Rebuild(running.spark, job, running.settings).run):
-        with pytest.raises(InputError, match=r"offset 2, .* from offset 2 to 2 were replaced") as refused:
+        with pytest.raises(
+            InputError, match=r"offset 2, .* from offset 2 to 2 were replaced"
+        ) as refused:
             command()
         assert running.everything() == before
     assert "--from-topics" in refused.value.next_step

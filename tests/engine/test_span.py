@@ -50,9 +50,9 @@ def spent(names: Names, least: int = 0) -> Pipeline:
     pipeline = names.pipeline()
     sales = sales_of(pipeline, names)
     shops = pipeline.table(names("shops"), value=Shop, key="shop", store="city")
-    sales.join(shops).select(shop="left.shop", amount="left.amount").filter(f"amount >= {least}").group_by(
-        "shop"
-    ).aggregate(store="spent", spent="sum(amount)")
+    sales.join(shops).select(shop="left.shop", amount="left.amount").filter(
+        f"amount >= {least}"
+    ).group_by("shop").aggregate(store="spent", spent="sum(amount)")
     return pipeline
 
 
@@ -65,7 +65,9 @@ def unjoined(names: Names) -> Pipeline:
 
 def sell(running: Running, sold: Iterable[Sold]) -> None:
     for one in sold:
-        running.send("sales", sale(one.shop, one.amount), partition=one.partition, timestamp=one.timestamp)
+        running.send(
+            "sales", sale(one.shop, one.amount), partition=one.partition, timestamp=one.timestamp
+        )
 
 
 def opened(start: Start) -> Running:
@@ -98,7 +100,11 @@ def built(running: Running, store: str = "spent", generation: int = 2) -> dict[s
     assert info is not None
     assert batch is not None
     (found,) = [one for one in info.stores if one.name == store]
-    return {key: value for worker in info.workers for key, value in state_rows(worker.location, found, batch)}
+    return {
+        key: value
+        for worker in info.workers
+        for key, value in state_rows(worker.location, found, batch)
+    }
 
 
 @pytest.mark.parametrize(
@@ -112,9 +118,17 @@ def test_a_replay_reads_from_a_point_up_to_a_point(start: Start, every: bool) ->
     chosen: list[tuple[str, str, Callable[[Sold], bool]]] = [
         ("2026-11-21T14:00:00", "", lambda one: one.timestamp >= NOON + 2 * HOUR),
         ("", "2026-11-21T15:00:00+01:00", lambda one: one.timestamp < NOON + 2 * HOUR),
-        ("2026-11-21T13:00", "2026-11-21T16:30", lambda one: NOON + HOUR <= one.timestamp < NOON + 4.5 * HOUR),
+        (
+            "2026-11-21T13:00",
+            "2026-11-21T16:30",
+            lambda one: NOON + HOUR <= one.timestamp < NOON + 4.5 * HOUR,
+        ),
         (f"{sales}/0/4", "", lambda one: one.partition == 1 or one.offset >= 4),
-        (f"{sales}/0/4,{sales}/1/2", f"{sales}/0/6", lambda one: (4 <= one.offset < 6, one.offset >= 2)[one.partition]),
+        (
+            f"{sales}/0/4,{sales}/1/2",
+            f"{sales}/0/6",
+            lambda one: (4 <= one.offset < 6, one.offset >= 2)[one.partition],
+        ),
         ("beginning", "", lambda _: True),
         # A point after the last record, and one in the table.
         (
@@ -125,9 +139,14 @@ def test_a_replay_reads_from_a_point_up_to_a_point(start: Start, every: bool) ->
     ]
     for begin, until, selects in chosen if every else chosen[-1:]:
         generation = rebuilding(running).replay(Span.parse(begin, until))
-        assert built(running, generation=generation) == totals(filter(selects, SOLD)), (begin, until)
+        assert built(running, generation=generation) == totals(filter(selects, SOLD)), (
+            begin,
+            until,
+        )
         # A table's state needs all its records before the end.
-        assert {*built(running, "city", generation)} == {*"abcd"} | ({*"ef"} if "shops" not in until else set())
+        assert {*built(running, "city", generation)} == {*"abcd"} | (
+            {*"ef"} if "shops" not in until else set()
+        )
         assert built(running, generation=1) == live
 
 
@@ -166,12 +185,15 @@ def test_topics_that_were_added_are_read_from_their_beginning(start: Start, orde
     assert again.replay() == 2
     assert built(running) == expected
     assert built(running, "city").keys() == cities.keys()
-    # The current generation does not read the new topics. The promoted one continues where the replay ended.
+    # The current generation does not read the new topics. The promoted one continues where the
+    # replay ended.
     running.send("market", sale("c"), timestamp=NOON)
     assert again.promote() == 2
     assert running.run() == (0 if ordered else 1)
     assert built(running, "city").keys() == cities.keys() | (set() if ordered else {"c"})
-    assert [key for key, _ in (running.output("sold") if not ordered else [])] == ([] if ordered else ["c"])
+    assert [key for key, _ in (running.output("sold") if not ordered else [])] == (
+        [] if ordered else ["c"]
+    )
     # A topic that was removed from the pipeline is not missed.
     running.pipeline = (unjoined if ordered else counted)(running.names)
     assert rebuilding(running).replay() == 3
@@ -180,12 +202,20 @@ def test_topics_that_were_added_are_read_from_their_beginning(start: Start, orde
 def test_a_part_without_records_is_not_replayed(start: Start) -> None:
     running = start(spent, sales=2)
     sell(running, SOLD[:2])
-    running.send("shops", address("a", "a table, whose records are read in any case"), timestamp=NOON - 30 * HOUR)
+    running.send(
+        "shops",
+        address("a", "a table, whose records are read in any case"),
+        timestamp=NOON - 30 * HOUR,
+    )
     running.run()
     for begin, until, why in (
         ("2026-11-22", "", "none was read between its start and its end"),
         ("", "2026-11-20", "none was read between its start and its end"),
-        ("nowhere/0/1", "", r"partitions that cannot be chosen: nowhere/0\. .*sales/0, .*sales/1\."),
+        (
+            "nowhere/0/1",
+            "",
+            r"partitions that cannot be chosen: nowhere/0\. .*sales/0, .*sales/1\.",
+        ),
         (f"{running.names('shops')}/0/1", "", r"partitions that cannot be chosen: .*shops/0\. "),
     ):
         with pytest.raises(EngineError, match=why):
@@ -203,9 +233,13 @@ def test_a_promoted_part_goes_on_and_is_rebuilt_from_where_it_began(start: Start
     sell(running, more)
     assert running.run(generation=1) == 1
     sales = running.names("sales")
-    firsts = {number: min(one.offset for one in recent if one.partition == number) for number in range(2)}
+    firsts = {
+        number: min(one.offset for one in recent if one.partition == number) for number in range(2)
+    }
     places = [TopicPartition(sales, number, first) for number, first in firsts.items()]
-    admin = AdminClient({"bootstrap.servers": running.bootstrap})  # its futures need it until they are done
+    admin = AdminClient(
+        {"bootstrap.servers": running.bootstrap}
+    )  # its futures need it until they are done
     for done in admin.delete_records(places).values():
         done.result(60)
     assert rebuilding(running).promote() == 2
@@ -234,7 +268,9 @@ def test_the_difference_of_a_changed_pipeline_names_exactly_the_keys_that_differ
     before, after = totals(sold), totals(one for one in sold if one.amount >= 5)
     assert built(running, generation=1) == before
     kinds = {
-        key: "missing" if key not in after else "changed" for key, value in before.items() if after.get(key) != value
+        key: "missing" if key not in after else "changed"
+        for key, value in before.items()
+        if after.get(key) != value
     }
     assert 0 < len(kinds) < len(before)
     assert {*kinds.values()} == {"changed", "missing"}
@@ -255,7 +291,12 @@ def test_the_difference_of_a_changed_pipeline_names_exactly_the_keys_that_differ
         with monkeypatch.context() as patched:
             patched.setattr(Snapshots, "publish", and_ask)
             assert rebuilding(running).replay() == 2
-        diff = api.get("/v1/stores/spent/diff", pipeline=running.pipeline.name, before="1.newest", after="2.newest")
+        diff = api.get(
+            "/v1/stores/spent/diff",
+            pipeline=running.pipeline.name,
+            before="1.newest",
+            after="2.newest",
+        )
     assert answers
     assert all(answer == before for answer in answers)
     assert {one["key"]: one["kind"] for one in diff["examples"]} == kinds

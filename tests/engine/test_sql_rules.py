@@ -68,7 +68,25 @@ DAYS = [
     "2024-00-01", "2024-01-32", "2024-01-01x", "1582-10-10", "", "today", "epoch", "1000000-01-01", "2024/01/02",
     "2024-1-1 ",
 ]  # fmt: skip
-WHOLE = [0, 1, -1, 2, -2, 3, 7, 10, -10, 100, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**53 + 1, 2**63 - 1, -(2**63)]
+WHOLE = [
+    0,
+    1,
+    -1,
+    2,
+    -2,
+    3,
+    7,
+    10,
+    -10,
+    100,
+    2**31 - 1,
+    2**31,
+    -(2**31),
+    -(2**31) - 1,
+    2**53 + 1,
+    2**63 - 1,
+    -(2**63),
+]
 SHARES = [
     0.0, -0.0, 1.0, -1.0, 0.5, 1.5, -1.5, 2.5, 0.1, 1e-300, -1e300, 1e308, 1e10, 2.0**53, 2.0**63, -(2.0**63), 1e19,
     0.005, 2147483647.5, -2147483648.5, 123456.789, 5e-324,
@@ -124,11 +142,46 @@ PAIRS = [
     ("share", "1.5"), ("whole", "10"), ("share", "2"),
 ]  # fmt: skip
 CASTS = {
-    "number": ("INT", "BIGINT", "DOUBLE", "DECIMAL(12,2)", "DECIMAL(38,10)", "DECIMAL(5,0)", "BOOLEAN", "STRING"),
+    "number": (
+        "INT",
+        "BIGINT",
+        "DOUBLE",
+        "DECIMAL(12,2)",
+        "DECIMAL(38,10)",
+        "DECIMAL(5,0)",
+        "BOOLEAN",
+        "STRING",
+    ),
     "day_text": ("DATE",),
-    "whole": ("INT", "BIGINT", "DOUBLE", "DECIMAL(20,0)", "DECIMAL(12,2)", "BOOLEAN", "STRING", "TIMESTAMP"),
-    "small": ("INT", "BIGINT", "DOUBLE", "DECIMAL(5,1)", "DECIMAL(12,2)", "BOOLEAN", "STRING", "TIMESTAMP"),
-    "amount": ("INT", "BIGINT", "DOUBLE", "DECIMAL(12,1)", "DECIMAL(14,4)", "DECIMAL(5,2)", "STRING"),
+    "whole": (
+        "INT",
+        "BIGINT",
+        "DOUBLE",
+        "DECIMAL(20,0)",
+        "DECIMAL(12,2)",
+        "BOOLEAN",
+        "STRING",
+        "TIMESTAMP",
+    ),
+    "small": (
+        "INT",
+        "BIGINT",
+        "DOUBLE",
+        "DECIMAL(5,1)",
+        "DECIMAL(12,2)",
+        "BOOLEAN",
+        "STRING",
+        "TIMESTAMP",
+    ),
+    "amount": (
+        "INT",
+        "BIGINT",
+        "DOUBLE",
+        "DECIMAL(12,1)",
+        "DECIMAL(14,4)",
+        "DECIMAL(5,2)",
+        "STRING",
+    ),
     "rate": ("INT", "DOUBLE", "DECIMAL(9,2)", "DECIMAL(4,3)", "STRING"),
     "huge": ("INT", "BIGINT", "DOUBLE", "DECIMAL(38,0)", "DECIMAL(38,4)"),
     "share": ("INT", "BIGINT", "DOUBLE"),
@@ -146,17 +199,38 @@ def expressions() -> Iterator[str]:
     for name, kinds in CASTS.items():
         for kind, tried in product(kinds, ("", "TRY_")):
             yield f"{tried}CAST({name} AS {kind})"
-    for (left, right), name in product(PAIRS, ("try_add", "try_subtract", "try_multiply", "try_divide")):
+    for (left, right), name in product(
+        PAIRS, ("try_add", "try_subtract", "try_multiply", "try_divide")
+    ):
         yield f"{name}({left}, {right})"
     for name in ("whole", "small", "amount", "huge", "share", "rate"):
-        yield from (f"-{name}", f"abs({name})", f"floor({name})", f"ceil({name})", f"CAST(floor({name}) AS STRING)")
-        yield from (f"greatest({name}, {name}, NULL)", f"least({name}, 1, {name})", f"coalesce({name}, 0)")
-    yield from ("round(amount, 1)", "round(amount)", "round(rate, 3)", "round(rate, 9)", "round(rate, 0)")
+        yield from (
+            f"-{name}",
+            f"abs({name})",
+            f"floor({name})",
+            f"ceil({name})",
+            f"CAST(floor({name}) AS STRING)",
+        )
+        yield from (
+            f"greatest({name}, {name}, NULL)",
+            f"least({name}, 1, {name})",
+            f"coalesce({name}, 0)",
+        )
+    yield from (
+        "round(amount, 1)",
+        "round(amount)",
+        "round(rate, 3)",
+        "round(rate, 9)",
+        "round(rate, 0)",
+    )
     yield from ("-2147483648", "-9223372036854775808", "1e3", "0.050", "12345678901234567890")
     yield from CONDITIONS
     yield from (text.format(name) for text in TEXT_FUNCTIONS for name in ("text", "number"))
     yield from (f"{name}({of})" for name in PARTS_OF_TIMES for of in ("at", "day"))
-    yield from (f"date_trunc('{unit}', at)" for unit in ("YEAR", "quarter", "month", "WEEK", "day", "hour", "minute"))
+    yield from (
+        f"date_trunc('{unit}', at)"
+        for unit in ("YEAR", "quarter", "month", "WEEK", "day", "hour", "minute")
+    )
     yield from (*TIME_FUNCTIONS, *LIST_FUNCTIONS, *OBJECTS, *OPERATORS, *COLUMNS)
     yield from (struct_json(f"named_struct('v', {name})") for name in COLUMNS)
     yield from (value_json(name) for name in COLUMNS)
@@ -248,15 +322,21 @@ CONDITIONS = [
 
 
 @pytest.mark.parametrize(
-    ("seed", "every"), [(1, 4), *(pytest.param(seed, 1, marks=pytest.mark.heavy) for seed in range(1, 8))]
+    ("seed", "every"),
+    [(1, 4), *(pytest.param(seed, 1, marks=pytest.mark.heavy) for seed in range(1, 8))],
 )
-def test_rules_give_the_results_and_the_errors_of_spark(spark: SparkSession, seed: int, every: int) -> None:
-    sqls = [sql for sql in dict.fromkeys(expressions()) if not type_expression(sql, COLUMNS).why_spark][::every]
+def test_rules_give_the_results_and_the_errors_of_spark(
+    spark: SparkSession, seed: int, every: int
+) -> None:
+    sqls = [
+        sql for sql in dict.fromkeys(expressions()) if not type_expression(sql, COLUMNS).why_spark
+    ][::every]
     assert not (wrong := wrong_results(spark, sqls, seed)), "\n".join(wrong[:40])
 
 
 @pytest.mark.parametrize(
-    ("seed", "count"), [(1, 150), *(pytest.param(seed, 1500, marks=pytest.mark.heavy) for seed in range(2, 8))]
+    ("seed", "count"),
+    [(1, 150), *(pytest.param(seed, 1500, marks=pytest.mark.heavy) for seed in range(2, 8))],
 )
 def test_expressions_in_expressions_give_the_results_and_the_errors_of_spark(
     spark: SparkSession, seed: int, count: int
@@ -278,7 +358,9 @@ def compositions(seed: int, count: int) -> Iterator[str]:
         expression = parse(chance.choice(outer))
         inner = {name: chance.choice(of_type[COLUMNS[name]]) for name in sorted(expression.fields)}
         kept = chance.choice([0.0, 0.5])
-        yield expression.on({name: name if chance.random() < kept else f"({sql})" for name, sql in inner.items()})
+        yield expression.on(
+            {name: name if chance.random() < kept else f"({sql})" for name, sql in inner.items()}
+        )
 
 
 def is_computed_by_arrow(sql: str) -> bool:
@@ -293,9 +375,13 @@ def is_computed_by_arrow(sql: str) -> bool:
 
 
 def wrong_results(spark: SparkSession, sqls: list[str], seed: int) -> list[str]:
-    table = pa.Table.from_pylist(rows(120, seed), pa.schema([(name, arrow_type(of)) for name, of in COLUMNS.items()]))
+    table = pa.Table.from_pylist(
+        rows(120, seed), pa.schema([(name, arrow_type(of)) for name, of in COLUMNS.items()])
+    )
     (batch,) = table.combine_chunks().to_batches()
-    frame = spark.createDataFrame(table, ", ".join(f"{name} {of}" for name, of in COLUMNS.items())).cache()
+    frame = spark.createDataFrame(
+        table, ", ".join(f"{name} {of}" for name, of in COLUMNS.items())
+    ).cache()
     share_subexpressions(spark, shared=False)
     key_sql.register(spark)
     wrong = []
@@ -304,10 +390,15 @@ def wrong_results(spark: SparkSession, sqls: list[str], seed: int) -> list[str]:
         attempts = [attempt(number, sql) for number, sql in enumerate(some)]
         found = ArrowSteps((tuple(attempts),), COLUMNS, {}, pa.schema([])).columns(batch)
         results = (f"{each.result(0)} AS {each.name}" for each in attempts)
-        others = [name for each in attempts for name in (each.error, each.key_text) if name in found]
+        others = [
+            name for each in attempts for name in (each.error, each.key_text) if name in found
+        ]
         expected = with_columns(frame, (), attempts).selectExpr(*results, *others).toArrow()
         for sql, each in zip(some, attempts, strict=True):
-            of_arrow = {each.name: pc.struct_field(found[each.name], "c0"), each.error: found[each.error]}
+            of_arrow = {
+                each.name: pc.struct_field(found[each.name], "c0"),
+                each.error: found[each.error],
+            }
             of_arrow |= {name: found[name] for name in (each.key_text,) if name in found}
             for name, values in of_arrow.items():
                 wrong += list(differences(sql, table, values, expected.column(name)))
@@ -318,18 +409,28 @@ def attempt(number: int, sql: str) -> FallibleExpression:
     """An attempt of an expression; if it is a column, also as a key."""
     is_key = sql in COLUMNS and not key_problem(COLUMNS[sql])
     return FallibleExpression(
-        f"t{number}", 0, "true", (sql,), 0 if is_key else None, () if "to_json" in sql else tuple(failure_causes(sql))
+        f"t{number}",
+        0,
+        "true",
+        (sql,),
+        0 if is_key else None,
+        () if "to_json" in sql else tuple(failure_causes(sql)),
     )
 
 
-def differences(sql: str, table: pa.Table, found: pa.Array, expected: pa.ChunkedArray) -> Iterator[str]:
+def differences(
+    sql: str, table: pa.Table, found: pa.Array, expected: pa.ChunkedArray
+) -> Iterator[str]:
     if not is_same(found.type, expected.type):
         yield f"{sql}: {found.type}, but for Spark {expected.type}"
     for row, (ours, theirs) in enumerate(
         zip(plain(found), [each for chunk in expected.chunks for each in plain(chunk)], strict=True)
     ):
         if repr(ours) != repr(theirs):
-            read = {name: table.column(name)[row].as_py() for name in type_expression(sql, COLUMNS).columns}
+            read = {
+                name: table.column(name)[row].as_py()
+                for name in type_expression(sql, COLUMNS).columns
+            }
             yield f"{sql} of {read}: {ours!r}, but for Spark {theirs!r}"
             return
 
@@ -340,17 +441,23 @@ def plain(values: pa.Array) -> list[Any]:
         fields = map(plain, values.flatten())
         return [
             each if valid else None
-            for each, valid in zip(zip(*fields, strict=True), values.is_valid().to_pylist(), strict=True)
+            for each, valid in zip(
+                zip(*fields, strict=True), values.is_valid().to_pylist(), strict=True
+            )
         ]
     if pa.types.is_date(values.type):
         values = values.cast(pa.int32())
-    made: list[Any] = (values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values).to_pylist()
+    made: list[Any] = (
+        values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values
+    ).to_pylist()
     return made
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("columns", ACCEPTED)
-def test_spark_accepts_the_arguments_that_the_unit_tests_name(spark: SparkSession, columns: str) -> None:
+def test_spark_accepts_the_arguments_that_the_unit_tests_name(
+    spark: SparkSession, columns: str
+) -> None:
     """Variant of `tests/unit/sql/test_function_arguments.py`, which compares Sluice's checks with this list."""
     kinds = ", ".join(f"{name} {kind}" for name, kind in COLUMNS_OF_SPARK.items())
     frame = spark.createDataFrame([], kinds)
@@ -371,7 +478,9 @@ def test_spark_reads_the_same_words_as_fields(spark: SparkSession) -> None:
             if read_fields(text, {word, "x", "y"}) is None:
                 continue
             fields = {*re.findall(r"'`?(\w+)`?(?![\w(`])", parser.parseExpression(text).toString())}
-            assert fields - {"e", "a", "b"} - {*re.findall(r"'(\w+)'", text)} == parse(text).fields - {"a", "b"}, text
+            assert fields - {"e", "a", "b"} - {*re.findall(r"'(\w+)'", text)} == parse(
+                text
+            ).fields - {"a", "b"}, text
 
 
 @pytest.mark.parametrize("path", [*READ, *REFUSED])

@@ -29,7 +29,9 @@ from tests.servers.processes import ServerProcess, environment
 QUERIES = 60
 
 
-@pytest.mark.fault("F36", "kill -9 of a state server during queries; the next run promotes its standby")
+@pytest.mark.fault(
+    "F36", "kill -9 of a state server during queries; the next run promotes its standby"
+)
 def test_the_next_run_promotes_the_standby_of_a_killed_server(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -39,7 +41,9 @@ def test_the_next_run_promotes_the_standby_of_a_killed_server(
     running = start(sums)
     name, configuration = running.pipeline.name, running.settings
     first, second = (
-        ServerProcess(environment(configuration.home, tmp_path / folder, configuration.ledger), *claims)
+        ServerProcess(
+            environment(configuration.home, tmp_path / folder, configuration.ledger), *claims
+        )
         for folder, claims in (("first", ("--workers", "0", "--pipeline", name)), ("second", ()))
     )
     with ExitStack() as stack:
@@ -51,10 +55,15 @@ def test_the_next_run_promotes_the_standby_of_a_killed_server(
             server.wait()
         assert sent(running, 5) == {"k": {"last": 5, "sum": 5}}
         ledger.standbys.add(Placement(name, 0, "127.0.0.1", second.port))
-        assert sent(running, 1) == {"k": {"last": 1, "sum": 6}}  # the run refreshes the standby at its end
+        assert sent(running, 1) == {
+            "k": {"last": 1, "sum": 6}
+        }  # the run refreshes the standby at its end
         printed = StringIO()
         assert report(configuration.ledger, name, "", Console(file=printed, width=200), verify=True)
-        assert "✓ worker 0's standby, at snapshot 1.1: all state rows and operator states match" in printed.getvalue()
+        assert (
+            "✓ worker 0's standby, at snapshot 1.1: all state rows and operator states match"
+            in printed.getvalue()
+        )
         (old,) = (worker.location for worker in ledger.generations.workers(name))
 
         answered_by_standby = asyncio.run(query_while_killed(ledger, name, first))
@@ -63,10 +72,13 @@ def test_the_next_run_promotes_the_standby_of_a_killed_server(
         assert sent(running, 10) == {"k": {"last": 10, "sum": 16}}
         assert ledger.placements.of(name)[0].port == second.port
         (note,) = ledger.notes.all(name)
-        assert note.text.startswith(f"Worker 0: the standby at 127.0.0.1:{second.port}, which had snapshot 1.1, took")
+        assert note.text.startswith(
+            f"Worker 0: the standby at 127.0.0.1:{second.port}, which had snapshot 1.1, took"
+        )
 
         again = ServerProcess(
-            environment(configuration.home, tmp_path / "first", configuration.ledger), port=first.port
+            environment(configuration.home, tmp_path / "first", configuration.ledger),
+            port=first.port,
         )
         stack.enter_context(again)
         with pytest.raises(Refused, match="not at this server"):
@@ -90,7 +102,9 @@ async def query_while_killed(ledger: Ledger, pipeline: str, server: ServerProces
         if number == 20:
             killing = asyncio.create_task(asyncio.to_thread(server.kill))
         answer = await reader.get(await reader.catalogue.pin(store), "k")
-        assert [msgspec.json.decode(entry.value) for entry in answer.entries] == [{"last": 1, "sum": 6}]
+        assert [msgspec.json.decode(entry.value) for entry in answer.entries] == [
+            {"last": 1, "sum": 6}
+        ]
         assert (answer.pin.snapshot.id, answer.partial) == ("1.1", False)
         by_standby += answer.workers[0].standby
         if killing is not None:

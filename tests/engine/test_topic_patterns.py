@@ -21,7 +21,9 @@ from tests.engine.shop import Amount, Names
 
 def tenants(names: Names) -> Pipeline:
     pipeline = names.pipeline(workers=2)
-    amounts = pipeline.stream(re.compile(names("tenant_[a-z]+").replace(".", "[.]", 1)), value=Amount)
+    amounts = pipeline.stream(
+        re.compile(names("tenant_[a-z]+").replace(".", "[.]", 1)), value=Amount
+    )
     amounts.group_by_key().aggregate(
         list, lambda numbers, amount: [*numbers, amount.n], store="amounts", returns=list[int]
     )
@@ -55,7 +57,8 @@ def test_each_run_finds_new_topics_and_reports_topics_that_are_gone(start: Start
     create(running, "tenant_b", 1, 1, 2)
     create(running, "another", 1, 9)
     assert running.run() == 2
-    # The interrupted batch reads a new topic with more partitions. When it is repeated, there is another topic.
+    # The interrupted batch reads a new topic with more partitions. When it is repeated, there is
+    # another topic.
     create(running, "tenant_c", 2, 3)
     running.crash_before_publishing()
     create(running, "tenant_a", 3, 4)
@@ -69,9 +72,14 @@ def test_each_run_finds_new_topics_and_reports_topics_that_are_gone(start: Start
     with running.ledger() as ledger:
         (info,) = ledger.generations.all_current()
     # A topic keeps its number when others are found.
-    assert info.topics == (pattern, *(running.names(topic) for topic in ("tenant_b", "tenant_c", "tenant_a")))
+    assert info.topics == (
+        pattern,
+        *(running.names(topic) for topic in ("tenant_b", "tenant_c", "tenant_a")),
+    )
     assert missing(running) == []
-    Rebuild(running.spark, plan(running.pipeline).job, running.settings).run()  # compares the checksums
+    Rebuild(
+        running.spark, plan(running.pipeline).job, running.settings
+    ).run()  # compares the checksums
     assert running.run() == 0
     admin, gone = AdminClient({"bootstrap.servers": running.bootstrap}), running.names("tenant_c")
     admin.delete_topics([gone])[gone].result(20)

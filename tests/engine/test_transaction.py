@@ -47,7 +47,10 @@ class Topic:
         partition, admin = TopicPartition(self.name, 0), AdminClient({**self.config})
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         levels = IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED
-        futures = [admin.list_offsets({partition: latest}, isolation_level=level)[partition] for level in levels]
+        futures = [
+            admin.list_offsets({partition: latest}, isolation_level=level)[partition]
+            for level in levels
+        ]
         committed, written = (int(future.result(30).offset) for future in futures)
         return committed < written
 
@@ -63,7 +66,9 @@ def batch(number: int) -> Batch:
 
 def test_batches_are_written_one_after_the_other(topic: Topic) -> None:
     with topic.output() as output:
-        assert output.send(batch(0), [topic.records("a"), topic.records("b", "c")]) == {topic.name: 3}
+        assert output.send(batch(0), [topic.records("a"), topic.records("b", "c")]) == {
+            topic.name: 3
+        }
         # A broker shows the records of a committed transaction a moment later.
         assert wait_until(lambda: topic.values() == ["a", "b", "c"], 10)
         output.send(batch(1), [topic.records("d")])
@@ -89,11 +94,15 @@ def test_a_batch_whose_marker_is_written_is_not_written_again(topic: Topic) -> N
         (["a", "c"], "have other contents"),
     ],
 )
-def test_a_retried_batch_with_other_records_is_refused(topic: Topic, now: list[str], difference: str) -> None:
+def test_a_retried_batch_with_other_records_is_refused(
+    topic: Topic, now: list[str], difference: str
+) -> None:
     with topic.output() as output:
         output.send(batch(0), [topic.records("a"), topic.records("b")])
     with topic.output() as output:
-        with pytest.raises(BatchDiffers, match=f"Batch 0 of {topic.name} was written.*{difference}") as refused:
+        with pytest.raises(
+            BatchDiffers, match=f"Batch 0 of {topic.name} was written.*{difference}"
+        ) as refused:
             output.send(batch(0), [topic.records(*now)] if now else [])
         assert f"sluice rebuild {topic.name}" in refused.value.next_step
         assert not topic.has_open_transaction()
@@ -106,7 +115,11 @@ def test_records_differ_by_keys_values_and_timestamps_but_not_by_headers_and_ord
 
     def total(*records: tuple[bytes | None, bytes | None, int], headers: str = "") -> int:
         keys, values, times = zip(*records, strict=True)
-        columns = {"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary()), "timestamp": times}
+        columns = {
+            "key": pa.array(keys, pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "timestamp": times,
+        }
         own = pa.array([[{"key": headers, "value": b""}]] * len(records), header)
         return transaction.checksum(pa.table(columns | {"headers": own}))
 
@@ -118,14 +131,26 @@ def test_records_differ_by_keys_values_and_timestamps_but_not_by_headers_and_ord
 
 
 def test_checksums_are_those_of_earlier_markers() -> None:
-    records = {"key": ["a", None, ""], "value": [None, "v", ""], "timestamp": [5, None, 1_700_000_000_000]}
+    records = {
+        "key": ["a", None, ""],
+        "value": [None, "v", ""],
+        "timestamp": [5, None, 1_700_000_000_000],
+    }
     begins = [5 + 2_654_435_761 * 5, 0, 1_700_000_000_000 + 2_654_435_761 * 2]
-    starts = [xxh3_64_intdigest(key, begin % 2**32) for key, begin in zip((b"a", b"", b""), begins, strict=True)]
-    each = [xxh3_64_intdigest(value, start) for value, start in zip((b"", b"v", b""), starts, strict=True)]
+    starts = [
+        xxh3_64_intdigest(key, begin % 2**32)
+        for key, begin in zip((b"a", b"", b""), begins, strict=True)
+    ]
+    each = [
+        xxh3_64_intdigest(value, start)
+        for value, start in zip((b"", b"v", b""), starts, strict=True)
+    ]
     assert transaction.checksum(pa.table(records)) == sum(each)
 
 
-def test_a_marker_waits_for_a_place_in_the_full_queue(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_marker_waits_for_a_place_in_the_full_queue(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full = {"queue.buffering.max.messages": "2", "linger.ms": "200"}
     monkeypatch.setattr(transaction, "_FAST", transaction._FAST | full)
     with topic.output() as output:

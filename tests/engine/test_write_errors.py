@@ -56,7 +56,8 @@ def copied(on_error: OnError, note: str = "") -> Build:
 def with_small_topic(start: Start, build: Build) -> Running:
     running = start(build)
     running.kafka.create_topics(
-        {running.names("copies"): 1}, {"max.message.bytes": str(LIMIT), "compression.type": "uncompressed"}
+        {running.names("copies"): 1},
+        {"max.message.bytes": str(LIMIT), "compression.type": "uncompressed"},
     )
     return running
 
@@ -76,7 +77,9 @@ def test_a_record_too_large_for_its_topic_fails_the_run_with_the_options(start: 
 
 def test_a_record_too_large_for_its_topic_is_a_dead_letter(start: Start) -> None:
     running = with_small_topic(start, copied("dead_letter"))
-    running.send("sales", sale("a"), sale("a", quantity=LIMIT), sale("a", quantity=LIMIT - 1_000), sale("b"))
+    running.send(
+        "sales", sale("a"), sale("a", quantity=LIMIT), sale("a", quantity=LIMIT - 1_000), sale("b")
+    )
     assert running.run() == 4
     assert [len(value["note"]) for _, value in running.output("copies")] == [1, LIMIT - 1_000, 1]
     (letter,) = running.dead_letters()
@@ -90,14 +93,18 @@ def test_a_record_too_large_for_its_topic_is_a_dead_letter(start: Start) -> None
     assert running.counts(f"output/{running.names('copies')}") == 3
 
 
-def test_a_dead_letter_too_large_for_its_topic_fails_the_run_with_the_topic_to_change(start: Start) -> None:
+def test_a_dead_letter_too_large_for_its_topic_fails_the_run_with_the_topic_to_change(
+    start: Start,
+) -> None:
     running = start(copied("dead_letter"))
     topic = dead_letter_topic.topic_of(running.pipeline.name)
     running.kafka.create_topics({topic: 1}, {"max.message.bytes": "200"})
     running.send("sales", b"{")
     with pytest.raises(EngineError, match="size too large") as failed:
         running.run()
-    assert "raise max.message.bytes of the pipeline's topic for dead letters" in failed.value.next_step
+    assert (
+        "raise max.message.bytes of the pipeline's topic for dead letters" in failed.value.next_step
+    )
 
 
 def shifted(on_error: OnError) -> Build:
@@ -117,7 +124,9 @@ def hours_ahead(hours: int) -> str:
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
-def test_a_record_that_its_topic_does_not_accept_is_a_dead_letter(start: Start, delivery: str) -> None:
+def test_a_record_that_its_topic_does_not_accept_is_a_dead_letter(
+    start: Start, delivery: str
+) -> None:
     running = start(shifted("dead_letter"))
     running.settings = dataclasses.replace(running.settings, delivery=delivery)
     running.kafka.create_topics({running.names("copies"): 1}, {"cleanup.policy": "compact"})
@@ -125,7 +134,10 @@ def test_a_record_that_its_topic_does_not_accept_is_a_dead_letter(start: Start, 
     running.send("sales", (None, sale("keyless", at=hours_ahead(0))))
     assert running.run() == 3
     assert [value["shop"] for _, value in running.output("copies")] == ["a"]
-    letters = {text_headers(letter)["sluice.reason"]: text_headers(letter) for letter in running.dead_letters()}
+    letters = {
+        text_headers(letter)["sluice.reason"]: text_headers(letter)
+        for letter in running.dead_letters()
+    }
     assert letters.keys() == {"timestamp", "null_key"}
     assert "at most 3600000 ms after the broker's clock" in letters["timestamp"]["sluice.detail"]
     assert letters["null_key"]["sluice.detail"].endswith("is compacted, so records need a key")
@@ -167,7 +179,9 @@ def encoding(on_error: OnError) -> Build:
     def build(names: Names) -> Pipeline:
         pipeline = names.pipeline()
         even = Serde(dict, encode=no_odd_amounts)
-        sales_of(pipeline, names).select("amount").to(names("copies"), value=even, on_error=on_error)
+        sales_of(pipeline, names).select("amount").to(
+            names("copies"), value=even, on_error=on_error
+        )
         return pipeline
 
     return build
@@ -191,10 +205,16 @@ def test_a_record_that_the_encoder_rejects_is_a_dead_letter(start: Start, delive
     (letter,) = running.dead_letters()
     assert letter.key() == b"b"
     headers = text_headers(letter)
-    assert (headers["sluice.reason"], headers["sluice.output"]) == ("not_encoded", running.names("copies"))
+    assert (headers["sluice.reason"], headers["sluice.output"]) == (
+        "not_encoded",
+        running.names("copies"),
+    )
     assert headers["sluice.detail"].startswith("ValueError: 3")
     assert headers["sluice.at"].startswith("test_write_errors.py:")
-    counts = {name: running.counts(f"{name}/{running.names('copies')}") for name in ("output", "unwritten")}
+    counts = {
+        name: running.counts(f"{name}/{running.names('copies')}")
+        for name in ("output", "unwritten")
+    }
     assert counts == {"output": 2, "unwritten": 1}
 
 
@@ -221,7 +241,9 @@ def test_a_batchs_output_may_exceed_the_results_that_spark_returns(start: Start)
     def build(names: Names) -> Pipeline:
         pipeline = names.pipeline()
         sales = sales_of(pipeline, names)
-        sales.deduplicate("quantity", within="1 ms").select("shop", note=DIGESTS).to(names("copies"))
+        sales.deduplicate("quantity", within="1 ms").select("shop", note=DIGESTS).to(
+            names("copies")
+        )
         return pipeline
 
     running = start(build)

@@ -1,6 +1,7 @@
 """Runs fault scenarios and prints a line for each, with the injected fault and the result: `python -m tests.faults F3`.
 
-A scenario is a test with the marker `fault`. Scenarios that take minutes also have the marker `heavy`.
+A scenario is a test with the marker `fault`. Scenarios that take minutes also have the marker
+`heavy`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Lines:
         items[:] = [
             item
             for item in items
-            if (fault := _fault(item))[0] and SAMPLE not in fault[1] and (not self._chosen or fault[0] in self._chosen)
+            if (fault := _fault(item))[0]
+            and SAMPLE not in fault[1]
+            and (not self._chosen or fault[0] in self._chosen)
         ]
         items.sort(key=lambda item: (_fault(item)[0][0] != "F", int(_fault(item)[0][1:])))
 
@@ -38,7 +41,10 @@ class Lines:
         properties = dict(report.user_properties)
         if report.when == "call" or report.outcome != "passed":
             passed, skipped = report.outcome == "passed", report.outcome == "skipped"
-            self.passed, self.failed = self.passed + passed, self.failed + (not passed and not skipped)
+            self.passed, self.failed = (
+                self.passed + passed,
+                self.failed + (not passed and not skipped),
+            )
             result = str(properties.get("result", "")) if passed else report.longreprtext
             end = "passed" if passed else "skipped" if skipped else "FAILED"
             fault, injected = properties.get("fault", report.nodeid), properties.get("injected")
@@ -58,7 +64,17 @@ def _fault(item: pytest.Item) -> tuple[str, str]:
 if __name__ == "__main__":
     interrupt_on_sigterm()
     lines = Lines(sys.argv[1:])
-    options = ["tests/faults", "-p", "no:terminal", "-p", "no:cacheprovider", "-o", "timeout=7200", "-o", "addopts="]
+    options = [
+        "tests/faults",
+        "-p",
+        "no:terminal",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "timeout=7200",
+        "-o",
+        "addopts=",
+    ]
     # Capturing file descriptors would also hide the progress that `Kills` prints.
     options += ["--capture=sys", "--import-mode=importlib", "--strict-markers"]
     status = pytest.main(options, plugins=[lines])

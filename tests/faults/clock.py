@@ -20,7 +20,17 @@ class SteppedClock:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.step(0)
-        command = ["cc", "-shared", "-fPIC", "-O1", "-o", str(self._library), str(SOURCE), "-ldl", "-pthread"]
+        command = [
+            "cc",
+            "-shared",
+            "-fPIC",
+            "-O1",
+            "-o",
+            str(self._library),
+            str(SOURCE),
+            "-ldl",
+            "-pthread",
+        ]
         try:
             subprocess.run(command, check=True)
         except FileNotFoundError:

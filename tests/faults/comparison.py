@@ -34,7 +34,10 @@ class Comparison:
 def difference(actual: dict[Any, Any], expected: dict[Any, Any]) -> str:
     """The first keys whose values differ."""
     wrong = [key for key in actual.keys() | expected.keys() if actual.get(key) != expected.get(key)]
-    shown = [f"{key}: {str(actual.get(key))[-200:]}, not {str(expected.get(key))[-200:]}" for key in wrong[:3]]
+    shown = [
+        f"{key}: {str(actual.get(key))[-200:]}, not {str(expected.get(key))[-200:]}"
+        for key in wrong[:3]
+    ]
     return f"{len(wrong)} differ: {'; '.join(shown)}"
 
 
@@ -58,7 +61,9 @@ def verify_shards(ledger: Ledger, snapshot: Snapshot) -> None:
     audit = ledger.audits.newest(snapshot.ref)
     assert audit is not None
     for worker in ledger.generations.workers(snapshot.pipeline):
-        published = Checksums(*(sums[str(worker.number)] for sums in (audit.checksums, audit.states)))
+        published = Checksums(
+            *(sums[str(worker.number)] for sums in (audit.checksums, audit.states))
+        )
         with open_shard(worker.location) as shard:
             shard.verify_rows(snapshot.batch, published)
             shard.verify_states(snapshot.batch, published)
@@ -72,7 +77,11 @@ def batches(earlier: Sequence[Snapshot], now: Sequence[Snapshot]) -> list[Snapsh
     reached = earlier[-1].positions
     return [
         *earlier,
-        *(snapshot for snapshot in now if any(_beyond(snapshot.positions[topic], reached[topic]) for topic in reached)),
+        *(
+            snapshot
+            for snapshot in now
+            if any(_beyond(snapshot.positions[topic], reached[topic]) for topic in reached)
+        ),
     ]
 
 

@@ -41,7 +41,10 @@ def orders() -> Iterator[World]:
 def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     """The pipeline and database of the parameter: `orders` has its state in SQLite, `words-postgres` in PostgreSQL."""
     name, _, database = request.param.partition("-")
-    with world(name) as subject, postgres_server(tmp_path / "postgres") if database else nullcontext("") as url:
+    with (
+        world(name) as subject,
+        postgres_server(tmp_path / "postgres") if database else nullcontext("") as url,
+    ):
         if url:
             subject.environment |= {"SLUICE_LEDGER": url, "SLUICE_SHARDS": url}
         yield subject

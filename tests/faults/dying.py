@@ -1,7 +1,7 @@
 """Operations in processes of their own that kill themselves (-9) at a given call.
 
-A test can so kill an operation of some milliseconds at any point, even between two statements. An operation that is not
-killed tells the number of its calls.
+A test can so kill an operation of some milliseconds at any point, even between two statements. An
+operation that is not killed tells the number of its calls.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ ROOT = Path(__file__).resolve().parents[2]
 _COUNTED = tuple(str(ROOT / "sluice" / path) for path in ("state", "query", "kafka", "engine/run"))
 
 
-def calls(operation: str, *arguments: str, dying_after: int = 0, environment: Mapping[str, str]) -> int:
+def calls(
+    operation: str, *arguments: str, dying_after: int = 0, environment: Mapping[str, str]
+) -> int:
     """Run an operation in its own process. Returns the number of calls, or 0 if the process has killed itself."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")
+    }
     asked = [dying_after, [operation, *arguments], inherited | dict(environment)]
     server = _server()
     assert server.stdin is not None
@@ -44,7 +48,9 @@ def calls(operation: str, *arguments: str, dying_after: int = 0, environment: Ma
 def _server() -> subprocess.Popen[str]:
     """A process that forks for each operation. Imports take longer than the operations, so it imports them once."""
     command = [sys.executable, "-m", "tests.faults.dying"]
-    server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert server.stdin is not None
     atexit.register(server.stdin.close)  # then it ends
     return server
@@ -87,7 +93,9 @@ def switch(ledger: str, pipeline: str, generation: str) -> Callable[[], object]:
     from sluice.state.ledger.ledger import Ledger
     from sluice.state.model import GenerationRef
 
-    return lambda: Ledger.open(ledger).generations.promote(GenerationRef(pipeline, int(generation)), note="promoted")
+    return lambda: Ledger.open(ledger).generations.promote(
+        GenerationRef(pipeline, int(generation)), note="promoted"
+    )
 
 
 def compare(ledger: str, store: str, before: str, after: str) -> Callable[[], object]:
@@ -101,7 +109,9 @@ def compare(ledger: str, store: str, before: str, after: str) -> Callable[[], ob
     async def run() -> None:
         reader = Reader(Ledger.open(ledger))
         (info,) = [one for one in await reader.catalogue.stores() if one.name == store]
-        first, second = [await reader.catalogue.pin(info, AsOf(snapshot)) for snapshot in (before, after)]
+        first, second = [
+            await reader.catalogue.pin(info, AsOf(snapshot)) for snapshot in (before, after)
+        ]
         await differences(reader, first, second)
 
     return lambda: asyncio.run(run())
@@ -112,7 +122,9 @@ def redrive(bootstrap: str, pipeline: str, topic: str) -> Callable[[], object]:
     from sluice.kafka.dead_letter_topic import DeadLetterFilter
     from sluice.kafka.redrive import redrive as write_again
 
-    return lambda: write_again({"bootstrap.servers": bootstrap}, pipeline, [topic], DeadLetterFilter())
+    return lambda: write_again(
+        {"bootstrap.servers": bootstrap}, pipeline, [topic], DeadLetterFilter()
+    )
 
 
 def rebuild(action: str, pipeline: str) -> Callable[[], object]:
@@ -152,7 +164,9 @@ def run(last: int, name: str, *arguments: str) -> None:
     print(counter.number)
 
 
-def run_in_a_fork(last: int, operation: list[str], environment: dict[str, str]) -> tuple[int, str, str]:
+def run_in_a_fork(
+    last: int, operation: list[str], environment: dict[str, str]
+) -> tuple[int, str, str]:
     """The exit status, negative for a signal, and what the process has printed to its output and its errors."""
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         child = os.fork()

@@ -43,7 +43,8 @@ class Kills:
     def run(self, kills: int, batch: int, ahead: int = 10) -> Comparison:
         """Kill `kills` drivers, let the last one finish, and compare the results with the expected ones.
 
-        Each driver starts with at least `ahead` unread batches. `batch`: largest number of records in a batch.
+        Each driver starts with at least `ahead` unread batches. `batch`: largest number of records
+        in a batch.
         """
         self.feed(2 * ahead * batch)
         while self.killed < kills:
@@ -116,12 +117,17 @@ class Kills:
 
     def begun(self) -> int:
         """The number of batches that have been planned."""
-        return self._query(self.world.settings.ledger, "SELECT coalesce(sum(number + 1), 0) FROM plans")
+        return self._query(
+            self.world.settings.ledger, "SELECT coalesce(sum(number + 1), 0) FROM plans"
+        )
 
     def shards(self) -> list[str]:
         """The locations of the shards."""
         settings, workers = self.world.settings, WORKERS[self.world.name]
-        return [location(settings.shards, GenerationRef(self.world.name, 1), worker) for worker in range(workers)]
+        return [
+            location(settings.shards, GenerationRef(self.world.name, 1), worker)
+            for worker in range(workers)
+        ]
 
     def written(self) -> int:
         """The number of batches in all shards."""
@@ -137,7 +143,9 @@ class Kills:
         written = sum(self._query(shard, query) for shard in shards)
         if written == 0:
             return "before the shards"
-        return "among the shards" if written < len(shards) else "after the shards, before the ledger"
+        return (
+            "among the shards" if written < len(shards) else "after the shards, before the ledger"
+        )
 
     def _query(self, url: str, query: str) -> int:
         return self._database.query(url, query)
@@ -152,7 +160,11 @@ class Database:
     def query(self, url: str, query: str) -> int:
         """The number that the query returns; 0 if the database cannot be read."""
         try:
-            return self._postgres(url, query) if url.startswith("postgres") else self._sqlite(url, query)
+            return (
+                self._postgres(url, query)
+                if url.startswith("postgres")
+                else self._sqlite(url, query)
+            )
         except (sqlite3.Error, psycopg.Error):
             return 0
 
@@ -161,7 +173,9 @@ class Database:
         file = Path(make_url(url).database or "")
         if not file.is_file():
             return 0
-        with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=1)) as connection:
+        with closing(
+            sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True, timeout=1)
+        ) as connection:
             return int(connection.execute(query).fetchone()[0])
 
     def _postgres(self, url: str, query: str) -> int:
@@ -169,7 +183,9 @@ class Database:
         plain = parsed.difference_update_query(["schema"]).set(drivername="postgresql")
         address = plain.render_as_string(hide_password=False)
         if address not in self._connections or self._connections[address].closed:
-            self._connections[address] = psycopg.connect(address, autocommit=True, connect_timeout=5)
+            self._connections[address] = psycopg.connect(
+                address, autocommit=True, connect_timeout=5
+            )
         connection = self._connections[address]
         schema = postgres.Identifier(str(parsed.query.get("schema", "public")))
         connection.execute(postgres.SQL("SET search_path TO {}").format(schema))

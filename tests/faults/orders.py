@@ -46,12 +46,24 @@ def topics() -> dict[str, int]:
 def check_snapshot(ledger: Ledger, _: World, snapshot: Snapshot) -> None:
     """Raise AssertionError unless the counts of a snapshot equal those in the audits of all batches up to it."""
     audits = ledger.audits.all(GenerationRef(NAME, snapshot.generation))
-    applied = sum(s.applied for a in audits if a.batch <= snapshot.batch for s in a.sources if s.topic == "orders")
-    counted = sum(sum(contents(ledger, f"{kind.lower()}_orders_count", snapshot).values()) for kind in TYPES)
-    assert counted == applied, f"snapshot {snapshot.id} counts {counted} orders, and its audits {applied}"
+    applied = sum(
+        s.applied
+        for a in audits
+        if a.batch <= snapshot.batch
+        for s in a.sources
+        if s.topic == "orders"
+    )
+    counted = sum(
+        sum(contents(ledger, f"{kind.lower()}_orders_count", snapshot).values()) for kind in TYPES
+    )
+    assert counted == applied, (
+        f"snapshot {snapshot.id} counts {counted} orders, and its audits {applied}"
+    )
 
 
-def stores_equal(ledger: Ledger, world: World, snapshot: Snapshot, begin: Mapping[int, int] = NOTHING) -> int:
+def stores_equal(
+    ledger: Ledger, world: World, snapshot: Snapshot, begin: Mapping[int, int] = NOTHING
+) -> int:
     """The number of keys in a snapshot. Raises AssertionError unless their values equal the topic's `totals`."""
     return _stores(ledger, snapshot, totals(world, begin))
 
@@ -81,7 +93,9 @@ def compare(world: World, earlier: Sequence[Snapshot] = ()) -> Comparison:
     _audits(audits, messages, totals)
     records = _plain_outputs(world, messages) + _revenue_outputs(world, messages, snapshots)
     dead_letters = _dead_letters(world, messages)
-    return Comparison(totals.read, dead_letters, sum(totals.late.values()), keys, records, len(audits))
+    return Comparison(
+        totals.read, dead_letters, sum(totals.late.values()), keys, records, len(audits)
+    )
 
 
 def _stores(ledger: Ledger, snapshot: Snapshot, totals: Totals) -> int:
@@ -104,7 +118,9 @@ def contents(ledger: Ledger, name: str, snapshot: Snapshot) -> dict[Any, Any]:
                 value = json.loads(row.value or "", parse_float=Decimal)[info.store_column]
                 key = row.key if info.window_ms is None else (row.key, row.window_start)
                 values[key] = (
-                    value if "count" in name else (value["runningOrderCount"], Decimal(value["runningRevenue"]))
+                    value
+                    if "count" in name
+                    else (value["runningOrderCount"], Decimal(value["runningRevenue"]))
                 )
     return values
 
@@ -112,7 +128,9 @@ def contents(ledger: Ledger, name: str, snapshot: Snapshot) -> dict[Any, Any]:
 def _audits(audits: list[Audit], messages: list[Message], totals: Totals) -> None:
     read = records_read(audits, topics())
     sums: Counter[str] = Counter()
-    for source in (source for audit in audits for source in audit.sources if source.topic == "orders"):
+    for source in (
+        source for audit in audits for source in audit.sources if source.topic == "orders"
+    ):
         sums.update({"applied": source.applied, "dead letters": sum(source.dead_letters.values())})
     good = sum(count for count, _ in totals.running.values())
     bad = sum(totals.dead_letters.values())
@@ -137,7 +155,9 @@ def _plain_outputs(world: World, messages: list[Message]) -> int:
 
 def _revenue_outputs(world: World, messages: list[Message], snapshots: list[Snapshot]) -> int:
     """Compare the changes of each snapshot: for every key that changed, the totals at the snapshot's end."""
-    positions = [{int(p): end for p, end in snapshot.positions["orders"].items()} for snapshot in snapshots]
+    positions = [
+        {int(p): end for p, end in snapshot.positions["orders"].items()} for snapshot in snapshots
+    ]
     expected = {kind: _changes(messages, positions, kind) for kind in TYPES}
     number = 0
     for kind in TYPES:
@@ -159,7 +179,9 @@ def _changes(
     for message, order in _orders(messages):
         if order.kind == kind:
             partition, offset = message.partition() or 0, message.offset() or 0
-            by_snapshot[next(i for i, ends in enumerate(positions) if offset < ends.get(partition, 0))].append(order)
+            by_snapshot[
+                next(i for i, ends in enumerate(positions) if offset < ends.get(partition, 0))
+            ].append(order)
     totals: dict[str, tuple[int, Decimal]] = {}
     changes: dict[str, list[tuple[int, Decimal]]] = defaultdict(list)
     for orders in by_snapshot:

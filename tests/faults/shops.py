@@ -45,7 +45,9 @@ class Shops(World):
         producer = Producer(self.config)
         for number in range(self.sent, self.sent + count):
             shop = "abc"[number % 3]
-            producer.produce("sales", json.dumps({"shop": shop, "number": number}), shop, partition=number % 2)
+            producer.produce(
+                "sales", json.dumps({"shop": shop, "number": number}), shop, partition=number % 2
+            )
         assert producer.flush(30) == 0
         self.sent += count
 
@@ -61,7 +63,10 @@ class Shops(World):
         """Compare the tables and the topic with the records that were sent."""
         assert self.totals() == Counter("abc"[number % 3] for number in range(self.sent))
         assert sorted(self.numbers()) == [*range(self.sent)]
-        copies = [json.loads(message.value() or b"")["number"] for message in read_topic(self.config, "copies")]
+        copies = [
+            json.loads(message.value() or b"")["number"]
+            for message in read_topic(self.config, "copies")
+        ]
         assert sorted(copies) == [*range(self.sent)]
         with self.ledger() as ledger:
             snapshot = ledger.snapshots.latest(self.name)
@@ -76,11 +81,19 @@ S = TypeVar("S", bound=Shops)
 
 @contextmanager
 def running_shops(
-    shops: type[S], folder: Path, environment: Mapping[str, str], kind: str, totals: str, sales: str, **own: Any
+    shops: type[S],
+    folder: Path,
+    environment: Mapping[str, str],
+    kind: str,
+    totals: str,
+    sales: str,
+    **own: Any,
 ) -> Iterator[S]:
     """The pipeline after ten sales. `kind`, `totals` and `sales` are its tables, as in Python; `own` are fields."""
     (folder / "jobs").mkdir()
-    (folder / "jobs" / "shops.py").write_text(_PIPELINE.format(kind=kind, totals=totals, sales=sales))
+    (folder / "jobs" / "shops.py").write_text(
+        _PIPELINE.format(kind=kind, totals=totals, sales=sales)
+    )
     with world("shops") as made:
         made.environment |= {"SLUICE_PIPELINES": str(folder / "jobs"), **environment}
         made.kafka.create_topics({"sales": 2})

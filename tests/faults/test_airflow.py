@@ -49,7 +49,9 @@ class Scheduled:
         self.client.post(f"/api/v2/dags/{dag}/dagRuns", json=sent).raise_for_status()
 
     def state(self, dag: str, run: str) -> str:
-        return str(self.client.get(f"/api/v2/dags/{dag}/dagRuns/{run}").raise_for_status().json()["state"])
+        return str(
+            self.client.get(f"/api/v2/dags/{dag}/dagRuns/{run}").raise_for_status().json()["state"]
+        )
 
     def task(self, dag: str, run: str) -> dict[str, Any]:
         path = f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances/main"
@@ -82,7 +84,9 @@ def scheduled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduled]:
     with world() as orders:
         settings = orders.settings
         environment = {
-            "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps({"conn_type": "kafka", "extra": orders.config}),
+            "AIRFLOW_CONN_KAFKA_DEFAULT": json.dumps(
+                {"conn_type": "kafka", "extra": orders.config}
+            ),
             "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps({"conn_type": "spark", "host": "local[2]"}),
             "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
             "SLUICE_HOME": str(settings.home),
@@ -90,16 +94,23 @@ def scheduled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scheduled]:
             "SLUICE_PIPELINES": str(settings.pipelines),
             "SLUICE_MAX_RECORDS": "400",
         }
-        with AirflowServer(home, components=COMPONENTS, env=environment) as airflow, airflow.client() as client:
+        with (
+            AirflowServer(home, components=COMPONENTS, env=environment) as airflow,
+            airflow.client() as client,
+        ):
             scheduled = Scheduled(orders, airflow, client)
-            parsed = wait_until(lambda: client.get("/api/v2/dags/patient").status_code == 200, 120, 0.5)
+            parsed = wait_until(
+                lambda: client.get("/api/v2/dags/patient").status_code == 200, 120, 0.5
+            )
             assert parsed, airflow.log()[-3000:]
             yield scheduled
         for process in scheduled.drivers():
             process.kill()
 
 
-@pytest.mark.fault("F4", "kill -9 of the Airflow task while its driver works; the retry starts beside the driver")
+@pytest.mark.fault(
+    "F4", "kill -9 of the Airflow task while its driver works; the retry starts beside the driver"
+)
 def test_a_killed_task(scheduled: Scheduled, observe: Observe) -> None:
     orders = scheduled.orders
     orders.produce(12_000)
@@ -122,7 +133,9 @@ def test_a_killed_task(scheduled: Scheduled, observe: Observe) -> None:
     )
 
 
-@pytest.mark.fault("F5", "a run is marked as failed, cleared, and triggered twice, all within seconds")
+@pytest.mark.fault(
+    "F5", "a run is marked as failed, cleared, and triggered twice, all within seconds"
+)
 def test_conflicting_requests_within_seconds(scheduled: Scheduled, observe: Observe) -> None:
     orders, client = scheduled.orders, scheduled.client
     orders.produce(6_000, seed=5, start_ms=1_670_231_527_000)
@@ -136,17 +149,25 @@ def test_conflicting_requests_within_seconds(scheduled: Scheduled, observe: Obse
     scheduled.trigger("patient", "second")
     scheduled.trigger("patient", "third")
     most = 0
-    while any(scheduled.state("patient", run) not in ("success", "failed") for run in ("first", "second", "third")):
+    while any(
+        scheduled.state("patient", run) not in ("success", "failed")
+        for run in ("first", "second", "third")
+    ):
         runs = client.get("/api/v2/dags/patient/dagRuns").raise_for_status().json()["dag_runs"]
         most = max(most, sum(run["state"] == "running" for run in runs))
         time.sleep(0.5)
     states = {run: scheduled.state("patient", run) for run in ("first", "second", "third")}
     assert set(states.values()) == {"success"}, states
     assert most == 1
-    observe(f"one run was active at a time, the others were queued, and all three succeeded; {compare(orders)}")
+    observe(
+        f"one run was active at a time, the others were queued, and all three succeeded; {compare(orders)}"
+    )
 
 
-@pytest.mark.fault("F5", "a DAG run is marked failed and deleted while its driver works; another run follows at once")
+@pytest.mark.fault(
+    "F5",
+    "a DAG run is marked failed and deleted while its driver works; another run follows at once",
+)
 def test_a_deleted_run(scheduled: Scheduled, observe: Observe) -> None:
     orders, client = scheduled.orders, scheduled.client
     orders.produce(6_000, seed=7, start_ms=1_670_233_527_000)
@@ -162,16 +183,22 @@ def test_a_deleted_run(scheduled: Scheduled, observe: Observe) -> None:
     client.delete(deleted).raise_for_status()
     begun = time.monotonic()
     scheduled.trigger("patient", "follows")
-    assert wait_until(lambda: not any(driver.is_running() for driver in drivers), 300), "its driver keeps running"
+    assert wait_until(lambda: not any(driver.is_running() for driver in drivers), 300), (
+        "its driver keeps running"
+    )
     seconds = time.monotonic() - begun
     assert scheduled.ended("patient", "follows") == "success"
     assert scheduled.drivers() == []
     runs = client.get("/api/v2/dags/patient/dagRuns").raise_for_status().json()["dag_runs"]
     assert "deleted" not in {run["dag_run_id"] for run in runs}
-    observe(f"its driver ended {seconds:.0f} s after the deletion, and the next run read the rest; {compare(orders)}")
+    observe(
+        f"its driver ended {seconds:.0f} s after the deletion, and the next run read the rest; {compare(orders)}"
+    )
 
 
-@pytest.mark.fault("F6", "a driver hangs (SIGSTOP), so it ignores SIGTERM, until its task's time limit of 45 s")
+@pytest.mark.fault(
+    "F6", "a driver hangs (SIGSTOP), so it ignores SIGTERM, until its task's time limit of 45 s"
+)
 def test_a_time_limit(scheduled: Scheduled, observe: Observe) -> None:
     orders = scheduled.orders
     orders.produce(6_000, seed=6, start_ms=1_670_232_527_000)

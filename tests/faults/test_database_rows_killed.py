@@ -36,7 +36,14 @@ class PostgresShops(Shops):
 
     def written(self) -> int:
         """The last batch that the database has, -1 if none."""
-        return next((batch for (batch,) in self.rows("SELECT batch FROM sluice_batches") if batch is not None), -1)
+        return next(
+            (
+                batch
+                for (batch,) in self.rows("SELECT batch FROM sluice_batches")
+                if batch is not None
+            ),
+            -1,
+        )
 
     def is_up(self) -> bool:
         try:
@@ -53,7 +60,9 @@ class PostgresShops(Shops):
 
     def await_blocked(self, driver: Driver) -> None:
         waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'INSERT INTO \"totals\"%'"
-        assert wait_until(lambda: bool(self.rows(waits)) or not driver.runs, LONG_S), driver.output[-3000:]
+        assert wait_until(lambda: bool(self.rows(waits)) or not driver.runs, LONG_S), driver.output[
+            -3000:
+        ]
         assert driver.runs, driver.output[-3000:]
 
     def totals(self) -> dict[str, int]:
@@ -67,13 +76,23 @@ class PostgresShops(Shops):
 def shops(tmp_path: Path) -> Iterator[PostgresShops]:
     with postgres_server(tmp_path / "postgres", free_port()) as url:
         variables = {"SLUICE_CONNECTION_WAREHOUSE": url}
-        tables = ("PostgresTable", '"totals", connection="warehouse"', '"log", connection="warehouse"')
-        with running_shops(PostgresShops, tmp_path, variables, *tables, url=url, log="warehouse:log") as made:
+        tables = (
+            "PostgresTable",
+            '"totals", connection="warehouse"',
+            '"log", connection="warehouse"',
+        )
+        with running_shops(
+            PostgresShops, tmp_path, variables, *tables, url=url, log="warehouse:log"
+        ) as made:
             yield made
 
 
-@pytest.mark.fault("F32", "kill -9 of the driver before the database's commit, and between it and the marker")
-def test_a_driver_killed_around_the_databases_commit(shops: PostgresShops, observe: Observe) -> None:
+@pytest.mark.fault(
+    "F32", "kill -9 of the driver before the database's commit, and between it and the marker"
+)
+def test_a_driver_killed_around_the_databases_commit(
+    shops: PostgresShops, observe: Observe
+) -> None:
     shops.send(10)
     with shops.blocked():
         driver = shops.start()
@@ -93,14 +112,18 @@ def test_a_driver_killed_around_the_databases_commit(shops: PostgresShops, obser
     driver.kill("all")
     psutil.Process(broker.pid).resume()
     # A broker that was paused for long answers only some time after it was resumed.
-    assert wait_until(lambda: marker(shops) == before), "the batch has a marker, or the broker does not answer"
+    assert wait_until(lambda: marker(shops) == before), (
+        "the batch has a marker, or the broker does not answer"
+    )
     assert (shops.published(), shops.written()) == (before, before + 1)
     shops.send(10)
     shops.run()
     observe(f"batch {before + 1} was in the database, but had no marker; {shops.compare()}")
 
 
-@pytest.mark.fault("F33", "SIGSTOP of a driver that writes tables; another run after its lease expired; SIGCONT")
+@pytest.mark.fault(
+    "F33", "SIGSTOP of a driver that writes tables; another run after its lease expired; SIGCONT"
+)
 def test_a_driver_paused_while_it_writes_tables(shops: PostgresShops, observe: Observe) -> None:
     shops.send(10)
     with shops.blocked():
@@ -120,17 +143,23 @@ def test_a_driver_paused_while_it_writes_tables(shops: PostgresShops, observe: O
     assert shops.compare() == comparison
     shops.send(10)
     shops.run()
-    observe(f"the resumed driver ended with {stopped.output.strip().splitlines()[-1][:120]}; {shops.compare()}")
+    observe(
+        f"the resumed driver ended with {stopped.output.strip().splitlines()[-1][:120]}; {shops.compare()}"
+    )
 
 
-@pytest.mark.fault("F34", "kill -9 of the database's process that writes a driver's rows; the database restarts")
+@pytest.mark.fault(
+    "F34", "kill -9 of the database's process that writes a driver's rows; the database restarts"
+)
 def test_a_database_that_crashes(shops: PostgresShops, observe: Observe) -> None:
     shops.send(10)
     with psycopg.connect(shops.url) as database:
         database.execute("LOCK TABLE totals IN EXCLUSIVE MODE")
         driver = shops.start()
         shops.await_blocked(driver)
-        ((backend,),) = shops.rows("SELECT pid FROM pg_stat_activity WHERE application_name = 'sluice.shops'")
+        ((backend,),) = shops.rows(
+            "SELECT pid FROM pg_stat_activity WHERE application_name = 'sluice.shops'"
+        )
         psutil.Process(backend).kill()
         assert driver.wait() == 1
         with contextlib.suppress(psycopg.Error):  # the server has ended this connection too

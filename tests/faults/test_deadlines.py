@@ -63,12 +63,18 @@ class Watched:
 
     @property
     def calls(self) -> list[list[str]]:
-        return [json.loads(line) for line in self.called.read_text().splitlines()] if self.called.exists() else []
+        return (
+            [json.loads(line) for line in self.called.read_text().splitlines()]
+            if self.called.exists()
+            else []
+        )
 
     @property
     def failures(self) -> dict[str, str]:
         """Kind → detail of the pipeline's failures, as the page shows them."""
-        (pipeline,) = [one for one in self.airflow.json("/sluice/v1/overview") if one["pipeline"] == "pages"]
+        (pipeline,) = [
+            one for one in self.airflow.json("/sluice/v1/overview") if one["pipeline"] == "pages"
+        ]
         return {failure["kind"]: failure["detail"] for failure in pipeline["failures"]}
 
     def is_loaded(self) -> bool:
@@ -78,7 +84,11 @@ class Watched:
     def is_overdue(self) -> bool:
         """Whether the metrics say so."""
         with Ledger.open(f"sqlite:///{self.platform.home}/ledger.sqlite") as ledger:
-            (gauge,) = [gauge for gauge in gauges(LedgerFigures.read(ledger), "pages") if gauge.name == "overdue"]
+            (gauge,) = [
+                gauge
+                for gauge in gauges(LedgerFigures.read(ledger), "pages")
+                if gauge.name == "overdue"
+            ]
         return bool(gauge.value)
 
     @property
@@ -87,7 +97,11 @@ class Watched:
         return [run["state"] for run in self.airflow.runs("pages")]
 
     def send(self, count: int) -> None:
-        produce(self.platform.kafka_config, "views", [(f"k{number}", b"v", 0) for number in range(count)])
+        produce(
+            self.platform.kafka_config,
+            "views",
+            [(f"k{number}", b"v", 0) for number in range(count)],
+        )
 
     def pause(self, *, paused: bool) -> None:
         answer = self.airflow._client.patch(
@@ -97,7 +111,9 @@ class Watched:
 
     def wait(self, what: Callable[[], Any]) -> None:
         logs = sorted(self.platform.logs.glob("*.log"))
-        assert wait_until(lambda: bool(what()), LONGEST_S, 0.5), "".join(log.read_text()[-2_000:] for log in logs)
+        assert wait_until(lambda: bool(what()), LONGEST_S, 0.5), "".join(
+            log.read_text()[-2_000:] for log in logs
+        )
 
 
 @pytest.fixture
@@ -116,14 +132,18 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
         "WORKS": str(works),
         "CALLS": str(called),
     }
-    platform = LocalPlatform(home, free_port(), free_port(), pipelines=tmp_path / "jobs", environment=environment)
+    platform = LocalPlatform(
+        home, free_port(), free_port(), pipelines=tmp_path / "jobs", environment=environment
+    )
     with platform:
         platform.start(lambda: platform.kafka.create_topics({"views": 1}))
         with platform.as_user() as airflow:
             yield Watched(platform, airflow, works, called)
 
 
-@pytest.mark.fault("F35", "records stay unread beyond the deadline: the DAG is paused, and later its runs fail")
+@pytest.mark.fault(
+    "F35", "records stay unread beyond the deadline: the DAG is paused, and later its runs fail"
+)
 def test_data_older_than_the_deadline_raise_an_alert(watched: Watched, observe: Observe) -> None:
     watched.wait(watched.is_loaded)
     watched.pause(paused=True)
@@ -153,5 +173,9 @@ def test_data_older_than_the_deadline_raise_an_alert(watched: Watched, observe: 
     watched.airflow.trigger("pages")
     watched.wait(lambda: not watched.failures)
     assert not watched.is_overdue()
-    assert len(watched.calls) == 2, "one call each, although several runs and triggers may have missed the deadline"
-    observe("one call for the paused DAG and one for the failed run, each on the page until the next run succeeded")
+    assert len(watched.calls) == 2, (
+        "one call each, although several runs and triggers may have missed the deadline"
+    )
+    observe(
+        "one call for the paused DAG and one for the failed run, each on the page until the next run succeeded"
+    )

@@ -44,7 +44,9 @@ class DeltaShops(Shops):
                 assert time.monotonic() < until, driver.output[-3000:]
                 time.sleep(0.002)
 
-        wait_for_more("*/_delta_log/*.json", commits + 1)  # with these commits, it takes over both tables
+        wait_for_more(
+            "*/_delta_log/*.json", commits + 1
+        )  # with these commits, it takes over both tables
         files = self._count("*/part-*.parquet")
         wait_for_more("*/part-*.parquet", files)
         processes = driver.members()
@@ -76,16 +78,23 @@ class DeltaShops(Shops):
 def shops(tmp_path: Path) -> Iterator[DeltaShops]:
     lake = tmp_path / "lake"
     tables = ("DeltaTable", f'"{lake}/totals"', f'"{lake}/log"')
-    with running_shops(DeltaShops, tmp_path, {}, *tables, delta=True, log=f"delta:{lake}/log", lake=lake) as made:
+    with running_shops(
+        DeltaShops, tmp_path, {}, *tables, delta=True, log=f"delta:{lake}/log", lake=lake
+    ) as made:
         yield made
 
 
-@pytest.mark.fault("F37", "kill -9 of the driver before a Delta table's commit, and between the commits and the marker")
+@pytest.mark.fault(
+    "F37",
+    "kill -9 of the driver before a Delta table's commit, and between the commits and the marker",
+)
 def test_a_driver_killed_around_the_commit(shops: DeltaShops, observe: Observe) -> None:
     shops.send(10)
     before = shops.written("totals")
     driver, _ = shops.paused_while_it_writes()
-    assert (shops.written("totals"), shops.written("log")) == (before, before), "no table has the batch"
+    assert (shops.written("totals"), shops.written("log")) == (before, before), (
+        "no table has the batch"
+    )
     driver.kill("all")
     shops.run()
     shops.compare()
@@ -98,18 +107,25 @@ def test_a_driver_killed_around_the_commit(shops: DeltaShops, observe: Observe) 
     for process in processes:
         if process.is_running():
             process.resume()
-    assert wait_until(lambda: min(shops.written("totals"), shops.written("log")) > before, 120), driver.output[-3000:]
+    assert wait_until(lambda: min(shops.written("totals"), shops.written("log")) > before, 120), (
+        driver.output[-3000:]
+    )
     driver.kill("all")
     psutil.Process(broker.pid).resume()
     # A broker that was paused for long answers only some time after it was resumed.
-    assert wait_until(lambda: marker(shops) == before), "the batch has a marker, or the broker does not answer"
+    assert wait_until(lambda: marker(shops) == before), (
+        "the batch has a marker, or the broker does not answer"
+    )
     assert (shops.published(), shops.written()) == (before, before + 1)
     shops.send(10)
     shops.run()
     observe(f"batch {before + 1} was in the tables, but had no marker; {shops.compare()}")
 
 
-@pytest.mark.fault("F38", "SIGSTOP of a driver that writes Delta tables; another run after its lease expired; SIGCONT")
+@pytest.mark.fault(
+    "F38",
+    "SIGSTOP of a driver that writes Delta tables; another run after its lease expired; SIGCONT",
+)
 def test_a_driver_paused_while_it_writes(shops: DeltaShops, observe: Observe) -> None:
     shops.send(10)
     stopped, processes = shops.paused_while_it_writes()
@@ -123,4 +139,6 @@ def test_a_driver_paused_while_it_writes(shops: DeltaShops, observe: Observe) ->
     assert shops.compare() == comparison
     shops.send(10)
     shops.run()
-    observe(f"the resumed driver ended with {stopped.output.strip().splitlines()[-1][:120]}; {shops.compare()}")
+    observe(
+        f"the resumed driver ended with {stopped.output.strip().splitlines()[-1][:120]}; {shops.compare()}"
+    )

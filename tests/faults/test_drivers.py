@@ -28,7 +28,9 @@ pytestmark = pytest.mark.timeout(7200)
 KILLS = int(os.environ.get("KILLS", "100"))
 PIPELINES = os.environ.get("PIPELINE", "orders words").split()
 DATABASES = os.environ.get("SHARDS", "sqlite postgres").split()
-SUBJECTS = [f"{name}{'-postgres' if kind == 'postgres' else ''}" for name in PIPELINES for kind in DATABASES]
+SUBJECTS = [
+    f"{name}{'-postgres' if kind == 'postgres' else ''}" for name in PIPELINES for kind in DATABASES
+]
 """The pipelines whose drivers are killed a hundred times, with the databases of their ledger and shards."""
 
 BATCH = {"orders": 400, "words": 150}
@@ -39,7 +41,9 @@ TEN_MINUTES_S = 600.0
 
 @pytest.mark.heavy  # test_replay.py has crashes at many moments, and test_end_to_end.py a real driver
 @pytest.mark.parametrize("subject", ["orders-postgres"], indirect=True)
-@pytest.mark.fault("F1", "kill -9 of driver and JVM, once (a sample; `make faults` kills a hundred)")
+@pytest.mark.fault(
+    "F1", "kill -9 of driver and JVM, once (a sample; `make faults` kills a hundred)"
+)
 def test_a_killed_driver_and_jvm(
     subject: World, observe: Observe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,7 +51,9 @@ def test_a_killed_driver_and_jvm(
     (temporary := tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     kills = Kills(subject, seed=int(time.time()), poll_s=0.2)
-    comparison = kills.run(1, BATCH[subject.name], ahead=2)  # enough that the driver does not end first
+    comparison = kills.run(
+        1, BATCH[subject.name], ahead=2
+    )  # enough that the driver does not end first
     subject.close()
     assert [*temporary.iterdir()] == []
     observe(f"the driver died {dict(kills.phases)}; {comparison}")
@@ -55,13 +61,17 @@ def test_a_killed_driver_and_jvm(
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("subject", SUBJECTS, indirect=True)
-@pytest.mark.fault("F1", f"kill -9 of driver, JVM or both, {KILLS} times at random moments over one long input")
+@pytest.mark.fault(
+    "F1", f"kill -9 of driver, JVM or both, {KILLS} times at random moments over one long input"
+)
 def test_a_hundred_kills(subject: World, observe: Observe) -> None:
     kills = Kills(subject)
     comparison = kills.run(KILLS, BATCH[subject.name])
     assert kills.killed == KILLS
     checks = kills.watcher.checks
-    observe(f"the drivers died {dict(kills.phases)}; a reader saw {checks} complete snapshots; {comparison}")
+    observe(
+        f"the drivers died {dict(kills.phases)}; a reader saw {checks} complete snapshots; {comparison}"
+    )
 
 
 @contextmanager
@@ -74,28 +84,41 @@ def working(orders: World, batches: int = 2) -> Iterator[Driver]:
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("F3", "a second driver while the first works; then the first is paused (SIGSTOP) and resumed")
+@pytest.mark.fault(
+    "F3", "a second driver while the first works; then the first is paused (SIGSTOP) and resumed"
+)
 def test_two_drivers(orders: World, observe: Observe) -> None:
     with working(orders) as first:
         second = orders.start(SLUICE_RUN="orders/two/main")
         assert second.wait() == 1
-        rejection = next(line for line in second.output.splitlines() if "Another driver is running" in line)
+        rejection = next(
+            line for line in second.output.splitlines() if "Another driver is running" in line
+        )
         program = first.python()
         assert program is not None
         program.suspend()
         third = orders.start(SLUICE_RUN="orders/three/main")
-        assert wait_until(lambda: "lease taken over" in third.output or not third.runs, LONGEST_S), third.output
+        assert wait_until(
+            lambda: "lease taken over" in third.output or not third.runs, LONGEST_S
+        ), third.output
         assert third.runs, third.output[-3000:]
         wait_until(lambda: third.output.count("batch published") >= 1 or not third.runs, LONGEST_S)
         program.resume()
         assert first.wait() == 1, first.output[-2000:]
         assert third.wait() == 0, third.output[-3000:]
-    error = next(line for line in first.output.splitlines()[::-1] if line.startswith(("Another driver", "The job")))
+    error = next(
+        line
+        for line in first.output.splitlines()[::-1]
+        if line.startswith(("Another driver", "The job"))
+    )
     observe(f"{rejection[:130]}; the paused driver after SIGCONT: {error[:110]}; {compare(orders)}")
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("F7", "no broker at the start; the broker is killed (-9) during a batch and stays down ten minutes")
+@pytest.mark.fault(
+    "F7",
+    "no broker at the start; the broker is killed (-9) during a batch and stays down ten minutes",
+)
 def test_no_broker(orders: World, observe: Observe) -> None:
     orders.produce(6_000)
     orders.kafka.stop()
@@ -126,7 +149,11 @@ def test_no_broker(orders: World, observe: Observe) -> None:
 def test_a_full_disk(orders: World, observe: Observe, what: str) -> None:
     with small_disk(orders.folder / "disk", "24m") as disk:
         shards = f"sqlite:///{disk}"
-        address = {"TMPDIR": str(disk), "SLUICE_SHARDS": shards, "SLUICE_LEDGER": f"{shards}/ledger.sqlite"}
+        address = {
+            "TMPDIR": str(disk),
+            "SLUICE_SHARDS": shards,
+            "SLUICE_LEDGER": f"{shards}/ledger.sqlite",
+        }
         orders.environment[what] = address[what]
         orders.produce(12_000)
         driver = orders.start(SLUICE_MAX_RECORDS="400")
@@ -134,7 +161,11 @@ def test_a_full_disk(orders: World, observe: Observe, what: str) -> None:
         filler = fill(disk)
         status = driver.wait()
         assert status == 1, f"{status}: {driver.output[-1500:]}"
-        error = next(line for line in driver.output.splitlines()[::-1] if line.startswith(("The run", "State")))
+        error = next(
+            line
+            for line in driver.output.splitlines()[::-1]
+            if line.startswith(("The run", "State"))
+        )
         watcher = Watcher(orders)
         filler.unlink()
         watcher.check()
@@ -144,7 +175,9 @@ def test_a_full_disk(orders: World, observe: Observe, what: str) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("F14", "PostgreSQL, with ledger and shards, restarts during queries and during a run")
+@pytest.mark.fault(
+    "F14", "PostgreSQL, with ledger and shards, restarts during queries and during a run"
+)
 def test_a_restarted_database(tmp_path: Path, observe: Observe) -> None:
     port = free_port()
     with world() as orders:
@@ -171,7 +204,8 @@ def test_a_restarted_database(tmp_path: Path, observe: Observe) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.fault(
-    "F18", "during a run, a driver's clock jumps an hour ahead, back, and an hour behind; a second driver is ahead"
+    "F18",
+    "during a run, a driver's clock jumps an hour ahead, back, and an hour behind; a second driver is ahead",
 )
 def test_a_drivers_clock_jumps(orders: World, tmp_path: Path, observe: Observe) -> None:
     clock, ahead = (SteppedClock(folder) for folder in (tmp_path / "first", tmp_path / "ahead"))
@@ -187,7 +221,10 @@ def test_a_drivers_clock_jumps(orders: World, tmp_path: Path, observe: Observe) 
     assert driver.runs, "the first driver ended before the second one started"
     assert driver.wait() == 0, driver.output[-3000:]
     with orders.ledger() as ledger:
-        times = [snapshot.published_at for snapshot in ledger.snapshots.recent("orders", limit=1000)[::-1]]
+        times = [
+            snapshot.published_at
+            for snapshot in ledger.snapshots.recent("orders", limit=1000)[::-1]
+        ]
     back = sum(later < earlier for earlier, later in pairwise(times))
     assert back == 2, "the clock did not jump"
     jumps = f"{len(times)} batches, two of them published at an earlier hour than the batch before"

@@ -29,7 +29,9 @@ def recreate(running: Running, records: int) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("F8", "the topic is recreated with fewer records, with more records, and deleted")
+@pytest.mark.fault(
+    "F8", "the topic is recreated with fewer records, with more records, and deleted"
+)
 def test_a_recreated_topic(start: Start, observe: Observe) -> None:
     for records in (2, 50):
         running = start(shop)
@@ -46,11 +48,15 @@ def test_a_recreated_topic(start: Start, observe: Observe) -> None:
         time.sleep(0.02)
     with pytest.raises(InputError, match="was deleted"):
         running.run()
-    observe("all three runs were rejected with the options; the published state and the outputs did not change")
+    observe(
+        "all three runs were rejected with the options; the published state and the outputs did not change"
+    )
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("F9", "Kafka's retention deletes the records 4 to 8 of a partition before they are read")
+@pytest.mark.fault(
+    "F9", "Kafka's retention deletes the records 4 to 8 of a partition before they are read"
+)
 def test_unread_records_that_were_deleted(start: Start, observe: Observe) -> None:
     running = start(shop)
     running.send("sales", *(sale("a") for _ in range(4)))
@@ -61,14 +67,18 @@ def test_unread_records_that_were_deleted(start: Start, observe: Observe) -> Non
         TopicPartition(running.names("sales"), 0, 9),
     )
     admin.delete_records([position])[position].result(20)
-    with pytest.raises(InputError, match=r"partition 0, offsets 4 to 8 \(at most 5 records") as error:
+    with pytest.raises(
+        InputError, match=r"partition 0, offsets 4 to 8 \(at most 5 records"
+    ) as error:
         running.run()
     assert running.store("n") == {"a": 4}
     observe(f"rejected: {error.value.detail}")
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("F10", "a batch fails while it is published, and the topic gets 8 partitions instead of 4")
+@pytest.mark.fault(
+    "F10", "a batch fails while it is published, and the topic gets 8 partitions instead of 4"
+)
 def test_more_partitions_after_a_failed_batch(start: Start, observe: Observe) -> None:
     running = start(shop, sales=4)
     for partition in range(4):
@@ -85,7 +95,9 @@ def test_more_partitions_after_a_failed_batch(start: Start, observe: Observe) ->
     assert running.store("n") == {f"k{n}": 12 for n in range(8)}
     assert running.run() == 0
     assert len(running.output("copies")) == 12 * 8
-    observe("the batch was repeated, then the new partitions were read: all 96 records were counted and copied once")
+    observe(
+        "the batch was repeated, then the new partitions were read: all 96 records were counted and copied once"
+    )
 
 
 def totals_only(names: Names) -> Pipeline:
@@ -95,7 +107,9 @@ def totals_only(names: Names) -> Pipeline:
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("F23", "transactions in the source: two aborted, one committed between them, one open")
+@pytest.mark.fault(
+    "F23", "transactions in the source: two aborted, one committed between them, one open"
+)
 def test_aborted_transactions(start: Start, observe: Observe) -> None:
     running = start(shop)
     config = {"bootstrap.servers": running.bootstrap, "log_level": 0}
@@ -120,7 +134,9 @@ def test_aborted_transactions(start: Start, observe: Observe) -> None:
     left_open.commit_transaction(20)
     assert running.run() == 1
     assert running.store("n") == {"b": 1, "d": 1}
-    observe("only records of committed transactions were counted; the audits balance despite the gaps")
+    observe(
+        "only records of committed transactions were counted; the audits balance despite the gaps"
+    )
 
 
 @pytest.mark.heavy
@@ -135,13 +151,17 @@ def test_a_backlog(orders: World, observe: Observe) -> None:
     while driver.runs:
         processes = [process for process in (driver.java(), driver.python()) if process is not None]
         try:
-            sizes.append((orders.published(), sum(process.memory_info().rss for process in processes) >> 20))
+            sizes.append(
+                (orders.published(), sum(process.memory_info().rss for process in processes) >> 20)
+            )
         except psutil.NoSuchProcess:
             break
         time.sleep(0.3)
     assert driver.wait() == 0, driver.output[-2000:]
     with orders.ledger() as ledger:
-        reads = [snapshot.counts["read"] for snapshot in ledger.snapshots.recent("orders", limit=1000)]
+        reads = [
+            snapshot.counts["read"] for snapshot in ledger.snapshots.recent("orders", limit=1000)
+        ]
     assert max(reads) <= bound + 200 + 4  # records of the global table `stores` come in addition
     early = max(size for batch, size in sizes if batch in (1, 2, 3))
     late = max(size for batch, size in sizes if batch >= 6)
@@ -179,10 +199,18 @@ def test_skew_and_many_keys(start: Start, observe: Observe) -> None:
     for number, every in ((300_000, 10), (1_000_000, 1)):
         running = start(totals_only, sales=4)
         producer = Producer(
-            {"bootstrap.servers": running.bootstrap, "linger.ms": 50, "queue.buffering.max.messages": 2_000_000}
+            {
+                "bootstrap.servers": running.bootstrap,
+                "linger.ms": 50,
+                "queue.buffering.max.messages": 2_000_000,
+            }
         )
         for n in range(number):
-            producer.produce(running.names("sales"), sale("hot" if n % every else f"k{n}", "1.00"), partition=n % 4)
+            producer.produce(
+                running.names("sales"),
+                sale("hot" if n % every else f"k{n}", "1.00"),
+                partition=n % 4,
+            )
             if n % 10_000 == 0:
                 producer.poll(0)
         assert producer.flush(60) == 0

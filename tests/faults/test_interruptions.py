@@ -39,7 +39,9 @@ LONG_S = 900.0
 """A timeout that is far longer than any of these operations takes, even on a busy machine."""
 
 both = pytest.mark.parametrize("subject", ["orders", "words"], indirect=True)
-everywhere = pytest.mark.parametrize("subject", ["orders", "words", "orders-postgres", "words-postgres"], indirect=True)
+everywhere = pytest.mark.parametrize(
+    "subject", ["orders", "words", "orders-postgres", "words-postgres"], indirect=True
+)
 
 
 def start(world: World, *arguments: str) -> Driver:
@@ -52,7 +54,10 @@ def await_more(world: World, driver: Driver, batches: int = 1) -> None:
 
 
 @everywhere
-@pytest.mark.fault("F24", "SIGSTOP of driver, JVM and Python workers; two other runs after the lease expired; SIGCONT")
+@pytest.mark.fault(
+    "F24",
+    "SIGSTOP of driver, JVM and Python workers; two other runs after the lease expired; SIGCONT",
+)
 def test_a_driver_that_is_paused_past_its_lease(subject: World, observe: Observe) -> None:
     feed, rng, ends = Feed(subject), random.Random(11), []
     feed(6 * int(BATCH[subject.name]))
@@ -108,13 +113,19 @@ def test_a_killed_rebuild(subject: World, observe: Observe) -> None:
 
 
 @pytest.mark.parametrize("subject", ["orders"], indirect=True)
-@pytest.mark.fault("F25", "kill -9 of driver, JVM or both during a replay of the newer half, and during its promotion")
+@pytest.mark.fault(
+    "F25",
+    "kill -9 of driver, JVM or both during a replay of the newer half, and during its promotion",
+)
 def test_a_killed_replay(subject: World, observe: Observe) -> None:
     feed, rng, watcher = Feed(subject), random.Random(15), Watcher(subject)
     feed(6 * int(BATCH[subject.name]))
     start_to_end(subject)
     begin = {partition: end // 2 for partition, end in _ends(subject).items()}
-    replay = ("--replay", "--from=" + ",".join(f"orders/{number}/{offset}" for number, offset in begin.items()))
+    replay = (
+        "--replay",
+        "--from=" + ",".join(f"orders/{number}/{offset}" for number, offset in begin.items()),
+    )
     killed = [_kill(subject, rng, watcher, replay) for _ in range(3)]
     feed(int(BATCH[subject.name]))
     start_to_end(subject)
@@ -125,7 +136,8 @@ def test_a_killed_replay(subject: World, observe: Observe) -> None:
     for store, expected in before.items():
         left = after[store]
         assert differing_keys(subject, store) == {
-            # A record that was late after all older ones need not be late without them, which can add a window.
+            # A record that was late after all older ones need not be late without them, which can
+            # add a window.
             key: "added" if key not in expected else "missing" if key not in left else "changed"
             for key in {*expected, *left}
             if expected.get(key) != left.get(key)
@@ -178,14 +190,21 @@ def differing_keys(world: World, store: str) -> dict[object, str]:
             reader = Reader(ledger)
             (info,) = [one for one in await reader.catalogue.stores() if one.name == store]
             numbers = ledger.generations.numbers(world.name)
-            pins = [await reader.catalogue.pin(info, AsOf(f"{number}.newest")) for number in numbers]
+            pins = [
+                await reader.catalogue.pin(info, AsOf(f"{number}.newest")) for number in numbers
+            ]
             found = await differences(reader, pins[0], pins[1], examples=sys.maxsize)
-        return {(one.key, one.window_start) if info.window_ms else one.key: one.kind for one in found.examples}
+        return {
+            (one.key, one.window_start) if info.window_ms else one.key: one.kind
+            for one in found.examples
+        }
 
     return asyncio.run(compared())
 
 
-def _await_build(world: World, rebuild: Driver, before: frozenset[tuple[int, int]] = frozenset()) -> None:
+def _await_build(
+    world: World, rebuild: Driver, before: frozenset[tuple[int, int]] = frozenset()
+) -> None:
     wait_until(lambda: bool(_built(world) - before) or not rebuild.runs, LONG_S)
 
 
@@ -194,7 +213,9 @@ def _built(world: World) -> frozenset[tuple[int, int]]:
     with world.ledger() as ledger:
         current = ledger.generations.current_number(world.name)
         others = [number for number in ledger.generations.numbers(world.name) if number != current]
-        planned = {number: ledger.plans.newest(GenerationRef(world.name, number)) for number in others}
+        planned = {
+            number: ledger.plans.newest(GenerationRef(world.name, number)) for number in others
+        }
     return frozenset((number, plan.number) for number, plan in planned.items() if plan is not None)
 
 
@@ -251,12 +272,16 @@ def test_a_killed_move(subject: World, observe: Observe) -> None:
         environment = {"SLUICE_HOME": str(subject.home), "SLUICE_SERVER_TOKEN": TOKEN}
         home = stack.enter_context(state_server(subject, subject.home / "shards", "0,1"))
         away = stack.enter_context(state_server(subject, subject.folder / "away"))
-        steps = calls("move", subject.settings.ledger, subject.name, "1", away, environment=environment)
+        steps = calls(
+            "move", subject.settings.ledger, subject.name, "1", away, environment=environment
+        )
         died = 0
         for target in (away, home):
             for _ in range(6):
                 move = ("move", subject.settings.ledger, subject.name, "0", target)
-                died += not calls(*move, dying_after=rng.randrange(1, steps), environment=environment)
+                died += not calls(
+                    *move, dying_after=rng.randrange(1, steps), environment=environment
+                )
                 watcher.check()
             calls(*move, environment=environment)
             feed(int(BATCH[subject.name]))
@@ -264,7 +289,9 @@ def test_a_killed_move(subject: World, observe: Observe) -> None:
             watcher.check()
         assert died > 3, f"only {died} of 12 moves were killed before they ended"
         comparison = compare(subject)
-    observe(f"{died} of 12 moves were killed, at calls 1 to {steps}; the last ones completed; {comparison}")
+    observe(
+        f"{died} of 12 moves were killed, at calls 1 to {steps}; the last ones completed; {comparison}"
+    )
 
 
 @both
@@ -341,12 +368,17 @@ def _stopped_in_a_transaction(world: World, driver: Driver, topic: str) -> psuti
     """The driver's program, paused while its transaction has records in the topic. None if the driver ended before."""
     admin = world.admin()
     with closing(Consumer({**world.config, "group.id": "open"})) as consumer:
-        partitions = [TopicPartition(topic, number) for number in consumer.list_topics(topic).topics[topic].partitions]
+        partitions = [
+            TopicPartition(topic, number)
+            for number in consumer.list_topics(topic).topics[topic].partitions
+        ]
 
     def ends(level: IsolationLevel) -> dict[int, int]:
         latest = {partition: OffsetSpec.latest() for partition in partitions}  # type: ignore[no-untyped-call]
         futures = admin.list_offsets(latest, isolation_level=level, request_timeout=60)
-        return {partition.partition: future.result(60).offset for partition, future in futures.items()}
+        return {
+            partition.partition: future.result(60).offset for partition, future in futures.items()
+        }
 
     while (program := driver.python()) is None:
         if not driver.runs:
@@ -377,7 +409,9 @@ def test_two_runs_at_the_same_moment(subject: World, observe: Observe) -> None:
         assert len(errors) == sum(statuses)
         results.append(f"{statuses}")
     subject.run()
-    observe(f"the runs ended with {', '.join(results)}; a failed one did not get the lease; {compare(subject)}")
+    observe(
+        f"the runs ended with {', '.join(results)}; a failed one did not get the lease; {compare(subject)}"
+    )
 
 
 SMALL = {"SHARDS": "1m", "LEDGER": "400k"}
@@ -408,7 +442,8 @@ def test_a_small_file_system(subject: World, observe: Observe, what: str) -> Non
 
 
 @pytest.mark.fault(
-    "F31", "a driver is killed between the Kafka commit and the ledger's commit; then the pipeline gets another output"
+    "F31",
+    "a driver is killed between the Kafka commit and the ledger's commit; then the pipeline gets another output",
 )
 def test_another_output_after_a_crash(orders: World, observe: Observe) -> None:
     feed = Feed(orders)
@@ -418,8 +453,11 @@ def test_another_output_after_a_crash(orders: World, observe: Observe) -> None:
     feed(2_000)
     driver = start(orders)
     await_more(orders, driver, 2)
-    # While another connection writes to the ledger, the driver waits between the Kafka commit and the ledger's commit.
-    with closing(sqlite3.connect(orders.home / "ledger.sqlite", timeout=60, isolation_level=None)) as ledger:
+    # While another connection writes to the ledger, the driver waits between the Kafka commit and
+    # the ledger's commit.
+    with closing(
+        sqlite3.connect(orders.home / "ledger.sqlite", timeout=60, isolation_level=None)
+    ) as ledger:
 
         def is_locked_after_a_plan() -> bool:
             """Lock the ledger if a batch is planned and not published: the driver has to write the plan before."""
@@ -431,10 +469,14 @@ def test_another_output_after_a_crash(orders: World, observe: Observe) -> None:
             ledger.execute("ROLLBACK")
             return False
 
-        assert wait_until(lambda: not driver.runs or is_locked_after_a_plan(), LONG_S), driver.output[-3000:]
+        assert wait_until(lambda: not driver.runs or is_locked_after_a_plan(), LONG_S), (
+            driver.output[-3000:]
+        )
         assert driver.runs, driver.output[-3000:]
         before = int(ledger.execute("SELECT max(batch) FROM snapshots").fetchone()[0])
-        assert wait_until(lambda: marker(orders) > before or not driver.runs, LONG_S), driver.output[-3000:]
+        assert wait_until(lambda: marker(orders) > before or not driver.runs, LONG_S), (
+            driver.output[-3000:]
+        )
         assert driver.runs, driver.output[-3000:]
         driver.kill("all")
         ledger.execute("ROLLBACK")
@@ -448,7 +490,9 @@ def test_another_output_after_a_crash(orders: World, observe: Observe) -> None:
     with orders.ledger() as opened:
         snapshot = opened.snapshots.latest("orders")
         assert snapshot is not None
-        audited = sum(audit.outputs.get("dear_orders", 0) for audit in opened.audits.all(snapshot.ref))
+        audited = sum(
+            audit.outputs.get("dear_orders", 0) for audit in opened.audits.all(snapshot.ref)
+        )
     written = sum(1 for _ in read_topic(orders.config, "dear_orders"))
     assert written > 0
     assert audited == written, f"the audits count {audited} records, and the topic has {written}"

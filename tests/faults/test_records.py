@@ -39,7 +39,9 @@ def reasons_by_offset(running: Running) -> dict[int, str]:
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("B1", f"{len(BAD)} values that violate their contract, each between two valid ones")
+@pytest.mark.fault(
+    "B1", f"{len(BAD)} values that violate their contract, each between two valid ones"
+)
 def test_values_that_violate_their_contract(start: Start, observe: Observe) -> None:
     running = start(shop)
     for value in BAD:
@@ -51,16 +53,22 @@ def test_values_that_violate_their_contract(start: Start, observe: Observe) -> N
     assert all(reason in ("*", reasons[offset]) for offset, reason in expected.items())
     assert running.store("n") == {"a": len(BAD)}
     assert [dead_letter.value() for dead_letter in running.dead_letters()] == list(BAD)
-    observe(f"each is a dead letter with position and bytes: {dict(Counter(reasons.values()))}; the others are counted")
+    observe(
+        f"each is a dead letter with position and bytes: {dict(Counter(reasons.values()))}; the others are counted"
+    )
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("B2", "null keys, tombstones, 0.9 MB, invalid UTF-8, a byte-order mark, deep nesting")
+@pytest.mark.fault(
+    "B2", "null keys, tombstones, 0.9 MB, invalid UTF-8, a byte-order mark, deep nesting"
+)
 def test_unusual_records(start: Start, observe: Observe) -> None:
     running = start(shop)
     long = sale("b", note="n" * 890_000)
     running.send("sales", (None, sale("a")), (b"key", None), (b"\xff", sale("a")), long)
-    running.send("sales", sale("a").replace(b"a", b"\xff", 1), b"\xef\xbb\xbf" + sale("a"), b"[" * 100_000)
+    running.send(
+        "sales", sale("a").replace(b"a", b"\xff", 1), b"\xef\xbb\xbf" + sale("a"), b"[" * 100_000
+    )
     running.run()
     reasons = reasons_by_offset(running)
     assert reasons.keys() == {1, 4, 5, 6}
@@ -72,11 +80,17 @@ def test_unusual_records(start: Start, observe: Observe) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("B3", "event times in 2099 and in year 1, with and without a zone, among those of one morning")
+@pytest.mark.fault(
+    "B3", "event times in 2099 and in year 1, with and without a zone, among those of one morning"
+)
 def test_event_times(start: Start, observe: Observe) -> None:
     running = start(shop)
-    running.send("sales", sale("a"), sale("a", at="2099-01-01T00:00:00"), sale("a", at="0001-01-01T00:00:00"))
-    running.send("sales", sale("a", at="2022-12-05T09:00:30+01:00"), sale("a", at="2022-12-05T08:00:40Z"))
+    running.send(
+        "sales", sale("a"), sale("a", at="2099-01-01T00:00:00"), sale("a", at="0001-01-01T00:00:00")
+    )
+    running.send(
+        "sales", sale("a", at="2022-12-05T09:00:30+01:00"), sale("a", at="2022-12-05T08:00:40Z")
+    )
     running.run()
     assert reasons_by_offset(running) == {1: "future", 2: "event_time"}
     assert running.store("n_window") == {("a", millis("08:00:00")): 3}
@@ -85,7 +99,9 @@ def test_event_times(start: Start, observe: Observe) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("B4", "the same sale three times, in two batches, with and without `deduplicate`")
+@pytest.mark.fault(
+    "B4", "the same sale three times, in two batches, with and without `deduplicate`"
+)
 def test_the_same_record_twice(start: Start, observe: Observe) -> None:
     def each_once(names: Names) -> Pipeline:
         pipeline = names.pipeline()
@@ -102,9 +118,13 @@ def test_the_same_record_twice(start: Start, observe: Observe) -> None:
         running.run()
         counted.append(running.store("n"))
     assert counted == [{"a": 3, "b": 1}, {"a": 1, "b": 1}]
-    dropped = {name: running.counts(name) for name in running.snapshot().counts if "duplicate" in name}
+    dropped = {
+        name: running.counts(name) for name in running.snapshot().counts if "duplicate" in name
+    }
     assert sum(dropped.values()) == 2
-    observe(f"without `deduplicate` each is counted; with it the first is, and the snapshot counts {dropped}")
+    observe(
+        f"without `deduplicate` each is counted; with it the first is, and the snapshot counts {dropped}"
+    )
 
 
 @pytest.mark.heavy
@@ -119,14 +139,21 @@ def test_declared_rules(start: Start, observe: Observe) -> None:
     running.send("sales", sale("a"), sale("a", -1), sale("a", kind="unheard of"))
     running.run()
     with running.ledger() as ledger:
-        ((source,),) = [audit.sources for audit in ledger.audits.all(GenerationRef(running.pipeline.name, 1))]
+        ((source,),) = [
+            audit.sources for audit in ledger.audits.all(GenerationRef(running.pipeline.name, 1))
+        ]
     assert (source.read, source.applied, source.filtered) == (3, 2, 1)
     assert running.store("n") == {"a": 2}
-    observe("the audit counts 1 filtered record; a field that the contract does not name is ignored")
+    observe(
+        "the audit counts 1 filtered record; a field that the contract does not name is ignored"
+    )
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("B6", "event times at the boundaries of windows and of grace and 1 ms before, each in its own batch")
+@pytest.mark.fault(
+    "B6",
+    "event times at the boundaries of windows and of grace and 1 ms before, each in its own batch",
+)
 def test_boundaries_of_windows_and_grace(start: Start, observe: Observe) -> None:
     def windows(names: Names) -> Pipeline:
         pipeline = names.pipeline()
@@ -135,9 +162,27 @@ def test_boundaries_of_windows_and_grace(start: Start, observe: Observe) -> None
         return pipeline
 
     running = start(windows)
-    for at in ("08:00:00.000", "08:00:59.999", "08:01:00.000", "08:01:14.999", "08:00:30", "08:01:15.000", "08:00:30"):
+    for at in (
+        "08:00:00.000",
+        "08:00:59.999",
+        "08:01:00.000",
+        "08:01:14.999",
+        "08:00:30",
+        "08:01:15.000",
+        "08:00:30",
+    ):
         running.send("sales", sale("a", at=at))
         running.run()
     assert running.store("n_window") == {("a", millis("08:00:00")): 3, ("a", millis("08:01:00")): 3}
-    assert [snapshot.counts.get("late/n_window", 0) for snapshot in running.snapshots()] == [0, 0, 0, 0, 0, 0, 1]
-    observe("a record counts up to 1 ms before the end of grace; a window includes its start and excludes its end")
+    assert [snapshot.counts.get("late/n_window", 0) for snapshot in running.snapshots()] == [
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        1,
+    ]
+    observe(
+        "a record counts up to 1 ms before the end of grace; a window includes its start and excludes its end"
+    )

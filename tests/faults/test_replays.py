@@ -45,8 +45,12 @@ def seen(states: States) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(6, marks=pytest.mark.heavy)])
-@pytest.mark.fault("F26", "kill -9 at several points of making a replayed generation the current one")
-def test_a_killed_promotion_shows_one_generation_or_the_other(states: States, observe: Observe, kills: int) -> None:
+@pytest.mark.fault(
+    "F26", "kill -9 at several points of making a replayed generation the current one"
+)
+def test_a_killed_promotion_shows_one_generation_or_the_other(
+    states: States, observe: Observe, kills: int
+) -> None:
     promote = ("switch", str(states.ledger.engine.url), "orders")
     steps = calls(*promote, "1", environment={})  # the generation that is current already
     chosen = sorted(random.Random().sample(range(1, steps), kills))
@@ -55,7 +59,9 @@ def test_a_killed_promotion_shows_one_generation_or_the_other(states: States, ob
         assert seen(states) in (BEFORE, AFTER)
     calls(*promote, "2", environment={})
     assert seen(states) == AFTER
-    observe(f"the promotion was killed at calls {chosen} of {steps}; queries read one generation or the other")
+    observe(
+        f"the promotion was killed at calls {chosen} of {steps}; queries read one generation or the other"
+    )
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(4, marks=pytest.mark.heavy)])
@@ -67,14 +73,20 @@ def test_a_killed_comparison_changes_nothing(states: States, observe: Observe, k
     died = [step for step in chosen if not calls(*compare, dying_after=step, environment={})]
     assert died == chosen
     assert seen(states) == BEFORE
-    diff = Api(states.ledger, User()).get(f"/v1/stores/{STORE}/diff", before="1.newest", after="2.newest")
+    diff = Api(states.ledger, User()).get(
+        f"/v1/stores/{STORE}/diff", before="1.newest", after="2.newest"
+    )
     assert {one["key"]: one["kind"] for one in diff["examples"]} == {"b": "changed", "c": "missing"}
-    observe(f"the comparison was killed at calls {died} of {steps}; both generations are as they were")
+    observe(
+        f"the comparison was killed at calls {died} of {steps}; both generations are as they were"
+    )
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.heavy)])
 @pytest.mark.fault("F28", "kill -9 at several points of re-driving dead letters")
-def test_a_killed_re_drive_writes_every_record_once(kafka: EmbeddedKafka, observe: Observe, kills: int) -> None:
+def test_a_killed_re_drive_writes_every_record_once(
+    kafka: EmbeddedKafka, observe: Observe, kills: int
+) -> None:
     config = {"bootstrap.servers": kafka.bootstrap}
     name, undisturbed = f"killed_{kills}", f"counted_{kills}"
     for each in (name, undisturbed):
@@ -87,10 +99,14 @@ def test_a_killed_re_drive_writes_every_record_once(kafka: EmbeddedKafka, observ
     calls(*redrive, environment={})
     written = Counter(record.value() for record in read_topic(config, name))
     assert written == Counter(b"%d" % number for number in range(REJECTED))
-    markers = dead_letter_topic.find_dead_letters(config, name, DeadLetterFilter(), REJECTED).markers.values()
+    markers = dead_letter_topic.find_dead_letters(
+        config, name, DeadLetterFilter(), REJECTED
+    ).markers.values()
     assert len({(marker.topic, marker.partition, marker.offset) for marker in markers}) == REJECTED
     assert died, "no re-drive was killed before it ended"
-    observe(f"the re-drive was killed at calls {died} of {steps}; each of {REJECTED:,} records was written once")
+    observe(
+        f"the re-drive was killed at calls {died} of {steps}; each of {REJECTED:,} records was written once"
+    )
 
 
 def reject(kafka: EmbeddedKafka, name: str) -> None:

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.timeout(3600)
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("F12", "a shard is deleted, then kill -9 of the driver three times while it restores the shard")
+@pytest.mark.fault(
+    "F12", "a shard is deleted, then kill -9 of the driver three times while it restores the shard"
+)
 def test_kills_while_a_shard_is_restored(orders: World, observe: Observe) -> None:
     orders.produce(3_000)
     orders.run()
@@ -41,12 +43,16 @@ def test_kills_while_a_shard_is_restored(orders: World, observe: Observe) -> Non
     with orders.ledger() as ledger:
         notes = [note.text for note in ledger.notes.all("orders")]
     assert [note[:42] for note in notes] == ["State was damaged, and restored from the t"]
-    observe(f"{killed} drivers were killed; the next one noted: {notes[0].split(':')[0]}; {comparison}")
+    observe(
+        f"{killed} drivers were killed; the next one noted: {notes[0].split(':')[0]}; {comparison}"
+    )
 
 
 def _await_restoring(driver: Driver) -> None:
     """Wait until the driver has detected the damage and restores the state."""
-    begun = wait_until(lambda: "restoring it from the topics" in driver.output or not driver.runs, LONGEST_S)
+    begun = wait_until(
+        lambda: "restoring it from the topics" in driver.output or not driver.runs, LONGEST_S
+    )
     assert begun, driver.output[-3000:]
 
 

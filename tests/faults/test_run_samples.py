@@ -21,7 +21,9 @@ from tests.faults.conftest import Observe, fill, small_disk
 def ledger_fails(running: Running) -> Iterator[None]:
     """Make the ledger reject snapshots, so that a run ends as after a crash right before the ledger's commit."""
     ledger = running.settings.home / "ledger.sqlite"
-    refuse = "CREATE TRIGGER refuse BEFORE INSERT ON snapshots BEGIN SELECT RAISE(ABORT, 'a crash'); END"
+    refuse = (
+        "CREATE TRIGGER refuse BEFORE INSERT ON snapshots BEGIN SELECT RAISE(ABORT, 'a crash'); END"
+    )
     for statement in (refuse, "DROP TRIGGER refuse"):
         with closing(sqlite3.connect(ledger)) as connection:
             connection.execute(statement)
@@ -30,7 +32,9 @@ def ledger_fails(running: Running) -> Iterator[None]:
             yield
 
 
-@pytest.mark.fault("F31", "a run ends between the Kafka commit and the ledger's; then another output (a sample)")
+@pytest.mark.fault(
+    "F31", "a run ends between the Kafka commit and the ledger's; then another output (a sample)"
+)
 def test_a_run_that_ends_before_the_ledgers_commit(start: Start, observe: Observe) -> None:
     running = start(copied(), sales=2)
     running.send("sales", *(sale(key) for key in "ab"))
@@ -47,7 +51,9 @@ def test_a_run_that_ends_before_the_ledgers_commit(start: Start, observe: Observ
         audits = ledger.audits.all(GenerationRef(running.pipeline.name, 1))
     audited = sum(audit.outputs.get(running.names("more"), 0) for audit in audits)
     assert len(running.output("more")) == audited
-    observe(f"each output record is written once, and the new output has {audited} records, as audited")
+    observe(
+        f"each output record is written once, and the new output has {audited} records, as audited"
+    )
 
 
 def copied(*, more: bool = False) -> Callable[[Names], Pipeline]:
@@ -67,7 +73,9 @@ def copied(*, more: bool = False) -> Callable[[Names], Pipeline]:
 def test_a_small_file_system(start: Start, tmp_path: Path, observe: Observe) -> None:
     running = start(simple_shop)
     with small_disk(tmp_path / "small", "16m") as disk:
-        brokers = {"SLUICE_KAFKA": f'{{"bootstrap.servers": "{running.bootstrap}", "log_level": "0"}}'}
+        brokers = {
+            "SLUICE_KAFKA": f'{{"bootstrap.servers": "{running.bootstrap}", "log_level": "0"}}'
+        }
         running.settings = type(running.settings).read({"SLUICE_HOME": str(disk), **brokers})
         running.send("sales", sale("a"))
         running.run()

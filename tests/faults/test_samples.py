@@ -64,18 +64,25 @@ def states(tmp_path: Path) -> Iterator[States]:
     states.ledger.close()
 
 
-@pytest.mark.fault("F24", "SIGSTOP of a writer past its lease, and SIGCONT after another has written (a sample)")
+@pytest.mark.fault(
+    "F24", "SIGSTOP of a writer past its lease, and SIGCONT after another has written (a sample)"
+)
 def test_a_paused_writer_cannot_write_after_it_resumes(states: States, observe: Observe) -> None:
     states.publish({"a": "[1]"})
     location = states.location(owner("a", 2))
     command = [sys.executable, "-c", WRITER, str(states.ledger.engine.url), location, "a", "5"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
         assert writer.stdin is not None
         assert writer.stdout is not None
         assert writer.stdout.readline() == "holds the lease\n"
-        # Its next renewal is seconds away: if it were paused during a renewal, it would hold SQLite's lock.
+        # Its next renewal is seconds away: if it were paused during a renewal, it would hold
+        # SQLite's lock.
         psutil.Process(writer.pid).suspend()
-        with Lease(states.ledger.leases, GenerationRef("orders", 1), this_process("other"), QUICK) as lease:
+        with Lease(
+            states.ledger.leases, GenerationRef("orders", 1), this_process("other"), QUICK
+        ) as lease:
             with open_shard(location, to_write=True) as shard:
                 write_rows(shard, 1, [(0, "a", -1, -1, "[2]")], lease.epoch)
             assert states.ledger.snapshots.publish(make_snapshot(1))
@@ -91,9 +98,23 @@ def test_a_paused_writer_cannot_write_after_it_resumes(states: States, observe: 
 @pytest.mark.fault("F29", "three drivers take a lease at the same moment (a sample)")
 def test_one_of_three_gets_the_lease(states: States, observe: Observe) -> None:
     states.publish({"a": "[1]"})
-    command = [sys.executable, "-c", WRITER, str(states.ledger.engine.url), states.location(0), "b", "0.05"]
+    command = [
+        sys.executable,
+        "-c",
+        WRITER,
+        str(states.ledger.engine.url),
+        states.location(0),
+        "b",
+        "0.05",
+    ]
     writers = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for _ in range(3)
     ]
     wait_until(lambda: sum(writer.poll() is not None for writer in writers) == 2, 120)
@@ -113,7 +134,9 @@ def token(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.fault("F26", "kill -9 at three points of moving a worker to a state server (a sample)")
-def test_a_killed_move(states: States, token: dict[str, str], tmp_path: Path, observe: Observe) -> None:
+def test_a_killed_move(
+    states: States, token: dict[str, str], tmp_path: Path, observe: Observe
+) -> None:
     for number in range(3):
         states.publish(dict.fromkeys("abcdefgh", f"[{number}]"))
     keys = [key for key in "abcdefgh" if owner(key, 2) == 0]
@@ -127,7 +150,9 @@ def test_a_killed_move(states: States, token: dict[str, str], tmp_path: Path, ob
     worker = states.ledger.generations.workers("orders")[0]
     assert worker.port == host.port
     with open_shard(worker.location) as shard:
-        assert {row.key: row.value for row in shard.scan(0, 2, limit=99)} == dict.fromkeys(keys, "[2]")
+        assert {row.key: row.value for row in shard.scan(0, 2, limit=99)} == dict.fromkeys(
+            keys, "[2]"
+        )
         assert {row.value for row in shard.scan(0, 1, limit=99)} == {"[1]"}
     host.stop()
     observe(f"the move was killed at calls {died} of {steps}, and completed when it was repeated")
@@ -139,13 +164,17 @@ def test_killed_retention(states: States, observe: Observe) -> None:
         states.publish(dict.fromkeys("abcd", f"[{number}]"))
     rng, died = random.Random(), []
     for step in (rng.randrange(1, 150) for _ in range(4)):
-        if not calls("retain", str(states.ledger.engine.url), "orders", "2", dying_after=step, environment={}):
+        if not calls(
+            "retain", str(states.ledger.engine.url), "orders", "2", dying_after=step, environment={}
+        ):
             died.append(step)
         for snapshot in states.ledger.snapshots.recent("orders"):
             assert values_of(states, snapshot.batch) == dict.fromkeys("abcd", f"[{snapshot.batch}]")
     calls("retain", str(states.ledger.engine.url), "orders", "2", environment={})
     assert [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders")] == [7, 6]
-    observe(f"retention was killed at calls {died}; every remaining snapshot was complete; two are kept in the end")
+    observe(
+        f"retention was killed at calls {died}; every remaining snapshot was complete; two are kept in the end"
+    )
 
 
 def values_of(states: States, batch: int) -> dict[str, str | None]:
@@ -159,7 +188,9 @@ def values_of(states: States, batch: int) -> dict[str, str | None]:
 @pytest.mark.fault("F28", "kill -9 of the broker while a batch's transaction is open (a sample)")
 def test_a_broker_killed_in_a_transaction(tmp_path: Path, observe: Observe) -> None:
     def values() -> list[bytes | None]:
-        return [message.value() for message in read_topic({"bootstrap.servers": kafka.bootstrap}, "out")]
+        return [
+            message.value() for message in read_topic({"bootstrap.servers": kafka.bootstrap}, "out")
+        ]
 
     with EmbeddedKafka(tmp_path / "kafka", free_port()) as kafka:
         kafka.create_topics({"out": 1, "markers": 1})

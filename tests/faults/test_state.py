@@ -28,7 +28,9 @@ SAME = ("stores", "outputs", "dead letters")
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("F2", "a driver is killed before Spark's commit; the next run is on a host without its files")
+@pytest.mark.fault(
+    "F2", "a driver is killed before Spark's commit; the next run is on a host without its files"
+)
 def test_a_lost_commit(start: Start, observe: Observe) -> None:
     running = start(shop, sales=3)
     a_busy_day(running)
@@ -58,12 +60,20 @@ def killed_after(call: Callable[..., None]) -> Callable[..., None]:
 
 @pytest.mark.heavy
 @pytest.mark.spark  # only Spark has a checkpoint
-@pytest.mark.fault("F11", "the files of a batch's checkpoint are damaged, emptied or removed after the batch")
+@pytest.mark.fault(
+    "F11", "the files of a batch's checkpoint are damaged, emptied or removed after the batch"
+)
 def test_a_damaged_checkpoint(start: Start, observe: Observe) -> None:
     running, finish = start(shop), BatchQuery.finish
-    for damage in (lambda file: file.write_text("v1\n{"), lambda file: file.write_text(""), Path.unlink):
+    for damage in (
+        lambda file: file.write_text("v1\n{"),
+        lambda file: file.write_text(""),
+        Path.unlink,
+    ):
 
-        def finish_and_damage(query: BatchQuery, start: BatchStart, damage: Callable[[Path], Any] = damage) -> None:
+        def finish_and_damage(
+            query: BatchQuery, start: BatchStart, damage: Callable[[Path], Any] = damage
+        ) -> None:
             finish(query, start)
             files = [*filter(Path.is_file, Path(query._checkpoint.name).rglob("*"))]
             assert files
@@ -96,7 +106,9 @@ def test_a_damaged_shard(start: Start, observe: Observe) -> None:
         before = running.everything()
         a_shard(running, damage)
         if name == "changed":
-            assert not report(running.settings.ledger, running.pipeline.name, "", Console(quiet=True), verify=True)
+            assert not report(
+                running.settings.ledger, running.pipeline.name, "", Console(quiet=True), verify=True
+            )
         running.send("sales", sale("a", "7.00"))
         with pytest.raises(StateError, match="Worker 0's shard is damaged"):
             running.run()
@@ -109,7 +121,9 @@ def test_a_damaged_shard(start: Start, observe: Observe) -> None:
         assert [after[part] for part in SAME] == [before[part] for part in SAME]
         run(running)
         assert running.store("n")["a"] == 2
-    observe(f"{', '.join(damages)}: the worker was quarantined and the run rejected; a rebuild had the same checksums")
+    observe(
+        f"{', '.join(damages)}: the worker was quarantined and the run rejected; a rebuild had the same checksums"
+    )
 
 
 class SaleWithNote(Sale):
@@ -148,13 +162,21 @@ def version(
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("F19", "new versions of the pipeline change fields, outputs, types, workers, stores, filter, window")
+@pytest.mark.fault(
+    "F19",
+    "new versions of the pipeline change fields, outputs, types, workers, stores, filter, window",
+)
 def test_versions_of_a_pipeline(start: Start, observe: Observe) -> None:
     running = start(version())
     running.send("sales", sale("a", 2), sale("b", 3))
     running.run()
     total = 2
-    for compatible in (version(SaleWithNote), version(SaleWithoutQuantity), version(copies=True), version()):
+    for compatible in (
+        version(SaleWithNote),
+        version(SaleWithoutQuantity),
+        version(copies=True),
+        version(),
+    ):
         running.pipeline = compatible(running.names)
         running.send("sales", sale("a", 1))
         run(running)
@@ -169,7 +191,9 @@ def test_versions_of_a_pipeline(start: Start, observe: Observe) -> None:
     for what, build in incompatible.items():
         running.pipeline = build(running.names)
         command = "sluice repartition" if what == "workers" else "sluice rebuild"
-        with pytest.raises(CompatibilityError, match=rf"has changed since.*No records were read.*{command}"):
+        with pytest.raises(
+            CompatibilityError, match=rf"has changed since.*No records were read.*{command}"
+        ):
             run(running)
     with pytest.raises(TopologyError):
         version(SaleWithoutQuantity, where="quantity > 1")(running.names)
@@ -181,4 +205,6 @@ def test_versions_of_a_pipeline(start: Start, observe: Observe) -> None:
     run(running)
     assert running.store("total") == {"a": {"amount": float(total + 1)}, "b": {"amount": 3.0}}
     changes = ", ".join(incompatible)
-    observe(f"4 compatible versions continued; rejected before reading: {changes}; a rebuild made 4 workers of 2")
+    observe(
+        f"4 compatible versions continued; rejected before reading: {changes}; a rebuild made 4 workers of 2"
+    )

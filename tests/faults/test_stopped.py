@@ -73,7 +73,9 @@ class Adder:
             "SLUICE_JARS": str(ROOT / ".sluice" / "jars"),
             "SLUICE_KAFKA": json.dumps({"bootstrap.servers": self.kafka.bootstrap}),
         }
-        self._producer = Producer({"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 0, "log_level": 0})
+        self._producer = Producer(
+            {"bootstrap.servers": self.kafka.bootstrap, "linger.ms": 0, "log_level": 0}
+        )
 
     def start(self, name: str, number: int) -> subprocess.Popen[bytes]:
         """Send a number and start a run."""
@@ -83,7 +85,12 @@ class Adder:
         environment = os.environ | self.settings | {"HELD": str(self.held), "PYTHONPATH": str(ROOT)}
         with (self.folder / f"{name}.log").open("wb") as log:
             return subprocess.Popen(
-                command, env=environment, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
+                command,
+                env=environment,
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def run(self, name: str, number: int) -> None:
@@ -97,7 +104,9 @@ class Adder:
         """The values of the store, after a check of the operator states' checksum."""
         with Ledger.open(Settings.read(self.settings).ledger) as ledger:
             snapshot = ledger.snapshots.latest("adder")
-            (info,) = (store for store in ledger.generations.stores("adder") if store.name == "sums")
+            (info,) = (
+                store for store in ledger.generations.stores("adder") if store.name == "sums"
+            )
             (worker,) = ledger.generations.workers("adder")
             audit = ledger.audits.newest(GenerationRef("adder", 1))
         assert snapshot is not None
@@ -109,7 +118,10 @@ class Adder:
 
 
 @pytest.mark.heavy
-@pytest.mark.fault("F3", "a driver is paused (SIGSTOP) in a stage's task, two others run, then the driver is resumed")
+@pytest.mark.fault(
+    "F3",
+    "a driver is paused (SIGSTOP) in a stage's task, two others run, then the driver is resumed",
+)
 def test_a_paused_driver_of_an_ordered_pipeline_cannot_write(
     kafka: EmbeddedKafka, tmp_path: Path, observe: Observe
 ) -> None:

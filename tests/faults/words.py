@@ -1,7 +1,8 @@
 """The words pipeline: its input, and the expected results of one undisturbed run, computed without the engine.
 
-Every record has a later timestamp than the record sent before it, so only one order is right: batch by batch, and by
-timestamp within a batch. Stores are compared key by key, and the outputs of joins record by record.
+Every record has a later timestamp than the record sent before it, so only one order is right: batch
+by batch, and by timestamp within a batch. Stores are compared key by key, and the outputs of joins
+record by record.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def feed(world: World, count: int, sent: int) -> None:
         rng = Random(number)
         topic, key, value = _record(rng, number, described)
         if number >= sent:
-            by_topic[topic].append((key, value, START_MS + number * MS_APART + rng.randrange(MS_APART)))
+            by_topic[topic].append(
+                (key, value, START_MS + number * MS_APART + rng.randrange(MS_APART))
+            )
     for topic, records in by_topic.items():
         produce(world.config, topic, records)
 
@@ -99,13 +102,23 @@ class TopicRecord:
 
 def read(world: World) -> list[TopicRecord]:
     """All records of the three topics."""
-    return [_topic_record(topic, message) for topic in TOPICS for message in read_topic(world.config, topic)]
+    return [
+        _topic_record(topic, message)
+        for topic in TOPICS
+        for message in read_topic(world.config, topic)
+    ]
 
 
 def _topic_record(topic: str, message: Message) -> TopicRecord:
     key = message.key()
     position = message.partition() or 0, message.offset() or 0
-    return TopicRecord(topic, *position, None if key is None else key.decode(), message.value(), message.timestamp()[1])
+    return TopicRecord(
+        topic,
+        *position,
+        None if key is None else key.decode(),
+        message.value(),
+        message.timestamp()[1],
+    )
 
 
 @dataclass
@@ -142,7 +155,9 @@ class Truth:
             stores["letters_count"][key] = stores["letters_count"].get(key, 0) + 1
             before = stores["letters_joined"].get(key)
             stores["letters_joined"][key] = word if before is None else f"{before}-{word}"
-            letter = stores["letters"].setdefault(key, {"key": key, "valueList": [], "runningCount": 0})
+            letter = stores["letters"].setdefault(
+                key, {"key": key, "valueList": [], "runningCount": 0}
+            )
             stores["letters"][key] = {
                 "key": key, "valueList": sorted([*letter["valueList"], word]),
                 "runningCount": letter["runningCount"] + 1,
@@ -206,7 +221,9 @@ def compare(world: World, earlier: Sequence[Snapshot] = ()) -> Comparison:
     return Comparison(len(records), _dead_letters(world, records), 0, keys, joined, len(audits))
 
 
-def _in_order(records: Iterable[TopicRecord], snapshots: Sequence[Snapshot]) -> Iterator[TopicRecord]:
+def _in_order(
+    records: Iterable[TopicRecord], snapshots: Sequence[Snapshot]
+) -> Iterator[TopicRecord]:
     ends = [
         {
             (topic, int(partition)): end
@@ -218,7 +235,9 @@ def _in_order(records: Iterable[TopicRecord], snapshots: Sequence[Snapshot]) -> 
     by_snapshot: list[list[TopicRecord]] = [[] for _ in snapshots]
     for record in records:
         partition = record.topic, record.partition
-        number = next((n for n, reached in enumerate(ends) if record.offset < reached.get(partition, 0)), None)
+        number = next(
+            (n for n, reached in enumerate(ends) if record.offset < reached.get(partition, 0)), None
+        )
         if number is not None:
             by_snapshot[number].append(record)
     for batch in by_snapshot:
@@ -234,9 +253,14 @@ def _stores(ledger: Ledger, snapshot: Snapshot, truth: Truth) -> int:
                 for row in shard.scan(store.group_id, snapshot.batch, limit=sys.maxsize):
                     actual[row.key] = json.loads(row.value or "")[store.store_column]
         if store.name == "letters":
-            actual = {key: value | {"valueList": sorted(value["valueList"])} for key, value in actual.items()}
+            actual = {
+                key: value | {"valueList": sorted(value["valueList"])}
+                for key, value in actual.items()
+            }
         expected = truth.stores[store.name]
-        assert actual == expected, f"{store.name} as of {snapshot.id}: {difference(actual, expected)}"
+        assert actual == expected, (
+            f"{store.name} as of {snapshot.id}: {difference(actual, expected)}"
+        )
         keys += len(actual)
     return keys
 
@@ -292,12 +316,17 @@ def _near(world: World, records: list[TopicRecord]) -> int:
         expected = {_unmatched(record, side): 1 for side in sides for record in (left, right)[side - 1]
                     if record.text not in paired[side]}  # fmt: skip
         assert set(unmatched.values()) <= {1}, f"near, {how}: sent unmatched twice: {unmatched}"
-        # The last records may still get a match, and a record may get a match after it was sent unmatched.
+        # The last records may still get a match, and a record may get a match after it was sent
+        # unmatched.
         waiting = {_unmatched(record, side) for side in sides for record in (left, right)[side - 1]
                    if record.time > last - 4 * NEAR_MS}  # fmt: skip
         missing = expected.keys() - unmatched.keys() - waiting
-        assert not missing, f"near, {how}: {len(missing)} records are missing, such as {sorted(missing, key=str)[:3]}"
-        possible = {_unmatched(record, side) for side in sides for record in (left, right)[side - 1]}
+        assert not missing, (
+            f"near, {how}: {len(missing)} records are missing, such as {sorted(missing, key=str)[:3]}"
+        )
+        possible = {
+            _unmatched(record, side) for side in sides for record in (left, right)[side - 1]
+        }
         unknown = unmatched.keys() - possible
         assert not unknown, f"near, {how}: {sorted(unknown, key=str)[:3]} belong to no record"
     return number
@@ -307,7 +336,9 @@ def _unmatched(record: TopicRecord, side: int) -> tuple[str | None, str | None, 
     return (record.key, record.text, None) if side == 1 else (record.key, None, record.text)
 
 
-def _pairs(left: list[TopicRecord], right: list[TopicRecord]) -> Iterator[tuple[str | None, str | None, str | None]]:
+def _pairs(
+    left: list[TopicRecord], right: list[TopicRecord]
+) -> Iterator[tuple[str | None, str | None, str | None]]:
     by_key: dict[str | None, list[TopicRecord]] = defaultdict(list)
     for record in sorted(right, key=lambda record: record.time):
         by_key[record.key].append(record)
@@ -321,12 +352,18 @@ def _pairs(left: list[TopicRecord], right: list[TopicRecord]) -> Iterator[tuple[
 
 def _dead_letters(world: World, records: list[TopicRecord]) -> int:
     expected: Mapping[tuple[str, int, int], str] = {
-        (record.topic, record.partition, record.offset): record.reason for record in records if record.reason
+        (record.topic, record.partition, record.offset): record.reason
+        for record in records
+        if record.reason
     }
     reasons = []
     for dead_letter in read_topic(world.config, "words_dead_letters"):
         headers = text_headers(dead_letter)
-        position = headers["sluice.topic"], int(headers["sluice.partition"]), int(headers["sluice.offset"])
+        position = (
+            headers["sluice.topic"],
+            int(headers["sluice.partition"]),
+            int(headers["sluice.offset"]),
+        )
         reasons.append((position, headers["sluice.reason"]))
     assert len(reasons) == len(dict(reasons)), "a record has two dead letters"
     assert dict(reasons) == dict(expected), difference(dict(reasons), dict(expected))

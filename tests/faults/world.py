@@ -60,7 +60,11 @@ class Driver:
 
     def python(self) -> psutil.Process | None:
         """The driver's Python program."""
-        programs = (process for process in self.members() if "sluice/driver.py" in " ".join(_command(process)))
+        programs = (
+            process
+            for process in self.members()
+            if "sluice/driver.py" in " ".join(_command(process))
+        )
         return next((process for process in programs if not _is_java(process)), None)
 
     def java(self) -> psutil.Process | None:
@@ -118,7 +122,9 @@ class World:
             "SLUICE_PIPELINES": str(ROOT / "spark_jobs"),
             "SLUICE_KAFKA": json.dumps(self.config),
         }
-        return Settings.read(own | {n: v for n, v in self.environment.items() if n.startswith("SLUICE_")})
+        return Settings.read(
+            own | {n: v for n, v in self.environment.items() if n.startswith("SLUICE_")}
+        )
 
     def produce(self, count: int, **options: Any) -> None:
         """Send orders, some of them invalid and some late."""
@@ -129,9 +135,17 @@ class World:
         """Start a driver."""
         submitted = self._submitted.enter_context(contextlib.ExitStack())
         spark_submit = submitted.enter_context(
-            submission(self.settings, self.settings.kafka, self.master, [*arguments, self.name], delta=self.delta)
+            submission(
+                self.settings,
+                self.settings.kafka,
+                self.master,
+                [*arguments, self.name],
+                delta=self.delta,
+            )
         )
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")
+        }
         log = self.folder / f"driver-{len(self.drivers)}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -163,13 +177,17 @@ class World:
 
     def await_batch(self, driver: Driver, batch: int) -> None:
         """Wait until a batch is published. Raises AssertionError if the driver has ended."""
-        assert wait_until(lambda: self.published() >= batch or not driver.runs, LONGEST_S), driver.output[-3000:]
+        assert wait_until(lambda: self.published() >= batch or not driver.runs, LONGEST_S), (
+            driver.output[-3000:]
+        )
         assert driver.runs, driver.output[-3000:]
 
     def begun(self) -> int:
         """The newest planned batch, -1 if none."""
         with self.ledger() as ledger:
-            planned = ledger.plans.newest(GenerationRef(self.name, ledger.generations.current_number(self.name) or 1))
+            planned = ledger.plans.newest(
+                GenerationRef(self.name, ledger.generations.current_number(self.name) or 1)
+            )
         return -1 if planned is None else planned.number
 
     def admin(self) -> AdminClient:

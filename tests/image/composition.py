@@ -43,7 +43,9 @@ class Composition:
             "--env-file", str(self.variables), *arguments,
         ]  # fmt: skip
         environment = os.environ | self.engine.variables
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+        ran = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=timeout
+        )
         assert ran.returncode == 0, f"{arguments}: {ran.stdout[-4_000:]}{ran.stderr[-4_000:]}"
         return ran.stdout
 
@@ -79,10 +81,16 @@ class Composition:
     def airflow(self) -> httpx.Client:
         """A client of Airflow that is logged in with the password that Airflow generated."""
         file = "/var/lib/airflow/simple_auth_manager_passwords.json.generated"
-        passwords = json.loads(self.engine.run("exec", self.container("airflow-api-server"), "cat", file))
+        passwords = json.loads(
+            self.engine.run("exec", self.container("airflow-api-server"), "cat", file)
+        )
         url = f"http://127.0.0.1:{self.values['AIRFLOW_PORT']}"
         log_in = {"username": "admin", "password": passwords["admin"]}
-        token = httpx.post(f"{url}/auth/token", json=log_in, timeout=60).raise_for_status().json()["access_token"]
+        token = (
+            httpx.post(f"{url}/auth/token", json=log_in, timeout=60)
+            .raise_for_status()
+            .json()["access_token"]
+        )
         return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60)
 
     def process_orders(self, count: int, airflow: httpx.Client) -> None:
@@ -94,11 +102,19 @@ class Composition:
         airflow.post("/api/v2/dags/produce_sample_orders/dagRuns", json=request).raise_for_status()
 
         def ended() -> bool:
-            states = [run["state"] for dag in ("produce_sample_orders", "orders") for run in _runs(airflow, dag)]
+            states = [
+                run["state"]
+                for dag in ("produce_sample_orders", "orders")
+                for run in _runs(airflow, dag)
+            ]
             return len(_runs(airflow, "orders")) > before and set(states) <= {"success", "failed"}
 
         assert wait_until(ended, _RUN_S, 1), self.logs("airflow-scheduler")
-        states = [run["state"] for dag in ("produce_sample_orders", "orders") for run in _runs(airflow, dag)]
+        states = [
+            run["state"]
+            for dag in ("produce_sample_orders", "orders")
+            for run in _runs(airflow, dag)
+        ]
         assert set(states) == {"success"}, self.logs("airflow-scheduler")
 
 

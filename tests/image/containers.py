@@ -40,8 +40,12 @@ def _in_image(made: Engine, script: str) -> list[str]:
 
 def test_the_image_runs_as_a_user_who_cannot_change_its_code(made: Engine) -> None:
     assert _in_image(made, "id -un") == ["sluice"]
-    writable = _in_image(made, "find /opt /usr /etc -xdev -writable -not -type l 2>/dev/null || true")
-    assert writable == ["/opt/sluice/jars"], "the archive of Java classes is the only file that a run adds"
+    writable = _in_image(
+        made, "find /opt /usr /etc -xdev -writable -not -type l 2>/dev/null || true"
+    )
+    assert writable == ["/opt/sluice/jars"], (
+        "the archive of Java classes is the only file that a run adds"
+    )
 
 
 def test_the_image_has_one_copy_of_sluice_and_its_commands(made: Engine) -> None:
@@ -57,9 +61,17 @@ def test_the_image_has_one_copy_of_sluice_and_its_commands(made: Engine) -> None
 
 def test_the_image_contains_no_secret(made: Engine) -> None:
     variables = dict(line.split("=", 1) for line in made.inspect(IMAGE)["Config"]["Env"])
-    assert not [name for name in variables if any(word in name for word in ("SECRET", "PASSWORD", "TOKEN", "FERNET"))]
+    assert not [
+        name
+        for name in variables
+        if any(word in name for word in ("SECRET", "PASSWORD", "TOKEN", "FERNET"))
+    ]
     assert (
-        _in_image(made, "find / -xdev \\( -name '.env*' -o -name .git -o -name 'id_rsa*' \\) 2>/dev/null || true") == []
+        _in_image(
+            made,
+            "find / -xdev \\( -name '.env*' -o -name .git -o -name 'id_rsa*' \\) 2>/dev/null || true",
+        )
+        == []
     )
 
 
@@ -70,18 +82,31 @@ def test_orders_run_on_the_containers_spark(composed: Composition) -> None:
         _compare(composed, airflow)
         anonymous = httpx.get(f"{airflow.base_url}/sluice/v1/stores/{_STORE}", timeout=60)
         assert anonymous.status_code == httpx.codes.UNAUTHORIZED
-    worker = httpx.get(f"http://127.0.0.1:{composed.values['SPARK_WORKER_UI_PORT']}/json/", timeout=60).json()
-    assert [executor["appdesc"]["name"] for executor in worker["finishedexecutors"]] == ["sluice orders"]
+    worker = httpx.get(
+        f"http://127.0.0.1:{composed.values['SPARK_WORKER_UI_PORT']}/json/", timeout=60
+    ).json()
+    assert [executor["appdesc"]["name"] for executor in worker["finishedexecutors"]] == [
+        "sluice orders"
+    ]
     archives = composed.engine.run(
-        "exec", composed.container("airflow-scheduler"), "find", "/opt/sluice/jars", "-name", "*.jsa"
+        "exec",
+        composed.container("airflow-scheduler"),
+        "find",
+        "/opt/sluice/jars",
+        "-name",
+        "*.jsa",
     )
-    assert len(archives.split()) == 1, "the first run writes an archive of Java classes for the later ones"
+    assert len(archives.split()) == 1, (
+        "the first run writes an archive of Java classes for the later ones"
+    )
 
 
 def test_every_process_runs_as_a_user_and_below_an_init(composed: Composition) -> None:
     for service in LASTING:
         if "build" in SERVICES[service]:
-            ids = composed.engine.run("exec", composed.container(service), "ps", "-eo", "user=,pid=,comm=")
+            ids = composed.engine.run(
+                "exec", composed.container(service), "ps", "-eo", "user=,pid=,comm="
+            )
             processes = [line.split(maxsplit=2) for line in ids.splitlines()]
             assert {user for user, _, _ in processes} == {"sluice"}
             assert processes[0][1] == "1"
@@ -115,7 +140,8 @@ def test_each_service_ends_when_it_is_asked_to(composed: Composition, service: s
     composed.compose("stop", service)
     status = composed.status(service)
     composed.compose("start", service)
-    # 143 is the end that SIGTERM asks for; a container that has not ended in time is killed, with 137.
+    # 143 is the end that SIGTERM asks for; a container that has not ended in time is killed, with
+    # 137.
     assert status["ExitCode"] in (0, 143), composed.logs(service)
 
 
@@ -129,7 +155,13 @@ def test_orders_run_after_every_service_was_restarted(composed: Composition) -> 
 def _compare(composed: Composition, airflow: httpx.Client) -> None:
     """Compare the store that REST answers with what the topic contains, read at the port that Kafka publishes."""
     totals = Totals()
-    for message in read_topic({"bootstrap.servers": f"127.0.0.1:{composed.values['KAFKA_PORT']}"}, "orders"):
+    for message in read_topic(
+        {"bootstrap.servers": f"127.0.0.1:{composed.values['KAFKA_PORT']}"}, "orders"
+    ):
         totals.add(message.value(), message.partition() or 0, int(time.time() * 1_000))
-    answer = airflow.get(f"/sluice/v1/stores/{_STORE}", params={"limit": 1_000}).raise_for_status().json()
+    answer = (
+        airflow.get(f"/sluice/v1/stores/{_STORE}", params={"limit": 1_000})
+        .raise_for_status()
+        .json()
+    )
     assert {entry["key"]: entry["value"] for entry in answer["entries"]} == totals.stores()[_STORE]

@@ -1,6 +1,7 @@
 """Docker Compose on Docker's engine, or, on a machine without one, on Podman's with images that are made here.
 
-Podman's images come from Debian's packages, PyPI and Maven Central, because such a machine may reach no image registry.
+Podman's images come from Debian's packages, PyPI and Maven Central, because such a machine may
+reach no image registry.
 """
 
 from __future__ import annotations
@@ -41,7 +42,13 @@ class Engine:
     def call(self, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run a command of the client."""
         command = [*self.client, *arguments]
-        return subprocess.run(command, env=os.environ | self.variables, capture_output=True, text=True, timeout=timeout)
+        return subprocess.run(
+            command,
+            env=os.environ | self.variables,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
 
     def run(self, *arguments: str, timeout: float = 120) -> str:
         """The output of a command of the client, which must succeed."""
@@ -57,14 +64,19 @@ class Engine:
 @contextmanager
 def engine(folder: Path) -> Iterator[Engine]:
     """An engine with the image of docker/Dockerfile. Podman keeps its images in `folder`."""
-    if shutil.which("docker") and not subprocess.run(["docker", "info"], capture_output=True).returncode:
+    if (
+        shutil.which("docker")
+        and not subprocess.run(["docker", "info"], capture_output=True).returncode
+    ):
         docker = Engine(["docker"], ["docker", "compose"], {})
         docker.run("build", "--tag", IMAGE, "--file", "docker/Dockerfile", str(ROOT), timeout=3_600)
         yield docker
         return
     path = os.pathsep.join((os.environ["PATH"], "/usr/sbin", _HELPERS))
     if missing := [program for program in _NEEDED if not shutil.which(program, path=path)]:
-        pytest.skip(f"neither Docker's engine nor {', '.join(missing)} is installed (apt-get install)")
+        pytest.skip(
+            f"neither Docker's engine nor {', '.join(missing)} is installed (apt-get install)"
+        )
     if os.geteuid():
         pytest.skip("Podman makes networks for containers as root only")
     folder.mkdir(parents=True, exist_ok=True)
@@ -100,14 +112,25 @@ def _make_images(podman: Engine, folder: Path) -> None:
     if _BASE not in podman.run("images", "--format", "{{.Repository}}:{{.Tag}}"):
         root = folder / "python.tar"
         packages = "ca-certificates,netbase,tzdata,python3.11,python3.11-venv"
-        leave_out = [f"--dpkgopt=path-exclude=/usr/share/{files}/*" for files in ("doc", "locale", "man")]
+        leave_out = [
+            f"--dpkgopt=path-exclude=/usr/share/{files}/*" for files in ("doc", "locale", "man")
+        ]
         subprocess.run(
             ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", *leave_out,
              f"--customize-hook={HERE / 'python/setup.sh'}", "bookworm", str(root)],
             check=True,
         )  # fmt: skip
         path = "PATH=/usr/local/bin:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
-        podman.run("import", "--change", f"ENV {path}", "--change", "ENV LANG=C.UTF-8", str(root), _BASE, timeout=600)
+        podman.run(
+            "import",
+            "--change",
+            f"ENV {path}",
+            "--change",
+            "ENV LANG=C.UTF-8",
+            str(root),
+            _BASE,
+            timeout=600,
+        )
         root.unlink()
     build = ("build", "--layers", "--pull=never", "--network", "host", "--tag")
     podman.run(*build, IMAGE, "--file", str(ROOT / "docker/Dockerfile"), str(ROOT), timeout=3_600)

@@ -1,7 +1,8 @@
 """Stages incidents on a real platform, and prints when each place names them: `python -m tests.incidents`.
 
-With `--write`, the table also replaces the table in docs/how-to/operations.md. With words as arguments, only incidents
-whose cause has such a word in its name are staged: `python -m tests.incidents pool lease`.
+With `--write`, the table also replaces the table in docs/how-to/operations.md. With words as
+arguments, only incidents whose cause has such a word in its name are staged: `python -m
+tests.incidents pool lease`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,11 @@ def says(stage: Stage, incident: Incident) -> list[Callable[[], str]]:
     if kind is None:
         return [
             lambda: _unavailable(places.airflow.ask("/sluice/v1/overview")),
-            lambda: "error" if "ledger" in (said := places.sluice("status")).stderr + said.stdout else "",
+            lambda: (
+                "error"
+                if "ledger" in (said := places.sluice("status")).stderr + said.stdout
+                else ""
+            ),
             lambda: _unavailable(places.metrics.get("/metrics")) if places.metrics else "",
             lambda: _code(places.alert(incident.alert, name)),
             lambda: incident.in_airflow(stage),
@@ -85,7 +90,9 @@ def _code(text: str) -> str:
 
 
 def _unavailable(answer: httpx.Response) -> str:
-    return f"{answer.status_code}" if answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR else ""
+    return (
+        f"{answer.status_code}" if answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR else ""
+    )
 
 
 def watch(said: Callable[[], str], began: float) -> Sight:
@@ -130,7 +137,11 @@ def write(lines: Iterable[Line]) -> None:
     """Replace the rows of these incidents on the page."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     shown, _, after = rest.partition(END)
-    rows = {row.split(" | ")[0].removeprefix("| "): row for row in shown.splitlines() if row.startswith("| ")}
+    rows = {
+        row.split(" | ")[0].removeprefix("| "): row
+        for row in shown.splitlines()
+        if row.startswith("| ")
+    }
     rows |= {line.incident.name: str(line) for line in lines}
     ordered = [rows[incident.name] for incident in INCIDENTS if incident.name in rows]
     PAGE.write_text(f"{before}{BEGIN}\n\n{table(ordered)}\n\n{END}{after}")
@@ -138,7 +149,11 @@ def write(lines: Iterable[Line]) -> None:
 
 def chosen(arguments: list[str]) -> list[Incident]:
     words = [word for word in arguments if not word.startswith("--")]
-    return [each for each in INCIDENTS if not words or any(word in each.cause.__name__ for word in words)]
+    return [
+        each
+        for each in INCIDENTS
+        if not words or any(word in each.cause.__name__ for word in words)
+    ]
 
 
 def main(arguments: list[str]) -> int:
@@ -160,7 +175,9 @@ def main(arguments: list[str]) -> int:
     if "--write" in arguments:
         write(lines)
     late = [line.incident.name for line in lines if not line.is_in_time]
-    print(f"{len(lines) - len(late)} of {len(incidents)} incidents are named in all places within {LATEST_S:.0f} s")
+    print(
+        f"{len(lines) - len(late)} of {len(incidents)} incidents are named in all places within {LATEST_S:.0f} s"
+    )
     return 1 if late or missing else 0
 
 

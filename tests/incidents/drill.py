@@ -1,8 +1,9 @@
 """An on-call drill: ten incidents, one by one, on a platform that keeps running.
 
-`python -m tests.incidents.drill start FOLDER` starts the platform in a new folder, prints how to reach it, and runs
-until `stop FOLDER`. In another shell, `next FOLDER` ends the present incident and causes the next one, in an order that
-nobody knows, and `answer FOLDER` says what the present incident is. Some incidents leave their pipeline ill.
+`python -m tests.incidents.drill start FOLDER` starts the platform in a new folder, prints how to
+reach it, and runs until `stop FOLDER`. In another shell, `next FOLDER` ends the present incident
+and causes the next one, in an order that nobody knows, and `answer FOLDER` says what the present
+incident is. Some incidents leave their pipeline ill.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ def start(folder: Path, seed: int) -> None:
             if request == "next" and number < len(incidents):
                 incident = incidents[number]
                 number += 1
-                _say(folder, _begin(opened, present, folder, incident, f"{number} of {len(incidents)}"))
+                _say(
+                    folder,
+                    _begin(opened, present, folder, incident, f"{number} of {len(incidents)}"),
+                )
             elif request == "next":
                 _say(folder, "there are no more incidents")
             time.sleep(POLL_S)
@@ -63,8 +67,8 @@ def _begin(opened: Stage, present: ExitStack, folder: Path, incident: Incident, 
         present.close()
         present.enter_context(incident.cause(opened))
     except Exception as error:
-        # Airflow, Kafka and PostgreSQL may fail in any way after an incident. The drill goes on with the other
-        # incidents, because `next` would wait forever for a drill that has ended.
+        # Airflow, Kafka and PostgreSQL may fail in any way after an incident. The drill goes on
+        # with the other incidents, because `next` would wait forever for a drill that has ended.
         (folder / ANSWER).write_text("The incident could not be staged.\n")
         return f"incident {number} could not be staged: {type(error).__name__}: {error}"
     kind = incident.kind or "the ledger"
@@ -76,10 +80,14 @@ def _begin(opened: Stage, present: ExitStack, folder: Path, incident: Incident, 
 def _print_how_to_reach(opened: Stage, folder: Path) -> None:
     platform = opened.platform
     log_in = platform.admin
-    variables = {name: value for name, value in platform.variables().items() if name.startswith("SLUICE_")}
+    variables = {
+        name: value for name, value in platform.variables().items() if name.startswith("SLUICE_")
+    }
     environment = folder / "environment"
     environment.touch(mode=0o600)
-    environment.write_text("".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()))
+    environment.write_text(
+        "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+    )
     assert opened.places.metrics is not None
     assert opened.places.prometheus is not None
     reach = {

@@ -52,7 +52,9 @@ def says(text: str, said: Callable[[Stage], bool]) -> Callable[[Stage], str]:
 
 def waits_in_the_trigger_log(pipeline: str) -> Callable[[Stage], str]:
     def waits(stage: Stage) -> bool:
-        return any("waiting" in line and pipeline in line for line in stage.trigger_log().splitlines())
+        return any(
+            "waiting" in line and pipeline in line for line in stage.trigger_log().splitlines()
+        )
 
     return says("trigger's log", waits)
 
@@ -93,7 +95,9 @@ def topic_never_created(stage: Stage) -> Iterator[None]:
         'pipeline.stream("coupons", value=str).to("current_coupons", value=str)\n'
     )
     with stage.admin() as airflow:
-        stage.wait(lambda: airflow.ask("/api/v2/dags/coupons").status_code == 200, "no DAG of coupons")
+        stage.wait(
+            lambda: airflow.ask("/api/v2/dags/coupons").status_code == 200, "no DAG of coupons"
+        )
     yield
     stage.create_topics("coupons", "current_coupons", "coupons_dead_letters")
     stage.send("coupons")
@@ -134,14 +138,19 @@ def retries_used_up(stage: Stage) -> None:
 
     stage.wait(has_failed_three_times, "the retries are not used up")
     said = "Airflow has used up its attempts. A new run starts at"
-    stage.wait(lambda: bool(stage.places.page("shipments", "run", said)), "nobody says when a new run starts")
+    stage.wait(
+        lambda: bool(stage.places.page("shipments", "run", said)),
+        "nobody says when a new run starts",
+    )
 
 
 @contextmanager
 def marked_as_failed(stage: Stage) -> Iterator[None]:
     """A run's second attempt is marked as failed, after the first one has failed with an error that says why."""
     stage.send("refunds")
-    stage.wait(lambda: stage.newest_task("refunds").get("try_number") == 2, "no second attempt", 0.2)
+    stage.wait(
+        lambda: stage.newest_task("refunds").get("try_number") == 2, "no second attempt", 0.2
+    )
     driver = stage.java("refunds")
     task = stage.newest_task("refunds")
     stage.change(f"dags/refunds/dagRuns/{task['dag_run_id']}", state="failed")
@@ -161,7 +170,9 @@ def driver_killed(stage: Stage) -> Iterator[None]:
 
 @contextmanager
 def transaction_left_open(stage: Stage) -> Iterator[None]:
-    producer = Producer({**stage.kafka, "transactional.id": "shop", "transaction.timeout.ms": 600_000})
+    producer = Producer(
+        {**stage.kafka, "transactional.id": "shop", "transaction.timeout.ms": 600_000}
+    )
     producer.init_transactions(20)
     producer.begin_transaction()
     producer.produce("sales", b'{"shop": "a", "amount": 1}')
@@ -176,7 +187,10 @@ def pool_taken(stage: Stage) -> Iterator[None]:
     """A long task of another team takes the whole pool."""
     with stage.admin() as airflow:
         run = airflow.trigger("other_team")
-    stage.wait(lambda: stage.newest_task("other_team").get("state") == "running", "the long task does not run")
+    stage.wait(
+        lambda: stage.newest_task("other_team").get("state") == "running",
+        "the long task does not run",
+    )
     stage.send("sales")
     yield
     stage.change(f"dags/other_team/dagRuns/{run}", state="failed")
@@ -201,7 +215,11 @@ def lease_held(stage: Stage) -> Iterator[None]:
     assert task is not None
     left_behind = [driver, *driver.children(recursive=True)]
     task.kill()
-    stage.wait(lambda: is_second_attempt(stage.newest_task("sales")), "Airflow does not retry the killed task", 0.2)
+    stage.wait(
+        lambda: is_second_attempt(stage.newest_task("sales")),
+        "Airflow does not retry the killed task",
+        0.2,
+    )
     yield
     for process in left_behind:
         with suppress(psutil.NoSuchProcess):

@@ -52,7 +52,9 @@ class Places:
     def overviews(self) -> list[dict[str, Any]]:
         """The overview of all pipelines; empty as long as there is no answer."""
         answer = self.airflow.ask("/sluice/v1/overview")
-        overviews: list[dict[str, Any]] = answer.json() if answer.status_code == httpx.codes.OK else []
+        overviews: list[dict[str, Any]] = (
+            answer.json() if answer.status_code == httpx.codes.OK else []
+        )
         return overviews
 
     def status(self, pipeline: str, title: str, text: str = "") -> str:
@@ -75,7 +77,9 @@ class Places:
         """The kind, if the condition's gauge is 1."""
         assert self.metrics is not None
         page = self.metrics.get("/metrics").text
-        return kind if f'sluice_condition{{pipeline="{pipeline}",kind="{kind}"}} 1\n' in page else ""
+        return (
+            kind if f'sluice_condition{{pipeline="{pipeline}",kind="{kind}"}} 1\n' in page else ""
+        )
 
     def alert(self, name: str, pipeline: str) -> str:
         """The name of an alert that fires for a pipeline, or for all."""

@@ -61,7 +61,8 @@ def trigger_of(name, topics, **arguments):
 dags.KafkaEndOffsetTrigger = trigger_of
 globals().update(dags.pipeline_dags(settings().pipelines))
 """.replace("PATIENCE", f"{PATIENCE_S}").replace("IMPATIENT", IMPATIENT),
-    # State of less than 1 GiB may grow, but a stage cannot wait for a week until it has a large state.
+    # State of less than 1 GiB may grow, but a stage cannot wait for a week until it has a large
+    # state.
     "maintenance.py": """
 from sluice.operations import state_growth
 from sluice.orchestration.maintenance_dag import retention_dag
@@ -148,7 +149,10 @@ class Stage:
             return ""
         with self.admin() as airflow:
             attempts = range(1, task["try_number"] + 1)
-            return "".join(airflow.log(dag, task["dag_run_id"], task["task_id"], attempt) for attempt in attempts)
+            return "".join(
+                airflow.log(dag, task["dag_run_id"], task["task_id"], attempt)
+                for attempt in attempts
+            )
 
     def begin_incident(self) -> None:
         """Forget what the triggers have logged about earlier incidents."""
@@ -177,14 +181,19 @@ class Stage:
     def holds_lease(self, pipeline: str) -> bool:
         """Whether a driver holds the pipeline's lease."""
         with self.ledger() as ledger:
-            return any(lease.held and lease.pipeline == pipeline for lease in ledger.leases.of_all_pipelines())
+            return any(
+                lease.held and lease.pipeline == pipeline
+                for lease in ledger.leases.of_all_pipelines()
+            )
 
     def java(self, pipeline: str) -> psutil.Process:
         """The JVM of a pipeline's driver, once it runs."""
         found: list[psutil.Process] = []
 
         def runs() -> bool:
-            found[:] = [each for each in self.drivers(pipeline) if each.cmdline()[0].endswith("java")]
+            found[:] = [
+                each for each in self.drivers(pipeline) if each.cmdline()[0].endswith("java")
+            ]
             return bool(found)
 
         self.wait(runs, f"no driver of {pipeline}", 0.1)
@@ -200,19 +209,29 @@ class Stage:
     def start(self, name: str, *arguments: str, **environment: str) -> Service:
         """Start a command of Sluice in the background."""
         log = self.platform.logs / f"{name}.log"
-        service = Service.start(name, [SLUICE, *arguments], {**self.platform.variables(), **environment}, log)
+        service = Service.start(
+            name, [SLUICE, *arguments], {**self.platform.variables(), **environment}, log
+        )
         remember(self.platform.home, service.process.pid)
         self.stack.callback(stop, [service])
         return service
 
     def start_warehouse(self) -> None:
         """Start the warehouse's database, which stays until the stage ends."""
-        self.stack.enter_context(postgres_server(self.platform.home / "warehouse", self.warehouse_port))
+        self.stack.enter_context(
+            postgres_server(self.platform.home / "warehouse", self.warehouse_port)
+        )
 
     def stepped_clock(self) -> SteppedClock:
         return SteppedClock(self.platform.home / "clock")
 
-    def wait(self, condition: Callable[[], bool], what: str, pause_s: float = 0.5, seconds: float = LONGEST_S) -> None:
+    def wait(
+        self,
+        condition: Callable[[], bool],
+        what: str,
+        pause_s: float = 0.5,
+        seconds: float = LONGEST_S,
+    ) -> None:
         """Wait for a condition. Raises EngineError with `what` if it does not come true."""
         for _ in self.platform.ticks(seconds, what, pause_s):
             if condition():
@@ -220,7 +239,9 @@ class Stage:
 
     def has_read(self, pipeline: str) -> bool:
         """Whether the page shows that the pipeline has read everything, and that nothing is wrong with it."""
-        shown = {overview["pipeline"]: overview for overview in self.places.overviews()}.get(pipeline)
+        shown = {overview["pipeline"]: overview for overview in self.places.overviews()}.get(
+            pipeline
+        )
         return shown is not None and (shown["health"], shown["unread"]) == ("idle", 0)
 
     def read_first_records(self, *pipelines: str) -> None:
@@ -237,7 +258,9 @@ class Stage:
         with self.admin() as airflow:
             headers = {"Authorization": f"Bearer {airflow.token}"}
         url = f"{self.platform.url}/api/v2/{path}"
-        httpx.request(method, url, json=values, headers=headers, timeout=60, trust_env=False).raise_for_status()
+        httpx.request(
+            method, url, json=values, headers=headers, timeout=60, trust_env=False
+        ).raise_for_status()
 
     def _is_driver(self, process: psutil.Process, pipeline: str) -> bool:
         try:
@@ -278,11 +301,15 @@ def stage(home: Path | None = None) -> Iterator[Stage]:
             "SLUICE_CONNECTION_WAREHOUSE": f"postgresql://sluice@127.0.0.1:{warehouse_port}/postgres",
         }
         provide_database(home / "airflow" / "airflow.db")
-        platform = LocalPlatform(home, free_port(), free_port(), pipelines=pipelines, environment=environment)
+        platform = LocalPlatform(
+            home, free_port(), free_port(), pipelines=pipelines, environment=environment
+        )
         with platform:
             platform.start(lambda: _create_topics(platform))
             nobody = Service("none", subprocess.Popen(["true"]), home / "none")
-            made = Stage(platform, Places(platform), nobody, shards, stack, warehouse_port, has_own_disk)
+            made = Stage(
+                platform, Places(platform), nobody, shards, stack, warehouse_port, has_own_disk
+            )
             _get_ready(made, home)
             yield made
             stack.close()
@@ -292,12 +319,17 @@ def _get_ready(made: Stage, home: Path) -> None:
     places = made.places
     made.create("pools", name=POOL, slots=SLOTS, include_deferred=False)
     with made.admin() as airflow:
-        made.wait(lambda: airflow.ask(f"/api/v2/dags/{PAUSED}").status_code == 200, "Airflow has not read the DAGs")
+        made.wait(
+            lambda: airflow.ask(f"/api/v2/dags/{PAUSED}").status_code == 200,
+            "Airflow has not read the DAGs",
+        )
     made.change(f"dags/{PAUSED}", is_paused=True)
     made.server, port = made.serve("state-server")
     address = f"127.0.0.1:{port}"
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    places.metrics = httpx.Client(base_url=f"http://{address}", headers=headers, timeout=30, trust_env=False)
+    places.metrics = httpx.Client(
+        base_url=f"http://{address}", headers=headers, timeout=30, trust_env=False
+    )
     seconds = scrape_seconds(read("docs/how-to/metrics.md"))
     places.prometheus = made.stack.enter_context(prometheus(home, address, TOKEN, seconds))
 
@@ -307,14 +339,20 @@ def _create_topics(platform: LocalPlatform) -> None:
     for pipeline in load_pipelines(platform.pipelines).pipelines:
         job = plan(pipeline).job
         names += [*job.topics, *job.outputs, pipeline.dead_letters]
-    create_topics(platform.kafka_config, [Topic(name) for name in dict.fromkeys(names) if name != NEVER_CREATED])
+    create_topics(
+        platform.kafka_config,
+        [Topic(name) for name in dict.fromkeys(names) if name != NEVER_CREATED],
+    )
 
 
 def _disk_of_shards(folder: Path, stack: ExitStack) -> tuple[Path, bool]:
     """A folder for shards, and whether it is on a disk of its own, which needs root."""
     folder.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={SHARDS_MIB}m", "none", str(folder)]
-    is_mounted = os.geteuid() == 0 and subprocess.run(mount, check=False, capture_output=True).returncode == 0
+    is_mounted = (
+        os.geteuid() == 0
+        and subprocess.run(mount, check=False, capture_output=True).returncode == 0
+    )
     if is_mounted:
         stack.callback(subprocess.run, ["umount", "--lazy", str(folder)], check=False)
     shards = folder / "shards"
@@ -325,10 +363,14 @@ def _disk_of_shards(folder: Path, stack: ExitStack) -> tuple[Path, bool]:
 def suspend(processes: Iterable[psutil.Process | Service]) -> None:
     """Stop processes without ending them, as a host that hangs does."""
     for process in processes:
-        os.kill(process.process.pid if isinstance(process, Service) else process.pid, signal.SIGSTOP)
+        os.kill(
+            process.process.pid if isinstance(process, Service) else process.pid, signal.SIGSTOP
+        )
 
 
 def resume(processes: Iterable[psutil.Process | Service]) -> None:
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(process.process.pid if isinstance(process, Service) else process.pid, signal.SIGCONT)
+            os.kill(
+                process.process.pid if isinstance(process, Service) else process.pid, signal.SIGCONT
+            )

@@ -19,16 +19,26 @@ def served(airflow: Airflow) -> dict[str, dict[Any, Any]]:
     stores: dict[str, dict[Any, Any]] = {}
     for prefix in KINDS:
         stores[f"{prefix}_count"] = _by_location(airflow, f"/v1/orders/count/{prefix}", _count)
-        stores[f"{prefix}_revenue"] = _by_location(airflow, f"/v1/orders/revenue/{prefix}", _revenue)
-        stores[f"{prefix}_count_window"] = _by_window(airflow, f"/v1/orders/windows/count/{prefix}", _count)
-        stores[f"{prefix}_revenue_window"] = _by_window(airflow, f"/v1/orders/windows/revenue/{prefix}", _revenue)
+        stores[f"{prefix}_revenue"] = _by_location(
+            airflow, f"/v1/orders/revenue/{prefix}", _revenue
+        )
+        stores[f"{prefix}_count_window"] = _by_window(
+            airflow, f"/v1/orders/windows/count/{prefix}", _count
+        )
+        stores[f"{prefix}_revenue_window"] = _by_window(
+            airflow, f"/v1/orders/windows/revenue/{prefix}", _revenue
+        )
     return stores
 
 
-def differences(expected: Mapping[str, dict[Any, Any]], actual: Mapping[str, dict[Any, Any]]) -> dict[str, int]:
+def differences(
+    expected: Mapping[str, dict[Any, Any]], actual: Mapping[str, dict[Any, Any]]
+) -> dict[str, int]:
     """Per store, the number of keys whose values differ or are missing on one side."""
     return {
-        store: sum(rows.get(key) != actual[store].get(key) for key in rows.keys() | actual[store].keys())
+        store: sum(
+            rows.get(key) != actual[store].get(key) for key in rows.keys() | actual[store].keys()
+        )
         for store, rows in expected.items()
     }
 
@@ -50,11 +60,15 @@ def _revenue(row: dict[str, Any]) -> tuple[int, Decimal]:
     return int(total["runnuingOrderCount"]), Decimal(total["runningRevenue"])
 
 
-def _by_location(airflow: Airflow, path: str, value: Callable[[dict[str, Any]], Any]) -> dict[Any, Any]:
+def _by_location(
+    airflow: Airflow, path: str, value: Callable[[dict[str, Any]], Any]
+) -> dict[Any, Any]:
     return {row["locationId"]: value(row) for row in airflow.json(path)}
 
 
-def _by_window(airflow: Airflow, path: str, value: Callable[[dict[str, Any]], Any]) -> dict[Any, Any]:
+def _by_window(
+    airflow: Airflow, path: str, value: Callable[[dict[str, Any]], Any]
+) -> dict[Any, Any]:
     return {(row["locationId"], _ms(row["startWindow"])): value(row) for row in airflow.json(path)}
 
 

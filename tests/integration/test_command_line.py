@@ -87,7 +87,10 @@ def test_successful_commands_print_no_warnings(tmp_path: Path, kafka: EmbeddedKa
             env=environment, cwd=tmp_path, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert (process.returncode, process.stderr.removeprefix(FIRST_RUN)) == (0, "")
-        assert process.stdout.count("run done" if command == "run" else "equal to the published state") == 1
+        assert (
+            process.stdout.count("run done" if command == "run" else "equal to the published state")
+            == 1
+        )
         assert [complaint for complaint in COMPLAINTS if complaint in process.stdout] == []
     with Ledger.open(Settings.read({"SLUICE_HOME": str(tmp_path)}).ledger) as ledger:
         measured = {name: value for name, value, _ in ledger.measurements.of_all_pipelines()[name]}

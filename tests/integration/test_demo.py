@@ -47,7 +47,9 @@ def await_line(demo: subprocess.Popen[str], part: str) -> None:
 def start(home: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "sluice", "demo", "--exit", "--port", str(free_port())]
     environment = {**os.environ, "SLUICE_HOME": str(home.parent)}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def sessions(home: Path) -> set[int]:
@@ -61,7 +63,9 @@ def test_every_signal_that_ends_a_process_stops_the_demo(number: signal.Signals)
 
 
 @pytest.mark.heavy  # `clear` also ends the demo that the fixture has started
-def test_the_next_demo_cleans_up_after_a_killed_one(demo: subprocess.Popen[str], home: Path) -> None:
+def test_the_next_demo_cleans_up_after_a_killed_one(
+    demo: subprocess.Popen[str], home: Path
+) -> None:
     await_line(demo, "Start Airflow  waits for")
     demo.kill()
     demo.wait()

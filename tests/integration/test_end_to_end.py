@@ -36,7 +36,13 @@ pytestmark = pytest.mark.timeout(900)
 
 PIPELINE = "orders"
 PIPELINES = Path(__file__).parents[2] / "spark_jobs"
-ROUTES = ["/v1/orders/count", "/v1/metadata/all", "/sluice/v1/stores", "/sluice/docs", "/sluice/openapi.json"]
+ROUTES = [
+    "/v1/orders/count",
+    "/v1/metadata/all",
+    "/sluice/v1/stores",
+    "/sluice/docs",
+    "/sluice/openapi.json",
+]
 IDLE_S = 6.0
 LINEAGE = "lineage.jsonl"
 
@@ -59,11 +65,14 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPlatform
         # No file changes, so none needs to be imported again.
         "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "300",
     }
-    # The orders, and a pipeline whose topics nobody has created. Each further pipeline costs Airflow CPU time.
+    # The orders, and a pipeline whose topics nobody has created. Each further pipeline costs
+    # Airflow CPU time.
     (pipelines := home / "pipelines").mkdir()
     for file in (*PIPELINES.glob("orders*"), PIPELINES / "pos.py"):
         shutil.copy(file, pipelines)
-    with MigratedPlatform(home, free_port(), free_port(), pipelines=pipelines, environment=environment) as platform:
+    with MigratedPlatform(
+        home, free_port(), free_port(), pipelines=pipelines, environment=environment
+    ) as platform:
         sessions = platform.sessions
         platform.start(lambda: send(platform, 4_000, 1_670_230_527))
         yield platform
@@ -73,7 +82,12 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalPlatform
 
 def send(platform: LocalPlatform, count: int, start_s: int) -> None:
     produce_orders(
-        platform.kafka_config, count=count, stores=20, bad_share=0.03, late_share=0.01, start_ms=start_s * 1000
+        platform.kafka_config,
+        count=count,
+        stores=20,
+        bad_share=0.03,
+        late_share=0.01,
+        start_ms=start_s * 1000,
     )
 
 
@@ -121,28 +135,47 @@ def test_the_queries_of_the_requirements(platform: LocalPlatform, totals: Totals
     with platform.as_user(platform.viewer) as airflow:
         answer = airflow.ask("/v1/orders/count/general_orders", location_id=STORE_1234)
         assert answer.text == f'{{"locationId":"{STORE_1234}","orderCount":{count}}}'
-        assert {path: airflow.json(path) for path in answers(0, Decimal(0))} == answers(count, revenue)
+        assert {path: airflow.json(path) for path in answers(0, Decimal(0))} == answers(
+            count, revenue
+        )
 
 
-def test_bad_records_are_dead_letters_with_their_reason_and_bytes(platform: LocalPlatform, totals: Totals) -> None:
+def test_bad_records_are_dead_letters_with_their_reason_and_bytes(
+    platform: LocalPlatform, totals: Totals
+) -> None:
     assert dead_letters(platform.kafka_config) == totals.dead_letters
-    source = {(m.partition(), m.offset()): (m.key(), m.value()) for m in read_topic(platform.kafka_config, "orders")}
+    source = {
+        (m.partition(), m.offset()): (m.key(), m.value())
+        for m in read_topic(platform.kafka_config, "orders")
+    }
     for letter in read_topic(platform.kafka_config, "orders_dead_letters"):
         headers = text_headers(letter)
         place = int(headers["sluice.partition"]), int(headers["sluice.offset"])
-        assert (headers["sluice.topic"], source[place]) == ("orders", (letter.key(), letter.value()))
+        assert (headers["sluice.topic"], source[place]) == (
+            "orders",
+            (letter.key(), letter.value()),
+        )
         assert headers["sluice.detail"]
 
 
 def test_the_output_topics(platform: LocalPlatform, totals: Totals) -> None:
     for kind in ("GENERAL", "RESTAURANT"):
         prefix = f"{kind.lower()}_orders"
-        running = {location: total for (of, location), total in totals.running.items() if of == kind}
-        amounts = [json.loads(m.value() or b"", parse_float=Decimal) for m in read_topic(platform.kafka_config, prefix)]
+        running = {
+            location: total for (of, location), total in totals.running.items() if of == kind
+        }
+        amounts = [
+            json.loads(m.value() or b"", parse_float=Decimal)
+            for m in read_topic(platform.kafka_config, prefix)
+        ]
         assert len(amounts) == sum(count for count, _ in running.values())
-        assert sum(one["finalAmount"] for one in amounts) == sum(amount for _, amount in running.values())
+        assert sum(one["finalAmount"] for one in amounts) == sum(
+            amount for _, amount in running.values()
+        )
 
-        latest = {m.key(): m.value() for m in read_topic(platform.kafka_config, f"{prefix}_revenue")}
+        latest = {
+            m.key(): m.value() for m in read_topic(platform.kafka_config, f"{prefix}_revenue")
+        }
         for location, (count, amount) in running.items():
             result = json.loads(latest[location.encode()] or b"", parse_float=Decimal)
             total = {"locationId": location, "runnuingOrderCount": count, "runningRevenue": amount}
@@ -176,7 +209,9 @@ def test_no_secret_in_arguments_or_logs(platform: LocalPlatform, totals: Totals)
         with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
             lines.append(" ".join(process.cmdline()))
     folders = (platform.logs, platform.home / "airflow" / "logs")
-    logs = [file.read_text(errors="replace") for folder in folders for file in folder.rglob("*.log")]
+    logs = [
+        file.read_text(errors="replace") for folder in folders for file in folder.rglob("*.log")
+    ]
     assert len(logs) > 4
     assert [secret for secret in secrets if any(secret in text for text in lines + logs)] == []
 
@@ -220,7 +255,9 @@ def test_the_next_burst_starts_one_more_run(
     expected = totals_of_topic(platform.kafka_config)
     assert expected.read == totals.read + 3_000
     with platform.as_user() as airflow:
-        assert differences(expected.stores(), served(airflow)) == dict.fromkeys(expected.stores(), 0)
+        assert differences(expected.stores(), served(airflow)) == dict.fromkeys(
+            expected.stores(), 0
+        )
     assert dead_letters(platform.kafka_config) == expected.dead_letters
 
 
@@ -235,7 +272,9 @@ def test_restarting_the_triggerer_starts_no_run(platform: LocalPlatform, totals:
 
 
 @pytest.mark.heavy  # the last test starts a run by hand, and tests/engine runs without records
-def test_a_manual_run_without_records_changes_nothing(platform: LocalPlatform, totals: Totals) -> None:
+def test_a_manual_run_without_records_changes_nothing(
+    platform: LocalPlatform, totals: Totals
+) -> None:
     before = len(wait_for_runs(platform, 1))
     with platform.as_user() as airflow:
         snapshot = airflow.ask("/v1/orders/count").headers["x-sluice-snapshot"]
@@ -244,24 +283,45 @@ def test_a_manual_run_without_records_changes_nothing(platform: LocalPlatform, t
         assert airflow.ask("/v1/orders/count").headers["x-sluice-snapshot"] == snapshot
 
 
-def test_the_run_counts_what_happened_to_every_record(platform: LocalPlatform, totals: Totals) -> None:
+def test_the_run_counts_what_happened_to_every_record(
+    platform: LocalPlatform, totals: Totals
+) -> None:
     (first, *_) = wait_for_runs(platform, 1)
     with platform.as_user() as airflow:
         (task,) = airflow.tasks(PIPELINE, first["dag_run_id"])
-        tries = range(1, task["try_number"] + 1)  # more than one where Airflow had lost sight of the first for a while
-        said = "".join(airflow.log(PIPELINE, first["dag_run_id"], "main", number) for number in tries)
+        tries = range(
+            1, task["try_number"] + 1
+        )  # more than one where Airflow had lost sight of the first for a while
+        said = "".join(
+            airflow.log(PIPELINE, first["dag_run_id"], "main", number) for number in tries
+        )
     assert f"read={totals.read + 20}" in said
 
 
-def test_openlineage_events_have_the_datasets_and_the_audit(platform: LocalPlatform, totals: Totals) -> None:
+def test_openlineage_events_have_the_datasets_and_the_audit(
+    platform: LocalPlatform, totals: Totals
+) -> None:
     runs = [run["dag_run_id"] for run in wait_for_runs(platform, 1)]
     events = [json.loads(line) for line in (platform.home / LINEAGE).read_text().splitlines()]
-    # If a task's heartbeat is late, on a busy machine, Airflow's scheduler ends the try. The scheduler then sends
-    # the event FAIL itself, without datasets, because it does not have the task's operator.
-    events = [event for event in events if event["job"]["name"] == f"{PIPELINE}.main" and event["eventType"] != "FAIL"]
-    kafka, ledger = f"kafka://{platform.kafka_config['bootstrap.servers']}", platform.home / "ledger.sqlite"
+    # If a task's heartbeat is late, on a busy machine, Airflow's scheduler ends the try. The
+    # scheduler then sends the event FAIL itself, without datasets, because it does not have the
+    # task's operator.
+    events = [
+        event
+        for event in events
+        if event["job"]["name"] == f"{PIPELINE}.main" and event["eventType"] != "FAIL"
+    ]
+    kafka, ledger = (
+        f"kafka://{platform.kafka_config['bootstrap.servers']}",
+        platform.home / "ledger.sqlite",
+    )
     state = f"sluice://{ledger}"
-    topics = {"general_orders", "restaurant_orders", "general_orders_revenue", "restaurant_orders_revenue"}
+    topics = {
+        "general_orders",
+        "restaurant_orders",
+        "general_orders_revenue",
+        "restaurant_orders_revenue",
+    }
     written = {(kafka, name) for name in {*topics, "orders_dead_letters"}}
     stores = {(state, f"orders.{store}") for store in totals.stores()}
     for event in events:
@@ -275,7 +335,9 @@ def test_openlineage_events_have_the_datasets_and_the_audit(platform: LocalPlatf
     assert started >= {event["run"]["runId"] for event in completed.values()}
     first = completed[runs[0]]
     facet = first["run"]["facets"]["sluice_audit"]
-    rows = {each["name"]: each["inputFacets"]["inputStatistics"]["rowCount"] for each in first["inputs"]}
+    rows = {
+        each["name"]: each["inputFacets"]["inputStatistics"]["rowCount"] for each in first["inputs"]
+    }
     assert rows == {"orders": totals.read, "stores": 20}
     assert facet["recordsRead"] == totals.read + 20
     assert facet["deadLetters"] == totals.dead_letters
@@ -283,14 +345,20 @@ def test_openlineage_events_have_the_datasets_and_the_audit(platform: LocalPlatf
     with Ledger.open(f"sqlite:///{ledger}") as opened:
         audits = run_audits(opened, PIPELINE, f"{PIPELINE}/{runs[0]}/main")
     assert facet["recordsApplied"] == sum(source.applied for source in total(audits))
-    versions = {each["facets"]["version"]["datasetVersion"] for each in first["outputs"] if named(each) in stores}
+    versions = {
+        each["facets"]["version"]["datasetVersion"]
+        for each in first["outputs"]
+        if named(each) in stores
+    }
     assert versions == {facet["lastSnapshot"]} == {f"{audits[-1].generation}.{audits[-1].batch}"}
     sent = Counter[str]()
     for event in completed.values():
         for each in event["outputs"]:
             if named(each) in written and "outputStatistics" in each["outputFacets"]:
                 sent[each["name"]] += each["outputFacets"]["outputStatistics"]["rowCount"]
-    assert sent == {name: sum(1 for _ in read_topic(platform.kafka_config, name)) for _, name in written}
+    assert sent == {
+        name: sum(1 for _ in read_topic(platform.kafka_config, name)) for _, name in written
+    }
 
 
 def named(dataset: dict[str, Any]) -> tuple[str, str]:
@@ -302,15 +370,25 @@ def test_files_with_secrets_are_private(platform: LocalPlatform) -> None:
 
 
 @pytest.mark.heavy  # test_incidents.py names an input that is away, and test_trigger.py waits for one
-@pytest.mark.fault("F47", "the brokers are away while idle, and topics never existed (a sample of incidents)")
-def test_the_page_and_the_command_name_an_input_that_is_away(platform: LocalPlatform, totals: Totals) -> None:
+@pytest.mark.fault(
+    "F47", "the brokers are away while idle, and topics never existed (a sample of incidents)"
+)
+def test_the_page_and_the_command_name_an_input_that_is_away(
+    platform: LocalPlatform, totals: Totals
+) -> None:
     places, title = Places(platform), "The input is away"
     wait_for_runs(platform, 1)
     # Nobody has created the topics of the other pipelines.
-    assert wait_until(lambda: places.page("pos", "input", "never read from there. Create it") == "waiting", 60, 0.5)
+    assert wait_until(
+        lambda: places.page("pos", "input", "never read from there. Create it") == "waiting",
+        60,
+        0.5,
+    )
     platform.kafka.stop()
     try:
-        assert wait_until(lambda: places.page(PIPELINE, "input", "does not answer") == "waiting", 60, 0.5)
+        assert wait_until(
+            lambda: places.page(PIPELINE, "input", "does not answer") == "waiting", 60, 0.5
+        )
         assert places.status(PIPELINE, title, platform.kafka.bootstrap) == "waiting"
     finally:
         platform.kafka.start()
@@ -324,7 +402,9 @@ def test_a_run_is_started_in_the_dags_tab_and_a_failed_one_is_red_with_its_log(
 ) -> None:
     with platform.as_user() as admin:
         headers = {"Authorization": f"Bearer {admin.token}"}
-    with httpx.Client(base_url=platform.url, headers=headers, trust_env=False, timeout=60) as client:
+    with httpx.Client(
+        base_url=platform.url, headers=headers, trust_env=False, timeout=60
+    ) as client:
         # So that the run stays queued.
         client.patch(f"/api/v2/dags/{PIPELINE}", json={"is_paused": True}).raise_for_status()
         with chromium() as browser:
@@ -335,13 +415,18 @@ def test_a_run_is_started_in_the_dags_tab_and_a_failed_one_is_red_with_its_log(
             sluice = page.frame_locator("iframe")
             sluice.get_by_role("button", name="Replay…").click()
             sluice.get_by_role("button", name="Replay into a new generation").click()
-            # The message "is queued", which test_page.py expects, disappears if the page renders itself again.
+            # The message "is queued", which test_page.py expects, disappears if the page renders
+            # itself again.
             expect(sluice.get_by_role("region", name="Runs")).to_contain_text("replay")
 
-            run = client.get(f"/api/v2/dags/{PIPELINE}/dagRuns?order_by=-run_after").json()["dag_runs"][0]
+            run = client.get(f"/api/v2/dags/{PIPELINE}/dagRuns?order_by=-run_after").json()[
+                "dag_runs"
+            ][0]
             asked = run["conf"], run["triggering_user_name"], run["state"]
             assert asked == ({"action": "replay"}, platform.admin.user, "queued")
-            marked = client.patch(f"/api/v2/dags/{PIPELINE}/dagRuns/{run['dag_run_id']}", json={"state": "failed"})
+            marked = client.patch(
+                f"/api/v2/dags/{PIPELINE}/dagRuns/{run['dag_run_id']}", json={"state": "failed"}
+            )
             assert marked.status_code == 200, marked.text
             # The page turns red by itself, and links to the log.
             expect(sluice.locator("h1 .badge").first).to_have_text("failed")
@@ -363,6 +448,9 @@ def test_a_run_is_started_in_the_dags_tab_and_a_failed_one_is_red_with_its_log(
     with platform.as_user(platform.viewer) as viewer:
         headers = {"Authorization": f"Bearer {viewer.token}"}
         refused = httpx.post(
-            f"{platform.url}/sluice/v1/pipelines/{PIPELINE}/runs", json={}, headers=headers, trust_env=False
+            f"{platform.url}/sluice/v1/pipelines/{PIPELINE}/runs",
+            json={},
+            headers=headers,
+            trust_env=False,
         )
         assert refused.status_code == 403

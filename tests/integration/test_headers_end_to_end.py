@@ -24,4 +24,6 @@ def test_removed_records_do_not_hide_later_ones(kafka: EmbeddedKafka) -> None:
         done.result(20)
     # A record at the offset 9 has never existed, or was lost with a broker's disk.
     found = headers_at(clients, [(topic, 0, offset) for offset in (0, 1, 2, 3, 9)])
-    assert found == {(topic, 0, offset): [{"key": "number", "value": b"%d" % offset}] for offset in (2, 3)}
+    assert found == {
+        (topic, 0, offset): [{"key": "number", "value": b"%d" % offset}] for offset in (2, 3)
+    }

@@ -34,7 +34,9 @@ def broker(kafka: EmbeddedKafka) -> EmbeddedKafka:
 
 
 def read(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
-    reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "test", "enable.auto.commit": False})
+    reader = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "test", "enable.auto.commit": False}
+    )
     reader.assign([TopicPartition(topic, 0, 0)])
     try:
         return [message.value() for message in reader.consume(count, timeout=60)]
@@ -62,7 +64,10 @@ def test_the_oldest_unread_records_are_read_once_for_each_position(broker: Embed
     for offset in range(3):
         producer.produce("aged", b"x" * 100_000, partition=0, timestamp=LONG_AGO + 1_000 * offset)
     assert producer.flush(20) == 0
-    lags = {done: read_lag(AdminClient({**kafka}), ["aged"], {"aged": {0: done, 1: 0}}) for done in (0, 2, 3)}
+    lags = {
+        done: read_lag(AdminClient({**kafka}), ["aged"], {"aged": {0: done, 1: 0}})
+        for done in (0, 2, 3)
+    }
     oldest = OldestUnread(kafka)
     times = {
         (("aged", 0), 0): datetime.fromtimestamp(LONG_AGO / 1_000, UTC),
@@ -82,7 +87,10 @@ def test_settings_of_other_clients_do_not_change_what_is_read(broker: EmbeddedKa
     kafka = {"bootstrap.servers": broker.bootstrap}
     writer = Producer(kafka | {"transactional.id": "shared"})
     writer.init_transactions(60)
-    for value, end in (("aborted", writer.abort_transaction), ("committed", writer.commit_transaction)):
+    for value, end in (
+        ("aborted", writer.abort_transaction),
+        ("committed", writer.commit_transaction),
+    ):
         writer.begin_transaction()
         writer.produce("shared", value)
         writer.flush(60)
@@ -95,7 +103,9 @@ def test_settings_of_other_clients_do_not_change_what_is_read(broker: EmbeddedKa
     # Each record is followed by the marker of its transaction.
     others |= {"group.id": "mine", "max.partition.fetch.bytes": "1"}
     batches = read_ranges(kafka | others, [Range("shared", 0, 0, 4)])
-    assert [value for batch in batches for value in batch.column("value").to_pylist()] == [b"committed"]
+    assert [value for batch in batches for value in batch.column("value").to_pylist()] == [
+        b"committed"
+    ]
 
 
 def test_topics_are_created_once_with_their_partitions(broker: EmbeddedKafka) -> None:
@@ -112,7 +122,9 @@ def test_topics_are_described_by_name_and_missing_ones_left_out(broker: Embedded
     broker.create_topics({"described": 3})
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
     described = described_topics(admin, ["described", "undescribed", "no topic", "described"])
-    assert {name: len(description.partitions) for name, description in described.items()} == {"described": 3}
+    assert {name: len(description.partitions) for name, description in described.items()} == {
+        "described": 3
+    }
     assert described_topics(admin, []) == {}
     assert "undescribed" not in admin.list_topics(timeout=60).topics
 
@@ -122,8 +134,12 @@ def test_an_invalid_topic_is_an_error(broker: EmbeddedKafka) -> None:
         broker.create_topics({"refused": 1}, {"cleanup.policy": "no-such-policy"})
 
 
-@pytest.mark.parametrize(("name", "why"), [("missing", "Unknown topic"), ("no topic", "Invalid topic")])
-def test_writing_to_a_topic_that_does_not_exist_is_an_error(broker: EmbeddedKafka, name: str, why: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "why"), [("missing", "Unknown topic"), ("no topic", "Invalid topic")]
+)
+def test_writing_to_a_topic_that_does_not_exist_is_an_error(
+    broker: EmbeddedKafka, name: str, why: str
+) -> None:
     with pytest.raises(EngineError, match=f"Topic {name} cannot be written: .*{why}") as refused:
         produce({"bootstrap.servers": broker.bootstrap}, name, [(None, b"1", 0)])
     assert "sluice topics create NAME" in refused.value.next_step
@@ -139,7 +155,10 @@ def test_readers_see_all_of_a_transaction_or_nothing(broker: EmbeddedKafka) -> N
     broker.create_topics({"whole": 1})
     producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "test"})
     producer.init_transactions(20)
-    for value, end in ((b"aborted", producer.abort_transaction), (b"committed", producer.commit_transaction)):
+    for value, end in (
+        (b"aborted", producer.abort_transaction),
+        (b"committed", producer.commit_transaction),
+    ):
         producer.begin_transaction()
         producer.produce("whole", value)
         producer.flush(20)
@@ -148,7 +167,9 @@ def test_readers_see_all_of_a_transaction_or_nothing(broker: EmbeddedKafka) -> N
 
 
 @pytest.mark.fault("F45", "a producer leaves a transaction open")
-def test_the_lag_includes_records_that_an_open_transaction_holds_back(broker: EmbeddedKafka) -> None:
+def test_the_lag_includes_records_that_an_open_transaction_holds_back(
+    broker: EmbeddedKafka,
+) -> None:
     clients = {"bootstrap.servers": broker.bootstrap}
     admin = AdminClient({**clients})
     broker.create_topics({"held": 2})
@@ -170,7 +191,12 @@ def test_the_lag_includes_records_that_an_open_transaction_holds_back(broker: Em
     # The broker writes the end of the transaction after it has answered the producer.
     assert wait_until(lambda: not read_lag(admin, ["held"], {}).held_ends)
     lag = read_lag(admin, ["held"], {"held": {0: 1, 1: 0}})
-    assert (lag.unread, lag.readable, lag.held_ends, oldest_held(clients, lag)) == (12, 12, {}, None)
+    assert (lag.unread, lag.readable, lag.held_ends, oldest_held(clients, lag)) == (
+        12,
+        12,
+        {},
+        None,
+    )
 
 
 def test_it_listens_on_loopback_only(broker: EmbeddedKafka) -> None:
@@ -190,7 +216,9 @@ def test_a_second_broker_on_the_same_folder_is_rejected(broker: EmbeddedKafka) -
         processes.start(broker.folder, free_port())
 
 
-def test_a_broker_outlives_its_command_keeps_its_data_and_says_why_it_cannot_start(tmp_path: Path) -> None:
+def test_a_broker_outlives_its_command_keeps_its_data_and_says_why_it_cannot_start(
+    tmp_path: Path,
+) -> None:
     jars = (settings().jars / "broker").resolve()
     archive = archive_file(jars.parent, sorted(jars.glob("*.jar")))
     first = processes.start(tmp_path, free_port())
@@ -201,7 +229,8 @@ def test_a_broker_outlives_its_command_keeps_its_data_and_says_why_it_cannot_sta
     assert not psutil.pid_exists(first.pid)
     assert processes.running(tmp_path) is None
 
-    # The first broker of all writes the archive of classes, perhaps in another process that started at the same time.
+    # The first broker of all writes the archive of classes, perhaps in another process that started
+    # at the same time.
     assert wait_until(archive.is_file, 60)
     second = processes.start(tmp_path, free_port())
     try:

@@ -26,7 +26,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel's files."""
     folder = tmp_path_factory.mktemp("wheel")
     site = folder / "site"
-    build = (Path(sys.executable).with_name("uv"), "build", "--quiet", "--wheel", "--out-dir", folder, ROOT)
+    build = (
+        Path(sys.executable).with_name("uv"),
+        "build",
+        "--quiet",
+        "--wheel",
+        "--out-dir",
+        folder,
+        ROOT,
+    )
     run(*build, folder=folder, site=site)
     (wheel,) = folder.glob("sluice_streams-*.whl")
     zipfile.ZipFile(wheel).extractall(site)
@@ -42,10 +50,16 @@ def project(tmp_path: Path, site: Path) -> Path:
 
 @pytest.mark.heavy  # test_cli.py makes a project
 def test_a_new_project_uses_the_wheel(site: Path, project: Path) -> None:
-    where = run(sys.executable, "-c", "import sluice; print(sluice.__file__)", folder=project, site=site)
+    where = run(
+        sys.executable, "-c", "import sluice; print(sluice.__file__)", folder=project, site=site
+    )
     assert Path(where.strip()).is_relative_to(site)
-    assert "visits_total" in run(sys.executable, "-m", "sluice", "explain", "visits", folder=project, site=site)
-    assert "2 tests collected" in run(sys.executable, "-m", "pytest", "-q", "--collect-only", folder=project, site=site)
+    assert "visits_total" in run(
+        sys.executable, "-m", "sluice", "explain", "visits", folder=project, site=site
+    )
+    assert "2 tests collected" in run(
+        sys.executable, "-m", "pytest", "-q", "--collect-only", folder=project, site=site
+    )
 
 
 @pytest.mark.heavy

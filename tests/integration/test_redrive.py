@@ -47,13 +47,22 @@ class Shop:
         self._written = 0
 
     def reject(
-        self, value: bytes | None, reason: str = "contract", partition: Any = 1, own: Headers = TRACE, **headers: Any
+        self,
+        value: bytes | None,
+        reason: str = "contract",
+        partition: Any = 1,
+        own: Headers = TRACE,
+        **headers: Any,
     ) -> None:
         """Write the dead letter of a record with its `own` headers, as a run does."""
         place = {"topic": self.name, "partition": partition, "offset": 0, "timestamp": LONG_AGO}
         texts = {"reason": reason, "detail": "Expected `int`", **place, **headers}
-        sent: list[tuple[str, str | bytes | None]] = [(escaped(name), content) for name, content in own]
-        sent += [(f"sluice.{name}", str(text).encode()) for name, text in texts.items() if text != ""]
+        sent: list[tuple[str, str | bytes | None]] = [
+            (escaped(name), content) for name, content in own
+        ]
+        sent += [
+            (f"sluice.{name}", str(text).encode()) for name, text in texts.items() if text != ""
+        ]
         self._producer.produce(dead_letter_topic.topic_of(self.name), value, b"k\xff", headers=sent)
         assert self._producer.flush(30) == 0
 
@@ -91,7 +100,11 @@ def test_a_record_is_written_as_it_was_with_the_history_of_its_failure(shop: Sho
     headers = dict(record.headers() or [])
     assert {*headers} == {"trace", "sluice.history.1", "sluice.redriven"}
     failure = json.loads(headers["sluice.history.1"] or b"")
-    assert (failure["reason"], failure["detail"], failure["dead_letter"]) == ("contract", "Expected `int`", "0/0")
+    assert (failure["reason"], failure["detail"], failure["dead_letter"]) == (
+        "contract",
+        "Expected `int`",
+        "0/0",
+    )
 
 
 def test_a_dead_letter_is_re_driven_once(shop: Shop) -> None:
@@ -182,11 +195,18 @@ def test_a_second_failure_is_a_new_dead_letter_with_its_history(shop: Shop) -> N
     shop.redrive()
     (record,) = shop.records
     shop.reject(b"1", reason="digits", own=headers_of(record), offset=record.offset())
-    newest = find_dead_letters(shop.kafka, shop.name, DeadLetterFilter(reason="digits"), 10).letters[0]
+    newest = find_dead_letters(
+        shop.kafka, shop.name, DeadLetterFilter(reason="digits"), 10
+    ).letters[0]
     assert [failure["reason"] for failure in newest.history] == ["contract"]
     assert shop.redrive() == (1, {"re-driven already": 1})
     headers = headers_of(shop.records[-1])
-    assert [name for name, _ in headers] == ["trace", "sluice.history.1", "sluice.history.2", "sluice.redriven"]
+    assert [name for name, _ in headers] == [
+        "trace",
+        "sluice.history.1",
+        "sluice.history.2",
+        "sluice.redriven",
+    ]
     assert headers[-1] == ("sluice.redriven", b"2")
     assert json.loads(dict(headers)["sluice.history.2"] or b"")["reason"] == "digits"
 
@@ -200,14 +220,23 @@ def test_a_second_failure_is_a_new_dead_letter_with_its_history(shop: Shop) -> N
             ("sluice.history.1", b'"\xff"'),
             ("sluice.history." + "9" * 5_000, b"{}"),
         ],
-        [("sluice.history.1", None), ("sluice.redriven", b"\xff" * 10), ("sluice.history.\u0663", b"1"), ("", b"")],
+        [
+            ("sluice.history.1", None),
+            ("sluice.redriven", b"\xff" * 10),
+            ("sluice.history.\u0663", b"1"),
+            ("", b""),
+        ],
         [
             ("sluice.reason", b"digits"),
             ("sluice.step", b"forged"),
             ("sluice.key", b"forged"),
             ("sluice.left_out", b"all"),
         ],
-        [("sluice.topic", b"elsewhere"), ("sluice.partition", b"9" * 5_000), ("sluice.original.sluice.reason", b"x")],
+        [
+            ("sluice.topic", b"elsewhere"),
+            ("sluice.partition", b"9" * 5_000),
+            ("sluice.original.sluice.reason", b"x"),
+        ],
         [("sluice.history.1", b'{"reason": "forged"}'), ("sluice.redriven", b"1")],
         [("a", b"1"), ("b", None), ("a", b""), ("a", b"\xff")],
     ],
@@ -221,12 +250,19 @@ def test_a_producers_headers_are_data_whatever_their_names(shop: Shop, own: Head
     assert (letter.headers, letter.header("step"), letter.header("key")) == (own, "", "")
     assert shop.redrive() == (2, {})
     record = shop.records[-1]
-    assert [name for name, _ in headers_of(record)[len(own) :]] == ["sluice.history.1", "sluice.redriven"]
+    assert [name for name, _ in headers_of(record)[len(own) :]] == [
+        "sluice.history.1",
+        "sluice.redriven",
+    ]
     assert headers_of(record)[: len(own)] == own
     # The history of its second failure is the one that Sluice knows.
     shop.reject(b"1", reason="digits", own=headers_of(record), offset=record.offset())
-    newest = find_dead_letters(shop.kafka, shop.name, DeadLetterFilter(reason="digits"), 10).letters[0]
-    assert [(failure["reason"], failure["offset"]) for failure in newest.history] == [("contract", "7")]
+    newest = find_dead_letters(
+        shop.kafka, shop.name, DeadLetterFilter(reason="digits"), 10
+    ).letters[0]
+    assert [(failure["reason"], failure["offset"]) for failure in newest.history] == [
+        ("contract", "7")
+    ]
     shop.redrive(reason="digits")
     names = [name for name, _ in headers_of(shop.records[-1])[len(own) :]]
     assert names == ["sluice.history.1", "sluice.history.2", "sluice.redriven"]
@@ -238,7 +274,9 @@ def test_a_record_that_its_topic_refuses_does_not_keep_back_the_others(shop: Sho
     admin = AdminClient({**shop.kafka})
     for changed in admin.incremental_alter_configs([resource]).values():
         changed.result(20)
-    shop.reject(b"x", own=[("large", b"y" * 99_800)])  # fits until it gets the headers of its history
+    shop.reject(
+        b"x", own=[("large", b"y" * 99_800)]
+    )  # fits until it gets the headers of its history
     shop.reject(b"x", timestamp="9223372036854775 ms")
     for number in range(3):
         shop.reject(b"%d" % number)
@@ -248,11 +286,16 @@ def test_a_record_that_its_topic_refuses_does_not_keep_back_the_others(shop: Sho
     assert (done, [*skipped.values()]) == (3, [1, 1])
     assert all("its topic does not accept it" in why for why in skipped)
     shown = find_dead_letters(shop.kafka, shop.name, DeadLetterFilter(), 10)
-    assert sum(len(content or b"") for letter in shown.letters for _, content in letter.headers) < 20_000
+    assert (
+        sum(len(content or b"") for letter in shown.letters for _, content in letter.headers)
+        < 20_000
+    )
 
 
 def test_a_record_in_the_topic_that_is_no_dead_letter_is_listed(shop: Shop) -> None:
-    shop._producer.produce(dead_letter_topic.topic_of(shop.name), b"1", headers=[("sluice.topic", shop.name.encode())])
+    shop._producer.produce(
+        dead_letter_topic.topic_of(shop.name), b"1", headers=[("sluice.topic", shop.name.encode())]
+    )
     assert shop._producer.flush(30) == 0
     found = find_dead_letters(shop.kafka, shop.name, DeadLetterFilter(), 10)
     assert [(letter.reason, letter.source) for letter in found.letters] == [("unknown", None)]
@@ -279,12 +322,16 @@ def test_dead_letters_are_chosen_by_reason_partition_place_and_time(
     assert {record.value() for record in shop.records} == values
 
 
-def test_records_of_failed_steps_are_re_driven_only_by_name_and_from_their_topic(shop: Shop) -> None:
+def test_records_of_failed_steps_are_re_driven_only_by_name_and_from_their_topic(
+    shop: Shop,
+) -> None:
     shop.send(b'{"whole": 1}', 1)
     shop.reject(b"what the step got", reason="processing", step="store totals", at="shop.py:3")
     assert shop.redrive() == (0, {"processing: name the reason to re-drive these too": 1})
     assert shop.redrive(reason="processing") == (1, {})
-    assert [(record.key(), record.value()) for record in shop.records] == [(b"own", b'{"whole": 1}')] * 2
+    assert [(record.key(), record.value()) for record in shop.records] == [
+        (b"own", b'{"whole": 1}')
+    ] * 2
 
 
 def test_a_record_as_large_as_the_topic_takes_is_re_driven_with_the_others(shop: Shop) -> None:
@@ -299,7 +346,9 @@ def test_a_record_of_another_program_among_the_markers_is_named(shop: Shop) -> N
     assert shop.redrive() == (1, {})
     shop._producer.produce(dead_letter_topic.markers_of(shop.name), b"of another program", b"key")
     assert shop._producer.flush(30) == 0
-    with pytest.raises(EngineError, match=r"_redriven, partition 0, offset \d+: this record is not a marker"):
+    with pytest.raises(
+        EngineError, match=r"_redriven, partition 0, offset \d+: this record is not a marker"
+    ):
         shop.redrive()
 
 
@@ -310,7 +359,9 @@ def test_what_is_no_record_of_a_source_is_left(shop: Shop) -> None:
     shop.send(b"kept", 1)
     shop.reject(b"4", partition=7)  # of the topic before it was created again with fewer partitions
     for partition, offset in ((1, 1), (1, 9), (0, 0)):
-        shop.reject(b"4", reason="processing", partition=partition, offset=offset, step="store totals")
+        shop.reject(
+            b"4", reason="processing", partition=partition, offset=offset, step="store totals"
+        )
     began = time.monotonic()
     assert shop.redrive()[0] == 0
     outcome: Counter[str] = Counter()
@@ -327,8 +378,18 @@ def test_what_is_no_record_of_a_source_is_left(shop: Shop) -> None:
 
 
 def test_without_dead_letters_there_is_nothing_to_do(kafka: EmbeddedKafka) -> None:
-    assert redrive({"bootstrap.servers": kafka.bootstrap}, "nobody", ["x"], DeadLetterFilter()).redriven == 0
-    assert find_dead_letters({"bootstrap.servers": kafka.bootstrap}, "nobody", DeadLetterFilter(), 10).letters == []
+    assert (
+        redrive(
+            {"bootstrap.servers": kafka.bootstrap}, "nobody", ["x"], DeadLetterFilter()
+        ).redriven
+        == 0
+    )
+    assert (
+        find_dead_letters(
+            {"bootstrap.servers": kafka.bootstrap}, "nobody", DeadLetterFilter(), 10
+        ).letters
+        == []
+    )
 
 
 def test_a_limit_leaves_the_rest_for_the_next_time(shop: Shop) -> None:

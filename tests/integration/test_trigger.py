@@ -38,7 +38,9 @@ def broker(kafka: EmbeddedKafka) -> EmbeddedKafka:
 
 
 @pytest.fixture
-def ledger(broker: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
+def ledger(
+    broker: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Ledger]:
     monkeypatch.setenv("SLUICE_LEDGER", f"sqlite:///{tmp_path}/ledger.sqlite")
     connect(monkeypatch, broker.bootstrap)
     settings.cache_clear()
@@ -56,17 +58,27 @@ def topic(broker: EmbeddedKafka, request: pytest.FixtureRequest) -> str:
 
 def connect(monkeypatch: pytest.MonkeyPatch, bootstrap: str) -> None:
     # A client looks for a broker that was away every half second, instead of every ten seconds.
-    extra = {"bootstrap.servers": bootstrap, "socket.timeout.ms": 2_000, "reconnect.backoff.max.ms": 500}
-    monkeypatch.setenv("AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": extra}))
+    extra = {
+        "bootstrap.servers": bootstrap,
+        "socket.timeout.ms": 2_000,
+        "reconnect.backoff.max.ms": 500,
+    }
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_KAFKA_DEFAULT", json.dumps({"conn_type": "kafka", "extra": extra})
+    )
 
 
 def send(broker: EmbeddedKafka, topic: str, count: int) -> None:
-    produce({"bootstrap.servers": broker.bootstrap}, topic, ((str(n), b"{}", 0) for n in range(count)))
+    produce(
+        {"bootstrap.servers": broker.bootstrap}, topic, ((str(n), b"{}", 0) for n in range(count))
+    )
 
 
 def publish(ledger: Ledger, topic: str, batch: int, positions: dict[str, int]) -> None:
     """Publish positions, as a run of the pipeline `p` does."""
-    ledger.generations.register(GenerationInfo(pipeline="p", generation=1, workers=(), stores=(), topics=(topic,)))
+    ledger.generations.register(
+        GenerationInfo(pipeline="p", generation=1, workers=(), stores=(), topics=(topic,))
+    )
     snapshot = Snapshot(
         pipeline="p", generation=1, batch=batch, published_at=datetime.now(UTC),
         positions={topic: positions}, stream_times={}, counts={},
@@ -129,7 +141,9 @@ async def until(events: Events, count: int, seconds: float = 60.0) -> None:
         await asyncio.sleep(0.05)
 
 
-def test_200_records_make_one_event(broker: EmbeddedKafka, ledger: Ledger, topic: str, looks: Looks) -> None:
+def test_200_records_make_one_event(
+    broker: EmbeddedKafka, ledger: Ledger, topic: str, looks: Looks
+) -> None:
     async def story(events: Events) -> None:
         await asyncio.to_thread(send, broker, topic, 200)
         await until(events, 1)
@@ -193,7 +207,12 @@ def test_records_during_a_run_make_one_event_after_it(
         await asyncio.to_thread(send, broker, topic, 5)
         await looks()
         assert len(events) == 1, "the started run has not ended yet"
-        publish(ledger, topic, 0, {str(partition): end for partition, end in events[0]["ends"][topic].items()})
+        publish(
+            ledger,
+            topic,
+            0,
+            {str(partition): end for partition, end in events[0]["ends"][topic].items()},
+        )
         await until(events, 2)
         await looks()
 
@@ -220,7 +239,9 @@ def test_an_open_transaction_makes_no_event_before_its_commit(
 
 
 @pytest.mark.fault("F47", "a topic that never existed is created")
-def test_the_trigger_waits_for_a_missing_topic(broker: EmbeddedKafka, ledger: Ledger, topic: str, looks: Looks) -> None:
+def test_the_trigger_waits_for_a_missing_topic(
+    broker: EmbeddedKafka, ledger: Ledger, topic: str, looks: Looks
+) -> None:
     later = f"{topic}_later"
 
     async def story(events: Events) -> None:
@@ -240,7 +261,11 @@ def test_the_trigger_waits_for_a_missing_topic(broker: EmbeddedKafka, ledger: Le
 
 @pytest.mark.fault("F47", "the broker is away while the pipeline is idle, and comes back")
 def test_the_trigger_waits_for_the_broker_and_logs_it_once(
-    tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], looks: Looks
+    tmp_path: Path,
+    ledger: Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    looks: Looks,
 ) -> None:
     kafka = EmbeddedKafka(tmp_path / "kafka", free_port())
     connect(monkeypatch, kafka.bootstrap)
@@ -325,7 +350,8 @@ def test_polls_and_restarted_triggers_leave_no_threads_and_files(
     before = own_size()
     for _ in range(20):
         asyncio.run(run(watched(), one_poll))
-    # Kafka's clients close their connections in threads of their own, on a busy machine a moment later.
+    # Kafka's clients close their connections in threads of their own, on a busy machine a moment
+    # later.
     wait_until(lambda: is_flat(before, own_size()), 20)
     assert_flat(before, own_size())
 

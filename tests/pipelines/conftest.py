@@ -20,7 +20,9 @@ PIPELINES = Path(__file__).parents[2] / "spark_jobs"
 class Drive(Protocol):
     """Makes the driver of a pipeline, whose wall clock starts now or at `clock` in epoch ms."""
 
-    def __call__(self, pipeline: Pipeline | str, clock: int | None = None) -> TopologyTestDriver: ...
+    def __call__(
+        self, pipeline: Pipeline | str, clock: int | None = None
+    ) -> TopologyTestDriver: ...
 
 
 @pytest.fixture(scope="session")

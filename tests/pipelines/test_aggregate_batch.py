@@ -30,7 +30,10 @@ def widen(key: str, known: Range, readings: list[Reading]) -> Range:
     assert readings
     known.count += len(readings)
     for reading in readings:
-        known.least, known.most = min(known.least, reading.degrees), max(known.most, reading.degrees)
+        known.least, known.most = (
+            min(known.least, reading.degrees),
+            max(known.most, reading.degrees),
+        )
     if known.most > 90:
         raise ValueError("broken sensor")
     return known
@@ -50,7 +53,9 @@ def sensors() -> Pipeline:
     readings = pipeline.stream("readings", value=Reading, nulls="keep").group_by_key()
     readings.aggregate(lowest, widen_by_one, store="by_value", returns=Range)
     readings.aggregate_batch(lowest, widen, store="by_batch", returns=Range)
-    readings.aggregate_batch(lowest, widen, store="each", returns=Range).to_stream().to("each_range")
+    readings.aggregate_batch(lowest, widen, store="each", returns=Range).to_stream().to(
+        "each_range"
+    )
     return pipeline
 
 
@@ -81,7 +86,9 @@ def test_many_values_give_the_aggregate_of_single_values_for_any_cut(
         assert sorted(record.key for record in driver.output("each_range")) == sorted(added)
         counts = driver.counts()
         broken = sum(1 for key, degrees, *_ in piped if key and degrees == 91)
-        assert [counts.get(f"failed/{store}", 0) for store in ("by_value", "by_batch", "each")] == [broken] * 3
+        assert [counts.get(f"failed/{store}", 0) for store in ("by_value", "by_batch", "each")] == [
+            broken
+        ] * 3
 
 
 def test_a_batch_calls_the_function_once_for_each_key() -> None:
@@ -92,7 +99,9 @@ def test_a_batch_calls_the_function_once_for_each_key() -> None:
         return total + sum(calls[-1])
 
     pipeline = Pipeline("totals", workers=1)
-    pipeline.stream("readings", value=Reading).group_by_key().aggregate_batch(int, add, store="total", returns=int)
+    pipeline.stream("readings", value=Reading).group_by_key().aggregate_batch(
+        int, add, store="total", returns=int
+    )
     with TopologyTestDriver(pipeline) as driver:
         for batch in ([1, 2, 3], [4, 5]):
             for degrees in batch:
@@ -113,7 +122,9 @@ def of_one(total: int) -> int:
         (None, of_one, r"must take \(aggregate, values\) or \(key, aggregate, values\)"),
     ],
 )
-def test_what_cannot_be_aggregated_is_refused(window: Any, adder: Callable[..., Any], why: str) -> None:
+def test_what_cannot_be_aggregated_is_refused(
+    window: Any, adder: Callable[..., Any], why: str
+) -> None:
     readings = Pipeline("sensors").stream("readings", value=Reading).group_by_key()
     group = readings.windowed_by(window) if window else readings
     with pytest.raises(TopologyError, match=why):

@@ -11,7 +11,17 @@ import pytest
 from msgspec import Struct
 from pydantic import BaseModel
 
-from sluice import Context, Decimal2, DeltaTable, EpochMillis, Pipeline, Record, Stream, key_text, within
+from sluice import (
+    Context,
+    Decimal2,
+    DeltaTable,
+    EpochMillis,
+    Pipeline,
+    Record,
+    Stream,
+    key_text,
+    within,
+)
 from sluice.errors import TopologyError
 from sluice.operators.aggregation.calculation import Custom
 from sluice.operators.encoding import Declared, encode_state
@@ -60,14 +70,20 @@ def test_the_json_stays_as_it_is_through_all_steps(drive: Drive, by_one: bool) -
     events: Stream[Event] = pipeline.stream("events", value=Event, key="user")
     users = pipeline.table("users", value=User, key="user")
     events.filter("eventId <> 'e2'").filter(has_deep).to("copies")
-    events.filter("eventId = 'e1'").select("details", part="parts[0]", name="upper(user)").to("selected")
+    events.filter("eventId = 'e1'").select("details", part="parts[0]", name="upper(user)").to(
+        "selected"
+    )
     events.join(users).select(details="left.details", settings="right.settings").to("joined")
-    events.filter("eventId = 'e1'").join(events.filter("eventId = 'e1'"), within("1 hour")).to("pairs")
+    events.filter("eventId = 'e1'").join(events.filter("eventId = 'e1'"), within("1 hour")).to(
+        "pairs"
+    )
     events.to_table(store="latest").to("changes")
     events.group_by_key().aggregate(store="newest", details="max_by(details, eventId)")
     events.map_values("length(details._json)").to("lengths")
     events.filter("eventId = 'e1'").flat_map_values("parts").to("items")
-    events.filter("eventId = 'e1'").flat_map_values("parts").filter("value._json LIKE '%deep%'").to("deep_items")
+    events.filter("eventId = 'e1'").flat_map_values("parts").filter("value._json LIKE '%deep%'").to(
+        "deep_items"
+    )
     driver = drive(pipeline)
     driver.pipe("users", f'{{"user": "ann", "settings":  {ODD}}}')
     for value in (event(1), event(2, "7"), '{"eventId":"e3","user":"ann","details":[01]}'):
@@ -76,7 +92,9 @@ def test_the_json_stays_as_it_is_through_all_steps(drive: Drive, by_one: bool) -
         driver.pipe("events", value)
     assert raw(driver, "copies") == [WRITTEN]
     assert raw(driver, "selected") == [f'{{"details":{ODD},"part":{ODD},"name":"ANN"}}']
-    assert raw(driver, "joined") == [f'{{"details":{details},"settings":{ODD}}}' for details in (ODD, "7")]
+    assert raw(driver, "joined") == [
+        f'{{"details":{details},"settings":{ODD}}}' for details in (ODD, "7")
+    ]
     assert raw(driver, "pairs") == [f'{{"left":{WRITTEN},"right":{WRITTEN}}}']
     assert raw(driver, "changes") == [WRITTEN, WRITTEN.replace("e1", "e2").replace(ODD, "7")]
     assert raw(driver, "items") == [ODD, None, '"x"']
@@ -151,10 +169,14 @@ def test_functions_and_states_get_the_decoded_value(drive: Drive) -> None:
 
     pipeline = Pipeline("kinds", workers=2)
     readings = pipeline.stream("readings", value=Reading, key="sensor", event_time="at")
-    readings.map_values(checked, returns=Reading).filter("extra IS NOT NULL AND size(tags) = 0").to("checked")
+    readings.map_values(checked, returns=Reading).filter("extra IS NOT NULL AND size(tags) = 0").to(
+        "checked"
+    )
     readings.process(Remember, stores={"last": Reading}, returns=Reading).output.to("before")
     readings.group_by_key().reduce(lambda _, reading: reading, store="reduced").to("reduced")
-    accounts: Stream[Opened | Paid] = pipeline.stream("accounts", value=Opened | Paid, key="account")
+    accounts: Stream[Opened | Paid] = pipeline.stream(
+        "accounts", value=Opened | Paid, key="account"
+    )
     accounts.map_values(name, returns=str).to("names")
     visits: Stream[Visit] = pipeline.stream("visits", value=Visit)
     visits.map_values(cookies, returns=list[Any]).to("cookies")
@@ -191,7 +213,9 @@ def test_a_whole_value_of_type_any_stays_as_it_is(drive: Drive) -> None:
     values: Stream[Any] = pipeline.stream("values", value=Any)
     values.to("copies")
     values.filter("value._json LIKE '%deep%'").to("deep")
-    values.filter(lambda value: value == 7).map_values(lambda value: value + 1, returns=int).to("eight")
+    values.filter(lambda value: value == 7).map_values(lambda value: value + 1, returns=int).to(
+        "eight"
+    )
     values.to_table(store="latest").to("changes")
     shops: Stream[Any] = pipeline.stream("shops", value=Any)
     shops.join(pipeline.global_table("names", value=Any), on="_key").to("joined")
@@ -224,9 +248,13 @@ def test_a_model_has_plain_json_where_it_is_written_as_any_or_piped() -> None:
         driver.pipe("notes", Note(text="x", details=[1.5]))
         driver.pipe("others", Note(text="x", details=[1.5]))
         driver.pipe("users", {"user": "ann"})
-        assert raw(driver, "copies") == raw(driver, "other_copies") == ['{"text":"x","details":[1.5]}']
+        assert (
+            raw(driver, "copies") == raw(driver, "other_copies") == ['{"text":"x","details":[1.5]}']
+        )
         assert key_text(Note(text="x", details=[1.5])) == '{"details":[1.5],"text":"x"}'
-        assert raw(driver, "noted") == ['{"user":"ann","settings":[{"text":"x","details":{"a":1.5}}]}']
+        assert raw(driver, "noted") == [
+            '{"user":"ann","settings":[{"text":"x","details":{"a":1.5}}]}'
+        ]
 
 
 def test_a_number_that_no_query_could_decode_does_not_get_into_a_store() -> None:
@@ -240,7 +268,10 @@ def test_a_number_that_no_query_could_decode_does_not_get_into_a_store() -> None
         assert driver.store("latest")["ann"]["eventId"] == "e1"
         assert driver.output("copies") == []
         letters = [letter.headers["sluice.detail"] for letter in driver.dead_letters()]
-    assert letters == ["Number out of range - at `$[0][...]` - at `$.details`", "Number out of range"]
+    assert letters == [
+        "Number out of range - at `$[0][...]` - at `$.details`",
+        "Number out of range",
+    ]
 
 
 @pytest.mark.spark
@@ -252,7 +283,10 @@ def test_spark_looks_into_the_json(drive: Drive) -> None:
     driver.pipe("events", event(1))
     driver.pipe("events", event(2, "null"))
     deep = '"é \\"x\\" {\\"_json\\":\\"1\\"}"'
-    assert raw(driver, "deep") == [f'{{"details":{ODD},"deep":{deep}}}', '{"details":null,"deep":null}']
+    assert raw(driver, "deep") == [
+        f'{{"details":{ODD},"deep":{deep}}}',
+        '{"details":null,"deep":null}',
+    ]
 
 
 def test_wrong_uses_of_any_are_errors() -> None:
@@ -262,7 +296,9 @@ def test_wrong_uses_of_any_are_errors() -> None:
     pipeline = Pipeline("wrong")
     with pytest.raises(TopologyError, match="the key details has JSON that is not looked into"):
         pipeline.stream("events", value=Event, key="details")
-    with pytest.raises(TopologyError, match=r"'details' has JSON that is not looked into.* details\._json"):
+    with pytest.raises(
+        TopologyError, match=r"'details' has JSON that is not looked into.* details\._json"
+    ):
         pipeline.stream("grouped", value=Event).group_by("details")
     keyed = pipeline.stream("keyed", value=Event)
     for wrong_key in (
@@ -273,16 +309,21 @@ def test_wrong_uses_of_any_are_errors() -> None:
         lambda: keyed.deduplicate("details", within="1 day"),
         lambda: keyed.join(pipeline.global_table("users", value=User), on="struct(details)"),
     ):
-        with pytest.raises(TopologyError, match=r"JSON that is not looked into.* Use the text .*: details\._json"):
+        with pytest.raises(
+            TopologyError, match=r"JSON that is not looked into.* Use the text .*: details\._json"
+        ):
             wrong_key()
     with pytest.raises(TopologyError, match="the name _json is reserved by Sluice"):
         pipeline.stream("reserved", value=Reserved)
     events = pipeline.stream("events2", value=Event)
     with pytest.raises(
-        TopologyError, match=r"details has values of type Any.*select\(\.\.\., details='details\._json'\)"
+        TopologyError,
+        match=r"details has values of type Any.*select\(\.\.\., details='details\._json'\)",
     ):
         events.to(DeltaTable("/tmp/events"))
-    with pytest.raises(TopologyError, match=r"returns=Any is a type only of topics' values.* Leave it out"):
+    with pytest.raises(
+        TopologyError, match=r"returns=Any is a type only of topics' values.* Leave it out"
+    ):
         events.map_values(lambda event: event.details, returns=Any)
 
 
@@ -296,7 +337,10 @@ def test_wrong_uses_of_any_are_errors() -> None:
     ],
 )
 def test_a_value_that_json_cannot_hold_is_refused(details: Any, says: str) -> None:
-    for kind, value in ((Reading, Reading("s", AT, details)), (Invoice, Invoice(number=1, lines=[details]))):
+    for kind, value in (
+        (Reading, Reading("s", AT, details)),
+        (Invoice, Invoice(number=1, lines=[details])),
+    ):
         with pytest.raises((ValueError, TypeError), match=says):
             Declared(kind).json(value)
 
@@ -318,9 +362,17 @@ class Tour:
         (None, lambda pages: {"pages": [pages]}, '{"pages":[[0,8]]}'),
         (None, lambda pages: Basket(items=pages, notes=pages), '{"items":[0,8],"notes":[0,8]}'),
         (list[int], lambda pages: pages, "[0,8]"),
-        (Tour, lambda pages: Tour([1], frozenset(pages)), '{"pages":[1],"extra":{"_json":"[0,8]"}}'),
+        (
+            Tour,
+            lambda pages: Tour([1], frozenset(pages)),
+            '{"pages":[1],"extra":{"_json":"[0,8]"}}',
+        ),
         (Tour, lambda pages: {"pages": pages}, '{"pages":[0,8],"extra":null}'),
-        (Basket, lambda pages: {"items": pages, "notes": [pages]}, '{"items":[0,8],"notes":{"_json":"[[0,8]]"}}'),
+        (
+            Basket,
+            lambda pages: {"items": pages, "notes": [pages]},
+            '{"items":[0,8],"notes":{"_json":"[[0,8]]"}}',
+        ),
     ],
 )
 def test_a_set_is_written_as_a_sorted_list(kind: Any, make: Any, json: str) -> None:

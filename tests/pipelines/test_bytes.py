@@ -23,13 +23,13 @@ def test_bytes_stay_as_they_are_through_all_steps(drive: Drive, by_one: bool) ->
     pipeline = Pipeline("bytes", workers=2)
     packets = pipeline.stream("packets", value=bytes)
     packets.to("copied", value=bytes)
-    packets.filter("value IS NOT NULL").map_values(reverse, returns=bytes).map_values(reverse, returns=bytes).to(
-        "mapped", value=bytes
-    )
+    packets.filter("value IS NOT NULL").map_values(reverse, returns=bytes).map_values(
+        reverse, returns=bytes
+    ).to("mapped", value=bytes)
     packets.to_table(store="latest").to_stream().to("changed", value=bytes)
-    pipeline.stream("sized", value=Sized).join(pipeline.table("shared", value=bytes, store="shared_now")).select(
-        n="md5(right)"
-    ).to("joined")
+    pipeline.stream("sized", value=Sized).join(
+        pipeline.table("shared", value=bytes, store="shared_now")
+    ).select(n="md5(right)").to("joined")
     packets.map_values("md5(value)").to("hashed")
     driver = drive(pipeline)
     for number, value in enumerate(VALUES):
@@ -43,7 +43,9 @@ def test_bytes_stay_as_they_are_through_all_steps(drive: Drive, by_one: bool) ->
         assert {record.key: record.value for record in driver.output(topic)} == {
             f"k{number}": value for number, value in enumerate(VALUES)
         }
-    assert [record.value for record in driver.output("joined")] == [{"n": md5(VALUES[-1]).hexdigest()}]
+    assert [record.value for record in driver.output("joined")] == [
+        {"n": md5(VALUES[-1]).hexdigest()}
+    ]
     assert len({record.value for record in driver.output("hashed")}) == len(VALUES)
 
 
@@ -69,6 +71,8 @@ def test_only_bytes_are_written_as_bytes() -> None:
     texts = pipeline.stream("texts", value=str)
     wrong = texts, texts.select(a="encode(value, 'UTF-8')"), texts.map_values(str.encode)
     for number, stream in enumerate(wrong):
-        with pytest.raises(TopologyError, match=r"test_bytes\.py:\d+: value=bytes writes bytes, but .*encode"):
+        with pytest.raises(
+            TopologyError, match=r"test_bytes\.py:\d+: value=bytes writes bytes, but .*encode"
+        ):
             stream.to(f"wrong{number}", value=bytes)
     texts.map_values("encode(value, 'UTF-8')").to("out", value=bytes)

@@ -85,7 +85,9 @@ def order(customer: str, amount: int) -> dict[str, Any]:
 def test_results_keep_the_order_of_the_records(drive: Drive, function: Any, workers: int) -> None:
     driver = drive(scored(function, workers))
     for number in range(40):
-        driver.pipe("orders", order(f"c{number % 7}", number % 10), key=f"k{number % 3}", timestamp=number)
+        driver.pipe(
+            "orders", order(f"c{number % 7}", number % 10), key=f"k{number % 3}", timestamp=number
+        )
     driver.pipe("orders", None, key="k0", timestamp=40)
     driver.pipe("orders", order("c1", 9), key=None, timestamp=41)
     results = driver.output("scores")
@@ -94,7 +96,9 @@ def test_results_keep_the_order_of_the_records(drive: Drive, function: Any, work
         risks = [result.value and result.value["risk"] for result in results if result.key == key]
         assert risks == [*wanted, None][: len(risks)]
         assert risks[: len(wanted)] == wanted
-    assert [result.value for result in results if result.key is None] == [{"customer": "c1", "risk": 18}]
+    assert [result.value for result in results if result.key is None] == [
+        {"customer": "c1", "risk": 18}
+    ]
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -111,9 +115,12 @@ def test_a_call_that_fails_is_repeated_and_then_rejected(drive: Drive) -> None:
 
 
 @pytest.mark.parametrize(
-    ("otherwise", "wanted"), [(Score("nobody", -1), {"customer": "nobody", "risk": -1}), (None, None)]
+    ("otherwise", "wanted"),
+    [(Score("nobody", -1), {"customer": "nobody", "risk": -1}), (None, None)],
 )
-def test_a_record_whose_call_fails_gets_another_value(drive: Drive, otherwise: Any, wanted: Any) -> None:
+def test_a_record_whose_call_fails_gets_another_value(
+    drive: Drive, otherwise: Any, wanted: Any
+) -> None:
     driver = drive(scored(otherwise=otherwise, retries=0))
     driver.pipe("orders", order("Mallory", 7), key="m", timestamp=0)
     assert [result.value for result in driver.output("scores")] == [wanted]
@@ -188,7 +195,9 @@ def wrong(order: Order) -> Any:
         (wrong, "ValidationError: Expected `str`, got `int` - at `$.customer`"),
     ],
 )
-def test_whatever_a_function_does_rejects_only_its_record(drive: Drive, function: Any, detail: str) -> None:
+def test_whatever_a_function_does_rejects_only_its_record(
+    drive: Drive, function: Any, detail: str
+) -> None:
     driver = drive(scored(function, retries=0))
     driver.pipe("orders", order("Alice", 7), key="a", timestamp=0)
     (letter,) = driver.dead_letters()
@@ -262,7 +271,11 @@ def test_calls_follow_windows_and_joins(drive: Drive) -> None:
 
     pipeline = Pipeline("windows", workers=2)
     orders = pipeline.stream("orders", value=Order)
-    totals = orders.group_by("customer").windowed_by(tumbling("10 ms")).aggregate(store="totals", total="sum(amount)")
+    totals = (
+        orders.group_by("customer")
+        .windowed_by(tumbling("10 ms"))
+        .aggregate(store="totals", total="sum(amount)")
+    )
 
     async def label(key: Any, total: dict[str, Any]) -> str:
         return f"{key.key} {key.start_ms} {total['total']}"
@@ -272,7 +285,11 @@ def test_calls_follow_windows_and_joins(drive: Drive) -> None:
     driver = drive(pipeline)
     for at in (1, 2, 11):
         driver.pipe("orders", order("Alice", at), timestamp=at)
-    assert [result.value["label"] for result in driver.output("labels")] == ["Alice 0 1", "Alice 0 3", "Alice 10 11"]
+    assert [result.value["label"] for result in driver.output("labels")] == [
+        "Alice 0 1",
+        "Alice 0 3",
+        "Alice 10 11",
+    ]
 
 
 async def many(order: Order) -> Any:
@@ -284,7 +301,11 @@ async def many(order: Order) -> Any:
     [
         ("amount * 2", {}, "expected a function of"),
         (many, {}, "many is an async generator"),
-        (lambda order: None, {}, "the function has no name under which its answers can be recorded"),
+        (
+            lambda order: None,
+            {},
+            "the function has no name under which its answers can be recorded",
+        ),
         (score_many, {"size": 0}, "size is 0"),
         (lambda: [], {"size": 5}, r"must take \(values\)"),
         (score, {"concurrency": 0}, "concurrency is 0"),
@@ -292,12 +313,18 @@ async def many(order: Order) -> Any:
         (score, {"retries": -1}, "retries is -1"),
         (score, {"timeout": "0 s"}, "timeout in ms is 0"),
         (score, {"timeout": 5}, "5 at .* is not a duration"),
-        (score, {"otherwise": {"customer": 1}}, "otherwise=.* is not of the type that returns= declares"),
+        (
+            score,
+            {"otherwise": {"customer": 1}},
+            "otherwise=.* is not of the type that returns= declares",
+        ),
         (score, {"answers": "a b"}, "not a valid answers name"),
         (lambda: None, {}, r"must take \(value\) or \(key, value\)"),
     ],
 )
-def test_wrong_uses_are_errors_of_the_file(function: Any, options: dict[str, Any], error: str) -> None:
+def test_wrong_uses_are_errors_of_the_file(
+    function: Any, options: dict[str, Any], error: str
+) -> None:
     with pytest.raises(TopologyError, match=error):
         scored(function, **options)
 
@@ -306,7 +333,9 @@ def test_wrong_uses_are_errors_of_the_file(function: Any, options: dict[str, Any
 def test_equal_rows_of_a_record_share_a_call(drive: Drive) -> None:
     pipeline = Pipeline("parts")
     orders = pipeline.stream("orders", value=Order)
-    orders.flat_map_values(lambda order: [order, order], returns=Order).call(score, returns=Score).to("scores")
+    orders.flat_map_values(lambda order: [order, order], returns=Order).call(
+        score, returns=Score
+    ).to("scores")
     driver = drive(pipeline)
     driver.pipe("orders", order("Alice", 1), key="a", timestamp=0)
     driver.pipe("orders", order("Alice", 1), key="a", timestamp=0)
@@ -351,11 +380,15 @@ def test_a_repeated_batch_calls_only_for_records_without_a_recorded_answer(
     driver.commit()
     assert CALLS.total() == calls
     assert len(driver.output("scores")) == 29
-    assert [letter.headers["sluice.detail"] for letter in driver.dead_letters()] == ["ConnectionError: refused"]
+    assert [letter.headers["sluice.detail"] for letter in driver.dead_letters()] == [
+        "ConnectionError: refused"
+    ]
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_an_outage_of_the_service_is_forgotten_with_its_batch(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outage_of_the_service_is_forgotten_with_its_batch(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The run ends, because too many calls have failed. The next run calls again for these records only."""
     driver = drive(scored(refuse_first, retries=0, concurrency=100))
     for number in range(200):
@@ -402,7 +435,11 @@ def test_answers_are_forgotten(drive: Drive) -> None:
             driver.commit()
             driver.advance(1_800_000)
         with open_shard(driver._run.storage.locations[0]) as shard:
-            assert [answer.at for answer in shard.answers(None, 10)] == [1_800_000, 3_600_000, 5_400_000]
+            assert [answer.at for answer in shard.answers(None, 10)] == [
+                1_800_000,
+                3_600_000,
+                5_400_000,
+            ]
 
 
 @pytest.mark.usefixtures("in_this_process")

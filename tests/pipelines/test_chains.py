@@ -25,14 +25,20 @@ def chains() -> Pipeline:
     """A chain per group of topics, because stream time belongs to an operator and its topics."""
     pipeline = Pipeline("chains", workers=2)
 
-    per_second = pipeline.stream("ticks", value=Reading).group_by_key().windowed_by(tumbling("10 ms"))
+    per_second = (
+        pipeline.stream("ticks", value=Reading).group_by_key().windowed_by(tumbling("10 ms"))
+    )
     closed = per_second.aggregate(store="tens", n="count(*)").suppress_until_window_closes()
     per_minute = closed.to_stream().group_by("'all'").windowed_by(tumbling("40 ms"))
     per_minute.aggregate(store="forties", tens="count(*)", n="sum(n)")
 
     visits = pipeline.stream("visits", value=Reading)
     prices = pipeline.table("prices", value=Reading)
-    counted = visits.group_by_key().windowed_by(tumbling("10 ms")).aggregate(store="visited", n="count(*)")
+    counted = (
+        visits.group_by_key()
+        .windowed_by(tumbling("10 ms"))
+        .aggregate(store="visited", n="count(*)")
+    )
     counted.suppress_until_window_closes().to_stream().select_key("_key").join(prices).to("priced")
 
     left, right = pipeline.stream("left", value=Reading), pipeline.stream("right", value=Reading)
@@ -47,7 +53,10 @@ def chains() -> Pipeline:
     counts = other.group_by_key().aggregate(store="counts", n="count(*)").to_stream()
     sums.outer_join(counts, within("5 ms", grace="5 ms")).to("both")
 
-    first, second = pipeline.stream("first", value=Reading), pipeline.stream("second", value=Reading)
+    first, second = (
+        pipeline.stream("first", value=Reading),
+        pipeline.stream("second", value=Reading),
+    )
     first.merge(second).group_by_key().windowed_by(tumbling("10 ms")).count(store="merged")
 
     filtered = pipeline.stream("having", value=Reading).group_by_key().windowed_by(tumbling("5 ms"))
@@ -57,7 +66,8 @@ def chains() -> Pipeline:
 
 
 RECORDS: list[tuple[str, str, dict[str, Any], int]] = [
-    # Windows of windows: each of the four windows of ten closes when a tick of a later window arrives.
+    # Windows of windows: each of the four windows of ten closes when a tick of a later window
+    # arrives.
     *[("ticks", key, value(1), at) for at, key in ((0, "a"), (5, "b"), (12, "a"), (23, "a"), (31, "b"), (43, "a"))],
     # The first window closes at 11, while the price is 1; the later price does not count.
     ("prices", "a", value(1), 0), ("visits", "a", value(1), 5), ("visits", "b", value(1), 11),
@@ -68,7 +78,8 @@ RECORDS: list[tuple[str, str, dict[str, Any], int]] = [
     ("own", "a", value(1), 5), ("own", "a", value(2), 6),
     # Both sides of a join are results of operators. The sum of 30 has no match until 41.
     ("one", "k", value(4), 10), ("other", "k", value(0), 12), ("one", "k", value(5), 30), ("other", "k", value(0), 41),
-    # Merged topics share a stream time: the record of 3 is late, although its own topic has no later record.
+    # Merged topics share a stream time: the record of 3 is late, although its own topic has no
+    # later record.
     ("first", "a", value(1), 25), ("second", "a", value(1), 3), ("second", "b", value(1), 21),
     # Records that the filter removed do not advance the stream time of suppress.
     ("having", "c", value(6), 0), ("having", "b", value(2), 5), ("having", "a", value(2), 11),
@@ -93,22 +104,31 @@ def driver(request: pytest.FixtureRequest, drive: Drive) -> TopologyTestDriver:
 @pytest.mark.timeout(600)
 def test_chains_have_the_results_of_kafka_streams(driver: TopologyTestDriver) -> None:
     assert driver.store("forties") == {("all", 0, 40): {"tens": 5, "n": 5}}
-    assert [(record.key, record.value["left"], record.value["right"]["n"]) for record in driver.output("priced")] == [
-        ("a", {"n": 1}, 1)
-    ]
+    assert [
+        (record.key, record.value["left"], record.value["right"]["n"])
+        for record in driver.output("priced")
+    ] == [("a", {"n": 1}, 1)]
     assert driver.store("unmatched") == {("c", 0, 10): 1}
-    assert [(record.value["left"]["n"], record.value["right"]["c"]) for record in driver.output("with_own")] == [
+    assert [
+        (record.value["left"]["n"], record.value["right"]["c"])
+        for record in driver.output("with_own")
+    ] == [
         (1, 1),
         (2, 2),
     ]
-    both = [(record.value["left"], record.value["right"], record.timestamp) for record in driver.output("both")]
+    both = [
+        (record.value["left"], record.value["right"], record.timestamp)
+        for record in driver.output("both")
+    ]
     assert both == [({"n": 4}, {"n": 1}, 12), ({"n": 9}, None, 30)]
     assert driver.store("merged") == {("a", 20, 30): 1, ("b", 20, 30): 1}
     assert driver.counts()["late/merged"] == 1
     assert driver.output("large") == []
 
 
-def test_a_side_of_a_join_that_lags_behind_in_one_partition_still_matches_in_later_batches() -> None:
+def test_a_side_of_a_join_that_lags_behind_in_one_partition_still_matches_in_later_batches() -> (
+    None
+):
     pipeline = Pipeline("lagging", workers=1)
     left, right = (pipeline.stream(topic, value=int) for topic in ("left", "right"))
     left.join(right, within("3 seconds")).to("joined")
@@ -128,18 +148,31 @@ def test_a_side_of_a_join_that_lags_behind_in_one_partition_still_matches_in_lat
             results.append([(record.key, record.value) for record in (*joined, *left_joined)])
     assert results[0] == results[1]
     assert ("a", {"left": 0, "right": 4}) in results[0]
-    assert results[0].count(("a", {"left": 0, "right": 4})) == 1, "the left join has sent the record without a match"
+    assert results[0].count(("a", {"left": 0, "right": 4})) == 1, (
+        "the left join has sent the record without a match"
+    )
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_table_joined_with_what_was_computed_from_it_reads_its_store(drive: Drive, cut: bool) -> None:
+def test_a_table_joined_with_what_was_computed_from_it_reads_its_store(
+    drive: Drive, cut: bool
+) -> None:
     pipeline = Pipeline("shared", workers=2)
-    sizes = pipeline.table("members", value=Reading).group_by("g").aggregate(store="sizes", c="count(*)")
+    sizes = (
+        pipeline.table("members", value=Reading)
+        .group_by("g")
+        .aggregate(store="sizes", c="count(*)")
+    )
     sized = pipeline.table("groups", value=Reading).left_join(sizes).select(n="left.n + right.c")
-    parity = sized.join(sizes).select(n="left.n").group_by("if(n is null, 'unknown', if(n % 2 = 0, 'even', 'odd'))")
+    parity = (
+        sized.join(sizes)
+        .select(n="left.n")
+        .group_by("if(n is null, 'unknown', if(n % 2 = 0, 'even', 'odd'))")
+    )
     parity.aggregate(store="parity", c="count(*)")
     driver = drive(pipeline)
-    # Both changes of the join find the other side's new value. The second one replaces the row of the first one.
+    # Both changes of the join find the other side's new value. The second one replaces the row of
+    # the first one.
     expected = [
         ("groups", "x", value(4), {}),
         ("members", "a", value(0, "x"), {"odd": {"c": 1}}),
@@ -149,5 +182,9 @@ def test_a_table_joined_with_what_was_computed_from_it_reads_its_store(drive: Dr
         driver.pipe(topic, given, key=key, timestamp=1)
         if cut:
             driver.commit()
-            assert {key: row for key, row in driver.store("parity").items() if key != "unknown"} == store
-    assert {key: row for key, row in driver.store("parity").items() if key != "unknown"} == expected[-1][-1]
+            assert {
+                key: row for key, row in driver.store("parity").items() if key != "unknown"
+            } == store
+    assert {
+        key: row for key, row in driver.store("parity").items() if key != "unknown"
+    } == expected[-1][-1]

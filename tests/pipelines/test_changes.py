@@ -23,7 +23,10 @@ class Account(Struct):
 
 
 def read(driver: TopologyTestDriver, topic: str) -> list[tuple[Any, ...]]:
-    return [(each.key, *(each.value[name] for name in ("kind", "old", "new"))) for each in driver.output(topic)]
+    return [
+        (each.key, *(each.value[name] for name in ("kind", "old", "new")))
+        for each in driver.output(topic)
+    ]
 
 
 def windows(driver: TopologyTestDriver, topic: str) -> list[tuple[Any, ...]]:
@@ -42,9 +45,13 @@ def bank() -> Pipeline:
     changes.filter("kind = 'update' AND new.balance < old.balance").select(
         owner="new.owner", drawn="old.balance - new.balance"
     ).to("withdrawals")
-    changes.map_values(lambda change: f"{change['kind']} {(change['new'] or change['old'])['owner']}").to("told")
+    changes.map_values(
+        lambda change: f"{change['kind']} {(change['new'] or change['old'])['owner']}"
+    ).to("told")
     accounts.filter("balance < 0").changes().to("overdrawn")
-    accounts.group_by("owner").aggregate(store="by_owner", total="sum(balance)").changes().to("owner_changes")
+    accounts.group_by("owner").aggregate(store="by_owner", total="sum(balance)").changes().to(
+        "owner_changes"
+    )
     changes.group_by("kind").count(store="by_kind")
     return pipeline
 
@@ -55,7 +62,12 @@ def test_each_change_has_the_row_before_and_after_it(drive: Drive, cut: bool) ->
     driver = drive(bank())
 
     def write(key: str, owner: str | None, balance: int = 0) -> None:
-        driver.pipe("accounts", None if owner is None else {"owner": owner, "balance": balance}, key=key, timestamp=0)
+        driver.pipe(
+            "accounts",
+            None if owner is None else {"owner": owner, "balance": balance},
+            key=key,
+            timestamp=0,
+        )
         if cut:
             driver.commit()
 
@@ -75,7 +87,14 @@ def test_each_change_has_the_row_before_and_after_it(drive: Drive, cut: bool) ->
     ]
     assert [each.value for each in driver.output("withdrawals")] == [{"owner": "Ann", "drawn": 60}]
     told = [each.value for each in driver.output("told")]
-    assert told == ["insert Ann", "update Ann", "update Bob", "update Bob", "delete Bob", "insert Bob"]
+    assert told == [
+        "insert Ann",
+        "update Ann",
+        "update Bob",
+        "update Bob",
+        "delete Bob",
+        "insert Bob",
+    ]
     assert read(driver, "overdrawn") == [
         ("a", "insert", None, rows[2]),
         ("a", "update", rows[2], rows[3]),
@@ -93,9 +112,15 @@ def test_each_change_has_the_row_before_and_after_it(drive: Drive, cut: bool) ->
 def test_windows_change_each_for_itself(drive: Drive, cut: bool) -> None:
     pipeline = Pipeline("visits", workers=2)
     visits = pipeline.stream("visits", value=str).group_by_key()
-    visits.windowed_by(tumbling("10 ms", grace="20 ms")).count(store="tens").changes().to("tens_changes")
-    visits.windowed_by(session("5 ms", grace="20 ms")).count(store="sessions").changes().to("session_changes")
-    visits.windowed_by(sliding("5 ms", grace="20 ms")).count(store="slides").changes().to("slide_changes")
+    visits.windowed_by(tumbling("10 ms", grace="20 ms")).count(store="tens").changes().to(
+        "tens_changes"
+    )
+    visits.windowed_by(session("5 ms", grace="20 ms")).count(store="sessions").changes().to(
+        "session_changes"
+    )
+    visits.windowed_by(sliding("5 ms", grace="20 ms")).count(store="slides").changes().to(
+        "slide_changes"
+    )
     final = visits.windowed_by(tumbling("10 ms"), emit="window_close").count(store="final")
     final.changes().to("final_changes")
     driver = drive(pipeline)
@@ -133,13 +158,18 @@ class Line(Struct):
 
 
 writes = st.lists(
-    st.tuples(st.sampled_from(["orders", "lines"]), st.sampled_from("ab"), st.sampled_from([None, 1, 2])), max_size=12
+    st.tuples(
+        st.sampled_from(["orders", "lines"]), st.sampled_from("ab"), st.sampled_from([None, 1, 2])
+    ),
+    max_size=12,
 )
 
 
 @settings(max_examples=8)
 @given(writes, st.sets(st.integers(0, 12)))
-def test_the_changes_of_a_join_rebuild_its_table(written: list[tuple[str, str, int | None]], at: set[int]) -> None:
+def test_the_changes_of_a_join_rebuild_its_table(
+    written: list[tuple[str, str, int | None]], at: set[int]
+) -> None:
     pipeline = Pipeline("orders")
     orders = pipeline.table("orders", value=Line, store="orders_now")
     lines = pipeline.table("lines", value=Line, store="lines_now")
@@ -148,13 +178,17 @@ def test_the_changes_of_a_join_rebuild_its_table(written: list[tuple[str, str, i
     with TopologyTestDriver(pipeline) as driver:
         model: dict[str, dict[str, Any]] = {"orders": {}, "lines": {}}
         for number, (topic, key, amount) in enumerate(written):
-            row = None if amount is None else {"order": "a" if amount == 1 else "b", "amount": amount}
+            row = (
+                None if amount is None else {"order": "a" if amount == 1 else "b", "amount": amount}
+            )
             driver.pipe(topic, row, key=key, timestamp=0)
             model[topic][key] = row
             if number in at:
                 driver.commit()
         orders_now = {key: row for key, row in model["orders"].items() if row is not None}
-        joined = {key: {"left": row, "right": model["lines"].get(key)} for key, row in orders_now.items()}
+        joined = {
+            key: {"left": row, "right": model["lines"].get(key)} for key, row in orders_now.items()
+        }
         by_foreign_key = {
             key: {"left": row, "right": model["lines"][row["order"]]}
             for key, row in orders_now.items()

@@ -33,7 +33,13 @@ class Untyped(Change):  # type: ignore[type-arg]
 
 
 def envelope(operation: str, before: Any = None, after: Any = None, *, schema: bool = False) -> Any:
-    payload = {"before": before, "after": after, "source": {"db": "shop", "ts_ms": 5}, "op": operation, "ts_ms": 7}
+    payload = {
+        "before": before,
+        "after": after,
+        "source": {"db": "shop", "ts_ms": 5},
+        "op": operation,
+        "ts_ms": 7,
+    }
     return {"schema": {"type": "struct", "fields": []}, "payload": payload} if schema else payload
 
 
@@ -44,7 +50,9 @@ def key_of(number: int, *, schema: bool = False) -> str:
 
 def shops(name: str, **options: Any) -> Pipeline:
     pipeline = Pipeline(name, workers=2, max_failures=1.0)
-    changes = pipeline.stream("db.shops", value=debezium(ShopChange), key=debezium_key, nulls="keep")
+    changes = pipeline.stream(
+        "db.shops", value=debezium(ShopChange), key=debezium_key, nulls="keep"
+    )
     rows = changes.apply_changes(store="shops", **options)
     rows.group_by("city").aggregate(store="rents", rent="sum(rent)")
     rows.filter("floors > 1").to("tall")
@@ -78,7 +86,9 @@ def test_a_topic_of_debezium_is_a_table(drive: Drive, schema: bool, by_one: bool
             driver.commit()
     assert driver.store("shops") == {"1": TALL, "3": GOA}
     assert driver.store("rents") == {"Pune": {"rent": 4.5}, "Goa": {"rent": 1.25}}
-    assert [(record.key, record.value) for record in driver.output("copied") if record.key == "1"] == [
+    assert [
+        (record.key, record.value) for record in driver.output("copied") if record.key == "1"
+    ] == [
         ("1", {"before": None, "after": PUNE, "op": "c"}),
         ("1", {"before": PUNE, "after": TALL, "op": "u"}),
     ]
@@ -136,12 +146,18 @@ PARTS_OF_OSLO: list[Any] = [
     None, OSLO, {"id": 1}, {"id": 1, "city": None, "rent": None}, {"id": 1, "city": "Oslo"}, {"id": 1, "rent": "2.50"},
     {"id": 1, "city": "Oslo", "rent": None}, {},
 ]  # fmt: skip
-NOT_OF_OSLO: list[Any] = [{"id": 1, "city": "Rome"}, {"id": 1, "city": "Oslo", "rent": 3}, {"id": 2, "city": "Oslo"}]
+NOT_OF_OSLO: list[Any] = [
+    {"id": 1, "city": "Rome"},
+    {"id": 1, "city": "Oslo", "rent": 3},
+    {"id": 2, "city": "Oslo"},
+]
 
 
 @pytest.mark.parametrize("by_one", [False, True], ids=["one batch", "a batch per record"])
 @pytest.mark.parametrize("check_old", ["count", "reject"])
-def test_only_columns_that_were_sent_are_compared(drive: Drive, check_old: Any, by_one: bool) -> None:
+def test_only_columns_that_were_sent_are_compared(
+    drive: Drive, check_old: Any, by_one: bool
+) -> None:
     pipeline = Pipeline("places", workers=2, max_failures=1.0)
     changes = pipeline.stream("places", value=debezium(PlaceChange), key=debezium_key, nulls="keep")
     changes.apply_changes(store="rows", check_old=check_old)
@@ -153,7 +169,9 @@ def test_only_columns_that_were_sent_are_compared(drive: Drive, check_old: Any, 
             driver.commit()
     differ = len(NOT_OF_OSLO)
     assert driver.store("rows") == {"1": OSLO}
-    assert driver.counts().get("old_differs/changedrows-2", 0) == (differ if check_old == "count" else 0)
+    assert driver.counts().get("old_differs/changedrows-2", 0) == (
+        differ if check_old == "count" else 0
+    )
     assert len(driver.dead_letters()) == (differ if check_old == "reject" else 0)
 
 
@@ -182,8 +200,16 @@ def test_changes_that_cannot_be_applied_are_rejected(drive: Drive) -> None:
     for key, value in sent:
         driver.pipe("db.shops", value, key)
     assert driver.store("shops") == {}
-    letters = [(one.headers["sluice.reason"], one.headers["sluice.detail"]) for one in driver.dead_letters()]
-    assert sorted(reason for reason, _ in letters) == ["contract", *["key"], *["malformed"] * 4, "processing"]
+    letters = [
+        (one.headers["sluice.reason"], one.headers["sluice.detail"])
+        for one in driver.dead_letters()
+    ]
+    assert sorted(reason for reason, _ in letters) == [
+        "contract",
+        *["key"],
+        *["malformed"] * 4,
+        "processing",
+    ]
     assert any("all rows were removed from the table" in detail for _, detail in letters)
     assert driver.counts()["null_key/shops"] == 1
 
@@ -207,7 +233,11 @@ def test_own_changes_become_a_table_again(drive: Drive) -> None:
     driver = drive(pipeline)
     for key, value in (("a", 1), ("b", 2), ("a", 3), ("b", None)):
         driver.pipe("numbers", value, key)
-    for change in ({"kind": "insert", "new": 5}, {"kind": "update", "old": 5, "new": 6}, {"kind": "delete", "old": 6}):
+    for change in (
+        {"kind": "insert", "new": 5},
+        {"kind": "update", "old": 5, "new": 6},
+        {"kind": "delete", "old": 6},
+    ):
         driver.pipe("written", change, "k")
     assert driver.store("numbers") == driver.store("copied") == {"a": 3}
     assert driver.store("read") == {}

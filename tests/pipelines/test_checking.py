@@ -43,16 +43,24 @@ WRONG: dict[str, tuple[Callable[[Stream[Any]], object], str]] = {
         lambda s: s.select(x="tags.foo").to("out"),
         r"select at .*'x = tags\.foo'.* resolve \"tags\[foo\]",
     ),
-    "syntax": (lambda s: s.filter("item in ['a']").to("out"), r"filter at .*Spark says: Syntax error"),
+    "syntax": (
+        lambda s: s.filter("item in ['a']").to("out"),
+        r"filter at .*Spark says: Syntax error",
+    ),
     "a combinable aggregate": (
         lambda s: s.group_by("item").aggregate(store="n", x="count(tags.foo)"),
         r"store n at .* resolve \"tags\[foo\]",
     ),
     "an aggregate of sessions": (
-        lambda s: s.group_by("item").windowed_by(session("1 s")).aggregate(store="n", x="max(tags.foo)"),
+        lambda s: (
+            s.group_by("item").windowed_by(session("1 s")).aggregate(store="n", x="max(tags.foo)")
+        ),
         r"store n at .* resolve \"tags\[foo\]",
     ),
-    "a key": (lambda s: s.deduplicate("tags.foo", within="1 ms").to("out"), r"deduplicate at .*\"tags\[foo\]"),
+    "a key": (
+        lambda s: s.deduplicate("tags.foo", within="1 ms").to("out"),
+        r"deduplicate at .*\"tags\[foo\]",
+    ),
     "an interval as a key": (
         lambda s: s.group_by("make_dt_interval(amount)").count(store="n"),
         r"store n at .*: an interval cannot be a key. Convert it to a number",
@@ -78,14 +86,21 @@ WRONG: dict[str, tuple[Callable[[Stream[Any]], object], str]] = {
         r"store n at .*: a key has two fields named a. Name them apart",
     ),
     "a table's output": (
-        lambda s: s.group_by("item").aggregate(store="n", items="collect_list(item)").select(x="items.foo").to("out"),
+        lambda s: (
+            s.group_by("item")
+            .aggregate(store="n", items="collect_list(item)")
+            .select(x="items.foo")
+            .to("out")
+        ),
         r"select at .* resolve .*items\[foo\]",
     ),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_an_error_from_spark_names_file_line_and_step(wrong: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_an_error_from_spark_names_file_line_and_step(
+    wrong: str, spark: SparkSession, tmp_path: Path
+) -> None:
     write, says = WRONG[wrong]
     pipeline = Pipeline("mistaken", workers=1)
     write(pipeline.stream("sales", value=Sale))
@@ -97,7 +112,9 @@ def test_an_error_from_spark_names_file_line_and_step(wrong: str, spark: SparkSe
 def test_an_error_is_reported_once_if_logging_is_configured_elsewhere(
     spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    logging.getLogger("SQLQueryContextLogger").disabled = False  # logging.config does this to every existing logger
+    logging.getLogger(
+        "SQLQueryContextLogger"
+    ).disabled = False  # logging.config does this to every existing logger
     test_an_error_from_spark_names_file_line_and_step("a step", spark, tmp_path)
     assert "DATATYPE_MISMATCH" not in capfd.readouterr().err
 
@@ -159,7 +176,11 @@ def every_change() -> Pipeline:
 
 
 CHANGES: dict[str, tuple[Pipeline, Pipeline, str]] = {
-    "a store's key": (counted(), counted("amount"), r"store n: key 'item' became 'amount'.*sluice rebuild changing"),
+    "a store's key": (
+        counted(),
+        counted("amount"),
+        r"store n: key 'item' became 'amount'.*sluice rebuild changing",
+    ),
     "the order of records": (
         counted(),
         every_change(),
@@ -170,15 +191,29 @@ CHANGES: dict[str, tuple[Pipeline, Pipeline, str]] = {
         counted("_key", keyed="amount"),
         "key item, .* became .*key amount, .*amount BIG",
     ),
-    "the type of a key": (counted("amount"), counted("amount", value=Named), "amount BIGINT' became .*amount STRING'"),
-    "a type under a join": (joined(), joined(Named), r"step join-2 .*of struct<item.*amount:bigint.*amount:string"),
+    "the type of a key": (
+        counted("amount"),
+        counted("amount", value=Named),
+        "amount BIGINT' became .*amount STRING'",
+    ),
+    "a type under a join": (
+        joined(),
+        joined(Named),
+        r"step join-2 .*of struct<item.*amount:bigint.*amount:string",
+    ),
     "a field under a join": (joined(), joined(Noted), r"step join-2 .* became .*note:string"),
-    "a joined stream's key": (joined(), joined(keyed="amount"), "step join-2 .*key item,.* became .*key amount,"),
+    "a joined stream's key": (
+        joined(),
+        joined(keyed="amount"),
+        "step join-2 .*key item,.* became .*key amount,",
+    ),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_of_the_states_meaning_is_rejected(change: str, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_change_of_the_states_meaning_is_rejected(
+    change: str, spark: SparkSession, tmp_path: Path
+) -> None:
     before, now, says = CHANGES[change]
     remember(spark, before, tmp_path)
     check(spark, before, tmp_path)
@@ -200,11 +235,15 @@ def test_changed_code_of_a_function_is_reported(spark: SparkSession, tmp_path: P
     remember(spark, reduced(larger), tmp_path)
     assert check(spark, reduced(larger), tmp_path) == ""
     said = check(spark, reduced(changed), tmp_path)
-    assert said.startswith("The code of larger (store largest) has changed. The state computed by the old code is kept")
+    assert said.startswith(
+        "The code of larger (store largest) has changed. The state computed by the old code is kept"
+    )
 
 
 def test_all_functions_of_spark_are_known(spark: SparkSession) -> None:
-    names = {row[0] for row in spark.sql("SHOW SYSTEM FUNCTIONS").collect() if row[0].isidentifier()}
+    names = {
+        row[0] for row in spark.sql("SHOW SYSTEM FUNCTIONS").collect() if row[0].isidentifier()
+    }
     assert names == REGISTERED
 
 
@@ -218,7 +257,9 @@ class Nothing:
         pass
 
 
-def test_stores_of_processors_may_be_added_but_not_become_queryable(spark: SparkSession, tmp_path: Path) -> None:
+def test_stores_of_processors_may_be_added_but_not_become_queryable(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     def processed(*, queryable: bool = True, **stores: type) -> Pipeline:
         pipeline = Pipeline("changing", workers=1)
         pipeline.stream("sales", value=Sale).process(Nothing, stores=stores, queryable=queryable)
@@ -227,7 +268,9 @@ def test_stores_of_processors_may_be_added_but_not_become_queryable(spark: Spark
     remember(spark, processed(first=int), tmp_path)
     check(spark, processed(second=str, first=int), tmp_path)
     check(spark, processed(second=str), tmp_path)
-    with pytest.raises(CompatibilityError, match=r"store first: the type of its values 'map<string,bigint>' became"):
+    with pytest.raises(
+        CompatibilityError, match=r"store first: the type of its values 'map<string,bigint>' became"
+    ):
         check(spark, processed(first=str), tmp_path)
     with pytest.raises(CompatibilityError, match="step process-1 has changed or moved"):
         check(spark, processed(first=int, queryable=False), tmp_path)

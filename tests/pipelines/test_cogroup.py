@@ -51,7 +51,9 @@ def test_streams_add_to_one_row_of_each_customer(drive: Drive, cut: bool) -> Non
     pipeline = Pipeline("customers", workers=2)
     clicks, sales = pipeline.stream("clicks", value=str), pipeline.stream("sales", value=Sale)
     both = clicks.group_by_key().cogroup(clicks="count(*)", events="count(value)")
-    both = both.cogroup(sales.group_by("customer"), spent="coalesce(sum(amount), 0)", events="count(amount)")
+    both = both.cogroup(
+        sales.group_by("customer"), spent="coalesce(sum(amount), 0)", events="count(amount)"
+    )
     both.aggregate(store="customers").to("changes")
     driver = run(drive, pipeline, cut)
     assert driver.store("customers") == {
@@ -67,7 +69,11 @@ def test_streams_add_to_one_row_of_each_customer(drive: Drive, cut: bool) -> Non
 def test_a_record_is_late_by_the_time_of_its_own_stream(drive: Drive, cut: bool) -> None:
     pipeline = Pipeline("minutes", workers=2)
     clicks, sales = pipeline.stream("clicks", value=str), pipeline.stream("sales", value=Sale)
-    both = clicks.group_by_key().cogroup(clicks="count(*)").cogroup(sales.group_by("customer"), sales="count(*)")
+    both = (
+        clicks.group_by_key()
+        .cogroup(clicks="count(*)")
+        .cogroup(sales.group_by("customer"), sales="count(*)")
+    )
     both.windowed_by(tumbling("1 minute", grace="1 second"), late="late").aggregate(store="minutes")
     driver = run(drive, pipeline, cut)
     first, second = (0, 60_000), (60_000, 120_000)
@@ -80,11 +86,19 @@ def test_a_record_is_late_by_the_time_of_its_own_stream(drive: Drive, cut: bool)
 
 
 @cuts
-@pytest.mark.parametrize("window", [tumbling("1 minute"), sliding("1 minute")], ids=["tumbling", "sliding"])
-def test_a_window_begins_again_if_another_stream_is_far_ahead(drive: Drive, cut: bool, window: AnyWindow) -> None:
+@pytest.mark.parametrize(
+    "window", [tumbling("1 minute"), sliding("1 minute")], ids=["tumbling", "sliding"]
+)
+def test_a_window_begins_again_if_another_stream_is_far_ahead(
+    drive: Drive, cut: bool, window: AnyWindow
+) -> None:
     pipeline = Pipeline("minutes", workers=2)
     clicks, sales = pipeline.stream("clicks", value=str), pipeline.stream("sales", value=Sale)
-    both = clicks.group_by_key().cogroup(clicks="count(*)").cogroup(sales.group_by("customer"), sales="count(*)")
+    both = (
+        clicks.group_by_key()
+        .cogroup(clicks="count(*)")
+        .cogroup(sales.group_by("customer"), sales="count(*)")
+    )
     both.windowed_by(window).aggregate(store="minutes")
     driver = drive(pipeline)
     sale = {"customer": "ann", "amount": 5}
@@ -100,7 +114,11 @@ def test_a_window_begins_again_if_another_stream_is_far_ahead(drive: Drive, cut:
         driver.pipe(topic, value, key="ann" if value == "home" else "bob", timestamp=at)
         if cut:
             driver.commit()
-    of_ann = {key: row for key, row in driver.store("minutes").items() if key[0] == "ann" and 60_000 in key}
+    of_ann = {
+        key: row
+        for key, row in driver.store("minutes").items()
+        if key[0] == "ann" and 60_000 in key
+    }
     # Kafka Streams' store has forgotten the window, which then counts the last sale only.
     assert [*of_ann.values()] == [{"clicks": 0, "sales": 1}]
     assert driver.counts()["restarted/minutes"] == 1
@@ -156,9 +174,16 @@ def grouped(pipeline: Pipeline) -> Any:
 
 
 WRONG: dict[str, tuple[Callable[[Pipeline], object], str]] = {
-    "nothing to add": (lambda p: grouped(p).cogroup(), r"cogroup at .* needs at least one column, or a function"),
+    "nothing to add": (
+        lambda p: grouped(p).cogroup(),
+        r"cogroup at .* needs at least one column, or a function",
+    ),
     "SQL and Python": (
-        lambda p: grouped(p).cogroup(n="count(*)").cogroup(p.stream("b", value=str).group_by_key(), clicked),
+        lambda p: (
+            grouped(p)
+            .cogroup(n="count(*)")
+            .cogroup(p.stream("b", value=str).group_by_key(), clicked)
+        ),
         r"some streams have SQL, and others a Python function",
     ),
     "no initializer": (
@@ -175,18 +200,28 @@ WRONG: dict[str, tuple[Callable[[Pipeline], object], str]] = {
     ),
     "two functions in one column": (
         lambda p: run_plan(
-            p, grouped(p).cogroup(n="count(*)").cogroup(p.stream("b", value=int).group_by_key(), n="sum(value)")
+            p,
+            grouped(p)
+            .cogroup(n="count(*)")
+            .cogroup(p.stream("b", value=int).group_by_key(), n="sum(value)"),
         ),
         r"the column n is count\(\*\) and sum\(value\), which cannot be added up",
     ),
     "two types in one column": (
         lambda p: run_plan(
-            p, grouped(p).cogroup(n="max(value)").cogroup(p.stream("b", value=int).group_by_key(), n="max(value)")
+            p,
+            grouped(p)
+            .cogroup(n="max(value)")
+            .cogroup(p.stream("b", value=int).group_by_key(), n="max(value)"),
         ),
         r"the column n is max\(value\) of STRING and max\(value\) of BIGINT, which cannot be added up",
     ),
     "columns that differ only in case": (
-        lambda p: grouped(p).cogroup(n="count(*)").cogroup(p.stream("b", value=str).group_by_key(), N="count(*)"),
+        lambda p: (
+            grouped(p)
+            .cogroup(n="count(*)")
+            .cogroup(p.stream("b", value=str).group_by_key(), N="count(*)")
+        ),
         r"the columns n and N differ only in case",
     ),
     "a function and SQL for one stream": (
@@ -207,10 +242,18 @@ WRONG: dict[str, tuple[Callable[[Pipeline], object], str]] = {
         r"the stream has a window. Call windowed_by after cogroup",
     ),
     "two windows": (
-        lambda p: grouped(p).cogroup(n="count(*)").windowed_by(tumbling("1 s")).windowed_by(tumbling("2 s")),
+        lambda p: (
+            grouped(p)
+            .cogroup(n="count(*)")
+            .windowed_by(tumbling("1 s"))
+            .windowed_by(tumbling("2 s"))
+        ),
         r"already has the window tumbling\(1 s",
     ),
-    "an unknown field": (lambda p: grouped(p).cogroup(n="sum(amount)"), r"reads unknown fields: amount"),
+    "an unknown field": (
+        lambda p: grouped(p).cogroup(n="sum(amount)"),
+        r"reads unknown fields: amount",
+    ),
 }
 
 

@@ -54,10 +54,16 @@ class Closed(Struct, tag="closed"):
     reason: str | None = None
 
 
-BASKET = {"customer": "ann", "lines": [{"product": "tea", "amount": "2.50"}], "at": 1_700_000_000_000}
+BASKET = {
+    "customer": "ann",
+    "lines": [{"product": "tea", "amount": "2.50"}],
+    "at": 1_700_000_000_000,
+}
 
 
-def test_a_dataclass_is_decoded_strictly_and_given_to_functions_and_sql(session: SparkSession | None) -> None:
+def test_a_dataclass_is_decoded_strictly_and_given_to_functions_and_sql(
+    session: SparkSession | None,
+) -> None:
     pipeline = Pipeline("baskets", workers=2)
     baskets = pipeline.stream("baskets", value=Basket, key="customer", event_time="at")
     baskets.map_values(lambda basket: basket.lines[0], returns=Line).to("first_lines")
@@ -66,7 +72,10 @@ def test_a_dataclass_is_decoded_strictly_and_given_to_functions_and_sql(session:
         driver.pipe("baskets", BASKET)
         driver.pipe("baskets", BASKET | {"lines": [{"product": "tea"}]})
         driver.pipe("baskets", BASKET | {"lines": [{"product": "tea", "amount": "2.555"}]})
-        driver.pipe("baskets", Basket("ann", [Line("milk", Decimal("1.25"))], datetime(2023, 11, 14, tzinfo=UTC)))
+        driver.pipe(
+            "baskets",
+            Basket("ann", [Line("milk", Decimal("1.25"))], datetime(2023, 11, 14, tzinfo=UTC)),
+        )
         assert [record.value for record in driver.output("first_lines")] == [
             {"product": "tea", "amount": 2.5},
             {"product": "milk", "amount": 1.25},
@@ -102,7 +111,9 @@ def test_a_test_writes_a_dict_as_the_contract_reads_it(session: SparkSession | N
     at = datetime(2023, 11, 14, tzinfo=UTC)
     measured: Measured = {"sensor": "a", "at": at}
     pipeline = Pipeline("measured", workers=2)
-    pipeline.stream("measured", value=Measured, event_time="at").select(hours="hour(at)").to("hours")
+    pipeline.stream("measured", value=Measured, event_time="at").select(hours="hour(at)").to(
+        "hours"
+    )
     pipeline.stream("baskets", value=Basket).select(hours="hour(at)").to("basket_hours")
     with TopologyTestDriver(pipeline, spark=session) as driver:
         driver.pipe("measured", measured)
@@ -121,7 +132,9 @@ def test_a_field_that_may_be_left_out_must_allow_none() -> None:
         Pipeline("readings").stream("readings", value=Strict)
 
 
-def test_each_member_of_a_union_reaches_functions_as_its_own_class(session: SparkSession | None) -> None:
+def test_each_member_of_a_union_reaches_functions_as_its_own_class(
+    session: SparkSession | None,
+) -> None:
     def change(event: Opened | Paid | Closed) -> str:
         match event:
             case Opened(owner=owner):
@@ -132,7 +145,9 @@ def test_each_member_of_a_union_reaches_functions_as_its_own_class(session: Spar
                 return f"closed: {reason}"
 
     pipeline = Pipeline("accounts", workers=2)
-    events: Stream[Opened | Paid | Closed] = pipeline.stream("events", value=Opened | Paid | Closed, key="account")
+    events: Stream[Opened | Paid | Closed] = pipeline.stream(
+        "events", value=Opened | Paid | Closed, key="account"
+    )
     events.map_values(change, returns=str).to("changes")
     events.filter("type = 'paid'").group_by_key().aggregate(store="balances", balance="sum(amount)")
     events.filter("type = 'closed'").select("account", "reason").to("closed")
@@ -142,10 +157,19 @@ def test_each_member_of_a_union_reaches_functions_as_its_own_class(session: Spar
         driver.pipe("events", {"type": "paid", "account": "x", "amount": "0.555"})
         driver.pipe("events", {"type": "moved", "account": "x"})
         driver.pipe("events", Closed("x"))
-        assert [record.value for record in driver.output("changes")] == ["opened by ann", "paid 2.50", "closed: None"]
+        assert [record.value for record in driver.output("changes")] == [
+            "opened by ann",
+            "paid 2.50",
+            "closed: None",
+        ]
         assert driver.store("balances") == {"x": {"balance": 2.5}}
-        assert [record.value for record in driver.output("closed")] == [{"account": "x", "reason": None}]
-        assert [letter.headers["sluice.reason"] for letter in driver.dead_letters()] == ["digits", "contract"]
+        assert [record.value for record in driver.output("closed")] == [
+            {"account": "x", "reason": None}
+        ]
+        assert [letter.headers["sluice.reason"] for letter in driver.dead_letters()] == [
+            "digits",
+            "contract",
+        ]
 
 
 def test_members_of_a_union_agree_on_the_types_of_their_fields() -> None:
@@ -153,7 +177,10 @@ def test_members_of_a_union_agree_on_the_types_of_their_fields() -> None:
         account: str
         amount: int
 
-    with pytest.raises(TopologyError, match=r"the field amount is DECIMAL\(12,2\) in one member .* BIGINT in another"):
+    with pytest.raises(
+        TopologyError,
+        match=r"the field amount is DECIMAL\(12,2\) in one member .* BIGINT in another",
+    ):
         Pipeline("accounts").stream("events", value=Paid | Refunded)
 
 
@@ -161,7 +188,9 @@ def test_a_member_of_a_union_cannot_forbid_the_fields_of_other_members() -> None
     class Moved(Struct, tag="moved", forbid_unknown_fields=True):
         account: str
 
-    with pytest.raises(TopologyError, match=r"Moved forbids unknown fields, but in SQL each value has the fields"):
+    with pytest.raises(
+        TopologyError, match=r"Moved forbids unknown fields, but in SQL each value has the fields"
+    ):
         Pipeline("accounts").stream("events", value=Paid | Moved)
 
 

@@ -39,11 +39,15 @@ def test_later_batches_read_what_a_batch_has_written(drive: Drive, by_one: bool)
     assert driver.counts()["read"] == 6
 
 
-def test_a_cycle_without_end_is_an_error_of_the_test(drive: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cycle_without_end_is_an_error_of_the_test(
+    drive: Drive, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(topology_test_driver, "_MOST_ROUNDS", 20)
     driver = drive(countdown("endless", least=-1_000_000))
     driver.pipe("jobs", {"left": 0}, "a")
-    with pytest.raises(TopologyError, match="endless still writes to a topic that it reads after 20 batches"):
+    with pytest.raises(
+        TopologyError, match="endless still writes to a topic that it reads after 20 batches"
+    ):
         driver.commit()
 
 
@@ -57,7 +61,9 @@ def test_a_cycle_must_be_declared() -> None:
         jobs.to("jobs", cycle="yes")  # type: ignore[arg-type]
     with pytest.raises(TopologyError, match="the pipeline does not read others"):
         jobs.to("others", cycle=True)
-    with pytest.raises(TopologyError, match="a topic of a cycle is written exactly once, not 'at_least_once'"):
+    with pytest.raises(
+        TopologyError, match="a topic of a cycle is written exactly once, not 'at_least_once'"
+    ):
         jobs.to("jobs", cycle=True, delivery="at_least_once")
     jobs.to("jobs", cycle=True)
     with pytest.raises(TopologyError, match=r"cycle 'jobs' .* is already used"):

@@ -36,7 +36,10 @@ def test_a_record_for_two_stores_is_rejected_once(drive: Drive) -> None:
     driver.pipe("clicks", b"{", key="a", timestamp=0)
     driver.pipe("clicks", {"page": "a", "seconds": 0}, key="a", timestamp=1_000)
     driver.pipe("clicks", {"page": "a", "seconds": 30}, key="a", timestamp=2_000)
-    assert sorted(letter.headers["sluice.reason"] for letter in driver.dead_letters()) == ["malformed", "processing"]
+    assert sorted(letter.headers["sluice.reason"] for letter in driver.dead_letters()) == [
+        "malformed",
+        "processing",
+    ]
     assert driver.store("fastest") == {"a": {"rate": 2.0}}
     assert driver.store("visits") == {("a", 2_000, 2_000): 1}
     assert driver.counts()["dead_letter/malformed"] == 1
@@ -111,8 +114,12 @@ def sensors(name: str, on_error: OnError = "dead_letter", max_failures: float = 
     by_sensor = readings.group_by_key()
     by_sensor.reduce(added, store="reduced")
     by_sensor.aggregate(list, listed, store="listed", returns=list[int])
-    by_sensor.windowed_by(tumbling("1 second")).aggregate(list, listed, store="of_second", returns=list[int])
-    by_sensor.windowed_by(session("500 ms")).aggregate(list, listed, merger=both, store="visits", returns=list[int])
+    by_sensor.windowed_by(tumbling("1 second")).aggregate(
+        list, listed, store="of_second", returns=list[int]
+    )
+    by_sensor.windowed_by(session("500 ms")).aggregate(
+        list, listed, merger=both, store="visits", returns=list[int]
+    )
     add_table(pipeline)
     add_sensor(pipeline, readings)
     return pipeline
@@ -120,7 +127,9 @@ def sensors(name: str, on_error: OnError = "dead_letter", max_failures: float = 
 
 def add_table(pipeline: Pipeline) -> None:
     table = pipeline.table("states", value=Reading)
-    table.group_by("'all'").aggregate(list, listed, unlisted, store="states_listed", returns=list[int])
+    table.group_by("'all'").aggregate(
+        list, listed, unlisted, store="states_listed", returns=list[int]
+    )
 
 
 def add_sensor(pipeline: Pipeline, readings: Stream[Reading]) -> None:
@@ -131,7 +140,10 @@ STORES = ("reduced", "listed", "of_second", "visits", "states", "states_listed")
 
 
 def seen(driver: TopologyTestDriver) -> dict[str, Any]:
-    topics = {topic: [(record.key, record.value) for record in driver.output(topic)] for topic in ("copies", "totals")}
+    topics = {
+        topic: [(record.key, record.value) for record in driver.output(topic)]
+        for topic in ("copies", "totals")
+    }
     return {store: driver.store(store) for store in STORES} | topics
 
 
@@ -139,9 +151,13 @@ GOOD = [("a", 1, 0), ("b", 2, 100), ("a", 3, 200), ("b", 4, 300)]
 
 
 @pytest.mark.parametrize(
-    ("on_error", "apart"), [("dead_letter", False), ("skip", True)], ids=["dead letters, one batch", "skip, in a batch"]
+    ("on_error", "apart"),
+    [("dead_letter", False), ("skip", True)],
+    ids=["dead letters, one batch", "skip, in a batch"],
 )
-def test_a_failing_record_does_not_affect_the_others(drive: Drive, on_error: OnError, apart: bool) -> None:
+def test_a_failing_record_does_not_affect_the_others(
+    drive: Drive, on_error: OnError, apart: bool
+) -> None:
     good, bad = drive(sensors("good")), drive(sensors("bad", on_error))
     for number, (key, value, time) in enumerate(GOOD):
         if number == 2:
@@ -155,7 +171,11 @@ def test_a_failing_record_does_not_affect_the_others(drive: Drive, on_error: OnE
             driver.pipe("readings", {"value": value}, key, timestamp=time)
             driver.pipe("states", {"value": value}, key + str(value), timestamp=time)
     assert seen(bad) == seen(good) | {"states": good.store("states") | {"a": {"value": BROKEN}}}
-    counts = {name: number for name, number in bad.counts().items() if name.startswith(("failed/", "unwritten/"))}
+    counts = {
+        name: number
+        for name, number in bad.counts().items()
+        if name.startswith(("failed/", "unwritten/"))
+    }
     steps = ("reduced", "listed", "of_second", "visits", "states_listed", "process-9")
     assert counts == {"unwritten/copies": 1} | {f"failed/{step}": 1 for step in steps}
     assert len(bad.dead_letters()) == (len(counts) if on_error == "dead_letter" else 0)
@@ -166,7 +186,9 @@ def test_a_dead_letter_names_step_line_key_and_error(drive: Drive) -> None:
     driver.pipe("readings", {"value": 1}, "a", timestamp=0)
     driver.pipe("readings", {"value": BROKEN}, "a", timestamp=1_700_000_000_000)
     letters = {
-        dead_letter.headers.get("sluice.step", dead_letter.headers.get("sluice.output")): dead_letter
+        dead_letter.headers.get(
+            "sluice.step", dead_letter.headers.get("sluice.output")
+        ): dead_letter
         for dead_letter in driver.dead_letters()
     }
     letter = letters["store reduced"]
@@ -198,8 +220,14 @@ def test_failing_timers_of_both_clocks_are_dead_letters_and_count_as_fired(drive
     driver.advance(1_000)
     driver.pipe("readings", {"value": 1}, "wall", timestamp=300)
     timers = [one for one in driver.dead_letters() if "sluice.timer" in one.headers]
-    said = {(one.key, one.headers["sluice.timer"], one.headers["sluice.detail"], one.value) for one in timers}
-    assert said == {("event", "event", "KeyError: 'event'", None), ("wall", "wall", "KeyError: 'wall'", None)}
+    said = {
+        (one.key, one.headers["sluice.timer"], one.headers["sluice.detail"], one.value)
+        for one in timers
+    }
+    assert said == {
+        ("event", "event", "KeyError: 'event'", None),
+        ("wall", "wall", "KeyError: 'wall'", None),
+    }
     assert len(timers) == 2
     assert [(one.key, one.value) for one in driver.output("totals")] == [
         ("event", 21), ("wall", 22), ("event", 22), ("wall", 23),
@@ -210,7 +238,11 @@ def test_a_change_of_a_table_within_a_group_is_atomic(drive: Drive) -> None:
     pipeline = Pipeline("changes", workers=2)
     add_table(pipeline)
     driver = drive(pipeline)
-    for value in (1, BROKEN - 1, 5):  # the aggregate never subtracts the value that it could not add
+    for value in (
+        1,
+        BROKEN - 1,
+        5,
+    ):  # the aggregate never subtracts the value that it could not add
         driver.pipe("states", {"value": value}, "a", timestamp=value)
     driver.pipe("states", {"value": 2}, "b", timestamp=20)
     assert driver.store("states_listed") == {"all": [BROKEN - 1, 2]}
@@ -235,29 +267,42 @@ def test_fail_ends_the_run_with_step_line_and_key(drive: Drive, store: str) -> N
     if store == "reduce":
         readings.group_by_key().reduce(added, store="reduced", on_error="fail")
     else:
-        readings.process(Sensor, stores={"total": int}, returns=int, on_error="fail").output.to("totals")
+        readings.process(Sensor, stores={"total": int}, returns=int, on_error="fail").output.to(
+            "totals"
+        )
     driver = drive(pipeline)
     driver.pipe("readings", {"value": 1}, "a", timestamp=0)
     driver.commit()
     driver.pipe("readings", {"value": BROKEN}, "a", timestamp=1)
-    with pytest.raises(EngineError, match=r"test_dead_letters.py:\d+ failed for key 'a': ValueError: 13 is broken"):
+    with pytest.raises(
+        EngineError, match=r"test_dead_letters.py:\d+ failed for key 'a': ValueError: 13 is broken"
+    ):
         driver.commit()
 
 
 @pytest.mark.parametrize(
     ("limit", "bad", "ends"),
-    [(3, 4, True), (0, 1, True), (0.5, 99, False), (0.5, 100, True), (0.0, 99, False), (0.0, 100, True)],
+    [
+        (3, 4, True),
+        (0, 1, True),
+        (0.5, 99, False),
+        (0.5, 100, True),
+        (0.0, 99, False),
+        (0.0, 100, True),
+    ],
 )
-def test_a_step_that_fails_too_often_ends_the_run(drive: Drive, limit: float, bad: int, ends: bool) -> None:
+def test_a_step_that_fails_too_often_ends_the_run(
+    drive: Drive, limit: float, bad: int, ends: bool
+) -> None:
     pipeline = Pipeline("limited", workers=1, max_failures=limit)
     pipeline.stream("readings", value=Reading).group_by_key().reduce(added, store="reduced")
     driver = drive(pipeline)
     for number in range(bad + 60):
-        driver.pipe("readings", {"value": BROKEN if 0 < number <= bad else 1}, "a", timestamp=number)
-    if ends:
-        said = (
-            rf"store reduced at .*py:\d+ failed for {bad} of the {bad + 60} records .* The first error: ValueError: 13"
+        driver.pipe(
+            "readings", {"value": BROKEN if 0 < number <= bad else 1}, "a", timestamp=number
         )
+    if ends:
+        said = rf"store reduced at .*py:\d+ failed for {bad} of the {bad + 60} records .* The first error: ValueError: 13"
         with pytest.raises(EngineError, match=said):
             driver.commit()
         assert driver._run.output.records == {}
@@ -282,9 +327,13 @@ def test_a_flood_of_unreadable_records_ends_the_run(
     pipeline.stream("readings", value=Reading).group_by_key().count(store="counted")
     driver = drive(pipeline)
     for number in range(bad + 60):
-        driver.pipe("readings", {"value": "text"} if number < bad else {"value": 1}, "a", timestamp=number)
+        driver.pipe(
+            "readings", {"value": "text"} if number < bad else {"value": 1}, "a", timestamp=number
+        )
     if ends:
-        with pytest.raises(RecordsRejected, match=rf"^{bad} of the {bad + 60} records .*contract: {bad}") as ended:
+        with pytest.raises(
+            RecordsRejected, match=rf"^{bad} of the {bad + 60} records .*contract: {bad}"
+        ) as ended:
             driver.commit()
         assert "max_rejected" in ended.value.next_step
     else:
@@ -293,7 +342,14 @@ def test_a_flood_of_unreadable_records_ends_the_run(
 
 @pytest.mark.parametrize(
     ("limit", "bad", "ends"),
-    [(0.5, 1, False), (0.5, 60, False), (0.5, 99, False), (0.5, 100, True), (20, 20, False), (20, 21, True)],
+    [
+        (0.5, 1, False),
+        (0.5, 60, False),
+        (0.5, 99, False),
+        (0.5, 100, True),
+        (20, 20, False),
+        (20, 21, True),
+    ],
 )
 def test_a_batch_of_invalid_records_only_ends_the_run_if_it_has_enough(
     drive: Drive, limit: float, bad: int, ends: bool
@@ -319,13 +375,19 @@ def test_the_docs_say_how_many_records_may_always_be_rejected() -> None:
         assert said in " ".join(text.split())
 
 
-def test_a_pipeline_with_many_rejected_records_is_degraded_until_a_batch_has_few(drive: Drive) -> None:
+def test_a_pipeline_with_many_rejected_records_is_degraded_until_a_batch_has_few(
+    drive: Drive,
+) -> None:
     pipeline = Pipeline("degraded", workers=1)
     pipeline.stream("readings", value=Reading).group_by_key().count(store="counted")
     driver = drive(pipeline)
 
     def degraded() -> list[Failure]:
-        return [failure for failure in driver._run._ledger.failures.all() if failure.kind == "rejections"]
+        return [
+            failure
+            for failure in driver._run._ledger.failures.all()
+            if failure.kind == "rejections"
+        ]
 
     for bad, good, expected in ((9, 40, 0), (20, 200, 1), (20, 500, 0), (50, 60, 1), (0, 1, 0)):
         for number in range(bad + good):

@@ -47,11 +47,15 @@ def results(driver: TopologyTestDriver) -> list[tuple[Any, ...]]:
 
 
 @cuts
-def test_an_open_window_has_a_result_now_and_then_and_a_closed_one_its_last(drive: Drive, cut: bool) -> None:
+def test_an_open_window_has_a_result_now_and_then_and_a_closed_one_its_last(
+    drive: Drive, cut: bool
+) -> None:
     driver = sales(drive, tumbling("60 ms", grace="5 ms"))
 
     def sell(shop: str, amount: int, time: int) -> None:
-        driver.pipe("sales", {"shop": shop, "amount": amount}, timestamp=time, headers={"run": str(time)})
+        driver.pipe(
+            "sales", {"shop": shop, "amount": amount}, timestamp=time, headers={"run": str(time)}
+        )
         if cut:
             driver.commit()
 
@@ -73,7 +77,13 @@ def test_an_open_window_has_a_result_now_and_then_and_a_closed_one_its_last(driv
     assert results(driver) == [*expected, (0, 60, "final", 3), (0, 60, "final", 19)]
     assert driver.store("all_shops") == {"all": {"sum": 22, "windows": 2}}
     kinds = [(each.key, each.value["kind"]) for each in driver.output("changes")]
-    assert kinds == [("tea", "insert"), ("pot", "insert"), ("tea", "update"), ("pot", "update"), ("tea", "update")]
+    assert kinds == [
+        ("tea", "insert"),
+        ("pot", "insert"),
+        ("tea", "update"),
+        ("pot", "update"),
+        ("tea", "update"),
+    ]
     assert driver.store("totals")["tea", 0, 60]["sum"] == 19
 
 
@@ -104,13 +114,31 @@ def test_windows_of_a_function_have_early_results(drive: Drive) -> None:
 @pytest.mark.parametrize(
     ("window", "options", "message"),
     [
-        (tumbling("1 minute"), {"early": "10 seconds"}, r"early= has no meaning, because every result is sent at once"),
-        (tumbling("1 minute"), {"early": "0 s", "emit": "window_close"}, r"early is 0; it must be at least 1"),
-        (tumbling("1 minute"), {"early": "soon", "emit": "window_close"}, r"'soon' at .* is not a duration"),
-        (every_records(3), {"early": "1 s", "emit": "window_close"}, r"late=, retention= and early= have no"),
+        (
+            tumbling("1 minute"),
+            {"early": "10 seconds"},
+            r"early= has no meaning, because every result is sent at once",
+        ),
+        (
+            tumbling("1 minute"),
+            {"early": "0 s", "emit": "window_close"},
+            r"early is 0; it must be at least 1",
+        ),
+        (
+            tumbling("1 minute"),
+            {"early": "soon", "emit": "window_close"},
+            r"'soon' at .* is not a duration",
+        ),
+        (
+            every_records(3),
+            {"early": "1 s", "emit": "window_close"},
+            r"late=, retention= and early= have no",
+        ),
     ],
 )
-def test_a_wrong_use_is_an_error_when_the_file_is_loaded(window: Any, options: Any, message: str) -> None:
+def test_a_wrong_use_is_an_error_when_the_file_is_loaded(
+    window: Any, options: Any, message: str
+) -> None:
     by_shop = Pipeline("wrong").stream("sales", value=Sale).group_by("shop")
     with pytest.raises(TopologyError, match=message):
         by_shop.windowed_by(window, **options)

@@ -74,7 +74,9 @@ def test_elements_that_are_objects_have_fields(items: str) -> None:
     elements = orders().flat_map_values(items)
     assert (elements.fields, shape_after(elements.node).scalar) == (LINES, False)
     elements.filter("product > 1").select(doubled="2 * quantity", whole="struct(product, quantity)")
-    with pytest.raises(TopologyError, match="The value is an object: write its fields without value"):
+    with pytest.raises(
+        TopologyError, match="The value is an object: write its fields without value"
+    ):
         elements.filter("value.product > 1")
 
 
@@ -107,7 +109,9 @@ def test_a_value_that_is_an_object_has_fields(item: str) -> None:
         ("from_json(text, schema_of_json('[{}]'))", {"value": ""}),
     ],
 )  # fmt: skip
-def test_elements_have_the_fields_that_the_expression_gives_them(items: str, fields: dict[str, str] | None) -> None:
+def test_elements_have_the_fields_that_the_expression_gives_them(
+    items: str, fields: dict[str, str] | None
+) -> None:
     if fields is None:
         with pytest.raises(TopologyError, match="unknown fields: f"):
             orders().flat_map_values(items)
@@ -122,7 +126,9 @@ def test_a_pair_of_flat_map_has_a_key_and_a_value() -> None:
     pairs = orders().flat_map("transform(lines, l -> struct(l.product AS key, l AS value))")
     assert pairs.fields == LINES
     assert orders().flat_map("map_entries(by_shop)").fields == LINES
-    with pytest.raises(TopologyError, match=r"at test_elements\.py:\d+: the elements of 'lines' have no field key"):
+    with pytest.raises(
+        TopologyError, match=r"at test_elements\.py:\d+: the elements of 'lines' have no field key"
+    ):
         orders().flat_map("lines")
     with pytest.raises(TopologyError, match="the elements of 'tags' have no field key"):
         orders().flat_map("tags")
@@ -156,7 +162,9 @@ def assert_fields_are_kept(drive: Drive, lists: list[str], singles: list[str]) -
     made |= {f"single{number}": stream.map_values(item) for number, item in enumerate(singles)}
     for name, results in made.items():
         results.to(f"{name}_whole")
-        results.select(product="product", quantity="quantity", both="struct(product, quantity)").to(f"{name}_fields")
+        results.select(product="product", quantity="quantity", both="struct(product, quantity)").to(
+            f"{name}_fields"
+        )
         results.to_table(store=name).to_stream().map_values("product + quantity").to(f"{name}_sums")
     driver = drive(pipeline)
     driver.pipe("orders", RECORD, "k")
@@ -165,7 +173,9 @@ def assert_fields_are_kept(drive: Drive, lists: list[str], singles: list[str]) -
         values = [record.value for record in driver.output(f"{name}_whole")]
         assert all(value is None or {*value} == {*LINES} for value in values), name
         wholes = [value or dict.fromkeys(LINES) for value in values]
-        assert [record.value for record in driver.output(f"{name}_fields")] == [w | {"both": w} for w in wholes], name
+        assert [record.value for record in driver.output(f"{name}_fields")] == [
+            w | {"both": w} for w in wholes
+        ], name
         sums = [
             value and value["product"] + value["quantity"]
             for value in values

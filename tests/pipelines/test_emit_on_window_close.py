@@ -46,8 +46,12 @@ def test_a_window_is_sent_once_when_no_visit_can_change_it(
 
     visit("cart", closing, "fourth")
     final = driver.output("final")
-    assert [(int(r.headers["window_start"]), int(r.headers["window_end"]), r.value) for r in final] == counts
-    assert {(r.key, r.timestamp) for r in final} == {("home", 8)}, "the time of the window's last visit"
+    assert [
+        (int(r.headers["window_start"]), int(r.headers["window_end"]), r.value) for r in final
+    ] == counts
+    assert {(r.key, r.timestamp) for r in final} == {("home", 8)}, (
+        "the time of the window's last visit"
+    )
     assert final[-1].headers["run"] == "fourth", "the visit that closes the window"
 
     visit("home", 8, "late")
@@ -64,13 +68,19 @@ def test_the_store_has_the_open_windows_too(drive: Drive) -> None:
 @pytest.mark.parametrize("cut", [False, True])
 def test_final_results_are_grouped_by_window(drive: Drive, cut: bool) -> None:
     pipeline = Pipeline("best")
-    visits = pipeline.stream("visits", value=str).group_by_key().windowed_by(tumbling("10 ms"), emit="window_close")
+    visits = (
+        pipeline.stream("visits", value=str)
+        .group_by_key()
+        .windowed_by(tumbling("10 ms"), emit="window_close")
+    )
     counts = visits.count(store="counts").filter("value > 1")
     best = counts.group_by("unix_millis(_window_start)").aggregate(
         {"pages": "count(*)", "page": "max_by(_key, value)", "visits": "max(value)"}, store="best"
     )
     best.group_by("page").count(store="wins")
-    pages = counts.group_by("'all'").aggregate(list, _add_page, _refuse_page, store="pages", returns=list[int])
+    pages = counts.group_by("'all'").aggregate(
+        list, _add_page, _refuse_page, store="pages", returns=list[int]
+    )
     pages.to("pages")
     driver = drive(pipeline)
     for second, window in enumerate(["home home cart cart cart once", "home home", "cart"]):
@@ -83,9 +93,13 @@ def test_final_results_are_grouped_by_window(drive: Drive, cut: bool) -> None:
         "0": {"pages": 2, "page": "cart", "visits": 3},
         "10": {"pages": 1, "page": "home", "visits": 2},
     }
-    assert driver.store("wins") == {"cart": 1, "home": 1}, "the first best page of a window replaces no page"
+    assert driver.store("wins") == {"cart": 1, "home": 1}, (
+        "the first best page of a window replaces no page"
+    )
     assert [record.value for record in driver.output("pages")] == [[3], [3, 2], [3, 2, 2]]
-    assert driver.counts().get("null_value/pages", 0) == 0, "the filter removes pages, without counting them"
+    assert driver.counts().get("null_value/pages", 0) == 0, (
+        "the filter removes pages, without counting them"
+    )
 
 
 def _add_page(counts: list[int], count: int) -> list[int]:
@@ -98,5 +112,7 @@ def _refuse_page(counts: list[int], count: int) -> list[int]:
 
 def test_an_unknown_strategy_is_an_error() -> None:
     visits = Pipeline("final").stream("visits", value=str).group_by_key()
-    with pytest.raises(TopologyError, match=r"unknown emit='window_closes'.*Choose 'every', 'window_close'"):
+    with pytest.raises(
+        TopologyError, match=r"unknown emit='window_closes'.*Choose 'every', 'window_close'"
+    ):
         visits.windowed_by(tumbling("1 s"), emit="window_closes")  # type: ignore[arg-type]

@@ -22,8 +22,14 @@ class Task(Struct):
     how: str
 
 
-ENDS: dict[str, Callable[[], object]] = {"exit": lambda: os._exit(3), "crash": lambda: ctypes.string_at(0)}
-RAISES = {error.__name__: error for error in (KeyboardInterrupt, GeneratorExit, BaseException, MemoryError)}
+ENDS: dict[str, Callable[[], object]] = {
+    "exit": lambda: os._exit(3),
+    "crash": lambda: ctypes.string_at(0),
+}
+RAISES = {
+    error.__name__: error
+    for error in (KeyboardInterrupt, GeneratorExit, BaseException, MemoryError)
+}
 
 
 def carry_out(how: str) -> None:
@@ -129,11 +135,15 @@ def test_a_worker_that_a_function_ends_is_reported_with_the_steps_that_call_func
     where = steps if how == "exit" else rf" at {at}, in <lambda>\."
     with TopologyTestDriver(pipeline, spark=spark) as driver:
         driver.pipe("tasks", {"how": how}, "a", timestamp=0)
-        with pytest.raises(EngineError, match=rf"^A Python worker of ends_{how} ended{where} {RETRY} (?!.*rebuild)"):
+        with pytest.raises(
+            EngineError, match=rf"^A Python worker of ends_{how} ended{where} {RETRY} (?!.*rebuild)"
+        ):
             driver.commit()
 
 
-def test_on_spark_too_a_batch_with_many_unreadable_records_ends_the_run_with_its_own_error(spark: SparkSession) -> None:
+def test_on_spark_too_a_batch_with_many_unreadable_records_ends_the_run_with_its_own_error(
+    spark: SparkSession,
+) -> None:
     pipeline = Pipeline("flooded", workers=1)
     pipeline.stream("tasks", value=Task).group_by_key().count(store="n")
     with TopologyTestDriver(pipeline, spark=spark) as driver:

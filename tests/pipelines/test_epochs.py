@@ -43,7 +43,9 @@ def a_minute_later(visit: Visit) -> Visit:
 
 def test_numbers_are_times_everywhere(drive: Drive) -> None:
     pipeline = Pipeline("numbers")
-    views = pipeline.stream("views", value=View, key="page", event_time=epoch_s("created"), invalid_time="skip")
+    views = pipeline.stream(
+        "views", value=View, key="page", event_time=epoch_s("created"), invalid_time="skip"
+    )
     visits = pipeline.stream("visits", value=Visit, key="page", event_time="at")
     assumed = pipeline.stream("assumed", value=View, key="page", event_time="created")
     pages = pipeline.global_table("pages", value=Page)
@@ -52,8 +54,12 @@ def test_numbers_are_times_everywhere(drive: Drive) -> None:
         stream.group_by_key().windowed_by(tumbling("1 minute")).count(store=f"{name}_per_minute")
     visits.to("times")
     visits.select(ms="unix_millis(at)", day="date(at)", left="left[0]").to("numbers")
-    visits.map_values(a_minute_later, returns=Visit).filter("minute(at) = 15").select("at").to("later")
-    visits.join(pages).select(days="datediff(left.at, right.since)", since="right.since").to("joined")
+    visits.map_values(a_minute_later, returns=Visit).filter("minute(at) = 15").select("at").to(
+        "later"
+    )
+    visits.join(pages).select(days="datediff(left.at, right.since)", since="right.since").to(
+        "joined"
+    )
     visits.to_table(store="latest").filter("at IS NOT NULL").select("at").to("rows")
 
     driver = drive(pipeline)
@@ -71,18 +77,31 @@ def test_numbers_are_times_everywhere(drive: Drive) -> None:
         {"page": "p", "at": AT_TEXT, "left": ["2023-11-14T22:14:02.000000Z"]}
     ]
     (numbers,) = driver.output("numbers")
-    assert numbers.value == {"ms": AT_MS, "day": "2023-11-14", "left": "2023-11-14T22:14:02.000000Z"}
-    assert [record.value for record in driver.output("later")] == [{"at": "2023-11-14T22:15:02.123000Z"}]
+    assert numbers.value == {
+        "ms": AT_MS,
+        "day": "2023-11-14",
+        "left": "2023-11-14T22:14:02.000000Z",
+    }
+    assert [record.value for record in driver.output("later")] == [
+        {"at": "2023-11-14T22:15:02.123000Z"}
+    ]
     assert [record.value for record in driver.output("joined")] == [
         {"days": 19_675, "since": "1970-01-01T00:00:00.000000Z"}
     ]
     assert [record.value for record in driver.output("rows")] == [{"at": AT_TEXT}]
-    assert driver.store("latest") == {"p": {"page": "p", "at": AT_TEXT, "left": ["2023-11-14T22:14:02.000000Z"]}}
+    assert driver.store("latest") == {
+        "p": {"page": "p", "at": AT_TEXT, "left": ["2023-11-14T22:14:02.000000Z"]}
+    }
     assert driver.counts()["dropped/event_time"] == 1
-    details = {letter.headers["sluice.reason"]: letter.headers["sluice.detail"] for letter in driver.dead_letters()}
+    details = {
+        letter.headers["sluice.reason"]: letter.headers["sluice.detail"]
+        for letter in driver.dead_letters()
+    }
     assert details["contract"] == "Expected `int`, got `float` - at `$.at`"
     assert "is after" in details["future"]
-    assert details["event_time"].endswith('declare its unit with event_time=epoch_s("created"), epoch_ms or epoch_us')
+    assert details["event_time"].endswith(
+        'declare its unit with event_time=epoch_s("created"), epoch_ms or epoch_us'
+    )
 
 
 def test_a_piped_time_without_a_zone_is_in_the_pipelines_zone() -> None:
@@ -92,4 +111,7 @@ def test_a_piped_time_without_a_zone_is_in_the_pipelines_zone() -> None:
         noon = datetime(2024, 5, 1, 12)
         driver.pipe("calls", {"number": noon, "text": noon})
         (record,) = driver.read("times")
-    assert record.value == {"number": "2024-05-01T10:00:00.000000Z", "text": "2024-05-01T10:00:00.000000Z"}
+    assert record.value == {
+        "number": "2024-05-01T10:00:00.000000Z",
+        "text": "2024-05-01T10:00:00.000000Z",
+    }

@@ -46,7 +46,9 @@ def drive() -> Iterator[Drive]:
 
 
 def changes(driver: TopologyTestDriver, topic: str) -> list[Any]:
-    return [(record.key, record.value, (record.timestamp or 0) - NOON) for record in driver.read(topic)]
+    return [
+        (record.key, record.value, (record.timestamp or 0) - NOON) for record in driver.read(topic)
+    ]
 
 
 def logins(pipeline: Pipeline, **options: Any) -> Any:
@@ -54,12 +56,16 @@ def logins(pipeline: Pipeline, **options: Any) -> Any:
 
 
 @cuts
-def test_rows_live_for_a_time_and_their_deletion_reaches_later_steps(drive: Drive, cut: bool) -> None:
+def test_rows_live_for_a_time_and_their_deletion_reaches_later_steps(
+    drive: Drive, cut: bool
+) -> None:
     pipeline = Pipeline("logins", workers=2)
     table = logins(pipeline, expires_after="10 seconds")
     table.map_values("user").to("logged_in_changes")
     table.changes().select("kind", user="coalesce(new.user, old.user)").to("kinds")
-    table.group_by("'all'").aggregate(store="all", users="count(*)", names="collect_sorted(user)").to("totals")
+    table.group_by("'all'").aggregate(
+        store="all", users="count(*)", names="collect_sorted(user)"
+    ).to("totals")
     pipeline.stream("clicks", value=str).left_join(table).to("clicks_of_users")
     driver = drive(pipeline)
     for topic, key, value, at in [
@@ -70,7 +76,8 @@ def test_rows_live_for_a_time_and_their_deletion_reaches_later_steps(drive: Driv
         ("logins", "b", {"user": "bob"}, 9_000),
         ("logins", "c", {"user": "cid"}, 10_000),
         ("clicks", "a", "cart", 10_500),
-        # The row of c has expired when the record of d comes, and d's own old record deletes its key.
+        # The row of c has expired when the record of d comes, and d's own old record deletes its
+        # key.
         ("logins", "d", {"user": "dan"}, 30_000),
         ("logins", "d", {"user": "old"}, 15_000),
     ]:
@@ -102,7 +109,12 @@ def test_rows_expire_at_a_time_of_theirs_in_a_joined_table(drive: Drive, cut: bo
     driver = drive(pipeline)
     for topic, key, value, at in [
         ("stock", "tea", 5, 0),
-        ("offers", "tea", {"item": "tea", "price": 3, "valid_until": "2023-11-15T00:01:00Z"}, 1_000),
+        (
+            "offers",
+            "tea",
+            {"item": "tea", "price": 3, "valid_until": "2023-11-15T00:01:00Z"},
+            1_000,
+        ),
         ("offers", "pot", {"item": "pot", "price": 9}, 2_000),
         ("stock", "pot", 2, 2_500),
         ("offers", "pot", {"item": "pot", "price": 8}, 60_000),
@@ -133,7 +145,11 @@ def test_a_suppressed_deletion_is_sent_before_the_next_update(drive: Drive, cut:
             driver.commit()
     for topic in ("held", "held_too"):
         for key in "abcdef":
-            of_key = [(record.value, record.timestamp) for record in driver.output(topic) if record.key == key]
+            of_key = [
+                (record.value, record.timestamp)
+                for record in driver.output(topic)
+                if record.key == key
+            ]
             assert of_key == [(key, 30), (None, 50), (key, 71)]
 
 
@@ -141,7 +157,9 @@ def test_rows_expire_by_the_wall_clock_without_records(drive: Drive) -> None:
     pipeline = Pipeline("logins", workers=2)
     table = logins(pipeline, expires_at="expires", expiry_clock="wall")
     table.group_by("'all'").count(store="users")
-    pipeline.stream("clicks", value=str).left_join(table).select(user="right.user").to("clicks_of_users")
+    pipeline.stream("clicks", value=str).left_join(table).select(user="right.user").to(
+        "clicks_of_users"
+    )
     driver = drive(pipeline)
     driver.pipe("logins", {"user": "ann", "expires": NOON + MINUTE}, key="a", timestamp=NOON)
     driver.pipe("logins", {"user": "bob", "expires": NOON + 9 * MINUTE}, key="b", timestamp=NOON)
@@ -167,16 +185,34 @@ def test_rows_expire_in_silence_if_stream_time_goes_on(drive: Drive) -> None:
     driver.advance(10 * MINUTE)
     assert driver.store("logged_in").keys() == {"a"}
     driver.advance(30_000)
-    assert changes(driver, "changes") == [("a", {"user": "ann", "expires": 0}, 0), ("a", None, 10 * MINUTE)]
+    assert changes(driver, "changes") == [
+        ("a", {"user": "ann", "expires": 0}, 0),
+        ("a", None, 10 * MINUTE),
+    ]
     assert driver.store("logged_in") == {}
 
 
 WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
-    "both": (lambda s: s.to_table(store="t", expires_at="expires", expires_after="1 s"), "cannot have both"),
-    "no time": (lambda s: s.to_table(store="t", expires_at="user"), "expires_at='user' is STRING, not a time"),
-    "an unknown field": (lambda s: s.to_table(store="t", expires_at="until"), "unknown fields: until"),
-    "only a clock": (lambda s: s.to_table(store="t", expiry_clock="wall"), "needs expires_at= or expires_after="),
-    "no clock": (lambda s: s.to_table(store="t", expires_after="1 s", expiry_clock="sun"), "expiry_clock='sun'"),
+    "both": (
+        lambda s: s.to_table(store="t", expires_at="expires", expires_after="1 s"),
+        "cannot have both",
+    ),
+    "no time": (
+        lambda s: s.to_table(store="t", expires_at="user"),
+        "expires_at='user' is STRING, not a time",
+    ),
+    "an unknown field": (
+        lambda s: s.to_table(store="t", expires_at="until"),
+        "unknown fields: until",
+    ),
+    "only a clock": (
+        lambda s: s.to_table(store="t", expiry_clock="wall"),
+        "needs expires_at= or expires_after=",
+    ),
+    "no clock": (
+        lambda s: s.to_table(store="t", expires_after="1 s", expiry_clock="sun"),
+        "expiry_clock='sun'",
+    ),
     "at once": (lambda s: s.to_table(store="t", expires_after="0 s"), "expires_after"),
     "versions": (
         lambda s: s.to_table(store="t", expires_after="1 s", versioned="1 s"),

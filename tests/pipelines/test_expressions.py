@@ -78,17 +78,31 @@ class Expressions:
         self.chance = random.Random(seed)
 
     def any(self, depth: int = 3) -> str:
-        kinds = [self.number, self.array, self.object, self.text] if depth else [self.number, self.text]
+        kinds = (
+            [self.number, self.array, self.object, self.text] if depth else [self.number, self.text]
+        )
         return self.chance.choice(kinds)(max(0, depth - 1))
 
     def several(self, depth: int, least: int = 1) -> str:
         return ", ".join(self.any(depth) for _ in range(self.chance.randint(least, 3)))
 
     def number(self, depth: int) -> str:
-        plain = ["amount", "`order-id`", "place.zip", "items[0]", "parts[1].`part-no`", "(amount)", "size", "3"]
+        plain = [
+            "amount",
+            "`order-id`",
+            "place.zip",
+            "items[0]",
+            "parts[1].`part-no`",
+            "(amount)",
+            "size",
+            "3",
+        ]
         if not depth:
             return self.chance.choice(plain)
-        made = [f"{self.number(0)} + {self.number(0)}", f"({self.number(0)}, {self.any(depth)}).{'amount'}"]
+        made = [
+            f"{self.number(0)} + {self.number(0)}",
+            f"({self.number(0)}, {self.any(depth)}).{'amount'}",
+        ]
         made += [f"array_size({self.array(depth)})", f"struct(amount, {self.any(depth)}).amount"]
         return self.chance.choice(plain + made)
 
@@ -98,23 +112,45 @@ class Expressions:
         return self.chance.choice(plain + made)
 
     def array(self, depth: int) -> str:
-        plain = ["items", "prices", "parts", "place.tags", "parts.name", "parts.`part-no`", "(items)"]
+        plain = [
+            "items",
+            "prices",
+            "parts",
+            "place.tags",
+            "parts.name",
+            "parts.`part-no`",
+            "(items)",
+        ]
         if not depth:
             return self.chance.choice(plain)
         arrays = ", ".join(self.array(depth - 1) for _ in range(self.chance.randint(1, 3)))
         element = self.object(depth - 1)
         made = [f"arrays_zip({arrays})"] * 3 + [f"array({element}, {element})"]
         made.append(f"transform({self.array(0)}, x -> (x, {self.any(depth - 1)}))")
-        made.append(f"zip_with({self.array(0)}, {self.array(0)}, (x, amount) -> struct(x, amount, shop))")
+        made.append(
+            f"zip_with({self.array(0)}, {self.array(0)}, (x, amount) -> struct(x, amount, shop))"
+        )
         made.append(f"filter(arrays_zip({arrays}), x -> x IS NOT NULL)")
         return self.chance.choice(plain + made)
 
     def object(self, depth: int) -> str:
         if not depth:
-            return self.chance.choice(["place", "parts[0]", "struct(amount)", "(shop, amount)", "(place)"])
-        made = [f"struct({self.several(depth)})", f"({self.several(depth, 2)})", f"element_at({self.array(depth)}, 1)"]
-        made += [f"named_struct('n', {self.any(depth)}, 'amount', {self.any(depth)})", "arrays_zip(items, prices)[1]"]
-        made += [f"struct({self.any(depth)} AS named, shop)", f"IF(amount > 1, {self.object(0)}, NULL)"]
+            return self.chance.choice(
+                ["place", "parts[0]", "struct(amount)", "(shop, amount)", "(place)"]
+            )
+        made = [
+            f"struct({self.several(depth)})",
+            f"({self.several(depth, 2)})",
+            f"element_at({self.array(depth)}, 1)",
+        ]
+        made += [
+            f"named_struct('n', {self.any(depth)}, 'amount', {self.any(depth)})",
+            "arrays_zip(items, prices)[1]",
+        ]
+        made += [
+            f"struct({self.any(depth)} AS named, shop)",
+            f"IF(amount > 1, {self.object(0)}, NULL)",
+        ]
         return self.chance.choice(made)
 
 
@@ -144,7 +180,9 @@ def names_fields_once(kind: DataType) -> bool:
     match kind:
         case StructType(fields=fields):
             names = {field.name for field in fields}
-            return len(names) == len(fields) and all(names_fields_once(field.dataType) for field in fields)
+            return len(names) == len(fields) and all(
+                names_fields_once(field.dataType) for field in fields
+            )
         case ArrayType(elementType=element):
             return names_fields_once(element)
         case MapType(valueType=value):
@@ -163,7 +201,9 @@ def in_spark(frame: DataFrame, texts: list[str], *, grouped: bool = False) -> di
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(400, marks=pytest.mark.heavy)])
-def test_expressions_have_the_same_results_as_in_spark(drive: Drive, spark: SparkSession, count: int) -> None:
+def test_expressions_have_the_same_results_as_in_spark(
+    drive: Drive, spark: SparkSession, count: int
+) -> None:
     kind = struct_type(contracts.fields(Order))
     frame = spark.createDataFrame([(json.dumps(ORDER),)], "json STRING").selectExpr(
         f"inline(array(from_json(json, '{kind}')))"
@@ -183,14 +223,18 @@ def test_expressions_have_the_same_results_as_in_spark(drive: Drive, spark: Spar
         orders.select(part).to(f"of_source_{number}")
         once.select(part).to(f"of_operator_{number}")
     groups = orders.group_by_key()
-    groups.aggregate({f"e{number}": text for number, text in enumerate(aggregates)}, store="made").to("of_group")
+    groups.aggregate(
+        {f"e{number}": text for number, text in enumerate(aggregates)}, store="made"
+    ).to("of_group")
     driver = drive(pipeline)
     driver.pipe("orders", ORDER, key="k", timestamp=1)
 
     assert driver.dead_letters() == []
     expected = in_spark(frame, texts)
     for topic in ("of_source", "of_operator"):
-        records = [record for number in range(len(parts)) for record in driver.output(f"{topic}_{number}")]
+        records = [
+            record for number in range(len(parts)) for record in driver.output(f"{topic}_{number}")
+        ]
         made = {name: value for record in records for name, value in record.value.items()}
         wrong = [
             (texts[int(name[1:])], made[name], value)

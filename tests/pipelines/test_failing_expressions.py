@@ -43,7 +43,9 @@ MISTYPED = Trip(9, 3, "two")
 
 def send(driver: TopologyTestDriver, trips: list[Trip], cut: str) -> None:
     for at, trip in enumerate(trips):
-        driver.pipe("trips", {"km": trip.km, "hours": trip.hours, "people": trip.people}, "k", timestamp=at)
+        driver.pipe(
+            "trips", {"km": trip.km, "hours": trip.hours, "people": trip.people}, "k", timestamp=at
+        )
         if cut == "each" or (cut == "two batches" and at == 1):
             driver.commit()
 
@@ -61,7 +63,9 @@ def with_every_step(name: str) -> Pipeline:
     towns = pipeline.table("towns", value=Trip)
     seen = trips.left_join(towns).select(km="left.km", speed="left.km DIV left.hours")
     seen.map_values("speed").to("speeds_seen")
-    seen.group_by_key().aggregate(store="last_speed", speed="last(speed)", share="sum(km / (km - 6))")
+    seen.group_by_key().aggregate(
+        store="last_speed", speed="last(speed)", share="sum(km / (km - 6))"
+    )
     trips.select(root="sqrt(km - 6)").map_values("root").to("roots")
     return pipeline
 
@@ -81,7 +85,9 @@ def test_every_kind_of_step_continues_without_the_record(drive: Drive, cut: str)
     ]  # fmt: skip
     assert values("elements") == [2, 0, 3, 0, 2, 0, 1, 0]
     assert driver.store("trips_by_speed") == {"1": 1, "2": 2, "3": 1}
-    assert driver.store("fastest") == {"k": {"speed": 3, "all": 26}}  # the record counts in neither column
+    assert driver.store("fastest") == {
+        "k": {"speed": 3, "all": 26}
+    }  # the record counts in neither column
     assert driver.store("all_trips") == {"k": 5}
     assert values("speeds_seen") == [2, 3, 2, 1]
     # Of (km, km - 6): 4/-2, 9/3, 6/0 which is rejected, 7/1.
@@ -118,16 +124,24 @@ def with_policy(trips: Stream[Trip], step: str, on_error: OnError) -> None:
         case "before an ordered step":
             trips.select(speed="km DIV hours", on_error=on_error).to(TOPICS[step])
         case "behind one":
-            trips.deduplicate("km", within="1 ms").select(speed="km DIV hours", on_error=on_error).to(TOPICS[step])
+            trips.deduplicate("km", within="1 ms").select(
+                speed="km DIV hours", on_error=on_error
+            ).to(TOPICS[step])
         case _:
             counts = trips.group_by("people").count(store="n")
             counts.select(inverse="1 DIV CAST(_key AS INT)", on_error=on_error).to(TOPICS[step])
 
 
-TOPICS = {"before an ordered step": "before", "behind one": "behind", "between a store and its topic": "between"}
+TOPICS = {
+    "before an ordered step": "before",
+    "behind one": "behind",
+    "between a store and its topic": "between",
+}
 
 
-@pytest.mark.parametrize("steps", [["before an ordered step", "behind one"], ["between a store and its topic"]])
+@pytest.mark.parametrize(
+    "steps", [["before an ordered step", "behind one"], ["between a store and its topic"]]
+)
 def test_steps_may_skip_the_record(drive: Drive, steps: list[str]) -> None:
     pipeline = Pipeline("policies")
     trips = pipeline.stream("trips", value=Trip)
@@ -137,7 +151,9 @@ def test_steps_may_skip_the_record(drive: Drive, steps: list[str]) -> None:
     send(driver, [GOOD[0], MISTYPED if len(steps) == 1 else NO_TIME], "one batch")
     assert [len(driver.output(TOPICS[step])) for step in steps] == [1] * len(steps)
     assert driver.dead_letters() == []
-    assert sum(number for name, number in driver.counts().items() if name.startswith("failed/")) == len(steps)
+    assert sum(
+        number for name, number in driver.counts().items() if name.startswith("failed/")
+    ) == len(steps)
 
 
 @pytest.mark.parametrize(
@@ -153,18 +169,26 @@ def test_a_step_may_end_the_run(drive: Drive, step: str) -> None:
     with_policy(pipeline.stream("trips", value=Trip), step, "fail")
     driver = drive(pipeline)
     send(driver, [GOOD[0], MISTYPED if step.startswith("between") else NO_TIME], "one batch")
-    with pytest.raises(EngineError, match=r"(?s)at test_failing_expressions.py:\d+.*(DIVIDE_BY_ZERO|CAST)"):
+    with pytest.raises(
+        EngineError, match=r"(?s)at test_failing_expressions.py:\d+.*(DIVIDE_BY_ZERO|CAST)"
+    ):
         driver.commit()
 
 
 @pytest.mark.parametrize("cut", ["one batch", pytest.param("each", marks=pytest.mark.heavy)])
-def test_an_expression_over_aggregates_without_a_result_rejects_the_last_record(drive: Drive, cut: str) -> None:
+def test_an_expression_over_aggregates_without_a_result_rejects_the_last_record(
+    drive: Drive, cut: str
+) -> None:
     """The store keeps the key's last result. The functions include the record, so that later results do, too."""
     pipeline = Pipeline("averages")
     trips = pipeline.stream("trips", value=Trip).group_by("people")
-    trips.aggregate(store="speeds", speed="sum(km) / sum(hours)", km="sum(km)").to_stream().to("speeds")
+    trips.aggregate(store="speeds", speed="sum(km) / sum(hours)", km="sum(km)").to_stream().to(
+        "speeds"
+    )
     trips.aggregate(store="skipped", ratio="max(km) DIV min(hours)", on_error="skip")
-    windows = trips.windowed_by(tumbling("10 ms")).aggregate(store="windows", people="CAST(max(people) AS INT)")
+    windows = trips.windowed_by(tumbling("10 ms")).aggregate(
+        store="windows", people="CAST(max(people) AS INT)"
+    )
     windows.suppress_until_window_closes().to("closed")
     driver = drive(pipeline)
     send(driver, [NO_TIME, GOOD[0], Trip(8, 0), MISTYPED, *[GOOD[2]] * 20], cut)
@@ -177,7 +201,10 @@ def test_an_expression_over_aggregates_without_a_result_rejects_the_last_record(
     at_speeds, at_windows = driver.dead_letters()
     assert at_speeds.headers["sluice.step"] == "store speeds"
     assert at_speeds.headers["sluice.detail"] == "DIVIDE_BY_ZERO in `sum(km)` / `sum(hours)`"
-    assert (at_speeds.headers["sluice.offset"], at_speeds.value) == ("0", {"sum(km)": 5, "sum(hours)": 0})
+    assert (at_speeds.headers["sluice.offset"], at_speeds.value) == (
+        "0",
+        {"sum(km)": 5, "sum(hours)": 0},
+    )
     assert at_windows.headers["sluice.detail"] == "CAST_INVALID_INPUT in CAST(`max(people)` AS INT)"
     assert at_windows.headers["sluice.offset"] == "3"
 
@@ -188,7 +215,9 @@ def test_an_expression_over_aggregates_may_end_the_run(drive: Drive) -> None:
     trips.aggregate(store="speeds", speed="sum(km) / sum(hours)", on_error="fail")
     driver = drive(pipeline)
     send(driver, [NO_TIME], "one batch")
-    with pytest.raises(EngineError, match=r"(?s)at test_failing_expressions.py:\d+.*DIVIDE_BY_ZERO"):
+    with pytest.raises(
+        EngineError, match=r"(?s)at test_failing_expressions.py:\d+.*DIVIDE_BY_ZERO"
+    ):
         driver.commit()
 
 
@@ -199,7 +228,9 @@ def test_a_number_that_json_cannot_represent_is_rejected(drive: Drive) -> None:
     trips.select(root="sqrt(km - 6)", all="array(struct(ln(hours - 1) AS log))").to("out")
     driver = drive(pipeline)
     send(driver, [Trip(7, 2), Trip(5, 2), Trip(7, 1), Trip(7, 0)], "one batch")
-    assert len(driver.output("out")) == 1 + 2  # Spark's ln returns null where the logarithm is undefined.
+    assert (
+        len(driver.output("out")) == 1 + 2
+    )  # Spark's ln returns null where the logarithm is undefined.
     (letter,) = driver.dead_letters()
     assert letter.headers["sluice.detail"].startswith("NOT_FINITE")
 
@@ -215,7 +246,9 @@ def rooted(frame: DataFrame) -> DataFrame:
 
 
 @pytest.mark.spark
-def test_texts_and_dataframes_that_make_numbers_json_cannot_represent_are_rejected(drive: Drive) -> None:
+def test_texts_and_dataframes_that_make_numbers_json_cannot_represent_are_rejected(
+    drive: Drive,
+) -> None:
     pipeline = Pipeline("not_finite")
     texts = pipeline.stream("texts", value=str)
     texts.select(number="TRY_CAST(value AS DOUBLE)").to("numbers")
@@ -231,8 +264,13 @@ def test_texts_and_dataframes_that_make_numbers_json_cannot_represent_are_reject
         ("none", None),
     ]
     assert driver.store("counts") == {"0.5": 1}
-    assert [record.value for record in driver.output("roots")] == [{"root": 1.0, "roots": {"km": 1.0}}]
-    letters = {(letter.key, letter.headers["sluice.detail"].partition(":")[0]) for letter in driver.dead_letters()}
+    assert [record.value for record in driver.output("roots")] == [
+        {"root": 1.0, "roots": {"km": 1.0}}
+    ]
+    letters = {
+        (letter.key, letter.headers["sluice.detail"].partition(":")[0])
+        for letter in driver.dead_letters()
+    }
     assert letters == {("NaN", "NOT_FINITE"), ("-Infinity", "NOT_FINITE"), ("5 km", "NOT_FINITE")}
 
 
@@ -240,7 +278,14 @@ class Sample(Struct):
     x: float
 
 
-STATISTICS = ("stddev(x)", "var_pop(x)", "covar_pop(x, x)", "skewness(x)", "kurtosis(x)", "corr(x, x)")
+STATISTICS = (
+    "stddev(x)",
+    "var_pop(x)",
+    "covar_pop(x, x)",
+    "skewness(x)",
+    "kurtosis(x)",
+    "corr(x, x)",
+)
 
 
 def test_a_statistic_that_is_not_finite_is_null(drive: Drive) -> None:
@@ -250,7 +295,12 @@ def test_a_statistic_that_is_not_finite_is_null(drive: Drive) -> None:
     by_key.aggregate(columns, store="statistics").to("written")
     by_key.aggregate(store="nested", both="named_struct('a', var_pop(x), 'b', count(*))")
     driver = drive(pipeline)
-    samples: dict[str, list[float]] = {"huge": [1.7e308, -1.7e308], "equal": [1, 1], "one": [1], "fine": [1, 2, 4]}
+    samples: dict[str, list[float]] = {
+        "huge": [1.7e308, -1.7e308],
+        "equal": [1, 1],
+        "one": [1],
+        "fine": [1, 2, 4],
+    }
     for key, of_key in samples.items():
         for x in of_key:
             driver.pipe("samples", {"x": x}, key)
@@ -277,7 +327,10 @@ def test_a_key_that_is_too_long_is_rejected_in_every_step(drive: Drive) -> None:
     driver.pipe("trips", {"km": 1025, "hours": 1}, "a")
     assert driver.store("by_key") == {"k" * 1024: 1, "a": 1}
     assert driver.store("by_expression") == {"k": 1}
-    reasons = [(letter.headers["sluice.reason"], letter.headers["sluice.detail"]) for letter in driver.dead_letters()]
+    reasons = [
+        (letter.headers["sluice.reason"], letter.headers["sluice.detail"])
+        for letter in driver.dead_letters()
+    ]
     assert sorted(reasons) == [
         ("key_too_long", "the key has 1025 bytes; a key has at most 1024"),
         ("processing", "KEY_TOO_LONG: a key has at most 1024 bytes"),
@@ -299,8 +352,15 @@ def test_bytes_that_are_not_text_are_rejected_as_a_key(drive: Drive) -> None:
     assert driver.store("by_field") == {"a": 2}
     assert driver.store("by_expression") == {"b": 1}
     assert [*driver.store("albums")] == ["a"]
-    reasons = [(letter.headers["sluice.topic"], letter.headers["sluice.reason"]) for letter in driver.dead_letters()]
-    assert sorted(reasons) == [("albums", "key_not_utf8"), ("photos", "key_not_utf8"), ("photos", "processing")]
+    reasons = [
+        (letter.headers["sluice.topic"], letter.headers["sluice.reason"])
+        for letter in driver.dead_letters()
+    ]
+    assert sorted(reasons) == [
+        ("albums", "key_not_utf8"),
+        ("photos", "key_not_utf8"),
+        ("photos", "processing"),
+    ]
 
 
 @pytest.mark.spark
@@ -319,9 +379,15 @@ def test_bytes_that_are_not_text_are_rejected_as_text(drive: Drive) -> None:
         driver.pipe("photos", {"tag": tag, "other": "Yg=="}, "k")
     driver.pipe("photos", {"tag": "/w==", "other": "/w=="}, "k")
     values = {
-        name: [record.value["caption"] for record in driver.output(name)] for name in (*captions, "tried", "chosen")
+        name: [record.value["caption"] for record in driver.output(name)]
+        for name in (*captions, "tried", "chosen")
     }
-    assert values == {"cast": ["a"], "inner": ["tag A"], "tried": ["a", None, None], "chosen": ["a", ""]}
+    assert values == {
+        "cast": ["a"],
+        "inner": ["tag A"],
+        "tried": ["a", None, None],
+        "chosen": ["a", ""],
+    }
     assert [record.value["bytes"] for record in driver.output("bytes")] == ["YQ==", "/w==", "/w=="]
     assert driver.store("captions") == {"k": {"last": "a"}}
     assert {letter.headers["sluice.detail"][:8] for letter in driver.dead_letters()} == {"NOT_UTF8"}
@@ -337,7 +403,9 @@ def test_a_subexpression_of_two_steps_fails_in_each_separately(drive: Drive) -> 
     assert [record.value for record in driver.output("one")] == [{"one": 2}]
     assert [record.value for record in driver.output("other")] == [{"other": 3}]
     assert len(driver.dead_letters()) == 1  # one per record, not one per step
-    assert sum(number for name, number in driver.counts().items() if name.startswith("failed/")) == 2
+    assert (
+        sum(number for name, number in driver.counts().items() if name.startswith("failed/")) == 2
+    )
 
 
 @pytest.mark.parametrize("cut", ["one batch", pytest.param("each", marks=pytest.mark.heavy)])
@@ -354,12 +422,19 @@ def test_a_sum_of_integers_is_exact_beyond_64_bits(drive: Drive, cut: str) -> No
     assert driver.store("combined") == {"k": {"km": most - 6}}
     assert driver.store("ordered") == {"k": {"km": most - 6, "last": -7}}
     assert driver.store("read") == {"k": {"km": most - 7, "last": -7}}
-    assert [record.value for record in driver.output("halves")] == [{"half": most // 2}, {"half": (most - 7) // 2}]
+    assert [record.value for record in driver.output("halves")] == [
+        {"half": most // 2},
+        {"half": (most - 7) // 2},
+    ]
     (letter,) = driver.dead_letters()
-    assert letter.headers["sluice.detail"].startswith(f"OverflowError: the sum {most + 1} does not fit BIGINT")
+    assert letter.headers["sluice.detail"].startswith(
+        f"OverflowError: the sum {most + 1} does not fit BIGINT"
+    )
 
 
-def test_only_jobs_with_attempts_turn_off_shared_subexpressions(spark: SparkSession, tmp_path: Path) -> None:
+def test_only_jobs_with_attempts_turn_off_shared_subexpressions(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     plain = Pipeline("plain")
     plain.stream("trips", value=Trip).select("km").to("lengths")
     shared = []
@@ -374,7 +449,12 @@ def test_only_jobs_with_attempts_turn_off_shared_subexpressions(spark: SparkSess
     ("text", "good", "bad", "why"),
     [
         ("variant_get(parse_json(s), '$.a', 'int')", '{"a": 5}', '{"a": "x"}', "NO_RESULT"),
-        ("CAST(s AS INT) + variant_get(parse_json('1'), '$', 'int')", "5", "x", "CAST_INVALID_INPUT in CAST(s AS"),
+        (
+            "CAST(s AS INT) + variant_get(parse_json('1'), '$', 'int')",
+            "5",
+            "x",
+            "CAST_INVALID_INPUT in CAST(s AS",
+        ),
         ("IF(collate(s, 'UTF8_LCASE') = 'abc', 1 / length(''), 1)", "b", "ABC", "DIVIDE_BY_ZERO"),
     ],
 )

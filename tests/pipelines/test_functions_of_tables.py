@@ -65,7 +65,10 @@ def results(drive: Drive, steps: Steps, cut: bool) -> dict[str, Any]:
         if cut:
             driver.commit()
     topics = ("tall", "cities", "tall_changes", "joined", "by_city", "held")
-    outputs = {topic: [(each.key, each.value, each.timestamp) for each in driver.output(topic)] for topic in topics}
+    outputs = {
+        topic: [(each.key, each.value, each.timestamp) for each in driver.output(topic)]
+        for topic in topics
+    }
     assert driver.dead_letters() == []
     return outputs | {name: driver.store(name) for name in ("tall_in_city", "shops_in_city")}
 
@@ -75,7 +78,9 @@ def test_functions_give_the_same_tables_as_sql(drive: Drive, cut: bool) -> None:
     by_functions = results(drive, BY["functions"], cut)
     assert by_functions == results(drive, BY["SQL"], cut)
     assert by_functions["shops_in_city"] == {"ROME": 0, "PUNE": 1}
-    assert by_functions["cities"][4] == ("c", None, 4), "a function that returns None deletes the row"
+    assert by_functions["cities"][4] == ("c", None, 4), (
+        "a function that returns None deletes the row"
+    )
 
 
 def test_a_function_of_a_windowed_table_gets_the_window(drive: Drive) -> None:
@@ -85,7 +90,11 @@ def test_a_function_of_a_windowed_table_gets_the_window(drive: Drive) -> None:
     def label(key: Windowed[str], count: int) -> str:
         return f"{key.key} {key.start:%H:%M} {count}"
 
-    labels = clicks.count(store="clicks").filter(lambda key, count: count > 1).map_values(label, returns=str)
+    labels = (
+        clicks.count(store="clicks")
+        .filter(lambda key, count: count > 1)
+        .map_values(label, returns=str)
+    )
     labels.to("labels")
     labels.group_by("_window_start").count(store="of_minutes")
     driver = drive(pipeline)
@@ -118,5 +127,7 @@ def test_a_type_needs_a_function() -> None:
     shops = Pipeline("wrong").table("shops", value=Shop)
     with pytest.raises(TopologyError, match="returns= is only allowed with a Python function"):
         shops.map_values("city", returns=str)  # type: ignore[call-overload]
-    with pytest.raises(TopologyError, match=r"filter at .*: <lambda>\(\) must take \(value\) or \(key, value\)"):
+    with pytest.raises(
+        TopologyError, match=r"filter at .*: <lambda>\(\) must take \(value\) or \(key, value\)"
+    ):
         shops.filter(lambda: True)  # type: ignore[arg-type, misc]

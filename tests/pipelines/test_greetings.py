@@ -36,7 +36,11 @@ def test_keys_and_values_of_both_topics_are_capitalized(driver: TopologyTestDriv
     driver.pipe("greetings", "  Hello You  ", key="kept")
     assert read(driver, "greetings_uppercase") == [("KEPT", b"HELLO YOU")]
 
-    driver.pipe("greetings", {"message": "Good Morning", "timeStamp": "2022-12-04T05:26:31.060293"}, key="gm")
+    driver.pipe(
+        "greetings",
+        {"message": "Good Morning", "timeStamp": "2022-12-04T05:26:31.060293"},
+        key="gm",
+    )
     driver.pipe("greetings", {"message": "Hi", "timeStamp": "2022-12-04T05:26:31.060293"}, key="gm")
     driver.pipe("greetings_spanish", '{"message": 1}', key="no greeting")
     assert read(driver, "greetings_uppercase") == [
@@ -47,7 +51,9 @@ def test_keys_and_values_of_both_topics_are_capitalized(driver: TopologyTestDriv
     assert letter.headers["sluice.reason"] == "contract"
 
 
-def test_greetings_are_split_into_words_and_short_words_into_letters(driver: TopologyTestDriver) -> None:
+def test_greetings_are_split_into_words_and_short_words_into_letters(
+    driver: TopologyTestDriver,
+) -> None:
     driver.pipe("greetings", "How are   Friends", key="h")
     assert read(driver, "greetings_words") == [("h", "How"), ("h", "are"), ("h", "Friends")]
     assert read(driver, "greetings_letters") == [("H", one) for one in "Howare"]

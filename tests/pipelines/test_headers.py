@@ -51,17 +51,27 @@ def test_stateless_steps_keep_headers(drive: Drive, in_spark: bool) -> None:
     topics = ["large", "amounts", "checked", "ids", "late"]
     if in_spark:
         orders.select(share="100 / amount").to("shares")
-        orders.flat_map(lambda order: [(str(order.id), order), ("all", order)], returns=Order).to("twice")
+        orders.flat_map(lambda order: [(str(order.id), order), ("all", order)], returns=Order).to(
+            "twice"
+        )
         orders.flat_map_values("array(id, amount)").to("elements")
         topics += ["shares", "twice", "elements"]
     driver = drive(pipeline)
-    own = {"trace": "1", "sluice.redriven": "1", "window_start": "mine", "bytes": b"\xff", "none": None}
+    own = {
+        "trace": "1",
+        "sluice.redriven": "1",
+        "window_start": "mine",
+        "bytes": b"\xff",
+        "none": None,
+    }
     driver.pipe("orders", {"id": 1, "amount": 99}, key="k", timestamp=50)
     driver.pipe("orders", {"id": 2, "amount": 20}, key="k", timestamp=5, headers=own)
     driver.pipe("orders", {"id": 3, "amount": 0}, key="k", timestamp=60, headers={"trace": "3"})
     kept = {name: value for name, value in own.items() if name != "sluice.redriven"}
     for topic in topics:
-        (record, *_) = [record for record in driver.output(topic) if record.headers.get("trace") == "1"]
+        (record, *_) = [
+            record for record in driver.output(topic) if record.headers.get("trace") == "1"
+        ]
         assert record.headers == kept, topic
     assert traces(driver, "large") == [("k", None), ("k", "1")]
     if in_spark:
@@ -73,7 +83,14 @@ def test_stateless_steps_keep_headers(drive: Drive, in_spark: bool) -> None:
             ("3", "3"),
             ("all", "3"),
         ]
-        assert [trace for _, trace in traces(driver, "elements")] == [None, None, "1", "1", "3", "3"]
+        assert [trace for _, trace in traces(driver, "elements")] == [
+            None,
+            None,
+            "1",
+            "1",
+            "3",
+            "3",
+        ]
     assert {record.headers.get("trace") for record in driver.output("counts")} == {None}
     letters = [letter.headers for letter in driver.dead_letters()]
     by_reason = [(headers["sluice.reason"], headers.get("trace")) for headers in letters]
@@ -105,7 +122,9 @@ def test_operators_that_see_records_in_order_keep_headers(drive: Drive, by_one: 
     keyed = orders.group_by_key()
     keyed.reduce(lambda one, other: other, store="last").to("reduced")
     windows = keyed.windowed_by(tumbling("10 ms"))
-    amounts = windows.aggregate(int, lambda total, order: total + order.amount, store="amounts", returns=int)
+    amounts = windows.aggregate(
+        int, lambda total, order: total + order.amount, store="amounts", returns=int
+    )
     amounts.to("windows")
     amounts.suppress_until_window_closes().to("closed")
     keyed.windowed_by(session("10 ms")).count(store="visits").to("sessions")
@@ -121,7 +140,9 @@ def test_operators_that_see_records_in_order_keep_headers(drive: Drive, by_one: 
     ]  # fmt: skip
     for number, (topic, key, time, trace) in enumerate(records):
         headers = None if trace is None else {"trace": trace}
-        driver.pipe(topic, {"id": number // 4, "amount": 1}, key=key, timestamp=time, headers=headers)
+        driver.pipe(
+            topic, {"id": number // 4, "amount": 1}, key=key, timestamp=time, headers=headers
+        )
         if by_one:
             driver.commit()
     orders_only = [("k", "one"), ("j", "two"), ("j", "three"), ("z", "forty"), ("z", None)]
@@ -132,12 +153,19 @@ def test_operators_that_see_records_in_order_keep_headers(drive: Drive, by_one: 
     assert {trace for _, trace in traces(driver, "sessions")} == {None}
     assert traces(driver, "sums") == [("0", "place"), ("0", "moved"), ("1", "moved")]
     sent, ended = (
-        [r.headers.get("trace") for r in driver.output("alarms") if r.value == is_sent] for is_sent in (1, 0)
+        [r.headers.get("trace") for r in driver.output("alarms") if r.value == is_sent]
+        for is_sent in (1, 0)
     )
     assert (sent, set(ended)) == ([trace for _, trace in orders_only], {None})
     # An unmatched record has the headers of the record that has advanced stream time.
-    unmatched = [(r.key, r.headers.get("trace")) for r in driver.output("priced") if r.value["right"] is None]
-    matched = [(r.key, r.headers.get("trace")) for r in driver.output("priced") if r.value["right"] is not None]
+    unmatched = [
+        (r.key, r.headers.get("trace")) for r in driver.output("priced") if r.value["right"] is None
+    ]
+    matched = [
+        (r.key, r.headers.get("trace"))
+        for r in driver.output("priced")
+        if r.value["right"] is not None
+    ]
     assert matched == [("k", "price")]
     assert unmatched == [("j", "forty"), ("j", "forty"), ("z", None)]
 
@@ -202,7 +230,9 @@ def test_wrong_headers_and_the_wrong_kind_of_processor_are_errors(drive: Drive) 
     orders = pipeline.stream("orders", value=Order)
     with pytest.raises(TopologyError, match="init of Bad takes a Context, but gets a ValueContext"):
         orders.process_values(Bad)  # type: ignore[arg-type]
-    with pytest.raises(TopologyError, match="init of Stamped takes a ValueContext, but gets a Context"):
+    with pytest.raises(
+        TopologyError, match="init of Stamped takes a ValueContext, but gets a Context"
+    ):
         orders.process(Stamped)  # type: ignore[arg-type]
     with pytest.raises(TopologyError, match="a timer belongs to no record"):
         orders.process_values(Bad, by="amount")  # type: ignore[arg-type]

@@ -39,9 +39,18 @@ def pipeline_of_minutes(**options: Any) -> Pipeline:
     pipeline = Pipeline("minutes", **options)
     clicks = pipeline.stream("clicks", value=str)
     pipeline.stream("other", value=str).to("others")
-    minutes = clicks.group_by_key().windowed_by(tumbling("1 minute"), emit="window_close").count(store="minutes")
+    minutes = (
+        clicks.group_by_key()
+        .windowed_by(tumbling("1 minute"), emit="window_close")
+        .count(store="minutes")
+    )
     minutes.to("of_minutes")
-    hours = minutes.to_stream().select_key("'all'").group_by_key().windowed_by(tumbling("1 hour"), emit="window_close")
+    hours = (
+        minutes.to_stream()
+        .select_key("'all'")
+        .group_by_key()
+        .windowed_by(tumbling("1 hour"), emit="window_close")
+    )
     hours.count(store="hours").to("of_hours")
     return pipeline
 
@@ -131,7 +140,9 @@ def test_unmatched_records_are_sent_in_silence(drive: Drive, partitions: int) ->
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
-def test_unmatched_records_of_a_key_are_sent_one_after_the_other(drive: Drive, partitions: int) -> None:
+def test_unmatched_records_of_a_key_are_sent_one_after_the_other(
+    drive: Drive, partitions: int
+) -> None:
     pipeline = Pipeline("orders", workers=2, advance_when_idle="5 seconds")
     orders, payments = pipeline.stream("orders", value=str), pipeline.stream("payments", value=str)
     orders.left_join(payments, within("1 second")).to("paid")
@@ -151,7 +162,9 @@ def test_unmatched_records_of_a_key_are_sent_one_after_the_other(drive: Drive, p
 def test_time_limits_and_timers_pass_in_silence(drive: Drive) -> None:
     pipeline = Pipeline("limits", advance_when_idle="5 seconds")
     clicks = pipeline.stream("clicks", value=str)
-    clicks.group_by_key().count(store="clicks_of_key").suppress_until_time_limit("1 minute").to("limited")
+    clicks.group_by_key().count(store="clicks_of_key").suppress_until_time_limit("1 minute").to(
+        "limited"
+    )
     clicks.process(Quiet, outputs={"quiet": str})["quiet"].to("quiet", value=str)
     driver = drive(pipeline)
     driver.pipe("clicks", "home", key="ann", timestamp=NOON)
@@ -177,12 +190,16 @@ def test_results_do_not_depend_on_how_often_runs_begin(drive: Drive, partitions:
             now = NOON + part * 150_000
             for topic in sorted(chance.choices(("clicks", "more_clicks", "answers"), k=6)):
                 at, partition = now + chance.randrange(3_000), chance.randrange(partitions)
-                driver.pipe(topic, "value", key=chance.choice("xyz"), timestamp=at, partition=partition)
+                driver.pipe(
+                    topic, "value", key=chance.choice("xyz"), timestamp=at, partition=partition
+                )
             for _ in range(0, 150_000, run_every):
                 driver.advance(run_every)
         topics = ("of_minutes", "of_hours", "answered", "clicked_changes")
         outputs = [
-            (topic, each.key, str(each.value), each.timestamp) for topic in topics for each in driver.read(topic)
+            (topic, each.key, str(each.value), each.timestamp)
+            for topic in topics
+            for each in driver.read(topic)
         ]
         results.append(sorted(outputs, key=str))
     assert results[0] == results[1] == results[2]

@@ -72,7 +72,9 @@ def pipeline_of(how: str, window: JoinWindow) -> Pipeline:
     return pipeline
 
 
-def results_of(pipeline: Pipeline, piped: list[Piped], fewest_rows: int) -> tuple[list[Any], dict[str, int]]:
+def results_of(
+    pipeline: Pipeline, piped: list[Piped], fewest_rows: int
+) -> tuple[list[Any], dict[str, int]]:
     """The results and counts of a pipeline that joins batches of this many records in columns."""
     with (
         patch.object(column_join, "FEWEST_ROWS", fewest_rows),
@@ -94,7 +96,9 @@ def results_of(pipeline: Pipeline, piped: list[Piped], fewest_rows: int) -> tupl
 
 @pytest.mark.parametrize("how", ["left", "outer"])
 @given(piped=records(), window=st.sampled_from([*WINDOWS]))
-def test_columns_have_the_results_of_the_operator(how: str, piped: list[Piped], window: str) -> None:
+def test_columns_have_the_results_of_the_operator(
+    how: str, piped: list[Piped], window: str
+) -> None:
     pipeline = pipeline_of(how, WINDOWS[window])
     assert results_of(pipeline, piped, ALWAYS) == results_of(pipeline, piped, NEVER)
 

@@ -106,7 +106,9 @@ def test_a_struct_keeps_apart_what_other_texts_merge(drive: Drive, in_order: boo
     routes.group_by(by_both).count(store="function")
     routes.group_by("collate(start, 'UTF8_LCASE')").count(store="collated")
     if in_order:
-        routes.deduplicate("struct(start, end)", within="1 hour").group_by_key().count(store="distinct")
+        routes.deduplicate("struct(start, end)", within="1 hour").group_by_key().count(
+            store="distinct"
+        )
     driver = drive(pipeline)
     for start, end in ROUTES * 2:
         driver.pipe("routes", {"start": start, "end": end}, key="k", timestamp=1)
@@ -193,7 +195,9 @@ def test_no_key_is_nan_or_infinite(drive: Drive) -> None:
     for data in (b"nan", b"-inf"):
         driver.pipe("weighings", data, key="k", timestamp=1)
     driver.pipe("read", {"id": 1, "weight": 1, "price": 1}, key="k", timestamp=1)
-    assert [driver.store(name) for name in ("field", "expression", "struct", "function")] == [{}] * 4
+    assert [driver.store(name) for name in ("field", "expression", "struct", "function")] == [
+        {}
+    ] * 4
     assert len(driver.dead_letters()) == 3
 
 
@@ -207,11 +211,15 @@ def test_a_deletion_takes_its_row_from_kafkas_key_or_is_rejected(drive: Drive) -
     customers = pipeline.table("customers", value=Customer, key="id")
     customers.group_by("city").count(store="cities")
     everywhere = pipeline.global_table("everywhere", value=Customer, key="id")
-    pipeline.stream("visits", value=Customer).join(everywhere, on="id").select(city="right.city").to("visited")
+    pipeline.stream("visits", value=Customer).join(everywhere, on="id").select(
+        city="right.city"
+    ).to("visited")
     driver = drive(pipeline)
     for topic in ("customers", "everywhere"):
         for number in range(1, 5):
-            driver.pipe(topic, {"id": number, "city": "Oslo"}, key=f'{{"id":{number}}}', timestamp=1)
+            driver.pipe(
+                topic, {"id": number, "city": "Oslo"}, key=f'{{"id":{number}}}', timestamp=1
+            )
         driver.pipe(topic, {"id": None, "city": "Bergen"}, key="5", timestamp=1)
         for key in ('{"id":1}', '{"region":"north","id":2}', "3", '{"customer":4}', None):
             driver.pipe(topic, None, key=key, timestamp=2)

@@ -56,9 +56,13 @@ def test_a_list_of_fields_is_a_key_everywhere(drive: Drive, by_one: bool) -> Non
     sales.select_key(["shop", "day"]).to("sales_by_shop_and_day")
     sales.join(prices).select(cents="right.price").to("priced")
     sales.join(everywhere, on=["shop", "day"]).select(cents="right.price").to("priced_everywhere")
-    sales.join(sales.filter("amount > 2"), within("1 hour")).select(amount="right.amount").to("pairs")
+    sales.join(sales.filter("amount > 2"), within("1 hour")).select(amount="right.amount").to(
+        "pairs"
+    )
     sales.deduplicate(["shop", "day"], within="1 hour").to("first")
-    sales.process(Counting, by=["shop", "day"], stores={"sales": int}, returns=int).output.to("counted")
+    sales.process(Counting, by=["shop", "day"], stores={"sales": int}, returns=int).output.to(
+        "counted"
+    )
     prices.group_by(["shop", "day"]).count(store="price_count")
     driver = drive(pipeline)
     sent = [
@@ -78,11 +82,17 @@ def test_a_list_of_fields_is_a_key_everywhere(drive: Drive, by_one: bool) -> Non
     assert driver.store("prices").keys() == {a}
     assert driver.store("price_count") == {a: 1}
     assert [record.key for record in driver.output("sales_by_shop_and_day")] == [a, b, a]
-    assert [(record.key, record.value) for record in driver.output("priced")] == [(a, {"cents": 7})] * 2
+    assert [(record.key, record.value) for record in driver.output("priced")] == [
+        (a, {"cents": 7})
+    ] * 2
     assert [record.value for record in driver.output("priced_everywhere")] == [{"cents": 8}]
     assert [record.key for record in driver.output("first")] == [a, b]
     assert sorted(record.value["amount"] for record in driver.output("pairs")) == [2.5, 3.0, 3.0]
-    assert [(record.key, record.value) for record in driver.output("counted")] == [(a, 1), (b, 1), (a, 2)]
+    assert [(record.key, record.value) for record in driver.output("counted")] == [
+        (a, 1),
+        (b, 1),
+        (a, 2),
+    ]
     assert driver.store("sales") == {a: {"n": 2}, b: {"n": 1}}
 
 
@@ -95,7 +105,13 @@ def test_kafkas_key_says_which_row_of_a_table_is_deleted(drive: Drive) -> None:
         for shop in ("a", "b"):
             driver.pipe(topic, {"shop": shop, "day": DAY % 1, "price": 7})
         driver.pipe(topic, None, '{"shop": "a", "day": "2026-01-01", "other": 1}')
-        for key in ('{"shop": "b"}', '{"shop": "b", "day": null}', "b", None, '{"shop":"b","day":"1st"}'):
+        for key in (
+            '{"shop": "b"}',
+            '{"shop": "b", "day": null}',
+            "b",
+            None,
+            '{"shop":"b","day":"1st"}',
+        ):
             driver.pipe(topic, None, key)
     kept = {KEY % (1, "b"): {"shop": "b", "day": DAY % 1, "price": 7, "old_shop": None}}
     assert driver.store("prices") == driver.store("everywhere") == kept
@@ -115,7 +131,10 @@ def test_a_null_field_is_a_part_of_a_streams_key_and_no_key_of_a_table(drive: Dr
     assert driver.store("by_key") == driver.store("by_fields") == {'{"note":null,"shop":"a"}': 1}
     assert driver.store("prices") == {}
     (letter,) = driver.dead_letters()
-    assert letter.headers["sluice.detail"] == "struct(shop, old_shop), which is the table's key, is null"
+    assert (
+        letter.headers["sluice.detail"]
+        == "struct(shop, old_shop), which is the table's key, is null"
+    )
 
 
 def test_wrong_lists_of_fields_are_errors() -> None:

@@ -76,7 +76,13 @@ def look(database: Database) -> Iterator[Look]:
 def looked_up(workers: int = 1, **options: Any) -> Pipeline:
     pipeline = Pipeline("customers", workers=workers)
     orders = pipeline.stream("orders", value=Order, nulls="keep")
-    given = {"connection": "crm", "key": "customer", "column": "id", "returns": Customer, "backoff": "1 ms"}
+    given = {
+        "connection": "crm",
+        "key": "customer",
+        "column": "id",
+        "returns": Customer,
+        "backoff": "1 ms",
+    }
     known = orders.lookup("customers", **{**given, **options})
     known.select(amount="left.amount", name="right.name", limit="right.limit").to("known")
     return pipeline
@@ -108,13 +114,18 @@ def test_records_get_the_rows_of_their_keys(look: Look, workers: int) -> None:
 @pytest.mark.parametrize(
     ("on_missing", "wanted"), [("null", ["Ada", None, None]), ("drop", ["Ada"]), ("error", ["Ada"])]
 )
-def test_the_author_says_what_happens_without_a_row(look: Look, on_missing: str, wanted: list[Any]) -> None:
+def test_the_author_says_what_happens_without_a_row(
+    look: Look, on_missing: str, wanted: list[Any]
+) -> None:
     driver = look(on_missing=on_missing)
     pipe(driver, "a", "unknown", None)
     assert names(driver) == wanted
     assert driver.counts().get("missing/lookup-1", 0) == (2 if on_missing == "drop" else 0)
     letters = [letter.headers["sluice.detail"] for letter in driver.dead_letters()]
-    lost = ["LookupError: the table has no row for 'unknown'", "LookupError: the table has no row for None"]
+    lost = [
+        "LookupError: the table has no row for 'unknown'",
+        "LookupError: the table has no row for None",
+    ]
     assert letters == (lost if on_missing == "error" else [])
 
 
@@ -123,7 +134,10 @@ def test_a_row_that_does_not_fit_rejects_its_record(look: Look) -> None:
     pipe(driver, "c", "a")
     assert names(driver) == ["Ada"]
     (letter,) = driver.dead_letters()
-    assert letter.headers["sluice.detail"] == "ValidationError: Expected `str`, got `null` - at `$.name`"
+    assert (
+        letter.headers["sluice.detail"]
+        == "ValidationError: Expected `str`, got `null` - at `$.name`"
+    )
 
 
 def test_a_key_with_several_rows_rejects_its_record(look: Look, database: Database) -> None:
@@ -131,7 +145,9 @@ def test_a_key_with_several_rows_rejects_its_record(look: Look, database: Databa
     database.run("INSERT INTO visits VALUES ('a', 'one', 1), ('a', 'two', 2), ('b', 'Bo', 1)")
     pipeline = Pipeline("visits")
     orders = pipeline.stream("orders", value=Order)
-    orders.lookup("visits", connection="crm", key="customer", column="id", returns=Customer).to("known")
+    orders.lookup("visits", connection="crm", key="customer", column="id", returns=Customer).to(
+        "known"
+    )
     with TopologyTestDriver(pipeline, connections={"crm": database.url}) as driver:
         pipe(driver, "a", "b")
         assert [record.value["right"]["name"] for record in driver.output("known")] == ["Bo"]
@@ -162,7 +178,9 @@ def test_keys_are_compared_as_the_column_writes_them(database: Database) -> None
     with TopologyTestDriver(pipeline, connections={"crm": database.url}) as driver:
         for key in ("7", "007", "-1", "1_0", "x", "99999999999999999999", "' OR 1=1 --"):
             driver.pipe("orders", {"id": key}, timestamp=0)
-        found = {record.value["left"]["id"]: record.value["right"] for record in driver.output("known")}
+        found = {
+            record.value["left"]["id"]: record.value["right"] for record in driver.output("known")
+        }
         assert found == {
             "7": {"name": "Seven"}, "-1": {"name": "Minus"}, "007": None, "1_0": None, "x": None, "' OR 1=1 --": None,
         }  # fmt: skip
@@ -177,7 +195,9 @@ def test_a_database_that_takes_different_keys_for_equal_ends_the_run(database: D
     database.run("INSERT INTO clients VALUES ('Ada', 'Ada L.', 1)")
     pipeline = Pipeline("clients")
     orders = pipeline.stream("orders", value=Order)
-    orders.lookup("clients", connection="crm", key="customer", column="id", returns=Customer).to("known")
+    orders.lookup("clients", connection="crm", key="customer", column="id", returns=Customer).to(
+        "known"
+    )
     with TopologyTestDriver(pipeline, connections={"crm": database.url}) as driver:
         pipe(driver, "Ada")
         assert [record.value["right"]["name"] for record in driver.output("known")] == ["Ada L."]
@@ -196,7 +216,9 @@ def test_a_cached_row_may_be_stale(look: Look, database: Database) -> None:
     assert names(driver) == ["Ada", None]
 
 
-def test_rows_of_another_database_with_the_same_name_are_not_found(look: Look, tmp_path: Path) -> None:
+def test_rows_of_another_database_with_the_same_name_are_not_found(
+    look: Look, tmp_path: Path
+) -> None:
     first = look()
     pipe(first, "a")
     assert names(first) == ["Ada"]
@@ -345,7 +367,9 @@ def test_rows_of_postgresql_are_read(postgres: str) -> None:
     with TopologyTestDriver(pipeline, connections={"map": url}) as driver:
         for shop in (ID, ID.upper(), "no uuid", ID.replace("0b", "1b")):
             driver.pipe("visits", {"shop": shop}, timestamp=0)
-        found = {record.value["left"]["shop"]: record.value["right"] for record in driver.output("found")}
+        found = {
+            record.value["left"]["shop"]: record.value["right"] for record in driver.output("found")
+        }
     row = {
         "city": "Goa",
         "opened": "2026-01-02T03:04:05.000000Z",
@@ -360,7 +384,9 @@ def test_a_key_that_postgresql_refuses_rejects_only_its_record(postgres: str) ->
     """PostgreSQL's texts have no NUL, and it fills a `char(9)` with blanks."""
     url = new_database(postgres)
     with psycopg.connect(url, autocommit=True) as database:
-        database.execute('CREATE TABLE customers (id char(9) PRIMARY KEY, name text, "limit" numeric)')
+        database.execute(
+            'CREATE TABLE customers (id char(9) PRIMARY KEY, name text, "limit" numeric)'
+        )
         database.execute("INSERT INTO customers VALUES ('a', 'Ada', 1)")
     with TopologyTestDriver(looked_up(), connections={"crm": url}) as driver:
         pipe(driver, "a", "a\0b", "c")

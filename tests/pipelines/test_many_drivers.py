@@ -16,7 +16,9 @@ def copies() -> Pipeline:
     return pipeline
 
 
-@pytest.mark.parametrize("on", [pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.heavy]), "session"])
+@pytest.mark.parametrize(
+    "on", [pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.heavy]), "session"]
+)
 def test_drivers_leave_no_threads_and_files(request: pytest.FixtureRequest, on: str) -> None:
     spark: SparkSession | None = request.getfixturevalue(on)
     with TopologyTestDriver(copies(), spark=spark) as always:

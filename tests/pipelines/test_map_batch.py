@@ -46,7 +46,9 @@ def price_table(sales: pa.RecordBatch) -> pa.Table:
 def priced(function: Callable[[Any], Any], **options: Any) -> Pipeline:
     pipeline = Pipeline("prices")
     sales = pipeline.stream("sales", value=Sale, nulls="keep")
-    sales.filter("item IS NULL OR item <> 'water'").map_batch(function, returns=Price, **options).to("prices")
+    sales.filter("item IS NULL OR item <> 'water'").map_batch(
+        function, returns=Price, **options
+    ).to("prices")
     return pipeline
 
 
@@ -88,7 +90,9 @@ def test_another_number_of_results_ends_the_run(drive: Drive) -> None:
     driver = drive(priced(lambda sales: [Price("apple", Decimal(1))]))
     for number in range(3):
         driver.pipe("sales", {"item": "apple", "amount": number}, timestamp=0)
-    with pytest.raises(SluiceError, match=r"gave its function 3 values and got 1 result back.*one result per value"):
+    with pytest.raises(
+        SluiceError, match=r"gave its function 3 values and got 1 result back.*one result per value"
+    ):
         driver.commit()
 
 
@@ -113,12 +117,16 @@ async def price_later(sales: list[Sale]) -> list[Price]:
         (price_each, {"takes": "frame"}, "unknown takes='frame'"),
     ],
 )
-def test_wrong_uses_are_errors_of_the_file(function: Any, options: dict[str, Any], error: str) -> None:
+def test_wrong_uses_are_errors_of_the_file(
+    function: Any, options: dict[str, Any], error: str
+) -> None:
     with pytest.raises(TopologyError, match=error):
         priced(function, **options)
 
 
 def test_a_table_needs_known_types() -> None:
-    plain = Pipeline("plain").stream("sales", value=Sale).map_values(lambda sale: {"item": sale.item})
+    plain = (
+        Pipeline("plain").stream("sales", value=Sale).map_values(lambda sale: {"item": sale.item})
+    )
     with pytest.raises(TopologyError, match=r"the types of value are not known.*Declare the type"):
         plain.map_batch(price_table, returns=Price, takes="table")

@@ -38,9 +38,13 @@ def test_merged_records_and_results_are_in_order_of_time(drive: Drive) -> None:
     merged = cash.merge(balances, paid.filter("amount > 100"))
     merged.to("merged")
     cash.merge(paid).to("received")
-    merged.select(twice="amount * 2").group_by_key().aggregate(store="twice", last="last(twice)", n="count(*)")
+    merged.select(twice="amount * 2").group_by_key().aggregate(
+        store="twice", last="last(twice)", n="count(*)"
+    )
     driver = drive(pipeline)
-    for time, (topic, amount) in enumerate((("cash", 1), ("paid", 2), ("cash", 3), ("paid", 104), ("cash", 5))):
+    for time, (topic, amount) in enumerate(
+        (("cash", 1), ("paid", 2), ("cash", 3), ("paid", 104), ("cash", 5))
+    ):
         driver.pipe(topic, {"account": topic, "amount": amount}, key="k", timestamp=time)
     driver.pipe("cash", {"account": "cash", "amount": 6}, timestamp=9)
     seen = [(record.key, *record.value.values()) for record in driver.read("merged")]
@@ -56,10 +60,15 @@ def test_merged_records_and_results_are_in_order_of_time(drive: Drive) -> None:
 def test_streams_of_values_of_two_types_are_not_merged(drive: Drive) -> None:
     pipeline = Pipeline("mixed", workers=1)
     paid = pipeline.stream("paid", value=Payment)
-    sums = paid.group_by_key().aggregate(store="sums", amount="sum(amount)", account="max(account)").to_stream()
+    sums = (
+        paid.group_by_key()
+        .aggregate(store="sums", amount="sum(amount)", account="max(account)")
+        .to_stream()
+    )
     sums.merge(paid.select("account", amount="CAST(amount AS STRING)")).to("merged")
     with pytest.raises(
-        TopologyError, match=r"merge at test_merge.py:60: one stream has values of type .*amount:bigint"
+        TopologyError,
+        match=r"merge at test_merge.py:60: one stream has values of type .*amount:bigint",
     ) as raised:
         drive(pipeline)
     assert "CAST" in raised.value.next_step
@@ -70,13 +79,20 @@ def test_a_record_arrives_once_per_path_through_merges_and_flat_maps(drive: Driv
     paid = pipeline.stream("paid", value=Payment)
     some = paid.filter("amount > 4").merge(paid.filter("amount < 7"))
     twice = paid.map_values("amount").merge(paid.flat_map_values("array(amount, amount)"))
-    for name, ways in {"two": some, "three": some.merge(paid), "six": some.merge(paid).merge(some, paid)}.items():
+    for name, ways in {
+        "two": some,
+        "three": some.merge(paid),
+        "six": some.merge(paid).merge(some, paid),
+    }.items():
         ways.to(name)
         ways.group_by_key().count(store=f"{name}_counts")
     twice.merge(paid.map_values("amount")).group_by_key().count(store="flat")
     driver = drive(pipeline)
     driver.pipe("paid", {"account": "a", "amount": 6}, "k")
-    results = {name: (driver.store(f"{name}_counts")["k"], len(driver.read(name))) for name in ("two", "three", "six")}
+    results = {
+        name: (driver.store(f"{name}_counts")["k"], len(driver.read(name)))
+        for name in ("two", "three", "six")
+    }
     assert results == {"two": (2, 2), "three": (3, 3), "six": (6, 6)}
     assert driver.store("flat") == {"k": 4}
 
@@ -104,7 +120,9 @@ def test_children_come_in_the_order_of_their_declaration_whatever_the_order_of_a
         assert driver.store("all") == {"k": {"n": [101, 1]}}
 
 
-def test_a_join_with_a_global_table_does_not_send_records_to_the_end_of_the_line(drive: Drive) -> None:
+def test_a_join_with_a_global_table_does_not_send_records_to_the_end_of_the_line(
+    drive: Drive,
+) -> None:
     pipeline = Pipeline("twice", workers=2)
     numbers = pipeline.stream("numbers", value=Numbered)
     names = pipeline.global_table("names", value=Numbered)
@@ -118,7 +136,9 @@ def test_a_join_with_a_global_table_does_not_send_records_to_the_end_of_the_line
 
 def test_a_repartitioned_stream_keeps_records_without_a_key_for_a_left_join(drive: Drive) -> None:
     pipeline = Pipeline("repartitioned", workers=2)
-    dropping, keeping = (pipeline.stream(topic, value=Payment).repartition(2) for topic in ("dropping", "keeping"))
+    dropping, keeping = (
+        pipeline.stream(topic, value=Payment).repartition(2) for topic in ("dropping", "keeping")
+    )
     balances = pipeline.table("balances", value=Payment)
     dropping.select("amount").join(balances).to("joined")
     keeping.select("amount").left_join(balances).to("left_joined")
@@ -127,5 +147,7 @@ def test_a_repartitioned_stream_keeps_records_without_a_key_for_a_left_join(driv
     driver = drive(pipeline)
     for topic in ("dropping", "keeping"):
         driver.pipe(topic, Payment("x", 1), None)
-    sent = {topic: len(driver.read(topic)) for topic in ("joined", "left_joined", "dropped", "kept")}
+    sent = {
+        topic: len(driver.read(topic)) for topic in ("joined", "left_joined", "dropped", "kept")
+    }
     assert sent == {"joined": 0, "left_joined": 1, "dropped": 0, "kept": 1}

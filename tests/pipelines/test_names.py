@@ -34,7 +34,9 @@ OWN = [
 ]  # fmt: skip
 NAMES = ["sum", *SIGNS, *KEYWORDS, *OWN]
 _ATTRIBUTES = {f"f{number}": name for number, name in enumerate(NAMES)}
-Odd = msgspec.defstruct("Odd", [(each, int) for each in _ATTRIBUTES], rename=_ATTRIBUTES, module=__name__)
+Odd = msgspec.defstruct(
+    "Odd", [(each, int) for each in _ATTRIBUTES], rename=_ATTRIBUTES, module=__name__
+)
 
 
 class Sole(Struct):
@@ -114,7 +116,9 @@ def add(total: Any, value: Any) -> Any:
 
 
 def subtract(total: Any, value: Any) -> Any:
-    return type(value)(*(a - b for a, b in zip(*map(msgspec.structs.astuple, (total, value)), strict=True)))
+    return type(value)(
+        *(a - b for a, b in zip(*map(msgspec.structs.astuple, (total, value)), strict=True))
+    )
 
 
 def unchanged(frame: DataFrame) -> DataFrame:
@@ -159,7 +163,11 @@ def stores(odds: Stream[Any], table: Table[Any], shared: Table[Any]) -> dict[str
 def steps(odds: Stream[Any], table: Table[Any], shared: Table[Any]) -> dict[str, Output]:
     """Steps without a state."""
     soles, every, last = odds.map_values(first, returns=Sole), [R2, R3, R4], NAMES[-1]
-    mapped, name, lasts = odds.map_values(same, returns=Odd), backticks(last), [record[last] for record in every]
+    mapped, name, lasts = (
+        odds.map_values(same, returns=Odd),
+        backticks(last),
+        [record[last] for record in every],
+    )
     return {
         "unchanged": (odds, every),
         "filtered": (odds.filter(ALL).filter_not(f"NOT ({ALL})"), every),
@@ -190,22 +198,32 @@ def steps(odds: Stream[Any], table: Table[Any], shared: Table[Any]) -> dict[str,
 
 def in_order(odds: Stream[Any], table: Table[Any], shared: Table[Any]) -> dict[str, Output]:
     """Operators that need each key's records in order."""
-    mapped, soles, near = odds.map_values(same, returns=Odd), odds.map_values(first, returns=Sole), within("1 s")
+    mapped, soles, near = (
+        odds.map_values(same, returns=Odd),
+        odds.map_values(first, returns=Sole),
+        within("1 s"),
+    )
     groups, sole_groups, name = mapped.group_by_key(), soles.group_by_key(), backticks(NAMES[0])
     processed = odds.process(Forward, stores={"Odd": Odd}, returns=Odd, outputs={"totals": Odd})
-    sole_processed = soles.process(Forward, stores={"Sole": Sole}, returns=Sole, outputs={"totals": Sole})
+    sole_processed = soles.process(
+        Forward, stores={"Sole": Sole}, returns=Sole, outputs={"totals": Sole}
+    )
     latest, sole_latest = mapped.to_table(store="latest"), soles.to_table(store="sole_latest")
     windows = groups.windowed_by(tumbling("1 minute")).aggregate(each("max({})"), store="windows")
     limited = groups.aggregate(each("sum({})"), store="summed").suppress_until_time_limit("1 s")
     sessions, row_pairs = session("1 s"), [both(R2, V1), both(R3, V1)]
-    near_pairs = [both(left, right) for left, right in ((R2, V2), (R3, V2), (R2, V3), (R3, V3), (R4, V4))]
+    near_pairs = [
+        both(left, right) for left, right in ((R2, V2), (R3, V2), (R2, V3), (R3, V3), (R4, V4))
+    ]
     unmatched = [{"left": R2, "right": None}, {"left": R3, "right": None}]
     last_rows = {"a": both(R3, None), "b": both(R4, None)}
     last_soles = {"a": {"left": V3, "right": None}, "b": {"left": V4, "right": None}}
     added = sole_groups.aggregate(nothing, add, returns=Sole, store="added")
     once = mapped.deduplicate("_offset", within="1 day")
     sole_sum, sole_sums = {"value": 502}, {"a": {"value": 502}, "b": V4}
-    pairs, sole_pairs = ([{"left": left, "right": V1} for left in lefts] for lefts in ((R2, R3), (V2, V3)))
+    pairs, sole_pairs = (
+        [{"left": left, "right": V1} for left in lefts] for lefts in ((R2, R3), (V2, V3))
+    )
     return {
         "processed": (processed.output.filter(ALL), [R2, R3, R4]),
         "totals": (processed["totals"].select(*NAMES), [R2, total(R2, R3), R4]),
@@ -255,7 +273,9 @@ def in_order(odds: Stream[Any], table: Table[Any], shared: Table[Any]) -> dict[s
 def test_names_have_no_meaning(drive: Drive, operators: Operators) -> None:
     pipeline = Pipeline("names")
     odds, shared = pipeline.stream("odd", value=Odd), pipeline.global_table("sole", value=Sole)
-    outputs = operators(odds, pipeline.table("row", value=Sole) if operators is in_order else shared, shared)
+    outputs = operators(
+        odds, pipeline.table("row", value=Sole) if operators is in_order else shared, shared
+    )
     for topic, (handle, _) in outputs.items():
         handle.to(f"to_{topic}")
     driver = drive(pipeline)
@@ -275,7 +295,10 @@ def test_names_have_no_meaning(drive: Drive, operators: Operators) -> None:
             values = [record.value for record in records]
             assert sorted(values, key=json.dumps) == sorted(expected, key=json.dumps), topic
     if operators is not steps:
-        assert driver.store("sums" if operators is stores else "summed") == {"a": total(R2, R3), "b": R4}
+        assert driver.store("sums" if operators is stores else "summed") == {
+            "a": total(R2, R3),
+            "b": R4,
+        }
 
 
 class Place(Struct):
@@ -332,8 +355,12 @@ def test_an_object_with_the_field_value_can_have_any_type(drive: Drive) -> None:
     driver.pipe("sole", {"value": 1}, key="a", timestamp=1)
     assert driver.dead_letters() == []
     for contract, (_, value) in VALUES.items():
-        assert [record.value for record in driver.output(f"to_{contract.__name__}")] == [{"value": value}]
-        assert [record.value for record in driver.output(f"n_{contract.__name__}")] == [{"n": {"value": value}}]
+        assert [record.value for record in driver.output(f"to_{contract.__name__}")] == [
+            {"value": value}
+        ]
+        assert [record.value for record in driver.output(f"n_{contract.__name__}")] == [
+            {"n": {"value": value}}
+        ]
 
 
 class Maker:
@@ -357,7 +384,9 @@ Worded = msgspec.defstruct(
 
 
 @pytest.mark.parametrize("word", WORDS[:-1])
-def test_a_field_named_like_a_word_of_sql_is_read_without_backticks(drive: Drive, word: str) -> None:
+def test_a_field_named_like_a_word_of_sql_is_read_without_backticks(
+    drive: Drive, word: str
+) -> None:
     pipeline = Pipeline("words")
     stream = pipeline.stream("in", value=Worded)
     stream.select(
@@ -365,7 +394,9 @@ def test_a_field_named_like_a_word_of_sql_is_read_without_backticks(drive: Drive
         among=f"{word} IN (x, '{word}')",
         chosen=f"CASE WHEN {word} = '{word}' THEN {word} ELSE x END", text=f"CAST({word} AS STRING) || x",
     ).to("out")  # fmt: skip
-    stream.group_by_key().aggregate(store="counted", least=f"min({word})", by=f"max_by(x, {word})", n=f"count({word})")
+    stream.group_by_key().aggregate(
+        store="counted", least=f"min({word})", by=f"max_by(x, {word})", n=f"count({word})"
+    )
     driver = drive(pipeline)
     driver.pipe("in", {name: name for name in WORDS}, "k")
     assert [record.value for record in driver.output("out")] == [

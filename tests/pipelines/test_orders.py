@@ -28,16 +28,22 @@ STORE: dict[str, Any] = {
 def orders(session: SparkSession | None, server: str) -> Iterator[TopologyTestDriver]:
     """A driver in which the address of store_1234 is known."""
     database = new_database(server) if server else ""
-    with TopologyTestDriver(load_pipeline(PIPELINES, "orders"), spark=session, database=database) as driver:
+    with TopologyTestDriver(
+        load_pipeline(PIPELINES, "orders"), spark=session, database=database
+    ) as driver:
         driver.pipe("stores", STORE, key="store_1234", timestamp=ms("08:00:00"))
         yield driver
 
 
 def ms(clock: str) -> int:
-    return round(1_000 * datetime.fromisoformat(f"2022-12-05T{clock}").replace(tzinfo=UTC).timestamp())
+    return round(
+        1_000 * datetime.fromisoformat(f"2022-12-05T{clock}").replace(tzinfo=UTC).timestamp()
+    )
 
 
-def order(kind: str, amount: float, clock: str = "08:55:27", location: str = "store_1234") -> dict[str, Any]:
+def order(
+    kind: str, amount: float, clock: str = "08:55:27", location: str = "store_1234"
+) -> dict[str, Any]:
     """An order of bananas and a charger."""
     return {
         "orderId": 12345,
@@ -57,11 +63,17 @@ def values(driver: TopologyTestDriver, topic: str) -> list[tuple[Any, Any]]:
     return [(record.key, record.value) for record in driver.read(topic)]
 
 
-def test_orders_are_split_by_type_and_only_their_amount_is_published(orders: TopologyTestDriver) -> None:
+def test_orders_are_split_by_type_and_only_their_amount_is_published(
+    orders: TopologyTestDriver,
+) -> None:
     orders.pipe("orders", order("general", 27.00))
     orders.pipe("orders", order("restaurant", 15.00, location="store_4567"))
-    assert values(orders, "general_orders") == [("store_1234", {"locationId": "store_1234", "finalAmount": 27.0})]
-    assert values(orders, "restaurant_orders") == [("store_4567", {"locationId": "store_4567", "finalAmount": 15.0})]
+    assert values(orders, "general_orders") == [
+        ("store_1234", {"locationId": "store_1234", "finalAmount": 27.0})
+    ]
+    assert values(orders, "restaurant_orders") == [
+        ("store_4567", {"locationId": "store_4567", "finalAmount": 15.0})
+    ]
 
 
 def test_each_type_has_a_running_count_and_revenue_per_location(orders: TopologyTestDriver) -> None:
@@ -71,17 +83,23 @@ def test_each_type_has_a_running_count_and_revenue_per_location(orders: Topology
     assert orders.store("general_orders_count") == {"store_1234": 1, "store_4567": 1}
 
     orders.pipe("orders", order("general", 0.20, location="store_4567"))
-    assert orders.store("general_orders_count") == {"store_1234": 1, "store_4567": 2}, "the next batch adds to it"
+    assert orders.store("general_orders_count") == {"store_1234": 1, "store_4567": 2}, (
+        "the next batch adds to it"
+    )
     assert orders.store("general_orders_revenue") == {
         "store_1234": {"runningOrderCount": 1, "runningRevenue": 27.0},
         "store_4567": {"runningOrderCount": 2, "runningRevenue": 0.3},
     }, "money is decimal: 0.10 + 0.20 is 0.30"
     assert orders.store("restaurant_orders_count") == {"store_1234": 1}
-    assert orders.store("restaurant_orders_revenue") == {"store_1234": {"runningOrderCount": 1, "runningRevenue": 15.0}}
+    assert orders.store("restaurant_orders_revenue") == {
+        "store_1234": {"runningOrderCount": 1, "runningRevenue": 15.0}
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_are_kept_per_15_seconds_of_the_orders_own_time(orders: TopologyTestDriver, kind: str) -> None:
+def test_both_are_kept_per_15_seconds_of_the_orders_own_time(
+    orders: TopologyTestDriver, kind: str
+) -> None:
     for amount, clock in ((27.00, "08:55:15"), (3.00, "08:55:29.999"), (5.00, "08:55:30")):
         orders.pipe("orders", order(kind, amount, clock), timestamp=ms("23:00:00"))
     first = ("store_1234", ms("08:55:15"), ms("08:55:30"))
@@ -93,27 +111,37 @@ def test_both_are_kept_per_15_seconds_of_the_orders_own_time(orders: TopologyTes
     }
 
 
-def test_a_time_without_a_zone_is_utc_and_one_with_a_zone_keeps_it(orders: TopologyTestDriver) -> None:
+def test_a_time_without_a_zone_is_utc_and_one_with_a_zone_keeps_it(
+    orders: TopologyTestDriver,
+) -> None:
     orders.pipe("orders", order("general", 1.00, "08:55:27"))
     orders.pipe("orders", order("general", 1.00, "14:25:27+05:30"))
-    assert orders.store("general_orders_count_window") == {("store_1234", ms("08:55:15"), ms("08:55:30")): 2}
+    assert orders.store("general_orders_count_window") == {
+        ("store_1234", ms("08:55:15"), ms("08:55:30")): 2
+    }
 
 
 def test_an_order_more_than_15_seconds_late_changes_no_window(orders: TopologyTestDriver) -> None:
     window = ("store_1234", ms("08:55:15"), ms("08:55:30"))
     for clock in ("08:55:27", "08:55:44.999", "08:55:28"):
         orders.pipe("orders", order("general", 1.00, clock))
-    assert orders.store("general_orders_count_window")[window] == 2, "its window is open until 08:55:45"
+    assert orders.store("general_orders_count_window")[window] == 2, (
+        "its window is open until 08:55:45"
+    )
 
     for clock in ("08:55:45", "08:55:29"):
         orders.pipe("orders", order("general", 1.00, clock))
     assert orders.store("general_orders_count_window")[window] == 2
     assert orders.counts()["late/general_orders_count_window"] == 1
-    assert orders.store("general_orders_count") == {"store_1234": 5}, "without a window nothing is late"
+    assert orders.store("general_orders_count") == {"store_1234": 5}, (
+        "without a window nothing is late"
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_revenue_is_published_with_the_address_of_its_location(orders: TopologyTestDriver, kind: str) -> None:
+def test_revenue_is_published_with_the_address_of_its_location(
+    orders: TopologyTestDriver, kind: str
+) -> None:
     def total(count: int, revenue: float) -> dict[str, Any]:
         return {"locationId": "store_1234", "runnuingOrderCount": count, "runningRevenue": revenue}
 
@@ -133,7 +161,11 @@ def test_revenue_is_published_with_the_address_of_its_location(orders: TopologyT
 
 
 def test_an_order_that_violates_the_contract_is_a_dead_letter(orders: TopologyTestDriver) -> None:
-    wrong = [order("takeaway", 27.00), order("general", 27.001), order("general", 27.00) | {"locationId": None}]
+    wrong = [
+        order("takeaway", 27.00),
+        order("general", 27.001),
+        order("general", 27.00) | {"locationId": None},
+    ]
     for each in (*wrong, order("general", 27.00)):
         orders.pipe("orders", each)
     assert orders.store("general_orders_count") == {"store_1234": 1}

@@ -13,7 +13,9 @@ class Measure(Struct):
     n: int
 
 
-@pytest.mark.parametrize(("aggregate", "result"), [("avg(n)", 5.5), ("stddev_pop(n)", 0.5), ("sum(n)", 11)])
+@pytest.mark.parametrize(
+    ("aggregate", "result"), [("avg(n)", 5.5), ("stddev_pop(n)", 0.5), ("sum(n)", 11)]
+)
 def test_an_output_has_its_records_whether_operators_or_tasks_aggregate(
     drive: Drive, aggregate: str, result: float
 ) -> None:

@@ -128,7 +128,12 @@ def test_a_function_is_called_once_for_each_record(
     driver = drive(pipeline)
     for number in range(len(cases)):
         for second, (key, amount) in enumerate([("a", 1), ("b", 2), ("a", 3)]):
-            driver.pipe(f"sales_{number}", {"item": "tea", "amount": amount}, key=key, timestamp=1_000 * second)
+            driver.pipe(
+                f"sales_{number}",
+                {"item": "tea", "amount": amount},
+                key=key,
+                timestamp=1_000 * second,
+            )
     driver.commit()
     found = {where: one.read() for where, one in noted.items()}
     assert found == {where: called for where, (_, called) in cases.items()}

@@ -16,11 +16,32 @@ from typing import Any, Literal, TypeAlias
 import pytest
 from msgspec import Struct
 
-from sluice import Context, Pipeline, Record, Serde, Timer, hopping, session, sliding, tumbling, within
+from sluice import (
+    Context,
+    Pipeline,
+    Record,
+    Serde,
+    Timer,
+    hopping,
+    session,
+    sliding,
+    tumbling,
+    within,
+)
 from sluice.testing import TopologyTestDriver
 from tests.pipelines.conftest import Drive
 
-KINDS = ("function", "expression", "reduce", "aggregate", "overflow", "process", "not a number", "encode", "unreadable")
+KINDS = (
+    "function",
+    "expression",
+    "reduce",
+    "aggregate",
+    "overflow",
+    "process",
+    "not a number",
+    "encode",
+    "unreadable",
+)
 WINDOWS = ("hopping", "sliding", "session")
 STORES = ("function", "expression", "reduce", "aggregate", *WINDOWS, "overflow")
 TOPICS = ("amounts", "process", "numbers")
@@ -109,18 +130,28 @@ def exchange(name: str) -> Pipeline:
     groups.windowed_by(hopping("500 ms", advance="250 ms")).aggregate(
         list, last_few, store="hopping", returns=list[float]
     )
-    groups.windowed_by(sliding("50 ms")).aggregate(list, last_few, store="sliding", returns=list[float])
+    groups.windowed_by(sliding("50 ms")).aggregate(
+        list, last_few, store="sliding", returns=list[float]
+    )
     visits = groups.windowed_by(session("20 ms"))
     visits.aggregate(list, last_few, merger=joined, store="session", returns=list[float])
     large = orders.filter("kind IN ('', 'overflow', 'first')")
-    large.group_by_key().aggregate(store="overflow", sum="sum(amount)", mean="avg(amount)", n="count(*)")
-    of["process"].process(Orders, stores={"amounts": list[float]}, returns=float).output.to("process")
-    of["not a number"].process(Others, stores={"others": list[float]}, returns=float).output.to("numbers")
+    large.group_by_key().aggregate(
+        store="overflow", sum="sum(amount)", mean="avg(amount)", n="count(*)"
+    )
+    of["process"].process(Orders, stores={"amounts": list[float]}, returns=float).output.to(
+        "process"
+    )
+    of["not a number"].process(Others, stores={"others": list[float]}, returns=float).output.to(
+        "numbers"
+    )
     return pipeline
 
 
 def seen(driver: TopologyTestDriver) -> dict[str, Any]:
-    topics = {topic: [(record.key, record.value) for record in driver.output(topic)] for topic in TOPICS}
+    topics = {
+        topic: [(record.key, record.value) for record in driver.output(topic)] for topic in TOPICS
+    }
     return topics | {store: driver.store(store) for store in STORES}
 
 
@@ -144,7 +175,8 @@ def test_invalid_records_do_not_change_the_results_of_valid_ones(drive: Drive) -
             kinds[kind] += 1
             harmless += kind == "reduce" and key not in begun
             value = {"amount": LARGE if kind == "overflow" else 2.0, "kind": kind}
-            # A rejected record still advances stream time, so it must not be later than the valid records before it.
+            # A rejected record still advances stream time, so it must not be later than the valid
+            # records before it.
             time = max(number - 1, 0)
             among.pipe("orders", b"{" if kind == "unreadable" else value, key, timestamp=time)
         begun.add(key)
@@ -154,18 +186,50 @@ def test_invalid_records_do_not_change_the_results_of_valid_ones(drive: Drive) -
             among.commit()
     assert seen(among) == seen(alone)
     assert alone.dead_letters() == []
-    # If an aggregation rejects an order, there is a dead letter for each store that would count the order.
+    # If an aggregation rejects an order, there is a dead letter for each store that would count the
+    # order.
     assert len(among.dead_letters()) == poison + len(WINDOWS) * kinds["aggregate"] - harmless
     assert kinds.keys() == set(KINDS)
 
 
 OF_TABLES = ("add", "overflow", "fails", "on")
-AT_ONCE = ("condition", "key", "values", "peek", "outer join", "lookup", "rate", "deduplicate", "reduced", *OF_TABLES)
+AT_ONCE = (
+    "condition",
+    "key",
+    "values",
+    "peek",
+    "outer join",
+    "lookup",
+    "rate",
+    "deduplicate",
+    "reduced",
+    *OF_TABLES,
+)
 """An order of that kind has one dead letter."""
 LATER = ("join", "left join", "closed", "event", "wall")
 """For orders of that kind, a later step fails for the result, or a timer fails."""
-MARKET_STORES = ("chain", "of_window", "reduced", "alarms", "groups", "total", "fractions", "stocked", "stock")
-MARKET_TOPICS = ("joined", "left_joined", "outer_joined", "looked_up", "rated", "once", "closed", "limited", "timers")
+MARKET_STORES = (
+    "chain",
+    "of_window",
+    "reduced",
+    "alarms",
+    "groups",
+    "total",
+    "fractions",
+    "stocked",
+    "stock",
+)
+MARKET_TOPICS = (
+    "joined",
+    "left_joined",
+    "outer_joined",
+    "looked_up",
+    "rated",
+    "once",
+    "closed",
+    "limited",
+    "timers",
+)
 
 
 def left_of(kind: str, both: dict[str, Any]) -> float:
@@ -225,7 +289,9 @@ class Alarms:
         clock: Literal["event", "wall"] = "wall" if record.value.kind == "wall" else "event"
         if record.value.kind == "":
             self.context.schedule("asleep", 0, clock="wall")
-        self.context.schedule(record.value.kind or "quiet", record.time + 7 if clock == "event" else 0, clock=clock)
+        self.context.schedule(
+            record.value.kind or "quiet", record.time + 7 if clock == "event" else 0, clock=clock
+        )
 
     def on_timer(self, timer: Timer) -> None:
         alarms = self.context.store("alarms")
@@ -246,22 +312,36 @@ def market(name: str) -> Pipeline:
     of = {kind: orders.filter(f"kind IN ('', '{kind}')") for kind in (*AT_ONCE, *LATER)}
     rows = {kind: items.filter(f"kind IN ('', '{kind}')") for kind in OF_TABLES}
 
-    steps = orders.filter("kind IN ('', 'condition', 'key', 'values', 'peek')").filter(condition).peek(look)
-    steps.select_key(new_key).flat_map_values(halves, returns=float).group_by_key().count(store="chain")
+    steps = (
+        orders.filter("kind IN ('', 'condition', 'key', 'values', 'peek')")
+        .filter(condition)
+        .peek(look)
+    )
+    steps.select_key(new_key).flat_map_values(halves, returns=float).group_by_key().count(
+        store="chain"
+    )
     joined = of["join"].join(shipments, within("20 ms"))
     joined.map_values(partial(left_of, "join"), returns=float).to("joined")
     left = of["left join"].left_join(shipments, within("20 ms"))
     left.map_values(partial(left_of, "left join"), returns=float).to("left_joined")
     inverse = of["outer join"].select(i="1 / IF(kind = 'outer join', 0, amount)")
     inverse.outer_join(shipments, within("20 ms")).to("outer_joined")
-    of["lookup"].left_join(stock).map_values(partial(left_of, "lookup"), returns=float).to("looked_up")
+    of["lookup"].left_join(stock).map_values(partial(left_of, "lookup"), returns=float).to(
+        "looked_up"
+    )
     of["rate"].left_join(rates, on="CAST(amount % IF(kind = 'rate', 0, 5) AS INT)").to("rated")
-    of["deduplicate"].deduplicate("amount % IF(kind = 'deduplicate', 0, 100)", within="50 ms").to("once")
+    of["deduplicate"].deduplicate("amount % IF(kind = 'deduplicate', 0, 100)", within="50 ms").to(
+        "once"
+    )
 
     windows = of["closed"].group_by_key().windowed_by(tumbling("100 ms"))
     of_window = windows.aggregate(list, kinds_of, store="of_window", returns=list[str])
-    of_window.suppress_until_window_closes().to_stream().map_values(closed, returns=int).to("closed")
-    reduced = of["reduced"].group_by_key().aggregate(list, kinds_of, store="reduced", returns=list[str])
+    of_window.suppress_until_window_closes().to_stream().map_values(closed, returns=int).to(
+        "closed"
+    )
+    reduced = (
+        of["reduced"].group_by_key().aggregate(list, kinds_of, store="reduced", returns=list[str])
+    )
     reduced.suppress_until_time_limit("30 ms").to("limited")
     alarmed = orders.filter("kind IN ('', 'event', 'wall')")
     alarmed.process(Alarms, stores={"alarms": int}, returns=str).output.to("timers", value=str)
@@ -275,13 +355,19 @@ def market(name: str) -> Pipeline:
     # With the cast to STRING, Arrow computes the key, and the test needs no Spark.
     number = f"CAST(CAST(amount % IF(kind = 'on', 0, {KEYS}) AS INT) AS STRING)"
     stocked = rows["on"].join(stock, on=f"concat('k', {number})")
-    stocked.group_by("'all'").aggregate(store="stocked", n="count(*)", sum="sum(left.amount + right.amount)")
+    stocked.group_by("'all'").aggregate(
+        store="stocked", n="count(*)", sum="sum(left.amount + right.amount)"
+    )
     return pipeline
 
 
 def kind_of(detail: str) -> str:
     """The kind of the order, from a dead letter."""
-    said = [kind for kind in (*AT_ONCE, *LATER) if detail == f"ValueError: {kind}" or f"'{kind}'" in detail]
+    said = [
+        kind
+        for kind in (*AT_ONCE, *LATER)
+        if detail == f"ValueError: {kind}" or f"'{kind}'" in detail
+    ]
     return said[0] if said else "overflow"
 
 
@@ -302,11 +388,14 @@ def test_invalid_records_do_not_change_joins_tables_and_timers(drive: Drive) -> 
         if number in poisoned:
             kind = (*AT_ONCE, *LATER)[sum(kinds.values()) % (len(AT_ONCE) + len(LATER))]
             kinds[kind] += 1
-            # Of a table the next record of the same key says what holds: in a window, a record of a key of its own.
+            # Of a table the next record of the same key says what holds: in a window, a record of a
+            # key of its own.
             topic = "items" if kind in OF_TABLES else topic
             value = {"amount": LARGE if kind == "overflow" else 4.0, "kind": kind}
             own = f"closed{number}" if kind == "closed" else key
-            of_among.append(("items" if kind in OF_TABLES else "orders", value, own, max(number - 1, 0)))
+            of_among.append(
+                ("items" if kind in OF_TABLES else "orders", value, own, max(number - 1, 0))
+            )
         for records in (of_alone, of_among):
             records += [(each, {"amount": amount}, key, number) for each in ("orders", topic)]
         if number in (GOOD // 2, GOOD - 1):
@@ -322,9 +411,13 @@ def test_invalid_records_do_not_change_joins_tables_and_timers(drive: Drive) -> 
     for topic in MARKET_TOPICS:
         expected, results = by_key(alone, topic), by_key(among, topic)
         if topic == "left_joined":
-            # Poison waits for a match, too. As in Kafka Streams, that moves the moment at which the join looks for
-            # unmatched records, and so the place of an unmatched record among the key's results.
-            expected, results = ({key: sorted(of_key) for key, of_key in each.items()} for each in (expected, results))
+            # Poison waits for a match, too. As in Kafka Streams, that moves the moment at which the
+            # join looks for unmatched records, and so the place of an unmatched record among the
+            # key's results.
+            expected, results = (
+                {key: sorted(of_key) for key, of_key in each.items()}
+                for each in (expected, results)
+            )
         assert results == expected, topic
     assert alone.dead_letters() == []
     letters = Counter(kind_of(letter.headers["sluice.detail"]) for letter in among.dead_letters())
@@ -344,7 +437,9 @@ def pipe_by_topic(driver: TopologyTestDriver, records: list[Piped]) -> None:
 
 def good_keys(store: dict[Any, Any]) -> dict[Any, Any]:
     """The values of a store without the keys that only invalid records have."""
-    return {key: value for key, value in store.items() if not str(key).strip("('").startswith("closed")}
+    return {
+        key: value for key, value in store.items() if not str(key).strip("('").startswith("closed")
+    }
 
 
 def by_key(driver: TopologyTestDriver, topic: str) -> dict[str, list[Any]]:

@@ -17,12 +17,26 @@ ADDRESS = {
     "ContactNumber": "9876543210",
 }
 LINES = [
-    {"ItemCode": "358", "ItemDescription": "Chair", "ItemPrice": 1500.5, "ItemQty": 1, "TotalValue": 1500.5},
-    {"ItemCode": "213", "ItemDescription": "Lamp", "ItemPrice": 250.25, "ItemQty": 2, "TotalValue": 500.5},
+    {
+        "ItemCode": "358",
+        "ItemDescription": "Chair",
+        "ItemPrice": 1500.5,
+        "ItemQty": 1,
+        "TotalValue": 1500.5,
+    },
+    {
+        "ItemCode": "213",
+        "ItemDescription": "Lamp",
+        "ItemPrice": 250.25,
+        "ItemQty": 2,
+        "TotalValue": 500.5,
+    },
 ]
 
 
-def invoice(number: str, store: str = "STR1", card: str = "4629", amount: float = 2001, **more: Any) -> dict[str, Any]:
+def invoice(
+    number: str, store: str = "STR1", card: str = "4629", amount: float = 2001, **more: Any
+) -> dict[str, Any]:
     """An invoice of a regular customer who takes the goods home."""
     return {
         "InvoiceNumber": number,
@@ -84,7 +98,9 @@ def test_home_deliveries_are_shipped_and_every_line_is_masked(pos: TopologyTestD
     assert (second["InvoiceNumber"], second["ItemCode"], second["City"]) == ("1", "213", "Pune")
     for line in (third, fourth):
         assert line["InvoiceNumber"] == "2"
-        assert {line["City"], line["State"], line["PinCode"]} == {None}, "only home deliveries are shipped"
+        assert {line["City"], line["State"], line["PinCode"]} == {None}, (
+            "only home deliveries are shipped"
+        )
     assert pos.read("loyalty") == []
 
 
@@ -102,10 +118,14 @@ def test_a_card_earns_points_in_every_store(pos: TopologyTestDriver) -> None:
 
     pos.pipe("pos", invoice("5", store="STR3", card="4629", amount=10, **PRIME), key="STR3")
     (last,) = pos.read("loyalty")
-    assert last.value == notification("5", "4629", 10, 0.2, 42.21), "the sum continues in the next batch"
+    assert last.value == notification("5", "4629", 10, 0.2, 42.21), (
+        "the sum continues in the next batch"
+    )
 
 
-def notification(number: str, card: str, amount: float, earned: float, total: float) -> dict[str, Any]:
+def notification(
+    number: str, card: str, amount: float, earned: float, total: float
+) -> dict[str, Any]:
     return {
         "InvoiceNumber": number,
         "CustomerCardNo": card,

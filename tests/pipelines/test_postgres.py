@@ -26,7 +26,9 @@ class Number(Struct):
 @pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.heavy), "postgres"])
 def on(request: pytest.FixtureRequest, session: SparkSession | None) -> Iterator[On]:
     """Makes a driver with its state in a database of the given kind."""
-    database = new_database(request.getfixturevalue("postgres")) if request.param == "postgres" else ""
+    database = (
+        new_database(request.getfixturevalue("postgres")) if request.param == "postgres" else ""
+    )
     made: list[TopologyTestDriver] = []
 
     def driver(pipeline: Pipeline) -> TopologyTestDriver:
@@ -45,7 +47,9 @@ def test_keys_with_nul_do_not_collide_with_the_state_of_all_keys(on: On) -> None
     counts = pipeline.stream("s", value=Number).group_by_key().count(store="c")
     counts.suppress_until_time_limit("5 ms", max_records=10).to("held")
     driver = on(pipeline)
-    for n, (key, time) in enumerate([(NUL, 1), (NUL, 20), ("", 40), ("x\0", 60), ("x", 80), ("x", 100)]):
+    for n, (key, time) in enumerate(
+        [(NUL, 1), (NUL, 20), ("", 40), ("x\0", 60), ("x", 80), ("x", 100)]
+    ):
         driver.pipe("l", {"n": n}, key, timestamp=time)
         driver.pipe("s", {"n": n}, key, timestamp=time)
         driver.commit()
@@ -56,7 +60,9 @@ def test_keys_with_nul_do_not_collide_with_the_state_of_all_keys(on: On) -> None
     assert driver.store("c") == {NUL: 2, "": 1, "x\0": 1, "x": 2}
 
 
-def test_the_words_pipeline_runs_with_postgresql(session: SparkSession | None, postgres: str) -> None:
+def test_the_words_pipeline_runs_with_postgresql(
+    session: SparkSession | None, postgres: str
+) -> None:
     pipeline = load_pipeline(Path(PIPELINES), "words")
     with TopologyTestDriver(pipeline, spark=session, database=new_database(postgres)) as driver:
         driver.pipe("alphabet_descriptions", "the first", "A", timestamp=500)
@@ -64,4 +70,6 @@ def test_the_words_pipeline_runs_with_postgresql(session: SparkSession | None, p
             driver.pipe("alphabet", word, "A", timestamp=1_000)
             driver.commit()
         assert driver.store("letters_joined") == {"A": "Apple-Alpha"}
-        assert [record.value["right"] for record in driver.output("words_near_description_inner")] == ["the first"] * 2
+        assert [
+            record.value["right"] for record in driver.output("words_near_description_inner")
+        ] == ["the first"] * 2

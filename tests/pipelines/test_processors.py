@@ -76,7 +76,9 @@ def accounts(returns: type[Balance] | None = Balance) -> Pipeline:
     pipeline = Pipeline("accounts", workers=2)
     payments = pipeline.stream("payments", value=Payment).deduplicate("id", within="10 seconds")
     stores = {"sums": Decimal, "seen": (datetime, "2 minutes")}
-    account = payments.process(Account, stores=stores, outputs={"event": str, "wall": str}, returns=returns)
+    account = payments.process(
+        Account, stores=stores, outputs={"event": str, "wall": str}, returns=returns
+    )
     account.output.to("sums")
     account["event"].to("quiet", value=str)
     account["wall"].to("asleep", value=str)
@@ -97,8 +99,14 @@ def test_a_processor_keeps_its_state_and_does_not_receive_duplicates(drive: Driv
     pay(driver, "1", 10.5, key="ann", at=0)
     pay(driver, "1", 10.5, key="ann", at=5)
     pay(driver, "2", 1, key="bob", at=6)
-    assert read(driver, "sums") == [("ann", {"total": 10.5, "since": None}), ("bob", {"total": 1, "since": None})]
-    assert sum(number for name, number in driver.counts().items() if name.startswith("duplicate/")) == 1
+    assert read(driver, "sums") == [
+        ("ann", {"total": 10.5, "since": None}),
+        ("bob", {"total": 1, "since": None}),
+    ]
+    assert (
+        sum(number for name, number in driver.counts().items() if name.startswith("duplicate/"))
+        == 1
+    )
 
     pay(driver, "3", 0.25, key="ann", at=30)
     assert read(driver, "sums") == [("ann", {"total": 10.75, "since": 30.0})], (
@@ -109,9 +117,13 @@ def test_a_processor_keeps_its_state_and_does_not_receive_duplicates(drive: Driv
     pay(driver, "4", 2, key="bob", at=66)
     assert read(driver, "quiet") == [], "the second payment postponed the timer"
     pay(driver, "5", 2, key="bob", at=90)
-    assert read(driver, "quiet") == [("ann", "quiet")], "a record of another key advances stream time"
+    assert read(driver, "quiet") == [("ann", "quiet")], (
+        "a record of another key advances stream time"
+    )
     pay(driver, "6", 2, key="ann", at=151)
-    assert [value["since"] for key, value in read(driver, "sums") if key == "ann"] == [None], "two minutes have passed"
+    assert [value["since"] for key, value in read(driver, "sums") if key == "ann"] == [None], (
+        "two minutes have passed"
+    )
 
 
 class Numbering:
@@ -126,11 +138,15 @@ class Numbering:
         self.context.forward(record.key, [record.value, store.get("last")])
 
 
-def test_results_of_a_batch_are_in_the_order_of_their_records_whatever_their_keys(drive: Drive) -> None:
+def test_results_of_a_batch_are_in_the_order_of_their_records_whatever_their_keys(
+    drive: Drive,
+) -> None:
     pipeline = Pipeline("numbers", workers=2)
     stream = pipeline.stream("numbers", value=int)
     stream.process(Numbering, stores={"numbers": int}, returns=list[int]).output.to("numbered")
-    stream.group_by_key().aggregate(list, lambda seen, value: [*seen, value], store="seen", returns=list[int])
+    stream.group_by_key().aggregate(
+        list, lambda seen, value: [*seen, value], store="seen", returns=list[int]
+    )
     driver = drive(pipeline)
     keys = ["b", "a", "c", "a", "b", "b", "a", "c"]
     for number, key in enumerate(keys):
@@ -164,7 +180,13 @@ def test_a_processor_gets_records_without_a_key(drive: Drive, path: str) -> None
         numbers = numbers.deduplicate("CAST(value AS STRING)", within="1 ms")
     numbers.process(Reminder, returns=list[int | None]).output.to("reminders")
     driver = drive(pipeline)
-    for time, key, value in [(0, "a", 1), (4_000, None, 2), (5_000, None, -1), (12_000, None, 3), (9_000, "b", 4)]:
+    for time, key, value in [
+        (0, "a", 1),
+        (4_000, None, 2),
+        (5_000, None, -1),
+        (12_000, None, 3),
+        (9_000, "b", 4),
+    ]:
         driver.pipe("numbers", value, key, timestamp=time)
         if value == 2:
             driver.commit()
@@ -205,7 +227,9 @@ class Hoard:
             self.kept.delete("half")
         else:
             self.kept.put("amount", float(record.value.amount))
-            self.kept.put("half", float(record.value.amount) / 2 if record.value.amount < 9 else math.nan)
+            self.kept.put(
+                "half", float(record.value.amount) / 2 if record.value.amount < 9 else math.nan
+            )
 
 
 def test_deleted_entries_and_entries_that_json_cannot_represent(drive: Drive) -> None:
@@ -214,7 +238,10 @@ def test_deleted_entries_and_entries_that_json_cannot_represent(drive: Drive) ->
     driver = drive(pipeline)
     pay(driver, "1", 3, key="ann", at=0)
     pay(driver, "2", 4, key="bob", at=0)
-    assert driver.store("kept") == {"ann": {"amount": 3, "half": 1.5}, "bob": {"amount": 4, "half": 2}}
+    assert driver.store("kept") == {
+        "ann": {"amount": 3, "half": 1.5},
+        "bob": {"amount": 4, "half": 2},
+    }
     pay(driver, "forget", 0, key="ann", at=1)
     pay(driver, "3", 9, key="bob", at=1)
     assert driver.store("kept") == {"bob": {"amount": 4, "half": 2}}
@@ -230,7 +257,9 @@ def test_names_of_queryable_stores_of_processors_are_unique(drive: Drive) -> Non
         payments.process(Hoard, stores={"kept": Any}, queryable=queryable)
         return pipeline
 
-    with pytest.raises(TopologyError, match=r"hoards: store 'kept' at test_processors\.py:\d+ is already used at"):
+    with pytest.raises(
+        TopologyError, match=r"hoards: store 'kept' at test_processors\.py:\d+ is already used at"
+    ):
         build(queryable=True)
     driver = drive(build(queryable=False))
     pay(driver, "1", 3, key="ann", at=0)
@@ -245,7 +274,9 @@ def test_a_timer_of_the_wall_clock_fires_when_the_clock_has_moved(drive: Drive) 
     read(driver, "asleep")
 
     driver.advance(HALF_AN_HOUR)
-    assert sorted(read(driver, "asleep")) == [("ann", "asleep"), ("bob", "asleep")], "without a record"
+    assert sorted(read(driver, "asleep")) == [("ann", "asleep"), ("bob", "asleep")], (
+        "without a record"
+    )
     driver.advance(2 * HALF_AN_HOUR - 1)
     assert read(driver, "asleep") == []
     driver.advance(1)
@@ -277,10 +308,19 @@ def test_punctuation_comes_once_for_all_periods_that_have_passed(by_one: bool) -
     with TopologyTestDriver(pipeline, clock=1_003) as driver:
 
         def reports() -> list[tuple[str, str, int | None]]:
-            return [(record.key, record.value, record.timestamp) for record in driver.read("reports")]
+            return [
+                (record.key, record.value, record.timestamp) for record in driver.read("reports")
+            ]
 
         # The filtered record of 45 ms reaches no processor, but advances stream time.
-        for key, value, time in [("a", 1, 7), ("b", 1, 8), ("a", 2, 12), ("b", 3, 11), ("c", 0, 45), ("a", 4, 46)]:
+        for key, value, time in [
+            ("a", 1, 7),
+            ("b", 1, 8),
+            ("a", 2, 12),
+            ("b", 3, 11),
+            ("c", 0, 45),
+            ("a", 4, 46),
+        ]:
             driver.pipe("numbers", value, key, timestamp=time)
             if by_one:
                 driver.commit()
@@ -308,13 +348,22 @@ BEHIND: dict[str, Callable[[Stream[int]], Stream[int]]] = {
 
 @pytest.mark.parametrize("step", BEHIND)
 @pytest.mark.parametrize("by_one", [False, True], ids=["one batch", "a batch per record"])
-def test_all_records_of_a_topic_advance_timers_behind_steps_with_a_state(drive: Drive, step: str, by_one: bool) -> None:
+def test_all_records_of_a_topic_advance_timers_behind_steps_with_a_state(
+    drive: Drive, step: str, by_one: bool
+) -> None:
     """As in a task of Kafka Streams, whose records advance the time of all punctuators."""
     pipeline = Pipeline("reports", workers=2)
     numbers = BEHIND[step](pipeline.stream("numbers", value=int)).filter("value > 0")
     numbers.process(Report, stores={"counts": int}, returns=str).output.to("reports")
     driver = drive(pipeline, clock=1_003)
-    for key, value, time in [("a", 1, 7), ("b", 1, 8), ("a", 2, 12), ("b", 3, 11), ("c", 0, 45), ("a", 4, 46)]:
+    for key, value, time in [
+        ("a", 1, 7),
+        ("b", 1, 8),
+        ("a", 2, 12),
+        ("b", 3, 11),
+        ("c", 0, 45),
+        ("a", 4, 46),
+    ]:
         driver.pipe("numbers", value, key, timestamp=time)
         if by_one:
             driver.commit()
@@ -325,9 +374,15 @@ def test_all_records_of_a_topic_advance_timers_behind_steps_with_a_state(drive: 
 
 
 @pytest.mark.parametrize("by_one", [False, True], ids=["one batch", "a batch per record"])
-def test_timers_behind_final_results_of_windows_need_no_further_result(drive: Drive, by_one: bool) -> None:
+def test_timers_behind_final_results_of_windows_need_no_further_result(
+    drive: Drive, by_one: bool
+) -> None:
     pipeline = Pipeline("final", workers=2)
-    windows = pipeline.stream("numbers", value=int).group_by_key().windowed_by(tumbling("10 ms"), emit="window_close")
+    windows = (
+        pipeline.stream("numbers", value=int)
+        .group_by_key()
+        .windowed_by(tumbling("10 ms"), emit="window_close")
+    )
     counts = windows.count(store="counts_of_windows").to_stream()
     counts.process_values(Later, returns=str).output.to("later", key=windowed_json)
     driver = drive(pipeline)
@@ -357,16 +412,22 @@ class Later:
 @pytest.mark.parametrize("by_one", [False, True], ids=["one batch", "a batch per record"])
 def test_of_the_timers_of_a_chain_the_earliest_fires_first(drive: Drive, by_one: bool) -> None:
     pipeline = Pipeline("chain", workers=2)
-    reports = pipeline.stream("numbers", value=int).process(Report, stores={"counts": int}, returns=str).output
-    reports.filter("value LIKE 'event%'").process(Seen, stores={"seen": int}, returns=int).output.to("seen_later")
+    reports = (
+        pipeline.stream("numbers", value=int)
+        .process(Report, stores={"counts": int}, returns=str)
+        .output
+    )
+    reports.filter("value LIKE 'event%'").process(
+        Seen, stores={"seen": int}, returns=int
+    ).output.to("seen_later")
     driver = drive(pipeline, clock=1_003)
     for time in (5, 30):
         driver.pipe("numbers", 1, "a", timestamp=time)
         if by_one:
             driver.commit()
-    assert [(record.value, record.timestamp) for record in driver.read("seen_later")] == [(2, 25)], (
-        "the second report was due at 10 ms, so it comes before the timer of 25 ms"
-    )
+    assert [(record.value, record.timestamp) for record in driver.read("seen_later")] == [
+        (2, 25)
+    ], "the second report was due at 10 ms, so it comes before the timer of 25 ms"
 
 
 class Seen:
@@ -402,7 +463,9 @@ class Numbered:
 
 
 @pytest.mark.parametrize("by_one", [False, True], ids=["one batch", "a batch per record"])
-def test_of_timers_of_a_chain_with_the_same_time_the_last_processors_fires_first(drive: Drive, by_one: bool) -> None:
+def test_of_timers_of_a_chain_with_the_same_time_the_last_processors_fires_first(
+    drive: Drive, by_one: bool
+) -> None:
     """All outputs have the order in which the processors have sent their results."""
     pipeline = Pipeline("chain", workers=2)
     options: dict[str, Any] = {"stores": {"numbers": int}, "queryable": False, "returns": int}
@@ -418,10 +481,13 @@ def test_of_timers_of_a_chain_with_the_same_time_the_last_processors_fires_first
         if by_one:
             driver.commit()
     of_key = {
-        topic: [(record.value, record.timestamp) for record in driver.read(topic) if record.key == "a"]
+        topic: [
+            (record.value, record.timestamp) for record in driver.read(topic) if record.key == "a"
+        ]
         for topic in outputs
     }
-    # At 117, the second processor's timer fires before the first one's, whose result is the second one's next record.
+    # At 117, the second processor's timer fires before the first one's, whose result is the second
+    # one's next record.
     sent = [(1, 112), (0, 117), (2, 117), (0, 122)]
     assert of_key == dict.fromkeys(outputs, sent)
 
@@ -447,7 +513,9 @@ def converted(workers: int = 3) -> Pipeline:
     pipeline = Pipeline("converted", workers=workers)
     numbers = pipeline.stream("numbers", value=int)
     rates = pipeline.global_table("rates", value=Rate, store="newest_rates")
-    totals = numbers.group_by_key().aggregate(int, lambda total, number: total + number, store="totals", returns=int)
+    totals = numbers.group_by_key().aggregate(
+        int, lambda total, number: total + number, store="totals", returns=int
+    )
     tables: dict[str, Table[Any]] = {"rates": rates, "totals": totals}
     numbers.process(Converted, tables=tables, returns=list[int]).output.to("converted")
     return pipeline

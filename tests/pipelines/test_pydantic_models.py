@@ -7,7 +7,15 @@ from decimal import Decimal
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
 
 from sluice import Context, Decimal2, Pipeline, Record, Stream, Timer
@@ -79,7 +87,9 @@ WRITTEN = {
 }  # fmt: skip
 
 
-def test_a_model_is_validated_once_and_given_to_functions_and_sql(session: SparkSession | None) -> None:
+def test_a_model_is_validated_once_and_given_to_functions_and_sql(
+    session: SparkSession | None,
+) -> None:
     def with_bonus(order: Order) -> Order:
         order._seen += 1
         return order.model_copy(update={"order_id": order.order_id + order._seen})
@@ -94,21 +104,31 @@ def test_a_model_is_validated_once_and_given_to_functions_and_sql(session: Spark
     pipeline = Pipeline("orders", workers=2)
     orders = pipeline.stream("orders", value=Order, key="orderId", event_time="at")
     orders.to("copies")
-    orders.filter(lambda order: order.order_id == 1).map_values(first_colour, returns=str).to("colours", value=str)
-    bonus: Stream[Order] = orders.map_values(with_bonus, returns=Order).map_values(with_bonus, returns=Order)
+    orders.filter(lambda order: order.order_id == 1).map_values(first_colour, returns=str).to(
+        "colours", value=str
+    )
+    bonus: Stream[Order] = orders.map_values(with_bonus, returns=Order).map_values(
+        with_bonus, returns=Order
+    )
     bonus.filter("amount > 12 AND payment.digits = '4242' AND lines[0].colour = 'red'").to("bonus")
-    orders.group_by("customer").aggregate(store="spent", total="sum(amount)", shelf="max(byShelf['a'].price)")
+    orders.group_by("customer").aggregate(
+        store="spent", total="sum(amount)", shelf="max(byShelf['a'].price)"
+    )
     with TopologyTestDriver(pipeline, spark=session) as driver:
         driver.pipe("orders", ORDER)
         payment = {"payment": {"kind": "card", "digits": "4242", "currency": None}}
         (copy,) = [record.value for record in driver.output("copies")]
         assert copy == WRITTEN | payment
         assert [record.value for record in driver.output("colours")] == ["12.50 10 1.25"]
-        assert [record.value for record in driver.output("bonus")] == [WRITTEN | payment | {"orderId": 3}]
+        assert [record.value for record in driver.output("bonus")] == [
+            WRITTEN | payment | {"orderId": 3}
+        ]
         assert driver.store("spent") == {"Ann Lee": {"total": 12.5, "shelf": 1.25}}
 
 
-def test_what_pydantic_rejects_is_a_dead_letter_that_names_the_field(session: SparkSession | None) -> None:
+def test_what_pydantic_rejects_is_a_dead_letter_that_names_the_field(
+    session: SparkSession | None,
+) -> None:
     pipeline = Pipeline("orders", workers=2)
     pipeline.stream("orders", value=Order).to("copies")
     with TopologyTestDriver(pipeline, spark=session) as driver:
@@ -118,9 +138,17 @@ def test_what_pydantic_rejects_is_a_dead_letter_that_names_the_field(session: Sp
             {"lines": [{"product": "tea", "price": 2.555}]},
         ):  # fmt: skip
             driver.pipe("orders", ORDER | wrong)
-        for text in ('{"orderId": ', "[]", '{"orderId": 1, "orderId": 2}', b'{"orderId": "\xff"}', ""):
+        for text in (
+            '{"orderId": ',
+            "[]",
+            '{"orderId": 1, "orderId": 2}',
+            b'{"orderId": "\xff"}',
+            "",
+        ):
             driver.pipe("orders", text)
-        letters = [(r.headers["sluice.reason"], r.headers["sluice.detail"]) for r in driver.dead_letters()]
+        letters = [
+            (r.headers["sluice.reason"], r.headers["sluice.detail"]) for r in driver.dead_letters()
+        ]
     assert letters[:6] == [
         ("contract", "$.orderId: Input should be greater than 0"),
         ("contract", "$: Value error, a line is free"),
@@ -131,7 +159,13 @@ def test_what_pydantic_rejects_is_a_dead_letter_that_names_the_field(session: Sp
          "$.customer: Input should be a valid string; $.at: Input should be a valid datetime; and 1 other error"),
         ("digits", "$.lines[...].price: 2.555 is not a decimal(12,2)"),
     ]  # fmt: skip
-    assert [reason for reason, _ in letters[6:]] == ["malformed", "contract", "contract", "not_utf8", "empty_value"]
+    assert [reason for reason, _ in letters[6:]] == [
+        "malformed",
+        "contract",
+        "contract",
+        "not_utf8",
+        "empty_value",
+    ]
 
 
 class Measured(BaseModel):
@@ -150,7 +184,9 @@ def test_only_decimals_have_more_digits_than_floats() -> None:
     with TopologyTestDriver(pipeline) as driver:
         for name in ("amount", "details", "name"):
             driver.pipe("measured", f'{{"{name}": {number}}}')
-        driver.pipe("measured", f'{{"amount": {number}, "points": [{{"x": {number}}}, "{number}"]}}')
+        driver.pipe(
+            "measured", f'{{"amount": {number}, "points": [{{"x": {number}}}, "{number}"]}}'
+        )
         copies = [record.value for record in driver.output("copies")]
         amounts = [record.value for record in driver.output("amounts")]
         (letter,) = driver.dead_letters()
@@ -214,14 +250,20 @@ def test_states_hold_models_from_batch_to_batch(session: SparkSession | None) ->
     balances = events.group_by_key().aggregate(Balance, added, returns=Balance, store="balances")
     balances.to_stream().map_values("CAST(total AS STRING)").to("totals")
     stores: Any = {"last": (Opened | Paid, "1 day"), "own": (Balance, "1 day")}
-    events.process(Remember, stores=stores, outputs={"before": Opened | Paid})["before"].to("before")
+    events.process(Remember, stores=stores, outputs={"before": Opened | Paid})["before"].to(
+        "before"
+    )
     with TopologyTestDriver(pipeline, spark=session) as driver:
         driver.pipe("events", Opened(account="x"))
         for amount in ("0.1234567891", "1234567890123451234567891e-10", "1"):
             driver.commit()
             driver.pipe("events", f'{{"kind": "paid", "account": "x", "amount": {amount}}}')
         driver.pipe("events", '{"kind": "moved", "account": "x"}')
-        assert [record.value["kind"] for record in driver.output("before")] == ["opened", "paid", "paid"]
+        assert [record.value["kind"] for record in driver.output("before")] == [
+            "opened",
+            "paid",
+            "paid",
+        ]
         totals = [record.value for record in driver.output("totals")]
         letters = [letter.headers["sluice.detail"] for letter in driver.dead_letters()]
     assert totals == ["0.0000000000", "0.1234567891", "123456789012345.2469135782"]

@@ -60,7 +60,9 @@ def by_processor(clicks: Stream[Click]) -> Stream[Any]:
 def results(driver: TopologyTestDriver) -> dict[str, Any]:
     outputs: dict[str, Any] = {}
     for topic in ("stamped", "late", "counts"):
-        outputs[topic] = [(r.key, r.value, r.timestamp, r.header_pairs) for r in driver.output(topic)]
+        outputs[topic] = [
+            (r.key, r.value, r.timestamp, r.header_pairs) for r in driver.output(topic)
+        ]
     return outputs | {"store": driver.store("clicks"), "counts": driver.counts()["read"]}
 
 
@@ -122,12 +124,18 @@ def test_windowed_records_keep_their_windows(drive: Drive) -> None:
     pipeline = Pipeline("windowed", workers=2)
     windows = pipeline.stream("clicks", value=Click).group_by_key().windowed_by(tumbling("10 ms"))
     counts = windows.count(store="counts").to_stream()
-    counts.with_time("_window_end").with_headers({"start": "CAST(_window_start AS STRING)"}).to("timed")
+    counts.with_time("_window_end").with_headers({"start": "CAST(_window_start AS STRING)"}).to(
+        "timed"
+    )
     driver = drive(pipeline)
     driver.pipe("clicks", {"page": "home", "at": 1}, "a", timestamp=25)
     (record,) = driver.output("timed")
     assert (record.key, record.value, record.timestamp) == ("a", 1, 30)
-    assert record.headers == {"start": "1970-01-01 00:00:00.02", "window_start": "20", "window_end": "30"}
+    assert record.headers == {
+        "start": "1970-01-01 00:00:00.02",
+        "window_start": "20",
+        "window_end": "30",
+    }
 
 
 class Sent:
@@ -185,14 +193,18 @@ def test_wrong_times_and_headers_are_errors() -> None:
     with pytest.raises(TopologyError, match=r"expected headers as {name: SQL expression}, got str"):
         clicks.with_headers("trace")  # type: ignore[arg-type]
     pipeline.stream("others", value=Click).with_time("at").to("late")
-    with pytest.raises(TopologyError, match=r"_timestamp must be TIMESTAMP, and is BIGINT") as refused:
+    with pytest.raises(
+        TopologyError, match=r"_timestamp must be TIMESTAMP, and is BIGINT"
+    ) as refused:
         plan(pipeline)
     assert "timestamp_millis" in refused.value.next_step
     pipeline = Pipeline("wrong_header")
     pipeline.stream("clicks", value=Click).with_headers({"at": "at"}).to("out")
     with pytest.raises(TopologyError, match=r"header 'at' must be BINARY or STRING, and is BIGINT"):
         plan(pipeline)
-    stamped = Pipeline("shown").stream("clicks", value=Click).select("page", _timestamp="_timestamp")
+    stamped = (
+        Pipeline("shown").stream("clicks", value=Click).select("page", _timestamp="_timestamp")
+    )
     with pytest.raises(TopologyError, match="_headers"):
         stamped.filter("_headers['trace'] IS NULL")
     assert "set time: _timestamp = new_time" in drawing.text(stamped.pipeline)  # type: ignore[arg-type]

@@ -40,7 +40,14 @@ def key_of(key: str | None, reading: Reading | None) -> str:
     return f"{key}, {describe(reading)}"
 
 
-READINGS: list[tuple[str | None, int | None]] = [("a", 1), ("a", 5), ("b", 4), ("a", 2), ("b", None), ("b", 6)]
+READINGS: list[tuple[str | None, int | None]] = [
+    ("a", 1),
+    ("a", 5),
+    ("b", 4),
+    ("a", 2),
+    ("b", None),
+    ("b", 6),
+]
 """Keys and values; a null value is a tombstone."""
 A, B = "a", "b"
 
@@ -86,11 +93,15 @@ def streams(pipeline: Pipeline) -> dict[str, Stream[Any]]:
     shown = by_key.aggregate(store="shown", total="coalesce(sum(value), 0)")
     counted = by_key.windowed_by(session("1 hour")).aggregate(store="sessions", n="0 + count(*)")
     there.group_by("'all'").aggregate(store="all", n="count(*)", total="sum(value)")
-    changes.select(n="value").group_by_key().aggregate(store="selected", n="count(*)", total="sum(n)")
+    changes.select(n="value").group_by_key().aggregate(
+        store="selected", n="count(*)", total="sum(n)"
+    )
     changes.group_by_key().windowed_by(tumbling("1 hour")).count(store="hours")
     changes.to_table(store="restored")
     kept.group_by("city").aggregate(store="cities", n="count(*)", total="sum(value)")
-    kept.select(inverse="8 div (value - 2)").to_stream().filter("inverse IS NOT NULL").to("inverses")
+    kept.select(inverse="8 div (value - 2)").to_stream().filter("inverse IS NOT NULL").to(
+        "inverses"
+    )
     return {
         "plain": changes,
         "with a value": there,
@@ -127,17 +138,29 @@ def test_a_row_that_a_filter_removes_is_null_for_every_later_step(drive: Drive, 
     driver = drive(pipeline)
     for number, (key, value) in enumerate(READINGS):
         city = "Ulm" if key == A else "Bern"
-        driver.pipe("readings", None if value is None else {"value": value, "city": city}, key, timestamp=number)
+        driver.pipe(
+            "readings",
+            None if value is None else {"value": value, "city": city},
+            key,
+            timestamp=number,
+        )
         if (number + 1) % size == 0:
             driver.commit()
-    sent = {name: [(record.key, plain(record.value)) for record in driver.read(topics[name])] for name in STREAMS}
+    sent = {
+        name: [(record.key, plain(record.value)) for record in driver.read(topics[name])]
+        for name in STREAMS
+    }
     assert sent == STREAMS
     assert driver.store("all") == {"all": {"n": 3, "total": 15}}
     assert driver.store("selected") == {A: {"n": 3, "total": 5}, B: {"n": 3, "total": 10}}
     assert [count for _, count in sorted(driver.store("hours").items())] == [3, 3]
     assert driver.store("restored") == {B: {"value": 6, "city": "Bern"}}
     assert driver.store("cities") == {"Ulm": {"n": 0, "total": None}, "Bern": {"n": 1, "total": 6}}
-    assert [record.value for record in driver.read("inverses")] == [{"inverse": 2}, {"inverse": 4}, {"inverse": 2}]
+    assert [record.value for record in driver.read("inverses")] == [
+        {"inverse": 2},
+        {"inverse": 4},
+        {"inverse": 2},
+    ]
     assert driver.dead_letters() == []
 
 

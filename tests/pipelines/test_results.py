@@ -47,7 +47,11 @@ def amount(given: Given) -> Decimal:
 
 
 def untyped(given: Given) -> Any:
-    untyped = {"too large": Decimal("1" * 39), "too exact": Decimal("0." + "1" * 1_001), "too late": [[[2]]]}
+    untyped = {
+        "too large": Decimal("1" * 39),
+        "too exact": Decimal("0." + "1" * 1_001),
+        "too late": [[[2]]],
+    }
     return untyped.get(given.kind, RESULTS[given.kind])
 
 

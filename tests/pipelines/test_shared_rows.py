@@ -58,7 +58,9 @@ def stream_and_tables() -> Pipeline:
     right = pipeline.table("right", value=Customer)
     left.join(right).to("joined")
     left.group_by_key().aggregate(int, lambda count, _: count + 1, store="count", returns=int)
-    left.group_by_key().aggregate(int, lambda total, left: total + left.number, store="total", returns=int)
+    left.group_by_key().aggregate(
+        int, lambda total, left: total + left.number, store="total", returns=int
+    )
     right.filter("number > 2").to_stream().to("large")
     right.group_by("shop").count(store="shops")
     return pipeline
@@ -67,13 +69,19 @@ def stream_and_tables() -> Pipeline:
 PIPELINES = [join_of_tables, several_joins_of_one_table, join_by_foreign_key, stream_and_tables]
 Piped = tuple[str, str | None, dict[str, Any] | None, int]
 KEYS = st.sampled_from(["a", "b", "c", None])
-VALUES = st.none() | st.builds(lambda shop, number: {"shop": shop, "number": number}, KEYS, st.integers(0, 5))
-RECORDS = st.lists(st.tuples(st.sampled_from(["left", "right"]), KEYS, VALUES, st.integers(0, 1)), max_size=25)
+VALUES = st.none() | st.builds(
+    lambda shop, number: {"shop": shop, "number": number}, KEYS, st.integers(0, 5)
+)
+RECORDS = st.lists(
+    st.tuples(st.sampled_from(["left", "right"]), KEYS, VALUES, st.integers(0, 1)), max_size=25
+)
 
 
 def processed(make: Callable[[], Pipeline], records: list[Piped], batch: int) -> dict[str, Any]:
     """Everything that a pipeline makes of records, in batches of a number of records."""
-    with TopologyTestDriver(make(), partitions={"left": 2, "right": 2}, clock=1_700_000_000_000) as driver:
+    with TopologyTestDriver(
+        make(), partitions={"left": 2, "right": 2}, clock=1_700_000_000_000
+    ) as driver:
         for number, (topic, key, value, partition) in enumerate(records):
             driver.pipe(topic, value, key=key, timestamp=number * 10, partition=partition)
             if number % batch == batch - 1:
@@ -95,7 +103,9 @@ def test_shared_rows_give_the_same_results_as_rows_of_their_own(
 
 
 @pytest.mark.parametrize("make", [join_of_tables, several_joins_of_one_table])
-def test_a_table_s_record_travels_once_for_its_store_and_all_joins(make: Callable[[], Pipeline]) -> None:
+def test_a_table_s_record_travels_once_for_its_store_and_all_joins(
+    make: Callable[[], Pipeline],
+) -> None:
     with TopologyTestDriver(make()) as driver:
         driver.pipe("left", {"shop": "north", "number": 1}, key="a")
         (record,) = map(decode_piped, driver._waiting)

@@ -88,7 +88,10 @@ WINDOWS: dict[str, AnyWindow] = {
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(
     ("aggregate", "window"),
-    [*((name, "session") for name in AGGREGATES), *itertools.product(("sum", "a function"), ("sliding", "tumbling"))],
+    [
+        *((name, "session") for name in AGGREGATES),
+        *itertools.product(("sum", "a function"), ("sliding", "tumbling")),
+    ],
 )
 def test_the_sum_of_a_windowed_table_is_that_of_its_rows(
     drive: Drive, aggregate: str, window: str, step: str, cut: bool
@@ -98,7 +101,9 @@ def test_the_sum_of_a_windowed_table_is_that_of_its_rows(
     totals = make(pipeline.stream("sales", value=Sale).group_by_key().windowed_by(WINDOWS[window]))
     rows = STEPS[step](pipeline, totals, number)
     rows.to("rows")
-    rows.group_by("'all'").aggregate(store="all", sum="sum(number)", rows="count(*)", numbers="collect_sorted(number)")
+    rows.group_by("'all'").aggregate(
+        store="all", sum="sum(number)", rows="count(*)", numbers="collect_sorted(number)"
+    )
     driver = drive(pipeline)
     for key, amount, time in RECORDS:
         driver.pipe("sales", {"amount": amount}, key, timestamp=time)
@@ -106,9 +111,15 @@ def test_the_sum_of_a_windowed_table_is_that_of_its_rows(
             driver.commit()
     last = {}
     for record in driver.output("rows"):
-        last[record.key, record.headers["window_start"], record.headers["window_end"]] = record.value
+        last[record.key, record.headers["window_start"], record.headers["window_end"]] = (
+            record.value
+        )
     numbers = sorted(value["number"] for value in last.values() if value is not None)
-    assert driver.store("all")["all"] == {"sum": sum(numbers), "rows": len(numbers), "numbers": numbers}
+    assert driver.store("all")["all"] == {
+        "sum": sum(numbers),
+        "rows": len(numbers),
+        "numbers": numbers,
+    }
 
 
 def test_a_count_of_keys_is_the_number_of_keys(drive: Drive) -> None:
@@ -147,7 +158,9 @@ def test_the_final_results_of_windows_are_added_up_once(drive: Drive, cut: bool)
     for name, window in WINDOWS.items():
         counts = sales.windowed_by(replace(window, grace_ms=0)).count(store=f"{name}_counts")
         closed = counts.suppress_until_window_closes()
-        closed.group_by("_key").aggregate(store=f"{name}_closed", sales="sum(value)", windows="count(*)")
+        closed.group_by("_key").aggregate(
+            store=f"{name}_closed", sales="sum(value)", windows="count(*)"
+        )
     driver = drive(pipeline)
     for amount, time in ((8, 1), (1, 5), (2, 6), (4, 11), (4, 11), (9, 100)):
         driver.pipe("sales", {"amount": amount}, "a", timestamp=time)

@@ -57,8 +57,13 @@ def test_a_mapped_table_is_grouped_and_joined(drive: Drive) -> None:
     pipeline = Pipeline("both", workers=1)
     names = pipeline.table("names", value=Item)
     counts = pipeline.stream("items", value=Item).group_by_key().count(store="counts")
-    for name, table in (("counted", counts.select(n="value", g="'all'")), ("given", names.select("n", "g"))):
-        table.group_by("g").aggregate(store=f"{name}_groups", n="sum(n)")  # subtracts the row's old value
+    for name, table in (
+        ("counted", counts.select(n="value", g="'all'")),
+        ("given", names.select("n", "g")),
+    ):
+        table.group_by("g").aggregate(
+            store=f"{name}_groups", n="sum(n)"
+        )  # subtracts the row's old value
         table.join(names).to(f"{name}_joined")  # does not subtract
     driver = drive(pipeline)
     driver.pipe("names", {"n": 8, "g": "x"}, "a")
@@ -66,18 +71,29 @@ def test_a_mapped_table_is_grouped_and_joined(drive: Drive) -> None:
     driver.commit()
     driver.pipe("names", {"n": 9, "g": "x"}, "a")
     driver.pipe("items", {"n": 1, "g": "x"}, "a")
-    assert (driver.store("counted_groups"), driver.store("given_groups")) == ({"all": {"n": 2}}, {"x": {"n": 9}})
-    assert driver.read("counted_joined")[-1].value == {"left": {"n": 2, "g": "all"}, "right": {"n": 9, "g": "x"}}
+    assert (driver.store("counted_groups"), driver.store("given_groups")) == (
+        {"all": {"n": 2}},
+        {"x": {"n": 9}},
+    )
+    assert driver.read("counted_joined")[-1].value == {
+        "left": {"n": 2, "g": "all"},
+        "right": {"n": 9, "g": "x"},
+    }
     assert driver.read("given_joined")[-1].value["left"]["n"] == 9
 
 
 @pytest.mark.parametrize(("kind", "left"), [(int, 2), (float, 2.0), (Decimal2, Decimal("2"))])
 def test_a_group_has_the_sum_of_the_rows_that_are_left(drive: Drive, kind: Any, left: Any) -> None:
     pipeline = Pipeline("initial", workers=1)
-    sums = pipeline.stream("sales", value=kind).group_by_key().aggregate(store="sums", n="coalesce(sum(value), 0)")
+    sums = (
+        pipeline.stream("sales", value=kind)
+        .group_by_key()
+        .aggregate(store="sums", n="coalesce(sum(value), 0)")
+    )
     sums.group_by("IF(n < 5, 'low', 'high')").aggregate(store="levels", n="sum(n)")
     driver = drive(pipeline)
-    # In Kafka Streams, the first row of b also subtracts the initial aggregate, 0, from the low level.
+    # In Kafka Streams, the first row of b also subtracts the initial aggregate, 0, from the low
+    # level.
     for key, value in (("a", 1), ("b", 2), ("a", 9)):
         driver.pipe("sales", value, key)
     assert driver.store("levels")["low"] == {"n": left}
@@ -86,11 +102,15 @@ def test_a_group_has_the_sum_of_the_rows_that_are_left(drive: Drive, kind: Any, 
 def test_a_first_result_leaves_no_group(drive: Drive) -> None:
     pipeline = Pipeline("groups", workers=1)
     counts = pipeline.stream("sales", value=int).group_by_key().count(store="counts")
-    counts.group_by("IF(value = 0, 'none', 'some')").count(store="groups").to_stream().to("groups_said")
+    counts.group_by("IF(value = 0, 'none', 'some')").count(store="groups").to_stream().to(
+        "groups_said"
+    )
     driver = drive(pipeline)
     driver.pipe("sales", 5, "a")
     said = [(record.key, record.value) for record in driver.read("groups_said")]
-    assert said == [("some", 1)], "Kafka Streams deletes the group of the initial aggregate, which never had a row"
+    assert said == [("some", 1)], (
+        "Kafka Streams deletes the group of the initial aggregate, which never had a row"
+    )
 
 
 def test_a_row_that_a_join_sends_no_result_for_does_not_advance_stream_time(drive: Drive) -> None:
@@ -117,11 +137,16 @@ def test_a_row_that_never_passed_a_filter_is_no_update_for_a_suppress_step(drive
     assert driver.read("held") == [], "the rows of b do not even advance stream time"
     driver.pipe("items", {"n": 2, "g": None}, "c", timestamp=40)
     driver.pipe("items", {"n": 0, "g": None}, "c", timestamp=50)
-    assert [(record.key, record.value) for record in driver.read("held")] == [("a", {"n": 1}), ("c", None)]
+    assert [(record.key, record.value) for record in driver.read("held")] == [
+        ("a", {"n": 1}),
+        ("c", None),
+    ]
 
 
 @pytest.mark.parametrize("size", [1, 3, 6])
-def test_a_stream_of_a_filtered_table_has_no_deletions_of_rows_that_never_passed(drive: Drive, size: int) -> None:
+def test_a_stream_of_a_filtered_table_has_no_deletions_of_rows_that_never_passed(
+    drive: Drive, size: int
+) -> None:
     pipeline = Pipeline("passed", workers=2)
     sums = pipeline.stream("sales", value=Item).group_by_key().aggregate(store="sums", n="sum(n)")
     kept = pipeline.stream("kept", value=Item).to_table(store="kept")
@@ -141,7 +166,10 @@ def test_a_stream_of_a_filtered_table_has_no_deletions_of_rows_that_never_passed
             driver.pipe(topic, {"n": total, "g": None}, key, timestamp=number)
         if (number + 1) % size == 0:
             driver.commit()
-    sent = {name: [(record.key, record.value and record.value["n"]) for record in driver.read(name)] for name in tables}
+    sent = {
+        name: [(record.key, record.value and record.value["n"]) for record in driver.read(name)]
+        for name in tables
+    }
     passed = [("b", 5), ("a", 4), ("b", None), ("a", None)]
     assert sent == {
         "of_an_aggregate": passed,
@@ -158,7 +186,9 @@ def test_a_deleted_row_advances_the_stream_time_of_the_groups(drive: Drive) -> N
     driver = drive(pipeline)
     driver.pipe("items", {"n": 1, "g": "x"}, "a", timestamp=60)
     driver.pipe("items", None, "a", timestamp=100)
-    assert [(record.key, record.value, record.timestamp) for record in driver.read("held")] == [("x", 0, 100)]
+    assert [(record.key, record.value, record.timestamp) for record in driver.read("held")] == [
+        ("x", 0, 100)
+    ]
 
 
 def test_a_suppressed_table_subtracts_the_old_values_of_its_rows(drive: Drive) -> None:
@@ -168,10 +198,17 @@ def test_a_suppressed_table_subtracts_the_old_values_of_its_rows(drive: Drive) -
     held.group_by("g").aggregate(store="groups", c="count(*)", n="sum(n)")
     held.join(others, on="g").to("joined")
     sums = items.to_stream().group_by_key().aggregate(store="sums", n="sum(n)")
-    sums.filter("n > 0").suppress_until_time_limit("0 s").group_by("'all'").aggregate(store="all", n="sum(n)")
+    sums.filter("n > 0").suppress_until_time_limit("0 s").group_by("'all'").aggregate(
+        store="all", n="sum(n)"
+    )
     driver = drive(pipeline)
     for time, (topic, key, n, g) in enumerate(
-        [("others", "x", 1, ""), ("others", "y", 2, ""), ("items", "a", 2, "x"), ("items", "a", 7, "y")]
+        [
+            ("others", "x", 1, ""),
+            ("others", "y", 2, ""),
+            ("items", "a", 2, "x"),
+            ("items", "a", 7, "y"),
+        ]
     ):
         driver.pipe(topic, {"n": n, "g": g}, key, timestamp=time)
         driver.commit()
@@ -183,9 +220,15 @@ def test_a_suppressed_table_subtracts_the_old_values_of_its_rows(drive: Drive) -
     assert driver.store("all") == {"all": {"n": 9}}
 
 
-def test_a_row_that_changes_within_its_group_is_one_update_and_across_groups_two(drive: Drive) -> None:
+def test_a_row_that_changes_within_its_group_is_one_update_and_across_groups_two(
+    drive: Drive,
+) -> None:
     pipeline = Pipeline("within", workers=1)
-    groups = pipeline.table("items", value=Item).group_by("g").aggregate(store="groups", c="count(*)", n="sum(n)")
+    groups = (
+        pipeline.table("items", value=Item)
+        .group_by("g")
+        .aggregate(store="groups", c="count(*)", n="sum(n)")
+    )
     groups.to("out")
     groups.group_by("c").count(store="by_size")
     driver = drive(pipeline)
@@ -205,7 +248,9 @@ def test_steps_that_read_no_value_get_every_change(drive: Drive, size: int) -> N
     counts = visits.group_by_key().count(store="visited")
     tables["counts"], tables["few"] = counts, counts.filter("value < 2")
     for name, table in tables.items():
-        for number, key in enumerate(("_key", "'all'", "concat(_key, '!')", "IF(_key = 'a', 'a', NULL)")):
+        for number, key in enumerate(
+            ("_key", "'all'", "concat(_key, '!')", "IF(_key = 'a', 'a', NULL)")
+        ):
             table.group_by(key).count(store=f"{name}_{number}")
         changes = table.to_stream()
         changes.select(one="1").to(f"{name}_ones")
@@ -220,10 +265,19 @@ def test_steps_that_read_no_value_get_every_change(drive: Drive, size: int) -> N
         driver.pipe(topic, None if n is None else {"n": n, "g": None}, key, timestamp=number)
         if (number + 1) % size == 0:
             driver.commit()
-    changed = {"items": "aabacc", "tall": "aabacc", "named": "aabacc", "counts": "aab", "few": "aab"}
+    changed = {
+        "items": "aabacc",
+        "tall": "aabacc",
+        "named": "aabacc",
+        "counts": "aab",
+        "few": "aab",
+    }
     rows = {"items": "bc", "tall": "b", "named": "bc", "counts": "ab", "few": "b"}
     for name in tables:
-        groups = [{key: n for key, n in driver.store(f"{name}_{number}").items() if n} for number in range(4)]
+        groups = [
+            {key: n for key, n in driver.store(f"{name}_{number}").items() if n}
+            for number in range(4)
+        ]
         together = {"all": len(rows[name])}
         own = dict.fromkeys(rows[name], 1)
         exclaimed = {f"{key}!": 1 for key in rows[name]}
@@ -251,7 +305,9 @@ def test_the_last_change_of_a_global_tables_key_counts_in_any_partition(
     pipeline = Pipeline("elsewhere", workers=2)
     rates = pipeline.global_table("rates", value=Item)
     if joins == "a store":
-        pipeline.stream("items", value=Item).group_by_key().count(store="counts").join(rates).to("out")
+        pipeline.stream("items", value=Item).group_by_key().count(store="counts").join(rates).to(
+            "out"
+        )
     else:
         pipeline.table("items", value=Item).join(rates).to("out")
     with TopologyTestDriver(pipeline, spark=session, partitions={"rates": 2}) as driver:
@@ -268,26 +324,33 @@ def test_the_last_change_of_a_global_tables_key_counts_in_any_partition(
 
 
 @pytest.mark.parametrize("cuts", [pytest.param((), marks=pytest.mark.heavy), (1, 2)])
-def test_an_output_of_a_store_has_the_largest_time_of_its_records(drive: Drive, cuts: tuple[int, ...]) -> None:
+def test_an_output_of_a_store_has_the_largest_time_of_its_records(
+    drive: Drive, cuts: tuple[int, ...]
+) -> None:
     pipeline = Pipeline("times", workers=2)
     rates = pipeline.global_table("rates", value=Item)
     items = pipeline.stream("items", value=Item).group_by_key()
     counts = items.count(store="counts")
     counts.to("counted")
     counts.join(rates).select(n="left").to("rated")
-    items.windowed_by(tumbling("50 ms", grace="50 ms")).aggregate(store="sums", n="sum(n)").select(half="1 / n").to(
-        "halves"
-    )
+    items.windowed_by(tumbling("50 ms", grace="50 ms")).aggregate(store="sums", n="sum(n)").select(
+        half="1 / n"
+    ).to("halves")
     driver = drive(pipeline)
     driver.pipe("rates", {"n": 1, "g": None}, "a", timestamp=999)
-    for number, (key, n, time) in enumerate((("a", 1, 70), ("a", 1, 20), ("b", 1, 30), ("a", 0, 60))):
+    for number, (key, n, time) in enumerate(
+        (("a", 1, 70), ("a", 1, 20), ("b", 1, 30), ("a", 0, 60))
+    ):
         driver.pipe("items", {"n": n, "g": None}, key, timestamp=time)
         if number in cuts:
             driver.commit()
     last = {record.key: (record.value, record.timestamp) for record in driver.read("counted")}
     assert last == {"a": (3, 70), "b": (1, 30)}
     assert driver.read("rated")[-1] == Output("a", {"n": 3}, 70)
-    halves = {(record.key, record.headers["window_start"]): record.timestamp for record in driver.read("halves")}
+    halves = {
+        (record.key, record.headers["window_start"]): record.timestamp
+        for record in driver.read("halves")
+    }
     assert halves == {("a", "0"): 20, ("b", "0"): 30, ("a", "50"): 70}
 
 
@@ -448,10 +511,17 @@ def test_joins_and_filters_send_the_tombstones_of_kafka_streams(drive: Drive, si
     }  # fmt: skip
     for name, table in tables.items():
         table.to(name)
-        table.to_stream().group_by_key().windowed_by(tumbling("1 minute")).count(store=f"{name}_changes")
+        table.to_stream().group_by_key().windowed_by(tumbling("1 minute")).count(
+            store=f"{name}_changes"
+        )
     driver = drive(pipeline)
     for number, (topic, key, value) in enumerate(ROWS):
-        driver.pipe(topic, None if value is None else dict(zip("gn", value, strict=True)), key, timestamp=number)
+        driver.pipe(
+            topic,
+            None if value is None else dict(zip("gn", value, strict=True)),
+            key,
+            timestamp=number,
+        )
         if (number + 1) % size == 0:
             driver.commit()
     for name, expected in KAFKA_STREAMS.items():
@@ -469,11 +539,17 @@ def _numbers(value: Any) -> str | None:
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_join_deletes_no_row_that_only_the_initial_aggregate_would_have_had(drive: Drive, cut: bool) -> None:
+def test_a_join_deletes_no_row_that_only_the_initial_aggregate_would_have_had(
+    drive: Drive, cut: bool
+) -> None:
     """In Kafka Streams, the first result of an aggregate replaces the initial aggregate, which passes the filter."""
     pipeline = Pipeline("initial", workers=2)
     places = pipeline.table("places", value=Visit)
-    sums = pipeline.stream("visits", value=Visit).group_by_key().aggregate(store="sums", n="coalesce(sum(n), 0)")
+    sums = (
+        pipeline.stream("visits", value=Visit)
+        .group_by_key()
+        .aggregate(store="sums", n="coalesce(sum(n), 0)")
+    )
     sums.filter_not("n > 0").join(places).to("joined")
     sums.filter("n > 0").join(places).to("other")
     driver = drive(pipeline)
@@ -486,7 +562,9 @@ def test_a_join_deletes_no_row_that_only_the_initial_aggregate_would_have_had(dr
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_row_that_its_mapping_has_left_is_deleted_behind_the_filter_that_it_passed(drive: Drive, cut: bool) -> None:
+def test_a_row_that_its_mapping_has_left_is_deleted_behind_the_filter_that_it_passed(
+    drive: Drive, cut: bool
+) -> None:
     """A change of a row reaches the join from both sides. The first half of the change passes the filter."""
     pipeline = Pipeline("mapped", workers=2)
     rows = pipeline.table("rows", value=Visit)
@@ -497,11 +575,18 @@ def test_a_row_that_its_mapping_has_left_is_deleted_behind_the_filter_that_it_pa
         driver.pipe("rows", None if n is None else {"g": None, "n": n}, "a", timestamp=number)
         if cut:
             driver.commit()
-    assert [_numbers(record.value) for record in driver.read("joined")] == ["2+2", "2+2", "2+2", None]
+    assert [_numbers(record.value) for record in driver.read("joined")] == [
+        "2+2",
+        "2+2",
+        "2+2",
+        None,
+    ]
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_deleted_row_leaves_nothing_behind_a_filter_that_its_old_row_does_not_pass(drive: Drive, cut: bool) -> None:
+def test_a_deleted_row_leaves_nothing_behind_a_filter_that_its_old_row_does_not_pass(
+    drive: Drive, cut: bool
+) -> None:
     """The join of the table with itself takes (2, nothing) back, which the filter has not passed, instead of (2, 2)."""
     pipeline = Pipeline("paired", workers=2)
     rows = pipeline.table("rows", value=Visit)
@@ -516,7 +601,9 @@ def test_a_deleted_row_leaves_nothing_behind_a_filter_that_its_old_row_does_not_
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_foreign_key_join_behind_a_time_limit_forgets_the_row_that_was_sent_before(drive: Drive, cut: bool) -> None:
+def test_a_foreign_key_join_behind_a_time_limit_forgets_the_row_that_was_sent_before(
+    drive: Drive, cut: bool
+) -> None:
     """The row under `y` is never sent, but its change to `z` has it as its old value."""
     pipeline = Pipeline("held", workers=2)
     visits, places = pipeline.table("visits", value=Visit), pipeline.table("places", value=Visit)
@@ -563,9 +650,13 @@ TRIPS: list[tuple[str, str, Any]] = [
 def joined_trips(how: str) -> dict[str, tuple[int | None, int | None]]:
     """The numbers of each trip's start and end, as two joins of the last rows give them."""
     last = {(topic, key): value for topic, key, value in TRIPS}
-    places = {key: value["n"] for (topic, key), value in last.items() if topic == "places" and value}
+    places = {
+        key: value["n"] for (topic, key), value in last.items() if topic == "places" and value
+    }
     trips = {key: value for (topic, key), value in last.items() if topic == "trips" and value}
-    numbers = {key: (places.get(trip["start"]), places.get(trip["end"])) for key, trip in trips.items()}
+    numbers = {
+        key: (places.get(trip["start"]), places.get(trip["end"])) for key, trip in trips.items()
+    }
     return {key: pair for key, pair in numbers.items() if how == "left" or None not in pair}
 
 
@@ -579,7 +670,9 @@ def test_joins_by_foreign_key_follow_each_other(drive: Drive, size: int) -> None
         chained = started.join(places, how=how, on="left.end")
         chained.select(s="left.right.n", e="right.n").to(how)
         chained.group_by("left.left.end").count(store=f"{how}_ends")
-        started.filter("left.end IS NOT NULL").join(places, how=how, on="left.end").to_stream().to_table(store=how)
+        started.filter("left.end IS NOT NULL").join(
+            places, how=how, on="left.end"
+        ).to_stream().to_table(store=how)
         started.suppress_until_time_limit("0 s").group_by("left.start").count(store=f"{how}_starts")
     driver = drive(pipeline)
     for number, (topic, key, value) in enumerate(TRIPS):
@@ -590,7 +683,9 @@ def test_joins_by_foreign_key_follow_each_other(drive: Drive, size: int) -> None
     for how in hows:
         expected = joined_trips(how) | {"late": (3, 3)}
         last = {record.key: record.value for record in driver.read(how)}
-        assert {key: (row["s"], row["e"]) for key, row in last.items() if row is not None} == expected
+        assert {
+            key: (row["s"], row["e"]) for key, row in last.items() if row is not None
+        } == expected
         assert driver.store(how).keys() == expected.keys()
         ends = {"x": 2, "y": 1} if how == "left" else {"x": 1}
         assert {end: count for end, count in driver.store(f"{how}_ends").items() if count} == ends
@@ -627,7 +722,14 @@ def test_stores_and_streams_find_the_same_value_of_a_global_table(drive: Drive) 
 
 
 @pytest.mark.parametrize(
-    "name", ["expression", pytest.param("function", marks=pytest.mark.spark), "contract", "object", "mapped"]
+    "name",
+    [
+        "expression",
+        pytest.param("function", marks=pytest.mark.spark),
+        "contract",
+        "object",
+        "mapped",
+    ],
 )
 def test_a_null_result_deletes_a_tables_key(drive: Drive, name: str) -> None:
     """As in Kafka Streams' `toTable` and `mapValues`: from the store, the output, and the group."""
@@ -635,9 +737,13 @@ def test_a_null_result_deletes_a_tables_key(drive: Drive, name: str) -> None:
     optional: dict[str, Any] = {"number": int | None, "object": Item | None}
     match name:
         case "expression":
-            table: Table[Any] = pipeline.stream("items", value=Item).map_values("n").to_table(store="latest")
+            table: Table[Any] = (
+                pipeline.stream("items", value=Item).map_values("n").to_table(store="latest")
+            )
         case "function":
-            table = pipeline.stream("items", value=Item).map_values(_number).to_table(store="latest")
+            table = (
+                pipeline.stream("items", value=Item).map_values(_number).to_table(store="latest")
+            )
         case "contract":
             table = pipeline.stream("items", value=optional["number"]).to_table(store="latest")
         case "object":
@@ -647,7 +753,10 @@ def test_a_null_result_deletes_a_tables_key(drive: Drive, name: str) -> None:
     table.to("changes")
     table.group_by("'all'").count(store="number")
     driver = drive(pipeline)
-    values: dict[str, tuple[Any, Any]] = {"contract": (1, None), "object": ({"n": 1, "g": None}, None)}
+    values: dict[str, tuple[Any, Any]] = {
+        "contract": (1, None),
+        "object": ({"n": 1, "g": None}, None),
+    }
     some, none = values.get(name, ({"n": 1, "g": None}, {"n": None, "g": None}))
     for key, value in (("a", some), ("b", some), ("a", none), ("c", none)):
         driver.pipe("items", json.dumps(value), key)
@@ -721,7 +830,10 @@ def test_a_record_that_changes_two_rows_of_a_group_does_what_two_records_do(
         for rows in (ANN_IN_A, *parts):
             driver.pipe("changes", {"rows": rows}, key="x")
             driver.commit()
-        outputs = [[(record.key, record.value) for record in driver.read(topic)] for topic in ("sizes", "points")]
+        outputs = [
+            [(record.key, record.value) for record in driver.read(topic)]
+            for topic in ("sizes", "points")
+        ]
         letters = [record.headers["sluice.detail"] for record in driver.dead_letters()]
         results.append((driver.store("sizes"), driver.store("points"), outputs, letters))
     assert results[0] == results[1]

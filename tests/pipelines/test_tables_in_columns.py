@@ -54,18 +54,37 @@ def _subtract(total: int, score: Score) -> int:
 def pipeline_of(*, to_topic: bool) -> Pipeline:
     pipeline = Pipeline("teams", workers=2)
     scores = pipeline.stream("scores", value=Score, nulls="keep").to_table(store="scores")
-    columns = {"players": "count(*)", "points": "sum(points)", "best": "max(points)", "last": "max_by(_key, points)"}
+    columns = {
+        "players": "count(*)",
+        "points": "sum(points)",
+        "best": "max(points)",
+        "last": "max_by(_key, points)",
+    }
     teams = scores.group_by("team").aggregate(columns, store="teams")
-    bests = pipeline.stream("bests", value=Score).group_by("team").aggregate(best="max(points)", store="best_of_team")
+    bests = (
+        pipeline.stream("bests", value=Score)
+        .group_by("team")
+        .aggregate(best="max(points)", store="best_of_team")
+    )
     sizes = teams.group_by("players").count(store="teams_of_size")
     by_best = (
         bests.filter("best > 0")
         .group_by("best")
-        .aggregate({"teams": "count(*)", "sum": "sum(best)", "team": "max_by(_key, best)"}, store="teams_by_best")
+        .aggregate(
+            {"teams": "count(*)", "sum": "sum(best)", "team": "max_by(_key, best)"},
+            store="teams_by_best",
+        )
     )
-    lucky = scores.group_by("team").aggregate(int, _add, _subtract, store="lucky", returns=int, on_error="dead_letter")
+    lucky = scores.group_by("team").aggregate(
+        int, _add, _subtract, store="lucky", returns=int, on_error="dead_letter"
+    )
     if to_topic:
-        tables: dict[str, Table[Any]] = {"teams": teams, "sizes": sizes, "by_best": by_best, "lucky": lucky}
+        tables: dict[str, Table[Any]] = {
+            "teams": teams,
+            "sizes": sizes,
+            "by_best": by_best,
+            "lucky": lucky,
+        }
         for name, table in tables.items():
             table.to(f"{name}_topic")
     return pipeline
@@ -86,8 +105,13 @@ def results_of(pipeline: Pipeline, piped: list[Piped], *, cut: bool = True) -> A
             # Keys meet nowhere, so only the order within a key is a result.
             of_keys = outputs[topic] = {}
             for record_out in driver.output(topic):
-                of_keys.setdefault(record_out.key, []).append((record_out.value, record_out.timestamp))
-        stores = {name: driver.store(name) for name in ("teams", "teams_of_size", "teams_by_best", "lucky")}
+                of_keys.setdefault(record_out.key, []).append(
+                    (record_out.value, record_out.timestamp)
+                )
+        stores = {
+            name: driver.store(name)
+            for name in ("teams", "teams_of_size", "teams_by_best", "lucky")
+        }
         failed = sorted(str((letter.key, letter.value)) for letter in driver.dead_letters())
         return outputs, stores, failed, driver.counts()
 

@@ -36,7 +36,9 @@ def test_each_record_goes_to_the_topic_that_is_chosen_for_it(drive: Drive, how: 
         driver.pipe("orders", {"id": number, "region": region}, "k", headers={"trace": str(number)})
     written = {}
     for name in ("orders_eu", "orders_us"):
-        written[name] = [(record.value["id"], record.headers["trace"]) for record in driver.output(name)]
+        written[name] = [
+            (record.value["id"], record.headers["trace"]) for record in driver.output(name)
+        ]
     assert written == {"orders_eu": [(0, "0"), (2, "2")], "orders_us": [(1, "1")]}
     letters = driver.dead_letters()
     assert [letter.value["id"] for letter in letters] == [3, 4]
@@ -87,14 +89,18 @@ def test_wrong_lists_of_topics_and_partitions_of_tables_are_errors() -> None:
         orders.route("place", ["eu"])
     with pytest.raises(TopologyError, match="'1 \\+ 1' is INT, not the name of a topic"):
         orders.route("1 + 1", ["eu"])
-    with pytest.raises(TopologyError, match=r"partition: <lambda>\(\) must take \(value\) or \(key, value\)"):
+    with pytest.raises(
+        TopologyError, match=r"partition: <lambda>\(\) must take \(value\) or \(key, value\)"
+    ):
         orders.to("out", partition=lambda: 1)  # type: ignore[arg-type]
     with pytest.raises(TopologyError, match=r"stream at .*: there is no topic to read"):
         pipeline.stream([], value=Order)
     with pytest.raises(TopologyError, match=r"expected the name of a topic \(str\), got int: 1"):
         pipeline.stream([1], value=Order)  # type: ignore[list-item]
     for named in ("others", ["others", "more"]):
-        with pytest.raises(TopologyError, match="max_topics= limits the topics that match a pattern, but these"):
+        with pytest.raises(
+            TopologyError, match="max_topics= limits the topics that match a pattern, but these"
+        ):
             pipeline.stream(named, value=Order, max_topics=2)
     with pytest.raises(TopologyError, match="expected a topic, or a list of topics, got int: 1"):
         pipeline.stream(1, value=Order)  # type: ignore[arg-type]
@@ -106,18 +112,25 @@ def tenants(name: str) -> Pipeline:
     orders = pipeline.stream(re.compile("orders_[a-z]+"), value=Order, key="region")
     orders.filter("id >= 0").select("id", origin="_topic").to("all")
     orders.group_by_key().count(store="count")
-    orders.group_by_key().windowed_by(tumbling("10 ms")).count(store="per_window").suppress_until_window_closes().to(
-        "final"
-    )
+    orders.group_by_key().windowed_by(tumbling("10 ms")).count(
+        store="per_window"
+    ).suppress_until_window_closes().to("final")
     orders.group_by_key().reduce(lambda _, order: order, store="newest").to("newest")
     orders.map_values(lambda order: order.id * 2, returns=int).to("doubled")
     return pipeline
 
 
-@pytest.mark.parametrize("cuts", ["one batch", "a batch per record", "the topics come one after the other"])
+@pytest.mark.parametrize(
+    "cuts", ["one batch", "a batch per record", "the topics come one after the other"]
+)
 def test_a_stream_reads_all_topics_that_match_a_pattern(drive: Drive, cuts: str) -> None:
     driver = drive(tenants("tenants"))
-    records = [("orders_b", 1, "eu", 1), ("orders_c", 2, "us", 2), ("orders_a", 3, "eu", 2), ("orders_b", 4, "eu", 12)]
+    records = [
+        ("orders_b", 1, "eu", 1),
+        ("orders_c", 2, "us", 2),
+        ("orders_a", 3, "eu", 2),
+        ("orders_b", 4, "eu", 12),
+    ]
     for number, (topic, order, region, time) in enumerate(records):
         driver.pipe(topic, {"id": order, "region": region}, timestamp=time)
         if cuts == "a batch per record" or (cuts.startswith("the topics") and number == 0):
@@ -125,8 +138,15 @@ def test_a_stream_reads_all_topics_that_match_a_pattern(drive: Drive, cuts: str)
     written = [(record.value["id"], record.value["origin"]) for record in driver.output("all")]
     assert sorted(written) == [(1, "orders_b"), (2, "orders_c"), (3, "orders_a"), (4, "orders_b")]
     assert driver.store("count") == {"eu": 3, "us": 1}
-    assert sorted((record.key, record.value) for record in driver.output("final")) == [("eu", 2), ("us", 1)]
-    assert [record.value["id"] for record in driver.output("newest") if record.key == "eu"] == [1, 3, 4]
+    assert sorted((record.key, record.value) for record in driver.output("final")) == [
+        ("eu", 2),
+        ("us", 1),
+    ]
+    assert [record.value["id"] for record in driver.output("newest") if record.key == "eu"] == [
+        1,
+        3,
+        4,
+    ]
     assert sorted(record.value for record in driver.output("doubled")) == [2, 4, 6, 8]
     with pytest.raises(TopologyError, match="does not read a topic 'orders_1'"):
         driver.pipe("orders_1", {"id": 1})
@@ -138,7 +158,9 @@ def test_streams_of_two_patterns_are_joined_for_any_cut(drive: Drive) -> None:
         pipeline = Pipeline(f"pairs_{cut}", workers=2)
         orders = pipeline.stream(re.compile("orders_.*"), value=Order, key="region")
         bills = pipeline.stream(re.compile("bills_.*"), value=Order, key="region")
-        orders.left_join(bills, within("10 ms")).select(order="left.id", bill="right.id").to("pairs")
+        orders.left_join(bills, within("10 ms")).select(order="left.id", bill="right.id").to(
+            "pairs"
+        )
         merged = orders.merge(bills).group_by_key()
         merged.windowed_by(session("5 ms")).aggregate(store="visits", ids="collect_list(id)")
         driver = drive(pipeline)
@@ -150,7 +172,10 @@ def test_streams_of_two_patterns_are_joined_for_any_cut(drive: Drive) -> None:
             driver.pipe(topic, {"id": order, "region": region}, timestamp=time)
             if number % cut == 0:
                 driver.commit()
-        pairs = [(record.key, record.value["order"], record.value["bill"]) for record in driver.output("pairs")]
+        pairs = [
+            (record.key, record.value["order"], record.value["bill"])
+            for record in driver.output("pairs")
+        ]
         results.append((sorted(pairs, key=repr), driver.store("visits")))
     first, *others = results
     assert ("eu", 1, 2) in first[0]
@@ -161,7 +186,9 @@ def test_streams_of_two_patterns_are_joined_for_any_cut(drive: Drive) -> None:
 def test_wrong_patterns_are_errors() -> None:
     pipeline = Pipeline("wrong")
     pipeline.stream("orders_eu", value=Order).to("orders_copied")
-    with pytest.raises(TopologyError, match=r"\^orders_\.\* at .* matches orders_eu, which is already used"):
+    with pytest.raises(
+        TopologyError, match=r"\^orders_\.\* at .* matches orders_eu, which is already used"
+    ):
         pipeline.stream(re.compile("orders_.*"), value=Order)
     with pytest.raises(TopologyError, match="matches wrong_dead_letters") as refused:
         pipeline.stream(re.compile(".*"), value=Order)
@@ -170,12 +197,16 @@ def test_wrong_patterns_are_errors() -> None:
         pipeline.stream(re.compile("sales_.*", re.IGNORECASE), value=Order)
     with pytest.raises(TopologyError, match="a pattern of text, not of bytes"):
         pipeline.stream(re.compile(b"sales_.*"), value=Order)  # type: ignore[arg-type]
-    with pytest.raises(TopologyError, match="expected a number of topics \\(int\\), got bool: True"):
+    with pytest.raises(
+        TopologyError, match="expected a number of topics \\(int\\), got bool: True"
+    ):
         pipeline.stream(re.compile("x"), value=Order, max_topics=True)
     with pytest.raises(TopologyError, match="max_topics is 0"):
         pipeline.stream(re.compile("sales_.*"), value=Order, max_topics=0)
     for read in (pipeline.table, pipeline.global_table):
-        with pytest.raises(TopologyError, match=f"{read.__name__} at .*only a stream can read the topics"):
+        with pytest.raises(
+            TopologyError, match=f"{read.__name__} at .*only a stream can read the topics"
+        ):
             read(re.compile("sales_.*"), value=Order, store="sales")  # type: ignore[arg-type]
     with pytest.raises(TopologyError, match=r"'\^sales' .* is not a valid topic name") as invalid:
         pipeline.stream("^sales", value=Order)
@@ -198,6 +229,11 @@ def test_wrong_patterns_are_errors() -> None:
 
 def test_a_topology_shows_the_pattern_of_its_topics() -> None:
     pipeline = Pipeline("shown")
-    pipeline.stream(re.compile("orders_[a-z]+"), value=Order, max_topics=7).group_by_key().count(store="count")
-    assert "stream ^orders_[a-z]+: Order, event time of the record, at most 7 topics" in drawing.text(pipeline)
+    pipeline.stream(re.compile("orders_[a-z]+"), value=Order, max_topics=7).group_by_key().count(
+        store="count"
+    )
+    assert (
+        "stream ^orders_[a-z]+: Order, event time of the record, at most 7 topics"
+        in drawing.text(pipeline)
+    )
     assert "reads   ^orders_[a-z]+, at most 7 topics, as Order" in explain(plan(pipeline))

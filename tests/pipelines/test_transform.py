@@ -43,7 +43,9 @@ def without_rows(frame: DataFrame) -> DataFrame:
 def test_transform_adds_columns_in_its_branch_only(drive: Drive) -> None:
     pipeline = Pipeline("sensors")
     readings = pipeline.stream("readings", value=Reading)
-    readings.filter("size(samples) > 1").transform(summarized, returns=Summary).filter("mean > 1").to("means")
+    readings.filter("size(samples) > 1").transform(summarized, returns=Summary).filter(
+        "mean > 1"
+    ).to("means")
     readings.select("sensor").to("all")
     driver = drive(pipeline)
     driver.pipe("readings", {"sensor": "a", "samples": [1, 2]})
@@ -57,7 +59,9 @@ def test_transform_adds_columns_in_its_branch_only(drive: Drive) -> None:
 def test_a_function_that_loses_rows_is_named_in_the_error(drive: Drive) -> None:
     pipeline = Pipeline("careless")
     pipeline.stream("readings", value=Reading).transform(without_rows, returns=Summary).to("means")
-    with pytest.raises(EngineError, match=r"test_transform.py:\d+ returns a DataFrame without _row"):
+    with pytest.raises(
+        EngineError, match=r"test_transform.py:\d+ returns a DataFrame without _row"
+    ):
         drive(pipeline)
 
 
@@ -66,18 +70,31 @@ def test_a_function_that_loses_rows_is_named_in_the_error(drive: Drive) -> None:
     ("function", "why"),
     [
         (lambda frame: summarized(frame).filter("mean > 1"), "must keep every row .* uses Filter"),
-        (lambda frame: summarized(frame).union(summarized(frame)), "must keep every row .* uses Union"),
+        (
+            lambda frame: summarized(frame).union(summarized(frame)),
+            "must keep every row .* uses Union",
+        ),
         (lambda frame: summarized(frame).orderBy("mean"), "must keep every row .* uses Sort"),
-        (lambda frame: summarized(frame).dropDuplicates(["sensor"]), "must keep every row .* uses Deduplicate"),
+        (
+            lambda frame: summarized(frame).dropDuplicates(["sensor"]),
+            "must keep every row .* uses Deduplicate",
+        ),
         (lambda frame: summarized(frame).limit(1), "must keep every row .* uses GlobalLimit"),
-        (lambda frame: frame.withColumn("mean", F.lit("1")), "returns the column mean as string, .* declares double"),
+        (
+            lambda frame: frame.withColumn("mean", F.lit("1")),
+            "returns the column mean as string, .* declares double",
+        ),
         (lambda frame: None, "returns NoneType, not a DataFrame"),
         (lambda frame: frame.select("nothing"), "failed: .*nothing"),
     ],
 )
-def test_a_function_that_does_not_keep_the_rows_is_refused(drive: Drive, function: Any, why: str) -> None:
+def test_a_function_that_does_not_keep_the_rows_is_refused(
+    drive: Drive, function: Any, why: str
+) -> None:
     pipeline = Pipeline("careless")
-    pipeline.stream("readings", value=Reading).filter("size(samples) > 1").transform(function, returns=Summary).to("m")
+    pipeline.stream("readings", value=Reading).filter("size(samples) > 1").transform(
+        function, returns=Summary
+    ).to("m")
     with pytest.raises(EngineError, match=rf"The function at test_transform.py:\d+ .*{why}"):
         drive(pipeline)
 
@@ -90,4 +107,6 @@ def test_transform_can_follow_an_ordered_step(drive: Drive) -> None:
     newest.to_stream().transform(summarized, returns=Summary).to("means")
     driver = drive(pipeline)
     driver.pipe("readings", {"sensor": "a", "samples": [1, 3]})
-    assert [(one.key, one.value) for one in driver.output("means")] == [("a", {"sensor": "a", "mean": 2.0})]
+    assert [(one.key, one.value) for one in driver.output("means")] == [
+        ("a", {"sensor": "a", "mean": 2.0})
+    ]

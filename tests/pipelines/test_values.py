@@ -35,7 +35,12 @@ class Visit(Struct):
     place: Place
 
 
-VISIT = {"at": "2024-01-01T10:00:00.120", "day": "2024-01-01", "price": 1.5, "place": {"city": "Oslo"}}
+VISIT = {
+    "at": "2024-01-01T10:00:00.120",
+    "day": "2024-01-01",
+    "price": 1.5,
+    "place": {"city": "Oslo"},
+}
 
 
 def keys_and_values(driver: TopologyTestDriver, topic: str) -> list[tuple[object, object]]:
@@ -46,7 +51,11 @@ def keys_and_values(driver: TopologyTestDriver, topic: str) -> list[tuple[object
 def test_a_null_result_is_a_null_value_in_sql_as_in_python(drive: Drive, in_python: bool) -> None:
     pipeline = Pipeline("nulls", workers=2)
     sales = pipeline.stream("sales", value=Note)
-    texts = sales.map_values(lambda note: note.text, returns=str) if in_python else sales.map_values("text")
+    texts = (
+        sales.map_values(lambda note: note.text, returns=str)
+        if in_python
+        else sales.map_values("text")
+    )
     texts.to("texts", value=str)
     texts.group_by_key().count(store="count")
     texts.to_table(store="latest")
@@ -62,7 +71,11 @@ def test_a_null_result_is_a_null_value_in_sql_as_in_python(drive: Drive, in_pyth
         driver.pipe("sales", {"text": text}, key="k", timestamp=1)
     assert keys_and_values(driver, "texts") == [("k", "a"), ("k", None)]
     assert keys_and_values(driver, "both") == [("k", "a"), ("k", "z"), ("k", None), ("k", "z")]
-    assert [driver.store(name) for name in ("count", "latest", "both_count")] == [{"k": 1}, {}, {"k": 3}]
+    assert [driver.store(name) for name in ("count", "latest", "both_count")] == [
+        {"k": 1},
+        {},
+        {"k": 3},
+    ]
     assert {name: n for name, n in driver.counts().items() if name.startswith("null")} == {
         "null_value/count": 1,
         "null_value/both_count": 1,
@@ -71,7 +84,11 @@ def test_a_null_result_is_a_null_value_in_sql_as_in_python(drive: Drive, in_pyth
 
 def reasons(driver: TopologyTestDriver) -> list[tuple[object, str, str]]:
     return [
-        (dead_letter.value, dead_letter.headers["sluice.reason"], dead_letter.headers["sluice.detail"])
+        (
+            dead_letter.value,
+            dead_letter.headers["sluice.reason"],
+            dead_letter.headers["sluice.detail"],
+        )
         for dead_letter in driver.dead_letters()
     ]
 
@@ -105,13 +122,21 @@ def test_values_may_be_numbers_and_lists(drive: Drive) -> None:
         decode=lambda data: int.from_bytes(data, "big", signed=True),
         encode=lambda number: number.to_bytes(4, "big", signed=True),
     )
-    numbers, amounts = pipeline.stream("numbers", value=int), pipeline.stream("amounts", value=Decimal2)
+    numbers, amounts = (
+        pipeline.stream("numbers", value=int),
+        pipeline.stream("amounts", value=Decimal2),
+    )
     numbers.filter("value > 1").map_values("value * 2").to("doubled")
     amounts.group_by_key().reduce(lambda one, other: one + other, store="sum")
     pipeline.stream("lists", value=list[int]).flat_map_values("value").to("elements")
     pipeline.stream("words", value=four_bytes).to("words_copied", value=four_bytes)
     driver = drive(pipeline)
-    for topic, value in {"numbers": "2", "amounts": "1.25", "lists": "[3, 4]", "words": b"\xff\xff\xff\xfe"}.items():
+    for topic, value in {
+        "numbers": "2",
+        "amounts": "1.25",
+        "lists": "[3, 4]",
+        "words": b"\xff\xff\xff\xfe",
+    }.items():
         driver.pipe(topic, value, key="k")
     driver.pipe("numbers", '"2"', key="k")
     driver.pipe("amounts", "1.255", key="k")
@@ -137,7 +162,9 @@ def test_the_results_of_a_group_are_encoded_too(drive: Drive) -> None:
     by_key = pipeline.stream("numbers", value=int).group_by_key()
     digits = Serde(int, encode=four_digits)
     by_key.count(store="counts").to("counts_out", value=digits)
-    by_key.windowed_by(tumbling("1 second")).count(store="of_second").to("of_second_out", value=digits, emit="latest")
+    by_key.windowed_by(tumbling("1 second")).count(store="of_second").to(
+        "of_second_out", value=digits, emit="latest"
+    )
     totals = by_key.aggregate(store="totals", sum="sum(value)")
     totals.to("totals_out", value=Serde(dict, encode=lambda total: b"sum=%d" % total["sum"]))
     driver = drive(pipeline)
@@ -145,7 +172,9 @@ def test_the_results_of_a_group_are_encoded_too(drive: Drive) -> None:
         driver.pipe("numbers", "5", key="k", timestamp=time)
     counts = [value for _, value in keys_and_values(driver, "counts_out")]
     assert set(counts) <= {b"0001", b"0002"}  # a batch writes the last count
-    windows = {record.headers["window_start"]: record.value for record in driver.output("of_second_out")}
+    windows = {
+        record.headers["window_start"]: record.value for record in driver.output("of_second_out")
+    }
     assert windows == {"0": b"0001", "1000": b"0002"}
     assert keys_and_values(driver, "totals_out")[-1] == ("k", b"sum=15")
     (rejected,) = driver.dead_letters()
@@ -156,7 +185,11 @@ def test_aggregated_objects_keep_their_field_names(drive: Drive) -> None:
     pipeline = Pipeline("visits", workers=1)
     visits = pipeline.stream("visits", value=Visit)
     by_city = visits.group_by("place.city")
-    columns = {"last": "max(at)", "place": "max_by(place, at)", "newest": "max_by(struct(at, price), at)"}
+    columns = {
+        "last": "max(at)",
+        "place": "max_by(place, at)",
+        "newest": "max_by(struct(at, price), at)",
+    }
     by_city.aggregate(columns, store="newest")
     driver = drive(pipeline)
     driver.pipe("visits", VISIT, timestamp=0)
@@ -168,7 +201,9 @@ def test_aggregated_objects_keep_their_field_names(drive: Drive) -> None:
 
 def test_aggregates_of_sessions_keep_their_field_names(drive: Drive) -> None:
     pipeline = Pipeline("visits", workers=1)
-    by_city = pipeline.stream("visits", value=Visit).group_by("place.city").windowed_by(session("1 hour"))
+    by_city = (
+        pipeline.stream("visits", value=Visit).group_by("place.city").windowed_by(session("1 hour"))
+    )
     by_city.aggregate(store="sessions", last="max(at)", all="collect_list(struct(day))")
     driver = drive(pipeline)
     driver.pipe("visits", VISIT, timestamp=0)
@@ -177,7 +212,13 @@ def test_aggregates_of_sessions_keep_their_field_names(drive: Drive) -> None:
     }
 
 
-QUOTES = {"'it''s'": "it's", r"'it\'s'": "it's", '"it\'s"': "it's", '"say ""x"""': 'say "x"', "'say \"\"x'": 'say ""x'}
+QUOTES = {
+    "'it''s'": "it's",
+    r"'it\'s'": "it's",
+    '"it\'s"': "it's",
+    '"say ""x"""': 'say "x"',
+    "'say \"\"x'": 'say ""x',
+}
 
 
 @pytest.mark.parametrize("condition", ["item = 'it''s'", "item = 'it''s' AND rlike(item, 't')"])
@@ -185,7 +226,9 @@ def test_a_doubled_quote_in_a_text_is_one_quote(drive: Drive, condition: str) ->
     """Spark, which computes the second condition, reads SQL texts so. The first one is computed on Arrow."""
     pipeline = Pipeline("quotes")
     sales = pipeline.stream("sales", value=Sale)
-    sales.filter(condition).select({f"t{number}": text for number, text in enumerate(QUOTES)}).to("texts")
+    sales.filter(condition).select({f"t{number}": text for number, text in enumerate(QUOTES)}).to(
+        "texts"
+    )
     driver = drive(pipeline)
     for item in ("it's", "its"):
         driver.pipe("sales", {"item": item, "amount": 1}, "k")
@@ -215,7 +258,9 @@ def test_aggregates_are_computed_as_the_author_wrote_them(drive: Drive) -> None:
     driver = drive(pipeline)
     for amount, item in enumerate("abc", 1):
         driver.pipe("sales", {"item": item, "amount": amount}, "k")
-    assert driver.store("formats") == {"k": {name: result for name, (_, result) in AGGREGATES.items()}}
+    assert driver.store("formats") == {
+        "k": {name: result for name, (_, result) in AGGREGATES.items()}
+    }
 
 
 def test_nested_defaults_count_although_their_struct_omits_them(drive: Drive) -> None:
@@ -228,7 +273,9 @@ def test_nested_defaults_count_although_their_struct_omits_them(drive: Drive) ->
     for line in ({"sku": "a", "qty": 5}, {"sku": "a", "qty": 1}, {"sku": "a"}):
         driver.pipe("baskets", {"first": line, "lines": [line]}, key="k")
     assert driver.store("sold") == {"k": {"pieces": 7}}
-    assert [value for _, value in keys_and_values(driver, "single")] == [{"lines": [{"sku": "a", "qty": 1}]}] * 2
+    assert [value for _, value in keys_and_values(driver, "single")] == [
+        {"lines": [{"sku": "a", "qty": 1}]}
+    ] * 2
     assert [value for _, value in keys_and_values(driver, "quantities")] == [[5, 5], [1, 1], [1, 1]]
     assert not reasons(driver)
 
@@ -246,7 +293,9 @@ def test_tags_are_fields(drive: Drive) -> None:
     book: dict[str, Any] = {"type": "Book", "page": {"kind": "page", "rows": [1, 2], "next": 0}}
     assert keys_and_values(driver, "copies") == [("k", book)]
     assert keys_and_values(driver, "kinds") == [("k", {"kind": "page"})]
-    assert keys_and_values(driver, "turned") == [("k", {**book, "page": {**book["page"], "next": 1}})]
+    assert keys_and_values(driver, "turned") == [
+        ("k", {**book, "page": {**book["page"], "next": 1}})
+    ]
     assert driver.store("books_by_key") == driver.store("last") == {"k": book}
     assert not reasons(driver)
 
@@ -277,7 +326,9 @@ def test_a_stream_looks_up_a_global_table_by_the_keys_text(drive: Drive) -> None
     assert [list(driver.store(f"by_{field}")) for field in ("at", "day", "price")] == [
         ["2024-01-01 10:00:00.12"], ["2024-01-01"], ["1.5"],
     ]  # fmt: skip
-    assert [keys_and_values(driver, f"city_by_{field}") for field in ("at", "day", "price")] == 3 * [[(None, "Oslo")]]
+    assert [
+        keys_and_values(driver, f"city_by_{field}") for field in ("at", "day", "price")
+    ] == 3 * [[(None, "Oslo")]]
 
 
 def read_sale(data: bytes) -> Sale | dict[str, str]:
@@ -344,7 +395,9 @@ def test_texts_are_written_as_json_writes_the_value(drive: Drive) -> None:
     for field in ("word", "flag", "price", "rate", "day", "at", "sizes"):
         forms.map_values(field).to(field, value=str)
     forms.map_values(lambda form: form.flag, returns=bool).to("flag_of_function", value=str)
-    forms.map_values(lambda form: {"flag": form.flag, "none": None}).to("any_of_function", value=str)
+    forms.map_values(lambda form: {"flag": form.flag, "none": None}).to(
+        "any_of_function", value=str
+    )
     forms.map_values("CAST(1.23456789012345678901 AS DECIMAL(30,20))").to("exact", value=str)
     driver = drive(pipeline)
     driver.pipe("forms", {"word": ' a "b" ', "sizes": [1, 2]})
@@ -382,17 +435,25 @@ class KeepForms:
         self.context.forward(record.key, record.value)
 
 
-@pytest.mark.parametrize("at", ["2024-01-01T10:00:00Z", "2024-01-01T12:00:00+02:00", "2024-01-01T10:00:00"])
+@pytest.mark.parametrize(
+    "at", ["2024-01-01T10:00:00Z", "2024-01-01T12:00:00+02:00", "2024-01-01T10:00:00"]
+)
 def test_a_time_has_the_same_text_whatever_has_computed_it(drive: Drive, at: str) -> None:
     pipeline = Pipeline("times", workers=1)
     forms = pipeline.stream("forms", value=Form)
     forms.map_values("at").to("expression", value=str)
     forms.map_values(lambda form: form.at, returns=datetime).to("function", value=str)
-    forms.map_values(lambda form: form, returns=Form).map_values("at").to("form_of_function", value=str)
-    forms.process(KeepForms, stores={"kept": Form}, returns=Form).output.map_values("at").to("processor", value=str)
+    forms.map_values(lambda form: form, returns=Form).map_values("at").to(
+        "form_of_function", value=str
+    )
+    forms.process(KeepForms, stores={"kept": Form}, returns=Form).output.map_values("at").to(
+        "processor", value=str
+    )
     by_key = forms.group_by_key()
     by_key.aggregate(store="sql", at="last(at)")
-    by_key.aggregate(lambda: datetime(1970, 1, 1), lambda last, form: form.at, store="time", returns=datetime)
+    by_key.aggregate(
+        lambda: datetime(1970, 1, 1), lambda last, form: form.at, store="time", returns=datetime
+    )
     by_key.reduce(lambda last, form: form, store="form")
     by_key.reduce(lambda last, form: form, store="changes").to("changes")
     driver = drive(pipeline)
@@ -468,18 +529,24 @@ def test_functions_that_change_their_arguments_spoil_no_other_step(drive: Drive)
     sales.process(Spoils, returns=Sale).output.to("processed")
     sales.join(table).filter(lambda both: both["right"].pop("item") == "stock").to("joined")
     keyed = sales.group_by_key()
-    keyed.windowed_by(hopping("4 ms", advance="1 ms")).aggregate(list, collect, store="lists", returns=list[str])
+    keyed.windowed_by(hopping("4 ms", advance="1 ms")).aggregate(
+        list, collect, store="lists", returns=list[str]
+    )
     keyed.aggregate(list, collect, store="list", returns=list[str])
     keyed.reduce(lambda one, other: spoil(one) and spoil(other), store="last")
     driver = drive(pipeline)
     driver.pipe("stock", {"item": "stock", "amount": 0}, key="k")
     driver.commit()
     for time in (10, 11):
-        driver.pipe("sales", {"item": "pear", "amount": time, "tags": ["a"]}, key="k", timestamp=time)
+        driver.pipe(
+            "sales", {"item": "pear", "amount": time, "tags": ["a"]}, key="k", timestamp=time
+        )
     given = [{"item": "pear", "amount": time, "tags": ["a"]} for time in (10, 11)]
     for topic in ("sales_after", "keyed", "processed"):
         assert [record.value for record in driver.output(topic)] == given, topic
-    assert [record.value["tags"] for record in driver.output("mapped")] == [["a", "spoilt", "spoilt"]] * 2
+    assert [record.value["tags"] for record in driver.output("mapped")] == [
+        ["a", "spoilt", "spoilt"]
+    ] * 2
     assert [record.value["tags"] for record in driver.output("flat")] == [["a", "spoilt"]] * 6
     assert [record.value["left"] for record in driver.output("joined")] == given
     assert {start: tags for (_, start, _), tags in driver.store("lists").items()} == {

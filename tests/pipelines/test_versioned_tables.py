@@ -55,9 +55,21 @@ def test_a_sale_has_the_price_of_its_time(drive: Drive, cut: bool) -> None:
         ("prices", "tea", 15, 1_020), ("sales", "tea", "after", 1_030), ("sales", "tea", "now", 1_060),
         ("sales", "tea", "before", 999), ("prices", "tea", None, 1_080), ("sales", "tea", "deleted", 1_090),
     )  # fmt: skip
-    assert sold(driver) == [("between", 10), ("after", 15), ("now", 20), ("before", None), ("deleted", None)]
-    # Only the latest price is in the store and in aggregates, but the stream of changes has the late one too.
-    assert [record.value and record.value["cents"] for record in driver.output("all_prices")] == [10, 20, 15, None]
+    assert sold(driver) == [
+        ("between", 10),
+        ("after", 15),
+        ("now", 20),
+        ("before", None),
+        ("deleted", None),
+    ]
+    # Only the latest price is in the store and in aggregates, but the stream of changes has the
+    # late one too.
+    assert [record.value and record.value["cents"] for record in driver.output("all_prices")] == [
+        10,
+        20,
+        15,
+        None,
+    ]
     assert driver.store("prices") == {}
     assert driver.store("sums") == {"all": {"sum": None, "most": None}}
 
@@ -70,7 +82,13 @@ def test_steps_behind_the_changes_read_a_late_price(drive: Drive, cut: bool) -> 
     prices.filter("cents < 18").to_stream().filter("cents IS NOT NULL").to("filtered")
     prices.to_stream().group_by("cents % 10").count(store="counts")
     driver = drive(pipeline)
-    pipe(driver, cut, ("prices", "tea", 20, 1_050), ("prices", "tea", 15, 1_020), ("prices", "tea", 40, 1_030))
+    pipe(
+        driver,
+        cut,
+        ("prices", "tea", 20, 1_050),
+        ("prices", "tea", 15, 1_020),
+        ("prices", "tea", 40, 1_030),
+    )
     assert [record.value["euros"] for record in driver.output("mapped")] == [0.2, 0.15, 0.4]
     assert [record.value["cents"] for record in driver.output("filtered")] == [15]
     assert driver.store("counts") == {"0": 2, "5": 1}
@@ -131,14 +149,21 @@ WRONG: dict[str, tuple[Callable[[Pipeline], object], str]] = {
         r"the grace is 2 s, but the table's versions reach back only 1 s",
     ),
     "a join of streams": (
-        lambda p: p.stream("s", value=str).left_join(p.stream("t", value=str), within("1 s"), grace="1 s"),
+        lambda p: p.stream("s", value=str).left_join(
+            p.stream("t", value=str), within("1 s"), grace="1 s"
+        ),
         r"takes no on= and no grace=",
     ),
     "versions of windows": (
-        lambda p: p.stream("s", value=str).group_by_key().versioned("1 s").windowed_by(tumbling("1 s")),
+        lambda p: (
+            p.stream("s", value=str).group_by_key().versioned("1 s").windowed_by(tumbling("1 s"))
+        ),
         r"a versioned table has no windows",
     ),
-    "a negative history": (lambda p: prices(p, versioned="-1 s"), r"'-1 s' at .* is not a duration"),
+    "a negative history": (
+        lambda p: prices(p, versioned="-1 s"),
+        r"'-1 s' at .* is not a duration",
+    ),
 }
 
 

@@ -27,8 +27,25 @@ def thirds(time: int) -> list[tuple[int, int]]:
     return [] if start // (2 * HOUR) % 3 == 2 else [(start, start + 2 * HOUR)]
 
 
-TOPICS = ("closed_days", "early_days", "early_sessions", "day_changes", "moving", "fours", "thirds_closed")
-STORES = ("days", "last_days", "early", "sessions", "thirds", "moving_means", "every_four", "warmth_of_days")
+TOPICS = (
+    "closed_days",
+    "early_days",
+    "early_sessions",
+    "day_changes",
+    "moving",
+    "fours",
+    "thirds_closed",
+)
+STORES = (
+    "days",
+    "last_days",
+    "early",
+    "sessions",
+    "thirds",
+    "moving_means",
+    "every_four",
+    "warmth_of_days",
+)
 
 
 def sensors() -> Pipeline:
@@ -36,9 +53,9 @@ def sensors() -> Pipeline:
     readings = pipeline.stream("readings", value=Reading).group_by("sensor")
     day = tumbling("1 day", grace="3 hours", zone="Europe/Berlin")
     readings.windowed_by(day).count(store="days")
-    readings.windowed_by(hopping("2 days", advance="1 day", zone="Europe/Berlin"), emit="window_close").reduce(
-        lambda _, last: last, store="last_days"
-    ).to("closed_days")
+    readings.windowed_by(
+        hopping("2 days", advance="1 day", zone="Europe/Berlin"), emit="window_close"
+    ).reduce(lambda _, last: last, store="last_days").to("closed_days")
     early = readings.windowed_by(day, emit="window_close", early="5 hours").aggregate(
         store="early", hottest="max(celsius)", mean="avg(celsius)"
     )
@@ -46,17 +63,24 @@ def sensors() -> Pipeline:
     early.changes().to("day_changes")
     early.group_by("hottest div 10").count(store="warmth_of_days")
     visits = session("4 hours", grace="1 hour")
-    readings.windowed_by(visits, emit="window_close", early="2 hours").count(store="sessions").to("early_sessions")
-    readings.windowed_by(custom_windows(thirds, grace="1 hour"), emit="window_close").count(store="thirds").to(
-        "thirds_closed"
+    readings.windowed_by(visits, emit="window_close", early="2 hours").count(store="sessions").to(
+        "early_sessions"
     )
-    readings.windowed_by(last_records(3)).aggregate(store="moving_means", mean="avg(celsius)").to("moving")
-    readings.windowed_by(every_records(4), emit="window_close").count(store="every_four").to("fours")
+    readings.windowed_by(custom_windows(thirds, grace="1 hour"), emit="window_close").count(
+        store="thirds"
+    ).to("thirds_closed")
+    readings.windowed_by(last_records(3)).aggregate(store="moving_means", mean="avg(celsius)").to(
+        "moving"
+    )
+    readings.windowed_by(every_records(4), emit="window_close").count(store="every_four").to(
+        "fours"
+    )
     return pipeline
 
 
 records = st.lists(
-    st.tuples(st.sampled_from("abc"), st.integers(0, 30), st.integers(0, 60), st.integers(0, 1)), max_size=25
+    st.tuples(st.sampled_from("abc"), st.integers(0, 30), st.integers(0, 60), st.integers(0, 1)),
+    max_size=25,
 )
 
 
@@ -75,7 +99,9 @@ def results(written: list[tuple[str, int, int, int]], cuts: set[int]) -> dict[st
 
 @settings(max_examples=6)
 @given(records, st.sets(st.integers(0, 25), min_size=1))
-def test_any_cut_gives_the_same_results(written: list[tuple[str, int, int, int]], cuts: set[int]) -> None:
+def test_any_cut_gives_the_same_results(
+    written: list[tuple[str, int, int, int]], cuts: set[int]
+) -> None:
     whole, in_pieces = results(written, set()), results(written, cuts)
     for name, result in whole.items():
         assert in_pieces[name] == result, name

@@ -22,7 +22,14 @@ from sluice.testing import TopologyTestDriver
 from sluice.topology import Table
 from tests.pipelines.conftest import Drive
 
-VISITS = [("home", 1_000), ("cart", 2_000), ("home", 3_000), ("home", 61_000), ("cart", 62_000), ("cart", 63_000)]
+VISITS = [
+    ("home", 1_000),
+    ("cart", 2_000),
+    ("home", 3_000),
+    ("home", 61_000),
+    ("cart", 62_000),
+    ("cart", 63_000),
+]
 
 
 def visits(pipeline: Pipeline, topic: str = "visits") -> Table[int]:
@@ -76,7 +83,9 @@ def test_functions_get_the_window_with_the_key(drive: Drive, cut: bool) -> None:
     ]  # fmt: skip
 
 
-def test_a_window_that_ends_after_the_year_9999_is_a_dead_letter_of_a_function_that_takes_the_key(drive: Drive) -> None:
+def test_a_window_that_ends_after_the_year_9999_is_a_dead_letter_of_a_function_that_takes_the_key(
+    drive: Drive,
+) -> None:
     def end_of(key: Windowed[str], count: int) -> str:
         return f"{key.end}"
 
@@ -114,7 +123,9 @@ def test_a_join_with_a_global_table_keeps_the_windows(drive: Drive, cut: bool) -
     pipeline = Pipeline("titles")
     titles = pipeline.global_table("titles", value=str)
     titled = visits(pipeline).to_stream().left_join(titles, on="_key")
-    titled.select(title="right", start="date_format(_window_start, 'HH:mm')").to("titled", key=windowed_json)
+    titled.select(title="right", start="date_format(_window_start, 'HH:mm')").to(
+        "titled", key=windowed_json
+    )
     driver = drive(pipeline)
     driver.pipe("titles", "Your cart", key="cart", timestamp=0)
     driver.commit()
@@ -124,7 +135,10 @@ def test_a_join_with_a_global_table_keeps_the_windows(drive: Drive, cut: bool) -
         windowed_json(windowed_home(60_000, 120_000)).decode(),
         {"title": None, "start": "00:01"},
     )
-    assert (cart.key, cart.value["title"]) == ('{"key":"cart","start":60000,"end":120000}', "Your cart")
+    assert (cart.key, cart.value["title"]) == (
+        '{"key":"cart","start":60000,"end":120000}',
+        "Your cart",
+    )
 
 
 def sessions(pipeline: Pipeline, topic: str = "visits") -> Table[int]:
@@ -155,8 +169,12 @@ def test_each_session_that_was_sent_is_a_key_with_its_end(drive: Drive, cut: boo
     assert driver.store("results") == dict.fromkeys(driver.store("ever_sent"), 1)
     assert driver.store("labels")["home", *home] == ["home 00:00:01 0 1"]
     assert driver.store("labels")["home", 1_000, 3_000] == ["home 00:00:01 2 2"]
-    keys = [record.key for record in driver.output("labels") if record.headers["window_start"] == "1000"]
-    assert keys == [windowed_json(windowed_home(*bounds)).decode() for bounds in (home, (1_000, 3_000))]
+    keys = [
+        record.key for record in driver.output("labels") if record.headers["window_start"] == "1000"
+    ]
+    assert keys == [
+        windowed_json(windowed_home(*bounds)).decode() for bounds in (home, (1_000, 3_000))
+    ]
 
 
 @cuts
@@ -182,13 +200,18 @@ def labelled(key: Windowed[str], labels: list[str], value: int) -> list[str]:
 def test_tables_of_the_same_window_are_joined(drive: Drive, cut: bool) -> None:
     pipeline = Pipeline("joined")
     seen, sold = visits(pipeline), visits(pipeline, "sales")
-    rates = seen.left_join(sold).select(rate="coalesce(right, 0) / left", minute="minute(_window_start)")
+    rates = seen.left_join(sold).select(
+        rate="coalesce(right, 0) / left", minute="minute(_window_start)"
+    )
     rates.to("rates")
     seen.to_stream().join(sold).to("seen_after_sales")
     driver = drive(pipeline)
     driver.pipe("sales", "v", key="cart", timestamp=2_500)
     fill(driver, cut)
-    rows = {(record.key, record.headers["window_start"]): record.value for record in driver.output("rates")}
+    rows = {
+        (record.key, record.headers["window_start"]): record.value
+        for record in driver.output("rates")
+    }
     assert rows == {
         ("home", "0"): {"rate": 0.0, "minute": 0},
         ("cart", "0"): {"rate": 1.0, "minute": 0},
@@ -212,8 +235,12 @@ def output_key(drive: Drive, window: Any, encode: Any) -> bytes:
 
 
 def test_output_keys_can_have_the_window(drive: Drive) -> None:
-    assert output_key(drive, tumbling("1 minute"), windowed_json) == b'{"key":"home","start":0,"end":60000}'
-    # What org.apache.kafka.streams.kstream.TimeWindowedSerializer and SessionWindowedSerializer write.
+    assert (
+        output_key(drive, tumbling("1 minute"), windowed_json)
+        == b'{"key":"home","start":0,"end":60000}'
+    )
+    # What org.apache.kafka.streams.kstream.TimeWindowedSerializer and SessionWindowedSerializer
+    # write.
     start, end = bytes(6) + b"\x00\x02", bytes(6) + b"\x00\x05"
     assert time_windowed_bytes(windowed_home(2, 5)) == b"home" + start
     assert session_windowed_bytes(windowed_home(2, 5)) == b"home" + end + start

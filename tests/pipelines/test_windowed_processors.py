@@ -21,7 +21,14 @@ from sluice import (
 from sluice.topology import Table
 from tests.pipelines.conftest import Drive
 
-VISITS = [("home", 1_000), ("cart", 2_000), ("home", 3_000), ("home", 61_000), ("cart", 62_000), ("cart", 63_000)]
+VISITS = [
+    ("home", 1_000),
+    ("cart", 2_000),
+    ("home", 3_000),
+    ("home", 61_000),
+    ("cart", 62_000),
+    ("cart", 63_000),
+]
 FIRST, SECOND = (0, 60_000), (60_000, 120_000)
 cuts = pytest.mark.parametrize("cut", [False, True])
 
@@ -32,7 +39,9 @@ def visits(pipeline: Pipeline) -> Table[int]:
     return pages.windowed_by(tumbling("1 minute")).count(store="visits_per_minute")
 
 
-def visit(drive: Drive, pipeline: Pipeline, cut: bool, times: list[tuple[str, int]] = VISITS) -> Any:
+def visit(
+    drive: Drive, pipeline: Pipeline, cut: bool, times: list[tuple[str, int]] = VISITS
+) -> Any:
     driver = drive(pipeline)
     for page, at in times:
         driver.pipe("visits", "v", key=page, timestamp=at)
@@ -51,7 +60,9 @@ class Growth:
     def process(self, record: Record[int, Windowed[str]]) -> None:
         counts = self.context.store("growth")
         assert self.context.key == record.key
-        self.context.forward(record.value - counts.get("count", 0), headers={"start": str(record.key.start_ms)})
+        self.context.forward(
+            record.value - counts.get("count", 0), headers={"start": str(record.key.start_ms)}
+        )
         counts.put("count", record.value)
 
 
@@ -62,11 +73,20 @@ def test_results_keep_the_window_of_their_record(drive: Drive, cut: bool) -> Non
     grown = stream.process_values(Growth, stores={"growth": int}, returns=int).output
     grown.to("growths", key=windowed_json)
     grown.group_by_key().aggregate(store="sum_of_growths", sum="sum(value)")
-    grown.filter(is_in_first_minute).select(start="unix_millis(_window_start)", page="_key").to("first")
+    grown.filter(is_in_first_minute).select(start="unix_millis(_window_start)", page="_key").to(
+        "first"
+    )
     grown.group_by("date_format(_window_end, 'HH:mm')").count(store="records_of_minute")
     driver = visit(drive, pipeline, cut)
-    per_window = {("home", *FIRST): 2, ("cart", *FIRST): 1, ("home", *SECOND): 1, ("cart", *SECOND): 2}
-    assert driver.store("sum_of_growths") == {key: {"sum": count} for key, count in per_window.items()}
+    per_window = {
+        ("home", *FIRST): 2,
+        ("cart", *FIRST): 1,
+        ("home", *SECOND): 1,
+        ("cart", *SECOND): 2,
+    }
+    assert driver.store("sum_of_growths") == {
+        key: {"sum": count} for key, count in per_window.items()
+    }
     assert driver.store("growth") == {key: {"count": count} for key, count in per_window.items()}
     assert {record.value for record in driver.output("growths")} == {1}
     assert driver.output("growths")[-1].key == '{"key":"cart","start":60000,"end":120000}'
@@ -164,7 +184,9 @@ def test_a_grown_session_is_another_key_of_the_stores(drive: Drive, cut: bool) -
 
 
 @cuts
-def test_a_window_after_the_year_9999_is_a_dead_letter_of_its_record(drive: Drive, cut: bool) -> None:
+def test_a_window_after_the_year_9999_is_a_dead_letter_of_its_record(
+    drive: Drive, cut: bool
+) -> None:
     pipeline = Pipeline("long")
     pages = pipeline.stream("visits", value=str).group_by_key()
     counts = pages.windowed_by(sliding("100000000 days")).count(store="visits_of_ages")

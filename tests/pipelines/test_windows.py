@@ -32,7 +32,9 @@ class Event(Struct):
 def driver(session: SparkSession | None, server: str) -> Iterator[TopologyTestDriver]:
     """One driver for all tests: each test has its own pages and its own hour."""
     database = new_database(server) if server else ""
-    with TopologyTestDriver(load_pipeline(PIPELINES, "windows"), spark=session, database=database) as driver:
+    with TopologyTestDriver(
+        load_pipeline(PIPELINES, "windows"), spark=session, database=database
+    ) as driver:
         yield driver
 
 
@@ -54,7 +56,11 @@ def visit(driver: TopologyTestDriver, page: str, *times: str, topic: str = "visi
 
 def stored(driver: TopologyTestDriver, store: str, page: str) -> dict[tuple[int, int], int]:
     """A page's windows and their counts."""
-    return {(start, end): count for (key, start, end), count in driver.store(store).items() if key == page}
+    return {
+        (start, end): count
+        for (key, start, end), count in driver.store(store).items()
+        if key == page
+    }
 
 
 def read(driver: TopologyTestDriver, topic: str, page: str) -> list[tuple[Any, ...]]:
@@ -70,10 +76,14 @@ def test_a_late_visit_counts_until_the_grace_of_its_window_ends(driver: Topology
     eight, one_past = span("08:00:00", "08:01:00"), span("08:01:00", "08:02:00")
     visit(driver, "home", "08:00:04", "08:00:54", "08:01:05", "08:00:58", "08:01:13")
     assert stored(driver, "minutes", "home") == {eight: 3, one_past: 2}
-    assert read(driver, "minutes_closed", "home") == [], "at 08:01:13 the first minute is still open"
+    assert read(driver, "minutes_closed", "home") == [], (
+        "at 08:01:13 the first minute is still open"
+    )
 
     visit(driver, "cart", "08:01:15")
-    assert read(driver, "minutes_closed", "home") == [(*eight, 3)], "a visit of any page advances stream time"
+    assert read(driver, "minutes_closed", "home") == [(*eight, 3)], (
+        "a visit of any page advances stream time"
+    )
 
     visit(driver, "home", "08:00:59")
     assert stored(driver, "minutes", "home")[eight] == 3
@@ -93,7 +103,9 @@ def test_a_visit_is_in_every_hopping_window_around_its_time(driver: TopologyTest
     }
 
 
-def test_a_sliding_window_ends_with_a_visit_or_begins_right_after_one(driver: TopologyTestDriver) -> None:
+def test_a_sliding_window_ends_with_a_visit_or_begins_right_after_one(
+    driver: TopologyTestDriver,
+) -> None:
     visit(driver, "news", "10:00:36", "10:00:42", "10:01:20")
     assert stored(driver, "bursts", "news") == {
         span("10:00:06", "10:00:36"): 1,
@@ -112,7 +124,11 @@ def test_sessions_merge_when_a_visit_comes_between_them(driver: TopologyTestDriv
     visit(driver, "shop", "11:00:30")
     merged = span("11:00:10", "11:00:50")
     assert stored(driver, "sessions", "shop") == {merged: 3}
-    assert read(driver, "session_changes", "shop") == [(*first, None), (*second, None), (*merged, 3)]
+    assert read(driver, "session_changes", "shop") == [
+        (*first, None),
+        (*second, None),
+        (*merged, 3),
+    ]
     assert read(driver, "sessions_closed", "shop") == [], (
         "a visit can join the session until 11:01:35, its end plus gap and grace"
     )
@@ -123,17 +139,23 @@ def test_sessions_merge_when_a_visit_comes_between_them(driver: TopologyTestDriv
     assert read(driver, "sessions_closed", "shop") == [(*merged, 3)]
 
 
-def test_a_pages_total_is_emitted_once_a_minute_or_when_the_buffer_is_full(driver: TopologyTestDriver) -> None:
+def test_a_pages_total_is_emitted_once_a_minute_or_when_the_buffer_is_full(
+    driver: TopologyTestDriver,
+) -> None:
     def totals(topic: str) -> list[Any]:
         return [record.value for record in driver.read(topic) if record.key == "jobs"]
 
     visit(driver, "jobs", "14:00:00", "14:00:20", "14:00:59")
     assert totals("visits_total_per_minute") == []
     visit(driver, "cart", "14:01:00")
-    assert totals("visits_total_per_minute") == [3], "a minute after the first update, the latest total is emitted"
+    assert totals("visits_total_per_minute") == [3], (
+        "a minute after the first update, the latest total is emitted"
+    )
     assert totals("visits_total_when_full") == []
     visit(driver, "help", "14:01:01")
-    assert totals("visits_total_when_full") == [3], "the buffer holds two updates: the oldest is emitted early"
+    assert totals("visits_total_when_full") == [3], (
+        "the buffer holds two updates: the oldest is emitted early"
+    )
 
 
 def test_a_visits_time_is_from_a_field_the_record_or_the_clock(driver: TopologyTestDriver) -> None:
@@ -146,13 +168,17 @@ def test_a_visits_time_is_from_a_field_the_record_or_the_clock(driver: TopologyT
     assert stored(driver, "minutes_recorded", "blog") == {span("12:00:00", "12:01:00"): 1}
     (first, _), (second, end) = sorted(stored(driver, "minutes_processed", "blog"))
     assert before - MINUTE < first <= time.time() * 1_000
-    assert first + 2 * MINUTE <= second < end == second + MINUTE, "the driver's clock was advanced by two minutes"
+    assert first + 2 * MINUTE <= second < end == second + MINUTE, (
+        "the driver's clock was advanced by two minutes"
+    )
 
 
 def test_the_sources_policy_for_invalid_times(drive: Drive) -> None:
     pipeline = Pipeline("timeless", workers=1)
     for policy in ("dead_letter", "skip", "clock"):
-        events = pipeline.stream(f"events_{policy}", value=Event, event_time="at", invalid_time=policy)
+        events = pipeline.stream(
+            f"events_{policy}", value=Event, event_time="at", invalid_time=policy
+        )
         events.group_by_key().windowed_by(tumbling("1 s")).count(store=f"in_time_{policy}")
     driver = drive(pipeline)
     fine, none = {"name": "fine", "at": "1970-01-01T00:00:05"}, {"name": "timeless", "at": None}
@@ -209,7 +235,9 @@ def test_late_records_are_counted_and_written_to_their_own_topic(drive: Drive, k
     pipeline = Pipeline("late")
     ticks = pipeline.stream("ticks", value=Tick).filter("n > 0").group_by_key()
     windowed = ticks.windowed_by(tumbling("10 ms"), late="late_ticks")
-    columns = {"n": "count(*)"} if kind != "in order" else {"n": "count(*)", "all": "collect_list(n)"}
+    columns = (
+        {"n": "count(*)"} if kind != "in order" else {"n": "count(*)", "all": "collect_list(n)"}
+    )
     windowed.aggregate(columns, store="per_window")
     driver = drive(pipeline)
     for n, at in ((1, 5), (2, 25), (3, 7), (0, 1), (4, 29)):
@@ -220,7 +248,10 @@ def test_late_records_are_counted_and_written_to_their_own_topic(drive: Drive, k
         ("a", {"n": 3}, 7), ("a", {"n": 5}, 12),
     ]  # fmt: skip
     assert driver.counts()["late/per_window"] == 2
-    assert {key: value["n"] for key, value in driver.store("per_window").items()} == {("a", 0, 10): 1, ("a", 20, 30): 2}
+    assert {key: value["n"] for key, value in driver.store("per_window").items()} == {
+        ("a", 0, 10): 1,
+        ("a", 20, 30): 2,
+    }
 
 
 def test_a_function_gives_each_result_of_its_windows_whatever_the_batches(drive: Drive) -> None:
@@ -228,17 +259,36 @@ def test_a_function_gives_each_result_of_its_windows_whatever_the_batches(drive:
     for records_per_batch in (1, 3, 9):
         pipeline = Pipeline(f"sums_{records_per_batch}")
         ticks = pipeline.stream("ticks", value=Tick).group_by_key()
-        windowed = ticks.windowed_by(hopping("10 ms", advance="5 ms", grace="2 ms"), late="late_ticks")
-        windowed.aggregate(int, lambda total, tick: total + tick.n, returns=int, store="sums").to_stream().to("sums")
+        windowed = ticks.windowed_by(
+            hopping("10 ms", advance="5 ms", grace="2 ms"), late="late_ticks"
+        )
+        windowed.aggregate(
+            int, lambda total, tick: total + tick.n, returns=int, store="sums"
+        ).to_stream().to("sums")
         driver = drive(pipeline)
         for number, (key, at) in enumerate(
-            [("a", 1), ("b", 6), ("a", 12), ("b", 3), ("a", 7), ("a", 14), ("b", 30), ("a", 2), ("a", 21)]
+            [
+                ("a", 1),
+                ("b", 6),
+                ("a", 12),
+                ("b", 3),
+                ("a", 7),
+                ("a", 14),
+                ("b", 30),
+                ("a", 2),
+                ("a", 21),
+            ]
         ):
             driver.pipe("ticks", {"n": 10**number}, key, timestamp=at, headers={"n": str(number)})
             if (number + 1) % records_per_batch == 0:
                 driver.commit()
         columns = driver.output("sums"), driver.output("late_ticks")
-        outputs.append([[(each.key, each.value, each.timestamp, each.headers) for each in of] for of in columns])
+        outputs.append(
+            [
+                [(each.key, each.value, each.timestamp, each.headers) for each in of]
+                for of in columns
+            ]
+        )
     assert outputs[0] == outputs[1] == outputs[2]
     sums, late = outputs[0]
     assert [value for _, value, _, _ in sums] == [
@@ -248,7 +298,9 @@ def test_a_function_gives_each_result_of_its_windows_whatever_the_batches(drive:
 
 
 @pytest.mark.parametrize("in_order", [False, True])
-def test_a_visit_is_late_once_for_each_window_however_it_is_aggregated(drive: Drive, in_order: bool) -> None:
+def test_a_visit_is_late_once_for_each_window_however_it_is_aggregated(
+    drive: Drive, in_order: bool
+) -> None:
     pipeline = Pipeline("late", workers=2)
     visits = pipeline.stream("visits", value=str).group_by_key()
     if in_order:  # all aggregations of a pipeline with sessions see each key's records in order
@@ -264,7 +316,9 @@ def test_a_visit_is_late_once_for_each_window_however_it_is_aggregated(drive: Dr
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_sliding_window_has_one_final_result_with_the_records_at_its_end(drive: Drive, cut: bool) -> None:
+def test_a_sliding_window_has_one_final_result_with_the_records_at_its_end(
+    drive: Drive, cut: bool
+) -> None:
     pipeline = Pipeline("once", workers=1)
     numbers = pipeline.stream("numbers", value=int).group_by_key().windowed_by(sliding("10 ms"))
     numbers.aggregate(store="sums", n="sum(value)").suppress_until_window_closes().to("final")
@@ -278,13 +332,20 @@ def test_a_sliding_window_has_one_final_result_with_the_records_at_its_end(drive
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_gap_or_a_size_of_zero_puts_records_of_the_same_time_together(drive: Drive, cut: bool) -> None:
+def test_a_gap_or_a_size_of_zero_puts_records_of_the_same_time_together(
+    drive: Drive, cut: bool
+) -> None:
     pipeline = Pipeline("moments")
     clicks = pipeline.stream("clicks", value=Event).group_by_key()
-    for name, window in (("sessions", session("0 s", grace="2 ms")), ("slides", sliding("0 s", grace="2 ms"))):
+    for name, window in (
+        ("sessions", session("0 s", grace="2 ms")),
+        ("slides", sliding("0 s", grace="2 ms")),
+    ):
         clicks.windowed_by(window).count(store=name)
         clicks.windowed_by(window).aggregate(store=f"names_of_{name}", names="collect_list(name)")
-        clicks.windowed_by(window, emit="window_close").count(store=f"final_{name}").to(f"final_{name}_out")
+        clicks.windowed_by(window, emit="window_close").count(store=f"final_{name}").to(
+            f"final_{name}_out"
+        )
     driver = drive(pipeline)
     for name, at in [("a", 5), ("b", 6), ("c", 5), ("d", 6), ("late", 3), ("e", 8)]:
         driver.pipe("clicks", {"name": name}, key="k", timestamp=at)
@@ -293,5 +354,7 @@ def test_a_gap_or_a_size_of_zero_puts_records_of_the_same_time_together(drive: D
     for kind in ("sessions", "slides"):
         assert driver.store(kind) == {("k", 5, 5): 2, ("k", 6, 6): 2, ("k", 8, 8): 1}
         assert driver.store(f"names_of_{kind}")["k", 5, 5] == {"names": ["a", "c"]}
-        assert [(record.value, record.timestamp) for record in driver.output(f"final_{kind}_out")] == [(2, 5)]
+        assert [
+            (record.value, record.timestamp) for record in driver.output(f"final_{kind}_out")
+        ] == [(2, 5)]
         assert driver.counts()[f"late/{kind}"] == 1

@@ -50,7 +50,9 @@ WINDOWS = {
     "tumbling": tumbling("5 ms", grace="3 ms"),
     "hopping": hopping("9 ms", advance="3 ms", grace="4 ms"),
     "periods of a calendar": CalendarWindow(Period(5), "Europe/Berlin", grace_ms=3),
-    "overlapping periods of a calendar": CalendarWindow(Period(3), "Europe/Berlin", grace_ms=4, periods=3),
+    "overlapping periods of a calendar": CalendarWindow(
+        Period(3), "Europe/Berlin", grace_ms=4, periods=3
+    ),
     "sliding": sliding("5 ms", grace="6 ms"),
     "session": session("4 ms", grace="3 ms"),
     "sessions without grace": session("4 ms"),
@@ -87,9 +89,19 @@ def pipeline_of(window: AnyWindow, step: str) -> Pipeline:
     }
     visits = pipeline.stream("visits", value=Visit).group_by_key()
     windows = visits.windowed_by(window, late="late", **emits.get(step, {}))
-    columns = {"n": "count(*)", "known": "count(seconds)", "total": "sum(seconds)", "least": "min(seconds)"}
+    columns = {
+        "n": "count(*)",
+        "known": "count(seconds)",
+        "total": "sum(seconds)",
+        "least": "min(seconds)",
+    }
     columns |= {"most": "max(seconds)", "costs": "sum(cost)", "cheapest": "min(cost)"}
-    columns |= {"mean": "avg(seconds)", "mean_cost": "avg(cost)", "weight": "sum(weight)", "mean_weight": "avg(weight)"}
+    columns |= {
+        "mean": "avg(seconds)",
+        "mean_cost": "avg(cost)",
+        "weight": "sum(weight)",
+        "mean_weight": "avg(weight)",
+    }
     # Columns cannot pick values from sessions.
     if not isinstance(window, SessionWindow):
         columns |= {
@@ -107,14 +119,19 @@ def pipeline_of(window: AnyWindow, step: str) -> Pipeline:
     return pipeline
 
 
-def results_of(pipeline: Pipeline, piped: list[Piped], fewest_rows: int, *, copies_results: bool = False) -> Results:
+def results_of(
+    pipeline: Pipeline, piped: list[Piped], fewest_rows: int, *, copies_results: bool = False
+) -> Results:
     """The results of a pipeline that aggregates batches of this many records in columns.
 
-    `copies_results`: suppress steps hold back copies of results, instead of reading them from the aggregate's state.
+    `copies_results`: suppress steps hold back copies of results, instead of reading them from the
+    aggregate's state.
     """
     with (
         patch.object(column_aggregation, "FEWEST_ROWS", fewest_rows),
-        patch.object(PlannedOperator, "keeps_waiting_windows", return_value=False) if copies_results else nullcontext(),
+        patch.object(PlannedOperator, "keeps_waiting_windows", return_value=False)
+        if copies_results
+        else nullcontext(),
         TopologyTestDriver(pipeline, partitions={"visits": 2}) as driver,
     ):
         for record in piped:
@@ -130,14 +147,22 @@ def results_of(pipeline: Pipeline, piped: list[Piped], fewest_rows: int, *, copi
             if record.commits:
                 driver.commit()
         final = driver.output("final") if "final" in pipeline.sinks else []
-        return Results(final, driver.output("late"), driver.store("visits_by_window"), driver.counts())
+        return Results(
+            final, driver.output("late"), driver.store("visits_by_window"), driver.counts()
+        )
 
 
 @settings(max_examples=settings().max_examples // 2)
 @given(steps=OUT_OF_ORDER, window=st.sampled_from([*WINDOWS]), step=st.sampled_from(STEPS))
-def test_columns_have_the_results_of_the_operators(steps: list[Piped], window: str, step: str) -> None:
-    # Time goes on by a millisecond with each record, and a record may be up to 20 milliseconds older.
-    piped = [record._replace(time=max(0, 9 + number - record.time)) for number, record in enumerate(steps)]
+def test_columns_have_the_results_of_the_operators(
+    steps: list[Piped], window: str, step: str
+) -> None:
+    # Time goes on by a millisecond with each record, and a record may be up to 20 milliseconds
+    # older.
+    piped = [
+        record._replace(time=max(0, 9 + number - record.time))
+        for number, record in enumerate(steps)
+    ]
     pipeline = pipeline_of(WINDOWS[window], step)
     by_row = results_of(pipeline, piped, NEVER)
     assert results_of(pipeline, piped, ALWAYS) == by_row
@@ -145,22 +170,30 @@ def test_columns_have_the_results_of_the_operators(steps: list[Piped], window: s
         assert results_of(pipeline, piped, NEVER, copies_results=True) == by_row
 
 
-def test_a_session_that_has_closed_for_one_partition_stays_apart_from_the_session_after_it() -> None:
-    # When partition 1 has reached 28, its record of 26 comes too late for the session that ends at 23.
-    # Partition 0 keeps that session open until it reaches 28, too.
+def test_a_session_that_has_closed_for_one_partition_stays_apart_from_the_session_after_it() -> (
+    None
+):
+    # When partition 1 has reached 28, its record of 26 comes too late for the session that ends at
+    # 23. Partition 0 keeps that session open until it reaches 28, too.
     times = [(21, 1), (23, 1), (22, 0), (28, 1), (26, 1), (29, 1), (60, 0), (60, 1)]
     keys = ["b", "b", "a", "c", "b", "b", "a", "a"]
     piped: list[Piped] = []
     for key, (time, partition) in zip(keys, times, strict=True):
         piped.append(Piped(key, Visit(1), time, partition, commits=time in (22, 26, 29)))
     for fewest_rows in (ALWAYS, NEVER):
-        final = results_of(pipeline_of(WINDOWS["sessions without grace"], "suppress"), piped, fewest_rows).final
-        counts = {each.headers["window_start"]: each.value["n"] for each in final if each.key == "b"}
+        final = results_of(
+            pipeline_of(WINDOWS["sessions without grace"], "suppress"), piped, fewest_rows
+        ).final
+        counts = {
+            each.headers["window_start"]: each.value["n"] for each in final if each.key == "b"
+        }
         assert counts == {"21": 2, "26": 2}
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-def test_a_suppress_step_reads_the_windows_that_the_aggregate_keeps_until_they_close(window: str) -> None:
+def test_a_suppress_step_reads_the_windows_that_the_aggregate_keeps_until_they_close(
+    window: str,
+) -> None:
     job = plan(pipeline_of(WINDOWS[window], "suppress")).job
     # An aggregate keeps sliding windows for longer than the suppress step needs them.
     assert [operator.reads_windows for operator in job.operators] == [False, window != "sliding"]

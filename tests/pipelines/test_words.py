@@ -24,7 +24,9 @@ SECOND = "the second letter"
 def words(session: SparkSession | None, server: str) -> Iterator[TopologyTestDriver]:
     """One driver for all stories: each has letters of its own."""
     database = new_database(server) if server else ""
-    with TopologyTestDriver(load_pipeline(PIPELINES, "words"), spark=session, database=database) as made:
+    with TopologyTestDriver(
+        load_pipeline(PIPELINES, "words"), spark=session, database=database
+    ) as made:
         yield made
 
 
@@ -45,7 +47,9 @@ def test_only_topics_that_the_pipeline_writes_can_be_read(words: TopologyTestDri
 
 
 @pytest.mark.parametrize("partition", [-1, 1])
-def test_a_record_goes_to_a_partition_that_its_topic_has(words: TopologyTestDriver, partition: int) -> None:
+def test_a_record_goes_to_a_partition_that_its_topic_has(
+    words: TopologyTestDriver, partition: int
+) -> None:
     with pytest.raises(TopologyError, match="it has 1, numbered from 0"):
         words.pipe("words", "Apple", "a", partition=partition)
 
@@ -66,7 +70,9 @@ def test_a_table_has_the_latest_word_of_each_key(words: TopologyTestDriver) -> N
     words.pipe("words", "C3PO", key="c")
     words.pipe("words", "Anaconda", key="a")
     assert words.store("words_latest") == {"a": "Anaconda", "b": "Bus", "c": "C3PO"}
-    assert words.store("words_clean") == {"a": "Anaconda", "b": "Bus"}, "the table has no words that do not match"
+    assert words.store("words_clean") == {"a": "Anaconda", "b": "Bus"}, (
+        "the table has no words that do not match"
+    )
     clean = [("b", "Bus"), ("c", None), ("a", "Anaconda")]
     assert read(words, "words_clean") == clean, "a batch writes one update per key"
 
@@ -86,16 +92,24 @@ def test_words_are_counted_joined_and_collected_by_letter(words: TopologyTestDri
     for letter, word in WORDS[3:]:
         words.pipe("alphabet", word, key=letter)
     assert stored(words, "letters_count", "AB") == {"A": 3, "B": 2}
-    assert stored(words, "letters_joined", "AB") == {"A": "Almonds-Anaconda-Antelope", "B": "Bananas-Barley"}
+    assert stored(words, "letters_joined", "AB") == {
+        "A": "Almonds-Anaconda-Antelope",
+        "B": "Bananas-Barley",
+    }
     letters = stored(words, "letters", "AB")
-    assert {key: (one["key"], sorted(one["valueList"]), one["runningCount"]) for key, one in letters.items()} == {
+    assert {
+        key: (one["key"], sorted(one["valueList"]), one["runningCount"])
+        for key, one in letters.items()
+    } == {
         "A": ("A", ["Almonds", "Anaconda", "Antelope"], 3),
         "B": ("B", ["Bananas", "Barley"], 2),
     }
     assert stored(words, "lengths_count", "678") == {"7": 2, "8": 2, "6": 1}
 
 
-def test_a_word_is_joined_with_the_current_description_of_its_letter(words: TopologyTestDriver) -> None:
+def test_a_word_is_joined_with_the_current_description_of_its_letter(
+    words: TopologyTestDriver,
+) -> None:
     words.pipe("alphabet", "Apple", key="D")
     words.pipe("alphabet_descriptions", FIRST, key="D")
     words.pipe("alphabet", "Alpha", key="D")
@@ -117,7 +131,10 @@ def test_a_word_is_joined_with_the_current_description_of_its_letter(words: Topo
 
 def test_two_tables_joined_follow_the_changes_of_both(words: TopologyTestDriver) -> None:
     def read_all() -> dict[str, list[tuple[str | None, Any]]]:
-        return {how: read(words, f"letters_with_description_{how}", "EF") for how in ("inner", "left", "outer")}
+        return {
+            how: read(words, f"letters_with_description_{how}", "EF")
+            for how in ("inner", "left", "outer")
+        }
 
     words.pipe("alphabet", "Apple", key="E")
     words.pipe("alphabet_descriptions", SECOND, key="F")

@@ -62,7 +62,9 @@ def publish(states: States) -> States:
     """Publish the first snapshot of the orders pipeline."""
     states.publish(
         [
-            *totals("general", {location: (n + 1, f"{n}.00") for n, location in enumerate(LOCATIONS)}),
+            *totals(
+                "general", {location: (n + 1, f"{n}.00") for n, location in enumerate(LOCATIONS)}
+            ),
             *totals("restaurant", {"store_1": (7, "0.70")}),
             *windows("general", "store_1", {"2022-12-05T08:55:15": (1, "27.00")}),
             (4, "store_1", -1, -1, '[{"locationId":"store_1"}]'),

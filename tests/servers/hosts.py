@@ -68,7 +68,9 @@ class Host:
         """Send a GET request to the REST API."""
         return self.ask("GET", path, params=parameters or None)
 
-    def ask(self, method: str, path: str, *, token: str | None = TOKEN, **more: Any) -> httpx.Response:
+    def ask(
+        self, method: str, path: str, *, token: str | None = TOKEN, **more: Any
+    ) -> httpx.Response:
         """Send a request, by default with the servers' token."""
         headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
         return CLIENT.request(method, f"http://{self.address}{path}", headers=headers, **more)

@@ -89,7 +89,9 @@ print(status, time.monotonic() - began)
 """
 
 
-def test_a_lost_network_to_the_ledger(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_lost_network_to_the_ledger(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Packets get lost, and nothing resets the connections: queries end soon, and succeed when the network is back."""
     database = tmp_path_factory.mktemp("postgres")
     with Namespace(4) as host, postgres_server(database, host=host.outer) as url:
@@ -102,7 +104,9 @@ def test_a_lost_network_to_the_ledger(tmp_path: Path, tmp_path_factory: pytest.T
             def ask() -> tuple[int, float]:
                 url = f"http://127.0.0.1:{PORT}/sluice/v1/stores/general_orders_count/keys/{LOCATIONS[0]}"
                 command = [*host.inside, sys.executable, "-c", ASK, url, TOKEN]
-                status, seconds = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+                status, seconds = subprocess.run(
+                    command, capture_output=True, text=True, check=True
+                ).stdout.split()
                 return int(status), float(seconds)
 
             assert ask()[0] == 200
@@ -118,16 +122,30 @@ def test_a_lost_network_to_the_ledger(tmp_path: Path, tmp_path_factory: pytest.T
                 time.sleep(0.5)
 
 
-def test_workers_in_separate_network_namespaces(namespaces: list[Namespace], tmp_path: Path) -> None:
+def test_workers_in_separate_network_namespaces(
+    namespaces: list[Namespace], tmp_path: Path
+) -> None:
     database = f"sqlite:///{tmp_path}"
     ledger = Ledger.open(ledger_url(database))
     with ExitStack() as stack:
         for number, one in enumerate(namespaces):
             variables = environment(tmp_path, tmp_path / f"host{number}", ledger_url(database))
-            options = ("--bind", one.inner, "--pipeline", "orders", *(("--workers", str(number)) if number < 2 else ()))
+            options = (
+                "--bind",
+                one.inner,
+                "--pipeline",
+                "orders",
+                *(("--workers", str(number)) if number < 2 else ()),
+            )
             stack.enter_context(ServerProcess(variables, *options, port=PORT, before=one.inside))
         states = orders_states(database, workers=2)
-        states.publish(list(totals("general", {location: (n + 1, "0.00") for n, location in enumerate(LOCATIONS)})))
+        states.publish(
+            list(
+                totals(
+                    "general", {location: (n + 1, "0.00") for n, location in enumerate(LOCATIONS)}
+                )
+            )
+        )
         front = Host(ledger, tmp_path / "front").start()
         stack.callback(front.stop)
 

@@ -31,7 +31,11 @@ class ServerProcess:
     """`sluice serve` on a loopback port. `before`: prefix of the command."""
 
     def __init__(
-        self, variables: Mapping[str, str], *options: str, port: int | None = None, before: Sequence[str] = ()
+        self,
+        variables: Mapping[str, str],
+        *options: str,
+        port: int | None = None,
+        before: Sequence[str] = (),
     ) -> None:
         self.port = port or free_port()
         self.variables = dict(variables)
@@ -40,7 +44,11 @@ class ServerProcess:
     def start(self) -> ServerProcess:
         """Start the process. `wait` waits until it responds."""
         self.process = subprocess.Popen(
-            self.command, env=self.variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            self.command,
+            env=self.variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         return self
 

@@ -33,7 +33,9 @@ class Server:
         key = None if certificate is None else certificate.with_suffix(".key")
         options = state_server.Options(free_port(), certificate=certificate, key=key)
         self.port, self.uses_tls = options.port, certificate is not None
-        app = state_server.make_app(Ledger.open(ledger_url(f"sqlite:///{folder}")), settings(), options)
+        app = state_server.make_app(
+            Ledger.open(ledger_url(f"sqlite:///{folder}")), settings(), options
+        )
         self.thread = ServerThread(state_server.uvicorn_config(app, options))
 
     def connect(self) -> socket.socket:
@@ -53,12 +55,16 @@ class Server:
 
 
 @pytest.fixture(params=["http", "https"])
-def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Server]:
     monkeypatch.setattr(state_server, "MOST_UNPROVEN", MOST)
     monkeypatch.setenv("SLUICE_SERVER_TOKEN", TOKEN)
     monkeypatch.setenv("SLUICE_SHARDS", f"sqlite:///{tmp_path}")
     orders_states(f"sqlite:///{tmp_path}", workers=1)
-    server = Server(tmp_path, make_certificate(tmp_path, "server") if request.param == "https" else None)
+    server = Server(
+        tmp_path, make_certificate(tmp_path, "server") if request.param == "https" else None
+    )
     with server.thread:
         yield server
 
@@ -75,8 +81,12 @@ def is_open(connection: socket.socket) -> bool:
 
 @pytest.mark.fault("F44", "idle connections at a state server")
 @pytest.mark.attack("S5", "thousands of connections that send nothing, or a byte at a time")
-@pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\nHost: h\r\nX: "], ids=["silent", "half a head"])
-def test_idle_connections_do_not_keep_out_callers_with_the_token(server: Server, first: bytes) -> None:
+@pytest.mark.parametrize(
+    "first", [b"", b"GET / HTTP/1.1\r\nHost: h\r\nX: "], ids=["silent", "half a head"]
+)
+def test_idle_connections_do_not_keep_out_callers_with_the_token(
+    server: Server, first: bytes
+) -> None:
     with ExitStack() as stack:
         idle = []
         for number in range(10 * MOST):
@@ -92,7 +102,9 @@ def test_idle_connections_do_not_keep_out_callers_with_the_token(server: Server,
 
 
 @pytest.mark.attack("S5", "connections that stay open without the token")
-def test_a_connection_has_to_show_the_token_soon(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_has_to_show_the_token_soon(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admission, "UNPROVEN_SECONDS", 0.5)
     with server.connect() as idle, server.connect() as slow, server.connect() as known:
         began = time.monotonic()
@@ -108,7 +120,9 @@ def test_a_connection_has_to_show_the_token_soon(server: Server, monkeypatch: py
         assert server.uses_tls or is_open(known)
 
 
-def test_a_server_may_open_as_many_files_as_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_may_open_as_many_files_as_the_system_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     limits = {"now": (1_024, 4_096)}
     monkeypatch.setattr("resource.getrlimit", lambda _: limits["now"])
     monkeypatch.setattr("resource.setrlimit", lambda _, new: limits.update(now=new))

@@ -25,7 +25,16 @@ from sluice.api.routes import change_streams
 from sluice.client import Change, ChangedKey
 from sluice.client.queries import Connection, Query
 from sluice.commands.cli import app
-from sluice.errors import Gone, Incomplete, NotFound, NotReached, QueryError, Refused, SettingsError, StateError
+from sluice.errors import (
+    Gone,
+    Incomplete,
+    NotFound,
+    NotReached,
+    QueryError,
+    Refused,
+    SettingsError,
+    StateError,
+)
 from sluice.settings import settings
 from sluice.state.model import GenerationRef
 from tests.api.states import totals, windows
@@ -33,7 +42,11 @@ from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import TOKEN, Host
 from tests.support.states import States
 
-COUNT, REVENUE, WINDOWS = "general_orders_count", "general_orders_revenue", "general_orders_count_window"
+COUNT, REVENUE, WINDOWS = (
+    "general_orders_count",
+    "general_orders_revenue",
+    "general_orders_count_window",
+)
 
 
 @pytest.fixture
@@ -46,8 +59,14 @@ def test_every_method(client: Client) -> None:
     assert {store.store for store in client.stores()} >= {COUNT, REVENUE, "stores"}
     revenue = client.get(REVENUE, "store_7")
     assert revenue.value == {"runningOrderCount": 8, "runningRevenue": Decimal("7.00")}
-    assert (str(revenue.value["runningRevenue"]), revenue.snapshot.id, revenue.partial) == ("7.00", "1.0", False)
-    assert [entry.key for entry in client.multi_get(COUNT, ["store_2", "none", "store_1"]).entries] == [
+    assert (str(revenue.value["runningRevenue"]), revenue.snapshot.id, revenue.partial) == (
+        "7.00",
+        "1.0",
+        False,
+    )
+    assert [
+        entry.key for entry in client.multi_get(COUNT, ["store_2", "none", "store_1"]).entries
+    ] == [
         "store_2",
         "store_1",
     ]
@@ -105,7 +124,9 @@ def test_keys_may_contain_any_character(client: Client, states: States) -> None:
         assert (entry.key, entry.value) == (key, 5)
 
 
-def test_a_key_of_any_type_is_looked_up_by_its_text(client: Client, sluice: CliRunner, states: States) -> None:
+def test_a_key_of_any_type_is_looked_up_by_its_text(
+    client: Client, sluice: CliRunner, states: States
+) -> None:
     keys = {
         7: "7", 1.0: "1.0", Decimal("12.50"): "12.5", date(2026, 3, 29): "2026-03-29", b"tea": "tea",
         datetime(2026, 3, 29, 8, tzinfo=UTC): "2026-03-29 08:00:00", ("a", None): '["a",null]',
@@ -116,8 +137,13 @@ def test_a_key_of_any_type_is_looked_up_by_its_text(client: Client, sluice: CliR
     states.publish(totals("general", {text: (number, "1.00") for number, text in enumerate(texts)}))
     states.publish(windows("general", text_of_two, {"2022-12-05T08:55:15": (7, "1.00")}))
     newest = f"1.{states.batch}"
-    assert [client.get(COUNT, key, min_snapshot=newest).value for key in (*keys, by_two)] == [*range(len(texts))]
-    assert [entry.key for entry in client.multi_get(COUNT, [by_two, *keys]).entries] == [text_of_two, *keys.values()]
+    assert [client.get(COUNT, key, min_snapshot=newest).value for key in (*keys, by_two)] == [
+        *range(len(texts))
+    ]
+    assert [entry.key for entry in client.multi_get(COUNT, [by_two, *keys]).entries] == [
+        text_of_two,
+        *keys.values(),
+    ]
     assert client.windows(WINDOWS, by_two).value == 7
     rows = json.loads(query(sluice, "get", COUNT, *texts, "--format", "json").stdout)
     assert [row["key"] for row in rows] == texts
@@ -127,11 +153,16 @@ def test_a_key_of_any_type_is_looked_up_by_its_text(client: Client, sluice: CliR
 
 def test_a_key_may_be_empty(client: Client, sluice: CliRunner, states: States) -> None:
     states.publish(
-        [*totals("general", {"": (5, "1.00")}), *windows("general", "", {"2022-12-05T08:55:15": (7, "1.00")})]
+        [
+            *totals("general", {"": (5, "1.00")}),
+            *windows("general", "", {"2022-12-05T08:55:15": (7, "1.00")}),
+        ]
     )
     assert [client.get(COUNT, "").value, client.multi_get(COUNT, [""]).value] == [5, 5]
     assert [client.get(WINDOWS, "").value, client.windows(WINDOWS, "").value] == [7, 7]
-    assert json.loads(query(sluice, "get", COUNT, "", "--format", "json").stdout) == [{"key": "", "value": 5}]
+    assert json.loads(query(sluice, "get", COUNT, "", "--format", "json").stdout) == [
+        {"key": "", "value": 5}
+    ]
 
 
 def test_many_long_keys_are_read_from_one_snapshot(
@@ -160,10 +191,16 @@ def test_many_long_keys_are_read_from_one_snapshot(
         client.get(COUNT, "x" * 70_000)
 
 
-def test_the_client_raises_the_servers_errors(client: Client, states: States, hosts: list[Host]) -> None:
+def test_the_client_raises_the_servers_errors(
+    client: Client, states: States, hosts: list[Host]
+) -> None:
     states.publish(totals("general", {"store_1": (5, "1.00")}))
     states.ledger.snapshots.forget(GenerationRef("orders", 1), 1)
-    cases = {NotFound: {"key": "none"}, NotReached: {"min_snapshot": "9.9"}, QueryError: {"as_of": "x"}}
+    cases = {
+        NotFound: {"key": "none"},
+        NotReached: {"min_snapshot": "9.9"},
+        QueryError: {"as_of": "x"},
+    }
     for kind, asked in cases.items():
         with pytest.raises(kind):
             client.get(COUNT, **({"key": "store_1"} | asked))  # type: ignore[arg-type]
@@ -186,7 +223,10 @@ def test_an_unreachable_server() -> None:
 
 
 def test_a_wrong_token(hosts: list[Host]) -> None:
-    with Client(f"http://{hosts[0].address}", token="wrong") as client, pytest.raises(Refused, match="no valid log-in"):
+    with (
+        Client(f"http://{hosts[0].address}", token="wrong") as client,
+        pytest.raises(Refused, match="no valid log-in"),
+    ):
         client.stores()
 
 
@@ -254,10 +294,14 @@ def test_the_number_of_change_streams_is_limited(hosts: list[Host], states: Stat
     async def ask(count: int) -> Counter[int]:
         limits = httpx.Limits(max_connections=count)
         headers = {"Authorization": f"Bearer {TOKEN}"}
-        async with httpx.AsyncClient(headers=headers, limits=limits, timeout=30, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            headers=headers, limits=limits, timeout=30, trust_env=False
+        ) as client:
             address = f"http://{hosts[0].address}/sluice/v1/stores/{COUNT}/changes"
             requests = [client.build_request("GET", address) for _ in range(count)]
-            answers = await asyncio.gather(*(client.send(request, stream=True) for request in requests))
+            answers = await asyncio.gather(
+                *(client.send(request, stream=True) for request in requests)
+            )
             reported = [await anext(answer.aiter_bytes()) for answer in answers]
             assert all(
                 (b"event: snapshot" in first) == (a.status_code == 200)
@@ -280,7 +324,9 @@ def test_the_number_of_change_streams_is_limited(hosts: list[Host], states: Stat
 
 
 @pytest.fixture
-def sluice(hosts: list[Host], states: States, monkeypatch: pytest.MonkeyPatch) -> Iterator[CliRunner]:
+def sluice(
+    hosts: list[Host], states: States, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[CliRunner]:
     monkeypatch.setenv("SLUICE_URL", f"http://{hosts[0].address}")
     monkeypatch.setenv("SLUICE_TOKEN", TOKEN)
     settings.cache_clear()
@@ -302,9 +348,15 @@ def test_the_command_prints_tables_json_and_csv(sluice: CliRunner) -> None:
     result = query(sluice, "get", REVENUE, "store_7", "--format", "json").stdout
     assert '"runningRevenue":7.00' in result
     assert json.loads(result) == [{"key": "store_7", "runningOrderCount": 8, "runningRevenue": 7.0}]
-    rows = list(csv.DictReader(io.StringIO(query(sluice, "range", COUNT, "--format", "csv").stdout)))
-    assert {row["key"]: int(row["value"]) for row in rows} == {key: n + 1 for n, key in enumerate(LOCATIONS)}
-    window = query(sluice, "range", WINDOWS, "--from", "2022-12-05", "--format", "csv").stdout.splitlines()
+    rows = list(
+        csv.DictReader(io.StringIO(query(sluice, "range", COUNT, "--format", "csv").stdout))
+    )
+    assert {row["key"]: int(row["value"]) for row in rows} == {
+        key: n + 1 for n, key in enumerate(LOCATIONS)
+    }
+    window = query(
+        sluice, "range", WINDOWS, "--from", "2022-12-05", "--format", "csv"
+    ).stdout.splitlines()
     assert window[1] == "store_1,2022-12-05T08:55:15+00:00,2022-12-05T08:55:30+00:00,1"
 
 
@@ -346,19 +398,33 @@ def test_an_error_is_one_sentence(sluice: CliRunner) -> None:
         (("get", COUNT, "store_1", "--as-of", "2022"), "is not a snapshot, run or time"),
     ],
 )
-def test_times_that_are_not_understood(sluice: CliRunner, arguments: tuple[str, ...], message: str) -> None:
+def test_times_that_are_not_understood(
+    sluice: CliRunner, arguments: tuple[str, ...], message: str
+) -> None:
     result = query(sluice, *arguments)
     assert result.exit_code == 1
     assert message in " ".join(result.stderr.split())
 
 
-def test_a_window_may_end_after_the_year_9999(client: Client, sluice: CliRunner, states: States) -> None:
-    late = [(2, "late", 253_402_300_790_000, 253_402_300_805_000, '[7,{"runningOrderCount":7,"runningRevenue":1.00}]')]
+def test_a_window_may_end_after_the_year_9999(
+    client: Client, sluice: CliRunner, states: States
+) -> None:
+    late = [
+        (
+            2,
+            "late",
+            253_402_300_790_000,
+            253_402_300_805_000,
+            '[7,{"runningOrderCount":7,"runningRevenue":1.00}]',
+        )
+    ]
     states.publish(late)
     (entry,) = client.windows(WINDOWS, "late").entries
     assert entry.start is not None
     assert entry.end == datetime.max.replace(tzinfo=UTC)
-    assert client.page(WINDOWS, start=entry.start.isoformat(), end=entry.end.isoformat()).entries == [entry]
+    assert client.page(
+        WINDOWS, start=entry.start.isoformat(), end=entry.end.isoformat()
+    ).entries == [entry]
     assert "9999-12-31T23:59:50" in query(sluice, "get", WINDOWS, "late").stdout
     with pytest.raises(QueryError, match="is not a snapshot"):
         client.get(COUNT, "store_1", min_snapshot="2026-11-21")
@@ -378,7 +444,9 @@ def test_a_worker_that_is_missing_on_one_page_is_reported(
 
     def missing_at_first(client: Client, store: str, *, limit: int, **part: Any) -> Entries:
         answer = page(client, store, limit=min(limit, 30), **part)
-        return answer if "cursor" in part else structs.replace(answer, partial=True, workers=missing)
+        return (
+            answer if "cursor" in part else structs.replace(answer, partial=True, workers=missing)
+        )
 
     monkeypatch.setattr(Client, "page", missing_at_first)
     result = query(sluice, "range", COUNT)
@@ -392,7 +460,10 @@ def test_a_worker_that_is_missing_on_one_page_is_reported(
 
 def test_keys_without_values_are_not_found(sluice: CliRunner) -> None:
     result = query(sluice, "get", COUNT, "no_1", "no_2")
-    assert (result.exit_code, "has none of these keys" in " ".join(result.stderr.split())) == (1, True)
+    assert (result.exit_code, "has none of these keys" in " ".join(result.stderr.split())) == (
+        1,
+        True,
+    )
 
 
 def test_control_characters_do_not_reach_the_terminal(sluice: CliRunner, states: States) -> None:
@@ -406,7 +477,12 @@ def test_a_field_named_key_does_not_replace_the_key(sluice: CliRunner, states: S
     value = '{"key":"of the value","runningOrderCount":1,"value.key":2}'
     states.publish([(0, "store_1", -1, -1, f"[1,{value}]")])
     (row,) = json.loads(query(sluice, "get", REVENUE, "store_1", "--format", "json").stdout)
-    assert row == {"key": "store_1", "value.value.key": "of the value", "runningOrderCount": 1, "value.key": 2}
+    assert row == {
+        "key": "store_1",
+        "value.value.key": "of the value",
+        "runningOrderCount": 1,
+        "value.key": 2,
+    }
 
 
 def test_long_keys_are_not_truncated_in_tables(sluice: CliRunner, states: States) -> None:

@@ -69,7 +69,9 @@ class Commands:
             promote_standby(self.ledger, lease.ref, WORKER, lease.epoch, why="A test.")
 
     def remove_standby(self) -> None:
-        result = CliRunner().invoke(app, ["standby", "remove", "orders", str(WORKER)], catch_exceptions=False)
+        result = CliRunner().invoke(
+            app, ["standby", "remove", "orders", str(WORKER)], catch_exceptions=False
+        )
         if result.exit_code:
             raise Refused(result.output)
 
@@ -85,7 +87,9 @@ class Commands:
             with open_shard(worker.location) as shard:
                 shard.verify_rows(audit.batch, audit.published_checksums(worker.number))
                 rows = shard.scan(KINDS.index("general"), audit.batch, limit=99)
-            assert {row.key for row in rows} == {key for key in LOCATIONS if owner(key, 4) == worker.number}
+            assert {row.key for row in rows} == {
+                key for key in LOCATIONS if owner(key, 4) == worker.number
+            }
             assert {json.loads(row.value or "")[0] for row in rows} == {self.published}
 
 
@@ -105,7 +109,9 @@ def another_begins(commands: Commands) -> None:
     commands.ledger.placements.begin_move(commands.place(0))
 
 
-@pytest.mark.fault("F43", "sluice move, paused at each step while the worker moves elsewhere, and back")
+@pytest.mark.fault(
+    "F43", "sluice move, paused at each step while the worker moves elsewhere, and back"
+)
 @pytest.mark.parametrize("meanwhile", [away, away_and_back, another_begins])
 @pytest.mark.parametrize(
     ("owner", "step"),
@@ -134,7 +140,9 @@ def test_a_paused_move_changes_nothing(
     commands.require_intact()
 
 
-def test_a_move_is_refused_if_a_generation_appears_whose_shards_it_does_not_copy(commands: Commands) -> None:
+def test_a_move_is_refused_if_a_generation_appears_whose_shards_it_does_not_copy(
+    commands: Commands,
+) -> None:
     def register() -> None:
         commands.ledger.generations.register(
             States(commands.states.database, workers=4, generation=2).info(), hidden=True
@@ -156,7 +164,9 @@ def test_a_shard_with_the_published_state_is_used_where_it_is(commands: Commands
         shard.seal(sealed=False)
     commands.ledger.placements.finish_move(commands.ledger.placements.begin_move(older))
     with open_shard(older.shard(commands.states.ref)) as shard, pytest.raises(DamagedState):
-        shard.verify_rows(1, commands.ledger.audits.all(commands.states.ref)[1].published_checksums(WORKER))
+        shard.verify_rows(
+            1, commands.ledger.audits.all(commands.states.ref)[1].published_checksums(WORKER)
+        )
     commands.move(0)
     commands.require_intact()
 
@@ -172,7 +182,9 @@ def test_a_host_with_an_older_shard_gets_no_worker(commands: Commands) -> None:
                 commands.hosts[1].start(WORKER)
 
 
-@pytest.mark.fault("F43", "sluice standby refresh, promote and remove, paused while the standby changes")
+@pytest.mark.fault(
+    "F43", "sluice standby refresh, promote and remove, paused while the standby changes"
+)
 @pytest.mark.parametrize(
     ("owner", "step", "command", "meanwhile"),
     [
@@ -202,7 +214,10 @@ def test_a_paused_command_does_not_change_another_standby(
             others.get(name, getattr(commands, name, None))()  # type: ignore[misc]
         seen.append(content(commands.ledger))
 
-    with paused_before(owner, step, happen), pytest.raises(Refused, match=r"removed or replaced|has moved worker"):
+    with (
+        paused_before(owner, step, happen),
+        pytest.raises(Refused, match=r"removed or replaced|has moved worker"),
+    ):
         getattr(commands, command)()
     after = content(commands.ledger)
     assert after | {"leases": []} == seen[0] | {"leases": []}
@@ -213,10 +228,14 @@ def test_a_paused_command_does_not_change_another_standby(
         commands.require_intact()
 
 
-@pytest.mark.fault("F43", "sluice audit --verify, paused before it lifts a quarantine, or begins one")
+@pytest.mark.fault(
+    "F43", "sluice audit --verify, paused before it lifts a quarantine, or begins one"
+)
 @pytest.mark.parametrize("damaged", [False, True])
 @pytest.mark.parametrize("meanwhile", ["quarantine", "lift and quarantine", "move"])
-def test_a_paused_audit_leaves_a_newer_quarantine(commands: Commands, damaged: bool, meanwhile: str) -> None:
+def test_a_paused_audit_leaves_a_newer_quarantine(
+    commands: Commands, damaged: bool, meanwhile: str
+) -> None:
     ledger, ref = commands.ledger, commands.states.ref
     if meanwhile == "lift and quarantine":
         ledger.quarantine.add(ref, 0, "Lost.")
@@ -226,10 +245,15 @@ def test_a_paused_audit_leaves_a_newer_quarantine(commands: Commands, damaged: b
 
     def happen() -> None:
         if meanwhile == "move":
-            ledger.placements.begin_move(Placement("orders", 0, "127.0.0.1", commands.hosts[2].port))
+            ledger.placements.begin_move(
+                Placement("orders", 0, "127.0.0.1", commands.hosts[2].port)
+            )
         else:
             ledger.quarantine.add(ref, 0, "Lost.")
 
-    with paused_before(Quarantine, "conclude", happen), pytest.raises(Refused, match="quarantine is left as it is"):
+    with (
+        paused_before(Quarantine, "conclude", happen),
+        pytest.raises(Refused, match="quarantine is left as it is"),
+    ):
         commands.audit()
     assert ledger.quarantine.get(ref) == ({} if meanwhile == "move" else {0: "Lost."})

@@ -37,7 +37,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of two processes, with worker 0 of two."""
     home = tmp_path_factory.mktemp("processes")
     states = orders_states(f"sqlite:///{home}", workers=2)
-    states.publish(totals("general", {location: (n, "1.00") for n, location in enumerate(LOCATIONS)}))
+    states.publish(
+        totals("general", {location: (n, "1.00") for n, location in enumerate(LOCATIONS)})
+    )
     # The shard of the other worker is elsewhere.
     Path(states.location(1).removeprefix("sqlite:///")).unlink()
     with started(home, "--workers", "0", "--pipeline", "orders") as process:
@@ -75,7 +77,11 @@ def further_of(server: ServerProcess) -> list[psutil.Process]:
 @contextmanager
 def only(process: psutil.Process, server: ServerProcess) -> Iterator[None]:
     """Stop all processes of the server but this one."""
-    others = [other for other in (psutil.Process(server.process.pid), *further_of(server)) if other != process]
+    others = [
+        other
+        for other in (psutil.Process(server.process.pid), *further_of(server))
+        if other != process
+    ]
     for other in others:
         other.suspend()
     try:
@@ -104,7 +110,9 @@ def test_each_process_answers_alike(server: ServerProcess) -> None:
             answers.append(ask(server, f"{COUNT}?location_id={key}"))
             cards.append(ask(server, "/local").json())
     assert len(answers) == 2
-    assert {answer.text for answer in answers} == {f'{{"locationId":"{key}","orderCount":{LOCATIONS.index(key)}}}'}
+    assert {answer.text for answer in answers} == {
+        f'{{"locationId":"{key}","orderCount":{LOCATIONS.index(key)}}}'
+    }
     assert answers[0].headers == answers[1].headers
     assert cards[0] == cards[1]
 
@@ -112,7 +120,11 @@ def test_each_process_answers_alike(server: ServerProcess) -> None:
 def counted(server: ServerProcess) -> int:
     """The number of answers at `/local`, as `/metrics` says."""
     text = ask(server, "/metrics").text
-    found = re.search(r'^sluice_request_duration_seconds_count\{for="shard",status="2xx"\} (\d+)$', text, re.MULTILINE)
+    found = re.search(
+        r'^sluice_request_duration_seconds_count\{for="shard",status="2xx"\} (\d+)$',
+        text,
+        re.MULTILINE,
+    )
     return int(found[1]) if found else 0
 
 

@@ -64,10 +64,19 @@ HALF: dict[str, Callable[[], Iterator[bytes]]] = {
     "an address without end": lambda: itertools.chain([b"GET /"], itertools.repeat(b"x" * 10_000)),
     "half a body": lambda: iter([asking(b"Content-Length: 100\r\n\r\n"), b"{"]),
     "half a chunk": lambda: iter([asking(b"Transfer-Encoding: chunked\r\n\r\n"), b"a\r\n{"]),
-    "a body that comes drop by drop": lambda: slowly(b" ", asking(b"Content-Length: 100000\r\n\r\n")),
-    "chunks that come drop by drop": lambda: slowly(b"1\r\n \r\n", asking(b"Transfer-Encoding: chunked\r\n\r\n")),
+    "a body that comes drop by drop": lambda: slowly(
+        b" ", asking(b"Content-Length: 100000\r\n\r\n")
+    ),
+    "chunks that come drop by drop": lambda: slowly(
+        b"1\r\n \r\n", asking(b"Transfer-Encoding: chunked\r\n\r\n")
+    ),
     "rows that stop": lambda: iter(
-        [f"PUT {SHARD}/batches/7?epoch=1 HTTP/1.1\r\n".encode() + LOGGED_IN + b"Content-Length: 999\r\n\r\n", b"\x90"]
+        [
+            f"PUT {SHARD}/batches/7?epoch=1 HTTP/1.1\r\n".encode()
+            + LOGGED_IN
+            + b"Content-Length: 999\r\n\r\n",
+            b"\x90",
+        ]
     ),
     "a body that nobody wants": lambda: slowly(
         b" ", b"PUT /nowhere HTTP/1.1\r\n" + LOGGED_IN + b"Content-Length: 100000\r\n\r\n"
@@ -96,7 +105,8 @@ def test_an_incomplete_request_is_ended(host: Host, kind: str) -> None:
 def test_many_incomplete_requests_do_not_block_complete_ones(host: Host) -> None:
     with contextlib.ExitStack() as stack:
         half = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", host.port), timeout=SOON)) for _ in range(400)
+            stack.enter_context(socket.create_connection(("127.0.0.1", host.port), timeout=SOON))
+            for _ in range(400)
         ]
         for connection in half:
             connection.sendall(b"GET / HTTP/1.1\r\nHos")
@@ -114,7 +124,10 @@ def test_a_body_that_is_too_large_is_rejected(host: Host, monkeypatch: pytest.Mo
         assert (answer.status_code, answer.json()["title"]) == (413, "Too big")
     for content in (b"x" * 2_000_000, (b"x" * 100_000 for _ in range(20))):
         answer = host.ask("PUT", f"{SHARD}/batches/7?epoch=1", content=content)
-        assert (answer.status_code, answer.json()["detail"][:34]) == (413, "The request exceeds the limit of 1")
+        assert (answer.status_code, answer.json()["detail"][:34]) == (
+            413,
+            "The request exceeds the limit of 1",
+        )
 
 
 def test_a_reused_connection_stays_open(host: Host) -> None:
@@ -157,7 +170,9 @@ NUMBERS = ["-1", "x", "1e3", "9" * 19, "9" * 5_000]
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-@pytest.mark.attack("S5", "numbers in a state server's paths and queries that no database can store")
+@pytest.mark.attack(
+    "S5", "numbers in a state server's paths and queries that no database can store"
+)
 def test_no_number_breaks_a_state_server(host: Host, number: str) -> None:
     paths = [
         ("GET", f"/local/orders/{number}/0/batches"),
@@ -183,5 +198,11 @@ def test_no_number_breaks_a_state_server(host: Host, number: str) -> None:
         "",
     ):
         answer = host.ask("POST", f"{SHARD}/query", content=body.encode())
-        assert 400 <= answer.status_code < 500 or (number == "-1" and answer.status_code == 200), (body[:80], answer)
-        assert answer.status_code == 200 or answer.headers["Content-Type"] == "application/problem+json"
+        assert 400 <= answer.status_code < 500 or (number == "-1" and answer.status_code == 200), (
+            body[:80],
+            answer,
+        )
+        assert (
+            answer.status_code == 200
+            or answer.headers["Content-Type"] == "application/problem+json"
+        )

@@ -52,10 +52,17 @@ def test_shards_are_on_the_hosts_of_their_workers(hosts: list[Host], states: Sta
     assert results == [["worker-0", "worker-3"], ["worker-1"], ["worker-2"]]
 
 
-def test_the_size_of_the_state_includes_the_shards_of_all_hosts(hosts: list[Host], states: States) -> None:
+def test_the_size_of_the_state_includes_the_shards_of_all_hosts(
+    hosts: list[Host], states: States
+) -> None:
     today = date(2026, 11, 21)
     note_size(states.ledger, "orders", today)
-    shards = [file for host in hosts for file in host.folder.rglob("*.sqlite*") if not file.name.endswith("-shm")]
+    shards = [
+        file
+        for host in hosts
+        for file in host.folder.rglob("*.sqlite*")
+        if not file.name.endswith("-shm")
+    ]
     assert states.ledger.sizes.of("orders") == [sum(file.stat().st_size for file in shards)]
     hosts[1].stop()
     # Without the shard of a host that is away, the state would seem to shrink.
@@ -77,13 +84,23 @@ def test_every_host_answers_every_query(hosts: list[Host], states: States) -> No
         top = host.get(f"{COUNT}/top", limit=2).json()["entries"]
         assert [entry["key"] for entry in top] == ["store_39", "store_38"]
         several = host.get(f"{COUNT}/keys?key=store_3&key=store_1&key=none").json()
-        assert [(entry["key"], entry["value"]) for entry in several["entries"]] == [("store_3", 4), ("store_1", 2)]
+        assert [(entry["key"], entry["value"]) for entry in several["entries"]] == [
+            ("store_3", 4),
+            ("store_1", 2),
+        ]
         assert len(host.get(COUNT, limit=7).json()["entries"]) == 7
 
 
 def test_a_host_can_answer_for_its_own_workers_only(hosts: list[Host], states: States) -> None:
-    shares = [counts(host.get("/v1/orders/count/general_orders", query_other_hosts=False)) for host in hosts]
-    assert [sorted({owner(location, 4) for location in share}) for share in shares] == [[0, 3], [1], [2]]
+    shares = [
+        counts(host.get("/v1/orders/count/general_orders", query_other_hosts=False))
+        for host in hosts
+    ]
+    assert [sorted({owner(location, 4) for location in share}) for share in shares] == [
+        [0, 3],
+        [1],
+        [2],
+    ]
     assert sum(map(len, shares)) == 40
 
 
@@ -105,7 +122,10 @@ def test_a_query_for_a_key_makes_at_most_one_call(hosts: list[Host], states: Sta
         for location in LOCATIONS:
             for host in hosts:
                 host.calls.clear()
-            assert asked.get("/v1/orders/count/general_orders", location_id=location).status_code == 200
+            assert (
+                asked.get("/v1/orders/count/general_orders", location_id=location).status_code
+                == 200
+            )
             has = {0: 0, 3: 0, 1: 1, 2: 2}[owner(location, 4)]
             expected = [int(number == has and hosts[has] is not asked) for number in range(3)]
             assert [host.queries for host in hosts] == expected
@@ -113,7 +133,9 @@ def test_a_query_for_a_key_makes_at_most_one_call(hosts: list[Host], states: Sta
             assert sum(sum(host.calls.values()) for host in others) == sum(expected)
 
 
-def test_a_query_of_all_workers_makes_one_call_per_remote_worker(hosts: list[Host], states: States) -> None:
+def test_a_query_of_all_workers_makes_one_call_per_remote_worker(
+    hosts: list[Host], states: States
+) -> None:
     for host in hosts:
         host.calls.clear()
     hosts[1].get("/v1/orders/count/general_orders")
@@ -133,7 +155,11 @@ def test_concurrent_queries_for_keys_share_calls(hosts: list[Host], states: Stat
     answers: dict[str, Any] = {}
 
     def ask(location: str) -> None:
-        answers[location] = hosts[0].get("/v1/orders/count/general_orders", location_id=location).json()["orderCount"]
+        answers[location] = (
+            hosts[0]
+            .get("/v1/orders/count/general_orders", location_id=location)
+            .json()["orderCount"]
+        )
 
     threads = [threading.Thread(target=ask, args=(location,)) for location in own]
     for thread in threads:
@@ -149,7 +175,10 @@ def test_answers_are_partial_while_a_host_is_down(hosts: list[Host], states: Sta
     hosts[1].stop()
     answer = hosts[0].get("/v1/orders/count/general_orders")
     assert set(counts(answer)) == {location for location in LOCATIONS if owner(location, 4) != 1}
-    assert (answer.headers["X-Sluice-Partial"], answer.headers["X-Sluice-Unavailable"]) == ("true", "1")
+    assert (answer.headers["X-Sluice-Partial"], answer.headers["X-Sluice-Unavailable"]) == (
+        "true",
+        "1",
+    )
     assert "ETag" not in answer.headers
     page = hosts[0].get(COUNT).json()
     assert page["partial"]
@@ -159,7 +188,9 @@ def test_answers_are_partial_while_a_host_is_down(hosts: list[Host], states: Sta
     assert (complete.status_code, complete.json()["title"]) == (503, "Incomplete")
     gone = hosts[0].get("/v1/orders/count/general_orders", location_id=of_worker(1))
     assert (gone.status_code, gone.headers["Retry-After"]) == (503, "2")
-    assert hosts[0].get("/v1/orders/count/general_orders", location_id=of_worker(2)).status_code == 200
+    assert (
+        hosts[0].get("/v1/orders/count/general_orders", location_id=of_worker(2)).status_code == 200
+    )
 
     hosts[1].start()
     whole = hosts[0].get("/v1/orders/count/general_orders")
@@ -198,16 +229,29 @@ def test_a_worker_moves_to_another_host_during_queries(hosts: list[Host], states
         states.publish(totals("general", {of_worker(1): (100, "1.00")}))
         deadline = threading.Event()
         for _ in range(100):
-            if hosts[0].get("/v1/orders/count/general_orders", location_id=of_worker(1)).json()["orderCount"] == 100:
+            if (
+                hosts[0]
+                .get("/v1/orders/count/general_orders", location_id=of_worker(1))
+                .json()["orderCount"]
+                == 100
+            ):
                 break
             deadline.wait(0.05)
     assert (asking.wrong, asking.looks > 3) == ([], True)
-    assert hosts[0].get("/v1/metadata/general_orders/" + of_worker(1)).json()["port"] == hosts[2].port
-    assert sorted(path.stem for path in hosts[2].folder.rglob("*.sqlite")) == ["worker-1", "worker-2"]
+    assert (
+        hosts[0].get("/v1/metadata/general_orders/" + of_worker(1)).json()["port"] == hosts[2].port
+    )
+    assert sorted(path.stem for path in hosts[2].folder.rglob("*.sqlite")) == [
+        "worker-1",
+        "worker-2",
+    ]
 
     # The old shard is sealed, earlier snapshots have moved, too, and the worker can move back.
     (old,) = hosts[1].folder.rglob("*.sqlite")
-    with open_shard(f"sqlite:///{old}", to_write=True) as shard, pytest.raises(Refused, match="moved away"):
+    with (
+        open_shard(f"sqlite:///{old}", to_write=True) as shard,
+        pytest.raises(Refused, match="moved away"),
+    ):
         write_rows(shard, 2, [])
     assert len(counts(hosts[1].get("/v1/orders/count/general_orders"))) == 40
     assert hosts[1].get(COUNT, as_of="1.0", require="complete").json()["snapshot"]["id"] == "1.0"
@@ -265,18 +309,25 @@ def test_a_local_shard_moves_to_a_server(hosts: list[Host], tmp_path: Path) -> N
         claim(local.ledger, settings(), Options(1), "local", [0])
     for number in range(2):
         move(local.ledger, Placement("local", number, "127.0.0.1", hosts[number].port))
-    assert {worker.port for worker in local.ledger.generations.workers("local")} == {hosts[0].port, hosts[1].port}
+    assert {worker.port for worker in local.ledger.generations.workers("local")} == {
+        hosts[0].port,
+        hosts[1].port,
+    }
     local.publish({"k3": "[33]"})
     with open_shard(local.ledger.generations.workers("local")[owner("k3", 2)].location) as shard:
         assert [row.value for row in shard.scan(0, 1, Range.of_key("k3"))] == ["[33]"]
 
 
 def test_retention_reaches_shards_on_other_hosts(hosts: list[Host], states: States) -> None:
-    only_one = retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON.replace(year=2030))
+    only_one = retain(
+        states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON.replace(year=2030)
+    )
     assert (only_one.snapshots, only_one.versions, only_one.failed) == (0, 0, {})
     for number in range(3):
         states.publish(totals("general", dict.fromkeys(LOCATIONS, (number, "0.00"))))
-    done = retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON.replace(year=2030))
+    done = retain(
+        states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON.replace(year=2030)
+    )
     # The version before the newest is kept, because the newest batch may be written again.
     assert (done.snapshots, done.versions, done.failed) == (3, 2 * 40, {})
 
@@ -287,7 +338,10 @@ def test_retention_reaches_shards_on_other_hosts(hosts: list[Host], states: Stat
     [
         ([], "The server cannot listen on 127.0.0.1:"),
         (["--bind", "no-such-host.invalid"], "The server cannot listen on no-such-host.invalid:"),
-        (["--certificate", "garbage", "--key", "garbage"], "cannot read its certificate garbage and key garbage"),
+        (
+            ["--certificate", "garbage", "--key", "garbage"],
+            "cannot read its certificate garbage and key garbage",
+        ),
     ],
 )
 def test_a_server_that_does_not_start_gets_no_workers(
@@ -297,7 +351,10 @@ def test_a_server_that_does_not_start_gets_no_workers(
     monkeypatch.chdir(tmp_path)
     Path("garbage").write_text("garbage")
     ledger = f"sqlite:///{tmp_path}/ledger.sqlite"
-    for name, value in {"SLUICE_LEDGER": ledger, "SLUICE_SERVER_TOKEN": "a token of many letters and digits"}.items():
+    for name, value in {
+        "SLUICE_LEDGER": ledger,
+        "SLUICE_SERVER_TOKEN": "a token of many letters and digits",
+    }.items():
         monkeypatch.setenv(name, value)
     settings.cache_clear()
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -319,7 +376,9 @@ def test_a_worker_cannot_be_claimed_twice(hosts: list[Host], states: States) -> 
     states.ledger.placements.claim(Placement("orders", 1, "127.0.0.1", hosts[1].port))
 
 
-@pytest.mark.attack("S10", "a server still asked for a worker that was moved to it, and then away again")
+@pytest.mark.attack(
+    "S10", "a server still asked for a worker that was moved to it, and then away again"
+)
 def test_a_server_stops_serving_a_worker_that_has_come_and_gone(
     hosts: list[Host], states: States, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,7 +437,12 @@ def test_a_worker_that_hangs_is_unavailable_and_not_retried_at_once(
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         placed(states, Placement("orders", 1, "127.0.0.1", hanging.getsockname()[1]))
         time.sleep(1.1)
-        monkeypatch.setattr(workers, "PAUSE_SECONDS", 60.0)  # longer than a busy machine needs for the next query
+        monkeypatch.setattr(
+            workers, "PAUSE_SECONDS", 60.0
+        )  # longer than a busy machine needs for the next query
         page = hosts[0].get(COUNT).json()
         assert page["workers"][1]["reason"] == "Timed out after 0.3 s."
-        assert hosts[0].get(COUNT).json()["workers"][1]["reason"] == "Timed out recently; retried after 60 s."
+        assert (
+            hosts[0].get(COUNT).json()["workers"][1]["reason"]
+            == "Timed out recently; retried after 60 s."
+        )

@@ -60,7 +60,10 @@ def test_a_server_does_not_serve_the_workers_of_another_one_with_its_address(
     monkeypatch.setattr(served_shards, "REFRESH_SECONDS", -1)
     hosts[0].ledger.servers.register("127.0.0.1", hosts[1].port, "another server", takes_over=True)
     refused = hosts[1].ask("GET", "/local/orders/1/1/batches")
-    assert (refused.status_code, refused.json()["detail"]) == (403, "Worker 1 of 'orders' is not at this server.")
+    assert (refused.status_code, refused.json()["detail"]) == (
+        403,
+        "Worker 1 of 'orders' is not at this server.",
+    )
     answer = hosts[0].get("/v1/orders/count/general_orders")
     assert answer.headers.get("X-Sluice-Partial") == "true", (answer.status_code, answer.text[:300])
     assert answer.headers["X-Sluice-Partial"] == "true"
@@ -84,7 +87,9 @@ def test_an_address_of_every_host_is_no_name(bind: str, tmp_path: Path) -> None:
     assert Options(7070, bind=bind, host="state-1.example").name == "state-1.example"
 
 
-@pytest.mark.parametrize("host", ["http://x", "a:b", "user@127.0.0.1", "[::1]", "fe80::1%lo", "x y", "x:7070"])
+@pytest.mark.parametrize(
+    "host", ["http://x", "a:b", "user@127.0.0.1", "[::1]", "fe80::1%lo", "x y", "x:7070"]
+)
 def test_a_name_is_a_host_and_nothing_else(host: str) -> None:
     with pytest.raises(SettingsError, match="is neither the name of a host nor an IP address"):
         Options(7070, host=host)
@@ -102,7 +107,9 @@ def test_sluice_serve_registers_and_is_refused_at_another_ones_address(tmp_path:
     port = free_port()
     first = environment(tmp_path, tmp_path / "first", ledger_url(states.database))
     with ServerProcess(first, port=port):
-        assert states.ledger.servers.identity("127.0.0.1", port) == identity_of(f"sqlite:///{tmp_path}/first")
+        assert states.ledger.servers.identity("127.0.0.1", port) == identity_of(
+            f"sqlite:///{tmp_path}/first"
+        )
     second = environment(tmp_path, tmp_path / "second", ledger_url(states.database))
     process = ServerProcess(second, port=port).start().process
     output, _ = process.communicate(timeout=60)
@@ -123,7 +130,9 @@ class _Impostor(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header(server_identity.PROOF, "00" * 32)
         self.end_headers()
-        self.wfile.write(f'{{"host":"{host}","port":{port},"database":"sqlite","server":"x"}}'.encode())
+        self.wfile.write(
+            f'{{"host":"{host}","port":{port},"database":"sqlite","server":"x"}}'.encode()
+        )
 
     def log_message(self, *_: object) -> None:
         pass
@@ -139,7 +148,9 @@ def impostor() -> Iterator[int]:
 
 
 @pytest.mark.attack("S10", "a program without the token at the address of a state server")
-def test_an_impostor_gets_neither_the_token_nor_a_worker(hosts: list[Host], states: States, impostor: int) -> None:
+def test_an_impostor_gets_neither_the_token_nor_a_worker(
+    hosts: list[Host], states: States, impostor: int
+) -> None:
     with pytest.raises(Refused, match="did not prove that it knows the token"):
         move(hosts[0].ledger, Placement("orders", 1, "127.0.0.1", impostor))
     assert _Impostor.heard
@@ -148,7 +159,9 @@ def test_an_impostor_gets_neither_the_token_nor_a_worker(hosts: list[Host], stat
 
 @pytest.mark.attack("S10", "challenges by somebody without the token")
 @pytest.mark.parametrize("credentials", ["x", f"{'0' * 64}.{'0' * 64}", "\u00e9" * 129])
-def test_a_server_proves_nothing_to_those_without_the_token(hosts: list[Host], credentials: str) -> None:
+def test_a_server_proves_nothing_to_those_without_the_token(
+    hosts: list[Host], credentials: str
+) -> None:
     headers = {b"Authorization": f"{server_identity.SCHEME} {credentials}".encode("latin-1")}
     answer = httpx.get(f"http://{hosts[0].address}/local", headers=headers, trust_env=False)
     assert (answer.status_code, server_identity.PROOF in answer.headers) == (401, False)
@@ -156,7 +169,9 @@ def test_a_server_proves_nothing_to_those_without_the_token(hosts: list[Host], c
 
 @pytest.mark.attack("S10", "a shard that the ledger does not know")
 @pytest.mark.parametrize("shard", ["orders/5/0", "evil/1/0", "orders/1/77", "orders/9/0"])
-def test_no_shard_is_made_that_the_ledger_does_not_know(hosts: list[Host], states: States, shard: str) -> None:
+def test_no_shard_is_made_that_the_ledger_does_not_know(
+    hosts: list[Host], states: States, shard: str
+) -> None:
     refused = hosts[0].ask("PUT", f"/local/{shard}?anew=true")
     assert (refused.status_code, refused.json()["detail"][:23]) == (403, "The ledger has no worke")
     pipeline, generation, number = shard.split("/")

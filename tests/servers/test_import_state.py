@@ -50,18 +50,25 @@ def test_answers_are_the_same_after_the_import(old: States, postgres: str) -> No
         lease = new.leases.get(old.ref)
         assert lease is not None
         assert not lease.held, "the next run need not wait"
-        assert all(worker.location.startswith("postgresql") for worker in new.generations.workers("orders"))
+        assert all(
+            worker.location.startswith("postgresql") for worker in new.generations.workers("orders")
+        )
 
 
 def test_a_run_with_the_old_settings_stops(old: States, postgres: str) -> None:
     database = new_database(postgres)
     with Ledger.open(database) as new:
         import_state(old.ledger, new, database)
-    with open_shard(old.location(0), to_write=True) as shard, pytest.raises(Refused, match="has been moved away"):
+    with (
+        open_shard(old.location(0), to_write=True) as shard,
+        pytest.raises(Refused, match="has been moved away"),
+    ):
         shard.begin_run(99, 0)
 
 
-def test_an_interrupted_import_is_repeated(old: States, postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_import_is_repeated(
+    old: States, postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before, database = state_rows(old.ledger), new_database(postgres)
     with Ledger.open(database) as new:
         with monkeypatch.context() as patch:

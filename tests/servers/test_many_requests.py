@@ -37,7 +37,9 @@ def test_three_thousand_requests_leave_no_threads_and_files(host: Host) -> None:
 def ask(host: Host, count: int) -> set[int]:
     """Send requests of all kinds. Returns the statuses of the answers."""
     connection, statuses = connect(host), set()
-    for number, (method, path, body) in enumerate(itertools.islice(itertools.cycle(REQUESTS), count)):
+    for number, (method, path, body) in enumerate(
+        itertools.islice(itertools.cycle(REQUESTS), count)
+    ):
         if number % NEW_CONNECTION == 0:
             connection.close()
             connection = connect(host)

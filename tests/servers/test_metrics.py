@@ -31,7 +31,9 @@ def test_requests_are_counted_by_what_they_ask_for(host: Host) -> None:
     text = host.get("/metrics").text
     for status in ("2xx", "4xx"):
         counted = re.search(
-            rf'^sluice_request_duration_seconds_count{{for="rest",status="{status}"}} (\d+)$', text, re.MULTILINE
+            rf'^sluice_request_duration_seconds_count{{for="rest",status="{status}"}} (\d+)$',
+            text,
+            re.MULTILINE,
         )
         assert counted is not None
         assert int(counted[1]) >= 1

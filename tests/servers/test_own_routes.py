@@ -157,13 +157,21 @@ def test_responses_have_the_headers_of_the_rest_api(v1: TestClient, states: Stat
     time.sleep(2 * FRESH_SECONDS)
     assert v1.get("/v1/counts/d/e", headers=tag).json() == {"d/e": 5}
     live = v1.get("/v1/counts-workers")
-    assert (live.json(), live.headers["Cache-Control"], "ETag" in live.headers) == (2, "no-store", False)
+    assert (live.json(), live.headers["Cache-Control"], "ETag" in live.headers) == (
+        2,
+        "no-store",
+        False,
+    )
 
 
 def test_a_key_of_any_type_is_looked_up_by_its_text(v1: TestClient, states: States) -> None:
     states.publish({"7.0": "[1,1]", "2026-03-29": "[2,2]", '{"length":2,"unit":"m"}': "[3,3]"})
     time.sleep(2 * FRESH_SECONDS)
-    assert v1.get("/v1/counts-of-sizes").json() == ["7.0=1", "2026-03-29=2", '{"length":2,"unit":"m"}=3']
+    assert v1.get("/v1/counts-of-sizes").json() == [
+        "7.0=1",
+        "2026-03-29=2",
+        '{"length":2,"unit":"m"}=3',
+    ]
 
 
 def test_concurrent_requests_share_a_computation(v1: TestClient) -> None:
@@ -186,7 +194,9 @@ def test_concurrent_requests_share_a_computation(v1: TestClient) -> None:
         ("nothing", 404, {"detail": "There is nothing at this path."}),
     ],
 )
-def test_every_error_is_a_problem_document(v1: TestClient, path: str, status: int, members: dict[str, str]) -> None:
+def test_every_error_is_a_problem_document(
+    v1: TestClient, path: str, status: int, members: dict[str, str]
+) -> None:
     answer = v1.get(f"/v1/{path}")
     assert answer.headers["Content-Type"] == "application/problem+json"
     assert (answer.status_code, answer.json()["status"]) == (status, status)
@@ -205,7 +215,9 @@ def shape(answer: Any) -> tuple[int, str, set[str]]:
 
 
 @pytest.mark.attack("S2", "routes of a hidden pipeline, and their description")
-def test_routes_of_a_hidden_pipeline_look_like_missing_ones(v1: TestClient, home: Path, states: States) -> None:
+def test_routes_of_a_hidden_pipeline_look_like_missing_ones(
+    v1: TestClient, home: Path, states: States
+) -> None:
     for how in ("?", "?x=1"):
         assert shape(v1.get(f"/v1/salaries{how}")) == shape(v1.get(f"/v1/salariex{how}"))
     assert shape(v1.post("/v1/salaries")) == shape(v1.post("/v1/salariex"))
@@ -215,15 +227,31 @@ def test_routes_of_a_hidden_pipeline_look_like_missing_ones(v1: TestClient, home
     assert "salaries" not in str(described)
 
 
-def test_a_broken_file_does_not_affect_others(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_file_does_not_affect_others(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write(
-        folder, counts=COUNTS, exits="import sys; sys.exit(4)", raises="1 / 0", empty="", dies="import os; os._exit(5)"
+        folder,
+        counts=COUNTS,
+        exits="import sys; sys.exit(4)",
+        raises="1 / 0",
+        empty="",
+        dies="import os; os._exit(5)",
     )
-    write(folder, zz=COUNTS, text=PAYROLL.replace("-> list[int]", ""), any=PAYROLL.replace("/salaries", "/{name}"))
-    with caplog.at_level(logging.ERROR), client(custom_routes_app(folder), published(tmp_path), "/v1") as http:
+    write(
+        folder,
+        zz=COUNTS,
+        text=PAYROLL.replace("-> list[int]", ""),
+        any=PAYROLL.replace("/salaries", "/{name}"),
+    )
+    with (
+        caplog.at_level(logging.ERROR),
+        client(custom_routes_app(folder), published(tmp_path), "/v1") as http,
+    ):
         assert http.get("/v1/counts/a").json() == {"a": 1}
     broken = {
-        file.stem.partition("_")[0]: str(error) for file, error in custom_route_files.load_routes(folder).broken.items()
+        file.stem.partition("_")[0]: str(error)
+        for file, error in custom_route_files.load_routes(folder).broken.items()
     }
     assert set(broken) == {"exits", "raises", "empty", "dies", "zz", "text", "any"}
     assert "ZeroDivisionError: division by zero" in broken["raises"]
@@ -252,7 +280,9 @@ def test_the_example_of_the_documentation(folder: Path, tmp_path: Path) -> None:
         assert http.get("/v1/pages/none/views").json()["detail"] == "Nobody has viewed 'none'."
 
 
-def test_a_folder_is_loaded_once_for_concurrent_first_requests(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_loaded_once_for_concurrent_first_requests(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loads: list[Path] = []
     load = custom_route_files.load_routes
 

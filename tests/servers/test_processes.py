@@ -42,7 +42,13 @@ def servers(home: Path) -> Iterator[list[ServerProcess]]:
     ledger = ledger_url(f"sqlite:///{home}")
     Ledger.open(ledger).close()
     results = [
-        ServerProcess(environment(home, home / f"host{n}", ledger), "--workers", str(n), "--pipeline", "orders")
+        ServerProcess(
+            environment(home, home / f"host{n}", ledger),
+            "--workers",
+            str(n),
+            "--pipeline",
+            "orders",
+        )
         for n in range(4)
     ]
     with ExitStack() as stack:
@@ -66,7 +72,11 @@ def published(home: Path, servers: list[ServerProcess]) -> None:
         patch.setenv("SLUICE_SERVER_TOKEN", TOKEN)
         settings.cache_clear()
         states = orders_states(f"sqlite:///{home}", workers=4)
-        states.publish(totals("general", {location: (n + 1, f"{n}.00") for n, location in enumerate(LOCATIONS)}))
+        states.publish(
+            totals(
+                "general", {location: (n + 1, f"{n}.00") for n, location in enumerate(LOCATIONS)}
+            )
+        )
     settings.cache_clear()
 
 
@@ -88,7 +98,9 @@ def viewer(request: pytest.FixtureRequest, home: Path, published: None) -> Itera
             return
         ledger = stack.enter_context(Ledger.open(ledger_url(f"sqlite:///{home}")))
         address = stack.enter_context(Api(ledger).serve())
-        yield stack.enter_context(httpx.Client(base_url=address, timeout=ANSWER_SECONDS, trust_env=False))
+        yield stack.enter_context(
+            httpx.Client(base_url=address, timeout=ANSWER_SECONDS, trust_env=False)
+        )
 
 
 @pytest.fixture
@@ -107,12 +119,20 @@ def test_the_api_queries_all_servers(viewer: httpx.Client, servers: list[ServerP
         response = viewer.get(COUNT, params={"location_id": location})
         assert response.text == f'{{"locationId":"{location}","orderCount":{count}}}'
         at = viewer.get(f"/v1/metadata/general_orders/{location}").json()
-        assert at == {"host": "127.0.0.1", "port": servers[owner(location, 4)].port, "key": location}
-    assert viewer.get("/v1/metadata/all").json() == [{"host": "127.0.0.1", "port": server.port} for server in servers]
+        assert at == {
+            "host": "127.0.0.1",
+            "port": servers[owner(location, 4)].port,
+            "key": location,
+        }
+    assert viewer.get("/v1/metadata/all").json() == [
+        {"host": "127.0.0.1", "port": server.port} for server in servers
+    ]
     assert viewer.get(COUNT, params={"query_other_hosts": False}).json() == []
 
 
-def test_a_killed_server_is_reported_until_it_restarts(viewer: httpx.Client, servers: list[ServerProcess]) -> None:
+def test_a_killed_server_is_reported_until_it_restarts(
+    viewer: httpx.Client, servers: list[ServerProcess]
+) -> None:
     servers[2].kill()
     time.sleep(1.0)  # a complete response may be cached for this long
     answer = viewer.get(COUNT)
@@ -129,27 +149,44 @@ def test_a_killed_server_is_reported_until_it_restarts(viewer: httpx.Client, ser
 
 
 def test_a_server_ends_after_sigterm(home: Path) -> None:
-    with ServerProcess(environment(home, home / "host9", ledger_url(f"sqlite:///{home}"))) as server:
+    with ServerProcess(
+        environment(home, home / "host9", ledger_url(f"sqlite:///{home}"))
+    ) as server:
         assert server.kill(signal.SIGTERM) in (0, -signal.SIGTERM)
 
 
 @pytest.mark.attack("S1", "every path of a state server without the token, and with a wrong token")
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "PUT", "DELETE"])
-@pytest.mark.parametrize("path", ["/", "/local", f"{SHARD}/0", f"{SHARD}/0/query", f"{SHARD}/0/batches/1", "/sluice/"])
-def test_without_the_token_every_path_is_401(servers: list[ServerProcess], path: str, method: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["/", "/local", f"{SHARD}/0", f"{SHARD}/0/query", f"{SHARD}/0/batches/1", "/sluice/"]
+)
+def test_without_the_token_every_path_is_401(
+    servers: list[ServerProcess], path: str, method: str
+) -> None:
     url = f"http://127.0.0.1:{servers[0].port}{path}"
-    for given in (None, "Bearer", f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x", f"Basic {TOKEN}", TOKEN):
+    for given in (
+        None,
+        "Bearer",
+        f"Bearer {TOKEN[:-1]}",
+        f"Bearer {TOKEN}x",
+        f"Basic {TOKEN}",
+        TOKEN,
+    ):
         headers = {"Authorization": given} if given is not None else {}
         assert CLIENT.request(method, url, headers=headers, content=QUESTION).status_code == 401
 
 
 def ask(server: ServerProcess, method: str, path: str, content: bytes = b"") -> httpx.Response:
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    return CLIENT.request(method, f"http://127.0.0.1:{server.port}{path}", headers=headers, content=content)
+    return CLIENT.request(
+        method, f"http://127.0.0.1:{server.port}{path}", headers=headers, content=content
+    )
 
 
 @pytest.mark.attack("S10", "querying a state server, with the token, for another server's shards")
-def test_a_server_rejects_requests_for_other_servers_shards(servers: list[ServerProcess], states: States) -> None:
+def test_a_server_rejects_requests_for_other_servers_shards(
+    servers: list[ServerProcess], states: States
+) -> None:
     assert ask(servers[0], "POST", f"{SHARD}/0/query", QUESTION).status_code == 200
     for method, path in (
         ("POST", f"{SHARD}/1/query"),
@@ -159,7 +196,10 @@ def test_a_server_rejects_requests_for_other_servers_shards(servers: list[Server
         ("POST", "/local/payroll/1/0/query"),
     ):
         refused = ask(servers[0], method, path, QUESTION)
-        assert (refused.status_code, refused.headers["Content-Type"]) == (403, "application/problem+json")
+        assert (refused.status_code, refused.headers["Content-Type"]) == (
+            403,
+            "application/problem+json",
+        )
         assert "is not at this server" in refused.json()["detail"]
 
 
@@ -169,7 +209,11 @@ def test_a_server_rejects_requests_for_other_servers_shards(servers: list[Server
     [
         (f"{SHARD}/0/query", b"", 400),
         (f"{SHARD}/0/query", b'{"type":"Drop","group_id":0}', 400),
-        (f"{SHARD}/0/query", b'{"type":"Value","group_id":"0 OR 1=1","store_column":0,"as_of":0,"key":"a"}', 400),
+        (
+            f"{SHARD}/0/query",
+            b'{"type":"Value","group_id":"0 OR 1=1","store_column":0,"as_of":0,"key":"a"}',
+            400,
+        ),
         (f"{SHARD}/0/query", b"x" * 5_000_000, 413),
         (f"{SHARD}/0/versions", b"\x80\x04K\x01.", 400),
         (f"{SHARD}/0/compact?keep_from=1;x", b"", 400),
@@ -185,7 +229,9 @@ def test_invalid_requests_are_rejected(
 
 
 @pytest.mark.attack("S10", "a second process that claims a worker")
-def test_a_second_server_cannot_claim_a_worker(home: Path, servers: list[ServerProcess], states: States) -> None:
+def test_a_second_server_cannot_claim_a_worker(
+    home: Path, servers: list[ServerProcess], states: States
+) -> None:
     variables = environment(home, home / "host0", ledger_url(f"sqlite:///{home}"))
     thief = ServerProcess(variables, "--workers", "0", "--pipeline", "orders").start()
     output, _ = thief.process.communicate(timeout=120)
@@ -197,20 +243,30 @@ def test_a_second_server_cannot_claim_a_worker(home: Path, servers: list[ServerP
 def test_a_server_without_a_token_does_not_start(home: Path) -> None:
     variables = environment(home, home / "host0", ledger_url(f"sqlite:///{home}"))
     del variables["SLUICE_SERVER_TOKEN"]
-    process = subprocess.run([SLUICE, "serve"], env=variables, capture_output=True, text=True, check=False, timeout=120)
+    process = subprocess.run(
+        [SLUICE, "serve"], env=variables, capture_output=True, text=True, check=False, timeout=120
+    )
     assert process.returncode == 1
     assert "A state server needs a token" in process.stderr
 
 
-def test_commands_list_and_move_workers(home: Path, servers: list[ServerProcess], viewer: httpx.Client) -> None:
+def test_commands_list_and_move_workers(
+    home: Path, servers: list[ServerProcess], viewer: httpx.Client
+) -> None:
     variables = servers[0].variables
     there = f"127.0.0.1:{servers[0].port}"
     moved = subprocess.run(
-        [SLUICE, "move", "orders", "1", there], env=variables, capture_output=True, text=True, check=False
+        [SLUICE, "move", "orders", "1", there],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (moved.returncode, moved.stderr) == (0, "")
     assert f"Worker 1 of orders is now at {there}" in moved.stdout
-    told = subprocess.run([SLUICE, "workers", "orders"], env=variables, capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [SLUICE, "workers", "orders"], env=variables, capture_output=True, text=True, check=True
+    )
     assert told.stdout.count(there) == 2
     assert TOKEN not in moved.stdout + told.stdout
     assert len(counts(viewer.get(COUNT))) == 40
@@ -222,14 +278,20 @@ def test_a_certificate_is_verified(tmp_path: Path, processes: int) -> None:
     certificate, key = _certificate(tmp_path)
     states = States(f"sqlite:///{tmp_path}/tls", workers=1)
     states.publish({"a": "[1]"})
-    variables = environment(tmp_path, tmp_path / "tls-host", ledger_url(states.database)) | {"TMPDIR": str(tmp_path)}
+    variables = environment(tmp_path, tmp_path / "tls-host", ledger_url(states.database)) | {
+        "TMPDIR": str(tmp_path)
+    }
     options = "--certificate", str(certificate), "--key", str(key), "--processes", str(processes)
     with ServerProcess(variables, *options) as server:
         command = [SLUICE, "move", "orders", "0", f"127.0.0.1:{server.port}", "--tls"]
-        unknown = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+        unknown = subprocess.run(
+            command, env=variables, capture_output=True, text=True, check=False
+        )
         assert unknown.returncode == 1
         trusting = variables | {"SLUICE_SERVER_CA": str(certificate)}
-        assert subprocess.run(command, env=trusting, check=False, capture_output=True).returncode == 0
+        assert (
+            subprocess.run(command, env=trusting, check=False, capture_output=True).returncode == 0
+        )
         (worker,) = states.ledger.generations.workers("orders")
         assert worker.server == f"https://127.0.0.1:{server.port}/local/orders/1/0"
         answer = httpx.post(

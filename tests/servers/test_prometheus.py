@@ -46,7 +46,9 @@ def test_alerts_fire_and_pass(
     failures.keep(Failure.of(EngineError("A record cannot be read."), "orders"))
     with prometheus(tmp_path, hosts[0].address, TOKEN) as client:
         assert wait_until(lambda: ("PipelineFailed", "orders") in firing(client), 180, 0.2)
-        (condition,) = asked(client, "/api/v1/query", query='sluice_condition{kind="run"}')["result"]
+        (condition,) = asked(client, "/api/v1/query", query='sluice_condition{kind="run"}')[
+            "result"
+        ]
         assert (condition["metric"]["pipeline"], condition["value"][1]) == ("orders", "1")
         # Prometheus keeps the types and the descriptions of the page.
         metadata = asked(client, "/api/v1/metadata", metric="sluice_request_duration_seconds")

@@ -85,17 +85,31 @@ def connections() -> dict[str, tuple[bytes, ...]]:
         "unchanged": (get(one, tag),),
         "unchanged, among others": (get(f"{KEYS}/store_1", tag.replace("W/", '"a", W/')),),
         "changed": (get(one, 'If-None-Match: W/"orders/1.7@20261121T120000.000000Z"\r\n'),),
-        "odd headers": (get(one, "X: \xff\r\nCookie: a=b\r\nX:\r\nRange: bytes=-1\r\nUpgrade: h2c\r\n"),),
-        "an upgrade": (get(one, "Upgrade: websocket\r\nConnection: Upgrade, close\r\n", close=False),),
+        "odd headers": (
+            get(one, "X: \xff\r\nCookie: a=b\r\nX:\r\nRange: bytes=-1\r\nUpgrade: h2c\r\n"),
+        ),
+        "an upgrade": (
+            get(one, "Upgrade: websocket\r\nConnection: Upgrade, close\r\n", close=False),
+        ),
         "no token": (f"GET {one} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n".encode(),),
-        "a wrong token": (f"GET {one} HTTP/1.1\r\nAuthorization: Bearer {TOKEN}x\r\n\r\n".encode(),),
-        "the token after a wrong one": (f"GET {one} HTTP/1.1\r\nAuthorization: x\r\n{LOG_IN}\r\n".encode(),),
+        "a wrong token": (
+            f"GET {one} HTTP/1.1\r\nAuthorization: Bearer {TOKEN}x\r\n\r\n".encode(),
+        ),
+        "the token after a wrong one": (
+            f"GET {one} HTTP/1.1\r\nAuthorization: x\r\n{LOG_IN}\r\n".encode(),
+        ),
         "a scheme in capitals": (get(one).replace(b"Bearer", b"BEARER"),),
         "HTTP/1.0": (get(one, close=False).replace(b"1.1", b"1.0", 1),),
-        "HTTP/1.0, to be kept": (get(one, "Connection: keep-alive\r\n", close=False).replace(b"1.1", b"1.0", 1),),
+        "HTTP/1.0, to be kept": (
+            get(one, "Connection: keep-alive\r\n", close=False).replace(b"1.1", b"1.0", 1),
+        ),
         "two requests": (get(one, close=False), get(one)),
-        "pipelined requests": (get(one, close=False) * 5 + get(COUNT, close=False) + get(f"{KEYS}/store_2"),),
-        "pipelined errors": (get("/none", close=False) * 3 + get(one, close=False) + get("/local/none"),),
+        "pipelined requests": (
+            get(one, close=False) * 5 + get(COUNT, close=False) + get(f"{KEYS}/store_2"),
+        ),
+        "pipelined errors": (
+            get("/none", close=False) * 3 + get(one, close=False) + get("/local/none"),
+        ),
         "pipelined, then no request": (get(one, close=False) * 2 + b"\0\r\n\r\n",),
         "no request": (b"\0\r\n\r\n",),
         "a name that is no method": (get(one, method="FROB"),),
@@ -130,7 +144,11 @@ def both(host: Host) -> Iterator[tuple[int, int]]:
 def test_responses_are_those_of_uvicorn(both: tuple[int, int], name: str) -> None:
     ours, theirs = (AGE.sub(b"", answer_to(port, *connections()[name])) for port in both)
     if name == "an address that is too long":
-        assert ours in (theirs, b"", b"(reset)")  # only our protocol has a limit, and the kernel may reset
+        assert ours in (
+            theirs,
+            b"",
+            b"(reset)",
+        )  # only our protocol has a limit, and the kernel may reset
     else:
         assert ours == theirs
         assert ours.startswith(b"HTTP/1.1 ")
@@ -193,12 +211,19 @@ KINDS = [
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_apps_are_answered_for_as_by_uvicorn(method: str) -> None:
-    with serving(responses, http_protocol.PatientProtocol) as ours, serving(responses, HttpToolsProtocol) as theirs:
+    with (
+        serving(responses, http_protocol.PatientProtocol) as ours,
+        serving(responses, HttpToolsProtocol) as theirs,
+    ):
         for kind in KINDS:
             for bytes_ in (
                 get(kind, method=method),
-                get(kind, method=method, close=False) + get("/streamed", method=method, close=False) + get("/plain"),
-                get("/plain", close=False) + get("/divided", close=False) + get(kind, method=method),
+                get(kind, method=method, close=False)
+                + get("/streamed", method=method, close=False)
+                + get("/plain"),
+                get("/plain", close=False)
+                + get("/divided", close=False)
+                + get(kind, method=method),
             ):
                 assert answer_to(ours, bytes_) == answer_to(theirs, bytes_), kind
 
@@ -233,15 +258,21 @@ def test_a_response_that_cannot_be_sent_does_not_hold_back_the_others() -> None:
     assert sent == [b"aborted", b"head body"]
 
 
-def test_the_rest_of_a_head_has_a_limit_after_a_response(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rest_of_a_head_has_a_limit_after_a_response(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.5)
     before = get(f"{COUNT}?location_id=store_1", close=False)
     start = time.monotonic()
     assert answer_to(host.port, before + b"GET /v1/orders/cou").startswith(b"HTTP/1.1 200")
-    assert time.monotonic() < start + 10, "the limit is not that of a connection without a request, 60 s"
+    assert time.monotonic() < start + 10, (
+        "the limit is not that of a connection without a request, 60 s"
+    )
 
 
-def test_a_connection_without_requests_is_closed(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_without_requests_is_closed(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = f"{COUNT}?location_id=store_1"
     with serving(app_of(host), http_protocol.PatientProtocol) as port:
         monkeypatch.setattr(http_protocol, "HEAD_SECONDS", 0.2)
@@ -260,7 +291,10 @@ def test_a_connection_without_requests_is_closed(host: Host, monkeypatch: pytest
 
 def test_requests_are_answered_after_the_client_has_ended_its_side(host: Host) -> None:
     paths = [f"{COUNT}?location_id=store_1", f"{KEYS}/store_1", "/none"]
-    requests = [*(get(path, close=False) for path in paths), get(paths[0], close=False) + get(paths[1], close=False)]
+    requests = [
+        *(get(path, close=False) for path in paths),
+        get(paths[0], close=False) + get(paths[1], close=False),
+    ]
     for request in requests * 10:
         with socket.create_connection(("127.0.0.1", host.port), timeout=20) as connection:
             connection.sendall(request)

@@ -16,7 +16,9 @@ from tests.unit.operations.test_repartition_command import job_of
 
 
 @pytest.mark.parametrize("moved", [[1], [0, 1]])
-def test_the_state_of_moved_workers_is_spread(moved: list[int], tmp_path: Path, kafka: EmbeddedKafka) -> None:
+def test_the_state_of_moved_workers_is_spread(
+    moved: list[int], tmp_path: Path, kafka: EmbeddedKafka
+) -> None:
     shop = Installation(settings_of(tmp_path, bootstrap=kafka.bootstrap))
     hosts = [Host(shop.ledger, tmp_path / f"host{number}").start() for number in range(2)]
     try:

@@ -69,16 +69,34 @@ SENSELESS = [
     "/v1/metadata/general_orders/",
 ]
 """Parameter values that are not text, empty, too long or duplicated, and paths that do not exist."""
-HUGE = ["-1", "1e400", "NaN", "Infinity", "-Infinity", "1.5", "", " ", "0x10", "1_000", "²", "9" * 20, "9" * 4_000]
+HUGE = [
+    "-1",
+    "1e400",
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1.5",
+    "",
+    " ",
+    "0x10",
+    "1_000",
+    "²",
+    "9" * 20,
+    "9" * 4_000,
+]
 """Values that are not numbers, or that do not fit any type."""
 
 
-def answered(host: Host, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+def answered(
+    host: Host, path: str, method: str = "GET", **headers: str
+) -> tuple[int, dict[str, str], bytes]:
     """The response to a path that is sent unmodified."""
     raw = http.client.HTTPConnection("127.0.0.1", host.port, timeout=30)
     raw.request(method, path, headers={"Authorization": f"Bearer {TOKEN}"} | headers)
     answer = raw.getresponse()
-    content = b"" if path.split("?")[0].endswith("/changes") and answer.status == 200 else answer.read()
+    content = (
+        b"" if path.split("?")[0].endswith("/changes") and answer.status == 200 else answer.read()
+    )
     raw.close()
     return answer.status, {name.lower(): value for name, value in answer.getheaders()}, content
 
@@ -109,7 +127,10 @@ def test_a_misspelled_parameter_is_named(host: Host, path: str) -> None:
         assert "has no parameter" in str(problem["detail"])
     assert "'as_off'" in str(refused(host, f"{COUNT}?as_off=1.0")["detail"])
     assert "as_of" in str(refused(host, f"{COUNT}?as_off=1.0")["nextStep"])
-    assert refused(host, f"{COUNT}?as_of=1.0&as_of=1.1")["detail"] == "The parameter as_of is given twice."
+    assert (
+        refused(host, f"{COUNT}?as_of=1.0&as_of=1.1")["detail"]
+        == "The parameter as_of is given twice."
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,7 +168,9 @@ def test_a_field_that_no_value_has_is_named(host: Host, path: str, named: str) -
         ("?to={}", 400),
     ],
 )
-@pytest.mark.attack("S5", "numbers that are too large, too small or not numbers, in every parameter")
+@pytest.mark.attack(
+    "S5", "numbers that are too large, too small or not numbers, in every parameter"
+)
 def test_any_number_gets_a_response_below_500(host: Host, path: str, status: int) -> None:
     for number in HUGE:
         if number == "-1" and path in ("?from={}", "?to={}", "?as_of={}"):
@@ -158,14 +181,18 @@ def test_any_number_gets_a_response_below_500(host: Host, path: str, status: int
     assert refused(host, f"{COUNT}?as_of=1.9223372036854775807")["status"] == 404
 
 
-@pytest.mark.parametrize("since", ["1.9223372036854775808", "9" * 20 + ".1", "x", "1.-1", "", "\xff"])
+@pytest.mark.parametrize(
+    "since", ["1.9223372036854775808", "9" * 20 + ".1", "x", "1.-1", "", "\xff"]
+)
 @pytest.mark.attack("S5", "a stream of changes since an impossible snapshot")
 def test_a_stream_begins_at_a_snapshot(host: Host, since: str) -> None:
     assert refused(host, f"{COUNT}/changes", **{"Last-Event-ID": since})["status"] == 400
 
 
 @pytest.mark.parametrize("path", [*SENSELESS, "/", "/..", "/%2e%2e/local"])
-@pytest.mark.attack("S5", "queries that are not text, empty, too long or duplicated, and missing paths")
+@pytest.mark.attack(
+    "S5", "queries that are not text, empty, too long or duplicated, and missing paths"
+)
 def test_invalid_parameters_get_a_problem_document(host: Host, path: str) -> None:
     refused(host, path)
 
@@ -176,7 +203,9 @@ def test_unsupported_methods_are_405(host: Host, method: str) -> None:
     for path in ROUTES:
         status, headers, content = answered(host, path, method)
         # The HTTP server itself rejects a name that is not a method.
-        assert (status, headers.get("allow")) == (405, "GET, HEAD") or (method == "FROB" and status == 400), path
+        assert (status, headers.get("allow")) == (405, "GET, HEAD") or (
+            method == "FROB" and status == 400
+        ), path
         assert content
 
 
@@ -206,7 +235,9 @@ def test_irrelevant_headers_change_nothing(host: Host, headers: dict[str, str]) 
     assert (status, msgspec.json.decode(content)["partial"]) == (200, False)
 
 
-@pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b"\xff", b"null", b'{"a": 1e999}', b"x" * 100_000])
+@pytest.mark.parametrize(
+    "body", [b"{", b"[" * 100_000, b"\xff", b"null", b'{"a": 1e999}', b"x" * 100_000]
+)
 def test_the_body_of_a_get_request_is_not_read(host: Host, body: bytes) -> None:
     answer = host.ask("GET", COUNT, content=body)
     assert answer.status_code == 200
@@ -222,14 +253,24 @@ def test_a_truncated_cursor_is_rejected(host: Host) -> None:
 def test_keys_may_contain_nul(host: Host) -> None:
     for path in ("keys/%00", "keys/store_1%00", "keys/%00shared"):
         assert refused(host, f"{COUNT}/{path}")["status"] == 404
-    for path in ("keys?key=%00", "?prefix=%00", "?first=%00&last=%00", "?prefix=a%00b", "?limit=1&prefix=%00"):
-        answer = msgspec.json.decode(answered(host, COUNT + ("/" if path[0] == "k" else "") + path)[2])
+    for path in (
+        "keys?key=%00",
+        "?prefix=%00",
+        "?first=%00&last=%00",
+        "?prefix=a%00b",
+        "?limit=1&prefix=%00",
+    ):
+        answer = msgspec.json.decode(
+            answered(host, COUNT + ("/" if path[0] == "k" else "") + path)[2]
+        )
         assert (answer["entries"], answer["partial"]) == ([], False)
     assert refused(host, f"{COUNT}?as_of=run:%00")["status"] == 404
 
 
 def test_a_pipeline_without_stores_has_workers(hosts: list[Host], states: States) -> None:
-    states.ledger.generations.register(msgspec.structs.replace(states.info(), pipeline="steps", stores=()))
+    states.ledger.generations.register(
+        msgspec.structs.replace(states.info(), pipeline="steps", stores=())
+    )
     body = hosts[0].get("/sluice/v1/pipelines/steps/workers").json()
     assert [(worker["number"], worker["stores"], worker["reason"]) for worker in body] == [
         (number, [], "Nothing is published yet.") for number in range(4)
@@ -250,8 +291,14 @@ def test_a_deeply_nested_value_is_not_a_500(hosts: list[Host], states: States, l
     for path in ("", "/keys/deep", "/keys?key=deep", "/count", "/combine?field=a", "/top?field=a"):
         status, _, content = answered(hosts[0], COUNT + path)
         results[path] = status
-        # This test cannot parse a response with the deeply nested value, because its own stack is deep already.
-        assert status in (200, 400) or (status, msgspec.json.decode(content)["title"]) == (503, "State unavailable")
+        # This test cannot parse a response with the deeply nested value, because its own stack is
+        # deep already.
+        assert status in (200, 400) or (status, msgspec.json.decode(content)["title"]) == (
+            503,
+            "State unavailable",
+        )
     if levels == 90:
         assert set(results.values()) == {200}
-    assert httpx.get(f"http://{hosts[0].address}/v1/x", timeout=10).status_code == 401, "the server still responds"
+    assert httpx.get(f"http://{hosts[0].address}/v1/x", timeout=10).status_code == 401, (
+        "the server still responds"
+    )

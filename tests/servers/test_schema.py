@@ -95,19 +95,28 @@ def test_every_response_matches_the_description(
 
     def ask(case: schemathesis.Case[Any], is_there: bool) -> None:
         if is_there and mode is GenerationMode.POSITIVE:
-            case.path_parameters.update({name: THERE_ARE[name] for name in case.path_parameters if name in THERE_ARE})
+            case.path_parameters.update(
+                {name: THERE_ARE[name] for name in case.path_parameters if name in THERE_ARE}
+            )
             for name in ("field", "group_by"):
                 case.query.pop(name, None)  # the values of the store have no fields
         if len(case.as_transport_kwargs(base_url=address)["url"]) + len(str(case.query)) <= LONGEST:
             statuses.add(case.call_and_validate(base_url=address).status_code)
 
-    hurried = settings(max_examples=EXAMPLES, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+    hurried = settings(
+        max_examples=EXAMPLES,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+    )
     for result in schema.get_all_operations():
         operation: Any = result.ok()  # type: ignore[union-attr]
         if mode is GenerationMode.NEGATIVE and not operation.definition.raw["parameters"]:
             continue  # the route has no parameters that could be invalid
-        hurried(given(case=operation.as_strategy(generation_mode=mode), is_there=st.booleans())(ask))()
+        hurried(
+            given(case=operation.as_strategy(generation_mode=mode), is_there=st.booleans())(ask)
+        )()
     assert statuses >= ({200, 404} if mode is GenerationMode.POSITIVE else {422}), statuses
-    assert httpx.get(f"{address}/sluice/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"}).json() == (
-        description()
-    )
+    assert httpx.get(
+        f"{address}/sluice/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"}
+    ).json() == (description())

@@ -36,7 +36,13 @@ def test_local_and_remote_shards_behave_alike(address: str, tmp_path: Path) -> N
         assert isinstance(shard, kind)
         empty = shard.begin_run(1, -1)
         assert (
-            write_rows(shard, 0, [(0, "a", -1, -1, "[1]"), (0, "b", -1, -1, "[2]"), (1, "a", 0, 1_000, "[3]")], 1) == 3
+            write_rows(
+                shard,
+                0,
+                [(0, "a", -1, -1, "[1]"), (0, "b", -1, -1, "[2]"), (1, "a", 0, 1_000, "[3]")],
+                1,
+            )
+            == 3
         )
         shard.write_states(0, [7], [State(7, "a", b"first", due=500), State(7, "b", b"other")], 1)
         ids = ids_of([(0, "", -1, -1), (0, "a", -1, -1), (0, "c", -1, -1)])
@@ -47,8 +53,12 @@ def test_local_and_remote_shards_behave_alike(address: str, tmp_path: Path) -> N
         shard.expire_windows(1, {1: 2_000}, 1)
 
         assert shard.scan(0, 0, limit=1) == [StateRow(0, "a", NO_WINDOW, NO_WINDOW, "[1]")]
-        assert shard.scan(0, 1, Range(prefix="a"), checked=True) == [StateRow(0, "a", NO_WINDOW, NO_WINDOW, "[10]")]
-        assert shard.scan(0, 1, after=("a", NO_WINDOW, NO_WINDOW)) == [StateRow(0, "b", NO_WINDOW, NO_WINDOW, "[2]")]
+        assert shard.scan(0, 1, Range(prefix="a"), checked=True) == [
+            StateRow(0, "a", NO_WINDOW, NO_WINDOW, "[10]")
+        ]
+        assert shard.scan(0, 1, after=("a", NO_WINDOW, NO_WINDOW)) == [
+            StateRow(0, "b", NO_WINDOW, NO_WINDOW, "[2]")
+        ]
         assert [len(shard.scan(1, batch)) for batch in (0, 1)] == [1, 0]
 
         states = shard.read_states(7, ["a", "b", "c"], 1, 1)
@@ -67,7 +77,11 @@ def test_local_and_remote_shards_behave_alike(address: str, tmp_path: Path) -> N
         with pytest.raises(LeaseError):
             write_rows(shard, 2, [], 1)
         assert shard.journal().epoch == 2
-        assert [(entry.operator, entry.batch) for entry in shard.journal().batches] == [(-1, 0), (7, 0), (-1, 1)]
+        assert [(entry.operator, entry.batch) for entry in shard.journal().batches] == [
+            (-1, 0),
+            (7, 0),
+            (-1, 1),
+        ]
 
         moved = f"sqlite:///{tmp_path}/copy.sqlite"
         with create_shard(moved, anew=True) as copy:
@@ -101,7 +115,10 @@ def open_and_scan(address: str) -> list[StateRow]:
 
 def test_answers_belong_to_no_batch(address: str) -> None:
     """A run that begins removes the batches that were not published, and keeps the answers that they have recorded."""
-    first, other = Answer("score", "1", "a", 100, 0, "7"), Answer("other", "1", "a", 100, 0, error="refused")
+    first, other = (
+        Answer("score", "1", "a", 100, 0, "7"),
+        Answer("other", "1", "a", 100, 0, error="refused"),
+    )
     with create_shard(address) as shard:
         assert shard.read_answers("score", ["1"], 0) == []
         shard.begin_run(1, -1)
@@ -111,7 +128,9 @@ def test_answers_belong_to_no_batch(address: str) -> None:
         assert shard.read_states(7, ["a"], 1, 2) == {}
         assert shard.read_answers("score", ["1", "2"], 2) == [first]
         # Another attempt of the task has called, too. The first answer stays.
-        shard.write_answers([Answer("score", "1", "a", 100, 0, "8"), Answer("score", "2", "b", 200, 1)], 2)
+        shard.write_answers(
+            [Answer("score", "1", "a", 100, 0, "8"), Answer("score", "2", "b", 200, 1)], 2
+        )
         assert shard.read_answers("score", ["1"], 2) == [first]
         with pytest.raises(LeaseError):
             shard.write_answers([Answer("score", "3", "a", 300, 1)], 1)
@@ -120,7 +139,10 @@ def test_answers_belong_to_no_batch(address: str) -> None:
         assert shard.answers(None, 2) == [other, first]
         assert [answer.id for answer in shard.answers((100, "score", "1"), 9)] == ["2"]
         shard.write_answers([], 2, forget={"score": 150})
-        assert [(answer.step, answer.id) for answer in shard.answers(None, 9)] == [("other", "1"), ("score", "2")]
+        assert [(answer.step, answer.id) for answer in shard.answers(None, 9)] == [
+            ("other", "1"),
+            ("score", "2"),
+        ]
         assert shard.last_places().answer == 200
         shard.forget_failures(1, 2)
         assert len(shard.answers(None, 9)) == 2

@@ -22,7 +22,13 @@ SHARDS = st.builds(
 )
 
 
-@given(st.lists(st.tuples(st.sampled_from(["add", "discard"]), SHARDS | st.just((GenerationRef("orders", 1), 0)))))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["add", "discard"]), SHARDS | st.just((GenerationRef("orders", 1), 0))
+        )
+    )
+)
 def test_shared_shard_ids_are_a_set(changes: list[tuple[str, ShardId]]) -> None:
     expected = set[ShardId]()
     with tempfile.TemporaryDirectory() as folder:
@@ -39,7 +45,11 @@ def test_a_shared_set_survives_the_removal_of_its_folder() -> None:
     with shared_among(2) as shared:
         shared.arriving.add(shard)
         shared.remove()
-        assert (list(shared.arriving), len(shared.arriving), shard in shared.arriving) == ([], 0, False)
+        assert (list(shared.arriving), len(shared.arriving), shard in shared.arriving) == (
+            [],
+            0,
+            False,
+        )
         shared.arriving.discard(shard)
         shared.arriving.add(shard)
         assert list(shared.arriving) == [shard]
@@ -63,7 +73,9 @@ def test_one_process_shares_nothing() -> None:
     )
 )
 @example([(0, "/local", 200, 0.11), (1, "/local", 200, 0.1), (1, "/local", 200, 0.1)])
-def test_latencies_add_up_the_figures_of_all_processes(answers: list[tuple[int, str, int, float]]) -> None:
+def test_latencies_add_up_the_figures_of_all_processes(
+    answers: list[tuple[int, str, int, float]],
+) -> None:
     figures = [no_figures() for _ in range(3)]
     processes = [Latencies(figures, number) for number in range(3)]
     one = Latencies([no_figures()])

@@ -19,7 +19,8 @@ from tests.support.states import States, make_snapshot
 SNAPSHOTS = int(os.environ.get("SNAPSHOTS", "25"))
 PATHS = [
     "/sluice/v1/stores/general_orders_count",
-    "/sluice/v1/stores/general_orders_count/keys?" + "&".join(f"key={location}" for location in LOCATIONS),
+    "/sluice/v1/stores/general_orders_count/keys?"
+    + "&".join(f"key={location}" for location in LOCATIONS),
     "/sluice/v1/stores/general_orders_count/top?limit=40",
 ]
 
@@ -54,8 +55,12 @@ def publish(states: States, places: tuple[Shard, ...], batch: int) -> None:
     assert states.ledger.snapshots.publish(make_snapshot(batch))
 
 
-@pytest.mark.fault("F15", "snapshots published under constant queries to three hosts (SNAPSHOTS=1000 for as many)")
-def test_responses_are_from_one_snapshot_and_never_older_than_the_last(hosts: list[Host], states: States) -> None:
+@pytest.mark.fault(
+    "F15", "snapshots published under constant queries to three hosts (SNAPSHOTS=1000 for as many)"
+)
+def test_responses_are_from_one_snapshot_and_never_older_than_the_last(
+    hosts: list[Host], states: States
+) -> None:
     places = tuple(open_shard(place, to_write=True) for place in states.written_at)
     publish(states, places, 1)
     readers = [Reader(host, path) for host, path in zip(hosts, PATHS, strict=True)]

@@ -25,7 +25,12 @@ from sluice.state.ledger.placement import Placement
 from sluice.state.remote import remote_shard, standby_copies
 from sluice.state.remote.opening import open_shard
 from sluice.state.remote.remote_shard import RemoteShard
-from sluice.state.remote.standby_copies import FailedRefresh, RefreshedCopy, promote_standby, refresh_standbys
+from sluice.state.remote.standby_copies import (
+    FailedRefresh,
+    RefreshedCopy,
+    promote_standby,
+    refresh_standbys,
+)
 from sluice.state.shard.operator_states import State
 from tests.api.states import totals
 from tests.servers.conftest import LOCATIONS
@@ -57,7 +62,9 @@ def refreshed(states: States, *, only_behind: bool = False) -> list[RefreshedCop
 
 def promoted(states: States, number: int = 1, *, accept_stale: bool = False) -> str:
     with lease_epoch(states) as epoch:
-        return promote_standby(states.ledger, states.ref, number, epoch, why="A test.", accept_stale=accept_stale)
+        return promote_standby(
+            states.ledger, states.ref, number, epoch, why="A test.", accept_stale=accept_stale
+        )
 
 
 @pytest.fixture
@@ -73,13 +80,17 @@ def one(host: Host, **parameters: str) -> dict[str, object]:
     return host.get(f"{COUNT}/keys/{of_worker(1)}", **parameters).json()  # type: ignore[no-any-return]
 
 
-@pytest.mark.fault("F36", "a worker's state server stops; its standby answers from the same snapshot")
+@pytest.mark.fault(
+    "F36", "a worker's state server stops; its standby answers from the same snapshot"
+)
 @pytest.mark.usefixtures("standby")
 def test_a_standby_answers_when_the_worker_is_gone(hosts: list[Host], states: States) -> None:
     whole = hosts[0].get(COUNT, limit=50)
     assert ("standby" in whole.json(), "X-Sluice-Standby" in whole.headers) == (False, False)
     hosts[1].stop()
-    answer = hosts[0].get(COUNT, limit=60)  # the complete answer to the first request is cached for a second
+    answer = hosts[0].get(
+        COUNT, limit=60
+    )  # the complete answer to the first request is cached for a second
     page = answer.json()
     assert page["entries"] == whole.json()["entries"]
     assert (page["partial"], page["standby"], page["snapshot"]["id"]) == (False, True, "1.0")
@@ -87,7 +98,11 @@ def test_a_standby_answers_when_the_worker_is_gone(hosts: list[Host], states: St
     assert "cannot be reached" in page["workers"][1]["reason"]
     assert [worker["number"] for worker in page["workers"] if worker.get("standby")] == [1]
     headers = answer.headers
-    assert (headers["X-Sluice-Partial"], headers["X-Sluice-Standby"], "ETag" in headers) == ("false", "1", False)
+    assert (headers["X-Sluice-Partial"], headers["X-Sluice-Standby"], "ETag" in headers) == (
+        "false",
+        "1",
+        False,
+    )
     assert one(hosts[0])["standby"] is True
     assert hosts[0].get(COUNT, require="complete").status_code == 200
     assert hosts[0].get(f"{COUNT}/diff", before="1.0").json()["same"] == len(page["entries"])
@@ -116,11 +131,15 @@ def wait_for_primary(host: Host) -> None:
 
 
 @pytest.mark.usefixtures("standby")
-def test_a_lookup_does_not_wait_long_for_a_silent_server(hosts: list[Host], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lookup_does_not_wait_long_for_a_silent_server(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(workers, "LOOKUP_SECONDS", 0.2)
     expected = one(hosts[0])["entries"]
     hosts[1].stop()
-    with socket.create_server(("127.0.0.1", hosts[1].port)):  # accepts connections, but never answers
+    with socket.create_server(
+        ("127.0.0.1", hosts[1].port)
+    ):  # accepts connections, but never answers
         begun = time.monotonic()
         answer = one(hosts[0])
         assert time.monotonic() - begun < workers.WORKER_SECONDS / 3
@@ -130,7 +149,9 @@ def test_a_lookup_does_not_wait_long_for_a_silent_server(hosts: list[Host], monk
 
 @pytest.mark.fault("F36", "a worker's state server stops during queries")
 @pytest.mark.usefixtures("standby")
-def test_queries_stay_complete_while_a_server_stops_and_starts(hosts: list[Host], states: States) -> None:
+def test_queries_stay_complete_while_a_server_stops_and_starts(
+    hosts: list[Host], states: States
+) -> None:
     with ContinuousQueries(hosts[0]) as asking:
         hosts[1].stop()
         for _ in range(5):
@@ -141,12 +162,16 @@ def test_queries_stay_complete_while_a_server_stops_and_starts(hosts: list[Host]
 
 
 @pytest.mark.usefixtures("standby")
-def test_an_older_standby_answers_only_for_the_snapshots_that_it_has(hosts: list[Host], states: States) -> None:
+def test_an_older_standby_answers_only_for_the_snapshots_that_it_has(
+    hosts: list[Host], states: States
+) -> None:
     states.publish(totals("general", {of_worker(1): (100, "1.00"), of_worker(2): (200, "1.00")}))
     hosts[1].stop()
     page = hosts[0].get(COUNT, limit=50).json()
     assert (page["partial"], page.get("standby"), page["snapshot"]["id"]) == (True, None, "1.1")
-    assert page["workers"][1]["reason"].endswith("Its standby only has batch 0: read as_of=standby.")
+    assert page["workers"][1]["reason"].endswith(
+        "Its standby only has batch 0: read as_of=standby."
+    )
     assert hosts[0].get(f"{COUNT}/keys/{of_worker(1)}").status_code == 503
     # Every worker answers from the standbys' snapshot.
     for as_of in ("standby", "1.0"):
@@ -163,33 +188,47 @@ def test_as_of_standby_needs_copies(hosts: list[Host], states: States) -> None:
     assert (answer.status_code, answer.json()["detail"][:20]) == (404, "1 of the standbys of")
 
 
-def test_a_refresh_copies_only_new_versions(hosts: list[Host], states: States, standby: Path) -> None:
+def test_a_refresh_copies_only_new_versions(
+    hosts: list[Host], states: States, standby: Path
+) -> None:
     assert [(done.batch, done.copied) for done in refreshed(states)] == [(0, 0)]
     assert refreshed(states, only_behind=True) == []
     with open_shard(states.written_at[1], to_write=True) as shard:
         for batch in (1, 2, 3):
             before = shard.read_states(0, KEYS, batch, 0)
             old = {key: before[key].version if key in before else None for key in KEYS}
-            shard.write_states(batch, [0], [State(0, key, b"%d" % batch, replaces=old[key]) for key in KEYS], 0)
+            shard.write_states(
+                batch, [0], [State(0, key, b"%d" % batch, replaces=old[key]) for key in KEYS], 0
+            )
             states.publish(totals("general", {of_worker(1): (100 + batch, "1.00")}))
         # A driver that stopped before it published has left a batch behind.
         write_rows(shard, 4, [(0, "unpublished", -1, -1, "[1]")])
-    assert [(done.batch, done.why_whole) for done in refreshed(states, only_behind=True)] == [(3, "")]
+    assert [(done.batch, done.why_whole) for done in refreshed(states, only_behind=True)] == [
+        (3, "")
+    ]
     hosts[1].stop()
     assert one(hosts[0])["entries"][0]["value"] == 103  # type: ignore[index]
     for batch, value in enumerate((of_worker(1), 101, 102, 103)):
         wanted = value if batch else ALL[of_worker(1)]
         assert one(hosts[0], as_of=f"1.{batch}")["entries"][0]["value"] == wanted  # type: ignore[index]
-    rows = sqlite3.connect(standby).execute("SELECT count(*) FROM state_rows WHERE batch > 3").fetchone()
+    rows = (
+        sqlite3.connect(standby)
+        .execute("SELECT count(*) FROM state_rows WHERE batch > 3")
+        .fetchone()
+    )
     assert rows == (0,)
 
 
-def test_old_versions_are_removed_from_a_standby_too(hosts: list[Host], states: States, standby: Path) -> None:
+def test_old_versions_are_removed_from_a_standby_too(
+    hosts: list[Host], states: States, standby: Path
+) -> None:
     for number in range(3):
         states.publish(totals("general", dict.fromkeys(LOCATIONS, (number, "0.00"))))
     refreshed(states)
     before = sqlite3.connect(standby).execute("SELECT count(*) FROM state_rows").fetchone()[0]
-    done = retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON.replace(year=2030))
+    done = retain(
+        states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON.replace(year=2030)
+    )
     assert done.failed == {}
     after = sqlite3.connect(standby).execute("SELECT count(*) FROM state_rows").fetchone()[0]
     assert after < before
@@ -229,16 +268,24 @@ def test_a_copy_that_is_not_complete_gives_no_answers(
             refreshed(states)
     with lease_epoch(states) as epoch:
         standby = states.ledger.standbys.of("orders")[1]
-        states.ledger.standbys.record_copy(standby, states.ref, 0, epoch)  # as a reader with an old placement sees it
+        states.ledger.standbys.record_copy(
+            standby, states.ref, 0, epoch
+        )  # as a reader with an old placement sees it
     hosts[1].stop()
     page = hosts[0].get(COUNT).json()
     assert page["partial"]
-    assert page["workers"][1]["reason"].endswith("Its standby: The copy of the shard is not complete yet.")
+    assert page["workers"][1]["reason"].endswith(
+        "Its standby: The copy of the shard is not complete yet."
+    )
 
 
-@pytest.mark.fault("F36", "a digit of a standby's copy is changed, or its file is truncated or lost")
+@pytest.mark.fault(
+    "F36", "a digit of a standby's copy is changed, or its file is truncated or lost"
+)
 @pytest.mark.parametrize("damage", ["digit", "deleted row", "truncated", "lost"])
-def test_a_damaged_copy_is_noticed_and_replaced(hosts: list[Host], states: States, standby: Path, damage: str) -> None:
+def test_a_damaged_copy_is_noticed_and_replaced(
+    hosts: list[Host], states: States, standby: Path, damage: str
+) -> None:
     if damage == "lost":
         standby.unlink()
     elif damage == "truncated":
@@ -247,7 +294,9 @@ def test_a_damaged_copy_is_noticed_and_replaced(hosts: list[Host], states: State
         with sqlite3.connect(standby) as connection:
             row = f"key = '{of_worker(1)}'"
             change = f"UPDATE state_rows SET value = '[777]' WHERE {row}"
-            connection.execute(change if damage == "digit" else f"DELETE FROM state_rows WHERE {row}")
+            connection.execute(
+                change if damage == "digit" else f"DELETE FROM state_rows WHERE {row}"
+            )
         connection.close()
     hosts[1].stop()
     with pytest.raises(DamagedState, match="The standby of worker 1 is damaged, too"):
@@ -262,7 +311,11 @@ def test_a_damaged_copy_is_noticed_and_replaced(hosts: list[Host], states: State
 
 @pytest.mark.fault("F36", "one of two standbys' servers stops")
 def test_a_standby_that_is_gone_does_not_hold_up_the_others(
-    hosts: list[Host], states: States, standby: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    hosts: list[Host],
+    states: States,
+    standby: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     states.ledger.standbys.add(Placement("orders", 3, "127.0.0.1", hosts[1].port))
     refreshed(states)
@@ -281,16 +334,22 @@ def test_a_standby_that_is_gone_does_not_hold_up_the_others(
     assert f"{hosts[2].address} cannot be reached" in result.output
 
 
-@pytest.mark.fault("F36", "a state server that is paused: it accepts connections, but never answers")
+@pytest.mark.fault(
+    "F36", "a state server that is paused: it accepts connections, but never answers"
+)
 def test_a_silent_server_is_given_up(standby: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_shard, "ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(Unreachable, match=rf"at 127\.0\.0\.1:{port} cannot be reached \(ReadTimeout\)"):
+        with pytest.raises(
+            Unreachable, match=rf"at 127\.0\.0\.1:{port} cannot be reached \(ReadTimeout\)"
+        ):
             open_shard(f"http://127.0.0.1:{port}/local/orders/1/1")
 
 
-@pytest.mark.fault("F36", "a worker's own shard is damaged or replaced by an older one before a refresh")
+@pytest.mark.fault(
+    "F36", "a worker's own shard is damaged or replaced by an older one before a refresh"
+)
 @pytest.mark.parametrize("damage", ["altered row", "older"])
 def test_a_damaged_shard_does_not_replace_its_copy(
     hosts: list[Host], states: States, standby: Path, damage: str
@@ -308,7 +367,9 @@ def test_a_damaged_shard_does_not_replace_its_copy(
         else:
             connection.execute("UPDATE state_rows SET value = '[777]' WHERE batch = 2")
     connection.close()
-    with pytest.raises(DamagedState, match=r"Worker 1's shard is damaged: .*copy is kept") as caught:
+    with pytest.raises(
+        DamagedState, match=r"Worker 1's shard is damaged: .*copy is kept"
+    ) as caught:
         refreshed(states)
     assert caught.value.workers.keys() == {1}
     held = 2 if damage == "older" else 1
@@ -343,14 +404,18 @@ def publish_audited(states: States, value: int) -> None:
 
 
 @pytest.mark.usefixtures("standby")
-def test_a_standby_of_a_worker_that_no_longer_exists_is_ignored(hosts: list[Host], states: States) -> None:
+def test_a_standby_of_a_worker_that_no_longer_exists_is_ignored(
+    hosts: list[Host], states: States
+) -> None:
     states.ledger.standbys.add(Placement("orders", 9, "127.0.0.1", hosts[2].port))
     assert hosts[0].get(COUNT, limit=50, as_of="standby").json()["snapshot"]["id"] == "1.0"
     assert [done.worker for done in refreshed(states)] == [1]
 
 
 @pytest.mark.fault("F36", "a standby is promoted, and the old server comes back")
-def test_a_promoted_standby_takes_the_place_of_the_worker(hosts: list[Host], states: States, standby: Path) -> None:
+def test_a_promoted_standby_takes_the_place_of_the_worker(
+    hosts: list[Host], states: States, standby: Path
+) -> None:
     with open_shard(f"sqlite:///{standby}", to_write=True) as copy, pytest.raises(Refused):
         write_rows(copy, 1, [], 10**6)  # a standby accepts no batch
     hosts[1].stop()
@@ -362,7 +427,9 @@ def test_a_promoted_standby_takes_the_place_of_the_worker(hosts: list[Host], sta
     answer = hosts[0].get("/v1/orders/count/general_orders")
     assert counts(answer) == ALL | {of_worker(1): 100}
     assert "X-Sluice-Standby" not in answer.headers
-    assert hosts[0].get(f"/v1/metadata/general_orders/{of_worker(1)}").json()["port"] == hosts[2].port
+    assert (
+        hosts[0].get(f"/v1/metadata/general_orders/{of_worker(1)}").json()["port"] == hosts[2].port
+    )
     # The old server serves its shard to nobody, however new the writer's lease is.
     with pytest.raises(Refused, match="not at this server"):
         open_shard(old)
@@ -371,7 +438,9 @@ def test_a_promoted_standby_takes_the_place_of_the_worker(hosts: list[Host], sta
     assert states.ledger.standbys.of("orders") == {}
 
 
-def test_a_promotion_fences_the_driver_that_worked_before(hosts: list[Host], states: States, standby: Path) -> None:
+def test_a_promotion_fences_the_driver_that_worked_before(
+    hosts: list[Host], states: States, standby: Path
+) -> None:
     with current_lease(states.ledger, "orders", this_process("")) as lease:
         before, copy = lease.row, states.ledger.standbys.of("orders")[1]
     promoted(states)
@@ -384,18 +453,23 @@ def test_a_promotion_fences_the_driver_that_worked_before(hosts: list[Host], sta
 
 
 @pytest.mark.fault("F36", "a stale standby")
-def test_a_stale_standby_is_not_promoted_silently(hosts: list[Host], states: States, standby: Path) -> None:
+def test_a_stale_standby_is_not_promoted_silently(
+    hosts: list[Host], states: States, standby: Path
+) -> None:
     states.publish(totals("general", {of_worker(1): (100, "1.00")}))
     hosts[1].stop()
     with pytest.raises(Refused, match=r"has snapshot 1\.0, but 1\.1 is published"):
         promoted(states)
     assert states.ledger.placements.of("orders")[1].port == hosts[1].port
-    # Accepted as stale, it is quarantined until a run has restored the state: no query reads its old rows.
+    # Accepted as stale, it is quarantined until a run has restored the state: no query reads its
+    # old rows.
     promoted(states, accept_stale=True)
     assert states.ledger.placements.of("orders")[1].port == hosts[2].port
     page = hosts[0].get(COUNT, limit=50).json()
     assert page["partial"]
-    assert page["workers"][1]["reason"] == "The standby that took the worker's place had snapshot 1.0."
+    assert (
+        page["workers"][1]["reason"] == "The standby that took the worker's place had snapshot 1.0."
+    )
     assert hosts[0].get(f"{COUNT}/keys/{of_worker(1)}").status_code == 503
 
 
@@ -414,7 +488,9 @@ def test_a_run_promotes_the_standby_of_an_unreachable_worker(
     assert promote_standbys(states.ledger, *orders, gone) == "There is no standby."
 
 
-def test_a_run_promotes_the_standby_of_a_damaged_shard(hosts: list[Host], states: States, standby: Path) -> None:
+def test_a_run_promotes_the_standby_of_a_damaged_shard(
+    hosts: list[Host], states: States, standby: Path
+) -> None:
     states.ledger.quarantine.add(states.ref, 1, "A row was altered.")
     assert one(hosts[0])["standby"] is True
     damaged = DamagedState("Worker 1's shard is damaged.", workers={1: "there"})
@@ -422,7 +498,10 @@ def test_a_run_promotes_the_standby_of_a_damaged_shard(hosts: list[Host], states
     assert states.ledger.quarantine.get(states.ref) == {}
     damaged = DamagedState("Worker 2's shard is damaged.", workers={2: "there"})
     states.ledger.standbys.add(Placement("orders", 3, "127.0.0.1", hosts[1].port))
-    assert promote_standbys(states.ledger, "orders", "", damaged) == "Worker 2 of 'orders' has no standby."
+    assert (
+        promote_standbys(states.ledger, "orders", "", damaged)
+        == "Worker 2 of 'orders' has no standby."
+    )
     with open_shard(states.written_at[1], to_write=True) as shard:
         assert shard.begin_run(10**6, 0) == shard.checksums(0)
 
@@ -447,16 +526,26 @@ def test_the_commands_add_refresh_promote_and_remove(
         assert (status, "A run makes the first copy" in output) == (0, True), output
     for number in (1, 2):
         status, output = command("standby", "add", "orders", number, hosts[0].address)
-        assert (status, f"Worker {number}'s standby has snapshot 1.0; " in output) == (0, True), output
+        assert (status, f"Worker {number}'s standby has snapshot 1.0; " in output) == (0, True), (
+            output
+        )
     assert f"{hosts[0].address}, snapshot 1.0" in command("workers", "orders")[1]
     states.publish(totals("general", {of_worker(2): (100, "1.00")}))
-    assert "Worker 1's standby has snapshot 1.1; 0 versions copied" in command("standby", "refresh", "orders")[1]
+    assert (
+        "Worker 1's standby has snapshot 1.1; 0 versions copied"
+        in command("standby", "refresh", "orders")[1]
+    )
     hosts[1].stop()
     assert command("standby", "promote", "orders", 1)[0] == 0
     assert states.ledger.placements.of("orders")[1].port == hosts[0].port
     assert command("standby", "remove", "orders", 2)[0] == 0
-    assert (command("standby", "remove", "orders", 2)[0], states.ledger.standbys.of("orders")) == (1, {})
-    assert [file.name for file in hosts[0].folder.rglob("worker-[12].sqlite")] == ["worker-1.sqlite"]
+    assert (command("standby", "remove", "orders", 2)[0], states.ledger.standbys.of("orders")) == (
+        1,
+        {},
+    )
+    assert [file.name for file in hosts[0].folder.rglob("worker-[12].sqlite")] == [
+        "worker-1.sqlite"
+    ]
     status, output = command("standby", "add", "orders", 7, hosts[0].address)
     assert (status, "has no worker 7" in output) == (1, True)
 
@@ -469,13 +558,17 @@ def test_a_server_with_the_workers_own_folder_is_no_standby(
     twin = Host(states.ledger, hosts[1].folder).start()
     result = CliRunner().invoke(app, ["standby", "add", "orders", "1", twin.address])
     twin.stop()
-    assert (result.exit_code, "There already is a shard" in result.output) == (1, True), result.output
+    assert (result.exit_code, "There already is a shard" in result.output) == (1, True), (
+        result.output
+    )
     assert states.ledger.standbys.of("orders") == {}
     assert counts(hosts[0].get("/v1/orders/count/general_orders")) == ALL
 
 
 @pytest.mark.attack("S10", "a server that is a worker's standby claims it, or takes it by a move")
-def test_standbys_and_workers_have_different_servers(hosts: list[Host], states: States, standby: Path) -> None:
+def test_standbys_and_workers_have_different_servers(
+    hosts: list[Host], states: States, standby: Path
+) -> None:
     with pytest.raises(Refused, match="is the standby"):
         move(states.ledger, Placement("orders", 1, "127.0.0.1", hosts[2].port))
     states.ledger.standbys.add(Placement("orders", 2, "127.0.0.1", hosts[0].port))

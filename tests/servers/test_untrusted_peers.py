@@ -33,7 +33,9 @@ OF_1 = next(location for location in LOCATIONS if owner(location, 4) == 1)
 class FakeServer:
     """A loopback server that sends a configured response to every request, and records the requests."""
 
-    def __init__(self, status: int = 200, content: bytes = b"", headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, status: int = 200, content: bytes = b"", headers: dict[str, str] | None = None
+    ) -> None:
         self.asked: list[tuple[str, dict[str, str]]] = []
         asked = self.asked
 
@@ -44,7 +46,9 @@ class FakeServer:
                 self.rfile.read(int(self.headers.get("content-length", "0")))
                 asked.append((self.path, dict(self.headers)))
                 self.send_response(status)
-                for name, value in ({"content-length": str(len(content))} | (headers or {})).items():
+                for name, value in (
+                    {"content-length": str(len(content))} | (headers or {})
+                ).items():
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(content)
@@ -119,8 +123,12 @@ def test_an_unexpected_response_makes_the_worker_unavailable(
         assert other.asked
 
 
-@pytest.mark.attack("S10", "a ledger entry with the address of a server that never claimed the worker")
-def test_an_unclaimed_address_is_not_called(tmp_path: Path, hosts: list[Host], elsewhere: FakeServer) -> None:
+@pytest.mark.attack(
+    "S10", "a ledger entry with the address of a server that never claimed the worker"
+)
+def test_an_unclaimed_address_is_not_called(
+    tmp_path: Path, hosts: list[Host], elsewhere: FakeServer
+) -> None:
     local = States(f"sqlite:///{tmp_path}", pipeline="local", workers=2)
     local.publish({f"k{number}": f"[{number}]" for number in range(10)})
     led_away = f"http://127.0.0.1:{elsewhere.port}/local/local/1/0"
@@ -163,14 +171,34 @@ def test_no_request_can_select_a_host(
     assert elsewhere.asked == []
 
 
-NAMES = ["..", "%2e%2e", ".", "a%2fb", "a%5cb", "%00", "orders%00", "orders.sqlite", "%c0%ae", "a b", "ö", "-" * 5_000]
+NAMES = [
+    "..",
+    "%2e%2e",
+    ".",
+    "a%2fb",
+    "a%5cb",
+    "%00",
+    "orders%00",
+    "orders.sqlite",
+    "%c0%ae",
+    "a b",
+    "ö",
+    "-" * 5_000,
+]
 
 
 @pytest.mark.attack("S4", "names of pipelines, sent to a state server, that look like paths")
-def test_no_name_escapes_a_servers_folder(hosts: list[Host], states: States, tmp_path: Path) -> None:
+def test_no_name_escapes_a_servers_folder(
+    hosts: list[Host], states: States, tmp_path: Path
+) -> None:
     before = {path for path in tmp_path.rglob("*") if hosts[0].folder not in path.parents}
     for name in NAMES:
-        for method, path in (("PUT", "?anew=true"), ("PUT", ""), ("GET", "/batches"), ("DELETE", "")):
+        for method, path in (
+            ("PUT", "?anew=true"),
+            ("PUT", ""),
+            ("GET", "/batches"),
+            ("DELETE", ""),
+        ):
             answer = hosts[0].ask(method, f"/local/{name}/1/0{path}")
             assert answer.status_code in (403, 404), (name, method, answer.text)
     for number in ("-1", "x", "%2e%2e", "9" * 30, "0%00", "1.0"):
@@ -188,7 +216,11 @@ def test_a_query_has_a_time_limit(hosts: list[Host], states: States) -> None:
 
 def texts_of(hosts: list[Host]) -> str:
     """All text that a user can read about a pipeline whose databases are unreachable."""
-    paths = ["/sluice/v1/stores?entries=true", "/sluice/v1/pipelines", "/sluice/v1/pipelines/away/workers"]
+    paths = [
+        "/sluice/v1/stores?entries=true",
+        "/sluice/v1/pipelines",
+        "/sluice/v1/pipelines/away/workers",
+    ]
     of_store = ("?", "/keys/a?", "/count?", "/combine?", "?require=complete&")
     paths += [f"/sluice/v1/stores/totals{what}pipeline=away" for what in of_store]
     answers = [hosts[0].get(path) for path in paths]
@@ -198,7 +230,10 @@ def texts_of(hosts: list[Host]) -> str:
 
 @pytest.mark.attack("S9", "reading responses and logs about an unreachable database")
 def test_no_response_or_log_contains_a_database_password(
-    hosts: list[Host], tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    hosts: list[Host],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     caplog.set_level(logging.DEBUG)
     away = States(f"sqlite:///{tmp_path}", pipeline="away", workers=1)
@@ -211,7 +246,9 @@ def test_no_response_or_log_contains_a_database_password(
     assert PASSWORD not in told + caplog.text + "".join(capfd.readouterr())
 
 
-@pytest.mark.attack("S9", "reading the process list, the environment of children, and a state server's output")
+@pytest.mark.attack(
+    "S9", "reading the process list, the environment of children, and a state server's output"
+)
 def test_no_secret_is_in_the_process_list_or_the_output(tmp_path: Path) -> None:
     States(f"sqlite:///{tmp_path}", workers=1).publish({"a": "[1]"})
     variables = environment(tmp_path, tmp_path, ledger_url(f"sqlite:///{tmp_path}"))
@@ -221,7 +258,9 @@ def test_no_secret_is_in_the_process_list_or_the_output(tmp_path: Path) -> None:
     for given in (variables, from_file | {"SLUICE_SERVER_TOKEN_FILE": str(secret)}):
         with ServerProcess(given, "--rest") as server:
             process = psutil.Process(server.process.pid)
-            assert TOKEN not in json.dumps([one.cmdline() for one in (process, *process.children(recursive=True))])
+            assert TOKEN not in json.dumps(
+                [one.cmdline() for one in (process, *process.children(recursive=True))]
+            )
             server.kill(15)
     broken = variables | {"SLUICE_LEDGER": f"postgresql://sluice:{PASSWORD}@127.0.0.1:1/ledger"}
     failing = ServerProcess(broken).start()

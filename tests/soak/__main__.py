@@ -1,9 +1,9 @@
 """Lets a run linger under steady traffic and queries, and shows what grows: `python -m tests.soak --minutes 10`.
 
-Kafka, all components of Airflow and a state server run on this machine. Airflow starts the run, which writes one worker
-itself and the other through the state server. Each sample is a line; the table at the end compares the first samples
-after the warm-up with the last ones. The exit status is 1 if anything grows that should not. The
-folder with all logs is then kept.
+Kafka, all components of Airflow and a state server run on this machine. Airflow starts the run,
+which writes one worker itself and the other through the state server. Each sample is a line; the
+table at the end compares the first samples after the warm-up with the last ones. The exit status is
+1 if anything grows that should not. The folder with all logs is then kept.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ class Traffic:
             while self.sent < (time.monotonic() - begun) * self.rate:
                 topic = "sales" if self.sent % 3 == 0 else "visits"
                 # The multiplier spreads consecutive records over the keys.
-                producer.produce(topic, b'{"number":%d}' % self.sent, f"user-{self.sent * 7_919 % KEYS}")
+                producer.produce(
+                    topic, b'{"number":%d}' % self.sent, f"user-{self.sent * 7_919 % KEYS}"
+                )
                 self.sent += 1
             producer.poll(0)
         producer.flush()
@@ -204,9 +206,12 @@ class Soak:
         for process in psutil.process_iter():
             try:
                 command = " ".join(process.cmdline())
-                if "sluice" in command and process.environ().get("SLUICE_HOME") == str(self.platform.home):
+                if "sluice" in command and process.environ().get("SLUICE_HOME") == str(
+                    self.platform.home
+                ):
                     parent = process.parent()
-                    # The driver has forked the daemon that forks the workers, so they have its command line.
+                    # The driver has forked the daemon that forks the workers, so they have its
+                    # command line.
                     is_forked = parent is not None and parent.cmdline() == process.cmdline()
                     if "sluice.engine.worker_daemon" in command or is_forked:
                         found["Python workers"].append(process)
@@ -237,9 +242,19 @@ def main(
         environment = {"SLUICE_SERVER_TOKEN": token, "TMPDIR": str(home / "tmp")}
         with LocalPlatform(home, pipelines=home / "pipelines", environment=environment) as platform:
             platform.start(lambda: make_topics(platform))
-            command = [str(Path(sys.executable).parent / "sluice"), "serve", "--pipeline", "soak", "--workers", "1"]
+            command = [
+                str(Path(sys.executable).parent / "sluice"),
+                "serve",
+                "--pipeline",
+                "soak",
+                "--workers",
+                "1",
+            ]
             server = Service.start(
-                "server", [*command, "--port", str(free_port())], platform.variables(), platform.logs / "server.log"
+                "server",
+                [*command, "--port", str(free_port())],
+                platform.variables(),
+                platform.logs / "server.log",
             )
             try:
                 soak = Soak(platform, server, Settings.read(platform.variables()))
@@ -283,8 +298,15 @@ def watch(soak: Soak, traffic: Traffic, minutes: float) -> None:
 def line(soak: Soak, traffic: Traffic) -> str:
     before = soak.samples[-1] if soak.samples else None
     sample = soak.sample()
-    cpu = "" if before is None else f"{(sample.cpu_s - before.cpu_s) / max(sample.batches - before.batches, 1):.2f}"
-    sizes = (f"{kind} {size.threads} {size.files} {size.mb:.0f}" for kind, size in sample.processes.items())
+    cpu = (
+        ""
+        if before is None
+        else f"{(sample.cpu_s - before.cpu_s) / max(sample.batches - before.batches, 1):.2f}"
+    )
+    sizes = (
+        f"{kind} {size.threads} {size.files} {size.mb:.0f}"
+        for kind, size in sample.processes.items()
+    )
     folders = (f"{folder} {mb:.1f}" for folder, mb in sample.folders.items())
     return (
         f"{sample.minute:.1f} min, {traffic.sent} records, {traffic.answers.total()} answers, {sample.batches} batches "
@@ -295,9 +317,13 @@ def line(soak: Soak, traffic: Traffic) -> str:
 def report(soak: Soak) -> list[str]:
     """Print what has grown after the warm-up. Returns what has grown more than it may."""
     last = soak.samples[-1]
-    warm = [sample for sample in soak.samples if sample.minute >= min(WARM_UP_MINUTES, last.minute / 2)]
+    warm = [
+        sample for sample in soak.samples if sample.minute >= min(WARM_UP_MINUTES, last.minute / 2)
+    ]
     batches = warm[-1].batches - warm[0].batches
-    shown = Table("after the warm-up", "first", "last", "growth", "per 100 batches", "limit", box=None)
+    shown = Table(
+        "after the warm-up", "first", "last", "growth", "per 100 batches", "limit", box=None
+    )
     for column in shown.columns[1:]:
         column.justify = "right"
     grown: list[str] = []
@@ -305,7 +331,14 @@ def report(soak: Soak) -> list[str]:
     def add(name: str, values: list[float], limit: float) -> None:
         grew = growth(values)
         per = grew / max(batches, 1) * 100
-        shown.add_row(name, f"{values[0]:.1f}", f"{values[-1]:.1f}", f"{grew:+.1f}", f"{per:+.2f}", f"{limit:.1f}")
+        shown.add_row(
+            name,
+            f"{values[0]:.1f}",
+            f"{values[-1]:.1f}",
+            f"{grew:+.1f}",
+            f"{per:+.2f}",
+            f"{limit:.1f}",
+        )
         if grew > limit:
             grown.append(f"{name} {grew:+.1f}")
 

@@ -48,7 +48,9 @@ def is_flat(before: Size, after: Size, more: int = 5) -> bool:
 
 def assert_flat(before: Size, after: Size, more: int = 5) -> None:
     """Neither threads nor files have grown by more than `more`."""
-    assert after.threads <= before.threads + more, f"{before.threads} threads have become {after.threads}"
+    assert after.threads <= before.threads + more, (
+        f"{before.threads} threads have become {after.threads}"
+    )
     assert after.files <= before.files + more, f"{before.files} files have become {after.files}"
 
 

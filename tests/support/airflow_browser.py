@@ -18,8 +18,9 @@ _FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    # Each window would also start two processes for the suggestions of its address bar, in 0.6 CPU seconds. The option
-    # replaces Playwright's, whose features that use the network are therefore here, too.
+    # Each window would also start two processes for the suggestions of its address bar, in 0.6 CPU
+    # seconds. The option replaces Playwright's, whose features that use the network are therefore
+    # here, too.
     "--disable-features=WebUIOmniboxPopup,WebUIOmniboxAimPopup"
     ",HttpsUpgrades,MediaRouter,NetworkTimeServiceQuerying,OptimizationHints,PreconnectToSearch",
 ]

@@ -29,17 +29,25 @@ def provide_database(path: Path) -> None:
 def _migrate(database: Path) -> None:
     with tempfile.TemporaryDirectory() as home:
         made = Path(home) / "airflow.db"
-        others = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
+        others = {
+            name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")
+        }
         env = others | {
             "AIRFLOW_HOME": home,
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{made}",
         }
         migration = subprocess.run(
-            [sys.executable, "-m", "airflow", "db", "migrate"], env=env, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "airflow", "db", "migrate"],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if migration.returncode:
-            raise RuntimeError(f"airflow db migrate failed:\n{migration.stdout[-2_000:]}{migration.stderr[-2_000:]}")
+            raise RuntimeError(
+                f"airflow db migrate failed:\n{migration.stdout[-2_000:]}{migration.stderr[-2_000:]}"
+            )
         partial = database.with_suffix(".partial")
         shutil.copyfile(made, partial)
         partial.rename(database)

@@ -30,7 +30,8 @@ JWT_SECRET = "tests" * 16
 class AirflowServer:
     """Airflow's processes, started with `airflow COMPONENT`; the component `standalone` starts all others.
 
-    `users`: names of log-ins of the SimpleAuthManager, with their roles. Each user gets a random password.
+    `users`: names of log-ins of the SimpleAuthManager, with their roles. Each user gets a random
+    password.
     """
 
     def __init__(
@@ -73,7 +74,10 @@ class AirflowServer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -87,7 +91,11 @@ class AirflowServer:
     @property
     def environment(self) -> dict[str, str]:
         """The environment of Airflow's processes. It contains none of the caller's AIRFLOW settings."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "SLUICE_"))}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("AIRFLOW", "SLUICE_"))
+        }
         bin_folder = str(Path(sys.executable).parent)
         return (
             inherited
@@ -104,7 +112,9 @@ class AirflowServer:
                 "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
                 "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
                 "AIRFLOW__CORE__PARALLELISM": "4",
-                "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{n}:{role}" for n, role in self._users.items()),
+                "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(
+                    f"{n}:{role}" for n, role in self._users.items()
+                ),
                 "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self._password_file),
                 DATABASE_URL: f"sqlite:///{self.home}/airflow.db",
             }
@@ -114,7 +124,9 @@ class AirflowServer:
     def token(self, user: str = "admin") -> str:
         """Log in and return the token for `Authorization: Bearer`."""
         sent = {"username": user, "password": self.passwords[user]}
-        answer = httpx.post(f"{self.url}/auth/token", json=sent, timeout=ANSWER_SECONDS).raise_for_status()
+        answer = httpx.post(
+            f"{self.url}/auth/token", json=sent, timeout=ANSWER_SECONDS
+        ).raise_for_status()
         return str(answer.json()["access_token"])
 
     def client(self, user: str | None = "admin") -> httpx.Client:
@@ -150,12 +162,22 @@ class AirflowServer:
     def run(self, *arguments: str) -> None:
         """Run a command of Airflow until it ends. Raises CalledProcessError if it fails."""
         with self._log("-".join(arguments)) as output:
-            subprocess.run(self._command(*arguments), env=self.environment, stdout=output, stderr=output, check=True)
+            subprocess.run(
+                self._command(*arguments),
+                env=self.environment,
+                stdout=output,
+                stderr=output,
+                check=True,
+            )
 
     def _start(self, component: str) -> subprocess.Popen[bytes]:
         with self._log(component) as output:
             return subprocess.Popen(
-                self._command(component), env=self.environment, stdout=output, stderr=output, start_new_session=True
+                self._command(component),
+                env=self.environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
 
     def _command(self, *arguments: str) -> list[str]:

@@ -114,7 +114,10 @@ class Api:
         """The app as it is mounted, at `/sluice` and `/v1`, for the user."""
         state = ApiState(self.ledger, Reader(self.ledger))
         services = Services(self.runs, lambda: dict(self.kafka))
-        apps = {"/sluice": generic_app(self.folder, services), "/v1": custom_routes_app(self.folder)}
+        apps = {
+            "/sluice": generic_app(self.folder, services),
+            "/v1": custom_routes_app(self.folder),
+        }
 
         async def with_user(scope: Scope, receive: Receive, send: Send) -> None:
             async def again() -> Principal:
@@ -130,7 +133,9 @@ class Api:
     async def _ask(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
         # Each call has an event loop of its own, and so an app: nothing is cached.
         self.__dict__.pop("app", None)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://api") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.app), base_url="http://api"
+        ) as client:
             return await client.request(method, f"/sluice{path}", **options)
 
     @contextmanager

@@ -36,13 +36,16 @@ def content(ledger: Ledger) -> dict[str, list[Any]]:
     """All rows of a ledger."""
     with ledger.engine.connect() as connection:
         return {
-            table.name: sorted(map(str, connection.execute(select(table)).all())) for table in METADATA.sorted_tables
+            table.name: sorted(map(str, connection.execute(select(table)).all()))
+            for table in METADATA.sorted_tables
         }
 
 
 def take_lease(ledger: Ledger, ref: GenerationRef) -> None:
     """Let another process take a generation's lease, as after its holder has been silent for long."""
-    while (seen := ledger.leases.get(ref)) is None or not ledger.leases.take(ref, this_process("another"), seen):
+    while (seen := ledger.leases.get(ref)) is None or not ledger.leases.take(
+        ref, this_process("another"), seen
+    ):
         pass
 
 

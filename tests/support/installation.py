@@ -43,9 +43,14 @@ class Installation:
     workers: int = 2
 
     def __post_init__(self) -> None:
-        self.states = States(self.settings.shards, workers=self.workers, ledger_at=self.settings.ledger)
+        self.states = States(
+            self.settings.shards, workers=self.workers, ledger_at=self.settings.ledger
+        )
         self.ledger = self.states.ledger
-        self.states.stores = (*self.states.stores, self.states.store("products", "global", group_id=TABLE))
+        self.states.stores = (
+            *self.states.stores,
+            self.states.store("products", "global", group_id=TABLE),
+        )
         self.ledger.generations.register(self.states.info())
         self.publish()
 
@@ -63,29 +68,49 @@ class Installation:
                 own = [key for key in KEYS if owner(key, self.workers) == worker]
                 with open_shard(place, to_write=True) as shard:
                     rows = [(0, key, -1, -1, f"[{batch},null]") for key in own]
-                    write_rows(shard, batch, [*rows, (TABLE, "product", -1, -1, f"[{batch}]")], lease.epoch)
+                    write_rows(
+                        shard, batch, [*rows, (TABLE, "product", -1, -1, f"[{batch}]")], lease.epoch
+                    )
                     before = shard.read_states(OPERATOR, own, batch, lease.epoch)
                     new = [
-                        State(OPERATOR, key, b"%d" % batch, replaces=before[key].version if key in before else None)
+                        State(
+                            OPERATOR,
+                            key,
+                            b"%d" % batch,
+                            replaces=before[key].version if key in before else None,
+                        )
                         for key in own
                     ]
                     shard.write_states(batch, [OPERATOR], new, lease.epoch)
                     checksums[str(worker)] = shard.checksums(batch)
-            source = SourceAudit(topic="orders", partition=0, start=batch, end=batch + 1, read=1, applied=1)
+            source = SourceAudit(
+                topic="orders", partition=0, start=batch, end=batch + 1, read=1, applied=1
+            )
             audit = msgspec.structs.replace(
                 make_audit(batch, lease.epoch, source),
                 generation=self.ref.generation,
                 checksums={worker: each.state_rows for worker, each in checksums.items()},
                 states={worker: each.states for worker, each in checksums.items()},
             )
-            snapshot = make_snapshot(batch, generation=self.ref.generation, positions={"orders": {"0": batch + 1}})
-            history = Batch(number=batch, begun=batch, partitions={"orders": 1}, ends={"orders": {"0": batch + 1}})
-            assert self.ledger.snapshots.publish(snapshot, audit, {"count/orders/0": batch}, history)
+            snapshot = make_snapshot(
+                batch, generation=self.ref.generation, positions={"orders": {"0": batch + 1}}
+            )
+            history = Batch(
+                number=batch,
+                begun=batch,
+                partitions={"orders": 1},
+                ends={"orders": {"0": batch + 1}},
+            )
+            assert self.ledger.snapshots.publish(
+                snapshot, audit, {"count/orders/0": batch}, history
+            )
 
     def begin(self) -> None:
         """Plan the next batch, as a driver does that is then killed."""
         with Lease(self.ledger.leases, self.ref, this_process("")) as lease:
-            self.ledger.plans.add(self.ref, PlannedBatch(number=self.states.batch + 1, begun=1), lease.epoch)
+            self.ledger.plans.add(
+                self.ref, PlannedBatch(number=self.states.batch + 1, begun=1), lease.epoch
+            )
 
 
 def content(ledger: Ledger) -> dict[int, set[tuple[str, str | None]]]:
@@ -100,7 +125,9 @@ def content(ledger: Ledger) -> dict[int, set[tuple[str, str | None]]]:
                 shard.verify_rows(snapshot.batch)
                 rows = [(row.key, row.value) for row in shard.scan(0, snapshot.batch, checked=True)]
                 assert {owner(key, len(current.workers)) for key, _ in rows} <= {worker.number}
-                assert [row.value for row in shard.scan(TABLE, snapshot.batch)] == [f"[{snapshot.batch}]"]
+                assert [row.value for row in shard.scan(TABLE, snapshot.batch)] == [
+                    f"[{snapshot.batch}]"
+                ]
                 found.update(rows)
     assert snapshot_states(ledger) == dict.fromkeys(KEYS, b"%d" % max(values))
     return values

@@ -16,6 +16,15 @@ NEWEST_EPOCH = 2**62
 
 def hold_lease(ledger: Ledger, ref: GenerationRef, epoch: int = 1) -> None:
     """Give the lease, which nobody has taken yet, to a driver on another host."""
-    holder = {"epoch": epoch, "held": True, "beat": 0, "host": "h", "pid": 1, "process": "", "since": "", "run": ""}
+    holder = {
+        "epoch": epoch,
+        "held": True,
+        "beat": 0,
+        "host": "h",
+        "pid": 1,
+        "process": "",
+        "since": "",
+        "run": "",
+    }
     with transaction(ledger.engine) as connection:
         connection.execute(insert(LEASES), msgspec.structs.asdict(ref) | holder)

@@ -68,7 +68,18 @@ OFTEN = [
     "struct", "named_struct", "transform", "filter", "aggregate", "array", "map", "coalesce", "if", "concat",
     "element_at", "from_json", "get_json_object", "sum", "count", "max", "collect_list", "max_by", "percentile", "top",
 ]  # fmt: skip
-AGGREGATES = ["count", "sum", "max", "min", "avg", "collect_list", "first", "any_value", "stddev", "count_if"]
+AGGREGATES = [
+    "count",
+    "sum",
+    "max",
+    "min",
+    "avg",
+    "collect_list",
+    "first",
+    "any_value",
+    "stddev",
+    "count_if",
+]
 _DEPTH = 3
 
 
@@ -135,10 +146,16 @@ class OddExpressions:
     def _call(self, fields: list[str], depth: int) -> str:
         name = self._random.choice(OFTEN if self._random.random() < 0.15 else _NAMES)
         arguments = [
-            self._argument(fields, depth) for _ in range(self._random.choice([0, 1, 1, 1, 2, 2, 2, 3, 3, 4, 5]))
+            self._argument(fields, depth)
+            for _ in range(self._random.choice([0, 1, 1, 1, 2, 2, 2, 3, 3, 4, 5]))
         ]
         quantifier = self._random.choice([*[""] * 5, "DISTINCT ", "ALL "])
-        clauses = [" FILTER (WHERE flag)", " IGNORE NULLS", " OVER ()", " WITHIN GROUP (ORDER BY whole)"]
+        clauses = [
+            " FILTER (WHERE flag)",
+            " IGNORE NULLS",
+            " OVER ()",
+            " WITHIN GROUP (ORDER BY whole)",
+        ]
         return f"{name}({quantifier}{', '.join(arguments)}){self._random.choice([*[''] * 12, *clauses])}"
 
     def _argument(self, fields: list[str], depth: int) -> str:

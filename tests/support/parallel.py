@@ -67,9 +67,10 @@ FIRST = (
 class Dealer(LoadScopeScheduling):  # type: ignore[misc]
     """Assigns files, or folders of `TOGETHER`, in the order in which they were collected.
 
-    The tests of a file that need Spark are a file of their own. The first process begins with these files. The other
-    processes run only other files, so that there is one Spark: it takes as long to start as hundreds of tests. Two
-    processes begin with the files of `WAITING`, while the others compute.
+    The tests of a file that need Spark are a file of their own. The first process begins with these
+    files. The other processes run only other files, so that there is one Spark: it takes as long to
+    start as hundreds of tests. Two processes begin with the files of `WAITING`, while the others
+    compute.
     """
 
     def __init__(self, config: pytest.Config, log: object, on_spark: Path) -> None:
@@ -98,12 +99,15 @@ class Dealer(LoadScopeScheduling):  # type: ignore[misc]
             return
         if self._next(node) is None:
             node.shutdown()
-        # A process runs a test as soon as it knows the next one, so it needs no more than one in advance. pytest-xdist
-        # would give it a whole file more, for which no other process could then begin.
+        # A process runs a test as soon as it knows the next one, so it needs no more than one in
+        # advance. pytest-xdist would give it a whole file more, for which no other process could
+        # then begin.
         elif self._pending_of(self.assigned_work[node]) < 2:
             super()._reschedule(node)
 
-    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+    def mark_test_complete(
+        self, node: WorkerController, item_index: int, duration: float = 0
+    ) -> None:
         nodeid = self.registered_collections[node][item_index]
         self._ends[node] = time.monotonic(), self._split_scope(nodeid)
         super().mark_test_complete(node, item_index, duration)
@@ -120,14 +124,18 @@ class Dealer(LoadScopeScheduling):  # type: ignore[misc]
 
     def _next(self, node: WorkerController) -> str | None:
         number = self._nodes.index(node)
-        kinds = ["waiting", "computing"] if number in WAITING_PROCESSES else ["computing", "waiting"]
+        kinds = (
+            ["waiting", "computing"] if number in WAITING_PROCESSES else ["computing", "waiting"]
+        )
         if number == 0:
             kinds.insert(0, "spark")
         first = {kind_of(scope): scope for scope in reversed(self.workqueue)}
         return next((first[kind] for kind in kinds if kind in first), None)
 
     def _split_scope(self, nodeid: str) -> str:
-        scope = next((folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0])
+        scope = next(
+            (folder for folder in TOGETHER if nodeid.startswith(folder)), nodeid.partition("::")[0]
+        )
         return scope + (ON_SPARK if nodeid in self._on_spark else "")
 
 
@@ -140,9 +148,13 @@ def kind_of(scope: str) -> Literal["spark", "waiting", "computing"]:
 
 def needs_spark(item: pytest.Item) -> bool:
     """Whether a test starts a Spark in its process."""
-    return "spark" in getattr(item, "fixturenames", ()) or item.get_closest_marker("spark") is not None
+    return (
+        "spark" in getattr(item, "fixturenames", ()) or item.get_closest_marker("spark") is not None
+    )
 
 
 def rank(item: pytest.Item) -> int:
     """The position of a test in the order of all tests."""
-    return next((number for number, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST))
+    return next(
+        (number for number, start in enumerate(FIRST) if item.nodeid.startswith(start)), len(FIRST)
+    )

@@ -11,10 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-# Below the range of ephemeral ports, and a separate range for each process of pytest-xdist, because a server may start
-# to listen seconds later, or restart after a while, and its port must still be free.
+# Below the range of ephemeral ports, and a separate range for each process of pytest-xdist, because
+# a server may start to listen seconds later, or restart after a while, and its port must still be
+# free.
 _FIRST, _EACH = 20_000, 1_000
-_CANDIDATES = itertools.cycle(random.sample(range(_FIRST + _WORKER * _EACH, _FIRST + (_WORKER + 1) * _EACH), _EACH))
+_CANDIDATES = itertools.cycle(
+    random.sample(range(_FIRST + _WORKER * _EACH, _FIRST + (_WORKER + 1) * _EACH), _EACH)
+)
 _TAKEN = Path(f"/tmp/sluice-tests-ports-{os.getuid()}")
 """A file for each port that a process of any run of pytest on this machine has taken; it contains the process id."""
 

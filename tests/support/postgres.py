@@ -67,8 +67,8 @@ def postgres_server(
 ) -> Iterator[str]:
     """Start a server; yields the URL of a database, which is empty unless a server with this `folder` was there before.
 
-    With a password, the server requires it. With a certificate, a PEM file that also contains its key, the server
-    requires TLS. Skips the test if PostgreSQL is not installed.
+    With a password, the server requires it. With a certificate, a PEM file that also contains its
+    key, the server requires TLS. Skips the test if PostgreSQL is not installed.
     """
     binaries = _binaries()
     if binaries is None:
@@ -78,7 +78,11 @@ def postgres_server(
     as_user = _unprivileged(folder)
     initdb = [*as_user, str(binaries / "initdb"), "-D", str(data), "-U", _USER, "-E", "UTF8", "-N"]
     (folder / "password").write_text(password)
-    initdb += ["-A", "scram-sha-256", "--pwfile", str(folder / "password")] if password else ["-A", "trust"]
+    initdb += (
+        ["-A", "scram-sha-256", "--pwfile", str(folder / "password")]
+        if password
+        else ["-A", "trust"]
+    )
     url = f"postgresql://{_USER}{f':{quote(password, safe=str())}' if password else ''}@{host}:{port}/postgres"
     if not data.exists():
         made = subprocess.run(initdb, capture_output=True, text=True)
@@ -98,13 +102,16 @@ def postgres_server(
         access.write_text(access.read_text().replace("\nhost ", "\nhostssl "))
     with log.open("wb") as output:
         server = subprocess.Popen(
-            [*as_user, str(binaries / "postgres"), "-D", str(data), *options], stdout=output, stderr=output
+            [*as_user, str(binaries / "postgres"), "-D", str(data), *options],
+            stdout=output,
+            stderr=output,
         )
     try:
         _wait(server, url, log)
         yield url
     finally:
-        # Signal the process id that the server wrote: the started process may be a wrapper that changes the user.
+        # Signal the process id that the server wrote: the started process may be a wrapper that
+        # changes the user.
         os.kill(int((data / "postmaster.pid").read_text().split()[0]), 2)
         server.wait(60)
 
@@ -146,8 +153,8 @@ def _binaries() -> Path | None:
 def _files_of(folder: Path) -> Path:
     """The folder with the files of a server; `folder` has a link to it.
 
-    It is not in pytest's temporary folder: when another pytest starts, it closes all of these to other users, and a
-    server that runs as one of them ends.
+    It is not in pytest's temporary folder: when another pytest starts, it closes all of these to
+    other users, and a server that runs as one of them ends.
     """
     link = folder / "server"
     if not link.exists():

@@ -22,7 +22,12 @@ RULES = Path(__file__).parents[2] / "docker" / "prometheus" / "sluice.rules.yml"
 def promtool(*arguments: str, text: str = "") -> str:
     """What promtool prints. Fails the test if it reports a mistake, and skips it if promtool is not installed."""
     done = subprocess.run(
-        [_program("promtool"), *arguments], input=text, text=True, capture_output=True, check=False, timeout=60
+        [_program("promtool"), *arguments],
+        input=text,
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=60,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -39,7 +44,9 @@ def scrape_seconds(page: str) -> dict[str, str]:
 
 
 @contextmanager
-def prometheus(folder: Path, target: str, token: str, seconds: Mapping[str, str] = QUICK) -> Iterator[httpx.Client]:
+def prometheus(
+    folder: Path, target: str, token: str, seconds: Mapping[str, str] = QUICK
+) -> Iterator[httpx.Client]:
     """A Prometheus that scrapes a state server, as often as `seconds` says. Yields a client of its API."""
     program, address = _program("prometheus"), f"127.0.0.1:{free_port()}"
     scrape: dict[str, Any] = {
@@ -47,7 +54,11 @@ def prometheus(folder: Path, target: str, token: str, seconds: Mapping[str, str]
         "authorization": {"credentials": token},
         "static_configs": [{"targets": [target]}],
     }
-    configuration = {"global": dict(seconds), "scrape_configs": [scrape], "rule_files": [str(RULES)]}
+    configuration = {
+        "global": dict(seconds),
+        "scrape_configs": [scrape],
+        "rule_files": [str(RULES)],
+    }
     file = folder / "prometheus.yml"
     file.write_text(yaml.safe_dump(configuration))
     options = {

@@ -1,8 +1,8 @@
 """A stand-in for Spark in tests of runs: it runs a query's tasks in this process, without a JVM.
 
-The engine uses a few methods of a session and its DataFrames. Here, they do the same over Arrow batches: tasks are
-pickled, as Spark pickles them, and an error ends the query as text. Spark SQL is missing, so each step of a
-pipeline must be a step that tasks compute alone.
+The engine uses a few methods of a session and its DataFrames. Here, they do the same over Arrow
+batches: tasks are pickled, as Spark pickles them, and an error ends the query as text. Spark SQL is
+missing, so each step of a pipeline must be a step that tasks compute alone.
 """
 
 # ruff: noqa: N802 (the methods have the names of Spark's)
@@ -169,7 +169,9 @@ class NumbersReader:
 
         def partitions() -> Partitions:
             first = next(batches) * count
-            return [[pa.record_batch({"value": [first + number]}, NUMBERS)] for number in range(count)]
+            return [
+                [pa.record_batch({"value": [first + number]}, NUMBERS)] for number in range(count)
+            ]
 
         return Frame(self.spark, NUMBERS, partitions)
 
@@ -203,7 +205,9 @@ class Frame(Part):
         return Frame(self.sparkSession, self.schema, lambda: self._shuffled(count), computed)
 
     def unionByName(self, other: Frame) -> Frame:
-        return Frame(self.sparkSession, self.schema, lambda: [*self.partitions(), *other.partitions()])
+        return Frame(
+            self.sparkSession, self.schema, lambda: [*self.partitions(), *other.partitions()]
+        )
 
     def toArrow(self) -> pa.Table:
         batches = [batch for partition in self.partitions() for batch in partition]

@@ -28,5 +28,8 @@ class Replicas:
 
 
 def _copy(source: Path, target: Path) -> None:
-    with closing(sqlite3.connect(source, timeout=20)) as old, closing(sqlite3.connect(target, timeout=20)) as new:
+    with (
+        closing(sqlite3.connect(source, timeout=20)) as old,
+        closing(sqlite3.connect(target, timeout=20)) as new,
+    ):
         old.backup(new)

@@ -11,7 +11,11 @@ from sluice.state.shard.shard import Shard
 
 
 def write_rows(
-    shard: Shard, batch: int, rows: Sequence[Row], epoch: int = 0, replaced: Callable[[], int] | None = None
+    shard: Shard,
+    batch: int,
+    rows: Sequence[Row],
+    epoch: int = 0,
+    replaced: Callable[[], int] | None = None,
 ) -> int:
     """Write a batch of state rows as one page; see `Shard.write_pages`."""
     return shard.write_pages(batch, [page_of(rows)], epoch, replaced)
@@ -20,7 +24,9 @@ def write_rows(
 def page_of(rows: Iterable[Row]) -> RowColumns:
     """The page of rows, sorted."""
     rows = sorted(rows, key=lambda row: row[:4])
-    return RowColumns(ids_of(row[:4] for row in rows), [row[4] for row in rows], [row_digest(row) for row in rows])
+    return RowColumns(
+        ids_of(row[:4] for row in rows), [row[4] for row in rows], [row_digest(row) for row in rows]
+    )
 
 
 def ids_of(rows: Iterable[RowId]) -> RowIds:

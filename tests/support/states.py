@@ -13,7 +13,15 @@ from sqlalchemy import insert
 from sluice.state.ledger.audits import Audit, SourceAudit, audit_row
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.ledger_tables import AUDITS
-from sluice.state.model import NO_WINDOW, GenerationInfo, GenerationRef, Snapshot, StoreInfo, WorkerInfo, owner
+from sluice.state.model import (
+    NO_WINDOW,
+    GenerationInfo,
+    GenerationRef,
+    Snapshot,
+    StoreInfo,
+    WorkerInfo,
+    owner,
+)
 from sluice.state.remote.opening import create_shard
 from sluice.state.shard.addresses import location
 from sluice.state.shard.row_tuples import Row
@@ -71,7 +79,12 @@ class States:
             create_shard(place).close()
 
     def store(self, name: str, kind: str = "key-value", **changed: Any) -> StoreInfo:
-        values: dict[str, Any] = {"group_id": 0, "store_column": 0, "key": "locationId", "value": "BIGINT"} | changed
+        values: dict[str, Any] = {
+            "group_id": 0,
+            "store_column": 0,
+            "key": "locationId",
+            "value": "BIGINT",
+        } | changed
         return StoreInfo(pipeline=self.pipeline, name=name, kind=kind, **values)  # type: ignore[arg-type]
 
     def info(self, **changed: Any) -> GenerationInfo:
@@ -101,7 +114,9 @@ class States:
         locations = [self.location(number) for number in range(self.workers)]
         return self.ledger.placements.written_at(self.ref, locations)
 
-    def publish(self, values: Mapping[str, str | None] | Iterable[Row] = (), **snapshot: Any) -> Snapshot:
+    def publish(
+        self, values: Mapping[str, str | None] | Iterable[Row] = (), **snapshot: Any
+    ) -> Snapshot:
         """Publish a batch of rows, or of values of group 0 by key. Rows go to their key's owner, global ones to all."""
         self.batch += 1
         if isinstance(values, Mapping):
@@ -110,11 +125,15 @@ class States:
         everywhere = {store.group_id for store in self.stores if store.kind == "global"}
         checksums = {}
         for number, place in enumerate(self.written_at):
-            own = [row for row in rows if row[0] in everywhere or owner(row[1], self.workers) == number]
+            own = [
+                row for row in rows if row[0] in everywhere or owner(row[1], self.workers) == number
+            ]
             with create_shard(place) as shard:
                 write_rows(shard, self.batch, own)
                 checksums[str(number)] = shard.checksums(self.batch)
-        published = make_snapshot(self.batch, pipeline=self.pipeline, generation=self.generation, **snapshot)
+        published = make_snapshot(
+            self.batch, pipeline=self.pipeline, generation=self.generation, **snapshot
+        )
         assert self.ledger.snapshots.publish(published)
         audit = Audit(
             **structs.asdict(self.ref), batch=self.batch, run="", epoch=0, sources=(), outputs={},

@@ -20,7 +20,9 @@ def run_watched(commands: Sequence[str], variables: Mapping[str, str], log: Path
             process = psutil.Popen(words, env=dict(variables), stdout=output, stderr=output)
             while process.poll() is None:
                 with suppress(psutil.Error):
-                    seen += str([each.cmdline() for each in (process, *process.children(recursive=True))])
+                    seen += str(
+                        [each.cmdline() for each in (process, *process.children(recursive=True))]
+                    )
                 time.sleep(0.1)
             output.seek(0)
             text = output.read()

@@ -77,25 +77,35 @@ async def score_text(order: str) -> int:
 
 
 def right(pipeline: Pipeline, orders: Stream[Order]) -> None:
-    large: Stream[Order] = orders.filter(lambda order: order.amount > 3).filter(lambda key, order: key != order.item)
-    lines: Stream[Line] = large.map_values(lambda order: Line(order.item, order.amount / 2), returns=Line)
+    large: Stream[Order] = orders.filter(lambda order: order.amount > 3).filter(
+        lambda key, order: key != order.item
+    )
+    lines: Stream[Line] = large.map_values(
+        lambda order: Line(order.item, order.amount / 2), returns=Line
+    )
     keyed: Stream[Line] = lines.map(lambda line: (line.item, line), returns=Line)
     items: Stream[str] = keyed.flat_map_values(lambda key, line: [line.item], returns=str)
     items.to("items")
     by_item = orders.group_by(lambda order: order.item)
     sums: Table[int] = by_item.aggregate(int, lambda n, order: n + order.amount, store="n")
-    sums_of_batches: Table[int] = by_item.aggregate_batch(int, lambda n, several: n + len(several), store="b")
+    sums_of_batches: Table[int] = by_item.aggregate_batch(
+        int, lambda n, several: n + len(several), store="b"
+    )
     sums.join(sums_of_batches)
     windows = orders.group_by_key().windowed_by(tumbling("1 minute"))
     count: Table[int] = windows.count(store="per_minute")
     count.to("counts")
-    growth: Stream[int] = count.to_stream().process_values(Growth, stores={"count": int}, returns=int).output
+    growth: Stream[int] = (
+        count.to_stream().process_values(Growth, stores={"count": int}, returns=int).output
+    )
     growth.to("growth")
     largest: Table[Order] = orders.group_by_key().reduce(
         lambda a, b: max(a, b, key=lambda o: o.amount), store="largest"
     )
     largest.to("largest")
-    columns = orders.select("item", shop={"id": "item"}).filter(lambda value: value["shop"]["id"] != "")
+    columns = orders.select("item", shop={"id": "item"}).filter(
+        lambda value: value["shop"]["id"] != ""
+    )
     columns.to_table(store="s")
     totals: Stream[int] = orders.process(Sums, stores={"total": int}, returns=int).output
     scores: Stream[int] = orders.call(score, returns=int, otherwise=0)
@@ -104,13 +114,19 @@ def right(pipeline: Pipeline, orders: Stream[Order]) -> None:
     totals.merge(scores).merge(scores_of_lists).merge(scores_of_batches)
     orders.join(lines, within("1 minute")).foreach(lambda pair: print(pair["left"]))
     changes = debezium(OrderChange)
-    captured: Stream[Change[Order]] = pipeline.stream("captured", value=changes, key=debezium_key, nulls="keep")
-    captured_orders: Table[Order] = captured.apply_changes(store="captured_orders", check_old="count")
+    captured: Stream[Change[Order]] = pipeline.stream(
+        "captured", value=changes, key=debezium_key, nulls="keep"
+    )
+    captured_orders: Table[Order] = captured.apply_changes(
+        store="captured_orders", check_old="count"
+    )
     captured_orders.to("captured_orders")
     matching: Stream[Order] = pipeline.stream(
         re.compile("orders_.*"), value=Order, key=["item", "amount"], max_topics=9
     )
-    stamped: Stream[Order] = matching.with_time("timestamp_millis(amount)").with_headers({"item": "item"})
+    stamped: Stream[Order] = matching.with_time("timestamp_millis(amount)").with_headers(
+        {"item": "item"}
+    )
     grouped: GroupedStream[Order] = stamped.group_by(["item", "amount"])
     grouped.count(store="grouped")
 

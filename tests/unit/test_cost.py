@@ -10,7 +10,9 @@ import pytest
 from benchmarks import cost
 
 
-def test_a_process_that_ends_during_a_sample_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_during_a_sample_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def ended(process: psutil.Process) -> str:
         raise psutil.NoSuchProcess(process.pid)
 

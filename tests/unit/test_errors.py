@@ -20,7 +20,11 @@ EVERY = [kind for kind in group(SluiceError) if kind.__module__ == errors.__name
 
 
 def test_every_error_derives_from_sluice_error() -> None:
-    here = {value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)}
+    here = {
+        value
+        for value in vars(errors).values()
+        if isinstance(value, type) and issubclass(value, Exception)
+    }
     assert here == set(EVERY)
     assert len(EVERY) > 5
 

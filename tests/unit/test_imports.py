@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-HEAVY = {"airflow", "confluent_kafka", "fastapi", "numpy", "pandas", "pyarrow", "pyspark", "sqlalchemy"}
+HEAVY = {
+    "airflow",
+    "confluent_kafka",
+    "fastapi",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "pyspark",
+    "sqlalchemy",
+}
 
 ALLOWED = {
     "nothing": (
@@ -26,13 +35,33 @@ ALLOWED = {
 ASKED = [
     *(
         f"sluice/{part}"
-        for part in ("api", "client", "commands", "examples", "orchestration", "query", "server", "state")
+        for part in (
+            "api",
+            "client",
+            "commands",
+            "examples",
+            "orchestration",
+            "query",
+            "server",
+            "state",
+        )
     ),
     "dags",
     "plugins",
 ]
 """Modules that read data which others have sent or stored."""
-REVIVES = {"pickle", "cloudpickle", "marshal", "shelve", "dill", "joblib", "yaml", "eval", "exec", "__import__"}
+REVIVES = {
+    "pickle",
+    "cloudpickle",
+    "marshal",
+    "shelve",
+    "dill",
+    "joblib",
+    "yaml",
+    "eval",
+    "exec",
+    "__import__",
+}
 """Names that turn data into code or arbitrary objects."""
 SHELLS = {"system", "popen", "getoutput", "BashOperator"}
 """Names of functions that start a shell."""
@@ -50,12 +79,24 @@ for module in sys.argv[1:]:
 def test_modules_do_not_import_heavy_packages(allowed: str) -> None:
     command = [sys.executable, "-c", IMPORT, *ALLOWED[allowed]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    imported = {module: {*packages} for module, *packages in map(str.split, done.stdout.splitlines())}
+    imported = {
+        module: {*packages} for module, *packages in map(str.split, done.stdout.splitlines())
+    }
     assert imported.keys() == {*ALLOWED[allowed]}
-    assert {module: packages for module, packages in imported.items() if not packages <= {allowed}} == {}
+    assert {
+        module: packages for module, packages in imported.items() if not packages <= {allowed}
+    } == {}
 
 
-OTHER_EXTRAS = HEAVY | {"jinja2", "psutil", "psycopg", "starlette", "structlog", "uvicorn", "uvloop"}
+OTHER_EXTRAS = HEAVY | {
+    "jinja2",
+    "psutil",
+    "psycopg",
+    "starlette",
+    "structlog",
+    "uvicorn",
+    "uvloop",
+}
 """What the extras spark and airflow install, and the extra client does not."""
 
 
@@ -76,7 +117,9 @@ class Missing:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Missing())
 """
-    done = subprocess.run([sys.executable, "-c", blocked + code], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", blocked + code], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -86,7 +129,11 @@ def names(tree: ast.AST) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            results |= {part for name in [*modules, *(one.name for one in node.names)] for part in name.split(".")}
+            results |= {
+                part
+                for name in [*modules, *(one.name for one in node.names)]
+                for part in name.split(".")
+            }
         elif isinstance(node, ast.Name):
             results.add(node.id)
         elif isinstance(node, ast.Attribute):
@@ -94,17 +141,25 @@ def names(tree: ast.AST) -> set[str]:
     return results
 
 
-@pytest.mark.attack("S7", "data that is code: a pickle in a cursor, a shard, the ledger or a response of a server")
+@pytest.mark.attack(
+    "S7", "data that is code: a pickle in a cursor, a shard, the ledger or a response of a server"
+)
 def test_nothing_that_is_sent_or_stored_can_become_code() -> None:
     files = [file for folder in ASKED for file in (ROOT / folder).rglob("*.py")]
     assert len(files) > 60
-    assert {str(file): found for file in files if (found := names(ast.parse(file.read_text())) & REVIVES)} == {}
+    assert {
+        str(file): found
+        for file in files
+        if (found := names(ast.parse(file.read_text())) & REVIVES)
+    } == {}
 
 
 @pytest.mark.attack("S8", "a shell between a run's parameters and the started process")
 def test_nothing_is_started_through_a_shell() -> None:
     for file in (
-        file for folder in ("sluice", "dags", "plugins", "spark_jobs") for file in (ROOT / folder).rglob("*.py")
+        file
+        for folder in ("sluice", "dags", "plugins", "spark_jobs")
+        for file in (ROOT / folder).rglob("*.py")
     ):
         text = file.read_text()
         # `times.system` is the CPU time of a process in the kernel.

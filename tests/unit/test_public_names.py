@@ -22,8 +22,23 @@ from sluice import (
     public_names,
 )
 
-HANDLES = (Pipeline, Stream, Table, GlobalTable, GroupedStream, GroupedTable, WindowedStream, Processed)
-AUTHORS_ERRORS = (errors.SluiceError, errors.TopologyError, errors.EngineError, errors.QueryError, errors.StateError)
+HANDLES = (
+    Pipeline,
+    Stream,
+    Table,
+    GlobalTable,
+    GroupedStream,
+    GroupedTable,
+    WindowedStream,
+    Processed,
+)
+AUTHORS_ERRORS = (
+    errors.SluiceError,
+    errors.TopologyError,
+    errors.EngineError,
+    errors.QueryError,
+    errors.StateError,
+)
 
 
 def classes(annotation: object) -> Iterator[type]:
@@ -43,7 +58,11 @@ def test_types_in_signatures_are_exported(handle: type) -> None:
     for name, method in inspect.getmembers(handle, inspect.isfunction):
         if not name.startswith("_") and name not in ("add", "claim"):
             for annotation in typing.get_type_hints(method, localns=vars(public_names)).values():
-                names |= {kind.__name__ for kind in classes(annotation) if kind.__module__.startswith("sluice.")}
+                names |= {
+                    kind.__name__
+                    for kind in classes(annotation)
+                    if kind.__module__.startswith("sluice.")
+                }
     assert names <= set(sluice.__all__)
 
 

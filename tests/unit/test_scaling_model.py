@@ -26,7 +26,8 @@ def test_small_runs_predict_a_large_one() -> None:
     model = Model.fit([(shape, measured(shape)) for shape in SMALL])
     large = Shape(50_000_000, 20, 128, 64)
     assert model.predict(large) == pytest.approx(measured(large))
-    # The start takes 12 s whatever the cores. The tasks need 963.6 s, and the driver 50 s of one core.
+    # The start takes 12 s whatever the cores. The tasks need 963.6 s, and the driver 50 s of one
+    # core.
     tasks = 300 + 500 + 20 * (0.5 + 6.4 + 1.28)
     assert model.shortest_s(large, 2) == pytest.approx((tasks + 50) / 2)
     assert model.shortest_s(large, 100) == pytest.approx(50)

@@ -36,7 +36,9 @@ def test_defaults_are_below_one_folder() -> None:
 
 
 def test_home_moves_every_path_that_is_not_set() -> None:
-    values = Settings.read({"SLUICE_HOME": "/srv/state", "SLUICE_LEDGER": "postgresql+psycopg://db/sluice"})
+    values = Settings.read(
+        {"SLUICE_HOME": "/srv/state", "SLUICE_LEDGER": "postgresql+psycopg://db/sluice"}
+    )
     assert values.ledger == "postgresql+psycopg://db/sluice"
     assert values.shards == "sqlite:////srv/state/shards"
     assert values.jars == Path("/srv/state/jars")
@@ -55,7 +57,10 @@ def test_all_files_are_in_the_home_whatever_its_name(tmp_path: Path, name: str) 
 
 def test_the_address_of_a_shard_is_shown_without_secrets() -> None:
     address = location("postgresql://ada:xi@db/state?sslpassword=xi", GenerationRef("orders", 1), 0)
-    assert shown(address) == "postgresql+psycopg://ada:***@db/state?schema=sluice_orders_g1_w0&sslpassword=***"
+    assert (
+        shown(address)
+        == "postgresql+psycopg://ada:***@db/state?schema=sluice_orders_g1_w0&sslpassword=***"
+    )
 
 
 def test_empty_variables_have_their_defaults() -> None:
@@ -66,10 +71,14 @@ def test_empty_variables_have_their_defaults() -> None:
 def test_the_table_lists_every_setting() -> None:
     names = re.findall(r"^\| SLUICE_(\w+) ", module.__doc__ or "", re.MULTILINE)
     assert names.pop() == "CONNECTION_NAME"
-    assert [*map(str.lower, names), "connections"] == [field.name for field in dataclasses.fields(Settings)]
+    assert [*map(str.lower, names), "connections"] == [
+        field.name for field in dataclasses.fields(Settings)
+    ]
 
 
-def test_relative_paths_start_at_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_start_at_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     values = Settings.read({"SLUICE_HOME": "state", "SLUICE_PIPELINES": "mine"})
     assert (values.home, values.pipelines) == (tmp_path / "state", tmp_path / "mine")
@@ -85,7 +94,9 @@ def test_kafka_and_spark_settings_are_json() -> None:
 
 
 @pytest.mark.parametrize("name", ["SLUICE_KAFKA", "SLUICE_SPARK_CONF"])
-@pytest.mark.parametrize("text", ["127.0.0.1:9092", "[]", '{"a": {}}', '{"sasl.password": "hush', "{'a': 'hush'}"])
+@pytest.mark.parametrize(
+    "text", ["127.0.0.1:9092", "[]", '{"a": {}}', '{"sasl.password": "hush', "{'a': 'hush'}"]
+)
 def test_invalid_json_is_rejected_without_repeating_it(name: str, text: str) -> None:
     with pytest.raises(SettingsError, match=f"{name} must be a JSON object of strings") as error:
         Settings.read({name: text})
@@ -98,14 +109,19 @@ def test_an_invalid_token_is_rejected_without_repeating_it(token: str, tmp_path:
     file = tmp_path / "token"
     file.write_text(token)
     for name, value in (("SLUICE_SERVER_TOKEN", token), ("SLUICE_SERVER_TOKEN_FILE", str(file))):
-        with pytest.raises(SettingsError, match=f"The token in {name} must have at least 16 characters") as error:
+        with pytest.raises(
+            SettingsError, match=f"The token in {name} must have at least 16 characters"
+        ) as error:
             Settings.read({name: value})
         assert "hush" not in str(error.value)
         assert "openssl rand" in error.value.next_step
 
 
 def test_a_token_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=f"The file {tmp_path / 'none'} in SLUICE_SERVER_TOKEN_FILE cannot be read"):
+    with pytest.raises(
+        SettingsError,
+        match=f"The file {tmp_path / 'none'} in SLUICE_SERVER_TOKEN_FILE cannot be read",
+    ):
         Settings.read({"SLUICE_SERVER_TOKEN_FILE": str(tmp_path / "none")})
 
 
@@ -115,14 +131,18 @@ def test_max_records_is_a_positive_whole_number(text: str) -> None:
         Settings.read({"SLUICE_MAX_RECORDS": text})
 
 
-@pytest.mark.parametrize(("text", "megabytes"), [("1200m", 1_200), ("2500M", 2_500), ("4g", 4_000), ("", 1_500)])
+@pytest.mark.parametrize(
+    ("text", "megabytes"), [("1200m", 1_200), ("2500M", 2_500), ("4g", 4_000), ("", 1_500)]
+)
 def test_memory_has_a_unit(text: str, megabytes: int) -> None:
     assert Settings.read({"SLUICE_MEMORY": text}).memory == megabytes
 
 
 @pytest.mark.parametrize("text", ["1199m", "1g", "0g", "2048", "1.5g", "-2g", "g", "2gb", "²g"])
 def test_memory_that_is_too_little_or_unclear_is_rejected(text: str) -> None:
-    with pytest.raises(SettingsError, match=f"SLUICE_MEMORY is '{text}'. Set it to at least 1200m, such as"):
+    with pytest.raises(
+        SettingsError, match=f"SLUICE_MEMORY is '{text}'. Set it to at least 1200m, such as"
+    ):
         Settings.read({"SLUICE_MEMORY": text})
 
 
@@ -140,7 +160,9 @@ def test_memory_that_is_too_little_or_unclear_is_rejected(text: str) -> None:
         ("SLUICE_PASSWORD", "hush hush"),
     ],
 )
-def test_secrets_are_masked_and_not_represented(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_masked_and_not_represented(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     values = Settings.read({name: value})
     assert "hush hush" in values.secrets
     assert "hush" not in repr(values)

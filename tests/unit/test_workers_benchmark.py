@@ -17,4 +17,6 @@ def test_each_part_of_the_work_has_its_time(kind: str) -> None:
     assert sum(part.num_rows for parts in of_batches for part in parts) == 400
     seconds = cpu_seconds(kind, records)
     # Tasks add combinable aggregates up while they read, so a count has no operator.
-    assert {part for part in PARTS if seconds[part] > 0} == {*PARTS} - ({OPERATORS} if kind == "count" else set())
+    assert {part for part in PARTS if seconds[part] > 0} == {*PARTS} - (
+        {OPERATORS} if kind == "count" else set()
+    )

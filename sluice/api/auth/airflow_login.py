@@ -26,7 +26,9 @@ _REMEMBER_SECONDS = 5.0
 still works."""
 
 _MAX_USERS = 1_000
-_HOW_TO_LOG_IN = "Log in to Airflow, or send a token from POST /auth/token as Authorization: Bearer."
+_HOW_TO_LOG_IN = (
+    "Log in to Airflow, or send a token from POST /auth/token as Authorization: Bearer."
+)
 _SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 
 
@@ -35,7 +37,9 @@ class LoginRequired:
 
     def __init__(self, app: ASGIApp, clock: Callable[[], float] = time.monotonic) -> None:
         self._app = app
-        self._users = SingleFlightCache[AirflowUser | None](_REMEMBER_SECONDS, _MAX_USERS, clock=clock)
+        self._users = SingleFlightCache[AirflowUser | None](
+            _REMEMBER_SECONDS, _MAX_USERS, clock=clock
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or respond with 401."""
@@ -51,7 +55,11 @@ class LoginRequired:
                 return
             # A browser adds this site's cookie also to requests that pages of other sites make.
             # Such a page must not change anything in the user's name.
-            if scope["method"] not in _SAFE_METHODS and _bearer(scope) is None and not _is_same_origin(scope):
+            if (
+                scope["method"] not in _SAFE_METHODS
+                and _bearer(scope) is None
+                and not _is_same_origin(scope)
+            ):
                 detail = "A page of another site sent this request with the browser's cookie."
                 await problem(403, detail, _HOW_TO_LOG_IN)(scope, receive, send)
                 return
@@ -63,7 +71,9 @@ class LoginRequired:
             return None
         # The cache stores digests instead of tokens.
         digest = hashlib.sha256(token).digest()
-        return await self._users.get(digest, lambda: _user_of_token(token), keep=lambda user: user is not None)
+        return await self._users.get(
+            digest, lambda: _user_of_token(token), keep=lambda user: user is not None
+        )
 
 
 async def _user_of_token(token: bytes) -> AirflowUser | None:
@@ -81,7 +91,11 @@ def _token(scope: Scope) -> bytes:
     if (token := _bearer(scope)) is not None:
         return token
     cookie = header(scope, b"cookie")
-    return cookie_parser(cookie.decode("latin-1")).get(COOKIE_NAME_JWT_TOKEN, "").encode("latin-1") if cookie else b""
+    return (
+        cookie_parser(cookie.decode("latin-1")).get(COOKIE_NAME_JWT_TOKEN, "").encode("latin-1")
+        if cookie
+        else b""
+    )
 
 
 def _bearer(scope: Scope) -> bytes | None:

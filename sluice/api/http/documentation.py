@@ -111,14 +111,24 @@ def _without_references(schema: dict[str, Any], components: Mapping[str, Any]) -
     """A parameter's schema, in which the schema of an enum takes the place of msgspec's reference to it."""
     if "$ref" not in schema:
         return schema
-    inner = {name: value for name, value in components[schema["$ref"]].items() if name not in ("title", "description")}
+    inner = {
+        name: value
+        for name, value in components[schema["$ref"]].items()
+        if name not in ("title", "description")
+    }
     return inner | {name: value for name, value in schema.items() if name != "$ref"}
 
 
 def _parameter(name: str, schema: dict[str, Any], in_path: bool, required: bool) -> dict[str, Any]:
-    plain = {key: value for key, value in schema.items() if key not in ("description", "anyOf", "default")}
+    plain = {
+        key: value
+        for key, value in schema.items()
+        if key not in ("description", "anyOf", "default")
+    }
     # A query has no nulls: an optional parameter is omitted instead.
-    plain |= next((variant for variant in schema.get("anyOf", ()) if variant.get("type") != "null"), {})
+    plain |= next(
+        (variant for variant in schema.get("anyOf", ()) if variant.get("type") != "null"), {}
+    )
     description = schema.get("description") or plain.get("description") or ""
     plain.pop("description", None)
     # An empty default has no effect, so it needs no mention.

@@ -41,7 +41,8 @@ def problem(
         msgspec.json.encode(members | dict(extensions or {})),
         status_code=status,
         media_type="application/problem+json",
-        headers=dict(headers or {}) | {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"},
+        headers=dict(headers or {})
+        | {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"},
     )
 
 

@@ -57,7 +57,8 @@ class Payload:
 
 RESPOND = "sluice_respond"
 """A key in a request's scope. Its value is a function of a state server that sends a whole response. It takes the
-scope, status, headers and body, and returns False if the response has to be sent as messages instead."""
+scope, status, headers and body, and returns False if the response has to be sent as messages
+instead."""
 
 
 class JsonResponse(Response):
@@ -99,7 +100,9 @@ def entries_payload(
 ) -> Payload:
     """Entries as they appear in a response."""
     shown = [
-        answers.Entry(entry.key, entry.value, window_time(entry.window_start), window_time(entry.window_end))
+        answers.Entry(
+            entry.key, entry.value, window_time(entry.window_start), window_time(entry.window_end)
+        )
         for entry in entries
     ]
     return Payload("entries", encoded(shown), workers, cursor)

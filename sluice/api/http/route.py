@@ -107,7 +107,9 @@ class Route:
     def pattern(self) -> re.Pattern[str]:
         """A regular expression for the path."""
         slashes = ".*" if self.may_be_empty else ".+"
-        parts = PATH_PARAMETER.sub(lambda part: f"(?P<{part[1]}>{slashes if part[2] else '[^/]+'})", self.path)
+        parts = PATH_PARAMETER.sub(
+            lambda part: f"(?P<{part[1]}>{slashes if part[2] else '[^/]+'})", self.path
+        )
         return re.compile(parts, re.DOTALL)
 
 
@@ -196,7 +198,9 @@ class App:
         routes = list(routes)
         paths: dict[str, dict[str, ParameterReader]] = {}
         for route in routes:
-            paths.setdefault(route.path, {}).update(dict.fromkeys(route.methods, ParameterReader(route)))
+            paths.setdefault(route.path, {}).update(
+                dict.fromkeys(route.methods, ParameterReader(route))
+            )
         patterns = {route.path: route.pattern for route in routes if "{" in route.path}
         self._plain = {path: readers for path, readers in paths.items() if path not in patterns}
         self._patterns = [(pattern, paths[path]) for path, pattern in patterns.items()]
@@ -217,14 +221,19 @@ class App:
 
     async def _answer(self, path: str, request: Request) -> Response:
         readers, path_values = self._match(path)
-        # The permission is checked before the method, because a 405 would reveal that a hidden path exists.
+        # The permission is checked before the method, because a 405 would reveal that a hidden path
+        # exists.
         if not await self._may_use(request, next(iter(readers.values()), None)) or not readers:
             return _no_route()
         if (reader := readers.get(request.scope["method"])) is None:
-            detail = f"Only {' and '.join(readers)} {'are' if len(readers) > 1 else 'is'} allowed here."
+            detail = (
+                f"Only {' and '.join(readers)} {'are' if len(readers) > 1 else 'is'} allowed here."
+            )
             return problem(405, detail, _SEE_DOCS, headers={"Allow": ", ".join(readers)})
         try:
-            return await reader.route.handler(request, reader.read(path_values, request.scope["query_string"]))
+            return await reader.route.handler(
+                request, reader.read(path_values, request.scope["query_string"])
+            )
         except Unchanged as unchanged:
             return Response(
                 status_code=304,
@@ -255,7 +264,10 @@ class App:
 
 async def _read_body(request: Request, kind: type[msgspec.Struct]) -> msgspec.Struct:
     # A form on a page of another site can send a body, but not with this content type.
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+    if (
+        request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        != "application/json"
+    ):
         raise NotJson("The body of the request must be JSON.")
     try:
         body = await read_body(request, _BODY_BYTES, _BODY_SECONDS)
@@ -325,8 +337,14 @@ class ParameterReader:
             raise InvalidParameters(_without_values(str(error))) from None
 
     def _unknown(self, name: str) -> InvalidParameters:
-        names = f"Its parameters: {', '.join(sorted(self._names))}." if self._names else "The route has no parameters."
-        return InvalidParameters(f"The route has no parameter {name[:_SHOWN_LENGTH]!r}.", next_step=names)
+        names = (
+            f"Its parameters: {', '.join(sorted(self._names))}."
+            if self._names
+            else "The route has no parameters."
+        )
+        return InvalidParameters(
+            f"The route has no parameter {name[:_SHOWN_LENGTH]!r}.", next_step=names
+        )
 
 
 def query_pairs(query: str) -> list[tuple[str, str]]:
@@ -348,5 +366,7 @@ def _without_values(error: str) -> str:
     if message.startswith("Invalid enum value"):
         message = "Not one of the allowed values"
     if message.startswith("Object missing required field"):
-        return message.replace("Object missing required field", "Missing parameter").replace("`", "")
+        return message.replace("Object missing required field", "Missing parameter").replace(
+            "`", ""
+        )
     return f"{place.rstrip('`') or 'parameters'}: {message.replace('`', '')}"

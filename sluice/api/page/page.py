@@ -57,7 +57,9 @@ def page_router(folder: Path) -> Router:
         # A name with slashes could lead to a file outside the folder.
         if not _NAME.fullmatch(query.pipeline) or not file.is_file():
             return Response(status_code=204)
-        return Response(await asyncio.to_thread(file.read_bytes), media_type="text/javascript", headers=_HEADERS)
+        return Response(
+            await asyncio.to_thread(file.read_bytes), media_type="text/javascript", headers=_HEADERS
+        )
 
     @router.get("/docs", is_described=False)
     async def show_docs(request: Request, _query: object) -> Response:

@@ -65,7 +65,9 @@ class Access:
     async def figures(self, name: Hashable, read: Callable[[Ledger], T]) -> T:
         """The result of `read`, cached for `FIGURES_SECONDS` under `name`. Concurrent requests share one call."""
         ledger = self.state.ledger
-        return cast("T", await self.state.figures.get(name, lambda: read_ledger(lambda: read(ledger))))
+        return cast(
+            "T", await self.state.figures.get(name, lambda: read_ledger(lambda: read(ledger)))
+        )
 
     async def require_edit(self, pipeline: str) -> None:
         """Raise NotFound if the user may not read the pipeline, and Forbidden if they may not edit its DAG."""
@@ -75,7 +77,11 @@ class Access:
 
     async def stores(self) -> list[StoreInfo]:
         """All stores that this user may read."""
-        return [store for store in await self.reader.catalogue.stores() if await self.may_read(store.pipeline)]
+        return [
+            store
+            for store in await self.reader.catalogue.stores()
+            if await self.may_read(store.pipeline)
+        ]
 
     async def generation(self, pipeline: str) -> GenerationInfo:
         """The pipeline's current generation. Raises NotFound if it has none, or if the user may not read it."""
@@ -103,7 +109,9 @@ class Access:
         stores = [store for store in candidates if await self.may_read(store.pipeline)]
         if not stores:
             await self.look_up_all()
-        store = only_store(name, stores, unknown=_LIST_STORES, ambiguous="Add pipeline= one of: {pipelines}.")
+        store = only_store(
+            name, stores, unknown=_LIST_STORES, ambiguous="Add pipeline= one of: {pipelines}."
+        )
         return await self.reader.catalogue.pin(store, when or AsOf())
 
     async def look_up_all(self) -> None:
@@ -144,7 +152,9 @@ class Access:
         Raises Incomplete if `complete` is set and a worker is unavailable.
         """
         scope = self.request.scope
-        payload = await self.state.cached((scope["path"], scope["query_string"], *(pin.name for pin in pins)), compute)
+        payload = await self.state.cached(
+            (scope["path"], scope["query_string"], *(pin.name for pin in pins)), compute
+        )
         if complete:
             require_complete(payload.workers)
         return payload

@@ -41,7 +41,9 @@ class ApiState:
         compute: Callable[[], Awaitable[Payload]],
     ) -> Payload:
         """The cached or else the computed payload. Payloads that are partial or come from standbys are not cached."""
-        return await self.responses.get(key, compute, keep=lambda payload: not (payload.partial or payload.standby))
+        return await self.responses.get(
+            key, compute, keep=lambda payload: not (payload.partial or payload.standby)
+        )
 
     async def secret(self, name: str) -> bytes:
         """A secret key that all servers with this ledger share."""

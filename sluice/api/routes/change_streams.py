@@ -67,7 +67,8 @@ async def stream_changes(request: Request, query: _ChangesQuery) -> Response:
     if since is not None:
         # An invalid id is refused now, because a stream that has begun cannot change its status.
         parse_snapshot(since)
-    # A stream never ends. The response to HEAD has no body, so it must not wait for the stream's end.
+    # A stream never ends. The response to HEAD has no body, so it must not wait for the stream's
+    # end.
     if request.method == "HEAD":
         return Response(media_type=_EVENTS, headers=_HEADERS)
     return _Stream(_events(access, pin, since), media_type=_EVENTS, headers=_HEADERS)
@@ -148,7 +149,8 @@ class _Stream(StreamingResponse):
             return
         _Stream.open_streams += 1
         try:
-            # `_send_in_time` raises this exception to end the stream of a client that reads nothing.
+            # `_send_in_time` raises this exception to end the stream of a client that reads
+            # nothing.
             with suppress(ClientDisconnect):
                 await super().__call__(scope, receive, partial(_send_in_time, send))
         finally:
@@ -197,12 +199,16 @@ async def _shared_event(access: Access, pin: Pin, last: str | None) -> bytes | N
 
 async def _event(access: Access, pin: Pin, last: str | None) -> Payload:
     """Compute the event. The first event of a new subscriber has the current snapshot, without changed keys."""
-    generation, batch = parse_snapshot(last) if last is not None else (pin.snapshot.generation, pin.snapshot.batch)
+    generation, batch = (
+        parse_snapshot(last) if last is not None else (pin.snapshot.generation, pin.snapshot.batch)
+    )
     # The client may have seen a snapshot of another generation, or a newer snapshot that a restored
     # backup does not have.
     is_continuation = generation == pin.snapshot.generation and batch <= pin.snapshot.batch
     try:
-        changes = await access.reader.changed_keys(pin, batch if is_continuation else pin.snapshot.batch)
+        changes = await access.reader.changed_keys(
+            pin, batch if is_continuation else pin.snapshot.batch
+        )
     except Gone:
         # Retention has removed the snapshot that the client has seen, so the changes since then are
         # unknown.
@@ -213,7 +219,10 @@ async def _event(access: Access, pin: Pin, last: str | None) -> Payload:
         pipeline=pin.store.pipeline,
         store=pin.store.name,
         snapshot=snapshot_answer(pin.snapshot),
-        changed=[answers.ChangedKey(key, window_time(start), window_time(end)) for key, start, end in changes.keys],
+        changed=[
+            answers.ChangedKey(key, window_time(start), window_time(end))
+            for key, start, end in changes.keys
+        ],
         more=changes.more,
         workers=changes.workers,
     )

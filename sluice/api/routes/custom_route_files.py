@@ -42,7 +42,9 @@ def load_routes(folder: Path, seconds: float = LOAD_SECONDS) -> RouteFiles:
     files = sorted(file for file in folder.glob("*_routes.py") if file.name[0] not in "_.")
     loaded = RouteFiles({}, {})
     segments: dict[str, Path] = {}
-    for file, outcome in import_isolated(files, seconds, load=pipeline_of_routes, start_seconds=60.0).items():
+    for file, outcome in import_isolated(
+        files, seconds, load=pipeline_of_routes, start_seconds=60.0
+    ).items():
         try:
             if outcome.error:
                 raise RouteError(outcome.error, next_step=outcome.next_step)
@@ -62,7 +64,9 @@ def pipeline_of_routes(file: Path, seconds: float) -> str:
 def _load(file: Path, seconds: float) -> Routes:
     routes = getattr(import_file(file, seconds), "routes", None)
     if not isinstance(routes, Routes):
-        raise RouteError(f"{file.name} has no routes.", next_step='Add: routes = Routes("PIPELINE").')
+        raise RouteError(
+            f"{file.name} has no routes.", next_step='Add: routes = Routes("PIPELINE").'
+        )
     return routes
 
 

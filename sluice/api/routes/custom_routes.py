@@ -67,7 +67,8 @@ class Stores:
     async def get(self, store: str, key: Any) -> Entry | None:
         """The entry of a key, or None.
 
-        A key that is not a str, such as a date, is first turned into the text that `sluice.key_text` returns.
+        A key that is not a str, such as a date, is first turned into the text that
+        `sluice.key_text` returns.
         """
         text = lookup_key(key)
         value, status = await self._reader.value(await self._pin(store), text)
@@ -103,7 +104,11 @@ class Stores:
     ) -> list[Entry]:
         """All entries in order, up to 100,000. With `here=True`, only those of shards that this process opens."""
         pin = await self._pin(store)
-        workers = [worker for worker in pin.workers if self._reader.workers.is_here(worker)] if here else None
+        workers = (
+            [worker for worker in pin.workers if self._reader.workers.is_here(worker)]
+            if here
+            else None
+        )
         answer = await self._reader.all(pin, _range(prefix, start, end), workers=workers)
         return self._entries(answer.entries, answer.workers)
 
@@ -141,7 +146,9 @@ class Stores:
         limit: int = 1_000,
     ) -> list[Group]:
         """For each group, the number of entries, and the sum, minimum and maximum of a field."""
-        combined = await self._reader.combine(await self._pin(store), field, group_by, order=order, limit=limit)
+        combined = await self._reader.combine(
+            await self._pin(store), field, group_by, order=order, limit=limit
+        )
         self.statuses += combined.workers
         return combined.groups
 
@@ -157,8 +164,8 @@ class Stores:
     async def cached(self, compute: Callable[[], Awaitable[T]]) -> T:
         """Call `compute`, and encode its result. The route must return what `cached` returns, unchanged.
 
-        Concurrent requests with the same path and query string share one call of `compute`. The result is cached for
-        one second.
+        Concurrent requests with the same path and query string share one call of `compute`. The
+        result is cached for one second.
         """
 
         async def payload() -> Payload:
@@ -187,8 +194,12 @@ class Stores:
                 return snapshot.pin(store)
         infos = await self._reader.catalogue.stores_named(store)
         if any(info.pipeline == self._pipeline for info in infos):
-            raise NotReady(f"Store {store!r} of pipeline {self._pipeline!r} has not been published yet.")
-        raise NotFound(f"There is no store {store!r}.", next_step="GET /sluice/v1/stores lists all stores.")
+            raise NotReady(
+                f"Store {store!r} of pipeline {self._pipeline!r} has not been published yet."
+            )
+        raise NotFound(
+            f"There is no store {store!r}.", next_step="GET /sluice/v1/stores lists all stores."
+        )
 
     def _address(self, worker: WorkerInfo) -> Address:
         """The address of the worker's state server, or this server's address if the worker has no state server.
@@ -216,10 +227,11 @@ class Routes:
     def get(self, path: str, *, etag: bool = True) -> Callable[[Function], Function]:
         """Register an async function for GET requests to a path under `/v1`, such as `/pages/{page}/views`.
 
-        The function's first parameter is `Stores`. Its other parameters have the names of the parameters in the path
-        and in the query string, and type annotations that msgspec supports. Parameters with a default are optional. The
-        result is sent as JSON. In a path, `{name:path}` also matches a text with slashes. Set `etag=False` if the
-        answer depends on anything else than the stores.
+        The function's first parameter is `Stores`. Its other parameters have the names of the
+        parameters in the path and in the query string, and type annotations that msgspec supports.
+        Parameters with a default are optional. The result is sent as JSON. In a path, `{name:path}`
+        also matches a text with slashes. Set `etag=False` if the answer depends on anything else
+        than the stores.
         """
 
         def register(function: Function) -> Function:
@@ -245,7 +257,9 @@ def _route(
         for argument in arguments:
             default = [] if argument.default is argument.empty else [argument.default]
             fields.append((argument.name, hints[argument.name], *default))
-        parameters = msgspec.defstruct(f"{function.__name__}_parameters", fields, frozen=True, kw_only=True)
+        parameters = msgspec.defstruct(
+            f"{function.__name__}_parameters", fields, frozen=True, kw_only=True
+        )
         answers = (hints["return"],)
         # A type that msgspec does not support is an error now, and not at the first request.
         msgspec.json.schema_components([parameters, *answers])
@@ -253,7 +267,9 @@ def _route(
         argument_name = error.args[0]
         raise RouteError(
             f"{function.__name__} does not annotate {argument_name}.",
-            next_step="Write -> TYPE." if argument_name == "return" else f"Write {argument_name}: TYPE.",
+            next_step="Write -> TYPE."
+            if argument_name == "return"
+            else f"Write {argument_name}: TYPE.",
         ) from None
     except (NameError, TypeError, ValueError) as error:
         raise RouteError(
@@ -263,7 +279,9 @@ def _route(
     names = [field.name for field in msgspec.structs.fields(parameters)]
     in_path = [parameter[1] for parameter in PATH_PARAMETER.finditer(path)]
     if not path.startswith("/") or "{" in PATH_PARAMETER.sub("", path):
-        raise RouteError(f"{path!r} is not a path.", next_step="Write for example /pages/{page}/views.")
+        raise RouteError(
+            f"{path!r} is not a path.", next_step="Write for example /pages/{page}/views."
+        )
     missing = sorted({*in_path} - {*names})
     if missing:
         raise RouteError(
@@ -277,7 +295,9 @@ def _route(
         if has_etag and stores.snapshots:
             access.require_change(stores.snapshots)
         try:
-            answer = await finish_within(ROUTE_SECONDS, function(stores, **msgspec.structs.asdict(query)), _too_slow)
+            answer = await finish_within(
+                ROUTE_SECONDS, function(stores, **msgspec.structs.asdict(query)), _too_slow
+            )
         except SystemExit as error:
             # If SystemExit went on, it would end the whole server.
             raise RuntimeError("The route called sys.exit.") from error

@@ -35,8 +35,12 @@ router = Router("dead letters", "/v1/pipelines", 400, 404, 429)
 _gate = Gate(running=1, waiting=4)
 
 Reason = Annotated[str, Meta(description="Only dead letters with this reason.", max_length=200)]
-Since = Annotated[str, Meta(description="Only dead letters written at this time or later.", max_length=100)]
-Partition = Annotated[int, Meta(description="Only dead letters of records from this partition.", ge=0, le=2**31 - 1)]
+Since = Annotated[
+    str, Meta(description="Only dead letters written at this time or later.", max_length=100)
+]
+Partition = Annotated[
+    int, Meta(description="Only dead letters of records from this partition.", ge=0, le=2**31 - 1)
+]
 
 
 class DeadLettersQuery(PipelineQuery, frozen=True, kw_only=True):
@@ -57,8 +61,13 @@ class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reason: Reason = ""
     since: Since | None = None
     partition: Partition | None = None
-    place: Annotated[str, Meta(description="One dead letter, by its PARTITION/OFFSET.", max_length=40)] | None = None
-    limit: Annotated[int, Meta(description="Maximum number of dead letters.", ge=1, le=MOST)] = 1_000
+    place: (
+        Annotated[str, Meta(description="One dead letter, by its PARTITION/OFFSET.", max_length=40)]
+        | None
+    ) = None
+    limit: Annotated[int, Meta(description="Maximum number of dead letters.", ge=1, le=MOST)] = (
+        1_000
+    )
 
 
 @router.get("/{pipeline}/dead_letters", answers.DeadLetters, parameters=DeadLettersQuery)
@@ -69,23 +78,33 @@ async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Respon
     chosen = DeadLetterFilter(query.reason, _time(query.since), query.partition)
     async with _gate:
         kafka = access.services.kafka()
-        matches = await asyncio.to_thread(find_dead_letters, kafka, query.pipeline, chosen, query.limit)
-    letters = [_letter(letter, generation.topics, matches.marker(letter)) for letter in matches.letters]
+        matches = await asyncio.to_thread(
+            find_dead_letters, kafka, query.pipeline, chosen, query.limit
+        )
+    letters = [
+        _letter(letter, generation.topics, matches.marker(letter)) for letter in matches.letters
+    ]
     topic = topic_of(query.pipeline)
     reasons = dict(matches.reasons.most_common())
     return reply(answers.DeadLetters(query.pipeline, topic, reasons, matches.complete, letters))
 
 
-@router.post("/{pipeline}/dead_letters/redrive", answers.Redriven, body=Redrive, parameters=PipelineQuery)
+@router.post(
+    "/{pipeline}/dead_letters/redrive", answers.Redriven, body=Redrive, parameters=PipelineQuery
+)
 async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Response:
     """Write the records of dead letters to their source topics again, each once. Needs permission to edit the DAG."""
     access = await access_of(request)
     await access.require_edit(query.pipeline)
     topics = {*(await access.generation(query.pipeline)).topics}
-    which = DeadLetterFilter(chosen.reason, _time(chosen.since), chosen.partition, _place(chosen.place))
+    which = DeadLetterFilter(
+        chosen.reason, _time(chosen.since), chosen.partition, _place(chosen.place)
+    )
     async with _gate:
         kafka = access.services.kafka()
-        outcome = await asyncio.to_thread(redrive_chosen, kafka, query.pipeline, topics, which, chosen.limit)
+        outcome = await asyncio.to_thread(
+            redrive_chosen, kafka, query.pipeline, topics, which, chosen.limit
+        )
     return reply(answers.Redriven(outcome.redriven, dict(outcome.skipped), outcome.more))
 
 

@@ -34,9 +34,12 @@ async def show_overview(request: Request, _query: object) -> Response:
         access.figures("all", LedgerFigures.read), asyncio.to_thread(access.services.runs.dags)
     )
     names = [name for name in sorted({*figures.pipelines, *dags}) if await access.may_read(name)]
-    lags, error = await _lags(access, {name: read for name, read in figures.positions.items() if name in names})
+    lags, error = await _lags(
+        access, {name: read for name, read in figures.positions.items() if name in names}
+    )
     overviews = [
-        await _overview(access, name, figures, dags.get(name, _NO_DAG), lags.get(name), error) for name in names
+        await _overview(access, name, figures, dags.get(name, _NO_DAG), lags.get(name), error)
+        for name in names
     ]
     order = list(PipelineHealth)
     return reply(sorted(overviews, key=lambda overview: order.index(overview.health)))
@@ -94,8 +97,9 @@ def _health(
     state = dag.last_run.state if dag.last_run else ""
     # A driver or a task that waits for others is not at work, although Airflow says that it runs.
     is_at_work = not {"slot", "lease"} & {*kinds}
-    # If the lease is held, a driver is running, even if Airflow has not started this driver. After a
-    # failed run, a held lease proves nothing, because a killed driver's lease is held until it expires.
+    # If the lease is held, a driver is running, even if Airflow has not started this driver. After
+    # a failed run, a held lease proves nothing, because a killed driver's lease is held until it
+    # expires.
     if is_at_work and (state == "running" or (held and state != "failed")):
         return PipelineHealth.RUNNING
     # Airflow remembers how the last run of a retired pipeline ended.

@@ -83,16 +83,20 @@ class StartRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The action and options of a run to start."""
 
     action: Action = Action.RUN
-    begin: Annotated[Point | None, Meta(description="Where a replay begins: beginning, a time or offsets.")] = (
-        msgspec.field(default=None, name="from")
+    begin: Annotated[
+        Point | None, Meta(description="Where a replay begins: beginning, a time or offsets.")
+    ] = msgspec.field(default=None, name="from")
+    until: Annotated[Point | None, Meta(description="Where a replay ends: a time or offsets.")] = (
+        None
     )
-    until: Annotated[Point | None, Meta(description="Where a replay ends: a time or offsets.")] = None
 
 
 class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):
     """The topology of a pipeline."""
 
-    form: Annotated[Form, Meta(description="The output format.")] = msgspec.field(default=Form.TEXT, name="format")
+    form: Annotated[Form, Meta(description="The output format.")] = msgspec.field(
+        default=Form.TEXT, name="format"
+    )
 
 
 @router.get("", list[answers.PipelineStatus])
@@ -111,7 +115,8 @@ async def list_snapshots(request: Request, query: SnapshotsQuery) -> Response:
     await access.generation(query.pipeline)
     snapshots = await access.reader.catalogue.snapshots(query.pipeline, query.limit)
     counted = [
-        answers.CountedSnapshot(snapshot_answer(snapshot), snapshot.run, snapshot.counts) for snapshot in snapshots
+        answers.CountedSnapshot(snapshot_answer(snapshot), snapshot.run, snapshot.counts)
+        for snapshot in snapshots
     ]
     return reply(counted)
 
@@ -122,7 +127,11 @@ async def list_batches(request: Request, query: BatchesQuery) -> Response:
     access = await access_of(request)
     info, root = await access.generation(query.pipeline), access.services.runs.root
     name = ("batches", info.ref, query.limit)
-    return reply(await access.figures(name, lambda ledger: monitoring.batches(ledger, info, query.limit, root)))
+    return reply(
+        await access.figures(
+            name, lambda ledger: monitoring.batches(ledger, info, query.limit, root)
+        )
+    )
 
 
 @router.get("/{pipeline}/runs", list[answers.Run], parameters=RunsQuery)
@@ -162,7 +171,9 @@ async def list_generations(request: Request, query: PipelineQuery) -> Response:
     """The current generation of the pipeline, and the generations of unfinished rebuilds and replays."""
     access = await access_of(request)
     await access.generation(query.pipeline)
-    return reply(await read_ledger(lambda: monitoring.generations(access.state.ledger, query.pipeline)))
+    return reply(
+        await read_ledger(lambda: monitoring.generations(access.state.ledger, query.pipeline))
+    )
 
 
 @router.get("/{pipeline}/workers", list[answers.Worker], parameters=PipelineQuery)
@@ -189,7 +200,9 @@ async def get_topology(request: Request, query: TopologyQuery) -> Response:
         )
     if query.form is Form.SVG:
         # Names and expressions in a drawing come from an author, so scripts in it must not run.
-        headers = _NO_SNIFF | {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
+        headers = _NO_SNIFF | {
+            "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"
+        }
         return Response(content, media_type="image/svg+xml", headers=headers)
     return Response(content, media_type="text/plain; charset=utf-8", headers=_NO_SNIFF)
 
@@ -230,7 +243,9 @@ def _pipeline(figures: LedgerFigures, name: str) -> answers.PipelineStatus:
 async def _workers(access: Access, info: GenerationInfo) -> list[answers.Worker]:
     if await access.reader.catalogue.newest(info.pipeline) is None:
         nothing = "Nothing is published yet."
-        statuses = tuple(WorkerStatus(worker.number, "unavailable", nothing) for worker in info.workers)
+        statuses = tuple(
+            WorkerStatus(worker.number, "unavailable", nothing) for worker in info.workers
+        )
     else:
         statuses = await access.reader.statuses(info.workers)
     stores = [store.name for store in info.stores]

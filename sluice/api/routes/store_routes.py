@@ -66,10 +66,12 @@ class WindowQuery(ReadPoint, frozen=True, kw_only=True):
     """A store, and a range of window starts."""
 
     store: Store
-    start_from: Annotated[Time, Meta(description="Only windows that start at this time or later.")] | None = (
-        msgspec.field(default=None, name="from")
-    )
-    to: Annotated[Time, Meta(description="Only windows that start at this time or earlier.")] | None = None
+    start_from: (
+        Annotated[Time, Meta(description="Only windows that start at this time or later.")] | None
+    ) = msgspec.field(default=None, name="from")
+    to: (
+        Annotated[Time, Meta(description="Only windows that start at this time or earlier.")] | None
+    ) = None
 
     @property
     def times(self) -> tuple[int | None, int | None]:
@@ -94,9 +96,21 @@ class KeysQuery(ReadPoint, frozen=True, kw_only=True):
 
 
 class RangeQuery(WindowQuery, frozen=True, kw_only=True):
-    prefix: Annotated[str, Meta(description="Only keys with this prefix.", max_length=_MAX_KEY_LENGTH)] = ""
-    first: Annotated[str, Meta(description="Only this key and larger keys.", max_length=_MAX_KEY_LENGTH)] | None = None
-    last: Annotated[str, Meta(description="Only this key and smaller keys.", max_length=_MAX_KEY_LENGTH)] | None = None
+    prefix: Annotated[
+        str, Meta(description="Only keys with this prefix.", max_length=_MAX_KEY_LENGTH)
+    ] = ""
+    first: (
+        Annotated[
+            str, Meta(description="Only this key and larger keys.", max_length=_MAX_KEY_LENGTH)
+        ]
+        | None
+    ) = None
+    last: (
+        Annotated[
+            str, Meta(description="Only this key and smaller keys.", max_length=_MAX_KEY_LENGTH)
+        ]
+        | None
+    ) = None
 
     @property
     def within(self) -> Range:
@@ -108,8 +122,13 @@ class PageQuery(RangeQuery, frozen=True, kw_only=True):
     """A page of a range."""
 
     limit: Limit = 100
-    cursor: Annotated[str, Meta(description="The cursor from the previous page.", max_length=16_000)] | None = None
-    worker: Annotated[int, Meta(description="Only this worker's entries.", ge=0, le=10_000)] | None = None
+    cursor: (
+        Annotated[str, Meta(description="The cursor from the previous page.", max_length=16_000)]
+        | None
+    ) = None
+    worker: (
+        Annotated[int, Meta(description="Only this worker's entries.", ge=0, le=10_000)] | None
+    ) = None
 
 
 class CombineQuery(RangeQuery, frozen=True, kw_only=True):
@@ -142,10 +161,20 @@ class DiffQuery(msgspec.Struct, frozen=True, kw_only=True):
     store: Store
     before: Annotated[
         str,
-        Meta(description="A snapshot (1.40, 1.newest), a run (run:NAME), or a time.", max_length=300),
+        Meta(
+            description="A snapshot (1.40, 1.newest), a run (run:NAME), or a time.", max_length=300
+        ),
     ]
-    after: Annotated[str, Meta(description="The second snapshot; default: the newest.", max_length=300)] | None = None
-    pipeline: Annotated[str, Meta(description="The pipeline, if several have the store.", max_length=200)] | None = None
+    after: (
+        Annotated[
+            str, Meta(description="The second snapshot; default: the newest.", max_length=300)
+        ]
+        | None
+    ) = None
+    pipeline: (
+        Annotated[str, Meta(description="The pipeline, if several have the store.", max_length=200)]
+        | None
+    ) = None
 
 
 @router.get("", list[answers.Store], parameters=ListQuery)
@@ -154,7 +183,9 @@ async def list_stores(request: Request, query: ListQuery) -> Response:
     access = await access_of(request)
     try:
         async with asyncio.timeout(_LIST_SECONDS):
-            return reply([await _store(access, store, query.entries) for store in await access.stores()])
+            return reply(
+                [await _store(access, store, query.entries) for store in await access.stores()]
+            )
     except TimeoutError:
         raise TooSlow(f"Listing the stores took longer than {_LIST_SECONDS:g} s.") from None
 
@@ -175,7 +206,9 @@ async def get_key(request: Request, query: KeyQuery) -> Response:
     else:
         answer = await access.reader.get(pin, query.key)
     if not answer.entries:
-        raise NotFound(f"Store {query.store!r} has no such key or window in snapshot {pin.snapshot.id}.")
+        raise NotFound(
+            f"Store {query.store!r} has no such key or window in snapshot {pin.snapshot.id}."
+        )
     # Encoding many windows would keep all other requests waiting.
     if len(answer.entries) > MANY:
         return await asyncio.to_thread(lambda: store_reply(pin, _payload(answer)))
@@ -200,7 +233,9 @@ async def get_page(request: Request, query: PageQuery) -> Response:
     cursor = await _cursor(access, query)
     # All pages are from the snapshot of the first page.
     if cursor:
-        pin = await access.pin(query.store, cursor.pipeline, replace(query.when, as_of=cursor.snapshot))
+        pin = await access.pin(
+            query.store, cursor.pipeline, replace(query.when, as_of=cursor.snapshot)
+        )
     else:
         pin = await access.pin(query.store, query.pipeline, query.when)
     access.require_change([pin])
@@ -210,9 +245,13 @@ async def get_page(request: Request, query: PageQuery) -> Response:
         page = await access.reader.scan(
             pin, query.within, after=after, limit=query.limit, workers=_workers(pin, query.worker)
         )
-        return _payload(page, None if page.after is None else await _next_cursor(access, pin, page.after))
+        return _payload(
+            page, None if page.after is None else await _next_cursor(access, pin, page.after)
+        )
 
-    return store_reply(pin, await access.cached([pin], read_page, complete=query.require is not None))
+    return store_reply(
+        pin, await access.cached([pin], read_page, complete=query.require is not None)
+    )
 
 
 @router.get("/{store}/count", answers.Count, parameters=RangeQuery, has_etag=True)
@@ -266,7 +305,9 @@ async def diff_snapshots(request: Request, query: DiffQuery) -> Response:
     examples: list[answers.Difference] = []
     for example in differences.examples:
         start, end = window_time(example.window_start), window_time(example.window_end)
-        examples.append(answers.Difference(example.key, example.kind, start, end, example.before, example.after))
+        examples.append(
+            answers.Difference(example.key, example.kind, start, end, example.before, example.after)
+        )
     return reply(
         answers.Diff(
             pipeline=before.store.pipeline,
@@ -291,7 +332,11 @@ async def get_top(request: Request, query: TopQuery) -> Response:
 
     async def top() -> Payload:
         reader = access.reader
-        return _payload(await reader.top(pin, query.field, query.limit, within=query.within, smallest=query.smallest))
+        return _payload(
+            await reader.top(
+                pin, query.field, query.limit, within=query.within, smallest=query.smallest
+            )
+        )
 
     return store_reply(pin, await access.cached([pin], top, complete=query.require is not None))
 
@@ -316,7 +361,9 @@ async def _cursor(access: Access, query: PageQuery) -> Cursor | None:
         return None
     cursor = read_cursor(query.cursor, await access.state.secret(SECRET), query.store)
     if query.pipeline not in (None, cursor.pipeline):
-        raise QueryError("The cursor belongs to another pipeline.", next_step="Omit the cursor to start again.")
+        raise QueryError(
+            "The cursor belongs to another pipeline.", next_step="Omit the cursor to start again."
+        )
     if as_snapshot(query.when.as_of or "") not in (None, as_snapshot(cursor.snapshot)):
         raise QueryError(
             f"The cursor belongs to snapshot {cursor.snapshot}.",
@@ -350,6 +397,8 @@ async def _store(access: Access, store: StoreInfo, count_entries: bool) -> answe
         workers=workers,
         snapshot=None if pin is None else snapshot_answer(pin.snapshot),
         partial=answers.is_partial(workers),
-        entries=None if pin is None or not count_entries else (await access.reader.count(pin)).entries,
+        entries=None
+        if pin is None or not count_entries
+        else (await access.reader.count(pin)).entries,
         topology=f"/sluice/v1/pipelines/{store.pipeline}/topology",
     )

@@ -66,7 +66,9 @@ class PartitionResults:
             return undecided
         # A step such as flat_map turns a record into several rows. These rows follow each other,
         # and may be divided between two batches of rows.
-        first = np.flatnonzero(np.concatenate(([True], outcome.records[1:] != outcome.records[:-1])))
+        first = np.flatnonzero(
+            np.concatenate(([True], outcome.records[1:] != outcome.records[:-1]))
+        )
         of_records = np.minimum.reduceat(best, first)
         if self._last is not None and self._last[0] == outcome.records[0]:
             of_records[0] = min(of_records[0], self._last[1])
@@ -125,7 +127,9 @@ class StreamTimeReader:
     @classmethod
     def of(cls, job: Job, partitions: Mapping[str, int]) -> Self:
         counts = {source.topic: partitions[source.topic] for source in job.streams}
-        return cls(counts, job.pipeline.idle_timeout_ms, job.pipeline.advance_when_idle_ms is not None)
+        return cls(
+            counts, job.pipeline.idle_timeout_ms, job.pipeline.advance_when_idle_ms is not None
+        )
 
     def before(self, start: BatchStart) -> StreamTimes:
         """The times for a stage."""
@@ -136,7 +140,9 @@ class StreamTimeReader:
         return self._at(start, start.read_times)
 
     def _at(self, start: BatchStart, times: Mapping[str, int]) -> StreamTimes:
-        return StreamTimes(times, self.partitions, start.begun, self.idle_timeout_ms, self.goes_on_when_idle)
+        return StreamTimes(
+            times, self.partitions, start.begun, self.idle_timeout_ms, self.goes_on_when_idle
+        )
 
 
 @dataclass
@@ -186,7 +192,8 @@ class RecordSinks:
     def partitions_of(self, batch: pa.RecordBatch) -> Iterator[tuple[Partition, Mask | None]]:
         """Each partition in a batch, with the mask of its records; without a mask if the batch has only one partition.
 
-        A batch of rows that Spark SQL has computed can have rows of all partitions that its task reads.
+        A batch of rows that Spark SQL has computed can have rows of all partitions that its task
+        reads.
         """
         for source, partition, mask in sources_of(batch):
             yield (self.topics[source], partition), mask
@@ -199,7 +206,11 @@ class RecordSinks:
             passed = boolean_mask(batch.column(sink.passed))
             applied |= passed
             if passed.any():
-                names = [name for name in batch.schema.names if name in (sink.key, sink.value, *_OF_EVERY_RECORD)]
+                names = [
+                    name
+                    for name in batch.schema.names
+                    if name in (sink.key, sink.value, *_OF_EVERY_RECORD)
+                ]
                 chosen = batch.select(names).filter(pa.array(passed))
                 columns = {"key": chosen.column(sink.key), "value": chosen.column(sink.value)}
                 columns |= {"timestamp": chosen.column("_time")} | _position(chosen)
@@ -208,8 +219,8 @@ class RecordSinks:
                 if sink.appends:
                     columns |= results.row_places(sink, chosen, self.topics)
                 records = pa.table(columns)
-                # As in Kafka Streams, an output record keeps the headers of the record from which it
-                # was made. A table's row has no headers.
+                # As in Kafka Streams, an output record keeps the headers of the record from which
+                # it was made. A table's row has no headers.
                 if sink.table is None:
                     records = with_headers(records, headers_of_records(chosen))
                 results.outputs.setdefault(sink.topic, []).append(records)
@@ -277,9 +288,13 @@ class RecordSinks:
         # The last record was kept back, because more of its rows could have followed.
         results.count_last_record()
         for output, tables in results.outputs.items():
-            results.counts.update(self.side_outputs.add_records(output, name, concatenate_records(tables)))
+            results.counts.update(
+                self.side_outputs.add_records(output, name, concatenate_records(tables))
+            )
         times = results.times | {f"{SEEN}/{topic}/{partition}": now}
-        self.side_outputs.add_stats_of_reading(name, BatchStats(dict(results.counts), times, f"{topic}-{partition}"))
+        self.side_outputs.add_stats_of_reading(
+            name, BatchStats(dict(results.counts), times, f"{topic}-{partition}")
+        )
 
 
 def _records_as_read(batch: pa.RecordBatch) -> pa.RecordBatch:

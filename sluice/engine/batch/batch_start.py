@@ -1,7 +1,7 @@
 """What tasks must know about their batch: its number, its clock, its records, and the stream times at its start.
 
-The driver puts the start into Spark's local properties, which Spark sends with every task of the thread that starts the
-query. The hosts therefore need not share a file.
+The driver puts the start into Spark's local properties, which Spark sends with every task of the
+thread that starts the query. The hosts therefore need not share a file.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ class BatchStart(msgspec.Struct, frozen=True):
 def _for_readers(start: BatchStart) -> BatchStart:
     """What the tasks that read the records use of a start.
 
-    They also have the times up to which operators' windows are closed, which the stages find. Without an idle timeout,
-    such a time increases to the stream time of the partition that is furthest behind. So no task that reads needs to
-    know of the increase, because it knows its partition's own stream time. With an idle timeout, no task reads ahead.
+    They also have the times up to which operators' windows are closed, which the stages find.
+    Without an idle timeout, such a time increases to the stream time of the partition that is
+    furthest behind. So no task that reads needs to know of the increase, because it knows its
+    partition's own stream time. With an idle timeout, no task reads ahead.
     """
     closed = f"{CLOSED}/"
     times = {name: time for name, time in start.read_times.items() if not name.startswith(closed)}

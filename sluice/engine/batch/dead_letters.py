@@ -1,15 +1,16 @@
 """Dead letters: how each kind of rejection becomes a dead letter.
 
-- A record that cannot be decoded, or for which a stateless step fails, is a `RejectedRecord`. The task that reads it
-  makes its dead letter (`dead_letter_records`), which a side output takes to the driver.
+- A record that cannot be decoded, or for which a stateless step fails, is a `RejectedRecord`. The
+  task that reads it makes its dead letter (`dead_letter_records`), which a side output takes to the
+  driver.
 - A row or a timer on which a step after an operator fails, and the change of a store on which a
   step after the store fails, are rejected rows (`rejections.Rejected`). The driver makes their dead
   letters (`dead_letters_of_steps`).
-- An output record that cannot be encoded, that does not fit its table, or that its topic does not accept, goes to
-  `RejectedOutput`.
+- An output record that cannot be encoded, that does not fit its table, or that its topic does not
+  accept, goes to `RejectedOutput`.
 
-The driver writes all of a batch's dead letters to the pipeline's topic, in the same transaction as the batch's output:
-`publish.output_writer`.
+The driver writes all of a batch's dead letters to the pipeline's topic, in the same transaction as
+the batch's output: `publish.output_writer`.
 """
 
 from __future__ import annotations
@@ -114,14 +115,18 @@ def dead_letters_of_steps(
         name = f"failed/{step.name}"
         stats.counts[name] = stats.counts.get(name, 0) + 1
         place: Place | None = None
-        # Only a record's failure belongs to a partition. Timers and changes of stores have no partition.
+        # Only a record's failure belongs to a partition. Timers and changes of stores have no
+        # partition.
         if has_origin(row.get("sequence")) and rejected.timer is None:
             source, partition = partition_of(row["origin"])
             place = topics[source], partition, offset_of(row["origin"])
             partition_counts = stats.by_partition.setdefault(f"{topics[source]}-{partition}", {})
             partition_counts[name] = partition_counts.get(name, 0) + 1
         if step.on_error == "dead_letter":
-            key, value = _encoded(row["key"]), _encoded(None if rejected.value is None else plain_json(rejected.value))
+            key, value = (
+                _encoded(row["key"]),
+                _encoded(None if rejected.value is None else plain_json(rejected.value)),
+            )
             headers = []
             for name, text in _step_headers(step, place, row, rejected):
                 headers.append(header(f"sluice.{name}", text))
@@ -163,11 +168,13 @@ class RejectedOutput:
     ) -> pa.Array:
         """Add the records that a sink cannot write. Returns a mask that is true for the other records.
 
-        `records` have the columns `key`, `value` and perhaps `headers`. `errors` maps a record's row to its error.
+        `records` have the columns `key`, `value` and perhaps `headers`. `errors` maps a record's
+        row to its error.
         """
         is_fine = np.ones(records.num_rows, bool)
         is_fine[list(errors)] = False
-        # The records are counted even with on_error="skip", so that no record is lost without a trace.
+        # The records are counted even with on_error="skip", so that no record is lost without a
+        # trace.
         self.counts[sink.topic] = self.counts.get(sink.topic, 0) + len(errors)
         if sink.on_error != "skip":
             self._add_dead_letters(
@@ -213,7 +220,8 @@ def shorten_dead_letters(dead_letters: pa.Table, limit: int) -> pa.Table:
     rows = dead_letters.to_pylist()
     for row, size in zip(rows, sizes.tolist(), strict=True):
         left_out: list[str] = []
-        # The value is left out first: the key and the headers help more to find the rejected record.
+        # The value is left out first: the key and the headers help more to find the rejected
+        # record.
         for part in ("value", "headers", "key"):
             if size > limit:
                 rest = _headers_of_sluice(row["headers"]) if part == "headers" else None

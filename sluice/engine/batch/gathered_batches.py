@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 
-def gathered(batches: Iterable[pa.RecordBatch], most_rows: int, most_bytes: int) -> Iterator[list[pa.RecordBatch]]:
+def gathered(
+    batches: Iterable[pa.RecordBatch], most_rows: int, most_bytes: int
+) -> Iterator[list[pa.RecordBatch]]:
     """The record batches in lists that have about so many rows or bytes each."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
@@ -21,7 +23,13 @@ def gathered(batches: Iterable[pa.RecordBatch], most_rows: int, most_bytes: int)
         yield waiting
 
 
-def combined(batches: Iterable[pa.RecordBatch], most_rows: int, most_bytes: int) -> Iterator[pa.RecordBatch]:
+def combined(
+    batches: Iterable[pa.RecordBatch], most_rows: int, most_bytes: int
+) -> Iterator[pa.RecordBatch]:
     """The same rows in record batches of about so many rows or bytes. A record batch of this size is not copied."""
     for gathered_batches in gathered(batches, most_rows, most_bytes):
-        yield gathered_batches[0] if len(gathered_batches) == 1 else pa.concat_batches(gathered_batches)
+        yield (
+            gathered_batches[0]
+            if len(gathered_batches) == 1
+            else pa.concat_batches(gathered_batches)
+        )

@@ -37,7 +37,11 @@ class IdleTime:
         Such a batch fires wall-clock timers, or sends results because stream time has gone on. None
         if there is neither a timer nor a result that waits.
         """
-        begins = [self._reached_at(operator) for operator in self._waiting if not self._follows_waiting(operator)]
+        begins = [
+            self._reached_at(operator)
+            for operator in self._waiting
+            if not self._follows_waiting(operator)
+        ]
         timer = earliest_timer(self.times)
         return min([*begins, *([] if timer is None else [timer])], default=None)
 
@@ -65,7 +69,9 @@ class IdleTime:
         """The operators that hold back results, and have had a record."""
         if self.job.pipeline.advance_when_idle_ms is None:
             return ()
-        waiting = [operator for operator in self.job.operators if operator.name in self._due_of_operators]
+        waiting = [
+            operator for operator in self.job.operators if operator.name in self._due_of_operators
+        ]
         return tuple(operator for operator in waiting if self._latest(operator) > BEFORE_ALL)
 
     @cached_property

@@ -1,7 +1,8 @@
 """The stream times that the tasks of a batch report as soon as they have read the batch's records.
 
-Like all stats, these times also travel with the rows, but the driver gets the rows only when the shards are written.
-Until then, the tasks of the next batch, which continue from these times, could not read.
+Like all stats, these times also travel with the rows, but the driver gets the rows only when the
+shards are written. Until then, the tasks of the next batch, which continue from these times, could
+not read.
 """
 
 from __future__ import annotations

@@ -63,7 +63,8 @@ def step_error(step: str, key: str | None, detail: str, timer: str = "") -> Reco
 def run_ending_error(where: str, error: BaseException, subject: str) -> RecordFailed:
     """The error that ends the run when an author's function raises an error that is not a record's fault.
 
-    `where` names the step, or another place that calls the function; `subject` names the record or timer.
+    `where` names the step, or another place that calls the function; `subject` names the record or
+    timer.
     """
     *_, innermost = traceback.extract_tb(error.__traceback__)
     place = f"{Path(innermost.filename).name}:{innermost.lineno}, in {innermost.name}"

@@ -1,7 +1,7 @@
 """Row batches: many rows for one worker in one binary value. Python tasks send each other row batches.
 
-Spark converts every row that it gets from Python or hands to Python, and writes and reads every row in every shuffle.
-A row batch is one value to Spark, so Spark only copies its bytes.
+Spark converts every row that it gets from Python or hands to Python, and writes and reads every row
+in every shuffle. A row batch is one value to Spark, so Spark only copies its bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from sluice.engine.batch.row_schemas import SCHEMA, stable_order, taken, with_sc
 from sluice.engine.batch.side_outputs import SideOutput, SideOutputs, open_table, pack_table
 from sluice.support.arrays import Integers, Mask
 
-ROW_BATCHES = pa.schema([("worker", pa.int32()), ("rows", pa.binary()), ("side_output", pa.string())])
+ROW_BATCHES = pa.schema(
+    [("worker", pa.int32()), ("rows", pa.binary()), ("side_output", pa.string())]
+)
 _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 24
 """A task packs its rows when it has this many rows or bytes, so that no row batch is too large for Spark."""
 
@@ -28,7 +30,8 @@ _MOST_ROWS, _MOST_BYTES = 50_000, 1 << 24
 class RowBatchWriter:
     """Packs a task's rows before a shuffle.
 
-    A row goes to the worker that its column `worker` names, or else to the worker that owns its key.
+    A row goes to the worker that its column `worker` names, or else to the worker that owns its
+    key.
     """
 
     workers: int
@@ -61,7 +64,9 @@ class RowBatchWriter:
             owners = self._owners(table)
             order = stable_order(owners)
             indices = pa.array(order)
-            rows = pa.Table.from_arrays([taken(column, indices) for column in rows.columns], schema=rows.schema)
+            rows = pa.Table.from_arrays(
+                [taken(column, indices) for column in rows.columns], schema=rows.schema
+            )
             workers, begins = np.unique(owners[order], return_index=True)
             ends = [*begins[1:].tolist(), len(order)]
             for worker, begin, end in zip(workers.tolist(), begins.tolist(), ends, strict=True):

@@ -45,8 +45,9 @@ If `emitted` is true, `target` is the operator that emitted the row.
 `undecided` is null unless operators decide whether the row's record has any effect (see
 `record_outcomes`).
 
-Rows are sorted by position: `sequence` (the record's order among all records), `origin` (the record's source, partition
-and offset) and `path` (the steps from the record to the row; see `values.row_order`).
+Rows are sorted by position: `sequence` (the record's order among all records), `origin` (the
+record's source, partition and offset) and `path` (the steps from the record to the row; see
+`values.row_order`).
 """
 
 ROW_DDL = ", ".join(f"{name} {kind}" for name, kind in ROW.items())
@@ -194,8 +195,9 @@ def position_numbers(table: pa.Table) -> Integers:
     keys = position_keys(table)
     paths, origins, sequences = keys
     bits = 0
-    # In most batches, the parts of all positions are so close to each other that they fit into 64 bits together.
-    # Work in place, because the system needs longer to give memory for a large array than NumPy to compute it.
+    # In most batches, the parts of all positions are so close to each other that they fit into 64
+    # bits together. Work in place, because the system needs longer to give memory for a large array
+    # than NumPy to compute it.
     for part in (sequences.copy(), origins >> OFFSET_BITS, offset_of(origins), paths):
         least = part.min()
         if width := (int(part.max()) - int(least)).bit_length():
@@ -228,8 +230,13 @@ def ranks(column: pa.ChunkedArray) -> Integers:
     """Numbers with the same order as the column's values; nulls come last."""
     if pa.types.is_integer(column.type) and not column.null_count:
         return np.asarray(column.to_numpy())
-    # The paths in most batches are equal, which is known after a quarter of the time of an encoding.
-    if len(column) and column[0] == column[-1] and pc.all(pc.equal(column, column[0]), skip_nulls=False).as_py():
+    # The paths in most batches are equal, which is known after a quarter of the time of an
+    # encoding.
+    if (
+        len(column)
+        and column[0] == column[-1]
+        and pc.all(pc.equal(column, column[0]), skip_nulls=False).as_py()
+    ):
         return np.zeros(len(column), np.int64)
     # Most texts and paths occur many times, so only the different values are compared.
     codes = column.combine_chunks().dictionary_encode()

@@ -196,7 +196,9 @@ class Collected:
         # repeated batch writes its records in the same order.
         for label, data in sorted(labelled, key=lambda output: output[0]):
             plain, compressed = self.output_size
-            self.output_size = DataSize(plain + label.size, compressed + (len(data) if label.size else 0))
+            self.output_size = DataSize(
+                plain + label.size, compressed + (len(data) if label.size else 0)
+            )
             if label.topic:
                 self._records.setdefault(label.topic, []).append(data)
             elif label.part.startswith(_CHANGES):

@@ -44,7 +44,9 @@ class Storage:
         workers = range(job.pipeline.workers)
         shards = tuple(location(settings.shards, ref, worker) for worker in workers)
         variables = [connection_variable(name) for name in job.lookup_connections]
-        connections = {name: settings.connections[name] for name in variables if name in settings.connections}
+        connections = {
+            name: settings.connections[name] for name in variables if name in settings.connections
+        }
         return cls(job, generation, SideOutputs(), shards, connections)
 
     @property
@@ -59,7 +61,9 @@ class Storage:
         """Open a worker's shard for writing. Raises DamagedState with the worker's number and the shard's address."""
         return worker_shard(worker, self.locations[worker])
 
-    def checksums(self, batch: int, before: Mapping[str, Checksums] = _UNKNOWN) -> dict[str, Checksums]:
+    def checksums(
+        self, batch: int, before: Mapping[str, Checksums] = _UNKNOWN
+    ) -> dict[str, Checksums]:
         """Return the checksums of each worker's shard as of a written batch, by the worker's number as text.
 
         `before` are the checksums that were published for the batch before, if they are known.
@@ -72,7 +76,9 @@ class Storage:
             with self.shard(worker) as shard:
                 checksums[str(worker)] = shard.checksums(batch)
                 published = before.get(str(worker))
-                difference = "" if published is None else shard.checksums(batch - 1).difference(published)
+                difference = (
+                    "" if published is None else shard.checksums(batch - 1).difference(published)
+                )
             if difference:
                 lost[worker] = address, f"It has lost commits: {difference}"
         if lost:
@@ -97,7 +103,8 @@ class Storage:
     def prepare(self, ledger: Ledger, written: Batch | None, epoch: int) -> None:
         """Create the shards before the first batch. Later, raise EngineError or DamagedState if data has been lost.
 
-        Afterwards, earlier holders of the lease, with an epoch below `epoch`, can no longer write to any shard.
+        Afterwards, earlier holders of the lease, with an epoch below `epoch`, can no longer write
+        to any shard.
 
         `written` is the last batch whose output was written, according to its marker. The ledger
         must know this batch. With an older ledger, Sluice would count records twice, or write other
@@ -108,7 +115,11 @@ class Storage:
         planned = ledger.plans.unpublished(self.ref)
         is_known = written is None or written.number <= (-1 if published is None else published)
         # A planned batch may have been written by a driver that died before it published the batch.
-        if written is not None and not is_known and (planned is None or not _is_planned(planned, written)):
+        if (
+            written is not None
+            and not is_known
+            and (planned is None or not _is_planned(planned, written))
+        ):
             name, newest = self.job.pipeline.name, "none" if published is None else published
             raise EngineError(
                 f"Batch {written.number} of {name} has written its output, but the ledger does not "
@@ -184,8 +195,8 @@ def _is_planned(planned: PlannedBatch, written: Batch) -> bool:
 def damage(location: str, published: int, expected: Checksums | None, epoch: int) -> str:
     """Describe how a shard differs from the state published up to a batch; empty if it does not differ.
 
-    `expected` are the published checksums, if they are known. Raises StateError if the shard cannot be reached, because
-    it may be intact.
+    `expected` are the published checksums, if they are known. Raises StateError if the shard cannot
+    be reached, because it may be intact.
     """
     try:
         with open_shard(location, to_write=True) as shard:

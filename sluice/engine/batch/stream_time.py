@@ -1,8 +1,9 @@
 """Stream time: the largest event time that an operator has seen in a partition of a topic.
 
-An operator's window closes when the stream times of all partitions of the operator's topics have reached the window's
-end. A partition without records can still get records of any event time, so windows wait for it, unless the pipeline
-has an idle timeout. `idle_time` says how stream time goes on without records.
+An operator's window closes when the stream times of all partitions of the operator's topics have
+reached the window's end. A partition without records can still get records of any event time, so
+windows wait for it, unless the pipeline has an idle timeout. `idle_time` says how stream time goes
+on without records.
 """
 
 from __future__ import annotations
@@ -108,7 +109,9 @@ class StreamTimes:
     def has_reached_result(self, operator: str, clock: str, worker: int) -> bool:
         """Whether stream time, which has gone on without records, has reached a result that the worker holds back."""
         due = self.times.get(due_name(operator, worker), BEFORE_ALL)
-        return self.goes_on_when_idle and BEFORE_ALL < due <= self.times.get(f"{CLOSED}/{clock}", BEFORE_ALL)
+        return self.goes_on_when_idle and BEFORE_ALL < due <= self.times.get(
+            f"{CLOSED}/{clock}", BEFORE_ALL
+        )
 
     def went_on_when_idle(self, clock: str) -> bool:
         """Whether this batch has no records, and an operator's stream time has gone on."""
@@ -122,7 +125,9 @@ class StreamTimes:
         return self.now - seen > self.idle_timeout_ms
 
 
-def split_times(times: Mapping[str, int], clocks: Collection[str]) -> tuple[dict[str, int], dict[str, int]]:
+def split_times(
+    times: Mapping[str, int], clocks: Collection[str]
+) -> tuple[dict[str, int], dict[str, int]]:
     """The times that the tasks that read records need, and the other times, which only stages need.
 
     `clocks` are the names under which these tasks keep stream times.
@@ -173,8 +178,8 @@ def earliest_timer(times: Mapping[str, int]) -> int | None:
 def advance(times: Times, advancing: Mask, begin: int) -> tuple[Times, Times]:
     """Stream time before and after each of an operator's rows, in their order.
 
-    Only `advancing` rows advance stream time. They include late rows, but not rows without a key, nor rows without a
-    value if the operator drops them.
+    Only `advancing` rows advance stream time. They include late rows, but not rows without a key,
+    nor rows without a value if the operator drops them.
     """
     after = after_each(times, advancing, begin)
     return np.concatenate(([begin], after[:-1])), after

@@ -27,5 +27,7 @@ def damaged_state(shards: Mapping[int, tuple[str, str]]) -> DamagedState:
     sentences = []
     for worker, (_, reason) in shards.items():
         cause = reason.removeprefix("The shard is damaged: ")
-        sentences.append(f"Worker {worker}'s shard is damaged: {cause} Its address is {addresses[worker]}.")
+        sentences.append(
+            f"Worker {worker}'s shard is damaged: {cause} Its address is {addresses[worker]}."
+        )
     return DamagedState(" ".join(sentences), workers=addresses)

@@ -105,7 +105,11 @@ class PartialAggregates:
         values: list[pa.Array] = []
         for fields, scalar in zip(self.values, self.scalar, strict=True):
             columns = [rows.column(part.column) for _, part in fields]
-            values.append(columns[0] if scalar else pa.StructArray.from_arrays(columns, [name for name, _ in fields]))
+            values.append(
+                columns[0]
+                if scalar
+                else pa.StructArray.from_arrays(columns, [name for name, _ in fields])
+            )
         return values
 
 

@@ -47,7 +47,9 @@ class Totals:
     @classmethod
     def of(cls, job: Job, types: Mapping[str, str]) -> Self:
         """The totals of a job. `types` are the SQL types of the columns that its groups read."""
-        groups = {group.number: PartialAggregates.of(group.store_columns, types) for group in job.groups}
+        groups = {
+            group.number: PartialAggregates.of(group.store_columns, types) for group in job.groups
+        }
         return cls(groups, frozenset(sink.group for sink in job.change_sinks))
 
     def rows(self, group: int, combined: pa.Table) -> Iterator[pa.RecordBatch]:
@@ -67,7 +69,8 @@ class Totals:
         # batches. If the group has no output now, the time is cut off.
         first_values = _decode(first)[: len(combiners)]
         second_values = _decode(second)[: len(combiners)]
-        # Values of batches before the group had an output have no event time; `zip_longest` adds None.
+        # Values of batches before the group had an output have no event time; `zip_longest` adds
+        # None.
         triples = zip_longest(combiners, first_values, second_values)
         combined = [combine(left, right) for combine, left, right in triples]
         return _encode(combined).decode()
@@ -149,15 +152,15 @@ class _OfGroup:
         """Keep records. Returns whether it is time to make state rows of all records."""
         self.waiting.append(records)
         self.count += records.num_rows
-        # Records are combined before the task has read all of them, so that it never holds the records of a whole
-        # backlog in memory. Rows are not combined again before as many records wait, so that the work for a record does
-        # not grow with the number of rows.
+        # Records are combined before the task has read all of them, so that it never holds the
+        # records of a whole backlog in memory. Rows are not combined again before as many records
+        # wait, so that the work for a record does not grow with the number of rows.
         earlier = 0 if self.rows is None else self.rows.num_rows
         if self.count < max(_COMBINED_RECORDS, earlier):
             return False
         combined = self.combine().num_rows
-        # Records come about in the order of their times, so short windows get no more records after a while. Their rows
-        # need not be combined again.
+        # Records come about in the order of their times, so short windows get no more records after
+        # a while. Their rows need not be combined again.
         are_others = earlier > 0 and combined - earlier >= _SHARE_OF_OTHERS * earlier
         return combined >= _MOST_ROWS or are_others
 

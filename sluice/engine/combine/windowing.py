@@ -2,8 +2,8 @@
 
 Each group has a stream time for each partition of its source: the largest event time of the records
 so far, including late records. By stream time, `sluice/operators/lateness.py` decides which records
-are late. A task sees a partition in offset order, so stream time is a running maximum that continues
-from the last batch, and results do not depend on where batches end.
+are late. A task sees a partition in offset order, so stream time is a running maximum that
+continues from the last batch, and results do not depend on where batches end.
 """
 
 from __future__ import annotations
@@ -151,7 +151,9 @@ class Windowing:
 
 def _count(results: PartitionResults, reason: str, group: AggregationGroup, number: int) -> None:
     if number:
-        results.counts.update({f"{reason}/{store_column.store}": number for store_column in group.store_columns})
+        results.counts.update(
+            {f"{reason}/{store_column.store}": number for store_column in group.store_columns}
+        )
 
 
 def _late_records(late: pa.RecordBatch, group: AggregationGroup) -> pa.Table:

@@ -55,7 +55,9 @@ class AtLeastOnce:
         if not topics:
             return None
         streams = {sink.topic: sink for sink in job.stream_sinks if sink.topic in topics}
-        return cls(with_certificates(kafka), frozenset(topics), streams, limits, job.pipeline.dead_letters)
+        return cls(
+            with_certificates(kafka), frozenset(topics), streams, limits, job.pipeline.dead_letters
+        )
 
     def __call__(self, topic: str, table: pa.Table) -> DirectOutput | None:
         """Write a task's records for a topic in `streams`. For other topics, write nothing and return None."""

@@ -32,7 +32,9 @@ class Auditor:
         balance, and DamagedState if a shard has lost commits since the batch before was published.
         """
         batch = plan.number
-        checksums = self.storage.checksums(batch, {} if self.newest is None else self.newest.all_checksums)
+        checksums = self.storage.checksums(
+            batch, {} if self.newest is None else self.newest.all_checksums
+        )
         job = self.storage.job
         audit = Audit(
             pipeline=job.pipeline.name,
@@ -103,7 +105,15 @@ def _source(topic: str, partition: int, start: int, end: int, counts: Counter[st
     )
 
 
-_PASSED_OVER = ("late/", "no_window/", "null_key/", "null_value/", "duplicate/", "missing/", "failed/")
+_PASSED_OVER = (
+    "late/",
+    "no_window/",
+    "null_key/",
+    "null_value/",
+    "duplicate/",
+    "missing/",
+    "failed/",
+)
 
 
 def _counts_under(prefix: str, counts: Counter[str]) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """The steps between a store and an output, which the driver computes for a batch's changes of the store.
 
-The steps are laid out once, as layers of columns. If a step needs Spark, Spark computes the layers. Otherwise, Arrow
-computes them in the driver's process.
+The steps are laid out once, as layers of columns. If a step needs Spark, Spark computes the layers.
+Otherwise, Arrow computes them in the driver's process.
 """
 
 from __future__ import annotations
@@ -129,7 +129,9 @@ class ChangeSteps:
         columns[_VALUE] = array_of_json(texts, arrow_type(self._types[_VALUE]))
         for name in self._rights:
             # A global table's value is an array of one value.
-            texts = [None if text is None else text[1:-1] for text in changes.column(name).to_pylist()]
+            texts = [
+                None if text is None else text[1:-1] for text in changes.column(name).to_pylist()
+            ]
             columns[name] = array_of_json(
                 pa.array(texts, pa.string()),
                 arrow_type(self._types[name]),

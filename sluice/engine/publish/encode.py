@@ -89,13 +89,16 @@ def _with_plain_values(table: pa.Table) -> pa.Table:
     if pa.types.is_null(values.type) or not any(map(_may_contain_json_text, values.chunks)):
         return table
     plain = [None if value is None else plain_json(value) for value in values.to_pylist()]
-    return table.set_column(table.schema.get_field_index("value"), "value", pa.array(plain, pa.string()))
+    return table.set_column(
+        table.schema.get_field_index("value"), "value", pa.array(plain, pa.string())
+    )
 
 
 def _may_contain_json_text(values: pa.StringArray) -> bool:
     """Whether the values contain `JSON_TEXT`. This may also be true if two neighboring values contain a part each.
 
-    The bytes of all values are searched at once, because a search of each value takes several times as long.
+    The bytes of all values are searched at once, because a search of each value takes several times
+    as long.
     """
     return _JSON_TEXT.search(bytes_of(values).data) is not None
 
@@ -122,7 +125,10 @@ def _encode_keys(encode: Encoder, table: pa.Table, errors: dict[int, str], sink:
     keys: list[str | None] = table.column("key").to_pylist()
     if not sink.is_windowed:
         return _encode_column(encode, keys, errors, sink)
-    pairs = [None if key is None else (key, bounds) for key, bounds in zip(keys, _windows(table), strict=True)]
+    pairs = [
+        None if key is None else (key, bounds)
+        for key, bounds in zip(keys, _windows(table), strict=True)
+    ]
     return _encode_column(lambda pair: encode(windowed(*pair)), pairs, errors, sink)
 
 
@@ -249,8 +255,8 @@ def accepted_records(
         )
     if "timestamp" in table.column_names:
         now = time.time_ns() // 1_000_000
-        # A record without a timestamp, or with timestamp 0, gets the time at which it is sent. So its
-        # timestamp counts as the present time here.
+        # A record without a timestamp, or with timestamp 0, gets the time at which it is sent. So
+        # its timestamp counts as the present time here.
         times = np.asarray(
             pc.fill_null(table.column("timestamp").cast(pa.int64()), 0).to_numpy(),
             np.int64,

@@ -60,7 +60,9 @@ class Writer:
     def generation_of(self, key: str) -> int | None:
         """Return the generation whose marker has this key; None for another key."""
         writer, _, generation = key.rpartition(".")
-        return int(generation) if writer == self.transactional_id and generation.isdecimal() else None
+        return (
+            int(generation) if writer == self.transactional_id and generation.isdecimal() else None
+        )
 
 
 class PublishedState(msgspec.Struct, frozen=True):

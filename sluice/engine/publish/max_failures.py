@@ -1,9 +1,9 @@
 """Decides from a batch's rejected records whether the records are wrong, or the pipeline.
 
-If a step fails for most records, then the step is wrong. If most records cannot even be read, then their producer or
-the contract is wrong, and a result without them would mislead. Such a batch ends the run, if it has
-at least `LEAST_REJECTED` rejected records. A batch with fewer rejected records is published, and
-the pipeline is degraded until a batch has hardly any rejected records.
+If a step fails for most records, then the step is wrong. If most records cannot even be read, then
+their producer or the contract is wrong, and a result without them would mislead. Such a batch ends
+the run, if it has at least `LEAST_REJECTED` rejected records. A batch with fewer rejected records
+is published, and the pipeline is degraded until a batch has hardly any rejected records.
 """
 
 from __future__ import annotations
@@ -103,9 +103,7 @@ def notable_rejections(counts: Mapping[str, int], dead_letters: Iterable[pa.Tabl
     number, read = sum(rejected.values()), counts.get("read", 0)
     if number < _NOTABLE or number <= _NOTABLE_SHARE * read:
         return ""
-    return (
-        f"{counted(number, 'record')} of the newest batch's {read:,} were rejected. {_reasons(rejected, dead_letters)}."
-    )
+    return f"{counted(number, 'record')} of the newest batch's {read:,} were rejected. {_reasons(rejected, dead_letters)}."
 
 
 def _rejected(counts: Mapping[str, int]) -> dict[str, int]:
@@ -125,7 +123,9 @@ def _reasons(rejected: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> s
     texts = []
     for reason, count in frequent:
         example = examples.get(reason, "")
-        texts.append(f"{reason}: {count:,}" + (f", for example {example.rstrip('.')}" if example else ""))
+        texts.append(
+            f"{reason}: {count:,}" + (f", for example {example.rstrip('.')}" if example else "")
+        )
     return "; ".join(texts)
 
 

@@ -159,13 +159,15 @@ class Publisher:
         published = None if self.newest is None else self.newest.batch
         self._tables = LookupTables.load(self._job, self.storage.locations[0], published)
 
-    def begin(self, plan: PlannedBatch, before: Positions, *, reads_records: bool = True) -> Mapping[str, int]:
+    def begin(
+        self, plan: PlannedBatch, before: Positions, *, reads_records: bool = True
+    ) -> Mapping[str, int]:
         """Prepare to publish a batch that begins at the offsets `before`. Returns the stream times at its start.
 
         If the batch reads no records, stream time may go on by the batch's clock (see `IdleTime`).
 
-        Call this before the batch's query starts: the tasks need these stream times, and run before Spark calls the
-        publisher.
+        Call this before the batch's query starts: the tasks need these stream times, and run before
+        Spark calls the publisher.
         """
         self._planned, self._before = plan, before
         self._times = self.ledger.snapshots.times_before(self.storage.ref, plan.number)
@@ -430,9 +432,9 @@ class Publisher:
     def can_read_ahead(self) -> bool:
         """Whether the tasks may read a batch before the previous batch is published.
 
-        If there are several shuffles, the tasks before the last shuffle also write states, which must not be written
-        before the previous batch is published. And tasks that write records at least once would write them before
-        the driver has written those of the previous batch.
+        If there are several shuffles, the tasks before the last shuffle also write states, which
+        must not be written before the previous batch is published. And tasks that write records at
+        least once would write them before the driver has written those of the previous batch.
         """
         if self.destinations is None or self.destinations.at_least_once is not None:
             return False

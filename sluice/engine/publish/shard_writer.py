@@ -60,8 +60,8 @@ class RowsOnSpark:
 class ShardWriter:
     """Writes one worker's changed state rows. Takes the worker's rows, with the columns of `SCHEMA`.
 
-    Yields side outputs, in the form of row batches: the side outputs that earlier tasks have sent to
-    this worker, the number of state rows written, and the rows that the driver turns into output
+    Yields side outputs, in the form of row batches: the side outputs that earlier tasks have sent
+    to this worker, the number of state rows written, and the rows that the driver turns into output
     records. The numbers in `wanted` and `tables` are group ids.
     """
 
@@ -88,7 +88,9 @@ class ShardWriter:
             storage.locations,
             wanted=job.looked_up_groups.union(sink.group for sink in job.change_sinks),
             tables=frozenset(table.group for table in job.tables),
-            stores=frozenset(operator.number for operator in job.operators if operator.store is not None),
+            stores=frozenset(
+                operator.number for operator in job.operators if operator.store is not None
+            ),
             epoch=epoch,
             side_outputs=storage.side_outputs,
             totals=totals,
@@ -130,16 +132,20 @@ class ShardWriter:
         # A row without a key belongs to no store, so it is left out.
         rows = sorted_rows(_chosen(rows, rows.column("key").is_valid()), then_by=SORT_KEY)
         repeats = repeats_previous(rows)
-        # A task makes one row of a key's records in a window, and most keys have all of their records
-        # in one partition. So in most batches, no row is repeated.
+        # A task makes one row of a key's records in a window, and most keys have all of their
+        # records in one partition. So in most batches, no row is repeated.
         if not repeats.any():
             return rows
         is_last = np.append(~repeats[1:], True)
         last = rows.filter(pa.array(is_last))
-        is_of_group = np.asarray(pc.is_in(rows.column("group_id"), pa.array(self.totals.groups, pa.int32())))
+        is_of_group = np.asarray(
+            pc.is_in(rows.column("group_id"), pa.array(self.totals.groups, pa.int32()))
+        )
         added_up = is_of_group & (repeats | ~is_last)
         sums: list[str] = []
-        for page in pages_of(rows.append_column("repeats", pa.array(repeats)).filter(pa.array(added_up))):
+        for page in pages_of(
+            rows.append_column("repeats", pa.array(repeats)).filter(pa.array(added_up))
+        ):
             columns = [page.column(name).to_pylist() for name in ("group_id", "value", "repeats")]
             for group, value, repeats_last in zip(*columns, strict=True):
                 if repeats_last:
@@ -148,10 +154,13 @@ class ShardWriter:
                     sums.append(value)
         values = last.column("value")
         return _with_values(
-            last, pc.replace_with_mask(values, pa.array(added_up[is_last]), pa.array(sums, pa.string()))
+            last,
+            pc.replace_with_mask(values, pa.array(added_up[is_last]), pa.array(sums, pa.string())),
         )
 
-    def _add_up(self, shard: Shard, worker: int, batch: int, state_rows: pa.Table) -> tuple[int, pa.Table]:
+    def _add_up(
+        self, shard: Shard, worker: int, batch: int, state_rows: pa.Table
+    ) -> tuple[int, pa.Table]:
         """Add sorted rows to the shard's rows, and write the results.
 
         Returns the number of written rows, and the rows that the driver needs.
@@ -168,7 +177,8 @@ class ShardWriter:
             # times as much memory.
             for page in pages_of(state_rows):
                 ids = ids_of(page)
-                # Only versions before this batch are read, so that a repeated batch never adds to its own rows.
+                # Only versions before this batch are read, so that a repeated batch never adds to
+                # its own rows.
                 before = shard.rows_before(batch, ids, self.epoch)
                 if before:
                     values = page.column("value").to_pylist()
@@ -199,7 +209,9 @@ class ShardWriter:
         columns["time"] = pa.array(map(self._time, groups, values), pa.int64())
         for name in (*SORT_KEY, "headers"):
             columns[name] = pa.nulls(len(rows), RETURNED_ROW.field(name).type)
-        return pa.Table.from_pydict({name: columns[name] for name in RETURNED_ROW.names}, RETURNED_ROW)
+        return pa.Table.from_pydict(
+            {name: columns[name] for name in RETURNED_ROW.names}, RETURNED_ROW
+        )
 
     def _time(self, group: int, value: str | None) -> int:
         return self.totals.time(value) if value is not None and group in self.totals.timed else 0

@@ -27,12 +27,14 @@ def change_records(
 ) -> tuple[list[tuple[Sink, pa.Table]], list[RejectedRow]]:
     """The output records for the batch's changes, and the rejected rows for changes on which a step failed.
 
-    Output records are one table of `key`, `value` and `timestamp` per sink. `spark` computes the steps that need it.
+    Output records are one table of `key`, `value` and `timestamp` per sink. `spark` computes the
+    steps that need it.
     """
     results: list[tuple[Sink, pa.Table]] = []
     rejected: list[RejectedRow] = []
     for output in outputs:
-        # Only a page of changes at a time becomes Python objects, which take several times as much memory.
+        # Only a page of changes at a time becomes Python objects, which take several times as much
+        # memory.
         changes: Iterable[pa.Table] = collected.changes([output.sink.group])
         if output.why_spark and (pages := [*changes]):
             # A query of Spark costs more than its changes, so there is one query for all of them.

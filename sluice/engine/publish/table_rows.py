@@ -35,10 +35,11 @@ def table_rows(
 ) -> Rows:
     """The rows for output records.
 
-    `table` has the columns `key` and `value`, and those of the rows' identity: the window's bounds if the
-    sink is windowed, else the record's position.
+    `table` has the columns `key` and `value`, and those of the rows' identity: the window's bounds
+    if the sink is windowed, else the record's position.
 
-    Records that do not fit are added to `rejected`; if the sink has `on_error="fail"`, they raise EngineError instead.
+    Records that do not fit are added to `rejected`; if the sink has `on_error="fail"`, they raise
+    EngineError instead.
     """
     assert sink.table is not None
     table = latest_changes(sink, table)
@@ -57,8 +58,13 @@ def table_rows(
             else:
                 identity = (_key(key_column, key), *map(utc_datetime, place))
             if value is not None:
-                fields = {"value": msgspec.Raw(value.encode())} if sink.scalar else _fields_of(value)
-                if sink.table.key in fields and key_column.encode(bytes(fields[sink.table.key])) != identity[0]:
+                fields = (
+                    {"value": msgspec.Raw(value.encode())} if sink.scalar else _fields_of(value)
+                )
+                if (
+                    sink.table.key in fields
+                    and key_column.encode(bytes(fields[sink.table.key])) != identity[0]
+                ):
                     raise ValueError(f"the field {sink.table.key} differs from the record's key")
                 row = [*identity]
                 row += [column.encode(bytes(fields.get(column.name, _NULL))) for column in others]
@@ -90,7 +96,9 @@ def join_rows(parts: Iterable[Rows]) -> Rows:
 def _key(column: Column, key: str) -> Any:
     """The value for the key's column. The key, a text, becomes a number in a column of numbers."""
     try:
-        return column.encode(msgspec.json.encode(key) if column.is_text or not _is_number(key) else key.encode())
+        return column.encode(
+            msgspec.json.encode(key) if column.is_text or not _is_number(key) else key.encode()
+        )
     except ValueError as error:
         raise ValueError(f"the key does not fit: {error}") from None
 

@@ -1,8 +1,9 @@
 """Writes a batch's output records and a marker for the batch in one Kafka transaction.
 
-The marker is a record in a compacted topic. If a batch is retried after its transaction, the writer finds the marker
-and does not write the batch's records again. The writer compares the records with the marker, because the input or the
-pipeline may have changed in between. A producer aborts, on start-up, any transaction that a dead predecessor left open.
+The marker is a record in a compacted topic. If a batch is retried after its transaction, the writer
+finds the marker and does not write the batch's records again. The writer compares the records with
+the marker, because the input or the pipeline may have changed in between. A producer aborts, on
+start-up, any transaction that a dead predecessor left open.
 """
 
 from __future__ import annotations
@@ -46,7 +47,14 @@ from sluice.engine.publish.markers import (
     read_marker_topic,
 )
 from sluice.engine.read.source_identity import Positions
-from sluice.errors import BatchDiffers, EngineError, OutputError, WentBack, recovery_advice, sentence
+from sluice.errors import (
+    BatchDiffers,
+    EngineError,
+    OutputError,
+    WentBack,
+    recovery_advice,
+    sentence,
+)
 from sluice.kafka.brokers import ANY_SIZE, producer_of
 from sluice.kafka.denied_operations import WRITE, denial_named, is_denial, topic_denied
 from sluice.kafka.topics import require_writable
@@ -189,10 +197,11 @@ class TransactionalOutput:
     ) -> dict[str, int]:
         """Write the batch's records atomically: per topic a table of `key`, `value` and optionally `headers`.
 
-        `state` is what the ledger will publish with the batch. Returns the number of records per topic. A retried batch
-        does not write its records again, except to topics that were added to the pipeline after the batch was written.
-        Raises BatchDiffers if the records for the other topics differ from the records that were written. Raises
-        WentBack if this or a later batch was written with other records, because the ledger no longer knows it.
+        `state` is what the ledger will publish with the batch. Returns the number of records per
+        topic. A retried batch does not write its records again, except to topics that were added to
+        the pipeline after the batch was written. Raises BatchDiffers if the records for the other
+        topics differ from the records that were written. Raises WentBack if this or a later batch
+        was written with other records, because the ledger no longer knows it.
         """
         self._require_next(batch)
         marker = self._marker if batch.number == self.last_batch else None
@@ -237,10 +246,16 @@ class TransactionalOutput:
     def _require_next(self, batch: Batch) -> None:
         """Raise WentBack unless the batch is the last written one, or comes after it."""
         last = self.last
-        if last is None or batch.number > last.number or (batch.number, batch.begun) == (last.number, last.begun):
+        if (
+            last is None
+            or batch.number > last.number
+            or (batch.number, batch.begun) == (last.number, last.begun)
+        ):
             return
         ref = self._writer.ref
-        raise WentBack.of(ref.pipeline, f"{ref.generation}.{last.number}", f"{ref.generation}.{batch.number - 1}")
+        raise WentBack.of(
+            ref.pipeline, f"{ref.generation}.{last.number}", f"{ref.generation}.{batch.number - 1}"
+        )
 
     def replace_newest(self, marker: Marker) -> None:
         """Replace the newest marker by another one for the same batch."""
@@ -295,7 +310,9 @@ class TransactionalOutput:
         for topic, table in records:
             counts[topic] += table.num_rows
             totals[topic] += checksum(table)
-        now = {topic: Written(counts[topic], _hexadecimal(totals[topic])) for topic in sorted(counts)}
+        now = {
+            topic: Written(counts[topic], _hexadecimal(totals[topic])) for topic in sorted(counts)
+        }
         # The marker lacks a topic that was added to the pipeline after the batch was written. The
         # records for this topic are written now.
         before = {topic: marker.written_to(topic) for topic in now if topic in marker.outputs}
@@ -438,13 +455,17 @@ class _Chunk:
     def checksum(self) -> int:
         """The sum of the records' XXH3 digests.
 
-        A record's digest covers its key and value, and starts from a number made of its timestamp and
-        the key's length. The driver computes it for every output record, so only functions in C are
-        called for each record.
+        A record's digest covers its key and value, and starts from a number made of its timestamp
+        and the key's length. The driver computes it for every output record, so only functions in C
+        are called for each record.
         """
         # The key's length tells where the value begins. Null differs from an empty key or value.
-        lengths = pc.fill_null(pc.add(pc.binary_length(self.records.column("key")).cast(pa.int64()), 1), 0)
-        begins = _PRIME * (2 * np.asarray(lengths) + np.asarray(self.records.column("value").is_null()))
+        lengths = pc.fill_null(
+            pc.add(pc.binary_length(self.records.column("key")).cast(pa.int64()), 1), 0
+        )
+        begins = _PRIME * (
+            2 * np.asarray(lengths) + np.asarray(self.records.column("value").is_null())
+        )
         if "timestamp" in self.records.schema.names:
             begins += np.asarray(pc.fill_null(self.records.column("timestamp").cast(pa.int64()), 0))
         of_keys = map(xxh3_64_intdigest, _without_nulls(self.keys), (begins & _BITS).tolist())
@@ -453,8 +474,8 @@ class _Chunk:
     def arguments(self, topic: str, partitions: int) -> Iterator[tuple[Any, ...]]:
         """The arguments of `produce` for each record, in order. `partitions` is the topic's number of partitions."""
         columns = dict(zip(self.records.schema.names, self.records.columns, strict=True))
-        # The client chooses the partition by the key if the partition is -1, and sets the current time
-        # if the timestamp is 0.
+        # The client chooses the partition by the key if the partition is -1, and sets the current
+        # time if the timestamp is 0.
         chosen: Iterable[int] = repeat(-1)
         if "partition" in columns:
             numbers = np.asarray(pc.fill_null(columns["partition"], -1))
@@ -466,13 +487,25 @@ class _Chunk:
         if "headers" in columns:
             headers = _header_lists(columns["headers"])
         nothing = repeat(None)
-        return zip(repeat(topic), self.values, self.keys, chosen, nothing, nothing, timestamps, headers, strict=False)
+        return zip(
+            repeat(topic),
+            self.values,
+            self.keys,
+            chosen,
+            nothing,
+            nothing,
+            timestamps,
+            headers,
+            strict=False,
+        )
 
 
 def _chunks(table: pa.Table) -> Iterator[_Chunk]:
     for name in ("key", "value"):
         # Bytes are faster to list and to send than text, and the cast copies nothing.
-        table = table.set_column(table.schema.get_field_index(name), name, table.column(name).cast(pa.binary()))
+        table = table.set_column(
+            table.schema.get_field_index(name), name, table.column(name).cast(pa.binary())
+        )
     for records in table.to_batches(max_chunksize=_CHUNK):
         keys, values = (records.column(name).to_pylist() for name in ("key", "value"))
         yield _Chunk(records, keys, values)
@@ -506,11 +539,13 @@ def _produce(
         total += chunk.checksum
         for arguments in chunk.arguments(topic, partitions):
             try:
-                # Passing the arguments by name, or calling `_queue` for each record, would take longer.
+                # Passing the arguments by name, or calling `_queue` for each record, would take
+                # longer.
                 produce(*arguments)
             except BufferError:
                 _queue(producer, when_slow, *arguments)
-        # The client keeps delivered records until the program polls, even if the program wants no reports of them.
+        # The client keeps delivered records until the program polls, even if the program wants no
+        # reports of them.
         producer.poll(0)
     return total
 
@@ -532,15 +567,19 @@ def _queue(producer: Producer, when_slow: Callable[[], None], *arguments: Any) -
 def _header_lists(records: pa.ListArray) -> Iterator[list[tuple[str, bytes | None]] | None]:
     """The headers of each record as pairs; None for a record without headers.
 
-    Records that follow each other often have the same headers, such as the bounds of a window. They share one list.
+    Records that follow each other often have the same headers, such as the bounds of a window. They
+    share one list.
     """
     firsts = _first_with_headers(records)
     counts = np.diff(firsts, append=len(records)).tolist()
     records = records.take(pa.array(firsts))
-    # Listing the headers of all records at once takes a tenth of the time of listing each record's headers.
+    # Listing the headers of all records at once takes a tenth of the time of listing each record's
+    # headers.
     pairs = list(zip(*(column.to_pylist() for column in records.flatten().flatten()), strict=True))
     begin = 0
-    for length, count in zip(pc.fill_null(pc.list_value_length(records), 0).to_pylist(), counts, strict=True):
+    for length, count in zip(
+        pc.fill_null(pc.list_value_length(records), 0).to_pylist(), counts, strict=True
+    ):
         yield from repeat(pairs[begin : begin + length] or None, count)
         begin += length
 
@@ -557,7 +596,9 @@ def _first_with_headers(records: pa.ListArray) -> Indices:
     differs = np.ones(len(records), np.bool_)
     differs[1:] = False
     for column in records.flatten().flatten():
-        is_same = pc.fill_null(pc.equal(column.slice(length), column.slice(0, len(column) - length)), False)
+        is_same = pc.fill_null(
+            pc.equal(column.slice(length), column.slice(0, len(column) - length)), False
+        )
         differs[1:] |= ~np.asarray(is_same).reshape(-1, length).all(axis=1)
     return np.flatnonzero(differs)
 

@@ -1,7 +1,7 @@
 """Expires closed windows in the batch in which stream time passes window end + retention.
 
-All workers expire their windows in the same batch, even workers for which the batch has no rows. The content of a
-snapshot therefore does not depend on where batches end.
+All workers expire their windows in the same batch, even workers for which the batch has no rows.
+The content of a snapshot therefore does not depend on where batches end.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def expire_windows(storage: Storage, batch: int, times: StreamTimes, epoch: int)
     ends: dict[int, int] = {}
     for windows in expiring_windows(storage.job):
         stream_time = times.closed(windows.operator, windows.topics)
-        # Event times are never negative, so every window ends after 0. Until stream time exceeds the
-        # retention, no window has ended that long ago.
+        # Event times are never negative, so every window ends after 0. Until stream time exceeds
+        # the retention, no window has ended that long ago.
         if stream_time > windows.retention_ms:
             ends[windows.group_id] = stream_time - windows.retention_ms
     if not ends:

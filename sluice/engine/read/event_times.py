@@ -19,8 +19,13 @@ def invalid_times(decoder: ValueDecoder, times: pa.Array, clock: int) -> Problem
     earliest, latest = earliest_valid_time(decoder), clock + decoder.source.max_future_skew_ms
     if not len(times):
         return []
-    # Usually all times are valid, and comparing the smallest and the largest time shows this quickly.
-    if not times.null_count and pc.min(times).as_py() >= earliest and pc.max(times).as_py() <= latest:
+    # Usually all times are valid, and comparing the smallest and the largest time shows this
+    # quickly.
+    if (
+        not times.null_count
+        and pc.min(times).as_py() >= earliest
+        and pc.max(times).as_py() <= latest
+    ):
         return []
     return [_invalid_time(time, latest, decoder.columns.assumed_ms) for time in times.to_pylist()]
 

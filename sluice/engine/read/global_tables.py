@@ -29,7 +29,8 @@ _POSITION = Struct(">QIQ")
 class TableReader(Reader):
     """Yields state rows. `value` is the value as JSON, or null for a tombstone; `position` orders a key's changes.
 
-    If a key has changes in several partitions, they are ordered like the records of streams, not by their offsets.
+    If a key has changes in several partitions, they are ordered like the records of streams, not by
+    their offsets.
     """
 
     groups: dict[str, int] = field(default_factory=dict)
@@ -51,7 +52,9 @@ class TableReader(Reader):
             "_key" in job.metadata, sequenced=not interleaved, uncounted=uncounted,
         )  # fmt: skip
 
-    def _decode(self, batch: pa.RecordBatch, output: PartitionOutput, clock: int) -> Iterator[pa.RecordBatch]:
+    def _decode(
+        self, batch: pa.RecordBatch, output: PartitionOutput, clock: int
+    ) -> Iterator[pa.RecordBatch]:
         raw = batch.column("value").to_pylist()
         changes: list[tuple[str, bytes]] = []
         decoder = self.decoders[output.topic]
@@ -158,7 +161,9 @@ def ordered_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _is_unusable(key: Key) -> bool:
-    return isinstance(key, BaseException) or (key is not None and len(key.encode()) > MOST_KEY_BYTES)
+    return isinstance(key, BaseException) or (
+        key is not None and len(key.encode()) > MOST_KEY_BYTES
+    )
 
 
 def _positions(batch: pa.RecordBatch, partition: int) -> list[bytes]:

@@ -1,8 +1,9 @@
 """Decodes the JSON of many values at once to columns, with Arrow's reader of JSON.
 
-This takes half the time of an object for each value. But Arrow also accepts JSON that a contract refuses, and its
-errors do not say which value is wrong. `JsonColumns` therefore gives the values of texts only if it can prove that
-`ValueDecoder` would accept the texts and give the same columns. All other texts are left to `ValueDecoder`.
+This takes half the time of an object for each value. But Arrow also accepts JSON that a contract
+refuses, and its errors do not say which value is wrong. `JsonColumns` therefore gives the values of
+texts only if it can prove that `ValueDecoder` would accept the texts and give the same columns. All
+other texts are left to `ValueDecoder`.
 """
 
 from __future__ import annotations
@@ -89,14 +90,18 @@ class JsonColumns:
 
     @cached_property
     def _declared(self) -> pa.Schema:
-        return pa.schema([(each.encode_name, parsed_type(each.type)) for each in self.contract.fields])
+        return pa.schema(
+            [(each.encode_name, parsed_type(each.type)) for each in self.contract.fields]
+        )
 
     @classmethod
     def of(cls, source: Source) -> JsonColumns | None:
         """The reader of a source's values; None if its contract cannot be read in this way."""
         if source.contract is None or source.decode is not None or not source.is_object:
             return None
-        if stored_values.has_models(source.value_class) or stored_values.is_converted(source.value_class):
+        if stored_values.has_models(source.value_class) or stored_values.is_converted(
+            source.value_class
+        ):
             return None
         contract = type_info(source.value_class)
         if not isinstance(contract, ObjectType) or is_more_than_fields(contract):
@@ -133,8 +138,9 @@ class JsonColumns:
 
     def _read(self, texts: pa.Array) -> pa.RecordBatch:
         """The values of texts. Raises _UnsureError or one of Arrow's errors if any of them may be invalid."""
-        # Each text begins and ends like an object. If all of them together are as many objects, each is one object:
-        # no object can go on in the next text, because no comma is between them.
+        # Each text begins and ends like an object. If all of them together are as many objects,
+        # each is one object: no object can go on in the next text, because no comma is between
+        # them.
         for is_so in (texts.is_valid(), pc.starts_with(texts, b"{"), pc.ends_with(texts, b"}")):
             _require_all(is_so)
         _require(pc.max(pc.binary_length(texts)).as_py() <= LONGEST_NAME)
@@ -152,13 +158,16 @@ class JsonColumns:
     def _parsed(self, texts: pa.Array, lines: pa.Buffer) -> pa.Table:
         """The fields of texts, in Arrow's types. No field occurs twice.
 
-        Arrow refuses duplicates only within fields that it reads, so it reads the fields that the contract lacks, too.
+        Arrow refuses duplicates only within fields that it reads, so it reads the fields that the
+        contract lacks, too.
         """
         try:
             return _parse(lines, self._schema, "error")
         except pa.ArrowInvalid:
             _require(not self._forbids_unknown_fields)
-            self._schema = self._schema_with_unknown_fields(texts.take(pa.array(range(0, len(texts), _SAMPLE_EVERY))))
+            self._schema = self._schema_with_unknown_fields(
+                texts.take(pa.array(range(0, len(texts), _SAMPLE_EVERY)))
+            )
         return _parse(lines, self._schema, "error")
 
     def _schema_with_unknown_fields(self, sample: pa.Array) -> pa.Schema:
@@ -173,7 +182,9 @@ class JsonColumns:
     @cached_property
     def _forbids_unknown_fields(self) -> bool:
         kinds = types_within(self.contract.cls)
-        return any(isinstance(kind, inspect.StructType) and kind.forbid_unknown_fields for kind in kinds)
+        return any(
+            isinstance(kind, inspect.StructType) and kind.forbid_unknown_fields for kind in kinds
+        )
 
     @cached_property
     def _amounts(self) -> list[str]:
@@ -182,14 +193,17 @@ class JsonColumns:
         for kind in types_within(self.contract.cls):
             if isinstance(kind, ObjectType):
                 names += [each.encode_name for each in kind.fields if digits_of(present(each.type))]
-            elif isinstance(kind, inspect.ListType | inspect.VarTupleType) and digits_of(present(kind.item_type)):
+            elif isinstance(kind, inspect.ListType | inspect.VarTupleType) and digits_of(
+                present(kind.item_type)
+            ):
                 names.append("")
         return names
 
     def _require_no_amounts_as_text(self, lines: pa.Buffer, strings: int) -> None:
         """Raise _UnsureError if an amount may be written as text: Arrow does not check how it is written.
 
-        `strings` is the number of names and strings that the fields of the contract surely have in the lines.
+        `strings` is the number of names and strings that the fields of the contract surely have in
+        the lines.
         """
         if not self._amounts or _count(lines, '"') == 2 * strings:
             return
@@ -262,7 +276,9 @@ def _require_between(numbers: pa.Array, least: int | Decimal, most: int | Decima
 
 
 def _lines(texts: pa.Array) -> pa.Buffer:
-    return pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts), b"\n")[0].as_buffer()
+    return pc.binary_join(
+        pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts), b"\n"
+    )[0].as_buffer()
 
 
 def _parse(lines: pa.Buffer, schema: pa.Schema, unknown_fields: str) -> pa.Table:
@@ -290,7 +306,11 @@ def _count_strings(fields: Iterable[inspect.Field], columns: Iterable[pa.Array])
     count = 0
     for each, column in zip(fields, columns, strict=True):
         _require(column.null_count == 0 or may_be_missing(each))
-        count += len(column) - column.null_count + _count_in_values(present(each.type), _present_values(column))
+        count += (
+            len(column)
+            - column.null_count
+            + _count_in_values(present(each.type), _present_values(column))
+        )
     return count
 
 
@@ -304,7 +324,11 @@ def _count_in_values(kind: inspect.Type, values: pa.Array) -> int:
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
             return _count_strings(kind.fields, values.flatten())
         case inspect.LiteralType() | inspect.EnumType():
-            choices = kind.values if isinstance(kind, inspect.LiteralType) else [each.value for each in kind.cls]
+            choices = (
+                kind.values
+                if isinstance(kind, inspect.LiteralType)
+                else [each.value for each in kind.cls]
+            )
             _require_all(pc.is_in(values, pa.array(choices, values.type)))
         case inspect.FloatType():
             _require_all(pc.is_finite(values))

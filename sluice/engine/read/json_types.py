@@ -35,7 +35,9 @@ def may_be_null(kind: inspect.Type) -> bool:
 
 def may_be_missing(each: inspect.Field) -> bool:
     """Whether a field that is missing is null. Arrow cannot tell a field that is missing from one that is null."""
-    return may_be_null(each.type) and not each.required and each.default in (None, msgspec.NODEFAULT)
+    return (
+        may_be_null(each.type) and not each.required and each.default in (None, msgspec.NODEFAULT)
+    )
 
 
 def parsed_type(kind: inspect.Type) -> pa.DataType | None:
@@ -82,7 +84,9 @@ def _part_type(kind: inspect.Type) -> pa.DataType | None:
             return None if item is None else pa.list_(item)
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType() as nested:
             types = [(each.encode_name, _part_type(each.type)) for each in nested.fields]
-            is_plain = not is_more_than_fields(nested) and all(part is not None for _, part in types)
+            is_plain = not is_more_than_fields(nested) and all(
+                part is not None for _, part in types
+            )
             return pa.struct(types) if is_plain else None
         case _:
             return None
@@ -92,8 +96,14 @@ def with_unknown_fields(declared: pa.DataType, found: pa.DataType) -> pa.DataTyp
     """The declared type, with the fields that were found besides, in types that take as many values as possible."""
     if pa.types.is_struct(declared):
         names = {each.name for each in declared.fields}
-        fields = [(each.name, with_unknown_fields(each.type, found.field(each.name).type)) for each in declared.fields]
-        return pa.struct(fields + [(each.name, _widest(each.type)) for each in found.fields if each.name not in names])
+        fields = [
+            (each.name, with_unknown_fields(each.type, found.field(each.name).type))
+            for each in declared.fields
+        ]
+        return pa.struct(
+            fields
+            + [(each.name, _widest(each.type)) for each in found.fields if each.name not in names]
+        )
     if pa.types.is_list(declared):
         return pa.list_(with_unknown_fields(declared.value_type, found.value_type))
     return declared

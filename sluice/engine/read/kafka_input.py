@@ -30,9 +30,12 @@ class KafkaInput:
     def headers_at(self, places: Sequence[Place]) -> dict[Place, Headers]:
         return headers_at(self.kafka, places)
 
-    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str) -> DataFrame:
+    def read(
+        self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str
+    ) -> DataFrame:
         """The rows that a task makes of the committed records of the batch."""
-        # A topic may have thousands of partitions, and each task has a cost, even one without records.
+        # A topic may have thousands of partitions, and each task has a cost, even one without
+        # records.
         most = max(MOST_TASKS, _TASKS_PER_CORE * self.spark.sparkContext.defaultParallelism)
         count = min(sum(partitions.values()), most)
         records = KafkaRecords(with_certificates(self.kafka), frozenset(partitions), count)
@@ -41,7 +44,13 @@ class KafkaInput:
     def _task_numbers(self, count: int) -> DataFrame:
         """The stream of the tasks' numbers: each batch has `count` tasks, and each task gets one number.
 
-        The number tells a task which ranges of the batch's plan it reads, so executors need no file of the driver.
+        The number tells a task which ranges of the batch's plan it reads, so executors need no file
+        of the driver.
         """
         options = {"rowsPerBatch": str(count), "numPartitions": str(count)}
-        return self.spark.readStream.format("rate-micro-batch").options(**options).load().select("value")
+        return (
+            self.spark.readStream.format("rate-micro-batch")
+            .options(**options)
+            .load()
+            .select("value")
+        )

@@ -1,8 +1,8 @@
 """The first step of the streaming query: reads the ranges of a batch's plan from Kafka.
 
-The stream only has the tasks' numbers, which say which of the ranges a task reads. If Spark's own source read the
-records, each record would cost three times as much CPU time, most of it in Java code that is compiled anew in every
-run.
+The stream only has the tasks' numbers, which say which of the ranges a task reads. If Spark's own
+source read the records, each record would cost three times as much CPU time, most of it in Java
+code that is compiled anew in every run.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ RECORDS = pa.schema([
     ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.string()), ("leader_epoch", pa.int32()),
 ])  # fmt: skip
 """The columns of records. Headers are JSON with values in base64, or null for a record without headers: Arrow lists are
-slow even for records without headers. The leader epoch is Kafka's number of the broker's leadership under which the
-record was written; null if it is unknown."""
+slow even for records without headers. The leader epoch is Kafka's number of the broker's leadership
+under which the record was written; null if it is unknown."""
 _SETTINGS = {
-    # The most memory that records need which a task has not asked for yet. The client fetches as long as
-    # it has less, and a compressed fetch may be several times as large in memory.
+    # The most memory that records need which a task has not asked for yet. The client fetches as
+    # long as it has less, and a compressed fetch may be several times as large in memory.
     "queued.max.messages.kbytes": 4_096,
     "max.partition.fetch.bytes": 1_048_576,
 }

@@ -1,13 +1,14 @@
 """Divides the unread records of several partitions into batches, each of which takes the next records of one order.
 
-A record's *sequence* is the largest Kafka timestamp so far in its partition. Records are ordered by sequence, then by
-source, partition and offset. A batch takes the first records of this order, so several small batches give the same
-results as one large batch.
+A record's *sequence* is the largest Kafka timestamp so far in its partition. Records are ordered by
+sequence, then by source, partition and offset. A batch takes the first records of this order, so
+several small batches give the same results as one large batch.
 
-A batch ends at a time T: it takes all records with a sequence below T. Kafka's index of timestamps finds a suitable T
-in a few requests. But the index includes transaction markers and aborted records, which readers of committed records do
-not see and whose timestamps may be years later than the neighbouring records' timestamps. The search therefore goes on
-in the records themselves, from the offset that the index gives.
+A batch ends at a time T: it takes all records with a sequence below T. Kafka's index of timestamps
+finds a suitable T in a few requests. But the index includes transaction markers and aborted
+records, which readers of committed records do not see and whose timestamps may be years later than
+the neighbouring records' timestamps. The search therefore goes on in the records themselves, from
+the offset that the index gives.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ class Backlog:
     def _by_index(self, most: int, aim: float) -> dict[Partition, int] | None:
         """The end offsets of a batch of about `aim` records, found with Kafka's index; None if the index does not help.
 
-        This is a binary search for the time at which the batch ends: by the index, a batch that ends at time `low` has
-        too few records, and a batch that ends at time `high` has too many.
+        This is a binary search for the time at which the batch ends: by the index, a batch that
+        ends at time `low` has too few records, and a batch that ends at time `high` has too many.
         """
         low, high, low_count, high_count = self._since, self._latest + 1, 0, self.size
         best: Offsets = {}

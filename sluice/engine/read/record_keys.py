@@ -84,7 +84,11 @@ class RecordKeys:
         """
         name = self.source.key
         assert name is not None
-        keys = self.of_field(values, name) if len(self.source.key_fields) == 1 else self._of_fields(values)
+        keys = (
+            self.of_field(values, name)
+            if len(self.source.key_fields) == 1
+            else self._of_fields(values)
+        )
         has_objects = not isinstance(values, pa.RecordBatch)
         if self.source.keeps_nulls and has_objects and any(value is None for value in values):
             texts = keys.to_pylist()
@@ -116,8 +120,8 @@ class RecordKeys:
     def _deleted_key(self, name: str, kafka_key: bytes | None) -> str | None:
         """The key that a record without a value deletes, decoded from Kafka's key because the record has no fields.
 
-        Kafka's key is the field's value as text or as JSON, or a JSON object with the field. For a key of several
-        fields, Kafka's key is a JSON object with all of them.
+        Kafka's key is the field's value as text or as JSON, or a JSON object with the field. For a
+        key of several fields, Kafka's key is a JSON object with all of them.
         """
         if kafka_key is None:
             if self.source.kind != "stream":
@@ -133,11 +137,15 @@ class RecordKeys:
                 column = self.columns.column_of_fields([value], name)
             else:
                 members = _members(kafka_key) or {}
-                if missing := [each for each in names if bytes(members.get(each, b"null")) == b"null"]:
+                if missing := [
+                    each for each in names if bytes(members.get(each, b"null")) == b"null"
+                ]:
                     raise ValueError(f"it is not an object with {' and '.join(missing)}")
                 values = [self._field_decoder(each)[0](bytes(members[each])) for each in names]
                 fields = zip(values, names, strict=True)
-                columns = [self.columns.column_of_fields([each], each_name) for each, each_name in fields]
+                columns = [
+                    self.columns.column_of_fields([each], each_name) for each, each_name in fields
+                ]
                 column = pa.StructArray.from_arrays(columns, [*names])
             key: str | None = _key_texts_of_column(column)[0].as_py()
         except UnicodeDecodeError as error:
@@ -246,7 +254,11 @@ def _decoded_by_author(
             yield error
             continue
         is_text = text is None or isinstance(text, str)
-        yield text if is_text else TypeError(f"the key's decoder returned {type(text).__name__}, not str")
+        yield (
+            text
+            if is_text
+            else TypeError(f"the key's decoder returned {type(text).__name__}, not str")
+        )
 
 
 def key_texts(keys: list[bytes | None]) -> Iterator[Key]:

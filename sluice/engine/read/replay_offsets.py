@@ -22,8 +22,8 @@ def sources_from_point(
 ) -> list[SourcePartition]:  # fmt: skip
     """The sources, with the streams' first offsets moved to the point at which a replay begins.
 
-    A table's state needs all of the table's records, so the first offsets of tables stay. Raises EngineError if the
-    point has an offset of a partition that the streams do not have.
+    A table's state needs all of the table's records, so the first offsets of tables stay. Raises
+    EngineError if the point has an offset of a partition that the streams do not have.
     """
     streams = set(streams)
     of_streams = {name: topic for name, topic in now.items() if name in streams}
@@ -77,9 +77,12 @@ def sources_from_topics(
     """The topics' current partitions, each with the offset at which to begin.
 
     A partition begins at its recorded first offset. If no offset is recorded, or if the topic no
-    longer has the record at this offset, the partition begins at the first record that it still has.
+    longer has the record at this offset, the partition begins at the first record that it still
+    has.
     """
-    firsts = {(source.topic, source.topic_id, source.partition): source.first for source in recorded}
+    firsts = {
+        (source.topic, source.topic_id, source.partition): source.first for source in recorded
+    }
     for name, topic in now.items():
         for number, (low, _) in enumerate(topic.ends):
             # A topic with another id is another topic, even if it has the same name.

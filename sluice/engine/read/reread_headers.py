@@ -13,7 +13,8 @@ Headers = list[Mapping[str, str | bytes | None]]
 def headers_at(kafka: Mapping[str, str], places: Iterable[Place]) -> dict[Place, Headers]:
     """Place → the headers of the record at this place.
 
-    Omits records without headers, and records that are no longer in the topics. Raises the errors of `records_at`.
+    Omits records without headers, and records that are no longer in the topics. Raises the errors
+    of `records_at`.
     """
     headers_by_place: dict[Place, Headers] = {}
     for place, record in records_at(kafka, places):

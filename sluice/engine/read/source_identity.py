@@ -1,10 +1,11 @@
 """Checks that the source topics were not replaced and have not lost unread records.
 
-Spark identifies a topic only by name and offset. If a topic was deleted, created again and has grown longer than the
-old topic, Spark would continue at the old topic's offset and silently skip records. It would also skip records if a
-partition lost its last records and grew again, after an unclean election of a leader or after a broker's disk was
-restored. Therefore the ledger keeps, for each partition, the fingerprint of the last record that was read, and a run
-compares this fingerprint with the record that is at the same offset now.
+Spark identifies a topic only by name and offset. If a topic was deleted, created again and has
+grown longer than the old topic, Spark would continue at the old topic's offset and silently skip
+records. It would also skip records if a partition lost its last records and grew again, after an
+unclean election of a leader or after a broker's disk was restored. Therefore the ledger keeps, for
+each partition, the fingerprint of the last record that was read, and a run compares this
+fingerprint with the record that is at the same offset now.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ class SourceIdentity:
     def check(self, done: Positions, begun: Positions) -> dict[str, dict[str, int]]:
         """Raise InputError if a topic has changed. Record new partitions in the ledger.
 
-        `done` are the start offsets of the next batch; `begun` are the end offsets of an unfinished batch that will be
-        retried. Returns the offsets at which the generation began to read each partition.
+        `done` are the start offsets of the next batch; `begun` are the end offsets of an unfinished
+        batch that will be retried. Returns the offsets at which the generation began to read each
+        partition.
         """
         topics = describe_topics(self.kafka, self.topics)
         recorded = self.sources.get(self.ref)
@@ -103,7 +105,9 @@ class SourceIdentity:
         """
         self._require_last_records(self.sources.get(self.ref), topics)
 
-    def _require_last_records(self, sources: Iterable[SourcePartition], topics: Mapping[str, Topic]) -> None:
+    def _require_last_records(
+        self, sources: Iterable[SourcePartition], topics: Mapping[str, Topic]
+    ) -> None:
         last: dict[Place, SourcePartition] = {}
         for source in sources:
             topic = topics.get(source.topic)
@@ -111,7 +115,10 @@ class SourceIdentity:
             if topic is None or topic.id != source.topic_id or not source.fingerprint:
                 continue
             # If retention has removed the record, it cannot be compared.
-            is_kept = source.partition < len(topic.ends) and source.last >= topic.ends[source.partition][0]
+            is_kept = (
+                source.partition < len(topic.ends)
+                and source.last >= topic.ends[source.partition][0]
+            )
             if is_kept:
                 last[source.topic, source.partition, source.last] = source
         if not last:
@@ -153,7 +160,10 @@ class SourceIdentity:
             return None
         for audit in reversed(self.audits.all(self.ref)):
             for read in audit.sources:
-                if (read.topic, read.partition) != (source.topic, source.partition) or not read.fingerprint:
+                if (read.topic, read.partition) != (
+                    source.topic,
+                    source.partition,
+                ) or not read.fingerprint:
                     continue
                 if read.last >= source.last:
                     continue
@@ -173,8 +183,8 @@ class SourceIdentity:
         `read` are the partitions of the batch, which is not published yet. A partition that was cut
         off and has grown again has new records under a new leader epoch. So only if the epoch has
         changed since the last record of the batches before, this record is compared. `ids`: topic →
-        its id now; by default, this method asks a broker. Returns all partitions that the generation
-        reads, with their last records up to this batch.
+        its id now; by default, this method asks a broker. Returns all partitions that the
+        generation reads, with their last records up to this batch.
         """
         recorded = self.sources.get(self.ref)
         if ids is None:
@@ -252,8 +262,14 @@ def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str
             described: dict[str, Topic] = {}
             for name, topic_id in ids.items():
                 # Without a name, the broker would describe every topic of the cluster.
-                if partitions := consumer.list_topics(name, timeout=TIMEOUT_S).topics[name].partitions:
-                    described[name] = Topic(name, topic_id, tuple(_ends(consumer, name, len(partitions))))
+                if (
+                    partitions := consumer.list_topics(name, timeout=TIMEOUT_S)
+                    .topics[name]
+                    .partitions
+                ):
+                    described[name] = Topic(
+                        name, topic_id, tuple(_ends(consumer, name, len(partitions)))
+                    )
             return described
     finally:
         consumer.close()
@@ -308,4 +324,6 @@ def _check_range(
             )
 
 
-_RESTORE = "Either stop running the pipeline, which leaves the state unchanged, or restore the topic."
+_RESTORE = (
+    "Either stop running the pipeline, which leaves the state unchanged, or restore the topic."
+)

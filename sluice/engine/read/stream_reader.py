@@ -123,7 +123,9 @@ class Reader:
                     output = outputs.setdefault(part, PartitionOutput(*part))
                     output.counts["read"] += records.num_rows
                     output.last = _last_record(records, output.last)
-                    in_sequence = self._with_sequence(records, output, start) if self.sequenced else records
+                    in_sequence = (
+                        self._with_sequence(records, output, start) if self.sequenced else records
+                    )
                     yield from self._decode(in_sequence, output, start.begun)
         for output in outputs.values():
             # The other reader makes the counts and the dead letters of these topics.
@@ -140,7 +142,9 @@ class Reader:
             )
             self.side_outputs.add_stats_of_reading(output.name, stats)
 
-    def _decode(self, batch: pa.RecordBatch, output: PartitionOutput, clock: int) -> Iterable[pa.RecordBatch]:
+    def _decode(
+        self, batch: pa.RecordBatch, output: PartitionOutput, clock: int
+    ) -> Iterable[pa.RecordBatch]:
         raise NotImplementedError
 
     def _with_sequence(
@@ -151,7 +155,8 @@ class Reader:
     ) -> pa.RecordBatch:
         """The records with their sequence: the largest Kafka timestamp so far in their partition.
 
-        The largest timestamp is kept from batch to batch. Rejected records count, too, as in `ordered_backlog`.
+        The largest timestamp is kept from batch to batch. Rejected records count, too, as in
+        `ordered_backlog`.
         """
         name = f"{ORDER}/{output.topic}/{output.partition}"
         if name not in output.times:
@@ -180,9 +185,13 @@ class Reader:
                     next_step='Correct the topic, or set the source\'s on_error to "dead_letter" or "skip".',
                 )
             case "skip":
-                output.counts.update(f"dropped/{dead_letter.reason}" for dead_letter in dead_letters)
+                output.counts.update(
+                    f"dropped/{dead_letter.reason}" for dead_letter in dead_letters
+                )
             case "dead_letter":
-                output.counts.update(f"dead_letter/{dead_letter.reason}" for dead_letter in dead_letters)
+                output.counts.update(
+                    f"dead_letter/{dead_letter.reason}" for dead_letter in dead_letters
+                )
                 output.dead_letters.append(dead_letter_records(batch, dead_letters))
 
 
@@ -233,7 +242,9 @@ class StreamReader(Reader):
         """The rows' columns as an Arrow schema."""
         return pa.schema([(name, arrow_type(kind)) for name, kind in self.columns.items()])
 
-    def _decode(self, batch: pa.RecordBatch, output: PartitionOutput, clock: int) -> Iterator[pa.RecordBatch]:
+    def _decode(
+        self, batch: pa.RecordBatch, output: PartitionOutput, clock: int
+    ) -> Iterator[pa.RecordBatch]:
         decoder = self.decoders[output.topic]
         for run in decoder.runs(batch.column("value")):
             records = batch.slice(run.begin, run.end - run.begin)
@@ -269,7 +280,9 @@ class StreamReader(Reader):
         self, decoder: ValueDecoder, batch: pa.RecordBatch, output: PartitionOutput, clock: int
     ) -> dict[str, pa.Array]:
         """The columns of the valid records among those of a batch. The other records are rejected."""
-        rows, values, dead_letters = decoder.decode(batch.column("value").to_pylist(), batch.column("key"))
+        rows, values, dead_letters = decoder.decode(
+            batch.column("value").to_pylist(), batch.column("key")
+        )
         kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
         try:
             columns = self._columns(decoder, kept, values, output, clock)
@@ -425,7 +438,11 @@ class StreamReader(Reader):
     ) -> tuple[str, str] | None:
         """The reason why a single record is rejected, or None."""
         (key,) = decoder.keys.decode(record.column("key").to_pylist())
-        if "_key" in self.metadata and decoder.source.key is None and isinstance(key, BaseException):
+        if (
+            "_key" in self.metadata
+            and decoder.source.key is None
+            and isinstance(key, BaseException)
+        ):
             return "key_not_utf8" if isinstance(key, UnicodeDecodeError) else "key", error_text(key)
         try:
             columns = self._columns(decoder, record, value, output, clock)

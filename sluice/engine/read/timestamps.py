@@ -42,10 +42,13 @@ _LAST_MS = (2**63 - 1) // 1_000
 def timestamps_of(messages: Sequence[Message]) -> Times:
     """The timestamps of records, epoch ms.
 
-    A producer can write any number of 64 bits, for example nanoseconds by mistake. A number that does not fit 64 bits
-    in microseconds becomes the nearest number that fits, so it stays far in the future or in the past.
+    A producer can write any number of 64 bits, for example nanoseconds by mistake. A number that
+    does not fit 64 bits in microseconds becomes the nearest number that fits, so it stays far in
+    the future or in the past.
     """
-    timestamps = np.fromiter(map(itemgetter(1), map(Message.timestamp, messages)), np.int64, len(messages))
+    timestamps = np.fromiter(
+        map(itemgetter(1), map(Message.timestamp, messages)), np.int64, len(messages)
+    )
     return np.clip(timestamps, -_LAST_MS, _LAST_MS)
 
 
@@ -65,8 +68,8 @@ def _listed(
     admin = AdminClient(quiet(kafka))
     places = [TopicPartition(*partition) for partition in partitions]
     with kafka_errors("Reading the topics' offsets", kafka):
-        # A client that asks for offsets before it is connected may find the partitions' leaders one to three seconds
-        # later. So the first request is one that waits for the connection.
+        # A client that asks for offsets before it is connected may find the partitions' leaders one
+        # to three seconds later. So the first request is one that waits for the connection.
         admin.describe_cluster(request_timeout=TIMEOUT_S).result(TIMEOUT_S)
         return list_offsets(admin, places, which, TIMEOUT_S)
 
@@ -102,7 +105,9 @@ class KafkaTimestamps:
     def latest(self) -> int:
         """An upper bound of the records' timestamps."""
         largest = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
-        latest = max(int(result.timestamp) for result in _listed(self.kafka, self.ends, largest).values())
+        latest = max(
+            int(result.timestamp) for result in _listed(self.kafka, self.ends, largest).values()
+        )
         return min(latest, _LAST_MS)
 
     def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:
@@ -119,10 +124,16 @@ class KafkaTimestamps:
 
     def mean_size(self, starts: Offsets) -> DataSize:
         """The mean size of the records from the start offsets on, estimated from the first of each partition."""
-        unread = {partition: offset for partition, offset in starts.items() if offset < self.ends[partition]}
+        unread = {
+            partition: offset
+            for partition, offset in starts.items()
+            if offset < self.ends[partition]
+        }
         counts, sizes, compressed = Counter[Partition](), Counter[Partition](), Counter[Partition]()
         for partition, messages, _ in self._records(unread, _SIZES_READ):
-            data = b"".join(part or b"" for message in messages for part in (message.key(), message.value()))
+            data = b"".join(
+                part or b"" for message in messages for part in (message.key(), message.value())
+            )
             counts[partition] += len(messages)
             sizes[partition] += len(data)
             compressed[partition] += len(pa.compress(data, "lz4", asbytes=True))
@@ -136,12 +147,15 @@ class KafkaTimestamps:
 
     def _records(self, starts: Offsets, count: int) -> Iterator[Records]:
         """At least `count` records of each partition from its start offset, or all up to the backlog's end."""
-        ranges = [Range(*partition, offset, self.ends[partition]) for partition, offset in starts.items()]
+        ranges = [
+            Range(*partition, offset, self.ends[partition]) for partition, offset in starts.items()
+        ]
         counts = Counter[Partition]()
         for records in self.reader.read(ranges):
             yield records
             counts[records.partition] += len(records.messages)
             if counts[records.partition] >= count:
-                # While the client waits for another partition, it would go on with this one, up to its end.
+                # While the client waits for another partition, it would go on with this one, up to
+                # its end.
                 self.reader.leave(records.partition)
         self.reader.pause()

@@ -45,19 +45,25 @@ class ValueColumns:
     @cached_property
     def _readers(self) -> dict[str, Callable[[Any], Any]]:
         """For each field, the function that reads it from a value."""
-        return {name: contracts.field_reader(self.source.value_class, name) for name in self.source.types}
+        return {
+            name: contracts.field_reader(self.source.value_class, name)
+            for name in self.source.types
+        }
 
     @cached_property
     def _by_name(self) -> frozenset[str]:
         """The fields whose values need `plain_data`, because msgspec does not convert them as columns need them."""
         kinds = self.field_types if self.source.is_object else {TEXT_FIELD: self.source.value_class}
-        return frozenset(name for name, kind in kinds.items() if contract_values.needs_plain_data(kind))
+        return frozenset(
+            name for name, kind in kinds.items() if contract_values.needs_plain_data(kind)
+        )
 
     def column(self, values: Values, name: str) -> pa.Array:
         """A field of the values as an Arrow column.
 
-        Raises ValueError, with the field, if a value does not fit the column's type. A time without a zone is in the
-        pipeline's zone. If this time occurs twice, because clocks were turned back, the earlier occurrence is meant.
+        Raises ValueError, with the field, if a value does not fit the column's type. A time without
+        a zone is in the pipeline's zone. If this time occurs twice, because clocks were turned
+        back, the earlier occurrence is meant.
         """
         if isinstance(values, pa.RecordBatch):
             return values.column(name)
@@ -105,7 +111,9 @@ class ValueColumns:
             return ""
 
         errors: dict[int, str] = {}
-        for place in failing_places(len(values), lambda begin, end: not error_of(values[begin:end])):
+        for place in failing_places(
+            len(values), lambda begin, end: not error_of(values[begin:end])
+        ):
             if values[place] is not None:
                 errors[place] = error_of([values[place]])
         return errors
@@ -133,7 +141,11 @@ class ValueColumns:
         if self.source.event_time is None:
             return _milliseconds(record_times)
         column = self.column(values, self.source.event_time)
-        times = self._numbers_in_ms(column) if pa.types.is_integer(column.type) else _milliseconds(column)
+        times = (
+            self._numbers_in_ms(column)
+            if pa.types.is_integer(column.type)
+            else _milliseconds(column)
+        )
         # A record without a value, such as a tombstone, has no field with a time. Its timestamp is
         # used.
         if self.source.keeps_nulls and not isinstance(values, pa.RecordBatch):
@@ -170,7 +182,8 @@ def _has_enums(fields: list[Any]) -> bool:
 
 
 def _milliseconds(times: pa.Array) -> pa.Array:
-    # Arrow would look up the zone's offset for each time, which takes ten times as long as the rest.
+    # Arrow would look up the zone's offset for each time, which takes ten times as long as the
+    # rest.
     without_zone = times.cast(pa.timestamp("us"))
     return pc.divide(pc.floor_temporal(without_zone, unit="millisecond").cast(pa.int64()), 1000)
 
@@ -200,8 +213,8 @@ def _without_zeros(value: Any) -> Any:
 def failing_places(count: int, fits: Callable[[int, int], bool]) -> Iterator[int]:
     """The indices of the wrong values among `count` values. `fits(begin, end)` says whether a range has none.
 
-    A range with a wrong value is halved, because few values are wrong, and checking a range costs little more than
-    checking a single value.
+    A range with a wrong value is halved, because few values are wrong, and checking a range costs
+    little more than checking a single value.
     """
     ranges = [(0, count)]
     while ranges:

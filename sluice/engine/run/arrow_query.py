@@ -91,10 +91,14 @@ class ArrowQuery:
             workers,
             frozenset(source.topic for source in job.streams),
             frozenset(table.source.topic for table in job.tables),
-            Chain((reader, steps, ingest, RowBatchWriter(workers, side_outputs, copied=job.copied))),
+            Chain(
+                (reader, steps, ingest, RowBatchWriter(workers, side_outputs, copied=job.copied))
+            ),
             tuple(tasks),
             tables_task(job, storage, interleaved=interleaved),
-            None if job.writes_in_last_stage else Chain((RowBatchReader(side_outputs), shard_writer)),
+            None
+            if job.writes_in_last_stage
+            else Chain((RowBatchReader(side_outputs), shard_writer)),
             state_types,
         )
 
@@ -104,10 +108,14 @@ class ArrowQuery:
         for stage in self.stages:
             row_batches = self._on_workers(stage, row_batches)
         if self.write is not None:
-            row_batches = self._on_workers(self.write, [*row_batches, *self.read_tables(iter(tables))])
+            row_batches = self._on_workers(
+                self.write, [*row_batches, *self.read_tables(iter(tables))]
+            )
         return pa.Table.from_batches(row_batches, ROW_BATCHES)
 
-    def _on_workers(self, task: Chain, row_batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    def _on_workers(
+        self, task: Chain, row_batches: Iterable[pa.RecordBatch]
+    ) -> list[pa.RecordBatch]:
         """What a task yields for the row batches of each worker."""
         shuffled = by_worker(row_batches)
         yielded: list[pa.RecordBatch] = []

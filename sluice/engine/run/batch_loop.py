@@ -1,8 +1,8 @@
 """Runs a job's batches: plans each batch in the ledger, gives the plan to Spark, and publishes the result.
 
-A batch whose driver ended before it was published is repeated with the same plan. The records that are unread when a
-run begins are divided into batches of a limited size; if results depend on the order of records across partitions, the
-division respects this order.
+A batch whose driver ended before it was published is repeated with the same plan. The records that
+are unread when a run begins are divided into batches of a limited size; if results depend on the
+order of records across partitions, the division respects this order.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ class BatchLoop:
     def run_all(self, kafka: Mapping[str, str]) -> None:
         """Read all records that the topics have now, in batches of a limited number of records of streams.
 
-        Without new records, fires the wall-clock timers that are due, in a batch of their own. At the end, runs batches
-        without records in which stream time goes on, if results become due by this (see `IdleTime`).
+        Without new records, fires the wall-clock timers that are due, in a batch of their own. At
+        the end, runs batches without records in which stream time goes on, if results become due by
+        this (see `IdleTime`).
         """
         now = self.clocks.now()
         topic_ends = end_offsets(kafka, _offsets(self.positions))
@@ -77,7 +78,9 @@ class BatchLoop:
         # ledger has the new positions.
         first = self._next_number
         batch_ends = self._batch_ends(kafka, begin, topic_ends)
-        self._run_each(self._planned(number, now, ends) for number, ends in enumerate(batch_ends, start=first))
+        self._run_each(
+            self._planned(number, now, ends) for number, ends in enumerate(batch_ends, start=first)
+        )
         # Every batch fires the timers that are due. If there was no batch, run one for the timers.
         earliest = self.clocks.earliest()
         if self._next_number == first and self._has_due_timers(earliest):
@@ -88,7 +91,9 @@ class BatchLoop:
             self.run(self._planned(self._next_number, earliest, _offsets(self.positions)))
 
     def _planned(self, number: int, now: int, ends: Offsets) -> PlannedBatch:
-        return PlannedBatch(number=number, begun=now, partitions=dict(self.partitions), ends=_positions(ends))
+        return PlannedBatch(
+            number=number, begun=now, partitions=dict(self.partitions), ends=_positions(ends)
+        )
 
     def _run_each(self, plans: Iterator[PlannedBatch]) -> None:
         """Run the batches of a backlog. While a batch is written, tasks already read the next."""
@@ -102,7 +107,9 @@ class BatchLoop:
         if self._backlog is not None and self.publisher.can_read_ahead:
             self._backlog.begin_next(times)
 
-    def _read_ahead(self, previous: PlannedBatch, plan: PlannedBatch, times: Mapping[str, int]) -> BatchQuery | None:
+    def _read_ahead(
+        self, previous: PlannedBatch, plan: PlannedBatch, times: Mapping[str, int]
+    ) -> BatchQuery | None:
         """Start the query of a batch while the previous batch is written. None if the batch has no records to read."""
         if offsets_between(previous.ends, plan.ends) <= 0:
             return None
@@ -132,7 +139,8 @@ class BatchLoop:
     def replay(self, steps: Iterable[ReplayStep]) -> None:
         """Run the steps of a history that have not been run yet, each as a batch.
 
-        Without any record, publishes an empty batch, so that queries answer from the new generation.
+        Without any record, publishes an empty batch, so that queries answer from the new
+        generation.
         """
         self._repeat_interrupted()
         for step in steps:
@@ -184,23 +192,30 @@ class BatchLoop:
     def run(self, plan: PlannedBatch, ahead: BatchQuery | None = None) -> None:
         """Plan a batch in the ledger, run it and publish it. `ahead` is its query, if it has been started already.
 
-        Raises LeaseError, before anything of the batch is written, if this driver has lost its lease, and WentBack if
-        the ledger has lost the batch before.
+        Raises LeaseError, before anything of the batch is written, if this driver has lost its
+        lease, and WentBack if the ledger has lost the batch before.
         """
         with ExitStack() as started:
             if ahead is not None:
                 started.enter_context(closing(ahead))
             positions = self.positions
-            # From here on, a run that repeats the batch gives it the same records and the same clock.
+            # From here on, a run that repeats the batch gives it the same records and the same
+            # clock.
             plan = self.ledger.plans.add(self.query.storage.ref, plan, self.lease.epoch)
-            times = self.publisher.begin(plan, positions, reads_records=offsets_between(positions, plan.ends) > 0)
+            times = self.publisher.begin(
+                plan, positions, reads_records=offsets_between(positions, plan.ends) > 0
+            )
             start = self._start(plan, positions, times)
             # The ledger decides. Tasks that began with anything else have read in vain.
             if ahead is None or not ahead.has_read(start):
                 started.close()
                 ahead = started.enter_context(closing(self._query(start)))
             ahead.finish(start)
-        self.size.measure(self.publisher.counts.get("read", 0), self.publisher.row_bytes, self.publisher.output_size)
+        self.size.measure(
+            self.publisher.counts.get("read", 0),
+            self.publisher.row_bytes,
+            self.publisher.output_size,
+        )
         # The next batch's tasks need the memory that this batch's output needed in the driver.
         release_unused_memory()
 
@@ -241,7 +256,9 @@ class BatchLoop:
         stream_begin = {part: begin[part] for part in streams}
         stream_ends = {part: ends[part] for part in streams}
         if not depends_on_order(self.query.job, self.partitions):
-            for positions in divided(_positions(stream_begin), _positions(stream_ends), self.size.most_records):
+            for positions in divided(
+                _positions(stream_begin), _positions(stream_ends), self.size.most_records
+            ):
                 yield {**ends, **_offsets(positions)}
             return
         with KafkaTimestamps.of(kafka, stream_ends) as timestamps:
@@ -281,7 +298,9 @@ def expect_size(size: BatchSize, job: Job, kafka: Mapping[str, str], positions: 
         _expect_size(size, job, kafka, begin, end_offsets(kafka, begin))
 
 
-def _expect_size(size: BatchSize, job: Job, kafka: Mapping[str, str], begin: Offsets, ends: Offsets) -> None:
+def _expect_size(
+    size: BatchSize, job: Job, kafka: Mapping[str, str], begin: Offsets, ends: Offsets
+) -> None:
     starts = {part: begin[part] for part in _streams(job, begin)}
     unread = sum(ends[part] - start for part, start in starts.items())
     if unread > SAFE_RECORDS and size.is_unknown:

@@ -21,11 +21,14 @@ WhenRead: TypeAlias = Callable[[Mapping[str, int]], None]
 class BatchQuery:
     """The running query of a batch. It must be closed.
 
-    With adaptive execution, which is Spark's default, Spark computes a batch up to its last shuffle before it calls the
-    function of `foreachBatch`. This function waits for `finish` before it has the rest computed, and publishes it.
+    With adaptive execution, which is Spark's default, Spark computes a batch up to its last shuffle
+    before it calls the function of `foreachBatch`. This function waits for `finish` before it has
+    the rest computed, and publishes it.
     """
 
-    def __init__(self, query: JobQuery, start: BatchStart, when_read: WhenRead, publish: Sink) -> None:
+    def __init__(
+        self, query: JobQuery, start: BatchStart, when_read: WhenRead, publish: Sink
+    ) -> None:
         self._start = start
         self._job_query = query
         self._turn = _Turn(query.read_times, when_read, publish)
@@ -59,8 +62,8 @@ class BatchQuery:
 class _Turn:
     """The function that Spark calls with a batch whose records are read. It waits for the batch's turn.
 
-    It must not refer to the `BatchQuery`: the JVM's query keeps this function, and the `BatchQuery` keeps the query.
-    Neither Python nor the JVM can free a cycle that goes through both.
+    It must not refer to the `BatchQuery`: the JVM's query keeps this function, and the `BatchQuery`
+    keeps the query. Neither Python nor the JVM can free a cycle that goes through both.
     """
 
     read_times: ReadTimes

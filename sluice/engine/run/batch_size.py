@@ -1,8 +1,9 @@
 """The number of records in a batch, which follows from the memory that a run may use.
 
-The tasks hold the rows of a batch in memory, and the tasks, the JVM and the driver its output. How large both are for a
-record depends on the record, and on the steps. Therefore, the size of each batch follows from an earlier batch. The
-first batch of a run has a moderate number of records, or fewer if the first unread records are large.
+The tasks hold the rows of a batch in memory, and the tasks, the JVM and the driver its output. How
+large both are for a record depends on the record, and on the steps. Therefore, the size of each
+batch follows from an earlier batch. The first batch of a run has a moderate number of records, or
+fewer if the first unread records are large.
 
 A repeated batch keeps its size, because the plan of the batch is in the ledger.
 """
@@ -58,12 +59,15 @@ class BatchSize:
     def expect(self, record: DataSize, rows: int) -> None:
         """Expect some rows for each record, and one record for an output.
 
-        `record` is the mean size of a record's key and value. There are no rows of records if tasks add the records up
-        while they read.
+        `record` is the mean size of a record's key and value. There are no rows of records if tasks
+        add the records up while they read.
         """
-        # Most outputs have a part of their record. Dead letters have all of it, but few records become dead letters.
+        # Most outputs have a part of their record. Dead letters have all of it, but few records
+        # become dead letters.
         output = DataSize(record.plain / 2, record.compressed)
-        self._memory_per_record = max((record.plain + ROW_BYTES) * rows * _ROW_COPIES, _memory(output))
+        self._memory_per_record = max(
+            (record.plain + ROW_BYTES) * rows * _ROW_COPIES, _memory(output)
+        )
         self._compressed_per_record = record.compressed
         self._first_records = _FIRST_RECORDS if rows else _FIRST_TO_ADD_UP
 
@@ -84,7 +88,9 @@ class BatchSize:
             most, fixed_mb = _MOST_RECORDS, FIXED_MB + _GROWN_MB
         memory = (self.memory_mb - fixed_mb) * 1e6
         heap = (heap_mb(self.memory_mb) - _USED_HEAP_MB) * 1e6 / _HEAP_COPIES
-        fitting = min(memory / max(self._memory_per_record, 1), heap / max(self._compressed_per_record, 1))
+        fitting = min(
+            memory / max(self._memory_per_record, 1), heap / max(self._compressed_per_record, 1)
+        )
         return int(min(max(fitting, SAFE_RECORDS), most))
 
 

@@ -1,9 +1,9 @@
 """The time of a batch, on which the clocks of the driver, the broker and the ledger's database have to agree.
 
-A driver whose clock is ahead would let stream time go on too far while no records come, and all later
-records would be late. A driver whose clock is behind would reject valid records because they seem to
-come from the future. The clocks are compared when a run begins, and again once a minute or when this
-machine's clock was set.
+A driver whose clock is ahead would let stream time go on too far while no records come, and all
+later records would be late. A driver whose clock is behind would reject valid records because they
+seem to come from the future. The clocks are compared when a run begins, and again once a minute or
+when this machine's clock was set.
 """
 
 from __future__ import annotations

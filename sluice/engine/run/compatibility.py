@@ -100,7 +100,8 @@ class StoreChanges:
     ) -> Self:
         """Compare a pipeline with the pipeline that computed its state. `processors`: store → its processor's name now.
 
-        Raises CompatibilityError if the number of workers or the topics have changed, which concerns all stores.
+        Raises CompatibilityError if the number of workers or the topics have changed, which
+        concerns all stores.
         """
         if changes := [*_changes_of_all(before, now)]:
             other_workers = len(changes) == 1 and len(before.workers) != len(now.workers)
@@ -168,7 +169,8 @@ def number_of(definition: str) -> int:
 def changed_functions(before: GenerationInfo | None, now: GenerationInfo) -> list[str]:
     """The functions whose code has changed since the state was computed.
 
-    The state stays valid. Only the author knows whether the new code gives other results, and can rebuild the state.
+    The state stays valid. Only the author knows whether the new code gives other results, and can
+    rebuild the state.
     """
     codes = {} if before is None else before.functions
     return sorted(name for name, code in now.functions.items() if codes.get(name, code) != code)

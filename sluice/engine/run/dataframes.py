@@ -36,11 +36,13 @@ class Input(Protocol):
     interleaved: bool
     """Whether one task gets the records of all topics, in the order of the column `sequence`."""
 
-    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str) -> DataFrame:
+    def read(
+        self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str
+    ) -> DataFrame:
         """The rows that a task makes of the records of topics.
 
-        `partitions`: topic → its number of partitions. The task takes record batches with the columns of
-        `kafka_records.RECORDS`. `columns` are the rows' names and types.
+        `partitions`: topic → its number of partitions. The task takes record batches with the
+        columns of `kafka_records.RECORDS`. `columns` are the rows' names and types.
         """
 
 
@@ -80,7 +82,9 @@ class Frames:
         # One partition per worker: the task that writes a shard must get all of the worker's rows.
         shuffled = owned.repartitionById(self.job.pipeline.workers, "worker")
         writer = ShardWriter.of(self.storage, self.epoch, self.types.totals)
-        return shuffled.mapInArrow(Chain((RowBatchReader(self.storage.side_outputs), writer)).__call__, ROW_BATCH_TYPE)
+        return shuffled.mapInArrow(
+            Chain((RowBatchReader(self.storage.side_outputs), writer)).__call__, ROW_BATCH_TYPE
+        )
 
     def _through_tasks(self) -> DataFrame:
         """Row batches after the last stage, which Python tasks compute alone.
@@ -129,8 +133,9 @@ class Frames:
     def _row_batches(self, records: DataFrame, reader: StreamReader) -> DataFrame:
         """The rows for stores, groups and sinks, as row batches.
 
-        If Arrow can compute the stateless steps, the task that decodes the records also computes the steps, and Spark
-        only checks the expressions. If not, records go from the decoding task to Spark SQL and back.
+        If Arrow can compute the stateless steps, the task that decodes the records also computes
+        the steps, and Spark only checks the expressions. If not, records go from the decoding task
+        to Spark SQL and back.
         """
         job, storage = self.job, self.storage
         inputs: dict[str, str] = {}
@@ -138,7 +143,9 @@ class Frames:
             inputs |= {name: ddl(records.schema[name].dataType) for name in group.inputs}
         totals = Totals.of(job, inputs)
         ingest = Ingest.of(job, totals, storage.side_outputs, self.partitions)
-        stages = Stages(job, storage, ingest, self.epoch, ShardWriter.of(storage, self.epoch, totals))
+        stages = Stages(
+            job, storage, ingest, self.epoch, ShardWriter.of(storage, self.epoch, totals)
+        )
         edges = stages.first_edges(kinds_in(records))
         records = select_columns(with_layers(records, edges), ingest.columns(job))
         by_spark = to_arrow_schema(records.schema, timezone="UTC")

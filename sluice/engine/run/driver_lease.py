@@ -4,13 +4,14 @@ What a driver does if another driver, the holder, has the lease:
 
 - If the holder was a process of this machine and has ended, the driver takes the lease immediately.
 - If the holder has not renewed the lease for `silence_s`, the driver takes the lease.
-- If the holder works for the same run, its task was killed and the driver is the task's retry. The driver waits for the
-  holder's end, but takes the lease over after `orphan_s`.
-- If the holder is alive and works for another run, the driver fails with LeaseError. With `waits`, it waits for the
-  holder's end instead.
+- If the holder works for the same run, its task was killed and the driver is the task's retry. The
+  driver waits for the holder's end, but takes the lease over after `orphan_s`.
+- If the holder is alive and works for another run, the driver fails with LeaseError. With `waits`,
+  it waits for the holder's end instead.
 
-A driver that has lost its lease can no longer publish: its epoch is too old for the ledger's transaction and for the
-workers' shards, and the new holder's Kafka producer fences the driver's producer.
+A driver that has lost its lease can no longer publish: its epoch is too old for the ledger's
+transaction and for the workers' shards, and the new holder's Kafka producer fences the driver's
+producer.
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ class Lease:
         """
         with self._changing:
             self._row = self.leases.outrank(self.row, epoch)
-        log.warning("the ledger has lost a newer lease, so this lease gets a higher epoch", epoch=self.epoch)
+        log.warning(
+            "the ledger has lost a newer lease, so this lease gets a higher epoch", epoch=self.epoch
+        )
 
     def require_in_ledger(self) -> None:
         """Raise LeaseError unless the lease is still held according to the ledger."""
@@ -234,7 +237,8 @@ def current_lease(
 ) -> Iterator[Lease]:
     """The lease of the current generation; before the first run, of generation 1.
 
-    The generation stays current while the lease is held. Raises LeaseError if `only` is not the current generation.
+    The generation stays current while the lease is held. Raises LeaseError if `only` is not the
+    current generation.
     """
 
     def note(seen: LeaseRow) -> None:
@@ -246,7 +250,9 @@ def current_lease(
     ledger.require_usable()
     while True:
         generation = only or ledger.generations.current_number(pipeline) or 1
-        with Lease(ledger.leases, GenerationRef(pipeline, generation), holder, patience, note) as lease:
+        with Lease(
+            ledger.leases, GenerationRef(pipeline, generation), holder, patience, note
+        ) as lease:
             ledger.failures.clear(pipeline, "lease")
             # A rebuild may have promoted another generation while this driver waited for the lease.
             current = ledger.generations.current_number(pipeline)

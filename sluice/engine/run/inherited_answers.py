@@ -26,7 +26,9 @@ def inherit_answers(ledger: Ledger, storage: Storage, epoch: int) -> None:
     again.
     """
     steps = {
-        operator.action.answers for operator in storage.job.operators if isinstance(operator.action, Call | TableLookup)
+        operator.action.answers
+        for operator in storage.job.operators
+        if isinstance(operator.action, Call | TableLookup)
     }
     name = storage.job.pipeline.name
     number = ledger.generations.current_number(name)
@@ -37,7 +39,9 @@ def inherit_answers(ledger: Ledger, storage: Storage, epoch: int) -> None:
         try:
             with worker_shard(worker.number, worker.location) as shard:
                 for page in pages_of_answers(shard):
-                    inherited = [replace(answer, batch=-1) for answer in page if answer.step in steps]
+                    inherited = [
+                        replace(answer, batch=-1) for answer in page if answer.step in steps
+                    ]
                     _write(storage, inherited, epoch)
         except StateError as error:
             log.warning("answers lost", pipeline=name, worker=worker.number, why=error.detail)

@@ -85,7 +85,8 @@ class JobRun:
     def run(self) -> int:
         """Read, compute and publish all records. Returns the number of records read.
 
-        If the pipeline lingers, the run continues until no new records have arrived for `linger_ms`.
+        If the pipeline lingers, the run continues until no new records have arrived for
+        `linger_ms`.
         """
         with Ledger.open(self.settings.ledger) as ledger, self._lease(ledger) as lease:
             storage = Storage.of(self.job, lease.ref.generation, self.settings)
@@ -280,19 +281,26 @@ class JobRun:
                 identity=setup.topics,
                 partitions=query.partitions,
                 destinations=destinations,
-                auditor=Auditor(storage, self.settings.run, lease.epoch, ledger.audits.newest(storage.ref)),
+                auditor=Auditor(
+                    storage, self.settings.run, lease.epoch, ledger.audits.newest(storage.ref)
+                ),
                 newest=setup.newest,
             )
             with query_errors(publisher, storage, lease):
-                loop = BatchLoop(query, publisher, ledger, lease, setup.firsts, setup.size, setup.clocks)
+                loop = BatchLoop(
+                    query, publisher, ledger, lease, setup.firsts, setup.size, setup.clocks
+                )
                 has_new_partitions = self._run_batches(loop, setup.topics)
         return publisher.read, has_new_partitions
 
-    def _prepare(self, ledger: Ledger, lease: Lease, storage: Storage, written: Batch | None) -> None:
+    def _prepare(
+        self, ledger: Ledger, lease: Lease, storage: Storage, written: Batch | None
+    ) -> None:
         """Prepare the shards, and fence off earlier drivers from them. `written`: see `Storage.prepare`.
 
-        Raises _OutrankedError if the ledger has lost a newer lease: a fail-over of its database may have lost the
-        newest commits. It has lost no published batch, because `Storage.prepare` has compared it with the markers.
+        Raises _OutrankedError if the ledger has lost a newer lease: a fail-over of its database may
+        have lost the newest commits. It has lost no published batch, because `Storage.prepare` has
+        compared it with the markers.
         """
         try:
             storage.prepare(ledger, written, lease.epoch)
@@ -304,7 +312,9 @@ class JobRun:
         """Run the steps of a rebuild, or read all records. Returns whether the topics have new partitions to read."""
         if self.steps is None:
             return self._read_all(loop, topics) == "partitions"
-        prepare_for(loop.query.spark, computes_sql=loop.query.frames.computes_sql, records=FEW_RECORDS)
+        prepare_for(
+            loop.query.spark, computes_sql=loop.query.frames.computes_sql, records=FEW_RECORDS
+        )
         stores = loop.query.frames.types.stores
         loop.replay(join_steps(self.job, stores, self.steps, loop.firsts, loop.size.most_records()))
         return False
@@ -416,7 +426,8 @@ class JobRun:
             dead_letters: {"max.message.bytes": str(dead_letter_limit(limits))},
             writer.markers: MARKER_SETTINGS,
         }
-        # The topic of dead letters must accept dead letters of the largest records that other topics accept.
+        # The topic of dead letters must accept dead letters of the largest records that other
+        # topics accept.
         ensure_topics(kafka, dict.fromkeys(settings, 1), settings)
         return {topic: limits[topic] for topic in self.job.outputs} | topic_limits(
             kafka,
@@ -460,7 +471,8 @@ class _Setup:
 def _lease_of_hidden(ledger: Ledger, lease: Lease) -> Iterator[Lease]:
     """The lease of a generation that is not current. Raises LeaseError if the generation was removed meanwhile.
 
-    Without this check, the remaining batches would be written to empty shards. A later removal ends the lease.
+    Without this check, the remaining batches would be written to empty shards. A later removal ends
+    the lease.
     """
     with lease:
         if not ledger.sources.get(lease.ref):

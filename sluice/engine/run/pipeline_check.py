@@ -39,7 +39,9 @@ class NoRecords:
     spark: SparkSession
     interleaved = False
 
-    def read(self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str) -> DataFrame:
+    def read(
+        self, partitions: Mapping[str, int], task: BatchTask, columns: StructType | str
+    ) -> DataFrame:
         return self.spark.createDataFrame([], _RECORD).mapInArrow(Chain((task,)).__call__, columns)
 
 
@@ -47,8 +49,9 @@ class NoRecords:
 class Findings:
     """The results of a check, by pipeline.
 
-    An error is a TopologyError for an expression that Spark cannot resolve, or a CompatibilityError for an incompatible
-    change. A warning describes a compatible change that may alter the meaning of the state.
+    An error is a TopologyError for an expression that Spark cannot resolve, or a CompatibilityError
+    for an incompatible change. A warning describes a compatible change that may alter the meaning
+    of the state.
     """
 
     errors: dict[str, SluiceError] = field(default_factory=dict)

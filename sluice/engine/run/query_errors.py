@@ -19,7 +19,9 @@ from sluice.state.shard.addresses import shown
 _FULL_DISK = "No space left on device"
 _LEASE_LOST = re.compile(r"sluice\.errors\.LeaseError: (This driver has lost its lease[^\n]*)")
 _DAMAGED = re.compile(
-    r"sluice\.errors\.DamagedState: (Worker (\d+)'s shard [^\n]*?)(?: " + re.escape(DamagedState.next_step) + r")?$",
+    r"sluice\.errors\.DamagedState: (Worker (\d+)'s shard [^\n]*?)(?: "
+    + re.escape(DamagedState.next_step)
+    + r")?$",
     re.MULTILINE,
 )
 _PYTHON_ERROR = re.compile(r"[A-Za-z_.]+(Error|Exception|Crash): ")
@@ -67,7 +69,9 @@ def _task_error(storage: Storage, message: str) -> SluiceError | None:
     if (damaged := _DAMAGED.search(message)) is not None:
         worker = int(damaged[2])
         error = DamagedState(damaged[1], workers={worker: shown(storage.locations[worker])})
-        error.next_step = f"Restore the shard, or rebuild the state: sluice rebuild {storage.job.pipeline.name}."
+        error.next_step = (
+            f"Restore the shard, or rebuild the state: sluice rebuild {storage.job.pipeline.name}."
+        )
         return error
     return worker_error(storage.job, message)
 
@@ -75,8 +79,8 @@ def _task_error(storage: Storage, message: str) -> SluiceError | None:
 def _cause(message: str) -> str:
     """The innermost cause in Spark's message, without the stack trace."""
     lines = [line.strip() for line in message.splitlines()]
-    # Java writes the chain of causes from the outermost to the innermost, so the last of these lines
-    # has the innermost cause.
+    # Java writes the chain of causes from the outermost to the innermost, so the last of these
+    # lines has the innermost cause.
     prefix = "Caused by: "
     causes = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
     raised = [line for line in lines if _PYTHON_ERROR.match(line)]

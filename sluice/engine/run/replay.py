@@ -40,11 +40,14 @@ def replay_steps(history: Iterable[Batch]) -> Iterator[ReplayStep]:
         yield ReplayStep(ends, batch.begun, batch.partitions, batch.by_clock)
 
 
-def divided(begin: Positions, target: Positions, most_records: Callable[[], int]) -> Iterator[Positions]:
+def divided(
+    begin: Positions, target: Positions, most_records: Callable[[], int]
+) -> Iterator[Positions]:
     """The ends of the batches that together read the records from `begin` to `target`.
 
-    Each batch takes the same share of every partition, and about as many records as `most_records` says when the end is
-    asked for. The last batch is smaller, because nothing is left to be read while its output is written.
+    Each batch takes the same share of every partition, and about as many records as `most_records`
+    says when the end is asked for. The last batch is smaller, because nothing is left to be read
+    while its output is written.
     """
     position: dict[str, dict[str, int]] = {}
     for topic, ends in target.items():
@@ -70,7 +73,8 @@ def join_steps(
 ) -> list[ReplayStep]:
     """Join steps into larger steps of at most `most` records, if results do not depend on where batches end.
 
-    Many small batches replay much faster when joined. `types` has the DDL type of each store's values.
+    Many small batches replay much faster when joined. `types` has the DDL type of each store's
+    values.
     """
     if not _is_independent_of_batches(job, types):
         return list(steps)

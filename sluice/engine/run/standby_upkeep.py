@@ -62,15 +62,16 @@ class StandbyCopies:
         except (StateError, LeaseError) as error:
             log.warning("standbys not refreshed", **of, why=str(error))
         took = time.monotonic() - begun
-        # A refresh reads the whole copy, so it takes longer for a larger shard. The longer a refresh
-        # has taken, the longer is the pause before the next refresh.
+        # A refresh reads the whole copy, so it takes longer for a larger shard. The longer a
+        # refresh has taken, the longer is the pause before the next refresh.
         self._due_at = time.monotonic() + max(PAUSE_SECONDS, took * (_SHARE - 1))
 
 
 def promote_standbys(ledger: Ledger, pipeline: str, run: str, why: StateError) -> str:
     """Promote the standbys of the workers whose shards are damaged, or whose state servers do not answer.
 
-    Returns the reason why the standbys cannot replace the workers; an empty text if they have replaced them.
+    Returns the reason why the standbys cannot replace the workers; an empty text if they have
+    replaced them.
     """
     if not ledger.standbys.of(pipeline):
         return "There is no standby."

@@ -1,7 +1,8 @@
 """Reports the positions in a batch at which an operator's stream time advances.
 
-The tasks that create an operator's rows report where these rows advance its stream time. Every worker gets all reports,
-and therefore knows the operator's stream time at any position (`timeline.py`), although it has only some of the keys.
+The tasks that create an operator's rows report where these rows advance its stream time. Every
+worker gets all reports, and therefore knows the operator's stream time at any position
+(`timeline.py`), although it has only some of the keys.
 """
 
 from __future__ import annotations
@@ -184,8 +185,9 @@ class ReportAdvances:
         if edge.requires_value:
             complete &= has_value
         # A table's change advances stream time once. Its old value directly precedes its new value
-        # and has the same time, so an old value is left out if the next row replaces it, and advances
-        # stream time itself. A deleted row has only the old value, and the new value may have no key.
+        # and has the same time, so an old value is left out if the next row replaces it, and
+        # advances stream time itself. A deleted row has only the old value, and the new value may
+        # have no key.
         is_replaced = replaced_values({name: rows.column(name) for name in CHANGE_OF_ROW}, is_old)
         complete &= ~(is_replaced & np.append(complete[1:], False))
         # In Kafka Streams, a filtered table sends no tombstone for a row that has never passed the
@@ -193,7 +195,9 @@ class ReportAdvances:
         if isinstance(operator.action, Suppress) and operator.action.filtered:
             replaces_value = np.concatenate(([False], (is_old & has_value)[:-1]))
             complete &= ~is_old & (has_value | replaces_value)
-        columns = {name: rows.column(name).combine_chunks() for name in (*SORT_KEY, "time", "headers")}
+        columns = {
+            name: rows.column(name).combine_chunks() for name in (*SORT_KEY, "time", "headers")
+        }
         advances.add_rows(operator, edge.side, complete, columns)
 
 
@@ -217,7 +221,10 @@ def _advancing_rows(table: pa.Table, *, is_stream_join: bool) -> pa.Table:
     """The rows that, in the order of their positions, advance a stream time of their partition within this task."""
     order = np.argsort(position_numbers(table), kind="stable")
     times, numbers = table.column("time").to_numpy()[order], partition_numbers(table)[order]
-    sides, complete = table.column("side").to_numpy()[order], boolean_mask(table.column("complete"))[order]
+    sides, complete = (
+        table.column("side").to_numpy()[order],
+        boolean_mask(table.column("complete"))[order],
+    )
     advancing = np.zeros(len(times), bool)
     for number in np.unique(numbers):
         of_number = numbers == number

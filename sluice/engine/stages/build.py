@@ -17,7 +17,13 @@ from sluice.errors import EngineError, TopologyError
 from sluice.lookups.connections import Connection
 from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate, WindowedAggregate
 from sluice.operators.aggregation.aggregate_functions import Function
-from sluice.operators.aggregation.calculation import Batched, Calculation, Cogrouped, Custom, Functions
+from sluice.operators.aggregation.calculation import (
+    Batched,
+    Calculation,
+    Cogrouped,
+    Custom,
+    Functions,
+)
 from sluice.operators.aggregation.counted import EveryRecordsAggregate, LastRecordsAggregate
 from sluice.operators.aggregation.custom_windows import CustomWindowAggregate
 from sluice.operators.aggregation.sessions import SessionAggregate
@@ -66,11 +72,11 @@ def stage_operator(
 ) -> StageOperator:
     """The operator of a stage. `arguments`: operator → the types of its aggregate's arguments.
 
-    `is_read` is true if later expressions read fields of the results, so that the results must fit the types
-    that the plan has found for these fields.
-    `only_last` is true if only a key's last result in a batch matters, and `only_changes` if a result that equals the
-    previous one does not matter. `connections`: environment variable → the URL of
-    a database in which records are looked up.
+    `is_read` is true if later expressions read fields of the results, so that the results must fit
+    the types that the plan has found for these fields. `only_last` is true if only a key's last
+    result in a batch matters, and `only_changes` if a result that equals the previous one does not
+    matter. `connections`: environment variable → the URL of a database in which records are looked
+    up.
     """
     only_last = only_last and not operator.by_window
     action = operator.action
@@ -86,7 +92,13 @@ def stage_operator(
     return StageOperator(operator, partial(ByWindow, make) if is_wrapped else make)
 
 
-def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_last: bool, only_changes: bool) -> Make:
+def _make(
+    operator: PlannedOperator,
+    arguments: list[str],
+    is_read: bool,
+    only_last: bool,
+    only_changes: bool,
+) -> Make:
     action, sends_old_values = operator.action, operator.sends_old_values
     match action:
         case plan.Aggregate() | plan.PythonAggregate():
@@ -96,7 +108,12 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
                 where = f"aggregate into {operator.store!r} at {operator.step.at}"
                 raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
             if action.subtracts and action.window is None:
-                return partial(_table_aggregate, calculation, sends_old_values=sends_old_values, only_last=only_last)
+                return partial(
+                    _table_aggregate,
+                    calculation,
+                    sends_old_values=sends_old_values,
+                    only_last=only_last,
+                )
             return partial(
                 _aggregate,
                 calculation,
@@ -114,7 +131,9 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
         case plan.Latest():
             return _table(action, sends_old_values=sends_old_values)
         case plan.Suppress():
-            return _suppress(action, sends_old_values=sends_old_values, reads_windows=operator.reads_windows)
+            return _suppress(
+                action, sends_old_values=sends_old_values, reads_windows=operator.reads_windows
+            )
         case plan.StreamJoin(how=how, window=window):
             return partial(StreamJoin, how, window)
         case plan.TableJoin(kind="stream-table", history_ms=int(history_ms)):
@@ -143,7 +162,9 @@ def _make(operator: PlannedOperator, arguments: list[str], is_read: bool, only_l
 
 def _suppress(suppress: plan.Suppress, *, sends_old_values: bool, reads_windows: bool) -> Make:
     if suppress.early_ms is not None:
-        return partial(EarlyResults, suppress.wait_ms, suppress.early_ms, sends_old_values=sends_old_values)
+        return partial(
+            EarlyResults, suppress.wait_ms, suppress.early_ms, sends_old_values=sends_old_values
+        )
     if reads_windows:
         return partial(ClosingWindows, suppress.until, suppress.wait_ms)
     limit = BufferLimit(suppress.max_records, suppress.max_bytes, suppress.when_full)
@@ -227,7 +248,11 @@ def _aggregate(
     only_last: bool,
     only_changes: bool,
 ) -> Operator[Any]:
-    sent = {"sends_old_values": sends_old_values, "only_last": only_last, "only_changes": only_changes}
+    sent = {
+        "sends_old_values": sends_old_values,
+        "only_last": only_last,
+        "only_changes": only_changes,
+    }
     match window:
         case None:
             return Aggregate(calculation(), history_ms=history_ms, **sent)
@@ -292,14 +317,22 @@ def _custom(action: plan.PythonAggregate) -> Calculation:
         assert action.initializer is not None
         return Cogrouped(
             action.initializer.value,
-            [(adder.value, Any if takes is None else takes.value) for adder, takes in action.cogrouped],
+            [
+                (adder.value, Any if takes is None else takes.value)
+                for adder, takes in action.cogrouped
+            ],
             None if action.merger is None else action.merger.value,
             value_type,
         )
     argument_type = Any if action.takes is None else action.takes.value
     if action.takes_list:
         assert action.initializer is not None
-        return Batched(action.initializer.value, action.adder.value, value_type=value_type, argument_type=argument_type)
+        return Batched(
+            action.initializer.value,
+            action.adder.value,
+            value_type=value_type,
+            argument_type=argument_type,
+        )
     return Custom(
         None if action.initializer is None else action.initializer.value,
         action.adder.value,

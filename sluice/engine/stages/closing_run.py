@@ -70,7 +70,8 @@ class ClosingRun(OperatorRun):
             self.releases.schedule(key, self._release_due(key), BEGIN)
 
     def _stored_states(self, keys: Sequence[str]) -> dict[str, Any]:
-        # Few records have headers, so that most keys have no state. One look-up finds the keys that do.
+        # Few records have headers, so that most keys have no state. One look-up finds the keys that
+        # do.
         if self._with_headers is None:
             self._with_headers = frozenset(self._stored.due(self.spec.number, _LATEST))
         keys = [key for key in keys if key in self._with_headers] if self._with_headers else []
@@ -143,7 +144,13 @@ class ClosingRun(OperatorRun):
         numbers, starts, ends, times, due_times = np.array(found, np.int64).reshape(-1, 5).T
         values = pa.array(windows.calculation.results(aggregates), pa.string())
         results = WindowResults(
-            pa.array(keys, pa.string()), numbers, starts, ends, times, values, pa.array(headers, pa.string())
+            pa.array(keys, pa.string()),
+            numbers,
+            starts,
+            ends,
+            times,
+            values,
+            pa.array(headers, pa.string()),
         )
         # As in Kafka Streams, the final result of a window is never a tombstone.
         has_value = np.asarray(values.is_valid())

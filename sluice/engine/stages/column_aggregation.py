@@ -2,10 +2,10 @@
 
 The results are the same as if the operators took one record after the other. Records of a key that
 may share windows are in one *neighbourhood*. If the order of a neighbourhood's records matters, the
-operator processes these records one by one. There are three such cases: one of the records may belong
-to a window that has closed before; the neighbourhood has sliding windows of earlier batches, and
-new sliding windows depend on the times of earlier records; or it has two sessions that are at most a
-gap apart, but stay apart.
+operator processes these records one by one. There are three such cases: one of the records may
+belong to a window that has closed before; the neighbourhood has sliding windows of earlier batches,
+and new sliding windows depend on the times of earlier records; or it has two sessions that are at
+most a gap apart, but stay apart.
 """
 
 from __future__ import annotations
@@ -66,7 +66,11 @@ class HeldWindows:
     @classmethod
     def of(cls, states: KeyStates[Windows]) -> Self:
         """The windows in the states of the keys."""
-        windows = [(key, start, time) for key, state in states.existing() for start, (time, _) in state.items()]
+        windows = [
+            (key, start, time)
+            for key, state in states.existing()
+            for start, (time, _) in state.items()
+        ]
         keys, starts, times = np.array(windows, np.int64).reshape(-1, 3).T
         return cls(keys, starts, times)
 
@@ -101,7 +105,8 @@ class Records:
             return self.held.keys
         continued = np.full(len(self.held.keys), -1)
         if len(self.neighbourhoods_of_held):
-            # A session is a whole neighbourhood, so its records and the held sessions in it are one session.
+            # A session is a whole neighbourhood, so its records and the held sessions in it are one
+            # session.
             of_windows, of_held = self.neighbourhoods[windows.first], self.neighbourhoods_of_held
         else:
             of_windows = self.line.places(windows.keys, windows.starts)
@@ -138,7 +143,8 @@ class ColumnAggregation:
         window = operator.window
         # If several records have the largest value of `max_by`, the order in which sessions merge
         # decides which of the records counts. This class aggregates all records of a session at
-        # once, without this order. So it does not compute `max_by` and similar functions of sessions.
+        # once, without this order. So it does not compute `max_by` and similar functions of
+        # sessions.
         in_order = not isinstance(window, SessionWindow)
         functions = ColumnFunctions.of(operator.calculation, in_order=in_order)
         if functions is None or not isinstance(window, TimeWindow | SlidingWindow | SessionWindow):
@@ -169,7 +175,9 @@ class ColumnAggregation:
         """Whether results may have headers of records."""
         return bool(self.suppressing) and table.column("headers").null_count < len(table)
 
-    def _aggregate(self, table: pa.Table, key_texts: pa.Array, before: Times, output: StageOutput) -> Integers:
+    def _aggregate(
+        self, table: pa.Table, key_texts: pa.Array, before: Times, output: StageOutput
+    ) -> Integers:
         """Aggregate the records whose order does not matter, and return the indices of their rows."""
         complete = self._complete(table)
         if not len(complete):
@@ -201,24 +209,32 @@ class ColumnAggregation:
         )
         is_merged = self._merge_with_held(records, windows, aggregates, results, output)
         self._hold(results, aggregates, ~is_merged)
-        output.add_rows(emitted_rows(self.run.spec.number, len(results), results.columns() | self._at_end))
+        output.add_rows(
+            emitted_rows(self.run.spec.number, len(results), results.columns() | self._at_end)
+        )
         for run in self.suppressing:
             _suppress(run, results, output)
         return records.rows
 
     def _complete(self, table: pa.Table) -> Integers:
         """The indices of the rows with a key, a time and, if it is needed, a value."""
-        is_complete = boolean_mask(table.column("key").is_valid()) & (table.column("time").to_numpy() >= 0)
+        is_complete = boolean_mask(table.column("key").is_valid()) & (
+            table.column("time").to_numpy() >= 0
+        )
         if isinstance(self.window, SlidingWindow):
             is_complete &= boolean_mask(table.column("value").is_valid())
         return np.flatnonzero(is_complete)
 
-    def _records(self, table: pa.Table, key_texts: pa.Array, complete: Integers, before: Times) -> Records:
+    def _records(
+        self, table: pa.Table, key_texts: pa.Array, complete: Integers, before: Times
+    ) -> Records:
         """Of the rows with the indices `complete`, the records whose order does not matter."""
         window = self.window
         times = table.column("time").to_numpy()[complete]
         keys = pc.index_in(table.column("key").take(pa.array(complete)), key_texts).to_numpy()
-        held = HeldWindows.of(KeyStates(key_texts.to_pylist(), self.run.states, self.operator.new_state))
+        held = HeldWindows.of(
+            KeyStates(key_texts.to_pylist(), self.run.states, self.operator.new_state)
+        )
         all_times = np.concatenate((times, held.starts, held.times))
         line = Line.over(len(key_texts), all_times, reach_of(window))
         places = line.places(keys, times)
@@ -297,10 +313,14 @@ class ColumnAggregation:
             values[number] = calculation.result(aggregate)
             if is_needed[number]:
                 key = results.key_texts[results.keys[number]].as_py()
-                self.run.state(key)[int(results.starts[number])] = int(results.times[number]), aggregate
+                self.run.state(key)[int(results.starts[number])] = (
+                    int(results.times[number]),
+                    aggregate,
+                )
         results.values = pa.array(values, pa.string())
         if are_sessions:
-            # A result's key includes the session's bounds: if they change, a tombstone deletes the old key.
+            # A result's key includes the session's bounds: if they change, a tombstone deletes the
+            # old key.
             new_bounds = list(zip(results.starts.tolist(), results.ends.tolist(), strict=True))
             replaced = [window for window in held_windows if window[1:3] != new_bounds[window[3]]]
             if replaced:
@@ -310,8 +330,16 @@ class ColumnAggregation:
     def _tombstones(self, sessions: Sequence[tuple[str, int, int, int]]) -> pa.RecordBatch:
         """Rows that delete sessions from the store, given their keys, starts and ends."""
         keys, starts, ends, _ = zip(*sessions, strict=True)
-        columns = {"key": pa.array(keys), "window_start": pa.array(starts), "window_end": pa.array(ends)}
-        return emitted_rows(self.run.spec.number, len(keys), columns | {"time": columns["window_end"]} | self._at_end)
+        columns = {
+            "key": pa.array(keys),
+            "window_start": pa.array(starts),
+            "window_end": pa.array(ends),
+        }
+        return emitted_rows(
+            self.run.spec.number,
+            len(keys),
+            columns | {"time": columns["window_end"]} | self._at_end,
+        )
 
     @property
     def _at_end(self) -> dict[str, Any]:
@@ -324,7 +352,9 @@ class ColumnAggregation:
         kept = np.flatnonzero(is_kept)
         keys = results.where(is_kept).texts_of_keys().to_pylist()
         times = results.starts[kept].tolist(), results.times[kept].tolist()
-        for key, start, time, aggregate in zip(keys, *times, aggregates.aggregates(kept), strict=True):
+        for key, start, time, aggregate in zip(
+            keys, *times, aggregates.aggregates(kept), strict=True
+        ):
             self.run.state(key)[start] = time, aggregate
 
     def _is_needed(self, results: WindowResults) -> Mask:
@@ -358,7 +388,9 @@ def _suppress(run: OperatorRun, results: WindowResults, output: StageOutput) -> 
     due = closes_at(results.ends, suppress.wait_ms)
     is_closed = due <= timeline.closed_after
     if is_closed.any():
-        output.add_rows(closed_rows(run.spec, suppress, timeline, results.where(is_closed), due[is_closed]))
+        output.add_rows(
+            closed_rows(run.spec, suppress, timeline, results.where(is_closed), due[is_closed])
+        )
     is_waiting = ~is_closed
     if isinstance(suppress, ClosingWindows):
         # The aggregate's state has the results.
@@ -368,7 +400,9 @@ def _suppress(run: OperatorRun, results: WindowResults, output: StageOutput) -> 
         column.to_pylist() for column in (waiting.texts_of_keys(), waiting.values, waiting.headers)
     )
     times = (column.tolist() for column in (waiting.starts, waiting.ends, waiting.times))
-    for key, value, headers_of_last, start, end, time in zip(keys, values, headers, *times, strict=True):
+    for key, value, headers_of_last, start, end, time in zip(
+        keys, values, headers, *times, strict=True
+    ):
         if isinstance(suppress, ClosingWindows):
             suppress.keep_headers(run.state(key), (start, end), headers_of_last)
         else:

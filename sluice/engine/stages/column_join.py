@@ -41,8 +41,13 @@ class ColumnJoin:
     def of(cls, run: OperatorRun) -> Self | None:
         """The join of an operator; None if the operator processes its rows one by one, or needs no stream time."""
         operator = run.operator
-        # With `Watch`, a record that is due waits for the next search, which depends on the rows of all keys.
-        if not isinstance(operator, StreamJoin) or not any(operator.outer) or operator.shared is not None:
+        # With `Watch`, a record that is due waits for the next search, which depends on the rows of
+        # all keys.
+        if (
+            not isinstance(operator, StreamJoin)
+            or not any(operator.outer)
+            or operator.shared is not None
+        ):
             return None
         assert run.timeline is not None
         return cls(run, operator, run.timeline)
@@ -55,7 +60,9 @@ class ColumnJoin:
         if len(rows) < FEWEST_ROWS:
             return rows
         is_left = np.ones(len(rows), np.bool_)
-        numbered = OperatorRows({**rows.columns, _NUMBER: pa.array(np.arange(len(rows)))}, rows.stream_times)
+        numbered = OperatorRows(
+            {**rows.columns, _NUMBER: pa.array(np.arange(len(rows)))}, rows.stream_times
+        )
         for keyed, part in numbered.by_key():
             if keyed is not None:
                 joined = self._join(keyed, part, output)
@@ -76,7 +83,9 @@ class ColumnJoin:
         results, released = joined
         output.add_columns(self.run.spec, results, keyed, part)
         if len(released.keys):
-            output.add_rows(released_rows(self.run.spec.number, self.timeline, released, {}, before=True))
+            output.add_rows(
+                released_rows(self.run.spec.number, self.timeline, released, {}, before=True)
+            )
         assert self.run.releases is not None
         for key in keyed.keys:
             # The results of the key that were due in this batch are sent now.

@@ -60,4 +60,6 @@ class DriverRows:
 def _returned_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
     columns = dict(zip(rows.schema.names, rows.columns, strict=True))
     columns["group_id"] = columns["target"]
-    return pa.RecordBatch.from_arrays([columns[name] for name in RETURNED_ROW.names], schema=RETURNED_ROW)
+    return pa.RecordBatch.from_arrays(
+        [columns[name] for name in RETURNED_ROW.names], schema=RETURNED_ROW
+    )

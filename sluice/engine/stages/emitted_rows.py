@@ -17,7 +17,13 @@ from sluice.operators.columns import ReleasedResults
 
 def emitted_rows(operator: int, count: int, columns: Mapping[str, Any]) -> pa.RecordBatch:
     """The results of an operator as rows."""
-    fixed = {"target": operator, "emitted": True, "output": DEFAULT_OUTPUT, "before": BEFORE_ALL, "after": BEFORE_ALL}
+    fixed = {
+        "target": operator,
+        "emitted": True,
+        "output": DEFAULT_OUTPUT,
+        "before": BEFORE_ALL,
+        "after": BEFORE_ALL,
+    }
     return rows(count, {**columns, **fixed})
 
 
@@ -31,11 +37,15 @@ def released_rows(
 ) -> pa.RecordBatch:
     """Results that wait for stream time, as rows.
 
-    As in the operators, each result gets the position of the row with which stream time reaches the time at which the
-    result is due, and the headers of this row's record, unless `columns` has other headers. The result comes right
-    before this row, or right after it.
+    As in the operators, each result gets the position of the row with which stream time reaches the
+    time at which the result is due, and the headers of this row's record, unless `columns` has
+    other headers. The result comes right before this row, or right after it.
     """
     caused = timeline.closings(results.due)
     caused["path"] = release_paths(caused["path"], results, before=before)
-    of_results = {"key": results.texts_of_keys(), "value": results.values, "time": pa.array(results.times)}
+    of_results = {
+        "key": results.texts_of_keys(),
+        "value": results.values,
+        "time": pa.array(results.times),
+    }
     return emitted_rows(operator, len(results.keys), {**caused, **of_results, **columns})

@@ -1,8 +1,8 @@
 """The task after the stateless steps: turns records into rows for operators, and into state rows of groups.
 
-Each operator has a stream time per partition. If all rows of an operator come from one topic, a partition's task knows
-the stream time, and each row includes the stream time before and after its record. Every task also reports where its
-rows advance the stream time of an operator (`advances`).
+Each operator has a stream time per partition. If all rows of an operator come from one topic, a
+partition's task knows the stream time, and each row includes the stream time before and after its
+record. Every task also reports where its rows advance the stream time of an operator (`advances`).
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ class Ingest:
             # windows may close because a partition has become idle.
             topics = {topic for topic, _ in task.parts}
             timed = [operator for operator in self.operators if operator.has_own_stream_time]
-            with_records = [operator for operator in timed if not topics.isdisjoint(operator.topics)]
+            with_records = [
+                operator for operator in timed if not topics.isdisjoint(operator.topics)
+            ]
             yield from task.advances.reports(with_records, self.workers)
             task.end(self.sinks)
 
@@ -139,7 +141,8 @@ class Ingest:
             outcome = self.sinks.collect(records, results)
             for group, windowed in task.windowing.windowed(records, part, results, outcome):
                 yield from task.windowed.add_records(group, windowed)
-            # Records are counted after all groups, because a record that any group aggregates is applied, not late.
+            # Records are counted after all groups, because a record that any group aggregates is
+            # applied, not late.
             undecided[slice(None) if mask is None else mask] = results.count_records(outcome)
         if not self.operators:
             return
@@ -240,7 +243,11 @@ class Ingest:
         return advancing
 
     def _add_times_of_records(
-        self, batch: pa.RecordBatch, operator: PlannedOperator, positions: dict[str, Times], task: _TaskResults
+        self,
+        batch: pa.RecordBatch,
+        operator: PlannedOperator,
+        positions: dict[str, Times],
+        task: _TaskResults,
     ) -> None:
         """Add reports for all records of the topics that advance the stream time of a processor after other operators.
 

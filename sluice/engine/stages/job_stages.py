@@ -90,7 +90,8 @@ class Stages:
             if edge.unchanged_result is None:
                 for number, sql in enumerate(edge.values):
                     values.append(Column(f"{edge.column}_{number}", sql, edge.target))
-        # The types of all edges are found at once, because Spark analyzes the whole query again for each call.
+        # The types of all edges are found at once, because Spark analyzes the whole query again for
+        # each call.
         types = kinds(values) if values else {}
         columns: list[Column] = []
         for edge in edges:
@@ -103,7 +104,9 @@ class Stages:
             if edge.has_arguments:
                 self.arguments[edge.target] = self._argument_types(edge, own)
             value = f"IF({edge.column} AND NOT {edge.is_null}, {_json(edge, own)}, NULL)"
-            columns.append(Column(edge.key_column, f"IF({edge.column}, {edge.key}, NULL)", edge.target))
+            columns.append(
+                Column(edge.key_column, f"IF({edge.column}, {edge.key}, NULL)", edge.target)
+            )
             columns.append(Column(edge.value_column, value, edge.target))
             if edge.foreign is not None:
                 foreign = f"IF({edge.column}, {edge.foreign}, NULL)"
@@ -124,7 +127,10 @@ class Stages:
                     f"{self.job.pipeline.steps[edge.target]}: a column adds values of type {earlier} and {kind}.",
                     next_step="Convert them to the same type with CAST, or use another name for one column.",
                 )
-        return [kind if earlier == "void" else earlier for earlier, kind in zip(earlier_kinds, kinds, strict=True)]
+        return [
+            kind if earlier == "void" else earlier
+            for earlier, kind in zip(earlier_kinds, kinds, strict=True)
+        ]
 
     def operators(self, number: int) -> list[PlannedOperator]:
         return [operator for operator in self.job.operators if operator.stage == number]
@@ -178,7 +184,8 @@ class Stages:
     def last_tasks(self, number: int) -> tuple[BatchTask, ...]:
         """The tasks that run when a stage's results have become rows for their targets.
 
-        The last of them yields row batches for the next tasks or, if it has written the shards, only side outputs.
+        The last of them yields row batches for the next tasks or, if it has written the shards,
+        only side outputs.
         """
         report_advances = ReportAdvances.of(self.job, number)
         moves = ForeignKeyMoves.of(self.job, number)

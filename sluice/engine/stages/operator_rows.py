@@ -12,7 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.engine.batch.row_schemas import SORT_KEY, Position, ranks, sorted_indices, stable_order, taken
+from sluice.engine.batch.row_schemas import (
+    SORT_KEY,
+    Position,
+    ranks,
+    sorted_indices,
+    stable_order,
+    taken,
+)
 from sluice.engine.batch.stream_time import BEFORE_ALL
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.base import Row
@@ -91,10 +98,16 @@ class OperatorRows:
             columns[name] = pa.concat_arrays([batch[name] for batch in batches])
             for batch in batches:
                 del batch[name]
-        given = {name: np.asarray(pc.fill_null(columns.pop(name), BEFORE_ALL)) for name in ("before", "after")}
+        given = {
+            name: np.asarray(pc.fill_null(columns.pop(name), BEFORE_ALL))
+            for name in ("before", "after")
+        }
         if timeline is None:
             return cls(columns, given)
-        return cls(columns, timeline.stream_times(pa.table({name: columns[name] for name in ("side", *SORT_KEY)})))
+        return cls(
+            columns,
+            timeline.stream_times(pa.table({name: columns[name] for name in ("side", *SORT_KEY)})),
+        )
 
     def __len__(self) -> int:
         return len(self.columns["key"]) if self._part_of is None else len(self._part_of[1])
@@ -114,7 +127,9 @@ class OperatorRows:
         if side is None:
             texts = self.key_texts
         else:
-            texts = _different_texts(self.columns["key"].filter(pc.equal(self.columns["side"], side)))
+            texts = _different_texts(
+                self.columns["key"].filter(pc.equal(self.columns["side"], side))
+            )
         different: list[str] = texts.to_pylist()
         return different
 
@@ -152,8 +167,9 @@ class OperatorRows:
     def by_key(self) -> Iterator[tuple[KeyedRows | None, Self]]:
         """The rows sorted by key and then by position, in parts with all rows of their keys.
 
-        Yields each part as KeyedRows and as OperatorRows. The rows without a key come last, only as OperatorRows.
-        Most operators read few columns of their rows, so each column of a part is made when it is first read.
+        Yields each part as KeyedRows and as OperatorRows. The rows without a key come last, only as
+        OperatorRows. Most operators read few columns of their rows, so each column of a part is
+        made when it is first read.
         """
         key_ranks = ranks(pa.chunked_array([self.columns["key"]]))
         order = self._order()
@@ -184,13 +200,17 @@ class OperatorRows:
     def _take(self, indices: Indices) -> Self:
         places = pa.array(indices)
         columns = {name: taken(column, places) for name, column in self.columns.items()}
-        return type(self)(columns, {name: times[indices] for name, times in self.stream_times.items()})
+        return type(self)(
+            columns, {name: times[indices] for name, times in self.stream_times.items()}
+        )
 
     def _part(self, indices: Indices) -> Self:
         """Like `_take`, but each column is made when it is first read."""
         places = pa.array(indices)
         columns = _LazyColumns(self.columns.keys(), lambda name: taken(self.columns[name], places))
-        stream_times = _LazyColumns(self.stream_times.keys(), lambda name: self.stream_times[name][indices])
+        stream_times = _LazyColumns(
+            self.stream_times.keys(), lambda name: self.stream_times[name][indices]
+        )
         return type(self)(columns, stream_times, (self, indices))
 
     def rows(self) -> Iterator[tuple[Position, Row]]:
@@ -202,7 +222,11 @@ class OperatorRows:
             times: dict[str, list[int]] = {}
             for name, of_rows in self.stream_times.items():
                 times[name] = of_rows[begin : begin + _ROWS_AT_ONCE].tolist()
-            latest = zip(times["left"], times["right"], strict=True) if "left" in times else repeat(_BEFORE_ALL)
+            latest = (
+                zip(times["left"], times["right"], strict=True)
+                if "left" in times
+                else repeat(_BEFORE_ALL)
+            )
             positions = zip(columns["sequence"], columns["origin"], columns["path"], strict=True)
             rows = map(
                 Row,
@@ -225,7 +249,10 @@ class OperatorRows:
         starts, ends = columns["window_start"], columns["window_end"]
         if starts.count(NO_WINDOW) == len(starts):
             return repeat(None)
-        return [None if start == NO_WINDOW else (start, end) for start, end in zip(starts, ends, strict=True)]
+        return [
+            None if start == NO_WINDOW else (start, end)
+            for start, end in zip(starts, ends, strict=True)
+        ]
 
 
 def _different_texts(column: pa.Array) -> pa.Array:

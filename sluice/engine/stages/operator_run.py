@@ -95,7 +95,9 @@ class OperatorRun:
         # the record is late. So an aggregate keeps a window until all of the streams have passed
         # it. But the largest stream time of the streams decides when a suppress step, which is
         # chained to the aggregate, sends the window's result.
-        return timeline.passed_by_all_sides if self.spec.chained_to is None else timeline.closed_after
+        return (
+            timeline.passed_by_all_sides if self.spec.chained_to is None else timeline.closed_after
+        )
 
     @property
     def timeline_of_rows(self) -> Timeline | None:
@@ -117,7 +119,9 @@ class OperatorRun:
                 # all its effects. A processor that has the stream time of topics may get several
                 # rows of one record, or none, so its timers fire after the record's last row.
                 plan = self.spec.plan
-                after_record = bool(plan.timed_by_topics) or any(edge.counts_every_record for edge in plan.edges)
+                after_record = bool(plan.timed_by_topics) or any(
+                    edge.counts_every_record for edge in plan.edges
+                )
                 process.fires_with_rows = not after_record
                 turn = turn_of_timers(plan.stage, plan.number) if after_record else b""
                 releases = Releases(self.timeline, before_row=False, turn=turn)
@@ -155,7 +159,9 @@ class OperatorRun:
         return self._stored.due(self._number_of_states, until)
 
     def _release_due(self, key: str) -> int | None:
-        assert isinstance(self.operator, StreamJoin | Suppress | Process | VersionedJoin | ExpiringTable)
+        assert isinstance(
+            self.operator, StreamJoin | Suppress | Process | VersionedJoin | ExpiringTable
+        )
         return self.operator.release_due(self.states[key])
 
     def release(self, output: StageOutput, position: Position, *, with_row: bool) -> None:
@@ -176,7 +182,9 @@ class OperatorRun:
                 self._release_key(output, DueKey(position, BEFORE_ALL, key))
         if with_row and releases.before_row and position != END:
             return
-        while (due_key := releases.next(position, inclusive=with_row or releases.before_row)) is not None:
+        while (
+            due_key := releases.next(position, inclusive=with_row or releases.before_row)
+        ) is not None:
             self._release_key(output, due_key)
         if isinstance(self.operator, Suppress):
             self.operator.check()
@@ -211,12 +219,16 @@ class OperatorRun:
         """Load the states of the keys that are not loaded, in one read."""
         keys = [key for key in keys if key not in self._loaded]
         self._loaded.update(keys)
-        self.states |= self._states_in_store(keys) if self.spec.has_states_in_store else self._stored_states(keys)
+        self.states |= (
+            self._states_in_store(keys)
+            if self.spec.has_states_in_store
+            else self._stored_states(keys)
+        )
         if self.spec.queryable_stores:
             assert isinstance(self.operator, Process)
             for key in keys:
-                # A processor replaces entries, and never changes them in place, so copied dictionaries
-                # still have the entries before the batch.
+                # A processor replaces entries, and never changes them in place, so copied
+                # dictionaries still have the entries before the batch.
                 entries_of_key = self.operator.entries(self.state(key))
                 self._entries_before[key] = [entries.copy() for entries in entries_of_key]
 
@@ -232,7 +244,10 @@ class OperatorRun:
         """The states of a table, made from the rows of its store. Empty if no result depends on them."""
         if not self.spec.plan.sends_old_values:
             return {}
-        return {key: LatestValue(value) for key, value in self._stored.read_store(self.spec.number, keys).items()}
+        return {
+            key: LatestValue(value)
+            for key, value in self._stored.read_store(self.spec.number, keys).items()
+        }
 
     def process_by_key(self, rows: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
         """Process all rows of the batch key by key. Yields the results.
@@ -295,11 +310,13 @@ class OperatorRun:
     def replaced_rows(self, rows: OperatorRows) -> frozenset[int]:
         """The indices of a table's old values that the next row replaces in the same group.
 
-        As in Kafka Streams, such a change is one update of the group. A change of group is two updates.
+        As in Kafka Streams, such a change is one update of the group. A change of group is two
+        updates.
         """
         if not isinstance(self.operator, TableAggregate):
             return frozenset()
-        # One record may change several rows of a group. `foreign` is the key of the changed row, and tells them apart.
+        # One record may change several rows of a group. `foreign` is the key of the changed row,
+        # and tells them apart.
         keys = rows.columns["key"]
         same_key = boolean_mask(pc.equal(keys.slice(0, max(len(keys) - 1, 0)), keys.slice(1)))
         replaced = replaced_values(rows.columns, boolean_mask(rows.columns["old"]))[:-1] & same_key
@@ -361,7 +378,9 @@ class OperatorRun:
         """Load the keys that have a due timer or other due state, and are not loaded yet."""
         due = self._stored.due(self.spec.number, self.closed)
         now, timer_before = self._stored.before.now, self._timer_before()
-        if isinstance(self.operator, Process) and (timer_before is None or BEFORE_ALL < timer_before <= now):
+        if isinstance(self.operator, Process) and (
+            timer_before is None or BEFORE_ALL < timer_before <= now
+        ):
             due = [*due, *self._stored.wall_due(self.spec.number, now)]
         self.load([key for key in dict.fromkeys(due) if key not in self._finished])
 
@@ -432,12 +451,17 @@ class OperatorRun:
 
     def result_after(self) -> dict[str, int]:
         """Name (see `due_name`) → when the worker's earliest held-back result is due."""
-        if self.timeline is None or not self._stored.before.goes_on_when_idle or not self._waits_for_time:
+        if (
+            self.timeline is None
+            or not self._stored.before.goes_on_when_idle
+            or not self._waits_for_time
+        ):
             return {}
         name = due_name(self.spec.plan.name, self._stored.worker)
         after = self.timeline.closed_after
         if isinstance(self.operator, StreamJoin) and self.operator.shared is not None:
-            # As in Kafka Streams, a record that is already due waits for the next search for unmatched records.
+            # As in Kafka Streams, a record that is already due waits for the next search for
+            # unmatched records.
             after = min(after, self.operator.shared.looked)
         return {name: self._stored.earliest_result(self._number_of_states, after)}
 
@@ -473,8 +497,12 @@ class OperatorRun:
         entries_after = [self.operator.entries(state) for state in self.states.values()]
         entries_before = [self._entries_before[key] for key in self.states]
         for number, group_id in enumerate(self.spec.queryable_stores):
-            before = self.operator.texts_of_entries(number, [entries[number] for entries in entries_before])
-            after = self.operator.texts_of_entries(number, [entries[number] for entries in entries_after])
+            before = self.operator.texts_of_entries(
+                number, [entries[number] for entries in entries_before]
+            )
+            after = self.operator.texts_of_entries(
+                number, [entries[number] for entries in entries_after]
+            )
             keys: list[str] = []
             values: list[str | None] = []
             for key, text_before, text in zip(self.states, before, after, strict=True):
@@ -497,7 +525,9 @@ class OperatorRun:
             replaced = self._versions.get(key)
             if not operator.is_empty(state):
                 wall = None if timed_by_clock is None else timed_by_clock.wall_due(state)
-                yield State(number, key, encode_state(state), operator.due(state), wall, replaces=replaced)
+                yield State(
+                    number, key, encode_state(state), operator.due(state), wall, replaces=replaced
+                )
             elif replaced is not None:
                 # A later batch must find this tombstone, not the state of an earlier batch.
                 yield State(number, key, None, replaces=replaced)

@@ -56,7 +56,10 @@ class RecordedAnswers:
 
     def _answers(self, turn: Sequence[_Placed]) -> list[Answered]:
         """The answers of these rows; empty answers for rows that need none."""
-        ids = [self._id(position, row) if self.operator.needs_answer(row) else "" for position, row in turn]
+        ids = [
+            self._id(position, row) if self.operator.needs_answer(row) else ""
+            for position, row in turn
+        ]
         answers = self._recorded([each for each in dict.fromkeys(ids) if each])
         # Rows with the same id are the same input of the same record, and share a call.
         unanswered: dict[str, Row] = {}
@@ -70,8 +73,8 @@ class RecordedAnswers:
     def _ask(self, asked: Mapping[str, Row]) -> dict[str, Answered]:
         """Ask for these rows, and record the answers.
 
-        Raises RecordFailed, after the other answers are recorded, if a call has failed and the step's policy is to end
-        the run.
+        Raises RecordFailed, after the other answers are recorded, if a call has failed and the
+        step's policy is to end the run.
         """
         results = self.operator.ask([*asked.values()])
         # The exceptions of failed calls hold each other in cycles. Only a garbage collection frees
@@ -101,7 +104,9 @@ class RecordedAnswers:
         action = self.spec.plan.action
         return isinstance(action, Call) and action.otherwise is not None
 
-    def _record(self, asked: Mapping[str, Row], answers: dict[str, Answered]) -> dict[str, Answered]:
+    def _record(
+        self, asked: Mapping[str, Row], answers: dict[str, Answered]
+    ) -> dict[str, Answered]:
         """Record answers. Returns the recorded answers: an answer of an earlier attempt is kept."""
         stored, policy = self.stored, self._action.policy
         if policy.keep_ms is None or not answers:
@@ -110,7 +115,11 @@ class RecordedAnswers:
         new: list[Answer] = []
         for each, answer in answers.items():
             key = asked[each].key or ""
-            new.append(Answer(self._action.answers, each, key, now, stored.batch, answer.value, answer.error))
+            new.append(
+                Answer(
+                    self._action.answers, each, key, now, stored.batch, answer.value, answer.error
+                )
+            )
         forget = {self._action.answers: now - policy.keep_ms}
         stored.shard.write_answers(new, stored.epoch, forget=forget)
         return answers | self._recorded([*answers])
@@ -134,9 +143,12 @@ class RecordedAnswers:
         """
         sequence, origin, _ = position
         place: tuple[str, int, int] | None = None
-        # A result that no record has caused, such as a timer's, is identified by key, value and time alone.
+        # A result that no record has caused, such as a timer's, is identified by key, value and
+        # time alone.
         if has_origin(sequence):
             source, partition = partition_of(origin)
             place = self.topics.get(source, ""), partition, offset_of(origin)
-        question = msgspec.msgpack.encode((place, row.key, row.foreign, row.value, row.time, row.window))
+        question = msgspec.msgpack.encode(
+            (place, row.key, row.foreign, row.value, row.time, row.window)
+        )
         return hashlib.blake2b(question, digest_size=16).hexdigest()

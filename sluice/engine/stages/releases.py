@@ -46,8 +46,8 @@ class Releases:
     When a row advances stream time, the results that become due are sent
 
     - before this row is processed, if `before_row` is true;
-    - after all rows of the same record that were re-keyed as often as this row, if there is a `turn`
-      (see `row_order.turn_of_timers`);
+    - after all rows of the same record that were re-keyed as often as this row, if there is a
+      `turn` (see `row_order.turn_of_timers`);
     - after this row otherwise.
     """
 
@@ -90,8 +90,8 @@ class Releases:
         if self.turn and has_origin(due_position[0]):
             sequence, origin, path = due_position
             due_position = sequence, origin, end_path(path)
-            # Several processors of a chain may have timers that are due after the same record. As in
-            # Kafka Streams, the earliest of them fires first.
+            # Several processors of a chain may have timers that are due after the same record. As
+            # in Kafka Streams, the earliest of them fires first.
             turn = sequence, origin, end_path(path) + release(due, before=False)
         if turn < position or (inclusive and turn == position):
             return self._pop(due_position)
@@ -123,8 +123,8 @@ class UnmatchedSearches(Releases):
         """Position and stream time of the current search."""
         self._next_advance = 0
         """The number of the first advance of stream time that has not been processed."""
-        # Kafka Streams searches for due keys only when it processes a record. Here, stream time may also have
-        # gone on without records, so a search must come before the first record.
+        # Kafka Streams searches for due keys only when it processes a record. Here, stream time may
+        # also have gone on without records, so a search must come before the first record.
         self._begins_with_search = timeline.went_on_when_idle
 
     def next(self, position: Position, *, inclusive: bool) -> DueKey | None:

@@ -26,7 +26,9 @@ def release_paths(causes: pa.Array, results: ReleasedResults, *, before: bool) -
     `causes`: the paths of these rows.
     """
     # A key has several results, so the elements are made of the keys.
-    keys = pc.replace_substring(results.key_texts.cast(pa.binary()), row_order.END_OF_TEXT, row_order.ESCAPED)
+    keys = pc.replace_substring(
+        results.key_texts.cast(pa.binary()), row_order.END_OF_TEXT, row_order.ESCAPED
+    )
     elements_of_keys = _joined(keys, pa.scalar(row_order.END_OF_TEXT)).take(pa.array(results.keys))
     releases = _elements(results.ranks, lambda rank: row_order.release(rank, before=before))
     return _joined(causes, releases, elements_of_keys, _result_elements(results.numbers))

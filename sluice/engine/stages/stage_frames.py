@@ -57,8 +57,8 @@ _ROW_CHANGES = frozenset({
 
 def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
     """Add the columns of an author's DataFrame function."""
-    # All columns of the row are packed into one column. Besides this column, the function's frame has
-    # only the fields of the value.
+    # All columns of the row are packed into one column. Besides this column, the function's frame
+    # has only the fields of the value.
     inputs = [f"{sql} AS {backticked(name)}" for name, sql in step.inputs]
     argument = frame.selectExpr(f"struct(*) AS {_ROW}", *inputs)
     try:
@@ -121,7 +121,9 @@ def after_stage(stages: Stages, number: int, row_batches: DataFrame) -> DataFram
     shuffled = row_batches.repartitionById(stages.job.pipeline.workers, "worker")
     with suppress(NeedsSparkError):
         targets = ShuffleTargets.of(stages, number)
-        return shuffled.mapInArrow(Chain((read_rows, task, targets, *last)).__call__, ROW_BATCH_TYPE)
+        return shuffled.mapInArrow(
+            Chain((read_rows, task, targets, *last)).__call__, ROW_BATCH_TYPE
+        )
     rows = shuffled.mapInArrow(Chain((read_rows, task, side_outputs.leave)).__call__, ROW_DDL)
     typed: list[str] = []
     for operator, column in stages.results(number):

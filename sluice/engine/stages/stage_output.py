@@ -80,9 +80,14 @@ class StageOperator:
     def has_states_in_store(self) -> bool:
         """Whether the operator is a table whose states are the rows of its store.
 
-        A windowed table has states of its own, because the store forgets windows after the retention.
+        A windowed table has states of its own, because the store forgets windows after the
+        retention.
         """
-        return self.plan.action == plan.Latest() and self.plan.store is not None and not self.plan.by_window
+        return (
+            self.plan.action == plan.Latest()
+            and self.plan.store is not None
+            and not self.plan.by_window
+        )
 
     @cached_property
     def queryable_stores(self) -> tuple[int, ...]:
@@ -240,8 +245,8 @@ class StageOutput:
     ) -> None:
         """Add a row at the current position.
 
-        If an operator has `emitted` the row as its result, `target` is the number of this operator. For any other row,
-        `target` is the number of a sink or of a store's group, or REJECTED.
+        If an operator has `emitted` the row as its result, `target` is the number of this operator.
+        For any other row, `target` is the number of a sink or of a store's group, or REJECTED.
         """
         assert self.operator is not None
         sequence, origin, cause_path = self.position
@@ -282,7 +287,9 @@ class StageOutput:
         assert self.operator is not None
         sequence, _, row_path = self.position
         due = released.due if rank is None else rank
-        path = row_order.release_path(row_path, due, released.key, before=released.before_row, turn=released.turn)
+        path = row_order.release_path(
+            row_path, due, released.key, before=released.before_row, turn=released.turn
+        )
         if has_origin(sequence):
             return path
         # No record causes a result at the end of a batch. Such a result is identified by the
@@ -294,7 +301,11 @@ class StageOutput:
         self._batches.append(batch)
 
     def put_state_rows(
-        self, group_id: int, keys: Sequence[str], values: Sequence[str | None], windows: Sequence[Bounds] | None = None
+        self,
+        group_id: int,
+        keys: Sequence[str],
+        values: Sequence[str | None],
+        windows: Sequence[Bounds] | None = None,
     ) -> None:
         """Add changes to the state rows of different keys, at the current position. `windows`: those of the keys."""
         columns = {
@@ -307,8 +318,13 @@ class StageOutput:
         }
         if windows is not None:
             starts, ends = zip(*windows, strict=True)
-            columns |= {"window_start": pa.array(starts, pa.int64()), "window_end": pa.array(ends, pa.int64())}
-        self._batches.append(rows(len(keys), columns | dict(zip(SORT_KEY, self.position, strict=True))))
+            columns |= {
+                "window_start": pa.array(starts, pa.int64()),
+                "window_end": pa.array(ends, pa.int64()),
+            }
+        self._batches.append(
+            rows(len(keys), columns | dict(zip(SORT_KEY, self.position, strict=True)))
+        )
 
     def hold(self) -> None:
         self._rows_before_hold = len(self._rows)
@@ -418,7 +434,9 @@ class StageOutput:
                 emitted=False,
             )
 
-    def add_columns(self, operator: StageOperator, results: Results, keyed: KeyedRows, rows_of: OperatorRows) -> None:
+    def add_columns(
+        self, operator: StageOperator, results: Results, keyed: KeyedRows, rows_of: OperatorRows
+    ) -> None:
         """Add the results that an operator has computed as columns. `rows_of` are the same rows as `keyed`."""
         for reason, dropped in results.dropped.items():
             self._count_rows(f"{reason}/{operator.plan.name}", rows_of.values_at("origin", dropped))
@@ -431,11 +449,14 @@ class StageOutput:
             return
         numbers = _numbers_within(results.rows)
         chosen = np.arange(len(results.rows))
-        # The last result of a key is the last of its rows' results only if results have the keys of their rows.
+        # The last result of a key is the last of its rows' results only if results have the keys of
+        # their rows.
         if operator.number in self.only_stored and results.keys is None and results.windows is None:
             chosen = np.flatnonzero(np.diff(keyed.key_numbers[results.rows], append=-1))
         causes, taken = results.rows[chosen], pa.array(chosen)
-        keys = rows_of.values_at("key", causes) if results.keys is None else results.keys.take(taken)
+        keys = (
+            rows_of.values_at("key", causes) if results.keys is None else results.keys.take(taken)
+        )
         columns: dict[str, pa.Array | int | bool | str] = {
             "target": operator.number,
             "emitted": True,
@@ -444,15 +465,21 @@ class StageOutput:
             "key": keys,
             "value": results.values.take(taken),
             "time": pa.array(results.times[chosen]),
-            "path": result_paths(rows_of.values_at("path", causes), numbers[chosen], rekeyed=operator.rekeys_results),
+            "path": result_paths(
+                rows_of.values_at("path", causes), numbers[chosen], rekeyed=operator.rekeys_results
+            ),
         }
         for name in ("headers", "sequence", "origin"):
             columns[name] = rows_of.values_at(name, causes)
         if results.headers is not None:
             columns["headers"] = results.headers.take(taken)
         if results.windows is not None:
-            columns["window_start"], columns["window_end"] = (pa.array(bounds[chosen]) for bounds in results.windows)
-        self._batches.append(rows(len(chosen), columns | {"before": BEFORE_ALL, "after": BEFORE_ALL}))
+            columns["window_start"], columns["window_end"] = (
+                pa.array(bounds[chosen]) for bounds in results.windows
+            )
+        self._batches.append(
+            rows(len(chosen), columns | {"before": BEFORE_ALL, "after": BEFORE_ALL})
+        )
 
     def _pass_over_rows(self, rows_of: OperatorRows, indices: Indices, outcome: Outcome) -> None:
         if len(indices):
@@ -463,23 +490,33 @@ class StageOutput:
 
     def _send_late_rows(self, sink: int, rows_of: OperatorRows, late: Indices) -> None:
         """Send the original values of rows to the topic for late records."""
-        columns = {name: rows_of.values_at(name, late) for name in ("key", "time", "headers", "sequence", "origin")}
+        columns = {
+            name: rows_of.values_at(name, late)
+            for name in ("key", "time", "headers", "sequence", "origin")
+        }
         columns["value"] = rows_of.values_at("foreign", late)
-        columns["path"] = result_paths(rows_of.values_at("path", late), np.zeros(len(late), np.intp))
-        self._batches.append(rows(len(late), columns | {"target": sink, "before": BEFORE_ALL, "after": BEFORE_ALL}))
+        columns["path"] = result_paths(
+            rows_of.values_at("path", late), np.zeros(len(late), np.intp)
+        )
+        self._batches.append(
+            rows(len(late), columns | {"target": sink, "before": BEFORE_ALL, "after": BEFORE_ALL})
+        )
 
     def _count_rows(self, name: str, origins: pa.Array) -> None:
         if not len(origins):
             return
         self.counts[name] += len(origins)
-        for origin, number in zip(*np.unique(np.asarray(origins) >> OFFSET_BITS, return_counts=True), strict=True):
+        for origin, number in zip(
+            *np.unique(np.asarray(origins) >> OFFSET_BITS, return_counts=True), strict=True
+        ):
             part = partition_of(int(origin) << OFFSET_BITS)
             self.by_partition.setdefault(part, Counter())[name] += int(number)
 
     def take(self) -> Iterator[pa.RecordBatch]:
         """All results so far, as Arrow batches.
 
-        If an operator's results go only to a store, only the last result for each row of the store is included.
+        If an operator's results go only to a store, only the last result for each row of the store
+        is included.
         """
         batches, self._batches = self._batches, []
         for batch in batches:
@@ -508,7 +545,9 @@ class StageOutput:
         is_kept = boolean_mask(pc.invert(pc.and_(batch.column("emitted"), of_stores)))
         stored = np.flatnonzero(~is_kept)
         table = pa.Table.from_batches([batch]).take(pa.array(stored))
-        state_row = [ranks(table.column(name)) for name in ("window_end", "window_start", "key", "target")]
+        state_row = [
+            ranks(table.column(name)) for name in ("window_end", "window_start", "key", "target")
+        ]
         order = np.lexsort([*position_keys(table), *state_row])
         differs = np.zeros(len(order), bool)
         for numbers in state_row:

@@ -1,7 +1,7 @@
 """The task of a stage: passes one worker's rows, in order, through the stage's operators.
 
-The worker's shard stores a version of each state per batch, so a retried batch starts from the same states. If the
-driver has lost its lease, reading and writing states fails.
+The worker's shard stores a version of each state per batch, so a retried batch starts from the same
+states. If the driver has lost its lease, reading and writing states fails.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ class Stage:
     ) -> Iterator[pa.RecordBatch]:
         timelines, row_bytes = self._timelines(received.reports, before), received.size
         with worker_shard(worker, self.locations[worker], self.token) as shard:
-            run = StageRun.of(self, BatchStates(shard, worker, batch, self.epoch, before), timelines)
+            run = StageRun.of(
+                self, BatchStates(shard, worker, batch, self.epoch, before), timelines
+            )
             yield from run.process(received.by_target)
             yield from run.close()
             shard.write_states(batch, run.operators, run.states_to_store(), self.epoch)
@@ -128,7 +130,9 @@ class Stage:
             by_partition[f"{self.topics[source]}-{number}"] = dict(counts)
         return BatchStats(dict(output.counts), times, by_partition=by_partition)
 
-    def _timelines(self, reports: Mapping[int, list[bytes]], before: StreamTimes) -> dict[str, Timeline]:
+    def _timelines(
+        self, reports: Mapping[int, list[bytes]], before: StreamTimes
+    ) -> dict[str, Timeline]:
         """Operator name → its stream times in this batch, for operators with their own stream time."""
         timelines: dict[str, Timeline] = {}
         for operator in self.operators:
@@ -160,7 +164,9 @@ class StageRows:
 
     def add(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Add the rows for the stage. Yields the other rows, and the rows that later stages share with this one."""
-        of_stage = pc.and_(pc.is_in(batch.column("target"), self._operators), pc.invert(batch.column("emitted")))
+        of_stage = pc.and_(
+            pc.is_in(batch.column("target"), self._operators), pc.invert(batch.column("emitted"))
+        )
         if not pc.all(of_stage).as_py():
             yield batch.filter(pc.invert(of_stage))
             batch = batch.filter(of_stage)
@@ -178,7 +184,11 @@ class StageRows:
         targets = pc.unique(batch.column("target")).to_pylist()
         for target in targets:
             # In most pipelines, all rows of a batch are for one operator, and nothing is copied.
-            rows = batch if len(targets) == 1 else batch.filter(pc.equal(batch.column("target"), target))
+            rows = (
+                batch
+                if len(targets) == 1
+                else batch.filter(pc.equal(batch.column("target"), target))
+            )
             self._add_rows(target, rows)
             for edge in self._sharing.get(target, ()):
                 shared = _shared_rows(rows, edge)
@@ -246,7 +256,9 @@ class StageRun:
             timeline = timelines.get(operator.plan.clock)
             if operator.chained_to is not None and operator.plan.reads_windows:
                 assert timeline is not None
-                run: OperatorRun = ClosingRun(operator, states, timeline, operators[operator.chained_to])
+                run: OperatorRun = ClosingRun(
+                    operator, states, timeline, operators[operator.chained_to]
+                )
             else:
                 run = OperatorRun(operator, states, timeline)
             operators[operator.number] = run
@@ -307,7 +319,9 @@ class StageRun:
         for run in runs:
             run.load(keys)
 
-    def _process_in_order(self, runs: Sequence[OperatorRun], rows: OperatorRows) -> Iterator[pa.RecordBatch]:
+    def _process_in_order(
+        self, runs: Sequence[OperatorRun], rows: OperatorRows
+    ) -> Iterator[pa.RecordBatch]:
         """Pass rows, sorted by position, to the first operator.
 
         Send due results before and after each row.
@@ -356,7 +370,8 @@ class StageRun:
     def timers_after(self) -> dict[str, int]:
         """When the earliest timers and the earliest held-back results are due after the batch.
 
-        There is a time for each processor with timers, and for each operator that holds back results.
+        There is a time for each processor with timers, and for each operator that holds back
+        results.
         """
         timers: dict[str, int] = {}
         for operator in self.operators.values():

@@ -38,7 +38,11 @@ class _Clock:
     @classmethod
     def of(cls, before: int, times: Times, advancing: Mask | bool = True) -> Self:
         """The clock of a partition that only some of its advances, given by their `times`, move on."""
-        return cls(np.maximum.accumulate(np.concatenate(([before], np.where(advancing, times, BEFORE_ALL)))))
+        return cls(
+            np.maximum.accumulate(
+                np.concatenate(([before], np.where(advancing, times, BEFORE_ALL)))
+            )
+        )
 
     @property
     def last(self) -> int:
@@ -71,8 +75,9 @@ _SUFFIXES = {"all_rows": ".any", "closed": "", "left": ".0", "right": ".1"}
 class Timeline:
     """An operator's stream time at every position of a batch.
 
-    Partitions of several topics with the same number share a stream time. The closed time, up to which all windows are
-    closed, is the smallest stream time of all partition numbers that are not idle.
+    Partitions of several topics with the same number share a stream time. The closed time, up to
+    which all windows are closed, is the smallest stream time of all partition numbers that are not
+    idle.
     """
 
     def __init__(
@@ -104,7 +109,9 @@ class Timeline:
             if clocks.counts[-1] or not before.is_idle(operator.topics, number):
                 self._active.append(clocks)
         last = min((clocks.closed.last for clocks in self._active), default=BEFORE_ALL)
-        self.closed_after = max(last, self.closed_before) if len(self._times) else self.closed_before
+        self.closed_after = (
+            max(last, self.closed_before) if len(self._times) else self.closed_before
+        )
 
     @cached_property
     def _table(self) -> pa.Table:
@@ -128,7 +135,9 @@ class Timeline:
         # It is the smallest closed time of the active partitions.
         closed = np.full(len(self._times) + 1, BEFORE_ALL)
         if self._active:
-            closed = np.minimum.reduce([clocks.closed.after[clocks.counts] for clocks in self._active])
+            closed = np.minimum.reduce(
+                [clocks.closed.after[clocks.counts] for clocks in self._active]
+            )
         closed = np.maximum(closed, self.closed_before)
         closed[0] = self.closed_before
         closings = np.flatnonzero(np.diff(closed) > 0)
@@ -147,7 +156,9 @@ class Timeline:
             clock = _Clock.of(before["closed"], times)
             of_sides: dict[int, _Clock] = {}
             for side in self._operator.timed_sides:
-                of_sides[side] = _Clock.of(self._stored_time(f".{side}", number), times, sides == side)
+                of_sides[side] = _Clock.of(
+                    self._stored_time(f".{side}", number), times, sides == side
+                )
             if self._operator.joins_versions:
                 # In a join with a versioned table, the stream's records wait for the stream time of
                 # their own stream, not of the table.
@@ -165,7 +176,9 @@ class Timeline:
     def _stored_time(self, suffix: str, number: int) -> int:
         """The stream time before the batch, of all topics' partitions with this number."""
         operator = self._operator
-        return max(self._before.of(f"{operator.clock}{suffix}", topic, number) for topic in operator.topics)
+        return max(
+            self._before.of(f"{operator.clock}{suffix}", topic, number) for topic in operator.topics
+        )
 
     @cached_property
     def searches(self) -> tuple[tuple[Indices, Times], ...]:
@@ -189,7 +202,9 @@ class Timeline:
                 continue
             # Co-partitioned topics share the time, so it is stored once, under the first topic with
             # this partition.
-            topic = next(topic for topic in operator.topics if self._before.partitions[topic] > number)
+            topic = next(
+                topic for topic in operator.topics if self._before.partitions[topic] > number
+            )
             for name in names:
                 clock: _Clock = getattr(clocks, name)
                 times[f"{operator.clock}{_SUFFIXES[name]}/{topic}/{number}"] = clock.last
@@ -214,8 +229,9 @@ class Timeline:
     def latest_of_sides(self) -> tuple[int, int]:
         """The stream times that both sides of a join have reached after the batch in every partition.
 
-        The smallest time counts, because a side may lag behind in one partition, and that partition's later records can
-        still match earlier records. Idle partitions, and partitions without any record of a side, are ignored.
+        The smallest time counts, because a side may lag behind in one partition, and that
+        partition's later records can still match earlier records. Idle partitions, and partitions
+        without any record of a side, are ignored.
         """
         left = [clocks.left.last for clocks in self._active if clocks.left.last != BEFORE_ALL]
         right = [clocks.right.last for clocks in self._active if clocks.right.last != BEFORE_ALL]
@@ -246,7 +262,9 @@ class Timeline:
     def closed_at(self, position: Position) -> int:
         """The closed time at a position, after the advance at this position, if any."""
         closings, closed = self._closings
-        count = bisect_right(range(len(closings)), position, key=lambda number: self.position(int(closings[number])))
+        count = bisect_right(
+            range(len(closings)), position, key=lambda number: self.position(int(closings[number]))
+        )
         return int(closed[count - 1]) if count else self.closed_before
 
     def advances_until(self, due: Times) -> Times:
@@ -269,7 +287,10 @@ class Timeline:
         places = closings[np.searchsorted(closed, np.asarray(encoded.dictionary))]
         # Many results are due at the same time.
         rows = self._table.select([*SORT_KEY, "headers"]).take(pa.array(places)).combine_chunks()
-        return {name: rows.column(name).combine_chunks().take(encoded.indices) for name in rows.column_names}
+        return {
+            name: rows.column(name).combine_chunks().take(encoded.indices)
+            for name in rows.column_names
+        }
 
     def position(self, advance: int) -> Position:
         """The position of an advance."""
@@ -300,16 +321,24 @@ class Timeline:
             columns["advances"] = counts_after
         for number, clocks in self._partitions.items():
             of_number = np.flatnonzero(numbers == number)
-            before, after = clocks.counts[counts_before[of_number]], clocks.counts[counts_after[of_number]]
+            before, after = (
+                clocks.counts[counts_before[of_number]],
+                clocks.counts[counts_after[of_number]],
+            )
             columns["before"][of_number] = clocks.closed.after[before]
-            columns["after"][of_number] = (clocks.all_rows if is_stream_join else clocks.closed).after[after]
+            columns["after"][of_number] = (
+                clocks.all_rows if is_stream_join else clocks.closed
+            ).after[after]
             if is_stream_join or self._operator.joins_versions:
                 columns["left"][of_number] = clocks.left.after[after]
                 columns["right"][of_number] = clocks.right.after[after]
                 continue
             for side, clock in clocks.of_sides.items():
                 of_side = of_number[sides[of_number] == side]
-                before, after = clocks.counts[counts_before[of_side]], clocks.counts[counts_after[of_side]]
+                before, after = (
+                    clocks.counts[counts_before[of_side]],
+                    clocks.counts[counts_after[of_side]],
+                )
                 columns["before"][of_side] = clock.after[before]
                 columns["after"][of_side] = clock.after[after]
                 columns["left"][of_side] = clocks.closed.after[before]
@@ -339,7 +368,9 @@ class Timeline:
         is_same = counts > 0
         sequences, origins, all_paths = self._positions
         for name, of_advances in (("sequence", sequences), ("origin", origins)):
-            is_same[is_same] = of_advances[last[is_same]] == positions.column(name).to_numpy()[is_same]
+            is_same[is_same] = (
+                of_advances[last[is_same]] == positions.column(name).to_numpy()[is_same]
+            )
         is_beginning = boolean_mask(pc.equal(all_paths, START))
         is_same[is_same] = is_beginning[last[is_same]]
         # The results of timers come after their record, and so do rows that were re-keyed, as if

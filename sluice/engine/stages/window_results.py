@@ -76,14 +76,17 @@ def closed_rows(
 
     `due`: the stream time at which each window closes.
     """
-    # If the rows are sorted by position, the driver sorts them faster. The results are already sorted by key.
+    # If the rows are sorted by position, the driver sorts them faster. The results are already
+    # sorted by key.
     in_order = np.argsort(due, kind="stable")
     due, closed = due[in_order], results.take(in_order)
     numbers = np.zeros(len(closed), np.intp)
-    released = ReleasedResults(closed.key_texts, closed.keys, due, due, numbers, closed.times, closed.values)
+    released = ReleasedResults(
+        closed.key_texts, closed.keys, due, due, numbers, closed.times, closed.values
+    )
     columns = {"window_start": pa.array(closed.starts), "window_end": pa.array(closed.ends)}
-    # A final result has the headers of the record that has advanced stream time; any other result has
-    # the headers of the window's last record.
+    # A final result has the headers of the record that has advanced stream time; any other result
+    # has the headers of the window's last record.
     if not suppress.is_final:
         columns["headers"] = closed.headers
     return released_rows(operator.number, timeline, released, columns, before=False)

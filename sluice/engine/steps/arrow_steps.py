@@ -57,8 +57,8 @@ class ArrowSteps:
     ) -> Self | None:
         """The steps that compute these columns, as `giving` makes them; None if Spark must compute the columns.
 
-        Spark must compute them if Arrow cannot compute a step, or if Spark's schema, `by_spark`, has other types for
-        the columns.
+        Spark must compute them if Arrow cannot compute a step, or if Spark's schema, `by_spark`,
+        has other types for the columns.
         """
         if why_spark(job):
             return None
@@ -172,7 +172,8 @@ def _fallible_columns(
 ) -> dict[str, pa.Array]:
     """The columns of a fallible expression: its results, the text of its key, and its error.
 
-    The expression is evaluated only for rows that have passed the filters before. For other rows, all columns are null.
+    The expression is evaluated only for rows that have passed the filters before. For other rows,
+    all columns are null.
     """
     passed = mask_of(evaluate(fallible.passed, columns, count).values, count)
     rows = pa.array(np.flatnonzero(passed))

@@ -41,9 +41,9 @@ def with_columns(
 ) -> DataFrame:
     """Add the plain columns and, for each fallible expression, a struct of results, the key text and the error text.
 
-    The error text is null unless the expression fails. No column may read another column. All columns are added at
-    once, because Spark analyzes the whole query again for every step that is added to it. Raises Unresolved if Spark
-    cannot resolve an expression.
+    The error text is null unless the expression fails. No column may read another column. All
+    columns are added at once, because Spark analyzes the whole query again for every step that is
+    added to it. Raises Unresolved if Spark cannot resolve an expression.
     """
     if not fallibles:
         return select(frame, plain, "*") if plain else frame
@@ -76,7 +76,9 @@ def _with_structs(
     fallibles: Sequence[FallibleExpression],
 ) -> DataFrame:
     """The frame with the plain columns, and a struct for each fallible expression, null where it fails."""
-    structs = [_null_if_failing(_struct_sql(fallible)).alias(fallible.name) for fallible in fallibles]
+    structs = [
+        _null_if_failing(_struct_sql(fallible)).alias(fallible.name) for fallible in fallibles
+    ]
     columns = [F.expr(column.sql).alias(column.name) for column in plain]
     try:
         return frame.select("*", *columns, *structs)
@@ -165,7 +167,8 @@ def _fallible_parts(fallible: FallibleExpression) -> Iterator[tuple[Column, str]
 def _cause(parts: Sequence[tuple[Column, str]]) -> Column:
     """The error text of the first part of the expression that fails. Parts within lambdas yield no text."""
     text: Column = F.lit(NO_RESULT)
-    # The loop goes from the last part to the first, so that the first part that fails gives the text.
+    # The loop goes from the last part to the first, so that the first part that fails gives the
+    # text.
     for part, cause in reversed(parts):
         text = F.when(part.isNull(), F.lit(cause)).otherwise(text)
     return text
@@ -209,7 +212,9 @@ def is_not_finite(sql: str, kind: spark.DataType) -> str | None:
 def _any(array: str, kind: spark.DataType) -> str | None:
     element = f"e{array.count('->')}{array.count('exists(')}"
     condition = is_not_finite(element, kind)
-    return None if condition is None else f"exists({array}, {element} -> coalesce({condition}, false))"
+    return (
+        None if condition is None else f"exists({array}, {element} -> coalesce({condition}, false))"
+    )
 
 
 def _null_if_failing(sql: str) -> Column:

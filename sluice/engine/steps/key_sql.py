@@ -1,7 +1,8 @@
 """SQL for the text of a key, with the same result as `values.keys.key_text`.
 
-Spark writes doubles differently with each Java version, and a VARIANT may contain doubles. For a key with such parts,
-the SQL makes JSON of the key, and a Python function makes the text from the JSON.
+Spark writes doubles differently with each Java version, and a VARIANT may contain doubles. For a
+key with such parts, the SQL makes JSON of the key, and a Python function makes the text from the
+JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def key_sql(sql: str, kind: spark.DataType) -> str:
 
     Raises NoKeyError if the key's type cannot be a key type.
     """
-    return f"{_FUNCTION}({_json(sql, kind, marked=True)})" if _has_doubles(kind) else _text(sql, kind)
+    return (
+        f"{_FUNCTION}({_json(sql, kind, marked=True)})" if _has_doubles(kind) else _text(sql, kind)
+    )
 
 
 def _has_doubles(kind: spark.DataType) -> bool:
@@ -68,7 +71,11 @@ def _plain(sql: str, kind: spark.DataType) -> str:
         # `key_text` writes no zeros at the end of a decimal.
         case spark.DecimalType() if kind.scale > 0:
             return f"trim(TRAILING '.' FROM trim(TRAILING '0' FROM CAST({sql} AS STRING)))"
-        case spark.YearMonthIntervalType() | spark.DayTimeIntervalType() | spark.CalendarIntervalType():
+        case (
+            spark.YearMonthIntervalType()
+            | spark.DayTimeIntervalType()
+            | spark.CalendarIntervalType()
+        ):
             raise NoKeyError(
                 "an interval cannot be a key",
                 "Convert it to a number, such as a number of seconds.",

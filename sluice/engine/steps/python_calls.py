@@ -1,8 +1,8 @@
 """Calls an author's Python functions for records: from Spark SQL, or from `arrow_steps` if Arrow computes the steps.
 
-The arguments of a call are a flag (whether the record reaches the step), the key, and the value as JSON. The result is
-a struct whose field `error` holds the error that the author's function raised. So the error rejects the record instead
-of ending the run.
+The arguments of a call are a flag (whether the record reaches the step), the key, and the value as
+JSON. The result is a struct whose field `error` holds the error that the author's function raised.
+So the error rejects the record instead of ending the run.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class Call(_Calls):
         key: str | None,
         value: str | None,
     ) -> dict[str, Any] | None:
-        # A filter does not drop rows, because other branches of the pipeline may read them. The function is not
-        # called for a record that does not reach the step.
+        # A filter does not drop rows, because other branches of the pipeline may read them. The
+        # function is not called for a record that does not reach the step.
         if not passed:
             return None
         # The function and the decoder are loaded outside of the `try`, because an error while
@@ -153,7 +153,11 @@ class BatchCall(_Calls):
     ) -> list[Outcome]:
         """Call the function with batches of the values of the records that reach the step."""
         outcomes: list[Outcome] = [{"value": None} if reaches else None for reaches in passed]
-        chosen = [number for number, reaches in enumerate(passed) if reaches and values[number] is not None]
+        chosen = [
+            number
+            for number, reaches in enumerate(passed)
+            if reaches and values[number] is not None
+        ]
         for begin in range(0, len(chosen), self.batch.size):
             numbers = chosen[begin : begin + self.batch.size]
             texts = [str(values[number]) for number in numbers]
@@ -183,7 +187,10 @@ class BatchCall(_Calls):
             return self._outcomes(texts[:middle]) + self._outcomes(texts[middle:])
         if isinstance(results, pa.Array | pa.ChunkedArray | pa.RecordBatch | pa.Table):
             results = results.to_pylist()
-        return [self._outcome(result) for result in listed_results(self.step, results, len(texts), RecordFailed)]
+        return [
+            self._outcome(result)
+            for result in listed_results(self.step, results, len(texts), RecordFailed)
+        ]
 
     def _arguments(self, texts: list[str]) -> Any:
         """The values as the function takes them."""

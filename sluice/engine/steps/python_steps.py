@@ -21,7 +21,9 @@ def register(spark: SparkSession, job: Job) -> None:
     If a step computes a key by an expression that can fail, also registers the function that turns
     keys into text.
     """
-    if any(isinstance(column, FallibleExpression) and column.key is not None for column in job.columns):
+    if any(
+        isinstance(column, FallibleExpression) and column.key is not None for column in job.columns
+    ):
         key_sql.register(spark)
     for name, call in calls_of(job).items():
         if isinstance(call, BatchCall):

@@ -24,8 +24,8 @@ _FRAME = re.compile(r'File "([^"\n]*)", line (\d+) in (\S+)')
 def worker_error(job: Job, message: str) -> EngineError | None:
     """The error if Spark's message says that a task raised an EngineError, or a Python worker has ended; else None."""
     if raised := _RAISED.findall(message):
-        # The last error in a traceback is the error that ended the task. Its text contains the advice
-        # to the author.
+        # The last error in a traceback is the error that ended the task. Its text contains the
+        # advice to the author.
         name, text = raised[-1]
         error = _RAISED_BY_TASKS[name](text)
         error.next_step = ""

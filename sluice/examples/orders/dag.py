@@ -25,9 +25,15 @@ with DAG(
     doc_md=__doc__,
     tags={"sluice", "samples"},
     params={
-        "count": Param(1_000, type="integer", minimum=1, maximum=100_000, description="Number of orders"),
-        "stores": Param(50, type="integer", minimum=1, maximum=10_000, description="Number of stores"),
-        "seed": Param(7, type="integer", minimum=0, maximum=2**31, description="Random seed of the orders"),
+        "count": Param(
+            1_000, type="integer", minimum=1, maximum=100_000, description="Number of orders"
+        ),
+        "stores": Param(
+            50, type="integer", minimum=1, maximum=10_000, description="Number of stores"
+        ),
+        "seed": Param(
+            7, type="integer", minimum=0, maximum=2**31, description="Random seed of the orders"
+        ),
     },
     default_args={"owner": "sluice"},
 ) as dag:

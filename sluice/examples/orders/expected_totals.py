@@ -3,11 +3,13 @@
 The computation uses no code of Sluice, so that Sluice's answers can be compared with its results.
 The rules:
 
-* A record is valid if it is a JSON object with all fields of an order, each of the right type, without duplicates.
-* Per order type and location: number of orders and sum of `finalAmount`; the same per 15 s window of `orderedDateTime`.
-* A record is late for its window if the window's end <= ST - 15 s. ST is the largest event time of all valid records of
-  the same order type and partition, up to and including this record in the order of offsets. Late records count in the
-  running totals but not in the windows.
+* A record is valid if it is a JSON object with all fields of an order, each of the right type,
+  without duplicates.
+* Per order type and location: number of orders and sum of `finalAmount`; the same per 15 s window
+  of `orderedDateTime`.
+* A record is late for its window if the window's end <= ST - 15 s. ST is the largest event time of
+  all valid records of the same order type and partition, up to and including this record in the
+  order of offsets. Late records count in the running totals but not in the windows.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ class Totals:
     dead_letters: Counter[str] = field(default_factory=Counter)
     late: Counter[str] = field(default_factory=Counter)
     """Order type → number of records that arrived after their window had closed."""
-    _stream_times: defaultdict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int), repr=False)
+    _stream_times: defaultdict[tuple[int, str], int] = field(
+        default_factory=lambda: defaultdict(int), repr=False
+    )
 
     def add(self, value: bytes | None, partition: int, now_ms: int) -> None:
         """Add the next record of a partition.
@@ -130,7 +134,9 @@ def totals_of_topic(kafka: dict[str, str], topic: str = "orders") -> Totals:
 
     `kafka` has librdkafka settings.
     """
-    return totals((message.partition() or 0, message.value()) for message in read_topic(kafka, topic))
+    return totals(
+        (message.partition() or 0, message.value()) for message in read_topic(kafka, topic)
+    )
 
 
 def read(value: bytes | None, now_ms: int) -> Order:
@@ -138,7 +144,9 @@ def read(value: bytes | None, now_ms: int) -> Order:
     if not value:
         raise _BadError("null_value" if value is None else "empty_value")
     try:
-        order = json.loads(value, parse_float=Decimal, object_pairs_hook=_object, parse_constant=_no_number)
+        order = json.loads(
+            value, parse_float=Decimal, object_pairs_hook=_object, parse_constant=_no_number
+        )
     except UnicodeDecodeError:
         raise _BadError("not_utf8") from None
     except json.JSONDecodeError:

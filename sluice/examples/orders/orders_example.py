@@ -51,11 +51,15 @@ def expected(records: Iterable[Sample]) -> Results:
     results = Results(dead_letters=expected_totals.dead_letters)
     for (kind, location, amount), count in expected_totals.amounts.items():
         value = {"locationId": location, "finalAmount": amount}
-        results.streams.setdefault(f"{kind.lower()}_orders", Counter())[location, canonical(value)] += count
+        results.streams.setdefault(f"{kind.lower()}_orders", Counter())[
+            location, canonical(value)
+        ] += count
     for name, rows in expected_totals.stores().items():
         is_revenue = "revenue" in name
         for key, total in rows.items():
-            value = {"runningOrderCount": total[0], "runningRevenue": total[1]} if is_revenue else total
+            value = (
+                {"runningOrderCount": total[0], "runningRevenue": total[1]} if is_revenue else total
+            )
             place = (key[0], key[1], key[1] + WINDOW_MS) if name.endswith("_window") else key
             results.stores.setdefault(name, {})[place] = value
         if name.endswith("_revenue"):

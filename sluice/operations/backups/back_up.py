@@ -66,7 +66,8 @@ def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -
                 _require_unchanged(ledger, copy)
         close_file(manifest.ledger(folder))
         backed_up = [
-            BackedUp(pipeline=info.pipeline, generation=info.generation, batch=batch) for info, batch in generations
+            BackedUp(pipeline=info.pipeline, generation=info.generation, batch=batch)
+            for info, batch in generations
         ]
         return manifest.write(folder, __version__, made_at, backed_up)
 
@@ -109,7 +110,9 @@ def _fill(worker: WorkerInfo, new: ShardCopy, copy: Ledger) -> None:
     try:
         fill_copy(worker, new, copy)
     except DamagedState as error:
-        error.next_step = f"Run the pipeline, which restores the shard, or: sluice rebuild {worker.pipeline}."
+        error.next_step = (
+            f"Run the pipeline, which restores the shard, or: sluice rebuild {worker.pipeline}."
+        )
         raise
 
 

@@ -104,17 +104,25 @@ def read(folder: Path) -> Manifest:
             )
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DamagedState(f"{folder / _NAME} is damaged: {sentence(error)}", next_step=_OTHER_BACKUP) from None
+        raise DamagedState(
+            f"{folder / _NAME} is damaged: {sentence(error)}", next_step=_OTHER_BACKUP
+        ) from None
     present = {str(path.relative_to(folder)) for path in _files(folder)} - {_NAME}
     missing, unknown = sorted({*manifest.files} - present), sorted(present - {*manifest.files})
-    altered = [name for name in sorted(present & {*manifest.files}) if _digest(folder / name) != manifest.files[name]]
+    altered = [
+        name
+        for name in sorted(present & {*manifest.files})
+        if _digest(folder / name) != manifest.files[name]
+    ]
     for names, what in (
         (missing, "is missing"),
         (unknown, "does not belong to it"),
         (altered, "was altered"),
     ):
         if names:
-            raise DamagedState(f"The backup {folder} is damaged: {names[0]} {what}.", next_step=_OTHER_BACKUP)
+            raise DamagedState(
+                f"The backup {folder} is damaged: {names[0]} {what}.", next_step=_OTHER_BACKUP
+            )
     return manifest
 
 

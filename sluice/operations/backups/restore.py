@@ -50,8 +50,12 @@ def restore(folder: Path, settings: Settings, progress: Progress = lambda _: Non
         source.placements.clear()
         for info, batch in published_generations(source):
             for worker in info.workers:
-                old = stack.enter_context(open_shard(location(manifest.shards(folder), info.ref, worker.number)))
-                copy = stack.enter_context(ShardCopy(old, installation.place(worker), progress, until=batch))
+                old = stack.enter_context(
+                    open_shard(location(manifest.shards(folder), info.ref, worker.number))
+                )
+                copy = stack.enter_context(
+                    ShardCopy(old, installation.place(worker), progress, until=batch)
+                )
                 fill_copy(worker, copy, source)
                 installation.add(copy)
         installation.finish()

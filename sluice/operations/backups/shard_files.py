@@ -12,7 +12,11 @@ from sluice.state.remote.copying import ShardCopy
 def published_generations(ledger: Ledger) -> list[tuple[GenerationInfo, int]]:
     """The generations that have published a batch, with their newest batch."""
     kept = ledger.snapshots.kept_batches()
-    return [(info, kept[info.ref].newest) for info in ledger.generations.of_all_pipelines() if info.ref in kept]
+    return [
+        (info, kept[info.ref].newest)
+        for info in ledger.generations.of_all_pipelines()
+        if info.ref in kept
+    ]
 
 
 def fill_copy(worker: WorkerInfo, copy: ShardCopy, ledger: Ledger) -> None:

@@ -108,11 +108,19 @@ class Sum(Accumulator):
 
     @override
     def add(self, accumulator: tuple[int, Large], value: int | None) -> tuple[int, Large]:
-        return accumulator if value is None else (accumulator[0] + 1, _large(int(accumulator[1]) + value))
+        return (
+            accumulator
+            if value is None
+            else (accumulator[0] + 1, _large(int(accumulator[1]) + value))
+        )
 
     @override
     def subtract(self, accumulator: tuple[int, Large], value: int | None) -> tuple[int, Large]:
-        return accumulator if value is None else (accumulator[0] - 1, _large(int(accumulator[1]) - value))
+        return (
+            accumulator
+            if value is None
+            else (accumulator[0] - 1, _large(int(accumulator[1]) - value))
+        )
 
     @override
     def merge(self, earlier: tuple[int, Large], later: tuple[int, Large]) -> tuple[int, Large]:
@@ -130,7 +138,9 @@ class BigintSum(Sum):
     def result(self, accumulator: tuple[int, Large]) -> int | None:
         value = super().result(accumulator)
         if value is not None and not -(2**63) <= value < 2**63:
-            raise OverflowError(f"the sum {value} does not fit BIGINT, the type in which later steps read it")
+            raise OverflowError(
+                f"the sum {value} does not fit BIGINT, the type in which later steps read it"
+            )
         return value
 
 
@@ -158,7 +168,9 @@ class ExactSum(Accumulator):
 
     @override
     def subtract(self, accumulator: tuple[int, Exact], value: float | None) -> tuple[int, Exact]:
-        return accumulator if value is None else (accumulator[0] - 1, accumulator[1].subtract(value))
+        return (
+            accumulator if value is None else (accumulator[0] - 1, accumulator[1].subtract(value))
+        )
 
     @override
     def merge(self, earlier: tuple[int, Exact], later: tuple[int, Exact]) -> tuple[int, Exact]:
@@ -308,7 +320,9 @@ class CollectSet(Accumulator):
 
     @override
     def add(self, accumulator: dict[Any, None], value: Any) -> dict[Any, None]:
-        return accumulator if value is None or value in accumulator else {**accumulator, value: None}
+        return (
+            accumulator if value is None or value in accumulator else {**accumulator, value: None}
+        )
 
     @override
     def merge(self, earlier: dict[Any, None], later: dict[Any, None]) -> dict[Any, None]:
@@ -552,11 +566,15 @@ class Truths(Accumulator):
 
     @override
     def add(self, accumulator: tuple[int, int], value: bool | None) -> tuple[int, int]:
-        return accumulator if value is None else (accumulator[0] + value, accumulator[1] + (not value))
+        return (
+            accumulator if value is None else (accumulator[0] + value, accumulator[1] + (not value))
+        )
 
     @override
     def subtract(self, accumulator: tuple[int, int], value: bool | None) -> tuple[int, int]:
-        return accumulator if value is None else (accumulator[0] - value, accumulator[1] - (not value))
+        return (
+            accumulator if value is None else (accumulator[0] - value, accumulator[1] - (not value))
+        )
 
     @override
     def merge(self, earlier: tuple[int, int], later: tuple[int, int]) -> tuple[int, int]:

@@ -1,11 +1,11 @@
 """Aggregations without windows and over tumbling or hopping windows.
 
-The state of a key is a dict: window → the time of the window's aggregate, and the aggregate. The dict identifies a
-window by its start (0 for an aggregation without windows), or by its bounds if the end does not follow from the start.
-A result's time is the largest time of its records.
+The state of a key is a dict: window → the time of the window's aggregate, and the aggregate. The
+dict identifies a window by its start (0 for an aggregation without windows), or by its bounds if
+the end does not follow from the start. A result's time is the largest time of its records.
 
-An author's function removes an aggregate by returning None. The state then no longer has the window, so the window's
-next record begins a new aggregate.
+An author's function removes an aggregate by returning None. The state then no longer has the
+window, so the window's next record begins a new aggregate.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ class Group(msgspec.Struct, Generic[T], array_like=True):
 class BaseAggregation:
     """Base class of all aggregations.
 
-    `sends_old_values`: a later step subtracts old values, so the row that a result replaces is sent before the result.
-    `only_last`: only the last result of a batch matters for each window; `send_last_results` sends it.
-    `only_changes`: a result that equals the window's previous result does not matter, and is not sent.
+    `sends_old_values`: a later step subtracts old values, so the row that a result replaces is sent
+    before the result. `only_last`: only the last result of a batch matters for each window;
+    `send_last_results` sends it. `only_changes`: a result that equals the window's previous result
+    does not matter, and is not sent.
     """
 
     def __init__(
@@ -137,7 +138,12 @@ class Aggregation(BaseAggregation):
         only_last: bool = False,
         only_changes: bool = False,
     ) -> None:
-        super().__init__(calculation, sends_old_values=sends_old_values, only_last=only_last, only_changes=only_changes)
+        super().__init__(
+            calculation,
+            sends_old_values=sends_old_values,
+            only_last=only_last,
+            only_changes=only_changes,
+        )
         self.state_type: Any = dict[int, tuple[int, calculation.kind]]  # type: ignore[name-defined]
         self._changed: dict[tuple[str, Any], int] = {}
         """The keys and windows whose result `send_last_results` has to send → the times of the results."""
@@ -146,7 +152,8 @@ class Aggregation(BaseAggregation):
         return {}
 
     def process(self, state: Windows, row: Row, out: Output) -> None:
-        # A shallow copy is enough: an addition replaces the aggregate, or the calculation can undo the addition.
+        # A shallow copy is enough: an addition replaces the aggregate, or the calculation can undo
+        # the addition.
         before = state.copy()
         self.calculation.keep_changes()
         out.hold()
@@ -204,7 +211,9 @@ class Additions:
         begins = np.diff(keys, prepend=-1) != 0
         begins[1:] |= np.diff(starts) != 0
         first = np.flatnonzero(begins)
-        windows = WindowRanges(keys[first], starts[first], ends[first], first, np.append(first[1:], len(order)))
+        windows = WindowRanges(
+            keys[first], starts[first], ends[first], first, np.append(first[1:], len(order))
+        )
         return cls(order, added[order], windows)
 
 
@@ -225,8 +234,8 @@ class SpreadAggregation(Aggregation):
     def process_columns(self, states: Sequence[Windows], rows: KeyedRows) -> Results | None:
         """Process all rows at once.
 
-        Returns None if the rows must be processed one by one. Raises RowFailedError if a function fails. The caller
-        then processes the rows one by one, and rejects only a row that fails.
+        Returns None if the rows must be processed one by one. Raises RowFailedError if a function
+        fails. The caller then processes the rows one by one, and rejects only a row that fails.
         """
         if not self._takes_columns(rows):
             return None
@@ -242,7 +251,9 @@ class SpreadAggregation(Aggregation):
         except BaseException as error:
             raise RowFailedError from error
 
-    def _each_result(self, states: Sequence[Windows], rows: KeyedRows, additions: Additions) -> Results:
+    def _each_result(
+        self, states: Sequence[Windows], rows: KeyedRows, additions: Additions
+    ) -> Results:
         """Add the values of each window, one after the other. Returns the result after each value."""
         windows, event_times = additions.windows, rows.times[additions.rows].tolist()
         texts = rows.columns["value"].take(pa.array(additions.rows)).to_pylist()
@@ -256,7 +267,9 @@ class SpreadAggregation(Aggregation):
             time, aggregate = stored or (event_times[first], self.calculation.new_aggregate())
             if self.sends_old_values:
                 replaced.append(None if stored is None else self.calculation.result(aggregate))
-            aggregate, begin = self.calculation.add_all(rows.keys[number], aggregate, texts[first:behind], results)
+            aggregate, begin = self.calculation.add_all(
+                rows.keys[number], aggregate, texts[first:behind], results
+            )
             if self.sends_old_values:
                 replaced += results[first:-1]
             if begin:
@@ -268,14 +281,21 @@ class SpreadAggregation(Aggregation):
         self._set_windows(states, additions, changed, np.array(begins, np.intp))
         # The results of a row follow each other, whatever windows they belong to.
         in_order = np.argsort(additions.order)
-        starts, ends = (np.repeat(each, windows.behind - windows.first) for each in (windows.starts, windows.ends))
+        starts, ends = (
+            np.repeat(each, windows.behind - windows.first)
+            for each in (windows.starts, windows.ends)
+        )
         each = Results(
             additions.rows[in_order],
             pa.array(results, pa.string()).take(pa.array(in_order)),
             np.array(times, np.int64)[in_order],
             windows=self._bounds_of_results(starts, ends, in_order),
         )
-        return self._replacing(each, pa.array(replaced, pa.string())) if self.sends_old_values else each
+        return (
+            self._replacing(each, pa.array(replaced, pa.string()))
+            if self.sends_old_values
+            else each
+        )
 
     def _replacing(self, new: Results, replaced: pa.Array) -> Results:
         """Results after the results that they replace."""
@@ -287,7 +307,9 @@ class SpreadAggregation(Aggregation):
         replaced = replaced.take(sent)
         return replace(with_old_values(changes, replaced, validity(replaced)), dropped=new.dropped)
 
-    def _last_results(self, states: Sequence[Windows], rows: KeyedRows, additions: Additions) -> Results:
+    def _last_results(
+        self, states: Sequence[Windows], rows: KeyedRows, additions: Additions
+    ) -> Results:
         """Add the values of each window together. Returns the last result of each window."""
         windows = additions.windows
         latest = windows.over_ranges(np.maximum, rows.times[additions.rows]).tolist()
@@ -296,9 +318,12 @@ class SpreadAggregation(Aggregation):
         times: list[int] = []
         for time, window in zip(latest, held, strict=True):
             times.append(time if window is None else max(time, window[0]))
-        # Records before a removal do not count for the time of the aggregate that has begun after it.
+        # Records before a removal do not count for the time of the aggregate that has begun after
+        # it.
         for number in np.flatnonzero(begins > windows.first).tolist():
-            times[number] = int(rows.times[additions.rows[begins[number] : windows.behind[number]]].max())
+            times[number] = int(
+                rows.times[additions.rows[begins[number] : windows.behind[number]]].max()
+            )
         self._set_windows(states, additions, [*zip(times, aggregates, strict=True)], begins)
         last_rows = additions.rows[windows.behind - 1]
         in_order = np.argsort(last_rows, kind="stable")
@@ -316,20 +341,25 @@ class SpreadAggregation(Aggregation):
     ) -> tuple[list[Any], Indices]:
         """The aggregates of windows after their values have been added to the aggregates that they held.
 
-        Also returns the place of the addition with which each of these aggregates begins (see `Calculation.add_all`).
+        Also returns the place of the addition with which each of these aggregates begins (see
+        `Calculation.add_all`).
         """
         calculation, windows = self.calculation, additions.windows
         values = rows.columns["value"].take(pa.array(additions.rows))
         keys = [rows.keys[number] for number in windows.keys.tolist()]
         functions = ColumnFunctions.of(calculation, in_order=True)
         if functions is not None:
-            new = functions.aggregates(values, windows, additions.rows).aggregates(np.arange(len(windows)))
+            new = functions.aggregates(values, windows, additions.rows).aggregates(
+                np.arange(len(windows))
+            )
             merged: list[Any] = []
             for key, old, aggregate in zip(keys, held, new, strict=True):
                 merged.append(aggregate if old is None else functions.merge(key, old[1], aggregate))
             return merged, windows.first
         texts, added, begins = values.to_pylist(), list[Any](), windows.first.copy()
-        for number, (key, old, (_, _, first, behind)) in enumerate(zip(keys, held, windows.tuples(), strict=True)):
+        for number, (key, old, (_, _, first, behind)) in enumerate(
+            zip(keys, held, windows.tuples(), strict=True)
+        ):
             aggregate = calculation.new_aggregate() if old is None else old[1]
             aggregate, begin = calculation.add_all(key, aggregate, texts[first:behind])
             added.append(aggregate)
@@ -338,7 +368,10 @@ class SpreadAggregation(Aggregation):
 
     @staticmethod
     def _set_windows(
-        states: Sequence[Windows], additions: Additions, aggregates: Sequence[tuple[int, Any]], begins: Indices
+        states: Sequence[Windows],
+        additions: Additions,
+        aggregates: Sequence[tuple[int, Any]],
+        begins: Indices,
     ) -> None:
         """Set the time and the aggregate of each window, in the order of the rows with which the aggregates begin.
 
@@ -355,12 +388,16 @@ class SpreadAggregation(Aggregation):
             if timed[1] is not None:
                 state[start] = timed
 
-    def _bounds_of_results(self, starts: Times, ends: Times, order: Indices) -> tuple[Times, Times] | None:
+    def _bounds_of_results(
+        self, starts: Times, ends: Times, order: Indices
+    ) -> tuple[Times, Times] | None:
         """The bounds of the results' windows, given those of the sorted additions; None without windows."""
         return starts[order], ends[order]
 
 
-def _times_with_removals(event_times: Sequence[int], results: Sequence[str | None], time: int) -> list[int]:
+def _times_with_removals(
+    event_times: Sequence[int], results: Sequence[str | None], time: int
+) -> list[int]:
     """The time of each result of a window. The result after a removal has the time of its record.
 
     `time`: the time of the aggregate before the first result.
@@ -390,14 +427,22 @@ class Aggregate(Timeless, SpreadAggregation):
         only_last: bool = False,
         only_changes: bool = False,
     ) -> None:
-        super().__init__(calculation, sends_old_values=sends_old_values, only_last=only_last, only_changes=only_changes)
+        super().__init__(
+            calculation,
+            sends_old_values=sends_old_values,
+            only_last=only_last,
+            only_changes=only_changes,
+        )
         self.history_ms = history_ms
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
-        # Without windows, Kafka Streams drops records without a value; in most windows, it aggregates them.
+        # Without windows, Kafka Streams drops records without a value; in most windows, it
+        # aggregates them.
         if row.key is None or row.value is None:
             out.count("null_key" if row.key is None else "null_value")
-        elif self.history_ms is not None and _is_past(self._time_of(state, row), row.after, self.history_ms):
+        elif self.history_ms is not None and _is_past(
+            self._time_of(state, row), row.after, self.history_ms
+        ):
             out.count("late")
             out.send_late()
         else:
@@ -430,12 +475,14 @@ def _is_past(time: int, stream_time: int, history_ms: int) -> bool:
 class TableAggregate(Timeless, BaseAggregation):
     """One aggregate per group of a table's rows: old values are subtracted and new values added.
 
-    If subtracting or adding fails, neither takes effect: the aggregate still includes the old value, although the
-    table's row has the new value or is deleted. When the row next changes, the value that the aggregate includes is
-    subtracted.
+    If subtracting or adding fails, neither takes effect: the aggregate still includes the old
+    value, although the table's row has the new value or is deleted. When the row next changes, the
+    value that the aggregate includes is subtracted.
     """
 
-    def __init__(self, calculation: Calculation, *, sends_old_values: bool = False, only_last: bool = False) -> None:
+    def __init__(
+        self, calculation: Calculation, *, sends_old_values: bool = False, only_last: bool = False
+    ) -> None:
         super().__init__(calculation, sends_old_values=sends_old_values, only_last=only_last)
         self.state_type: Any = Group[calculation.kind]  # type: ignore[name-defined]
 
@@ -488,7 +535,8 @@ class TableAggregate(Timeless, BaseAggregation):
         old = self.calculation.result(state[0][1]) if self.sends_old_values and 0 in state else None
         changed = self._changed(state.get(0), key, time, subtracted, added)
         if changed is None:
-            # As in Kafka Streams, a group that has been removed is deleted again if a row leaves the group.
+            # As in Kafka Streams, a group that has been removed is deleted again if a row leaves
+            # the group.
             if subtracted is not None:
                 out.emit(key, None, time)
             return
@@ -511,8 +559,9 @@ class TableAggregate(Timeless, BaseAggregation):
     ) -> tuple[int, Any] | None:
         """The time and the aggregate of a group after a change; None if the change has no effect.
 
-        `held` is the group's time and aggregate before the change; None if the group has none. A function that has
-        removed the aggregate has removed the values of all rows, so that none of them is subtracted later.
+        `held` is the group's time and aggregate before the change; None if the group has none. A
+        function that has removed the aggregate has removed the values of all rows, so that none of
+        them is subtracted later.
         """
         calculation = self.calculation
         if added is None and (held is None or subtracted is None):
@@ -531,8 +580,8 @@ class TableAggregate(Timeless, BaseAggregation):
     def process_columns(self, states: Sequence[Group[Any]], rows: KeyedRows) -> Results | None:
         """Process all rows at once.
 
-        Returns None if a change has failed in an earlier batch. Raises RowFailedError if a change fails. The caller
-        then processes the rows one by one, and rejects only a change that fails.
+        Returns None if a change has failed in an earlier batch. Raises RowFailedError if a change
+        fails. The caller then processes the rows one by one, and rejects only a change that fails.
         """
         if any(state.instead for state in states):
             return None
@@ -549,7 +598,11 @@ class TableAggregate(Timeless, BaseAggregation):
         calculation = self.calculation
         results: list[tuple[int, str | None, int, bool]] = []
         """The row, the value and the time of each result, and whether the value is old."""
-        values, times, starts = rows.columns["value"].to_pylist(), rows.times.tolist(), rows.starts.tolist()
+        values, times, starts = (
+            rows.columns["value"].to_pylist(),
+            rows.times.tolist(),
+            rows.starts.tolist(),
+        )
         is_old, is_replaced = rows.is_old.tolist(), rows.is_replaced.tolist()
         for key, state, begin, end in zip(rows.keys, states, starts[:-1], starts[1:], strict=True):
             held = state.windows.get(0)
@@ -559,7 +612,11 @@ class TableAggregate(Timeless, BaseAggregation):
                 if is_replaced[row]:
                     replaced = values[row]
                     continue
-                old = calculation.result(held[1]) if self.sends_old_values and held is not None else None
+                old = (
+                    calculation.result(held[1])
+                    if self.sends_old_values and held is not None
+                    else None
+                )
                 subtracted, added = (values[row], None) if is_old[row] else (replaced, values[row])
                 replaced = None
                 changed = self._changed(held, key, times[row], subtracted, added)
@@ -583,7 +640,9 @@ class TableAggregate(Timeless, BaseAggregation):
                     state.windows[0] = held
                 if self.only_last:
                     results.append((last_cause, calculation.result(aggregate), time, False))
-        causes, texts, result_times, old_results = zip(*results, strict=True) if results else ((), (), (), ())
+        causes, texts, result_times, old_results = (
+            zip(*results, strict=True) if results else ((), (), (), ())
+        )
         return Results(
             np.array(causes, np.intp),
             pa.array(texts, rows.columns["value"].type),
@@ -614,7 +673,12 @@ class WindowAggregation(Aggregation):
         only_last: bool = False,
         only_changes: bool = False,
     ) -> None:
-        super().__init__(calculation, sends_old_values=sends_old_values, only_last=only_last, only_changes=only_changes)
+        super().__init__(
+            calculation,
+            sends_old_values=sends_old_values,
+            only_last=only_last,
+            only_changes=only_changes,
+        )
         self.window = window
         self.lateness = WindowLateness(window)
 
@@ -630,7 +694,9 @@ class WindowAggregation(Aggregation):
         raise NotImplementedError
 
     def due(self, state: Windows) -> int | None:
-        return min([self.expires_at(start, time) for start, (time, _) in state.items()], default=None)
+        return min(
+            [self.expires_at(start, time) for start, (time, _) in state.items()], default=None
+        )
 
     def close(
         self,
@@ -641,7 +707,9 @@ class WindowAggregation(Aggregation):
         latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         """Forget the windows that no later record can need."""
-        expired = [start for start, (time, _) in state.items() if self.expires_at(start, time) <= closed]
+        expired = [
+            start for start, (time, _) in state.items() if self.expires_at(start, time) <= closed
+        ]
         for start in expired:
             del state[start]
 
@@ -651,8 +719,8 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
 
     Records with a null value are aggregated, too.
 
-    A record is counted as `late` once for each window for which it is late. A window of cogrouped streams that begins
-    again (see `_last_forgotten_end`) is counted as `restarted`.
+    A record is counted as `late` once for each window for which it is late. A window of cogrouped
+    streams that begins again (see `_last_forgotten_end`) is counted as `restarted`.
     """
 
     window: TimeWindow
@@ -667,7 +735,11 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
         only_changes: bool = False,
     ) -> None:
         super().__init__(
-            calculation, window, sends_old_values=sends_old_values, only_last=only_last, only_changes=only_changes
+            calculation,
+            window,
+            sends_old_values=sends_old_values,
+            only_last=only_last,
+            only_changes=only_changes,
         )
 
     def _bounds(self, start: int) -> Bounds:
@@ -708,7 +780,9 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
     def _additions(self, rows: KeyedRows) -> tuple[Additions, Results]:
         starts, ends, contain = bounds_of_all(self.window, rows.times)
         # Kafka Streams judges each of the overlapping windows.
-        is_late = contain & (ends <= self.lateness.last_closed_end(rows.stream_times["after"])[:, None])
+        is_late = contain & (
+            ends <= self.lateness.last_closed_end(rows.stream_times["after"])[:, None]
+        )
         is_open = contain & ~is_late
         late, added = np.nonzero(is_late)[0], np.nonzero(is_open)[0]
         nothing = np.array([], np.int64)

@@ -14,7 +14,13 @@ from sluice.errors import TopologyError
 from sluice.operators.aggregation import accumulators, table_functions
 from sluice.operators.aggregation.accumulators import Accumulator
 from sluice.operators.aggregation.statistics import ArgumentPair, statistic
-from sluice.values.aggregate_calls import ARGUMENTS, OF_PAIRS, STATISTICS_OF_ONE, STATISTICS_OF_TWO, Takes
+from sluice.values.aggregate_calls import (
+    ARGUMENTS,
+    OF_PAIRS,
+    STATISTICS_OF_ONE,
+    STATISTICS_OF_TWO,
+    Takes,
+)
 
 _STATISTICS = STATISTICS_OF_ONE | STATISTICS_OF_TWO
 

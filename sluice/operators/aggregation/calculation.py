@@ -1,6 +1,7 @@
 """Calculations of aggregates, independent of windows, by SQL functions or by an author's Python functions.
 
-A calculation accumulates values in an aggregate of type `kind`, which msgspec can encode. The result is JSON text.
+A calculation accumulates values in an aggregate of type `kind`, which msgspec can encode. The
+result is JSON text.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from sluice.operators.aggregation.aggregate_functions import (
     table_accumulator_of,
 )
 from sluice.operators.aggregation.statistics import ArgumentPair
-from sluice.operators.encoding import IMMUTABLE, Declared, encode_state, require_same, state_decoder, state_type
+from sluice.operators.encoding import (
+    IMMUTABLE,
+    Declared,
+    encode_state,
+    require_same,
+    state_decoder,
+    state_type,
+)
 from sluice.values import contract_parts
 from sluice.values.function_wrappers import for_key
 from sluice.values.stored_values import value_decoder
@@ -53,15 +61,21 @@ class Calculation(Protocol):
         """Return the aggregate with the value added. May modify `aggregate`."""
 
     def add_all(
-        self, key: str, aggregate: Any, values: Sequence[str | None], results: list[str | None] | None = None
+        self,
+        key: str,
+        aggregate: Any,
+        values: Sequence[str | None],
+        results: list[str | None] | None = None,
     ) -> tuple[Any, int]:
         """Return the aggregate with the values of several rows added, one after the other.
 
-        Also return the index of the value with which the aggregate has begun: of the first value after the last
-        removal, or 0. If only the last value removes the aggregate, the index is 0, too.
+        Also return the index of the value with which the aggregate has begun: of the first value
+        after the last removal, or 0. If only the last value removes the aggregate, the index is 0,
+        too.
 
-        Appends the result after each value to `results`, if given. Raises the error that `add` or `result` would raise
-        for any of the values. The changes of a call that fails cannot be undone.
+        Appends the result after each value to `results`, if given. Raises the error that `add` or
+        `result` would raise for any of the values. The changes of a call that fails cannot be
+        undone.
         """
 
     def subtract(self, key: str, aggregate: Any, value: Any) -> Any:
@@ -119,7 +133,9 @@ class Functions:
         self._nulls = (None,) * len(accumulators)
         # The indices of the functions whose argument is not a number, a Boolean or a text. Such an
         # argument stays JSON text.
-        self._raw_arguments = [at for at, function in enumerate(functions) if function.argument is msgspec.Raw]
+        self._raw_arguments = [
+            at for at, function in enumerate(functions) if function.argument is msgspec.Raw
+        ]
         self._map_arguments: list[int] = []
         self._json_results: list[int] = []
         for at in self._raw_arguments:
@@ -130,9 +146,13 @@ class Functions:
         pairs = [at for at, function in enumerate(functions) if function.takes_pairs]
         self._pair_arguments = frozenset(pairs)
         self.accumulators = accumulators
-        self._in_place = [accumulator for accumulator in accumulators if isinstance(accumulator, InPlace)]
+        self._in_place = [
+            accumulator for accumulator in accumulators if isinstance(accumulator, InPlace)
+        ]
         self._adders = [accumulator.add for accumulator in accumulators]
-        self._has_only_counts = all(isinstance(accumulator, Count | CountDistinct) for accumulator in accumulators)
+        self._has_only_counts = all(
+            isinstance(accumulator, Count | CountDistinct) for accumulator in accumulators
+        )
         """Whether all results are counts, which can always be written as JSON."""
         self._last: tuple[str | None, Any] = None, self._nulls
         """The last value read, and the arguments decoded from it. No accumulator changes arguments, so all windows of a
@@ -192,7 +212,9 @@ class Functions:
 
     def subtract(self, key: str, aggregate: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
         triples = zip(self.accumulators, aggregate, value, strict=True)
-        return tuple([accumulator.subtract(part, argument) for accumulator, part, argument in triples])
+        return tuple(
+            [accumulator.subtract(part, argument) for accumulator, part, argument in triples]
+        )
 
     def merge(self, key: str, earlier: tuple[Any, ...], later: tuple[Any, ...]) -> tuple[Any, ...]:
         triples = zip(self.accumulators, earlier, later, strict=True)
@@ -266,9 +288,10 @@ def _raw_json(result: str | list[str] | None) -> Any:
 class Custom:
     """An author's Python functions. Without an initializer, the first value is the first aggregate.
 
-    `adder(key, aggregate, value)` and `subtractor` get values decoded as `argument_type`; `merger(key, earlier, later)`
-    gets the aggregates of two sessions. Aggregates are stored as `value_type`. A function that returns None removes the
-    aggregate: the next value is added to a new initial aggregate, and until then nothing is subtracted.
+    `adder(key, aggregate, value)` and `subtractor` get values decoded as `argument_type`;
+    `merger(key, earlier, later)` gets the aggregates of two sessions. Aggregates are stored as
+    `value_type`. A function that returns None removes the aggregate: the next value is added to a
+    new initial aggregate, and until then nothing is subtracted.
     """
 
     def __init__(
@@ -321,7 +344,11 @@ class Custom:
         return self._checked(self._adder(key, aggregate, value))
 
     def add_all(
-        self, key: str, aggregate: Any, values: Sequence[str | None], results: list[str | None] | None = None
+        self,
+        key: str,
+        aggregate: Any,
+        values: Sequence[str | None],
+        results: list[str | None] | None = None,
     ) -> tuple[Any, int]:
         adder, declared = for_key(self._adder, key), self._declared
         is_plain, copy = self._is_plain, declared.copy_plain
@@ -388,7 +415,8 @@ class Custom:
         return aggregate if before is None else self._decode_kept(before)
 
     def _remember(self, aggregate: Any) -> None:
-        # An undo needs only the encoding from before the first change. An immutable aggregate cannot change.
+        # An undo needs only the encoding from before the first change. An immutable aggregate
+        # cannot change.
         if type(aggregate) not in IMMUTABLE and id(aggregate) not in self._before:
             self._before[id(aggregate)] = encode_state(aggregate)
 
@@ -433,7 +461,11 @@ class Batched(Custom):
 
     @override
     def add_all(
-        self, key: str, aggregate: Any, values: Sequence[str | None], results: list[str | None] | None = None
+        self,
+        key: str,
+        aggregate: Any,
+        values: Sequence[str | None],
+        results: list[str | None] | None = None,
     ) -> tuple[Any, int]:
         size = _MOST_VALUES if results is None else 1
         begin = 0
@@ -467,7 +499,9 @@ class Cogrouped(Custom):
     ) -> None:
         super().__init__(initializer, self._add_of_stream, None, merger, value_type)
         self._adders = [adder for adder, _ in streams]
-        self._decoders = [value_decoder(kind | None if kind is not Any else Any) for _, kind in streams]
+        self._decoders = [
+            value_decoder(kind | None if kind is not Any else Any) for _, kind in streams
+        ]
         self._decode = self._decode_with_number
 
     def _decode_with_number(self, value: str | msgspec.Raw) -> tuple[int, Any]:

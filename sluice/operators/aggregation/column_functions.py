@@ -106,7 +106,9 @@ class Summed(Aggregated):
         if self.exponent is not None:
             # A sum of no values is 0 without decimal places.
             given = zip(sums, self.counts[chosen].tolist(), strict=True)
-            sums = [_decimal(number, self.exponent) if count else Decimal(0) for number, count in given]
+            sums = [
+                _decimal(number, self.exponent) if count else Decimal(0) for number, count in given
+            ]
         return list(zip(self.counts[chosen].tolist(), sums, strict=True))
 
 
@@ -167,7 +169,9 @@ class Aggregates:
         texts = [pc.fill_null(each.results(), "null") for each in self.of_functions]
         if self.functions.scalar:
             return texts[0]
-        names = [msgspec.json.encode(name).decode() + ":" for name in self.functions.fields] or [""] * len(texts)
+        names = [msgspec.json.encode(name).decode() + ":" for name in self.functions.fields] or [
+            ""
+        ] * len(texts)
         begin, end = "{}" if self.functions.fields else "[]"
         parts: list[Any] = []
         for name, text in zip(names, texts, strict=True):
@@ -195,7 +199,9 @@ class ColumnFunctions:
         if not isinstance(calculation, Functions):
             return None
         for accumulator in calculation.accumulators:
-            if not _is_columnar(accumulator) and not (in_order and isinstance(accumulator, _PICKING)):
+            if not _is_columnar(accumulator) and not (
+                in_order and isinstance(accumulator, _PICKING)
+            ):
                 return None
         return cls(calculation)
 
@@ -204,7 +210,9 @@ class ColumnFunctions:
         """Whether any of the functions picks a value by the order of the records."""
         return any(isinstance(accumulator, _PICKING) for accumulator in self.functions.accumulators)
 
-    def aggregates(self, values: pa.Array, windows: WindowRanges, order: Integers | None = None) -> Aggregates:
+    def aggregates(
+        self, values: pa.Array, windows: WindowRanges, order: Integers | None = None
+    ) -> Aggregates:
         """The aggregates of the windows. `values`: the argument of `Functions.read` for each of the sorted records.
 
         `order`: numbers that increase in the order of the records, needed if a function picks a
@@ -227,7 +235,8 @@ class ColumnFunctions:
     def merge(self, key: str, held: Any, aggregate: Any) -> Any:
         """Combine a window's aggregate `held` in the state with the `aggregate` of its new records.
 
-        Raises NumbersTooLargeError if a sum has so many digits that the order of additions could matter.
+        Raises NumbersTooLargeError if a sum has so many digits that the order of additions could
+        matter.
         """
         accumulators = self.functions.accumulators
         try:
@@ -257,7 +266,15 @@ def _is_columnar(accumulator: Accumulator) -> bool:
     if isinstance(accumulator, Extreme):
         return accumulator.kind in (int | None, Decimal | None)
     # `isinstance` would accept `BigintSum`, too, whose result can raise an error.
-    return type(accumulator) in (Count, Sum, Average, DecimalSum, DecimalAverage, ExactSum, ExactAverage)
+    return type(accumulator) in (
+        Count,
+        Sum,
+        Average,
+        DecimalSum,
+        DecimalAverage,
+        ExactSum,
+        ExactAverage,
+    )
 
 
 _PICKING = (ByOrder, First, Last)
@@ -296,7 +313,8 @@ def _decimal_argument(is_given: Mask, column: Sequence[Decimal | None]) -> Argum
 def _double_argument(is_given: Mask, column: Sequence[float | None]) -> Arguments:
     """Doubles as integers of any size, in units of 2 to the power `exponent`.
 
-    Raises NumbersTooLargeError if their sum may be larger than any double, or if they differ very much in size.
+    Raises NumbersTooLargeError if their sum may be larger than any double, or if they differ very
+    much in size.
     """
     doubles = np.array([value or 0.0 for value in column], np.float64)
     with np.errstate(over="ignore"):
@@ -314,14 +332,19 @@ def _double_argument(is_given: Mask, column: Sequence[float | None]) -> Argument
     return Arguments(is_given, np.array(numbers, object), least)
 
 
-def _picked(accumulator: Accumulator, column: Sequence[Any], windows: WindowRanges, order: Integers) -> list[Any]:
+def _picked(
+    accumulator: Accumulator, column: Sequence[Any], windows: WindowRanges, order: Integers
+) -> list[Any]:
     """The accumulators of `first`, `last`, `min_by` or `max_by`, one for each window."""
     count = len(column)
     # Each record has a rank, which is larger for a better value. Of the records with the largest
     # rank, the last one is picked, or the first one for `first`.
     if isinstance(accumulator, ByOrder):
         orderings = [None if value is None else value.y for value in column]
-        different = sorted({each for each in orderings if each is not None}, reverse=accumulator.better is operator.lt)
+        different = sorted(
+            {each for each in orderings if each is not None},
+            reverse=accumulator.better is operator.lt,
+        )
         ranks = {each: rank for rank, each in enumerate(different)}
         chosen = np.array([-1 if each is None else ranks[each] for each in orderings], np.int64)
         picked: Sequence[Any] = [None if value is None else (value.y, value.x) for value in column]
@@ -336,10 +359,15 @@ def _picked(accumulator: Accumulator, column: Sequence[Any], windows: WindowRang
         in_order = in_order[::-1]
     best = windows.over_ranges(np.maximum, np.where(chosen >= 0, chosen * count + places, -1))
     records = in_order[best % count].tolist()
-    return [picked[record] if is_any else None for record, is_any in zip(records, (best >= 0).tolist(), strict=True)]
+    return [
+        picked[record] if is_any else None
+        for record, is_any in zip(records, (best >= 0).tolist(), strict=True)
+    ]
 
 
-def _aggregated(accumulator: Accumulator, arguments: Arguments, windows: WindowRanges) -> Aggregated | list[Any]:
+def _aggregated(
+    accumulator: Accumulator, arguments: Arguments, windows: WindowRanges
+) -> Aggregated | list[Any]:
     """The aggregates of a function, or its accumulators if their results are computed one by one."""
     is_given, numbers, exponent = arguments.is_given, arguments.numbers, arguments.exponent
     if is_given.all():
@@ -358,7 +386,10 @@ def _aggregated(accumulator: Accumulator, arguments: Arguments, windows: WindowR
     if isinstance(accumulator, ExactSum):
         assert exponent is not None
         sums = windows.over_ranges(np.add, numbers).tolist()
-        return [(count, Exact(total, exponent)) for count, total in zip(counts.tolist(), sums, strict=True)]
+        return [
+            (count, Exact(total, exponent))
+            for count, total in zip(counts.tolist(), sums, strict=True)
+        ]
     largest = max(abs(int(numbers.max())), abs(int(numbers.min())))
     if largest * len(numbers) > _LARGEST:
         raise NumbersTooLargeError

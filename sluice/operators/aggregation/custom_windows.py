@@ -17,8 +17,8 @@ class CustomWindowAggregate(WindowAggregation):
 
     Records with a null value are aggregated, as in Kafka Streams' tumbling and hopping windows.
 
-    The state maps each window's bounds to its aggregate, because a window's end does not follow from its start. A
-    record is counted as `late` once for each window for which it is late.
+    The state maps each window's bounds to its aggregate, because a window's end does not follow
+    from its start. A record is counted as `late` once for each window for which it is late.
     """
 
     window: CustomWindow

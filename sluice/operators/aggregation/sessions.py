@@ -19,10 +19,10 @@ class SessionAggregate(WindowAggregation):
 
     Records with a null value are aggregated, too.
 
-    A record that is at most a gap away from two sessions merges them: tombstones are sent for both, then the result of
-    the merged session. Results have no headers, as in Kafka Streams. `retention_ms`: how long after its end a record
-    can still join a session that has closed, if the record is not late for the merged session; by default, no record
-    can.
+    A record that is at most a gap away from two sessions merges them: tombstones are sent for both,
+    then the result of the merged session. Results have no headers, as in Kafka Streams.
+    `retention_ms`: how long after its end a record can still join a session that has closed, if the
+    record is not late for the merged session; by default, no record can.
     """
 
     window: SessionWindow
@@ -59,8 +59,8 @@ class SessionAggregate(WindowAggregation):
         # Results of sessions have no headers in Kafka Streams.
         out.headers = None
         # As in Kafka Streams, a session that takes in a record is deleted and sent again, even if
-        # the record does not change the session's bounds. If all its records have the same time, the
-        # new result replaces the session's row instead.
+        # the record does not change the session's bounds. If all its records have the same time,
+        # the new result replaces the session's row instead.
         is_deleted = (start, end) != (row.time, row.time)
         aggregate = self.calculation.new_aggregate()
         for session in near:
@@ -73,7 +73,8 @@ class SessionAggregate(WindowAggregation):
                 out.emit(key, None, session_end, window=window)
             aggregate = self.calculation.merge(key, aggregate, session_aggregate)
         aggregate = self.calculation.add(key, aggregate, self.calculation.read(row.value))
-        # The new session may have the bounds of a session that has been forgotten, and replaces its row.
+        # The new session may have the bounds of a session that has been forgotten, and replaces its
+        # row.
         forgotten = state.pop(start, None)
         if forgotten is not None and forgotten[0] == end and self.sends_old_values:
             out.emit(key, self.calculation.result(forgotten[1]), end, window=(start, end), old=True)

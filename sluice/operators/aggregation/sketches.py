@@ -1,7 +1,8 @@
 """Approximate results in a few KB: the number of distinct values, and percentiles.
 
-Both sketches are exact for up to 512 distinct values. Beyond that, they keep only counts. The counts depend
-on the values alone, not on their order, on batches or on merges, and two sketches can be merged without loss.
+Both sketches are exact for up to 512 distinct values. Beyond that, they keep only counts. The
+counts depend on the values alone, not on their order, on batches or on merges, and two sketches can
+be merged without loss.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ class SlidingAggregate(WindowAggregation):
             return {}
         # In Kafka Streams, the store keeps windows for twice their size plus the grace. The store's
         # time is the start of its latest window. That window begins between the latest record and
-        # one size before it, depending on the records of all keys. Here, the latest window counts as
-        # beginning one size before the latest record, so that the fewest windows are forgotten.
+        # one size before it, depending on the records of all keys. Here, the latest window counts
+        # as beginning one size before the latest record, so that the fewest windows are forgotten.
         last_end = latest - 2 * size - self.window.grace_ms
         return {start: window for start, window in state.items() if start + size <= last_end}
 
@@ -106,7 +106,13 @@ class SlidingAggregate(WindowAggregation):
             latest, aggregate = next_window
             window = start, start + self.window.size_ms
             if self.sends_old_values and start in self._forgotten:
-                out.emit(row.key, self.calculation.result(self._forgotten[start][1]), latest, window=window, old=True)
+                out.emit(
+                    row.key,
+                    self.calculation.result(self._forgotten[start][1]),
+                    latest,
+                    window=window,
+                    old=True,
+                )
             out.emit(row.key, self.calculation.result(aggregate), latest, window=window)
 
     def _add_to_own(self, state: Windows, starts: list[int], row: Row, out: Output) -> bool:
@@ -127,8 +133,11 @@ class SlidingAggregate(WindowAggregation):
             # preceding window: copy their aggregate.
             if not has_own and previous >= own:
                 copied = self.calculation.copy(state[preceding][1])
-        # The window right after the previous record may not exist yet: the row is the first record in it.
-        begins_next = previous is not None and own <= previous < row.time and previous + 1 not in state
+        # The window right after the previous record may not exist yet: the row is the first record
+        # in it.
+        begins_next = (
+            previous is not None and own <= previous < row.time and previous + 1 not in state
+        )
         containing = [start for start in starts if own <= start <= row.time]
         is_counted = self._add_to_each(state, containing, row, out)
         if begins_next:
@@ -136,8 +145,8 @@ class SlidingAggregate(WindowAggregation):
             is_counted |= self._add_to_each(state, [previous + 1], row, out)
         if not has_own and self._add_to_each(state, [own], row, out, copied):
             is_counted = True
-            # If the row's own window starts right after the previous record, Kafka Streams sends the
-            # window's result twice, which is visible to a later step that counts updates.
+            # If the row's own window starts right after the previous record, Kafka Streams sends
+            # the window's result twice, which is visible to a later step that counts updates.
             if previous == own - 1:
                 self._send_again(state, own, row, out)
         return is_counted
@@ -194,7 +203,15 @@ class SlidingAggregate(WindowAggregation):
         is_added = False
         for start in starts:
             if start > last_closed:
-                self._add_to_window(state, start, (start, start + size), row, out, copied, self._forgotten.get(start))
+                self._add_to_window(
+                    state,
+                    start,
+                    (start, start + size),
+                    row,
+                    out,
+                    copied,
+                    self._forgotten.get(start),
+                )
                 is_added = True
         return is_added
 

@@ -173,7 +173,12 @@ def _kurtosis(count: int, sums: tuple[Fraction, ...]) -> float | None:
     if not squares:
         return None
     # The sum of the fourth powers of the values' distances from their mean.
-    fourths = fourth - 4 * first * third / count + 6 * first**2 * second / count**2 - 3 * first**4 / count**3
+    fourths = (
+        fourth
+        - 4 * first * third / count
+        + 6 * first**2 * second / count**2
+        - 3 * first**4 / count**3
+    )
     return float(count * fourths / squares**2 - 3)
 
 

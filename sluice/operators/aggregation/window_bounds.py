@@ -46,7 +46,9 @@ def _on_calendar(window: CalendarWindow, times: Times) -> AllBounds:
     distinct, positions = np.unique(periods, return_inverse=True)
     positions = positions.reshape(periods.shape)
     starts = np.array([window.start_of(int(period)) for period in distinct], np.int64)
-    ends = np.array([window.start_of(int(period) + window.periods) for period in distinct], np.int64)
+    ends = np.array(
+        [window.start_of(int(period) + window.periods) for period in distinct], np.int64
+    )
     contain = np.array([window.exists(int(period)) for period in distinct], bool)
     return starts[positions], ends[positions], contain[positions]
 

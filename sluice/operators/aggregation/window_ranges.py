@@ -1,7 +1,8 @@
 """The windows of many records at once, as ranges of sorted records, if no record is late.
 
-Records that are sorted by key and time stand next to each other if they belong to the same window. `spread_windows`
-finds the windows of all keys together, with the same bounds as the operators that add one record after the other.
+Records that are sorted by key and time stand next to each other if they belong to the same window.
+`spread_windows` finds the windows of all keys together, with the same bounds as the operators that
+add one record after the other.
 """
 
 from __future__ import annotations
@@ -106,14 +107,16 @@ def reach_of(window: SpreadWindow) -> int:
         case CalendarWindow():
             return window.longest_ms
         case SlidingWindow():
-            # A record reads windows that start up to two sizes before it, and such a window may start 1 ms after an
-            # earlier record.
+            # A record reads windows that start up to two sizes before it, and such a window may
+            # start 1 ms after an earlier record.
             return 2 * window.size_ms + 1
         case SessionWindow():
             return window.gap_ms
 
 
-def neighbourhoods_of(places: Integers, begins: Integers, ends: Integers, reach: int) -> tuple[Integers, Integers]:
+def neighbourhoods_of(
+    places: Integers, begins: Integers, ends: Integers, reach: int
+) -> tuple[Integers, Integers]:
     """Divide records and earlier windows into neighbourhoods that are more than `reach` apart.
 
     `places`: the sorted places of the records. The earlier windows are windows in the state: each
@@ -133,8 +136,8 @@ def neighbourhoods_of(places: Integers, begins: Integers, ends: Integers, reach:
 def are_apart(begins: Integers, ends: Integers, gap: int) -> Mask:
     """Mask of earlier sessions that are at most a gap after another session, and were not merged with it.
 
-    The other session had closed for the partition whose record began the later session, but not yet for
-    all partitions. `begins` and `ends` are the places of the sessions.
+    The other session had closed for the partition whose record began the later session, but not yet
+    for all partitions. `begins` and `ends` are the places of the sessions.
     """
     apart = np.zeros(len(begins), np.bool_)
     order = np.argsort(begins, kind="stable")
@@ -145,8 +148,8 @@ def are_apart(begins: Integers, ends: Integers, gap: int) -> Mask:
 def earliest_ends(window: SpreadWindow, line: Line, places: Integers, ends: Integers) -> Integers:
     """For each record, a lower bound of the ends of the windows that the record may change.
 
-    `ends`: the places on the line at which a session may end, sorted. These are the places of all records,
-    and the ends of earlier sessions.
+    `ends`: the places on the line at which a session may end, sorted. These are the places of all
+    records, and the ends of earlier sessions.
     """
     times = line.times(places)
     match window:
@@ -162,7 +165,9 @@ def earliest_ends(window: SpreadWindow, line: Line, places: Integers, ends: Inte
             return line.times(ends[np.searchsorted(ends, places - window.gap_ms)])
 
 
-def spread_windows(window: SpreadWindow, line: Line, places: Integers, neighbourhoods: Integers) -> WindowRanges:
+def spread_windows(
+    window: SpreadWindow, line: Line, places: Integers, neighbourhoods: Integers
+) -> WindowRanges:
     """The windows of the records at these sorted places. None of the records is late.
 
     `neighbourhoods`: the number of each record's neighbourhood (see `neighbourhoods_of`). If the
@@ -177,12 +182,19 @@ def spread_windows(window: SpreadWindow, line: Line, places: Integers, neighbour
             first = np.flatnonzero(np.diff(neighbourhoods, prepend=-1))
             behind = np.append(first[1:], len(places))
             return WindowRanges(
-                line.keys(places[first]), line.times(places[first]), line.times(places[behind - 1]), first, behind
+                line.keys(places[first]),
+                line.times(places[first]),
+                line.times(places[behind - 1]),
+                first,
+                behind,
             )
 
 
 def _timed_windows(window: TimeWindow, line: Line, places: Integers) -> WindowRanges:
-    if len(places) * (window.overlap if isinstance(window, Window) else window.periods) > _MOST_WINDOWS:
+    if (
+        len(places) * (window.overlap if isinstance(window, Window) else window.periods)
+        > _MOST_WINDOWS
+    ):
         raise TooManyWindowsError
     starts, ends, contain = bounds_of_all(window, line.times(places))
     keys = np.broadcast_to(line.keys(places)[:, None], starts.shape)[contain]
@@ -216,6 +228,8 @@ def _sliding_windows(window: SlidingWindow, line: Line, places: Integers) -> Win
     return _from_places(size, line, starts, first, behind)
 
 
-def _from_places(size: int, line: Line, starts: Integers, first: Integers, behind: Integers) -> WindowRanges:
+def _from_places(
+    size: int, line: Line, starts: Integers, first: Integers, behind: Integers
+) -> WindowRanges:
     times = line.times(starts)
     return WindowRanges(line.keys(starts), times, times + size, first, behind)

@@ -50,11 +50,13 @@ class TablePair(msgspec.Struct, array_like=True):
 class TableJoin(Timeless):
     """Joins two tables by key. A change of either side sends a result with the larger time of both sides.
 
-    A key has a result in an inner join while both sides have a value, in a left join while the left side has a value,
-    and in an outer join while either side has a value. `filtered`: for each side, whether its table is filtered.
+    A key has a result in an inner join while both sides have a value, in a left join while the left
+    side has a value, and in an outer join while either side has a value. `filtered`: for each side,
+    whether its table is filtered.
 
     If both sides depend on one table, the join gets some changes early, and then once more; see
-    `AHEAD`. Unlike in Kafka Streams, the old value of a result is still the result that was sent before.
+    `AHEAD`. Unlike in Kafka Streams, the old value of a result is still the result that was sent
+    before.
     """
 
     state_type: Any = TablePair
@@ -119,8 +121,16 @@ class TableJoin(Timeless):
             return None
         is_new = ~rows.is_old
         sides = (
-            _SideOfRows(rows, is_new & (rows.sides == LEFT), [(state.left, state.left_time) for state in states]),
-            _SideOfRows(rows, is_new & (rows.sides == RIGHT), [(state.right, state.right_time) for state in states]),
+            _SideOfRows(
+                rows,
+                is_new & (rows.sides == LEFT),
+                [(state.left, state.left_time) for state in states],
+            ),
+            _SideOfRows(
+                rows,
+                is_new & (rows.sides == RIGHT),
+                [(state.right, state.right_time) for state in states],
+            ),
         )
         left, right = sides
         had_result = self._has_result(left.had_value, right.had_value)
@@ -135,7 +145,9 @@ class TableJoin(Timeless):
                 sent &= (rows.sides != side) | rows.has_value | of_side.had_value
         rows_sent = np.flatnonzero(sent)
         times = np.maximum.reduce([rows.times, left.times, right.times])[rows_sent]
-        new_values = _where(has_result[rows_sent], joined_texts(left.after(rows_sent), right.after(rows_sent)))
+        new_values = _where(
+            has_result[rows_sent], joined_texts(left.after(rows_sent), right.after(rows_sent))
+        )
         results = Results(rows_sent, new_values, times)
         if self.sends_old_values:
             old_values = joined_texts(left.before(rows_sent), right.before(rows_sent))
@@ -176,8 +188,9 @@ class TableJoin(Timeless):
     def _sends_tombstone(self, state: TablePair, side: int, replaced: str | None) -> bool:
         """Whether a change of this side sends a tombstone if the join has no result before and after the change.
 
-        As in Kafka Streams, the join sends it if the other side has a value, except for the right side of a left join.
-        If the side needs no other for a result, the value that the change has `replaced` is enough.
+        As in Kafka Streams, the join sends it if the other side has a value, except for the right
+        side of a left join. If the side needs no other for a result, the value that the change has
+        `replaced` is enough.
         """
         other = state.left if side == RIGHT else state.right
         if self.how == "inner":
@@ -202,7 +215,9 @@ class TableJoin(Timeless):
 class _SideOfRows:
     """The value and time that one side of a join has before and after each row."""
 
-    def __init__(self, rows: KeyedRows, of_side: Mask, stored: Sequence[tuple[str | None, int]]) -> None:
+    def __init__(
+        self, rows: KeyedRows, of_side: Mask, stored: Sequence[tuple[str | None, int]]
+    ) -> None:
         self._rows = rows
         self._stored_values = [value for value, _ in stored]
         self._before, self._after = rows.last_before(of_side), rows.last_up_to(of_side)
@@ -249,7 +264,12 @@ class _SideOfRows:
         return np.where(indices >= 0, indices, len(self._rows) + self._rows.key_numbers)
 
     def _values(self, indices: Indices, chosen: Indices) -> pa.Array:
-        return take_or(self._rows.columns["value"], indices, self._stored_values, self._rows.key_numbers[chosen])
+        return take_or(
+            self._rows.columns["value"],
+            indices,
+            self._stored_values,
+            self._rows.key_numbers[chosen],
+        )
 
 
 def _where(chosen: Mask, values: pa.Array) -> pa.Array:
@@ -266,8 +286,8 @@ class TableValue(msgspec.Struct, array_like=True):
 class StreamTableJoin(Timeless):
     """Joins each record of a stream with the table's current value for its key.
 
-    `mapped`: a row's key is computed by an expression, and the record's own key is in `foreign`. A left join sends
-    records without a key with a null right side.
+    `mapped`: a row's key is computed by an expression, and the record's own key is in `foreign`. A
+    left join sends records without a key with a null right side.
     """
 
     state_type: Any = TableValue
@@ -299,7 +319,9 @@ class StreamTableJoin(Timeless):
         of_table = (rows.sides == RIGHT) & ~rows.is_old
         of_stream = rows.sides != RIGHT
         stored = [state.value for state in states]
-        table_values = take_or(rows.columns["value"], rows.last_before(of_table), stored, rows.key_numbers)
+        table_values = take_or(
+            rows.columns["value"], rows.last_before(of_table), stored, rows.key_numbers
+        )
         has_result = of_stream & rows.has_value
         if self.how == "inner":
             has_result &= validity(table_values)
@@ -314,9 +336,13 @@ class StreamTableJoin(Timeless):
         dropped = {"null_value": np.flatnonzero(of_stream & ~rows.has_value)}
         if not self.mapped:
             return Results(sent, values, rows.times[sent], dropped=dropped)
-        starts, ends = (np.asarray(rows.columns[name].take(taken)) for name in ("window_start", "window_end"))
+        starts, ends = (
+            np.asarray(rows.columns[name].take(taken)) for name in ("window_start", "window_end")
+        )
         own_keys = rows.columns["foreign"].take(taken)
-        return Results(sent, values, rows.times[sent], keys=own_keys, windows=(starts, ends), dropped=dropped)
+        return Results(
+            sent, values, rows.times[sent], keys=own_keys, windows=(starts, ends), dropped=dropped
+        )
 
     def is_empty(self, state: TableValue) -> bool:
         return state.value is None

@@ -29,7 +29,8 @@ class ForeignKeyJoin(Timeless):
     - a new value whose old value had another foreign key, and
     - a tombstone of a row that had a value.
 
-    A left row without a foreign key has no result in an inner join, and a result with a null right side in a left join.
+    A left row without a foreign key has no result in an inner join, and a result with a null right
+    side in a left join.
     """
 
     state_type: Any = Referred
@@ -51,13 +52,20 @@ class ForeignKeyJoin(Timeless):
             # In an inner join, Kafka Streams sends a tombstone for a left row that is deleted or
             # loses its foreign key, even if there is no right row, so some tombstones delete
             # nothing. In a left join, `_process_left` sends the new result or the tombstone.
-            if row.value is not None and row.side == MOVED and row.key is not None and self.how == "inner":
+            if (
+                row.value is not None
+                and row.side == MOVED
+                and row.key is not None
+                and self.how == "inner"
+            ):
                 out.emit(row.foreign, None, max(row.time, state.right_time))
         else:
             self._process_left(state, row.foreign, row, out)
 
     def process_columns(self, states: Sequence[Referred], rows: KeyedRows) -> Results | None:
-        return join_columns(states, rows, is_left_join=self.how == "left", right_filtered=self.right_filtered)
+        return join_columns(
+            states, rows, is_left_join=self.how == "left", right_filtered=self.right_filtered
+        )
 
     def _process_right(self, state: Referred, row: Row, out: Output) -> None:
         if row.key is None:

@@ -26,7 +26,8 @@ from sluice.support.arrays import Indices, Mask, Times
 class _LeftChanges:
     """The changes of the left rows of all foreign keys, sorted by foreign key, own key and order.
 
-    A left row that is in a state counts as added by the row before the first row of its foreign key.
+    A left row that is in a state counts as added by the row before the first row of its foreign
+    key.
     """
 
     keys: Indices
@@ -51,15 +52,21 @@ class _LeftChanges:
         stored: list[tuple[int, str, str]] = []
         for number, state in enumerate(states):
             stored += [(number, own_key, value) for own_key, value in state.left.items()]
-        numbers, own_keys_stored, values_stored = zip(*stored, strict=True) if stored else ((), (), ())
+        numbers, own_keys_stored, values_stored = (
+            zip(*stored, strict=True) if stored else ((), (), ())
+        )
         keys_stored = np.array(numbers, np.intp)
         changing = np.flatnonzero(is_left & (rows.is_old | rows.has_value))
         taken, text = pa.array(changing), pa.string()
         keys = np.concatenate((keys_stored, rows.key_numbers[changing]))
         indices = np.concatenate((rows.starts[keys_stored] - 1, changing))
         adds = np.concatenate((np.ones(len(stored), bool), ~rows.is_old[changing]))
-        own_keys = pa.concat_arrays([pa.array(own_keys_stored, text), rows.columns["foreign"].take(taken)])
-        values = pa.concat_arrays([pa.array(values_stored, text), rows.columns["value"].take(taken)])
+        own_keys = pa.concat_arrays(
+            [pa.array(own_keys_stored, text), rows.columns["foreign"].take(taken)]
+        )
+        values = pa.concat_arrays(
+            [pa.array(values_stored, text), rows.columns["value"].take(taken)]
+        )
         ranks = np.asarray(pc.rank(own_keys, tiebreaker="dense"), np.intp)
         order = np.lexsort((indices, ranks, keys))
         keys, ranks, indices = keys[order], ranks[order], indices[order]
@@ -67,7 +74,9 @@ class _LeftChanges:
         has_next = (keys[1:] == keys[:-1]) & (ranks[1:] == ranks[:-1])
         ends[:-1][has_next] = indices[1:][has_next]
         in_order = pa.array(order)
-        return cls(keys, indices, adds[order], ends, own_keys.take(in_order), ranks, values.take(in_order))
+        return cls(
+            keys, indices, adds[order], ends, own_keys.take(in_order), ranks, values.take(in_order)
+        )
 
     def stays_at(self, right_rows: Indices) -> tuple[Indices, Indices] | None:
         """The pairs of a change that adds a left row, and of one of these rows during the left row's stay.
@@ -85,7 +94,9 @@ class _LeftChanges:
         changed = np.flatnonzero(is_last & (self.rows >= rows.starts[self.keys]))
         # A state has its left rows in the order in which they were changed.
         changed = changed[np.argsort(self.rows[changed])]
-        own_keys, values = (column.take(pa.array(changed)).to_pylist() for column in (self.own_keys, self.values))
+        own_keys, values = (
+            column.take(pa.array(changed)).to_pylist() for column in (self.own_keys, self.values)
+        )
         numbers, adds = self.keys[changed].tolist(), self.adds[changed].tolist()
         for number, own_key, value, is_added in zip(numbers, own_keys, values, adds, strict=True):
             if is_added:
@@ -122,7 +133,10 @@ def join_columns(
     is_right = (rows.sides == RIGHT) & ~rows.is_old
     has_own_key = validity(rows.columns["foreign"])
     is_left = (rows.sides != RIGHT) & has_own_key
-    changes, before = _LeftChanges.of(states, rows, is_left), _RightBefore.of(states, rows, is_right)
+    changes, before = (
+        _LeftChanges.of(states, rows, is_left),
+        _RightBefore.of(states, rows, is_right),
+    )
     had_right = validity(before.values)
     # The rules of `ForeignKeyJoin.process` for a single row are the same.
     joins_left = is_right & (rows.has_value | had_right) if right_filtered else is_right
@@ -152,8 +166,11 @@ def _results_of_left(
     """The results that changes of left rows send."""
     has_result = is_left & ~rows.is_old & rows.has_value & (had_right | is_left_join)
     is_moved = is_left & (rows.sides == MOVED)
-    # In a left join, a deleted left row's new value sends the tombstone. In an inner join, the old value sends it.
-    sends_tombstone = np.where(rows.is_old, rows.has_value & (not is_left_join), rows.has_value | is_left_join)
+    # In a left join, a deleted left row's new value sends the tombstone. In an inner join, the old
+    # value sends it.
+    sends_tombstone = np.where(
+        rows.is_old, rows.has_value & (not is_left_join), rows.has_value | is_left_join
+    )
     sent = np.flatnonzero(has_result | (is_moved & sends_tombstone))
     taken = pa.array(sent)
     joined = joined_texts(rows.columns["value"].take(taken), before.values.take(taken))
@@ -163,7 +180,12 @@ def _results_of_left(
 
 
 def _results_of_right(
-    rows: KeyedRows, changes: _LeftChanges, stays: Indices, right_rows: Indices, *, is_left_join: bool
+    rows: KeyedRows,
+    changes: _LeftChanges,
+    stays: Indices,
+    right_rows: Indices,
+    *,
+    is_left_join: bool,
 ) -> Results:
     """The results that changes of right rows send: one for each left row that stays at the foreign key."""
     left, right = pa.array(stays), pa.array(right_rows)
@@ -176,6 +198,9 @@ def _store_right(states: Sequence[Referred], rows: KeyedRows, is_right: Mask) ->
     """Change the right rows in the states of their keys."""
     last = rows.last_of_keys(is_right)
     changed = np.flatnonzero(last >= 0)
-    values, times = rows.columns["value"].take(pa.array(last[changed])).to_pylist(), rows.times[last[changed]].tolist()
+    values, times = (
+        rows.columns["value"].take(pa.array(last[changed])).to_pylist(),
+        rows.times[last[changed]].tolist(),
+    )
     for number, value, time in zip(changed.tolist(), values, times, strict=True):
         states[number].put_right(value, time)

@@ -15,7 +15,8 @@ class Referred(msgspec.Struct, array_like=True):
 
     def put_left(self, key: str, value: str) -> None:
         """Add or replace a row of the left table."""
-        # A replaced row moves to the end, so that the order does not depend on rows that have been removed.
+        # A replaced row moves to the end, so that the order does not depend on rows that have been
+        # removed.
         self.left.pop(key, None)
         self.left[key] = value
 

@@ -28,9 +28,9 @@ class Watch(msgspec.Struct, array_like=True):
     """Decides when a join looks for unmatched records of all keys, at the same times as a Kafka Streams task.
 
     A search takes place when stream time passes `since` plus the window of the current record's
-    side. `since` begins as the time of the earliest waiting record, and each search sets it anew (see
-    `look`). If a record is not due in one search, it waits for the next search,
-    and can be matched meanwhile.
+    side. `since` begins as the time of the earliest waiting record, and each search sets it anew
+    (see `look`). If a record is not due in one search, it waits for the next search, and can be
+    matched meanwhile.
     """
 
     since: int = NEVER
@@ -158,7 +158,10 @@ class StreamJoin:
             state.left, state.right = Side(), Side()
         order = np.lexsort((records.order[kept], records.times[kept]))
         kept = kept[order]
-        columns = (each[kept].tolist() for each in (records.keys, records.sides, records.times, joined.waits))
+        columns = (
+            each[kept].tolist()
+            for each in (records.keys, records.sides, records.times, joined.waits)
+        )
         values = records.values.take(pa.array(kept)).to_pylist()
         for number, side, time, waits, value in zip(*columns, values, strict=True):
             of_side = states[number].right if side == RIGHT else states[number].left
@@ -204,7 +207,11 @@ class StreamJoin:
                 has_waited, other.waits_for_match = True, False
                 if self.shared is not None:
                     self.shared.remove_matched(other_side, other.time)
-            value = joined(row.value, other.value) if row.side == LEFT else joined(other.value, row.value)
+            value = (
+                joined(row.value, other.value)
+                if row.side == LEFT
+                else joined(other.value, row.value)
+            )
             out.emit(key, value, max(row.time, other.time))
         if has_waited:
             waiting = (other.time for other in records if other.waits_for_match)
@@ -213,7 +220,9 @@ class StreamJoin:
 
     def _store(self, state: Sides, row: Row, waits_for_match: bool) -> None:
         """Store the row's record for later records of the other side, unless nothing can match it any more."""
-        if not waits_for_match and row.time <= self.lateness.last_expired(row.side, row.latest_of_sides[row.side]):
+        if not waits_for_match and row.time <= self.lateness.last_expired(
+            row.side, row.latest_of_sides[row.side]
+        ):
             return
         assert row.value is not None
         side = state.right if row.side == RIGHT else state.left
@@ -255,7 +264,11 @@ class StreamJoin:
                 continue
             records = side.records
             count = bisect_right(records, last, key=_TIME)
-            due += [(record.time, number, record) for record in records[:count] if record.waits_for_match]
+            due += [
+                (record.time, number, record)
+                for record in records[:count]
+                if record.waits_for_match
+            ]
             records[:count] = [record for record in records[:count] if not record.waits_for_match]
             waiting = (record.time for record in records if record.waits_for_match)
             side.waits_from = next(waiting, NEVER)
@@ -285,7 +298,11 @@ class StreamJoin:
         if sent is not None:
             return sent
         sides = enumerate((state.left, state.right))
-        expire = (self.lateness.expires_at(number, side.records[0].time) for number, side in sides if side.records)
+        expire = (
+            self.lateness.expires_at(number, side.records[0].time)
+            for number, side in sides
+            if side.records
+        )
         return min(expire, default=None)
 
     def close(
@@ -297,15 +314,19 @@ class StreamJoin:
         latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         self._send_unmatched(state, key, closed, out)
-        # The engine selects the keys to close by `closed` alone. If a later time counted here, only the
-        # selected keys would forget records up to that time, so the results would depend on the selection.
+        # The engine selects the keys to close by `closed` alone. If a later time counted here, only
+        # the selected keys would forget records up to that time, so the results would depend on the
+        # selection.
         left, right = latest_of_sides
         self._forget_expired(state, (min(left, closed), min(right, closed)))
 
     def _forget_expired(self, state: Sides, latest_of_sides: tuple[int, int]) -> None:
         """Forget the records that can no longer be matched, unless they still have to be sent unmatched."""
         for number, side in enumerate((state.left, state.right)):
-            records, last = side.records, self.lateness.last_expired(number, latest_of_sides[number])
+            records, last = (
+                side.records,
+                self.lateness.last_expired(number, latest_of_sides[number]),
+            )
             if not records or records[0].time > last:
                 continue
             if records[-1].time <= last and side.waits_from == NEVER:

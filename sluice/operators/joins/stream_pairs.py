@@ -82,13 +82,16 @@ class Matches:
         left, right = pairs
         of_right = records.order[right] > records.order[left]
         cause, other = np.where(of_right, right, left), np.where(of_right, left, right)
-        # A pair of two records in states was sent in an earlier batch. It gets the row -1, and is left out below.
+        # A pair of two records in states was sent in an earlier batch. It gets the row -1, and is
+        # left out below.
         row = records.order[cause].clip(-1)
         left_time, right_time = (rows.stream_times[name][row] for name in ("left", "right"))
         last_expired = last_expired_of_sides(lateness, records.sides[other], left_time, right_time)
         is_match = (row >= 0) & (records.times[other] > last_expired)
         matching = np.flatnonzero(is_match)
-        order = np.lexsort((records.order[other[matching]], records.times[other[matching]], cause[matching]))
+        order = np.lexsort(
+            (records.order[other[matching]], records.times[other[matching]], cause[matching])
+        )
         return cls(cause[matching[order]], other[matching[order]])
 
     def left_and_right(self, records: JoinRecords) -> tuple[Indices, Indices]:
@@ -97,7 +100,9 @@ class Matches:
         return np.where(is_left, self.cause, self.other), np.where(is_left, self.other, self.cause)
 
 
-def join_columns(lateness: JoinLateness, states: KeyStates[Sides], rows: KeyedRows) -> Results | None:
+def join_columns(
+    lateness: JoinLateness, states: KeyStates[Sides], rows: KeyedRows
+) -> Results | None:
     """The results of an inner join; None if the rows have to be processed one by one. Changes no state."""
     # A key may have rows of several partitions, each with a stream time of its own. If stream time
     # falls from one row to the next, the earlier row has made more records expire than the times of

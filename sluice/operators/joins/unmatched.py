@@ -50,9 +50,10 @@ class OuterJoined:
 def keys_in_order(lateness: JoinLateness, rows: KeyedRows) -> Mask:
     """Mask of the keys for whose rows no time goes back.
 
-    Rows of several partitions have stream times of their own. If a time goes back, an earlier row has made more
-    records expire, or has sent more of them unmatched, than the times of the later row show. A partition that was idle
-    may have a record that is already due, although its partition's stream time has not passed the record's grace.
+    Rows of several partitions have stream times of their own. If a time goes back, an earlier row
+    has made more records expire, or has sent more of them unmatched, than the times of the later
+    row show. A partition that was idle may have a record that is already due, although its
+    partition's stream time has not passed the record's grace.
     """
     valid = np.flatnonzero(rows.has_value)
     in_order = np.ones(len(rows.keys), np.bool_)
@@ -147,7 +148,9 @@ class _Departures:
         is_past[:count] = _is_past(lateness, rows)
         due = _due(lateness, records.sides, records.times)
         advances = np.append(rows.stream_times["advances"], NEVER)
-        return cls(is_outer, is_past, due, _senders(records, due, rows), advances_until(due), advances)
+        return cls(
+            is_outer, is_past, due, _senders(records, due, rows), advances_until(due), advances
+        )
 
     def before(self, records: Indices, rows: Indices) -> Mask:
         """Mask of the records that would be sent unmatched before these later rows are matched."""
@@ -164,7 +167,8 @@ class _Departures:
         is_matched[matches.other[~is_late]] = True
         is_matched[matches.cause[~is_late]] = True
         is_match = ~is_late
-        # Whether a record has been sent depends on earlier matches, and the matches are sorted by their causes.
+        # Whether a record has been sent depends on earlier matches, and the matches are sorted by
+        # their causes.
         late = np.flatnonzero(is_late)
         for place, cause, other in zip(late, matches.cause[late], matches.other[late], strict=True):
             if is_matched[other]:
@@ -193,12 +197,17 @@ class _Fates:
         is_lone = departures.is_outer.copy()
         is_lone[matches.cause] = False
         at_once, waited = is_lone & departures.is_past, is_lone & ~departures.is_past
-        # The matches are sorted by their causes. Of several matches of a record, the first is written last.
+        # The matches are sorted by their causes. Of several matches of a record, the first is
+        # written last.
         first_match = np.full(len(records.keys), NEVER)
         first_match[matches.other[::-1]] = matches.cause[::-1]
         sender, released, advances = departures.sender, departures.released, departures.advances
-        until_sender, until_match = (advances[np.minimum(row, len(advances) - 1)] for row in (sender, first_match))
-        by_release = waited & (released < NEVER) & (released <= until_sender) & (released <= until_match)
+        until_sender, until_match = (
+            advances[np.minimum(row, len(advances) - 1)] for row in (sender, first_match)
+        )
+        by_release = (
+            waited & (released < NEVER) & (released <= until_sender) & (released <= until_match)
+        )
         # A row sends unmatched records before it is matched itself.
         by_row = waited & ~by_release & (sender < NEVER) & (sender <= first_match)
         waits = waited & ~by_release & ~by_row & (first_match == NEVER)
@@ -210,10 +219,13 @@ def _senders(records: JoinRecords, due: Times, rows: KeyedRows) -> Indices:
     valid = np.flatnonzero(rows.has_value)
     reached, keys = _reached(rows)[valid], rows.key_numbers[valid]
     first, last = (int(reached.min()), int(reached.max())) if len(valid) else (0, 0)
-    # The times of each key have a stretch of their own, so that one search finds the rows of all keys.
+    # The times of each key have a stretch of their own, so that one search finds the rows of all
+    # keys.
     stretch = last - first + 2
     places = keys * stretch + (reached - first)
-    found = np.searchsorted(places, records.keys * stretch + np.clip(due - first, 0, last - first + 1))
+    found = np.searchsorted(
+        places, records.keys * stretch + np.clip(due - first, 0, last - first + 1)
+    )
     senders = np.append(valid, NEVER)[found]
     senders[np.append(keys, -1)[found] != records.keys] = NEVER
     return senders
@@ -248,7 +260,9 @@ def _results(records: JoinRecords, matches: Matches, fates: _Fates, rows: KeyedR
 
 def _released(records: JoinRecords, fates: _Fates, key_texts: Sequence[str]) -> ReleasedResults:
     chosen = np.flatnonzero(fates.by_release)
-    keys, due, times, sides = (each[chosen] for each in (records.keys, fates.due, records.times, records.sides))
+    keys, due, times, sides = (
+        each[chosen] for each in (records.keys, fates.due, records.times, records.sides)
+    )
     order = np.lexsort((records.order[chosen], -sides, times, due, keys))
     chosen, keys, due, times, sides = (each[order] for each in (chosen, keys, due, times, sides))
     begins = np.ones(len(chosen), np.bool_)
@@ -258,10 +272,14 @@ def _released(records: JoinRecords, fates: _Fates, key_texts: Sequence[str]) -> 
     is_left = sides == LEFT
     values = records.texts(np.where(is_left, chosen, -1), np.where(is_left, -1, chosen))
     ranks = 2 * times + is_left
-    return ReleasedResults(pa.array(key_texts, pa.string()), keys, due, ranks, numbers, times, values)
+    return ReleasedResults(
+        pa.array(key_texts, pa.string()), keys, due, ranks, numbers, times, values
+    )
 
 
-def can_match(lateness: JoinLateness, records: JoinRecords, rows: KeyedRows, passed: tuple[int, int]) -> Mask:
+def can_match(
+    lateness: JoinLateness, records: JoinRecords, rows: KeyedRows, passed: tuple[int, int]
+) -> Mask:
     """Mask of the records that can still be matched after the batch.
 
     `passed`: for each side, the stream time that has been passed for all keys when the batch ends.

@@ -41,7 +41,9 @@ class VersionedJoin:
 
     state_type: Any = Versions
 
-    def __init__(self, how: Literal["inner", "left"], history_ms: int, grace_ms: int | None) -> None:
+    def __init__(
+        self, how: Literal["inner", "left"], history_ms: int, grace_ms: int | None
+    ) -> None:
         self.how = how
         self.history_ms = history_ms
         self.grace_ms = grace_ms
@@ -56,11 +58,15 @@ class VersionedJoin:
                 out.count("null_key")
             elif not row.old:
                 self._add_version(state.versions, (row.time, row.value), table_time)
-        # As in other joins with a table, stream records without a value are dropped, and records without a key match
-        # nothing.
+        # As in other joins with a table, stream records without a value are dropped, and records
+        # without a key match nothing.
         elif row.value is None or (row.key is None and self.how == "inner"):
             out.count("null_value" if row.key is not None else "null_key")
-        elif self.grace_ms is not None and row.time > stream_time - self.grace_ms and row.key is not None:
+        elif (
+            self.grace_ms is not None
+            and row.time > stream_time - self.grace_ms
+            and row.key is not None
+        ):
             state.held.append(HeldRecord(row.time, row.value, row.headers))
         else:
             self._send(state, row.key, row.time, row.value, table_time, out)
@@ -102,7 +108,10 @@ class VersionedJoin:
         else:
             versions.insert(at, version)
         # Keep the last version that began before the history: it is valid when the history begins.
-        first = bisect_right(versions, last_forgotten(table_time, self.history_ms) + 1, key=_start_of) - 1
+        first = (
+            bisect_right(versions, last_forgotten(table_time, self.history_ms) + 1, key=_start_of)
+            - 1
+        )
         if first > 0:
             del versions[:first]
 

@@ -132,30 +132,45 @@ class Audits(LedgerPart):
 
     def all(self, ref: GenerationRef) -> list[Audit]:
         """The retained audits of a generation, oldest first."""
-        return [_audit(row) for row in self._read(select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch))]
+        return [
+            _audit(row)
+            for row in self._read(
+                select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch)
+            )
+        ]
 
     def recent(self, ref: GenerationRef, limit: int) -> list[Audit]:
         """The newest audits of a generation, newest first."""
-        statement = select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch.desc()).limit(limit)
+        statement = (
+            select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch.desc()).limit(limit)
+        )
         return [_audit(row) for row in self._read(statement)]
 
     def newest_of_all(self, refs: Sequence[GenerationRef]) -> dict[GenerationRef, Audit]:
         """Generation → its newest audit."""
-        newest = select(AUDITS.c.pipeline, AUDITS.c.generation, func.max(AUDITS.c.batch)).where(of_refs(AUDITS, refs))
+        newest = select(AUDITS.c.pipeline, AUDITS.c.generation, func.max(AUDITS.c.batch)).where(
+            of_refs(AUDITS, refs)
+        )
         newest = newest.group_by(AUDITS.c.pipeline, AUDITS.c.generation)
         rows = self._read(
-            select(AUDITS).where(tuple_(AUDITS.c.pipeline, AUDITS.c.generation, AUDITS.c.batch).in_(newest))
+            select(AUDITS).where(
+                tuple_(AUDITS.c.pipeline, AUDITS.c.generation, AUDITS.c.batch).in_(newest)
+            )
         )
         return {GenerationRef(row["pipeline"], row["generation"]): _audit(row) for row in rows}
 
     def of_run(self, ref: GenerationRef, run: str) -> list[Audit]:
         """All retained audits of the batches that a run published, oldest first."""
-        statement = select(AUDITS).where(of_ref(AUDITS, ref), AUDITS.c.run == run).order_by(AUDITS.c.batch)
+        statement = (
+            select(AUDITS).where(of_ref(AUDITS, ref), AUDITS.c.run == run).order_by(AUDITS.c.batch)
+        )
         return [_audit(row) for row in self._read(statement)]
 
     def newest(self, ref: GenerationRef) -> Audit | None:
         """The audit of the newest snapshot; None before the first."""
-        rows = self._read(select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch.desc()).limit(1))
+        rows = self._read(
+            select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch.desc()).limit(1)
+        )
         return _audit(rows[0]) if rows else None
 
     def checksum(self, ref: GenerationRef, worker: int, since: int) -> tuple[int, str] | None:
@@ -164,7 +179,11 @@ class Audits(LedgerPart):
         None if there is no such batch, or the worker had no shard.
         """
         c = AUDITS.c
-        statement = select(c.batch, c.checksums).where(of_ref(AUDITS, ref), c.batch >= since).order_by(c.batch)
+        statement = (
+            select(c.batch, c.checksums)
+            .where(of_ref(AUDITS, ref), c.batch >= since)
+            .order_by(c.batch)
+        )
         rows = self._read(statement.limit(1))
         checksum = msgspec.json.decode(rows[0]["checksums"]).get(str(worker)) if rows else None
         return None if checksum is None else (rows[0]["batch"], checksum)
@@ -188,7 +207,10 @@ def audit_row(audit: Audit) -> dict[str, Any]:
 
 
 def _audit(row: RowMapping) -> Audit:
-    texts = {name: msgspec.json.decode(row[name]) for name in ("outputs", "checksums", "states", "phases")}
+    texts = {
+        name: msgspec.json.decode(row[name])
+        for name in ("outputs", "checksums", "states", "phases")
+    }
     texts["sources"] = msgspec.json.decode(row["sources"], type=tuple[SourceAudit, ...])
     return Audit(**(dict(row) | texts))
 

@@ -39,10 +39,13 @@ def copy_ledger(
                 next_step="Use that state, or repeat the command with empty places for ledger and shards.",
             )
         for table in METADATA.sorted_tables:
-            # Columns that count up automatically are not copied, because the target's database numbers
-            # its rows itself.
+            # Columns that count up automatically are not copied, because the target's database
+            # numbers its rows itself.
             columns = [column for column in table.columns if column.autoincrement is not True]
-            rows = [dict(row) for row in old.execute(select(*columns).order_by(*table.primary_key)).mappings()]
+            rows = [
+                dict(row)
+                for row in old.execute(select(*columns).order_by(*table.primary_key)).mappings()
+            ]
             new.execute(delete(table))
             if rows:
                 new.execute(insert(table), rows)
@@ -57,9 +60,11 @@ def copy_ledger(
             ref = GenerationRef(worker["pipeline"], worker["generation"])
             location = locations.get((ref, worker["number"]))
             if location is not None:
-                new.execute(insert(WORKERS).values({**worker, "location": without_password(location)}))
-        # The number of workers becomes 0 for generations whose workers were left out, or else readers
-        # would report these workers as lost.
+                new.execute(
+                    insert(WORKERS).values({**worker, "location": without_password(location)})
+                )
+        # The number of workers becomes 0 for generations whose workers were left out, or else
+        # readers would report these workers as lost.
         with_workers = select(WORKERS.c.pipeline, WORKERS.c.generation)
         generation = tuple_(GENERATIONS.c.pipeline, GENERATIONS.c.generation)
         new.execute(update(GENERATIONS).where(generation.not_in(with_workers)).values(workers=0))

@@ -19,8 +19,8 @@
 Airflow's API server adds to the failures `run`, `slot` and `overdue` what only Airflow's database
 knows about them: see `api.airflow_causes`.
 
-A failure of the `OBSERVED_KINDS`, which hosts check again and again, no longer counts once no host has recorded it
-for `UNSEEN_SECONDS`, for example because the host is gone for good.
+A failure of the `OBSERVED_KINDS`, which hosts check again and again, no longer counts once no host
+has recorded it for `UNSEEN_SECONDS`, for example because the host is gone for good.
 """
 
 from __future__ import annotations
@@ -166,7 +166,9 @@ class Failures(LedgerPart):
             for failure in failures:
                 since = connection.execute(select(FAILURES.c.at).where(*_same(failure))).scalar()
                 connection.execute(delete(FAILURES).where(*_same(failure)))
-                connection.execute(insert(FAILURES), _row(failure) | ({"at": since} if since else {}))
+                connection.execute(
+                    insert(FAILURES), _row(failure) | ({"at": since} if since else {})
+                )
 
     def change(self, failure: Failure, **values: Any) -> None:
         """Change some fields of a failure. Other fields, which other processes change, stay as they are.
@@ -179,7 +181,9 @@ class Failures(LedgerPart):
         if changed:
             with database_errors("Changing the failure"), transaction(self._engine) as connection:
                 is_unchanged = FAILURES.c.seen_at == before["seen_at"]
-                connection.execute(update(FAILURES).where(*_same(failure), is_unchanged).values(**changed))
+                connection.execute(
+                    update(FAILURES).where(*_same(failure), is_unchanged).values(**changed)
+                )
 
     def of(self, pipeline: str) -> list[Failure]:
         """The failures of a pipeline, sorted by kind and host."""
@@ -187,7 +191,11 @@ class Failures(LedgerPart):
 
     def clear(self, pipeline: str, *kinds: FailureKind, host: str | None = None) -> None:
         """Remove a pipeline's failures of some kinds, of one host or of all hosts."""
-        failures = [failure for failure in self.of(pipeline) if failure.kind in kinds and host in (None, failure.host)]
+        failures = [
+            failure
+            for failure in self.of(pipeline)
+            if failure.kind in kinds and host in (None, failure.host)
+        ]
         if not failures:
             return
         with database_errors("Clearing the failure"), transaction(self._engine) as connection:
@@ -198,13 +206,19 @@ class Failures(LedgerPart):
         """Replace the failures of all files by `broken`. An unchanged failure keeps its time."""
         now = {failure.pipeline: failure for failure in broken}
         before = {failure.pipeline: failure for failure in self.all() if failure.kind == "file"}
-        gone = [name for name, failure in before.items() if name not in now or now[name].detail != failure.detail]
+        gone = [
+            name
+            for name, failure in before.items()
+            if name not in now or now[name].detail != failure.detail
+        ]
         new = [failure for name, failure in now.items() if name not in before or name in gone]
         if not (gone or new):
             # This is the usual case: Airflow loads the files again and again, and few have changed.
             return
         with database_errors("Writing broken files"), transaction(self._engine) as connection:
-            connection.execute(delete(FAILURES).where(FAILURES.c.kind == "file", FAILURES.c.pipeline.in_(gone)))
+            connection.execute(
+                delete(FAILURES).where(FAILURES.c.kind == "file", FAILURES.c.pipeline.in_(gone))
+            )
             for failure in new:
                 connection.execute(insert(FAILURES), _row(failure))
 
@@ -216,7 +230,11 @@ def _storable(text: str, secrets: Iterable[str]) -> str:
 
 
 def _failure(row: RowMapping) -> Failure:
-    times = {name: datetime.fromisoformat(row[name]) for name in ("at", "seen_at", "repeats_at") if row[name]}
+    times = {
+        name: datetime.fromisoformat(row[name])
+        for name in ("at", "seen_at", "repeats_at")
+        if row[name]
+    }
     return Failure(**(dict(row) | times))
 
 
@@ -232,7 +250,9 @@ def _as_text(moment: datetime) -> str:
 
 _UNEXPIRED = (
     select(*(FAILURES.c[name] for name in Failure.__struct_fields__))
-    .where(not_(and_(FAILURES.c.kind.in_(OBSERVED_KINDS), FAILURES.c.seen_at < bindparam("expired"))))
+    .where(
+        not_(and_(FAILURES.c.kind.in_(OBSERVED_KINDS), FAILURES.c.seen_at < bindparam("expired")))
+    )
     .order_by(FAILURES.c.pipeline, FAILURES.c.kind, FAILURES.c.host)
 )
 

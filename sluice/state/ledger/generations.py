@@ -46,7 +46,9 @@ from sluice.state.shard.passwords import without_password
 from sluice.state.shard.shard import Checksums
 
 # Every run and every test driver registers a generation, so these statements are built only once.
-_REMOVE = {table: delete(table).where(of_given_ref(table)) for table in (GENERATIONS, STORES, WORKERS)}
+_REMOVE = {
+    table: delete(table).where(of_given_ref(table)) for table in (GENERATIONS, STORES, WORKERS)
+}
 _JSON_COLUMNS = ("topics", "operators", "functions", "contracts", "outputs")
 """The columns of `GENERATIONS` with JSON."""
 _RUNS_AGAIN = (
@@ -57,7 +59,9 @@ _RUNS_AGAIN = (
     )
     .values(retired=False)
 )
-_CURRENT_NUMBER = select(PIPELINES.c.generation).where(PIPELINES.c.pipeline == bindparam("pipeline"))
+_CURRENT_NUMBER = select(PIPELINES.c.generation).where(
+    PIPELINES.c.pipeline == bindparam("pipeline")
+)
 _BY_GENERATION = (
     GENERATIONS,
     STORES,
@@ -84,10 +88,10 @@ class Generations(LedgerPart):
     ) -> None:
         """Insert or replace a generation's description.
 
-        A pipeline's first generation becomes its current generation. A `hidden` generation only becomes
-        current through `promote`, even if it is the first. The caller may pass the `epoch` of this
-        generation's lease, or the `lease` of another generation. If the lease is no longer held,
-        raises LeaseError and changes nothing.
+        A pipeline's first generation becomes its current generation. A `hidden` generation only
+        becomes current through `promote`, even if it is the first. The caller may pass the `epoch`
+        of this generation's lease, or the `lease` of another generation. If the lease is no longer
+        held, raises LeaseError and changes nothing.
         """
         with database_errors("Registering the generation"), transaction(self._engine) as connection:
             if epoch is not None:
@@ -111,8 +115,8 @@ class Generations(LedgerPart):
     ) -> None:
         """Make a generation current whose newest snapshot the ledger has lost, with this snapshot.
 
-        Earlier snapshots of the generation that the ledger still has are kept. Raises LeaseError and
-        changes nothing unless the generation's lease is held in the audit's epoch.
+        Earlier snapshots of the generation that the ledger still has are kept. Raises LeaseError
+        and changes nothing unless the generation's lease is held in the audit's epoch.
         """
         ref = info.ref
         columns = msgspec.structs.asdict(ref)
@@ -124,7 +128,9 @@ class Generations(LedgerPart):
             connection.execute(insert(SNAPSHOTS), snapshot_row(snapshot))
             connection.execute(insert(AUDITS), audit_row(audit))
             connection.execute(insert(HISTORY), history_row(ref, batch))
-            connection.execute(insert(TIMES), columns | {"batch": snapshot.batch, "times": as_json(dict(times))})
+            connection.execute(
+                insert(TIMES), columns | {"batch": snapshot.batch, "times": as_json(dict(times))}
+            )
             of_partitions = [columns | msgspec.structs.asdict(source) for source in sources]
             if of_partitions:
                 connection.execute(insert(SOURCES), of_partitions)
@@ -159,7 +165,9 @@ class Generations(LedgerPart):
                     next_step="Repeat the command.",
                 )
             connection.execute(delete(PIPELINES).where(PIPELINES.c.pipeline == ref.pipeline))
-            connection.execute(insert(PIPELINES), msgspec.structs.asdict(ref) | {"replayed": replayed})
+            connection.execute(
+                insert(PIPELINES), msgspec.structs.asdict(ref) | {"replayed": replayed}
+            )
             if note:
                 add_note(connection, ref, run, note)
 
@@ -177,15 +185,22 @@ class Generations(LedgerPart):
         """
         newest = {SNAPSHOTS: SNAPSHOTS.c.batch == batch, AUDITS: AUDITS.c.batch == batch}
         texts = {
-            "checksums": as_json({str(number): shard.state_rows for number, shard in enumerate(checksums)}),
-            "states": as_json({str(number): shard.states for number, shard in enumerate(checksums)}),
+            "checksums": as_json(
+                {str(number): shard.state_rows for number, shard in enumerate(checksums)}
+            ),
+            "states": as_json(
+                {str(number): shard.states for number, shard in enumerate(checksums)}
+            ),
         }
         with database_errors("Continuing the generation"), transaction(self._engine) as connection:
             require_epoch(connection, new, epoch)
             require_epoch(connection, lease.ref, lease.epoch)
             for table in (SNAPSHOTS, AUDITS, TIMES, HISTORY, SOURCES):
                 rows = select(table).where(of_ref(table, old), newest.get(table, true()))
-                values = [dict(row) | {"generation": new.generation} for row in connection.execute(rows).mappings()]
+                values = [
+                    dict(row) | {"generation": new.generation}
+                    for row in connection.execute(rows).mappings()
+                ]
                 connection.execute(delete(table).where(of_ref(table, new)))
                 if values:
                     connection.execute(insert(table), values)
@@ -194,7 +209,9 @@ class Generations(LedgerPart):
             connection.execute(audits.values(epoch=epoch, phases=as_json({}), **texts))
             if times is not None:
                 newest_times = of_ref(TIMES, new), TIMES.c.batch == batch
-                connection.execute(update(TIMES).where(*newest_times).values(times=as_json(dict(times))))
+                connection.execute(
+                    update(TIMES).where(*newest_times).values(times=as_json(dict(times)))
+                )
             if stream_times is not None:
                 shown = update(SNAPSHOTS).where(of_ref(SNAPSHOTS, new))
                 connection.execute(shown.values(stream_times=as_json(dict(stream_times))))
@@ -282,7 +299,9 @@ class Generations(LedgerPart):
         registered = select(GENERATIONS.c.generation).where(GENERATIONS.c.pipeline == pipeline)
         generation = WORKERS.c.generation
         of_pipeline = WORKERS.c.pipeline == pipeline
-        rows = self._read(select(generation).distinct().where(of_pipeline, generation.not_in(registered)))
+        rows = self._read(
+            select(generation).distinct().where(of_pipeline, generation.not_in(registered))
+        )
         numbers = sorted(row["generation"] for row in rows)
         return self._workers([GenerationRef(pipeline, number) for number in numbers])
 
@@ -296,7 +315,10 @@ class Generations(LedgerPart):
 
     def pipelines(self) -> list[str]:
         """Names of all pipelines with a current generation, sorted."""
-        return [row["pipeline"] for row in self._read(select(PIPELINES.c.pipeline).order_by(PIPELINES.c.pipeline))]
+        return [
+            row["pipeline"]
+            for row in self._read(select(PIPELINES.c.pipeline).order_by(PIPELINES.c.pipeline))
+        ]
 
     def current(self, pipeline: str) -> GenerationInfo | None:
         """The current generation of a pipeline, or None if the pipeline never ran."""
@@ -313,7 +335,11 @@ class Generations(LedgerPart):
     def of_all_pipelines(self) -> list[GenerationInfo]:
         """The generations of all pipelines that have a current generation, sorted by pipeline and number."""
         has_current = GENERATIONS.c.pipeline.in_(select(PIPELINES.c.pipeline))
-        statement = select(GENERATIONS).where(has_current).order_by(GENERATIONS.c.pipeline, GENERATIONS.c.generation)
+        statement = (
+            select(GENERATIONS)
+            .where(has_current)
+            .order_by(GENERATIONS.c.pipeline, GENERATIONS.c.generation)
+        )
         return self._infos(self._read(statement))
 
     def all(self, pipeline: str) -> list[GenerationInfo]:
@@ -344,7 +370,9 @@ class Generations(LedgerPart):
             return []
         workers = self._workers(refs)
         stores: dict[GenerationRef, list[StoreInfo]] = {ref: [] for ref in refs}
-        for store in self._read(select(STORES).where(of_refs(STORES, refs)).order_by(STORES.c.name)):
+        for store in self._read(
+            select(STORES).where(of_refs(STORES, refs)).order_by(STORES.c.name)
+        ):
             ref = GenerationRef(store["pipeline"], store["generation"])
             stores[ref].append(StoreInfo(**_without_generation(store)))
         infos = []
@@ -411,16 +439,21 @@ def _with_lost_workers(
 
     A worker that is missing in the ledger is unavailable, and has no address.
     """
-    lost = "The ledger has lost the worker's address. The next run of the pipeline registers it again."
+    lost = (
+        "The ledger has lost the worker's address. The next run of the pipeline registers it again."
+    )
     missing = {*range(number)} - {worker.number for worker in workers}
     lost_workers = [
-        WorkerInfo(**msgspec.structs.asdict(ref), number=each, location="", unavailable=lost) for each in missing
+        WorkerInfo(**msgspec.structs.asdict(ref), number=each, location="", unavailable=lost)
+        for each in missing
     ]
     return sorted([*workers, *lost_workers], key=lambda worker: worker.number)
 
 
 def _worker_row(worker: WorkerInfo) -> dict[str, Any]:
-    row = {name: value for name, value in msgspec.structs.asdict(worker).items() if name in WORKERS.c}
+    row = {
+        name: value for name, value in msgspec.structs.asdict(worker).items() if name in WORKERS.c
+    }
     return row | {"location": without_password(worker.location)}
 
 

@@ -49,7 +49,12 @@ class History(LedgerPart):
 
     def recent(self, ref: GenerationRef, limit: int) -> list[Batch]:
         """The newest batches of a generation, newest first."""
-        statement = select(HISTORY).where(of_ref(HISTORY, ref)).order_by(HISTORY.c.number.desc()).limit(limit)
+        statement = (
+            select(HISTORY)
+            .where(of_ref(HISTORY, ref))
+            .order_by(HISTORY.c.number.desc())
+            .limit(limit)
+        )
         return [_batch(row) for row in self._read(statement)]
 
     def get(self, ref: GenerationRef, number: int) -> Batch | None:
@@ -63,9 +68,16 @@ class History(LedgerPart):
         The later batches begin where they began before. Merge only batches whose records the topics
         no longer have: a rebuild cannot repeat them, so their ends and clocks do not matter.
         """
-        with database_errors("Merging old batches", seconds=None), transaction(self._engine) as connection:
+        with (
+            database_errors("Merging old batches", seconds=None),
+            transaction(self._engine) as connection,
+        ):
             of_batches = and_(of_ref(HISTORY, ref), HISTORY.c.number <= last)
-            rows = connection.execute(select(HISTORY).where(of_batches).order_by(HISTORY.c.number)).mappings().all()
+            rows = (
+                connection.execute(select(HISTORY).where(of_batches).order_by(HISTORY.c.number))
+                .mappings()
+                .all()
+            )
             batches = [_batch(row) for row in rows]
             if len(batches) < 2:
                 return 0

@@ -89,8 +89,8 @@ class Leases(LedgerPart):
                 return _row(connection, ref)
         except StateError as error:
             if seen is None and isinstance(error.__cause__, IntegrityError):
-                # PostgreSQL cannot lock a row that does not exist yet, so another driver could insert
-                # the row after this driver had looked for it.
+                # PostgreSQL cannot lock a row that does not exist yet, so another driver could
+                # insert the row after this driver had looked for it.
                 return None
             raise
 
@@ -116,7 +116,9 @@ class Leases(LedgerPart):
         return self._update(lease, "Releasing the lease", held=False)
 
     def _update(self, lease: LeaseRow, doing: str, **values: Any) -> bool:
-        held = update(LEASES).where(of_ref(LEASES, lease.ref), LEASES.c.epoch == lease.epoch, LEASES.c.held)
+        held = update(LEASES).where(
+            of_ref(LEASES, lease.ref), LEASES.c.epoch == lease.epoch, LEASES.c.held
+        )
         with database_errors(doing), transaction(self._engine) as connection:
             return connection.execute(held.values(**values)).rowcount == 1
 

@@ -95,7 +95,9 @@ class Ledger:
             # the measurement.
             connection.execute(select(1))
             begun = time.time()
-            theirs = connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one()
+            theirs = connection.execute(
+                text("SELECT extract(epoch FROM clock_timestamp())")
+            ).scalar_one()
             return (begun + time.time()) / 2 - float(theirs)
 
     def positions(self, pipeline: str) -> dict[str, dict[int, int]]:
@@ -115,5 +117,7 @@ def positions_in(topics: Sequence[str], snapshot: Snapshot | None) -> dict[str, 
     read = {} if snapshot is None else snapshot.positions
     positions: dict[str, dict[int, int]] = {}
     for topic in topics:
-        positions[topic] = {int(partition): offset for partition, offset in read.get(topic, {}).items()}
+        positions[topic] = {
+            int(partition): offset for partition, offset in read.get(topic, {}).items()
+        }
     return positions

@@ -17,6 +17,8 @@ class LedgerPart:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def _read(self, statement: Select[Any], parameters: Mapping[str, Any] | None = None) -> list[RowMapping]:
+    def _read(
+        self, statement: Select[Any], parameters: Mapping[str, Any] | None = None
+    ) -> list[RowMapping]:
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return list(connection.execute(statement, parameters).mappings())

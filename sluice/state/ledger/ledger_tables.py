@@ -45,7 +45,9 @@ PIPELINES = Table(
     "pipelines",
     METADATA,
     Column("pipeline", Text, primary_key=True),
-    Column("generation", Integer, nullable=False, comment="the current generation, which readers see"),
+    Column(
+        "generation", Integer, nullable=False, comment="the current generation, which readers see"
+    ),
     Column(
         "replayed",
         Boolean,
@@ -120,7 +122,9 @@ STORES = Table(
     Column("grace_ms", BigInteger),
     Column("retention_ms", BigInteger),
     Column("value", Text, nullable=False),
-    Column("made", Text, nullable=False, comment="the steps that compute the store, from its source on"),
+    Column(
+        "made", Text, nullable=False, comment="the steps that compute the store, from its source on"
+    ),
 )
 
 WORKERS = Table(
@@ -235,7 +239,9 @@ LEASES = Table(
     *_generation_columns(),
     Column("epoch", BigInteger, nullable=False, comment="increases with every new holder"),
     Column("held", Boolean, nullable=False),
-    Column("beat", BigInteger, nullable=False, comment="increases with every heartbeat of the holder"),
+    Column(
+        "beat", BigInteger, nullable=False, comment="increases with every heartbeat of the holder"
+    ),
     Column("host", Text, nullable=False),
     Column("pid", Integer, nullable=False),
     Column("process", Text, nullable=False, comment="identifies the process across reboots"),
@@ -249,8 +255,12 @@ AUDITS = Table(
     *_generation_columns(),
     Column("batch", BigInteger, primary_key=True, autoincrement=False),
     Column("run", Text, nullable=False, comment="the Airflow run, or empty"),
-    Column("epoch", BigInteger, nullable=False, comment="epoch of the lease that published the batch"),
-    Column("sources", Text, nullable=False, comment="JSON array: the record counts of each partition"),
+    Column(
+        "epoch", BigInteger, nullable=False, comment="epoch of the lease that published the batch"
+    ),
+    Column(
+        "sources", Text, nullable=False, comment="JSON array: the record counts of each partition"
+    ),
     Column("outputs", Text, nullable=False, comment="JSON object: topic to records written"),
     Column(
         "checksums",
@@ -280,14 +290,18 @@ HISTORY = Table(
     *_generation_columns(),
     Column("number", BigInteger, primary_key=True, autoincrement=False, comment="the batch number"),
     Column("begun", BigInteger, nullable=False, comment="epoch ms"),
-    Column("partitions", Text, nullable=False, comment="JSON object: topic to number of partitions"),
+    Column(
+        "partitions", Text, nullable=False, comment="JSON object: topic to number of partitions"
+    ),
     Column(
         "ends",
         Text,
         nullable=False,
         comment="JSON object: the end offsets that this batch advanced",
     ),
-    Column("by_clock", Boolean, nullable=False, comment="whether processing time affected a record"),
+    Column(
+        "by_clock", Boolean, nullable=False, comment="whether processing time affected a record"
+    ),
     Column(
         "boundaries_lost",
         Boolean,
@@ -304,7 +318,9 @@ PLANS = Table(
     *_generation_columns(),
     Column("number", BigInteger, nullable=False, comment="the batch number"),
     Column("begun", BigInteger, nullable=False, comment="epoch ms"),
-    Column("partitions", Text, nullable=False, comment="JSON object: topic to number of partitions"),
+    Column(
+        "partitions", Text, nullable=False, comment="JSON object: topic to number of partitions"
+    ),
     Column("ends", Text, nullable=False, comment="JSON object: the end offsets of all partitions"),
 )
 """The plan of each generation's newest batch, written before the batch begins."""
@@ -380,7 +396,9 @@ FAILURES = Table(
     Column("next_step", Text, nullable=False),
     Column("is_lasting", Boolean, nullable=False, comment="the same run would fail again"),
     Column("attempts_left", Integer, comment="attempts that Airflow has left; null if unknown"),
-    Column("marked", Text, nullable=False, comment="who has set the run's state in Airflow, or empty"),
+    Column(
+        "marked", Text, nullable=False, comment="who has set the run's state in Airflow, or empty"
+    ),
     Column("repeats_at", Text, comment="when the next attempt or run starts; ISO 8601, UTC"),
 )
 
@@ -412,7 +430,9 @@ def of_ref(table: Table, ref: GenerationRef) -> ColumnElement[bool]:
 
 def of_given_ref(table: Table) -> ColumnElement[bool]:
     """The condition of `of_ref` for a statement that is built once. Its parameters are `pipeline` and `generation`."""
-    return and_(table.c.pipeline == bindparam("pipeline"), table.c.generation == bindparam("generation"))
+    return and_(
+        table.c.pipeline == bindparam("pipeline"), table.c.generation == bindparam("generation")
+    )
 
 
 def of_refs(table: Table, refs: Sequence[GenerationRef]) -> ColumnElement[bool]:
@@ -427,5 +447,7 @@ def current(table: Table) -> Select[Any]:
     One statement finds the current generations and reads their rows. Between two statements,
     another generation could become current.
     """
-    same = and_(PIPELINES.c.pipeline == table.c.pipeline, PIPELINES.c.generation == table.c.generation)
+    same = and_(
+        PIPELINES.c.pipeline == table.c.pipeline, PIPELINES.c.generation == table.c.generation
+    )
     return select(table).join(PIPELINES, same)

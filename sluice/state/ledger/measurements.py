@@ -42,7 +42,8 @@ class Measurement(NamedTuple):
 def duration(name: str, seconds: float) -> Iterator[Measurement]:
     """The numbers that a duration adds to the histogram `name`: 1 to the duration's bucket, and the seconds to the sum.
 
-    In the ledger, a bucket does not count the durations in the buckets below it; in Prometheus, it does.
+    In the ledger, a bucket does not count the durations in the buckets below it; in Prometheus, it
+    does.
     """
     bound = next((f"{bound:g}" for bound in SECONDS if seconds <= bound), UNBOUNDED)
     yield Measurement(f"{name}{BUCKET}", 1, (("le", bound),))
@@ -73,7 +74,9 @@ def totals_of_batch(snapshot: Snapshot, audit: Audit) -> Iterator[Measurement]:
 
 
 def _records(topic: str, fate: str, reason: str, number: int) -> Measurement:
-    return Measurement("records_total", number, (("topic", topic), ("fate", fate), ("reason", reason)))
+    return Measurement(
+        "records_total", number, (("topic", topic), ("fate", fate), ("reason", reason))
+    )
 
 
 class Measurements(LedgerPart):
@@ -137,4 +140,6 @@ def _upsert(dialect: str, *, is_adding: bool) -> Any:
     statement = insert(MEASUREMENTS)
     new = statement.excluded.value
     value = MEASUREMENTS.c.value + new if is_adding else new
-    return statement.on_conflict_do_update(index_elements=[*MEASUREMENTS.primary_key], set_={"value": value})
+    return statement.on_conflict_do_update(
+        index_elements=[*MEASUREMENTS.primary_key], set_={"value": value}
+    )

@@ -35,7 +35,9 @@ class Notes(LedgerPart):
         """The notes of a pipeline, oldest first."""
         # The column `number` is left out, because it only sorts the notes.
         columns = [NOTES.c[name] for name in Note.__struct_fields__]
-        rows = self._read(select(*columns).where(NOTES.c.pipeline == pipeline).order_by(NOTES.c.number))
+        rows = self._read(
+            select(*columns).where(NOTES.c.pipeline == pipeline).order_by(NOTES.c.number)
+        )
         return [Note(**dict(row)) for row in rows]
 
 

@@ -71,7 +71,9 @@ class Placements(LedgerPart):
 
     def at(self, host: str, port: int) -> list[Placement]:
         """The workers that a state server serves."""
-        rows = self._read(select(PLACEMENTS).where(PLACEMENTS.c.host == host, PLACEMENTS.c.port == port))
+        rows = self._read(
+            select(PLACEMENTS).where(PLACEMENTS.c.host == host, PLACEMENTS.c.port == port)
+        )
         return [Placement(**dict(row)) for row in rows]
 
     def claim(self, placement: Placement) -> None:
@@ -80,7 +82,9 @@ class Placements(LedgerPart):
         Raises Refused if another server has the worker, or if this server is the worker's standby.
         """
         with database_errors("Claiming the worker"), transaction(self._engine) as connection:
-            standby = select(STANDBYS.c.host, STANDBYS.c.port).where(*_same_worker(STANDBYS, placement))
+            standby = select(STANDBYS.c.host, STANDBYS.c.port).where(
+                *_same_worker(STANDBYS, placement)
+            )
             if placement.address in {(row.host, row.port) for row in connection.execute(standby)}:
                 raise Refused(
                     f"This server is the standby of worker {placement.number} of {placement.pipeline!r}.",
@@ -95,8 +99,8 @@ class Placements(LedgerPart):
                     next_step="To bring it here, start this server without --workers, then: sluice move "
                     f"{placement.pipeline} {placement.number} {placement.host_port}{' --tls' if placement.tls else ''}",
                 )
-            # The address is the same, but `tls` differs if the server has got a certificate since the
-            # worker was placed.
+            # The address is the same, but `tls` differs if the server has got a certificate since
+            # the worker was placed.
             if before != placement:
                 replace_placement(connection, placement)
 
@@ -108,7 +112,9 @@ class Placements(LedgerPart):
         with database_errors("Moving the worker"), transaction(self._engine) as connection:
             epoch = _next_epoch(connection, placement)
             values = {name: getattr(placement, name) for name in Placement.__struct_fields__}
-            return Move(**values, epoch=epoch, generations=_generations(connection, placement.pipeline))
+            return Move(
+                **values, epoch=epoch, generations=_generations(connection, placement.pipeline)
+            )
 
     def is_newest(self, move: Move) -> bool:
         """Whether the worker's placement was not changed, and no other move was begun, since this move began."""
@@ -189,7 +195,10 @@ def _written_at(placement: Placement | None, ref: GenerationRef, location: str) 
     """The address at which a run writes a shard."""
     if placement is None:
         return location
-    if not location.startswith("http") and database_url(location).get_backend_name() == "postgresql":
+    if (
+        not location.startswith("http")
+        and database_url(location).get_backend_name() == "postgresql"
+    ):
         # Every host reaches the database, so the way through the server would only take longer.
         return location
     return placement.shard(ref)
@@ -211,7 +220,9 @@ def _of_pipelines(
 
 def epochs_of(connection: Connection, pipeline: str) -> dict[int, int]:
     """Like `Placements.epochs`, within a transaction."""
-    rows = connection.execute(select(PLACES.c.number, PLACES.c.epoch).where(PLACES.c.pipeline == pipeline))
+    rows = connection.execute(
+        select(PLACES.c.number, PLACES.c.epoch).where(PLACES.c.pipeline == pipeline)
+    )
     return {row.number: row.epoch for row in rows}
 
 
@@ -227,7 +238,9 @@ def _next_epoch(connection: Connection, placement: Placement) -> int:
         values = {"pipeline": placement.pipeline, "number": placement.number, "epoch": epoch}
         connection.execute(insert(PLACES), values)
     else:
-        connection.execute(update(PLACES).where(*_same_worker(PLACES, placement)).values(epoch=epoch))
+        connection.execute(
+            update(PLACES).where(*_same_worker(PLACES, placement)).values(epoch=epoch)
+        )
     return epoch
 
 
@@ -249,7 +262,8 @@ def _overtaken(now: Placement | None, move: Move) -> Refused:
 def replace_placement(connection: Connection, placement: Placement) -> int:
     """Place a worker at a server, within a transaction.
 
-    Moves of this worker that began earlier are refused from now on. Returns the epoch of this change.
+    Moves of this worker that began earlier are refused from now on. Returns the epoch of this
+    change.
     """
     _write_placement(connection, placement)
     return _next_epoch(connection, placement)

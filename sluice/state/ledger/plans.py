@@ -55,7 +55,9 @@ class Plans(LedgerPart):
                 return _plan(row)
             connection.execute(delete(PLANS).where(of_ref(PLANS, ref)))
             texts = {name: as_json(getattr(plan, name)) for name in _JSON_COLUMNS}
-            connection.execute(insert(PLANS), msgspec.structs.asdict(ref) | msgspec.structs.asdict(plan) | texts)
+            connection.execute(
+                insert(PLANS), msgspec.structs.asdict(ref) | msgspec.structs.asdict(plan) | texts
+            )
         return plan
 
     def unpublished(self, ref: GenerationRef) -> PlannedBatch | None:
@@ -63,7 +65,9 @@ class Plans(LedgerPart):
 
         None if the newest planned batch is published.
         """
-        published = select(func.max(SNAPSHOTS.c.batch)).where(of_ref(SNAPSHOTS, ref)).scalar_subquery()
+        published = (
+            select(func.max(SNAPSHOTS.c.batch)).where(of_ref(SNAPSHOTS, ref)).scalar_subquery()
+        )
         is_unpublished = PLANS.c.number > func.coalesce(published, -1)
         rows = self._read(select(PLANS).where(of_ref(PLANS, ref), is_unpublished))
         return _plan(rows[0]) if rows else None

@@ -35,7 +35,9 @@ class Quarantine(LedgerPart):
         """Generation and worker → the reason why its shard must not be read."""
         reasons: dict[tuple[GenerationRef, int], str] = {}
         for row in self._read(select(QUARANTINE).where(of_refs(QUARANTINE, refs))):
-            reasons[GenerationRef(row["pipeline"], row["generation"]), row["worker"]] = row["reason"]
+            reasons[GenerationRef(row["pipeline"], row["generation"]), row["worker"]] = row[
+                "reason"
+            ]
         return reasons
 
     def add(self, ref: GenerationRef, worker: int, reason: str) -> None:
@@ -77,7 +79,9 @@ class Quarantine(LedgerPart):
 
 
 def _since(connection: Connection, ref: GenerationRef) -> dict[int, str]:
-    rows = connection.execute(select(QUARANTINE.c.worker, QUARANTINE.c.since).where(of_ref(QUARANTINE, ref)))
+    rows = connection.execute(
+        select(QUARANTINE.c.worker, QUARANTINE.c.since).where(of_ref(QUARANTINE, ref))
+    )
     return {row.worker: row.since for row in rows}
 
 
@@ -88,7 +92,9 @@ def replace_quarantine(
     reason: str,
 ) -> None:
     """End the quarantine of a worker's shard, or begin one for a reason, within a transaction."""
-    connection.execute(delete(QUARANTINE).where(of_ref(QUARANTINE, ref), QUARANTINE.c.worker == worker))
+    connection.execute(
+        delete(QUARANTINE).where(of_ref(QUARANTINE, ref), QUARANTINE.c.worker == worker)
+    )
     if reason:
         since = datetime.now(UTC).isoformat(timespec="microseconds")
         values = msgspec.structs.asdict(ref) | {"worker": worker, "reason": reason, "since": since}

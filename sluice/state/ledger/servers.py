@@ -1,7 +1,7 @@
 """Which state server has which address.
 
-Each server registers its address in the ledger, because the network alone does not tell servers apart: every host
-calls itself 127.0.0.1, for example.
+Each server registers its address in the ledger, because the network alone does not tell servers
+apart: every host calls itself 127.0.0.1, for example.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ class Servers(LedgerPart):
 
     def identity(self, host: str, port: int) -> str:
         """The identity of the server with this address; empty if none has registered."""
-        rows = self._read(select(SERVERS.c.server).where(SERVERS.c.host == host, SERVERS.c.port == port))
+        rows = self._read(
+            select(SERVERS.c.server).where(SERVERS.c.host == host, SERVERS.c.port == port)
+        )
         return str(rows[0]["server"]) if rows else ""
 
     def register(self, host: str, port: int, server: str, *, takes_over: bool) -> None:

@@ -10,7 +10,20 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, RowMapping, Table, and_, bindparam, delete, exists, func, insert, or_, select, tuple_
+from sqlalchemy import (
+    Connection,
+    RowMapping,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    tuple_,
+)
 from sqlalchemy.sql import ColumnElement
 
 from sluice.errors import DamagedState, StateError, WentBack
@@ -84,7 +97,9 @@ class Snapshots(LedgerPart):
                 if audit is not None:
                     require_predecessor(ref, snapshot.batch, last)
                 connection.execute(insert(SNAPSHOTS), snapshot_row(snapshot))
-                _insert_times(connection, snapshot, last, snapshot.stream_times if times is None else times)
+                _insert_times(
+                    connection, snapshot, last, snapshot.stream_times if times is None else times
+                )
                 if audit is not None:
                     connection.execute(insert(AUDITS), audit_row(audit))
                     note_last_records(connection, ref, audit.sources)
@@ -97,7 +112,9 @@ class Snapshots(LedgerPart):
                 return True
             # The batch may be published already: a driver that crashed or lost its connection
             # during the commit does not know that the commit succeeded, and publishes again.
-            same_batch = select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref), SNAPSHOTS.c.batch == snapshot.batch)
+            same_batch = select(SNAPSHOTS).where(
+                of_ref(SNAPSHOTS, ref), SNAPSHOTS.c.batch == snapshot.batch
+            )
             row = connection.execute(same_batch).mappings().first()
         if row is None or _snapshot(row).positions != snapshot.positions:
             raise StateError(
@@ -132,7 +149,12 @@ class Snapshots(LedgerPart):
     def of_all_pipelines(self) -> list[Snapshot]:
         """The newest snapshot of each pipeline that has a snapshot."""
         of_generation = [SNAPSHOTS.c[name] == PIPELINES.c[name] for name in _GENERATION]
-        last = select(func.max(SNAPSHOTS.c.batch)).where(*of_generation).correlate(PIPELINES).scalar_subquery()
+        last = (
+            select(func.max(SNAPSHOTS.c.batch))
+            .where(*of_generation)
+            .correlate(PIPELINES)
+            .scalar_subquery()
+        )
         newest = select(*(PIPELINES.c[name] for name in _GENERATION), last)
         # With this condition, the database reads only the newest snapshots. With a join, SQLite
         # would read them all.
@@ -143,21 +165,32 @@ class Snapshots(LedgerPart):
     def kept_of_all_pipelines(self) -> dict[GenerationRef, KeptBatches]:
         """Current generation → its oldest and newest batch. Omits pipelines without a batch."""
         of_generation = [SNAPSHOTS.c[name] == PIPELINES.c[name] for name in _GENERATION]
-        # The database finds the two ends in its index. With GROUP BY, it would read the whole index.
+        # The database finds the two ends in its index. With GROUP BY, it would read the whole
+        # index.
         ends = [
-            select(end(SNAPSHOTS.c.batch)).where(*of_generation).correlate(PIPELINES).scalar_subquery().label(name)
+            select(end(SNAPSHOTS.c.batch))
+            .where(*of_generation)
+            .correlate(PIPELINES)
+            .scalar_subquery()
+            .label(name)
             for name, end in (("oldest", func.min), ("newest", func.max))
         ]
         rows = self._read(select(*(PIPELINES.c[name] for name in _GENERATION), *ends))
         kept: dict[GenerationRef, KeptBatches] = {}
         for row in rows:
             if row["newest"] is not None:
-                kept[GenerationRef(row["pipeline"], row["generation"])] = KeptBatches(row["oldest"], row["newest"])
+                kept[GenerationRef(row["pipeline"], row["generation"])] = KeptBatches(
+                    row["oldest"], row["newest"]
+                )
         return kept
 
     def recent(self, pipeline: str, limit: int = 100) -> list[Snapshot]:
         """The newest snapshots, newest first."""
-        statement = current(SNAPSHOTS).where(SNAPSHOTS.c.pipeline == pipeline).order_by(SNAPSHOTS.c.batch.desc())
+        statement = (
+            current(SNAPSHOTS)
+            .where(SNAPSHOTS.c.pipeline == pipeline)
+            .order_by(SNAPSHOTS.c.batch.desc())
+        )
         return [_snapshot(row) for row in self._read(statement.limit(limit))]
 
     def since(
@@ -181,7 +214,10 @@ class Snapshots(LedgerPart):
     def oldest(self, pipeline: str) -> Snapshot | None:
         """The oldest snapshot that retention has not removed."""
         rows = self._read(
-            current(SNAPSHOTS).where(SNAPSHOTS.c.pipeline == pipeline).order_by(SNAPSHOTS.c.batch).limit(1)
+            current(SNAPSHOTS)
+            .where(SNAPSHOTS.c.pipeline == pipeline)
+            .order_by(SNAPSHOTS.c.batch)
+            .limit(1)
         )
         return _snapshot(rows[0]) if rows else None
 
@@ -199,7 +235,9 @@ class Snapshots(LedgerPart):
 
         A run that lingers publishes thousands.
         """
-        statement = current(SNAPSHOTS).where(SNAPSHOTS.c.pipeline == pipeline, SNAPSHOTS.c.run == run)
+        statement = current(SNAPSHOTS).where(
+            SNAPSHOTS.c.pipeline == pipeline, SNAPSHOTS.c.run == run
+        )
         return [_snapshot(row) for row in self._read(statement.order_by(SNAPSHOTS.c.batch))]
 
     def first_of_newest_run(self, ref: GenerationRef) -> int | None:
@@ -211,8 +249,12 @@ class Snapshots(LedgerPart):
         if newest is None:
             return None
         c = SNAPSHOTS.c
-        of_others = select(func.coalesce(func.max(c.batch), -1)).where(of_ref(SNAPSHOTS, ref), c.run != newest.run)
-        later = select(func.min(c.batch)).where(of_ref(SNAPSHOTS, ref), c.batch > of_others.scalar_subquery())
+        of_others = select(func.coalesce(func.max(c.batch), -1)).where(
+            of_ref(SNAPSHOTS, ref), c.run != newest.run
+        )
+        later = select(func.min(c.batch)).where(
+            of_ref(SNAPSHOTS, ref), c.batch > of_others.scalar_subquery()
+        )
         (row,) = self._read(later)
         first: int = next(iter(row.values()))
         return first
@@ -222,7 +264,9 @@ class Snapshots(LedgerPart):
 
         None if the snapshot was never published, or if retention has removed it.
         """
-        rows = self._read(select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref), SNAPSHOTS.c.batch == batch))
+        rows = self._read(
+            select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref), SNAPSHOTS.c.batch == batch)
+        )
         return _snapshot(rows[0]) if rows else None
 
     def newest(self, ref: GenerationRef) -> Snapshot | None:
@@ -244,7 +288,9 @@ class Snapshots(LedgerPart):
         rows = self._read(select(*generation, *batches).group_by(*generation))
         kept: dict[GenerationRef, KeptBatches] = {}
         for row in rows:
-            kept[GenerationRef(row["pipeline"], row["generation"])] = KeptBatches(row["oldest"], row["newest"])
+            kept[GenerationRef(row["pipeline"], row["generation"])] = KeptBatches(
+                row["oldest"], row["newest"]
+            )
         return kept
 
     def forget(self, ref: GenerationRef, before: int) -> int:
@@ -266,13 +312,17 @@ class Snapshots(LedgerPart):
             ).rowcount
 
     def _newest(self, *where: ColumnElement[bool]) -> Snapshot | None:
-        rows = self._read(current(SNAPSHOTS).where(*where).order_by(SNAPSHOTS.c.batch.desc()).limit(1))
+        rows = self._read(
+            current(SNAPSHOTS).where(*where).order_by(SNAPSHOTS.c.batch.desc()).limit(1)
+        )
         return _snapshot(rows[0]) if rows else None
 
 
 def last_batch(connection: Connection, ref: GenerationRef) -> int | None:
     """Return the newest published batch of a generation; None before its first."""
-    return connection.execute(select(func.max(SNAPSHOTS.c.batch)).where(of_ref(SNAPSHOTS, ref))).scalar()
+    return connection.execute(
+        select(func.max(SNAPSHOTS.c.batch)).where(of_ref(SNAPSHOTS, ref))
+    ).scalar()
 
 
 def require_predecessor(ref: GenerationRef, batch: int, newest: int | None) -> None:
@@ -284,7 +334,9 @@ def require_predecessor(ref: GenerationRef, batch: int, newest: int | None) -> N
     if newest is None and batch > 0:
         raise WentBack.of(ref.pipeline, f"{ref.generation}.{batch - 1}", None)
     if newest is not None and batch > newest + 1:
-        raise WentBack.of(ref.pipeline, f"{ref.generation}.{batch - 1}", f"{ref.generation}.{newest}")
+        raise WentBack.of(
+            ref.pipeline, f"{ref.generation}.{batch - 1}", f"{ref.generation}.{newest}"
+        )
 
 
 def _insert_times(
@@ -317,7 +369,9 @@ def _as_text(moment: datetime) -> str:
 
 def _snapshot(row: RowMapping) -> Snapshot:
     values = {name: msgspec.json.decode(row[name]) for name in _JSON_COLUMNS}
-    return Snapshot(**(dict(row) | values | {"published_at": datetime.fromisoformat(row["published_at"])}))
+    return Snapshot(
+        **(dict(row) | values | {"published_at": datetime.fromisoformat(row["published_at"])})
+    )
 
 
 def _before(table: Table) -> ColumnElement[bool]:

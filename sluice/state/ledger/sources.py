@@ -45,7 +45,11 @@ class Sources(LedgerPart):
     def get(self, ref: GenerationRef) -> list[SourcePartition]:
         """The partitions of a generation, sorted by topic and partition."""
         columns = [SOURCES.c[name] for name in SourcePartition.__struct_fields__]
-        statement = select(*columns).where(of_ref(SOURCES, ref)).order_by(SOURCES.c.topic, SOURCES.c.partition)
+        statement = (
+            select(*columns)
+            .where(of_ref(SOURCES, ref))
+            .order_by(SOURCES.c.topic, SOURCES.c.partition)
+        )
         return [SourcePartition(**dict(row)) for row in self._read(statement)]
 
     def add(self, ref: GenerationRef, partitions: Iterable[SourcePartition]) -> None:
@@ -71,7 +75,9 @@ class Sources(LedgerPart):
             connection.execute(delete(SOURCES).where(of_ref(SOURCES, ref)))
             unread: list[SourcePartition] = []
             for partition in partitions:
-                unread.append(msgspec.structs.replace(partition, last=-1, fingerprint="", leader_epoch=-1))
+                unread.append(
+                    msgspec.structs.replace(partition, last=-1, fingerprint="", leader_epoch=-1)
+                )
             if unread:
                 connection.execute(insert(SOURCES), _rows(ref, unread))
 
@@ -90,8 +96,12 @@ def note_last_records(
                 "fingerprint": source.fingerprint,
                 "leader_epoch": source.leader_epoch,
             }
-            connection.execute(update(SOURCES).where(of_ref(SOURCES, ref), *of_partition).values(**values))
+            connection.execute(
+                update(SOURCES).where(of_ref(SOURCES, ref), *of_partition).values(**values)
+            )
 
 
 def _rows(ref: GenerationRef, partitions: Iterable[SourcePartition]) -> list[dict[str, Any]]:
-    return [msgspec.structs.asdict(ref) | msgspec.structs.asdict(partition) for partition in partitions]
+    return [
+        msgspec.structs.asdict(ref) | msgspec.structs.asdict(partition) for partition in partitions
+    ]

@@ -71,11 +71,14 @@ class Standbys(LedgerPart):
     def add(self, place: Placement) -> None:
         """Register a server as a worker's standby, without a copy yet.
 
-        Raises Refused if the server has the worker itself, or if another server is the worker's standby.
+        Raises Refused if the server has the worker itself, or if another server is the worker's
+        standby.
         """
         with database_errors("Adding the standby"), transaction(self._engine) as connection:
             if place.address in _addresses(connection, PLACEMENTS, place):
-                raise Refused(f"Worker {place.number} of {place.pipeline!r} is at {place.host_port} itself.")
+                raise Refused(
+                    f"Worker {place.number} of {place.pipeline!r} is at {place.host_port} itself."
+                )
             standbys = _addresses(connection, STANDBYS, place)
             others = standbys - {place.address}
             if others:
@@ -116,7 +119,9 @@ class Standbys(LedgerPart):
         with database_errors("Refreshing the standby"), transaction(self._engine) as connection:
             require_epoch(connection, ref, epoch)
             _require_same(connection, standby)
-            connection.execute(update(STANDBYS).where(*_worker(ref.pipeline, standby.number)).values(**values))
+            connection.execute(
+                update(STANDBYS).where(*_worker(ref.pipeline, standby.number)).values(**values)
+            )
         return msgspec.structs.replace(standby, **values)
 
     def promote(
@@ -175,4 +180,7 @@ def _worker(pipeline: str, number: int) -> tuple[ColumnElement[bool], ColumnElem
 def _addresses(connection: Connection, table: Any, place: Placement) -> set[tuple[str, int]]:
     """The addresses of the servers that a table, `PLACEMENTS` or `STANDBYS`, has for the worker."""
     same = table.c.pipeline == place.pipeline, table.c.number == place.number
-    return {(row.host, row.port) for row in connection.execute(select(table.c.host, table.c.port).where(*same))}
+    return {
+        (row.host, row.port)
+        for row in connection.execute(select(table.c.host, table.c.port).where(*same))
+    }

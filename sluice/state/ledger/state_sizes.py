@@ -20,13 +20,21 @@ class Sizes(LedgerPart):
     def note(self, pipeline: str, day: date, size: int) -> None:
         """Note the bytes of a pipeline's state on a day. Forget all but the last `DAYS` days."""
         c, first = SIZES.c, (day - timedelta(days=DAYS - 1)).isoformat()
-        with database_errors("Writing the size of the state"), transaction(self._engine) as connection:
+        with (
+            database_errors("Writing the size of the state"),
+            transaction(self._engine) as connection,
+        ):
             # A second note of the same day, after a retry, replaces the first.
             replaced = (c.day < first) | (c.day >= day.isoformat())
             connection.execute(delete(SIZES).where(c.pipeline == pipeline, replaced))
-            connection.execute(insert(SIZES), {"pipeline": pipeline, "day": day.isoformat(), "bytes": size})
+            connection.execute(
+                insert(SIZES), {"pipeline": pipeline, "day": day.isoformat(), "bytes": size}
+            )
 
     def of(self, pipeline: str) -> list[int]:
         """The bytes on the days that are noted, the oldest first."""
         c = SIZES.c
-        return [row["bytes"] for row in self._read(select(c.bytes).where(c.pipeline == pipeline).order_by(c.day))]
+        return [
+            row["bytes"]
+            for row in self._read(select(c.bytes).where(c.pipeline == pipeline).order_by(c.day))
+        ]

@@ -151,7 +151,9 @@ def _decode_value(entry: Entry) -> Any:
     try:
         return _DECODER.decode(entry.value)
     except RecursionError:
-        raise QueryError(f"The value of key {entry.key[:100]!r} is nested too deeply to be aggregated.") from None
+        raise QueryError(
+            f"The value of key {entry.key[:100]!r} is nested too deeply to be aggregated."
+        ) from None
 
 
 def _group(entry: Entry, value: Any, group_by: str) -> Any:
@@ -166,7 +168,9 @@ def _number(entry: Entry, value: Any, names: tuple[str, ...]) -> Decimal | None:
         field = repr(".".join(names)) if names else "The value"
         raise QueryError(
             f"{field} of key {entry.key[:100]!r} is not a number.",
-            next_step=f"Choose a field: {', '.join(map(str, value))}." if isinstance(value, dict) else "",
+            next_step=f"Choose a field: {', '.join(map(str, value))}."
+            if isinstance(value, dict)
+            else "",
         )
     return Decimal(value)
 

@@ -53,7 +53,9 @@ def client_options(
     tls = tls_context() if verify_certificate else False
     return {
         "headers": {"Authorization": f"Bearer {token or server_token()}"},
-        "transport": httpx.HTTPTransport(verify=tls, trust_env=False, socket_options=_socket_options()),
+        "transport": httpx.HTTPTransport(
+            verify=tls, trust_env=False, socket_options=_socket_options()
+        ),
         "timeout": call_limits(seconds),
         # Connections between servers use no proxy.
         "trust_env": False,
@@ -106,5 +108,7 @@ def response_content(status: int, content: bytes) -> bytes:
     except (msgspec.DecodeError, KeyError):
         raise NotAStateServer from None
     if status == httpx.codes.UNAUTHORIZED:
-        raise StateError("The state server rejected the token of this process.", next_step=SAME_TOKEN)
+        raise StateError(
+            "The state server rejected the token of this process.", next_step=SAME_TOKEN
+        )
     raise _ERRORS.get(problem.get("title", ""), StateError)(detail, next_step=next_step)

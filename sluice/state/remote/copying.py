@@ -58,7 +58,11 @@ class ShardCopy:
         self._until, self._settled = until, settled
         self._target: Shard | None = None
         try:
-            self._target = open_shard(place, to_write=True) if is_complete else create_shard(place, continued=True)
+            self._target = (
+                open_shard(place, to_write=True)
+                if is_complete
+                else create_shard(place, continued=True)
+            )
             if is_complete:
                 # A command that was killed while it promoted the standby may have left the copy
                 # unsealed.
@@ -147,21 +151,26 @@ class ShardCopy:
             # If the copying is interrupted, the next attempt continues after the last copied row.
             # Between the attempts, runs may write new versions of rows that are copied already.
             # This entry names the first batch whose versions the copy may lack for this reason.
-            target.replace_journal(0, Journal(0, [JournalEntry(UNFINISHED, missing, 0, NO_CHECKSUM)]))
+            target.replace_journal(
+                0, Journal(0, [JournalEntry(UNFINISHED, missing, 0, NO_CHECKSUM)])
+            )
             self._copy_pages(target, 0, NO_PLACES)
         elif journal.unfinished is not None:
             self._copy_pages(target, 0, target.last_places())
             return min(journal.unfinished, missing)
         else:
             # The newest batch may have been written again since it was copied, so copy it again.
-            complete = journal.newest - 1 if self._until is None else min(journal.newest, self._until)
+            complete = (
+                journal.newest - 1 if self._until is None else min(journal.newest, self._until)
+            )
             self._copy_since(target, complete + 1, journal)
         return missing
 
     def _copy_since(self, target: Shard, since: int, journal: Journal) -> None:
         """Copy the batches from `since` on.
 
-        If an interrupted attempt has copied a part of them, that part is removed before the copying.
+        If an interrupted attempt has copied a part of them, that part is removed before the
+        copying.
         """
         target.replace_journal(since, journal)
         self._copy_pages(target, since, NO_PLACES)
@@ -284,7 +293,9 @@ def newest_rows(shard: Shard, group: int | None = None) -> Iterator[Version]:
 def newest_states(shard: Shard) -> Iterator[StateVersion]:
     """The newest version of each operator state that has not been removed, sorted."""
     versions = chain.from_iterable(pages_of_states(shard))
-    for _, state_versions in groupby(versions, lambda state: (state.operator, state.shared, state.key)):
+    for _, state_versions in groupby(
+        versions, lambda state: (state.operator, state.shared, state.key)
+    ):
         *_, newest = state_versions
         if newest.state is not None:
             yield newest

@@ -34,7 +34,9 @@ class HttpClient:
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = tls if parts.scheme == "https" else None
-        self._head = f"POST %s HTTP/1.1\r\nhost: {parts.netloc}\r\nauthorization: Bearer {token}\r\n"
+        self._head = (
+            f"POST %s HTTP/1.1\r\nhost: {parts.netloc}\r\nauthorization: Bearer {token}\r\n"
+        )
         self._path = parts.path
         self._idle: list[_Connection] = []
 
@@ -104,7 +106,9 @@ class _Connection(asyncio.Protocol):
         # Without this limit, the kernel waits many minutes for a host that has lost its network.
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             milliseconds = int(_UNACKNOWLEDGED_SECONDS * 1_000)
-            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+            transport.get_extra_info("socket").setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds
+            )
 
     @override
     def data_received(self, data: bytes) -> None:

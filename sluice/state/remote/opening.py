@@ -22,15 +22,19 @@ def open_shard(url: str, *, to_write: bool = False, token: str = "") -> Shard:
     Raises StateError if it does not exist, because a lost shard must not look like an empty shard.
     `token` is sent to a state server and defaults to the token from the settings.
     """
-    return _remote_shard().open(url, token=token) if is_remote(url) else LocalShard.open(url, to_write=to_write)
+    return (
+        _remote_shard().open(url, token=token)
+        if is_remote(url)
+        else LocalShard.open(url, to_write=to_write)
+    )
 
 
 def create_shard(url: str, *, anew: bool = False, continued: bool = False) -> Shard:
     """Open a shard for writing, and create it if it does not exist.
 
-    With `anew` or `continued`, the shard is sealed: runs cannot write to it before it has been filled
-    from another shard. If there is a sealed shard already, `anew` replaces it, and `continued` keeps
-    its rows. If there is a shard in use, both raise Refused.
+    With `anew` or `continued`, the shard is sealed: runs cannot write to it before it has been
+    filled from another shard. If there is a sealed shard already, `anew` replaces it, and
+    `continued` keeps its rows. If there is a shard in use, both raise Refused.
     """
     kind = _remote_shard() if is_remote(url) else LocalShard
     return kind.create(url, anew=anew, continued=continued)

@@ -109,12 +109,16 @@ class RemoteShard(Shard):
     ) -> int:
         content = msgspec.msgpack.encode(list(pages))
         parameter = "" if replaced is None else f"&replaced={checksum_of(replaced())}"
-        written: int = msgspec.json.decode(self._call("PUT", f"/batches/{batch}?epoch={epoch}{parameter}", content))
+        written: int = msgspec.json.decode(
+            self._call("PUT", f"/batches/{batch}?epoch={epoch}{parameter}", content)
+        )
         return written
 
     @override
     def expire_windows(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
-        self._call("POST", f"/batches/{batch}/expire?epoch={epoch}", msgspec.json.encode(dict(ends)))
+        self._call(
+            "POST", f"/batches/{batch}/expire?epoch={epoch}", msgspec.json.encode(dict(ends))
+        )
 
     @override
     def read_states(
@@ -150,7 +154,9 @@ class RemoteShard(Shard):
         after: int = -1,
     ) -> int | None:
         content = msgspec.json.encode((operator, before, epoch, clock, after))
-        return msgspec.json.decode(self._call("POST", "/states/earliest-timer", content), type=int | None)
+        return msgspec.json.decode(
+            self._call("POST", "/states/earliest-timer", content), type=int | None
+        )
 
     @override
     def write_states(
@@ -188,7 +194,9 @@ class RemoteShard(Shard):
 
     @override
     def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[Answer]:
-        return _ANSWERS.decode(self._call("POST", "/answers/page", msgspec.json.encode((after, limit))))
+        return _ANSWERS.decode(
+            self._call("POST", "/answers/page", msgspec.json.encode((after, limit)))
+        )
 
     @override
     def absorb_answers(self, answers: Sequence[Answer], oldest: int) -> None:
@@ -196,7 +204,9 @@ class RemoteShard(Shard):
 
     @override
     def begin_run(self, epoch: int, as_of: int) -> Checksums:
-        return msgspec.json.decode(self._call("POST", "/begin", msgspec.json.encode((epoch, as_of))), type=Checksums)
+        return msgspec.json.decode(
+            self._call("POST", "/begin", msgspec.json.encode((epoch, as_of))), type=Checksums
+        )
 
     @override
     def journal(self) -> Journal:
@@ -204,7 +214,9 @@ class RemoteShard(Shard):
 
     @override
     def checksums(self, as_of: int) -> Checksums:
-        return msgspec.json.decode(self._call("POST", "/checksums", msgspec.json.encode(as_of)), type=Checksums)
+        return msgspec.json.decode(
+            self._call("POST", "/checksums", msgspec.json.encode(as_of)), type=Checksums
+        )
 
     @override
     def verify_rows(self, as_of: int, published: Checksums | None = None) -> None:

@@ -34,7 +34,9 @@ class RemoteWorker:
     def __init__(self, address: str) -> None:
         self._address = address
         self._client: HttpClient | None = None
-        self._waiting: dict[tuple[int, int, int], dict[str, list[asyncio.Future[msgspec.Raw | None]]]] = {}
+        self._waiting: dict[
+            tuple[int, int, int], dict[str, list[asyncio.Future[msgspec.Raw | None]]]
+        ] = {}
         """Group, store column and batch of a query → the keys that wait for the next call, each
         with a future for each caller that waits for its value."""
         self._calls: set[asyncio.Task[None]] = set()
@@ -55,7 +57,8 @@ class RemoteWorker:
     async def _value(self, query: Value) -> msgspec.Raw | None:
         """The value of one key, fetched in one call together with other waiting keys."""
         store = query.group_id, query.store_column, query.as_of
-        # Each caller has a future of its own, because a caller that is cancelled cancels its future.
+        # Each caller has a future of its own, because a caller that is cancelled cancels its
+        # future.
         future: asyncio.Future[msgspec.Raw | None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(store, {}).setdefault(query.key, []).append(future)
         if len(self._calls) < _CALLS_AT_ONCE:
@@ -95,7 +98,9 @@ class RemoteWorker:
         try:
             status, content = await self._client.post("/query", msgspec.json.encode(query))
         except OSError as error:
-            raise StateError(f"The worker's state server cannot be reached ({type(error).__name__}).") from None
+            raise StateError(
+                f"The worker's state server cannot be reached ({type(error).__name__})."
+            ) from None
         try:
             result: Any = RESULTS[type(query).__name__].decode(response_content(status, content))
             if isinstance(query, Values) and not result.keys() <= set(query.keys):

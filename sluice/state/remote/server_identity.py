@@ -57,8 +57,8 @@ def proved_card(token: str, number: str, card: Card) -> tuple[bytes, str]:
 def fetch_card(url: str, address: str, *, verify_certificate: bool = True) -> Card:
     """The proved card of the state server at a URL. `address` names the server in errors.
 
-    Raises StateError if no state server answers, the kind ServerHangs if the server accepts connections all the same,
-    and Refused if the server does not know this process's token.
+    Raises StateError if no state server answers, the kind ServerHangs if the server accepts
+    connections all the same, and Refused if the server does not know this process's token.
     """
     token, number = server_token(), secrets.token_hex(32)
     options = client_options(_ANSWER_SECONDS, verify_certificate=verify_certificate)
@@ -83,7 +83,9 @@ def fetch_card(url: str, address: str, *, verify_certificate: bool = True) -> Ca
         raise _no_answer(address, error) from None
     expected = _mac(token, "answer", number, response.content.decode())
     if not hmac.compare_digest(response.headers.get(PROOF, "").encode(), expected.encode()):
-        raise Refused(f"The server at {address} did not prove that it knows the token of the state servers.")
+        raise Refused(
+            f"The server at {address} did not prove that it knows the token of the state servers."
+        )
     return card
 
 
@@ -102,7 +104,9 @@ def _no_answer(address: str, error: Exception) -> StateError:
 
 def _is_refused(error: BaseException | None) -> bool:
     """Whether the host has refused a connection. The HTTP client raises its own error because of the system's error."""
-    return error is not None and (isinstance(error, ConnectionRefusedError) or _is_refused(error.__context__))
+    return error is not None and (
+        isinstance(error, ConnectionRefusedError) or _is_refused(error.__context__)
+    )
 
 
 def _mac(token: str, *parts: str) -> str:

@@ -67,11 +67,15 @@ def refresh_standbys(
         return
     for worker in info.workers:
         standby = standbys.get(worker.number)
-        if standby is None or (only_behind and (standby.copied_generation, standby.batch) == (ref, batch)):
+        if standby is None or (
+            only_behind and (standby.copied_generation, standby.batch) == (ref, batch)
+        ):
             continue
         try:
             require_copyable(worker)
-            outcome: RefreshedCopy | FailedRefresh = _refresh(ledger, ref, worker, standby, batch, epoch, progress)
+            outcome: RefreshedCopy | FailedRefresh = _refresh(
+                ledger, ref, worker, standby, batch, epoch, progress
+            )
         except (StateError, Refused) as error:
             # An error of this standby does not keep the other standbys from being refreshed.
             outcome = FailedRefresh(worker.number, error)
@@ -144,7 +148,11 @@ def promote_standby(
     standby = ledger.standbys.of(ref.pipeline).get(number)
     if info is None or batch is None or standby is None or number >= len(info.workers):
         raise NotFound(f"Worker {number} of {ref.pipeline!r} has no standby.")
-    copy_text = "no complete copy" if standby.copied_generation != ref else f"snapshot {ref.generation}.{standby.batch}"
+    copy_text = (
+        "no complete copy"
+        if standby.copied_generation != ref
+        else f"snapshot {ref.generation}.{standby.batch}"
+    )
     is_stale = (standby.copied_generation, standby.batch) != (ref, batch)
     if is_stale and not accept_stale:
         raise Refused(
@@ -166,7 +174,9 @@ def promote_standby(
                 _verify(copy, batch, published)
                 copy.seal(sealed=False)
         except DamagedState as error:
-            raise DamagedState(f"The standby of worker {number} is damaged, too. {error.detail}") from error
+            raise DamagedState(
+                f"The standby of worker {number} is damaged, too. {error.detail}"
+            ) from error
     note = (
         f"Worker {number}: the standby at {standby.host_port}, which had {copy_text}, took the place of the shard "
         f"at {shown(old)}. {why}"
@@ -175,15 +185,18 @@ def promote_standby(
         place = ledger.standbys.promote(standby, ref, epoch, place, run, note, quarantined)
     except (LeaseError, Refused):
         # The copy stays a standby, so it is sealed again, and no run can write to it.
-        if ledger.standbys.of(ref.pipeline).get(number) == standby and standby.copied_generation == ref:
+        if (
+            ledger.standbys.of(ref.pipeline).get(number) == standby
+            and standby.copied_generation == ref
+        ):
             with (
                 suppress(StateError, Refused),
                 open_shard(standby.shard(ref), to_write=True) as copy,
             ):
                 copy.seal()
         raise
-    # The ledger's new placement says that the copy is used from now on. The seal of the worker's old
-    # shard also stops programs that do not ask the ledger.
+    # The ledger's new placement says that the copy is used from now on. The seal of the worker's
+    # old shard also stops programs that do not ask the ledger.
     with suppress(StateError, Refused), open_shard(old, to_write=True) as shard:
         if ledger.placements.epochs(ref.pipeline).get(number) == place:
             shard.seal()

@@ -34,7 +34,11 @@ def drop(url: str) -> None:
 def exists(url: str) -> bool:
     """Whether there is a shard, or a part of a shard, that this process can open."""
     parsed = with_password(_parse(url))
-    return Path(parsed.database or "").exists() if parsed.get_backend_name() == "sqlite" else has_schema(parsed)
+    return (
+        Path(parsed.database or "").exists()
+        if parsed.get_backend_name() == "sqlite"
+        else has_schema(parsed)
+    )
 
 
 def location(base_url: str, ref: GenerationRef, worker: int) -> str:
@@ -92,6 +96,7 @@ def _name(text: str) -> str:
     # The name becomes part of a path or a schema name.
     if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
         raise SettingsError(
-            f"{text!r} cannot be part of a shard's address.", next_step="Use only letters, digits, _ and -."
+            f"{text!r} cannot be part of a shard's address.",
+            next_step="Use only letters, digits, _ and -.",
         )
     return text

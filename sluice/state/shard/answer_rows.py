@@ -26,7 +26,9 @@ _CREATE_INDEX = "CREATE INDEX IF NOT EXISTS answers_at ON answers (at, step, id)
 _READ = f"SELECT {_COLUMNS} FROM answers WHERE step = ? AND id IN ({{ids}})"
 # If two attempts of a task have made the same call at the same time, the first answer stays.
 _INSERT = f"INSERT INTO answers ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
-_PAGE = f"SELECT {_COLUMNS} FROM answers WHERE (at, step, id) > (?, ?, ?) ORDER BY at, step, id LIMIT ?"
+_PAGE = (
+    f"SELECT {_COLUMNS} FROM answers WHERE (at, step, id) > (?, ?, ?) ORDER BY at, step, id LIMIT ?"
+)
 _BEFORE_ALL = (-1, "", "")
 
 

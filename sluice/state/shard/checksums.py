@@ -27,7 +27,11 @@ def row_digest(row: Row) -> int:
     group_id, key, start, end, value = row
     # The key's length marks where the key ends and the value begins, whatever characters they
     # contain.
-    return 0 if value is None else _digest(f"{group_id} {start} {end} {len(key)} {key}{value}".encode())
+    return (
+        0
+        if value is None
+        else _digest(f"{group_id} {start} {end} {len(key)} {key}{value}".encode())
+    )
 
 
 def state_digest(
@@ -41,7 +45,9 @@ def state_digest(
     """The digest of an operator's state of a key; 0 if the operator has removed it."""
     if data is None:
         return 0
-    begin = _undue(operator, shared) if due is wall is None else f"{operator} {shared:d} {due} {wall}"
+    begin = (
+        _undue(operator, shared) if due is wall is None else f"{operator} {shared:d} {due} {wall}"
+    )
     return _digest(f"{begin} {len(key)} {key}".encode() + data)
 
 

@@ -76,10 +76,11 @@ class LocalShard(Shard):
     def create(cls, url: str, *, anew: bool = False, continued: bool = False) -> Self:
         """Open a shard for writing, and create it if it does not exist.
 
-        Without `anew` and `continued`, call this only for a generation without a snapshot. Otherwise,
-        an empty shard would take the place of a lost shard. With `anew` or `continued`, the shard
-        is sealed, to be filled from another shard. If there is a sealed shard already, `anew`
-        replaces it, and `continued` keeps its rows. If there is a shard in use, both raise Refused.
+        Without `anew` and `continued`, call this only for a generation without a snapshot.
+        Otherwise, an empty shard would take the place of a lost shard. With `anew` or `continued`,
+        the shard is sealed, to be filled from another shard. If there is a sealed shard already,
+        `anew` replaces it, and `continued` keeps its rows. If there is a shard in use, both raise
+        Refused.
         """
         # An old sealed shard may be at this address, such as one that was moved away from here.
         if anew or (continued and not _is_copy(url)):
@@ -111,7 +112,11 @@ class LocalShard(Shard):
         stored = {row[:4]: row for row in self._driver.versions_before(batch, ids)}
         for row in stored.values():
             _checked_digest(*row)
-        return {place: stored[row_id] for place, row_id in zip(places, ids, strict=True) if row_id in stored}
+        return {
+            place: stored[row_id]
+            for place, row_id in zip(places, ids, strict=True)
+            if row_id in stored
+        }
 
     def _places_to_look_up(self, ids: RowIds) -> Sequence[int]:
         """The places of the rows that may have earlier versions.
@@ -155,7 +160,9 @@ class LocalShard(Shard):
                 written += len(rows)
             if replaced is not None:
                 total -= replaced()
-            self._driver.execute(statements.INSERT_BATCH, (STATE_ROWS, batch, written, checksum_of(total)))
+            self._driver.execute(
+                statements.INSERT_BATCH, (STATE_ROWS, batch, written, checksum_of(total))
+            )
             self._driver.execute(statements.ADD_TO_ROW_COUNTS, (written - removed, 0))
         return written
 
@@ -164,10 +171,14 @@ class LocalShard(Shard):
         with self._writing(epoch, batch, [STATE_ROWS]):
             expired, added = expire(self._driver, batch, ends)
             if expired:
-                total = int(self.checksum(batch), 16) - sum(_checked_digest(*row) for row in expired)
+                total = int(self.checksum(batch), 16) - sum(
+                    _checked_digest(*row) for row in expired
+                )
                 rows = self.batches().get(batch, 0) + len(expired)
                 self._driver.execute(statements.DELETE_BATCH, (STATE_ROWS, batch))
-                self._driver.execute(statements.INSERT_BATCH, (STATE_ROWS, batch, rows, checksum_of(total)))
+                self._driver.execute(
+                    statements.INSERT_BATCH, (STATE_ROWS, batch, rows, checksum_of(total))
+                )
                 self._driver.execute(statements.ADD_TO_ROW_COUNTS, (added, 0))
 
     @override
@@ -222,7 +233,9 @@ class LocalShard(Shard):
                     added -= operator_states.remove(self._driver, number, batch)
                 if states_of_operator:
                     total = int(self._recorded_checksum(number, batch - 1) or "0", 16)
-                    digest_growth, row_growth = operator_states.write(self._driver, batch, states_of_operator)
+                    digest_growth, row_growth = operator_states.write(
+                        self._driver, batch, states_of_operator
+                    )
                     # The entry of the preceding batch stays, because a retry of this batch starts
                     # from the checksum in that entry.
                     self._driver.execute(statements.DELETE_OLDER_BATCHES, (number, number))
@@ -275,8 +288,8 @@ class LocalShard(Shard):
             recorded_answers.forget_all(self._driver, oldest)
 
     def _prepare_answers(self) -> None:
-        # A task records answers many times. Preparing the table again each time would lock it, because
-        # PostgreSQL takes a lock on the table even if the index to create exists already.
+        # A task records answers many times. Preparing the table again each time would lock it,
+        # because PostgreSQL takes a lock on the table even if the index to create exists already.
         if not self._has_answers:
             recorded_answers.prepare(self._driver)
 
@@ -354,13 +367,17 @@ class LocalShard(Shard):
 
         Raises DamagedState if it differs from the recorded number.
         """
-        state_rows, rows_there, states, states_there = self._driver.fetch(statements.ROW_COUNTS, ())[0]
+        state_rows, rows_there, states, states_there = self._driver.fetch(
+            statements.ROW_COUNTS, ()
+        )[0]
         for what, written, there in (
             ("state rows", state_rows, rows_there),
             ("operator states", states, states_there),
         ):
             if written != there:
-                raise DamagedState(f"The shard is damaged: {written} {what} were written, but it has {there}.")
+                raise DamagedState(
+                    f"The shard is damaged: {written} {what} were written, but it has {there}."
+                )
         return int(rows_there + states_there)
 
     @override
@@ -377,19 +394,27 @@ class LocalShard(Shard):
     def verify_rows(self, as_of: int, published: Checksums | None = None) -> None:
         self._driver.check_integrity()
         self._require_row_counts()
-        self._verify_rows(as_of, self.checksum(as_of) if published is None else published.state_rows)
+        self._verify_rows(
+            as_of, self.checksum(as_of) if published is None else published.state_rows
+        )
 
     def _verify_rows(self, as_of: int, checksum: str) -> None:
-        _require_checksum(sum(_checked_digest(*row) for row in self._rows_as_of(as_of)), checksum, "state rows")
+        _require_checksum(
+            sum(_checked_digest(*row) for row in self._rows_as_of(as_of)), checksum, "state rows"
+        )
 
     @override
     def verify_states(self, as_of: int, published: Checksums | None = None) -> None:
         expected = (published or self.checksums(as_of)).states
-        _require_checksum(operator_states.total(self._driver, as_of, _PAGE_ROWS), expected, "operator states")
+        _require_checksum(
+            operator_states.total(self._driver, as_of, _PAGE_ROWS), expected, "operator states"
+        )
 
     def _rows_as_of(self, as_of: int) -> Iterator[tuple[Any, ...]]:
         position: tuple[Any, ...] = _BEGIN[:4]
-        while page := self._driver.fetch(statements.PAGE_AS_OF, (*position, as_of, as_of, _PAGE_ROWS)):
+        while page := self._driver.fetch(
+            statements.PAGE_AS_OF, (*position, as_of, as_of, _PAGE_ROWS)
+        ):
             yield from page
             position = page[-1][:4]
 
@@ -407,7 +432,9 @@ class LocalShard(Shard):
 
     def get(self, group_id: int, key: str, as_of: int) -> str | None:
         """The value of a key without windows as of a batch; None if it has none."""
-        rows = self._driver.fetch(statements.VALUE_AS_OF, (group_id, key, NO_WINDOW, NO_WINDOW, as_of))
+        rows = self._driver.fetch(
+            statements.VALUE_AS_OF, (group_id, key, NO_WINDOW, NO_WINDOW, as_of)
+        )
         return rows[0][0] if rows else None
 
     def get_many(self, group_id: int, keys: Sequence[str], as_of: int) -> dict[str, str]:
@@ -481,9 +508,13 @@ class LocalShard(Shard):
         position: tuple[Any, ...] | None = _BEGIN
         while position is not None:
             since = (*position, keep_from, keep_from)
-            position = next(iter(self._driver.fetch(statements.NEXT_SUPERSEDED, (*since, _COMPACT_ROWS))), None)
+            position = next(
+                iter(self._driver.fetch(statements.NEXT_SUPERSEDED, (*since, _COMPACT_ROWS))), None
+            )
             with self._driver.transaction():
-                deleted = self._driver.execute(statements.DELETE_SUPERSEDED, (*since, *(position or _END)))
+                deleted = self._driver.execute(
+                    statements.DELETE_SUPERSEDED, (*since, *(position or _END))
+                )
                 self._driver.execute(statements.ADD_TO_ROW_COUNTS, (-deleted, 0))
                 removed += deleted
         return removed
@@ -495,12 +526,18 @@ class LocalShard(Shard):
         after: VersionId | None,
         limit: int,
     ) -> list[Version]:
-        return [Version(*row) for row in self._driver.fetch(statements.VERSIONS, (*(after or _BEGIN), since, limit))]
+        return [
+            Version(*row)
+            for row in self._driver.fetch(statements.VERSIONS, (*(after or _BEGIN), since, limit))
+        ]
 
     @override
     def absorb_rows(self, versions: Iterable[Version]) -> None:
         # The digest comes with the row, so a row that was altered on the way is refused.
-        rows = [(*version.row, _checked_digest(*version.row, version.digest), version.batch) for version in versions]
+        rows = [
+            (*version.row, _checked_digest(*version.row, version.digest), version.batch)
+            for version in versions
+        ]
         with self._driver.transaction():
             self._require_sealed()
             self._driver.insert("state_rows", (*_ROW_COLUMNS, "batch"), rows)
@@ -523,7 +560,9 @@ class LocalShard(Shard):
     @override
     def journal(self) -> Journal:
         ((epoch,),) = self._driver.fetch("SELECT epoch FROM shard", ())
-        return Journal(epoch, [JournalEntry(*row) for row in self._driver.fetch(statements.JOURNAL, ())])
+        return Journal(
+            epoch, [JournalEntry(*row) for row in self._driver.fetch(statements.JOURNAL, ())]
+        )
 
     @override
     def last_places(self) -> LastPlaces:
@@ -575,14 +614,18 @@ def _checked_digest(
     Raises DamagedState if the row was altered since it was written.
     """
     if row_digest((group_id, key, start, end, value)) != digest:
-        raise DamagedState(f"The shard is damaged: the state row of group {group_id}, key {key!r} was altered.")
+        raise DamagedState(
+            f"The shard is damaged: the state row of group {group_id}, key {key!r} was altered."
+        )
     return digest
 
 
 def _require_checksum(total: int, expected: str, what: str) -> None:
     checksum = checksum_of(total)
     if checksum != expected:
-        raise DamagedState(f"The shard is damaged: the checksum of its {what} is {checksum}, expected {expected}.")
+        raise DamagedState(
+            f"The shard is damaged: the checksum of its {what} is {checksum}, expected {expected}."
+        )
 
 
 def _is_copy(url: str) -> bool:

@@ -82,7 +82,9 @@ class StateVersion(msgspec.Struct, frozen=True, array_like=True):
     def check(self) -> None:
         """Raise DamagedState if the row has been altered since it was written."""
         shared = bool(self.shared)
-        if not _is_as_written(self.operator, shared, self.key, self.due, self.wall, self.state, self.digest):
+        if not _is_as_written(
+            self.operator, shared, self.key, self.due, self.wall, self.state, self.digest
+        ):
             raise _damage_error(self.operator, self.key)
 
 
@@ -101,7 +103,9 @@ def read(
     for start in range(0, len(keys), _CHUNK):
         chunk = keys[start : start + _CHUNK]
         sql = _READ.format(keys=", ".join("?" * len(chunk)))
-        for key, due, wall, data, digest, batch in driver.fetch(sql, (operator, int(shared), *chunk, before)):
+        for key, due, wall, data, digest, batch in driver.fetch(
+            sql, (operator, int(shared), *chunk, before)
+        ):
             if not _is_as_written(operator, shared, key, due, wall, data, digest):
                 raise _damage_error(operator, key)
             states[key] = StoredState(data, (digest, batch))
@@ -113,7 +117,9 @@ def due(driver: Driver, operator: int, until: int, before: int, clock: str) -> l
     return [key for (key,) in driver.fetch(_DUE.format(clock=clock), (operator, until, before))]
 
 
-def earliest_timer(driver: Driver, operator: int, before: int, clock: str, after: int) -> int | None:
+def earliest_timer(
+    driver: Driver, operator: int, before: int, clock: str, after: int
+) -> int | None:
     """The earliest time later than `after` at which a state of the operator is due; None if none is.
 
     The states are those as of the batch before `before`. `clock` is `due` for stream time, or
@@ -160,7 +166,9 @@ def versions(
     limit: int,
 ) -> list[StateVersion]:
     """A page of the sorted versions since batch `since` that come after (operator, shared, key, batch)."""
-    return [StateVersion(*row) for row in driver.fetch(_VERSIONS, (*(after or _BEGIN), since, limit))]
+    return [
+        StateVersion(*row) for row in driver.fetch(_VERSIONS, (*(after or _BEGIN), since, limit))
+    ]
 
 
 def _all_versions(driver: Driver, page_rows: int) -> Iterator[StateVersion]:
@@ -217,4 +225,6 @@ def _is_as_written(
 
 
 def _damage_error(operator: int, key: str) -> DamagedState:
-    return DamagedState(f"The shard is damaged: the state of operator {operator}, key {key!r} was altered.")
+    return DamagedState(
+        f"The shard is damaged: the state of operator {operator}, key {key!r} was altered."
+    )

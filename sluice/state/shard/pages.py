@@ -47,7 +47,9 @@ def pages_of_states(
         after = page[-1].operator, page[-1].shared, page[-1].key, page[-1].batch
 
 
-def pages_of_answers(shard: Shard, after: tuple[int, str, str] | None = None) -> Iterator[list[Answer]]:
+def pages_of_answers(
+    shard: Shard, after: tuple[int, str, str] | None = None
+) -> Iterator[list[Answer]]:
     """All recorded answers, sorted by time, step and id.
 
     With `after` (time, step, id), only the answers that come after it.

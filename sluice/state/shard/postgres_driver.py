@@ -137,7 +137,9 @@ class PostgresDriver(Driver):
         with self._connection.transaction():
             # Concurrent `CREATE ... IF NOT EXISTS` statements collide in PostgreSQL's catalogue.
             self._connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [self._schema])
-            self._connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema)))
+            self._connection.execute(
+                sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema))
+            )
             if self._has("state_rows") and not self._has("shard"):
                 # The shard has lost its table `shard`, and a new one would hide the damage. For no
                 # rows, `require_format` always raises its error.
@@ -249,7 +251,11 @@ class PostgresDriver(Driver):
 
     @override
     def is_sealed(self) -> bool:
-        return bool(self.fetch("SELECT obj_description('shard'::regclass, 'pg_class') = %s", (_SEALED,))[0][0])
+        return bool(
+            self.fetch("SELECT obj_description('shard'::regclass, 'pg_class') = %s", (_SEALED,))[0][
+                0
+            ]
+        )
 
     @override
     def seal(self, sealed: bool) -> None:

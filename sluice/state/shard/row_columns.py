@@ -62,7 +62,15 @@ class RowColumns(msgspec.Struct, frozen=True, array_like=True):
 
     def __iter__(self) -> Iterator[DigestedRow]:
         ids = self.ids
-        return zip(ids.group_ids, ids.keys, ids.window_starts, ids.window_ends, self.values, self.digests, strict=True)
+        return zip(
+            ids.group_ids,
+            ids.keys,
+            ids.window_starts,
+            ids.window_ends,
+            self.values,
+            self.digests,
+            strict=True,
+        )
 
     def with_needed_tombstones(self, stored: Collection[int]) -> Self:
         """The rows without the tombstones of rows that are not stored.
@@ -71,7 +79,9 @@ class RowColumns(msgspec.Struct, frozen=True, array_like=True):
         """
         if None not in self.values:
             return self
-        places = [place for place, value in enumerate(self.values) if value is not None or place in stored]
+        places = [
+            place for place, value in enumerate(self.values) if value is not None or place in stored
+        ]
         return type(self)(
             self.ids.at(places),
             [self.values[place] for place in places],

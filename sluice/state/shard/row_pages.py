@@ -29,7 +29,8 @@ def sorted_rows(table: pa.Table, then_by: Sequence[str] = ()) -> pa.Table:
 def pages_of(table: pa.Table) -> Iterator[pa.Table]:
     """The rows in pages.
 
-    Only a page of rows at a time needs to become Python objects, which take several times as much memory.
+    Only a page of rows at a time needs to become Python objects, which take several times as much
+    memory.
     """
     for begin in range(0, len(table), PAGE_ROWS):
         yield table.slice(begin, PAGE_ROWS)
@@ -57,9 +58,14 @@ def columns_of(page: pa.Table, ids: RowIds | None = None) -> RowColumns:
 def row_digests(table: pa.Table) -> list[int]:
     """The digests of state rows. `checksums.row_digest` has the same rule, and takes three times as long for a row."""
     keys, values = table.column("key"), table.column("value")
-    numbers = [*(table.column(name) for name in ("group_id", "window_start", "window_end")), pc.utf8_length(keys)]
+    numbers = [
+        *(table.column(name) for name in ("group_id", "window_start", "window_end")),
+        pc.utf8_length(keys),
+    ]
     key_and_value = pc.binary_join_element_wise(keys, values, "")
-    contents = pc.binary_join_element_wise(*(number.cast(pa.string()) for number in numbers), key_and_value, " ")
+    contents = pc.binary_join_element_wise(
+        *(number.cast(pa.string()) for number in numbers), key_and_value, " "
+    )
     digests = np.zeros(len(table), np.uint64)
     has_value = np.asarray(values.is_valid())
     of_values = contents.drop_null().cast(pa.binary()).to_pylist()

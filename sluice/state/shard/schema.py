@@ -30,8 +30,8 @@ _TABLES = (
         group_id INTEGER NOT NULL, key VARCHAR {collation} NOT NULL, window_start BIGINT NOT NULL,
         window_end BIGINT NOT NULL, batch BIGINT NOT NULL, value TEXT, digest BIGINT NOT NULL,
         PRIMARY KEY (group_id, key, window_start, window_end, batch)) {options}""",
-    # `shared` is 1 for a state that belongs to no key, and 0 for the state of a key, so that the two
-    # cannot collide.
+    # `shared` is 1 for a state that belongs to no key, and 0 for the state of a key, so that the
+    # two cannot collide.
     """CREATE TABLE IF NOT EXISTS states (
         operator INTEGER NOT NULL, shared INTEGER NOT NULL, key VARCHAR {collation} NOT NULL, batch BIGINT NOT NULL,
         due BIGINT, wall BIGINT, state {bytes}, digest BIGINT NOT NULL,

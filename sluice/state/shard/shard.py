@@ -167,14 +167,14 @@ class Shard(Protocol):
 
         A retry replaces the batch. Raises EngineError if the shard has a newer batch.
 
-        A tombstone is written only for a row that the shard has. Other tombstones come from sessions
-        that grow several times in a batch: they are for bounds that no earlier batch has stored. If
-        `replaced` is passed, the writer has left such tombstones out of `pages` itself.
+        A tombstone is written only for a row that the shard has. Other tombstones come from
+        sessions that grow several times in a batch: they are for bounds that no earlier batch has
+        stored. If `replaced` is passed, the writer has left such tombstones out of `pages` itself.
 
         No two rows may have the same group, key and window. Writing is fastest if the rows are
-        sorted. `replaced` gives the sum of the digests of the versions that these rows replace, if the
-        writer knows it from `rows_before`. It is called after the last page was taken from `pages`,
-        so `pages` may read these versions meanwhile.
+        sorted. `replaced` gives the sum of the digests of the versions that these rows replace, if
+        the writer knows it from `rows_before`. It is called after the last page was taken from
+        `pages`, so `pages` may read these versions meanwhile.
         """
 
     def expire_windows(self, batch: int, ends: Mapping[int, int], epoch: int = 0) -> None:
@@ -188,9 +188,9 @@ class Shard(Protocol):
     ) -> dict[str, StoredState]:
         """An operator's states of these keys as of the batch before `before`.
 
-        Omits keys that never had a state. With `shared`, returns states that belong to no key: the state
-        that all keys of the worker share has the empty text as its key, and a table's row that a
-        processor reads has the row's name.
+        Omits keys that never had a state. With `shared`, returns states that belong to no key: the
+        state that all keys of the worker share has the empty text as its key, and a table's row
+        that a processor reads has the row's name.
         """
 
     def due_keys(
@@ -213,8 +213,8 @@ class Shard(Protocol):
     ) -> int | None:
         """The earliest time later than `after`, in ms, at which a state of the operator is due.
 
-        None if no state has such a time. The states are those as of the batch before `before`. `clock` is
-        `due` for stream time, or `wall` for the wall clock.
+        None if no state has such a time. The states are those as of the batch before `before`.
+        `clock` is `due` for stream time, or `wall` for the wall clock.
         """
 
     def write_states(

@@ -46,7 +46,8 @@ def _size_of_files(url: URL) -> int | None:
         if url.database:
             size = Path(url.database).stat().st_size
             log = Path(f"{url.database}-wal")
-            # The log exists only while a connection is open. The last connection removes it at its end.
+            # The log exists only while a connection is open. The last connection removes it at its
+            # end.
             return size + (log.stat().st_size if log.exists() else 0)
     return None
 

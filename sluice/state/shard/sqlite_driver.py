@@ -83,8 +83,8 @@ class SqliteDriver(Driver):
         names = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         tables_there = {name for (name,) in names}
         if "state_rows" in tables_there and "shard" not in tables_there:
-            # The shard has lost its table `shard`, and a new one would hide the damage. For no rows,
-            # `require_format` always raises its error.
+            # The shard has lost its table `shard`, and a new one would hide the damage. For no
+            # rows, `require_format` always raises its error.
             require_format(())
         for statement in tables(collation="", options="WITHOUT ROWID", bytes="BLOB"):
             self._connection.execute(statement)
@@ -92,7 +92,9 @@ class SqliteDriver(Driver):
     def _connect(self, mode: str) -> sqlite3.Connection:
         address = f"{self._path.absolute().as_uri()}?mode={mode}"
         patience = _LOCKED_SECONDS if mode == "ro" else BUSY_SECONDS
-        return sqlite3.connect(address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False)
+        return sqlite3.connect(
+            address, uri=True, timeout=patience, isolation_level=None, check_same_thread=False
+        )
 
     @override
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
@@ -172,7 +174,8 @@ class SqliteDriver(Driver):
                 cursor.execute(insert_many, values)
             else:
                 cursor.executemany(
-                    insert_one, [values[begin : begin + width] for begin in range(0, len(values), width)]
+                    insert_one,
+                    [values[begin : begin + width] for begin in range(0, len(values), width)],
                 )
 
     @override
@@ -202,7 +205,9 @@ class SqliteDriver(Driver):
 
     @override
     def has_table(self, name: str) -> bool:
-        return bool(self.fetch("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,)))
+        return bool(
+            self.fetch("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (name,))
+        )
 
     @override
     def is_current(self) -> bool:

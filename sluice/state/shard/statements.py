@@ -29,7 +29,9 @@ CHANGED = """SELECT DISTINCT key, window_start, window_end FROM state_rows
 INSERT_BATCH = 'INSERT INTO batches (operator, batch, "rows", checksum) VALUES (?, ?, ?, ?)'
 JOURNAL = 'SELECT operator, batch, "rows", checksum FROM batches ORDER BY batch, operator'
 ROWS_BY_BATCH = 'SELECT batch, "rows" FROM batches WHERE operator = ? ORDER BY batch'
-CHECKSUM = "SELECT checksum FROM batches WHERE operator = ? AND batch <= ? ORDER BY batch DESC LIMIT 1"
+CHECKSUM = (
+    "SELECT checksum FROM batches WHERE operator = ? AND batch <= ? ORDER BY batch DESC LIMIT 1"
+)
 CHECKSUMS = """SELECT b.operator, b.checksum FROM batches AS b JOIN (
     SELECT operator, max(batch) AS batch FROM batches WHERE batch <= ? GROUP BY operator) AS n
     ON n.operator = b.operator AND n.batch = b.batch"""
@@ -58,4 +60,6 @@ LAST_STATE = """SELECT operator, shared, key, batch FROM states
     ORDER BY operator DESC, shared DESC, key DESC, batch DESC LIMIT 1"""
 NEXT_SUPERSEDED = f"""SELECT group_id, key, window_start, window_end, batch {_SUPERSEDED}
     ORDER BY group_id, key, window_start, window_end, batch LIMIT 1 OFFSET ?"""
-DELETE_SUPERSEDED = f"DELETE {_SUPERSEDED} AND (group_id, key, window_start, window_end, batch) <= (?, ?, ?, ?, ?)"
+DELETE_SUPERSEDED = (
+    f"DELETE {_SUPERSEDED} AND (group_id, key, window_start, window_end, batch) <= (?, ?, ?, ?, ?)"
+)

@@ -15,7 +15,17 @@ from sluice.topology.pipeline import Pipeline
 from sluice.topology.streams import Processed, Stream
 from sluice.topology.tables import Table
 
-_CLASSES = (Pipeline, Handle, Stream, Table, Grouped, GroupedStream, GroupedTable, CogroupedStreams, Processed)
+_CLASSES = (
+    Pipeline,
+    Handle,
+    Stream,
+    Table,
+    Grouped,
+    GroupedStream,
+    GroupedTable,
+    CogroupedStreams,
+    Processed,
+)
 _CLASS_BY_NAME = {kind.__name__: kind for kind in _CLASSES}
 _AGGREGATIONS = frozenset({"count", "aggregate", "reduce", "windowed_by"})
 _CALLED = re.compile(r"(?:(\w+)\.)?(\w+)\(\) ")
@@ -52,7 +62,11 @@ def _attribute(name: str, handle: object) -> str:
     public = [attribute for attribute in dir(handle) if not attribute.startswith("_")]
     close = difflib.get_close_matches(name, public, n=1)
     did_you_mean = f"Did you mean {close[0]}?" if close else ""
-    owners = [kind.__name__ for kind in (Stream, Table, GroupedStream, GroupedTable) if hasattr(kind, name)]
+    owners = [
+        kind.__name__
+        for kind in (Stream, Table, GroupedStream, GroupedTable)
+        if hasattr(kind, name)
+    ]
     belongs = f"{name} is a method of {' and '.join(owners)}. " if owners else ""
     return f"{belongs}{did_you_mean}".strip()
 

@@ -93,7 +93,8 @@ class _Child:
         self.pid = os.fork()
         self.ends_at = time.monotonic() + self.seconds + _GRACE_SECONDS
         if self.pid == 0:
-            # The child gets a process group of its own, so that processes started by the file are killed with it.
+            # The child gets a process group of its own, so that processes started by the file are
+            # killed with it.
             os.setpgid(0, 0)
             os.close(self.pipe)
             # The file's own output must not mix with the outcomes, which the helper process prints.
@@ -103,7 +104,8 @@ class _Child:
             os.write(writing, msgspec.json.encode(_outcome(self.file, self.seconds, self.load)))
             # With sys.exit, threads that the file has started would keep the child alive.
             os._exit(0)
-        # The parent closes its copy of the pipe's writing end, so that the pipe ends when the child ends.
+        # The parent closes its copy of the pipe's writing end, so that the pipe ends when the child
+        # ends.
         os.close(writing)
 
     def read(self) -> bool:
@@ -120,7 +122,9 @@ class _Child:
         with contextlib.suppress(msgspec.DecodeError):
             return msgspec.json.decode(self.output, type=Outcome)
         if time.monotonic() >= self.ends_at:
-            return Outcome(error=f"{self.file.name} is still being imported after {self.seconds:g} s.")
+            return Outcome(
+                error=f"{self.file.name} is still being imported after {self.seconds:g} s."
+            )
         # The output is not an outcome, so the child ended before it could write one.
         code = os.waitstatus_to_exitcode(status)
         how = f"with status {code}" if code >= 0 else f"by signal {-code}"

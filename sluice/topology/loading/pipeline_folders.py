@@ -23,7 +23,8 @@ _PIPELINE_CALL = re.compile(r"\bPipeline\(\s*(?:name\s*=\s*)?[rR]?([\"'])(.*?)\1
 class Broken:
     """A file that cannot be loaded.
 
-    `name` is the pipeline's name if the file's text has it, otherwise the file's name without `.py`.
+    `name` is the pipeline's name if the file's text has it, otherwise the file's name without
+    `.py`.
     """
 
     file: Path
@@ -56,8 +57,8 @@ def pipeline_files(folder: Path) -> list[Path]:
 def load_pipelines(folder: Path, seconds: float = LOAD_SECONDS) -> Loaded:
     """Load every pipeline in `folder`, and report the files that cannot be used.
 
-    A separate process imports each file first, for at most `seconds`. The calling process then imports only the files
-    whose import has succeeded in the separate process.
+    A separate process imports each file first, for at most `seconds`. The calling process then
+    imports only the files whose import has succeeded in the separate process.
     """
     usable, broken = usable_files(import_isolated(pipeline_files(folder), seconds))
     loaded = Loaded([], broken)
@@ -84,7 +85,9 @@ def usable_files(outcomes: Mapping[Path, Outcome]) -> tuple[list[Path], list[Bro
         if outcome.error:
             broken.append(_broken(file, TopologyError(outcome.error, next_step=outcome.next_step)))
         elif len(files_of[outcome.text]) > 1:
-            broken.append(Broken(file, outcome.text, _same_name(files_of[outcome.text], outcome.text)))
+            broken.append(
+                Broken(file, outcome.text, _same_name(files_of[outcome.text], outcome.text))
+            )
         else:
             usable.append(file)
     return usable, broken
@@ -97,8 +100,8 @@ def _broken(file: Path, error: SluiceError) -> Broken:
 def load_pipeline(folder: Path, name: str) -> Pipeline:
     """Load the pipeline with this name. If there is none, raises TopologyError, which lists the known names.
 
-    The calling process imports only the file of this pipeline. If a file computes its pipeline's name, a separate
-    process imports the file to find the name.
+    The calling process imports only the file of this pipeline. If a file computes its pipeline's
+    name, a separate process imports the file to find the name.
     """
     declared = {file: declared_names(file) for file in pipeline_files(folder)}
     named = [file for file, names in declared.items() if name in names]
@@ -111,7 +114,9 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
         if file in named or not names or file.stem == name:
             candidates.append(file)
     results = import_isolated(candidates)
-    matching = [file for file, outcome in results.items() if outcome.text == name and not outcome.error]
+    matching = [
+        file for file, outcome in results.items() if outcome.text == name and not outcome.error
+    ]
     if len(matching) == 1:
         return load_file(matching[0])
     if len(matching) > 1:

@@ -107,8 +107,12 @@ def _place(file: Path, error: BaseException) -> str:
     """The file, with the line of the error if it is known."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename) == file.absolute()]
-    # After a SyntaxError, no frame of the traceback has the line, because the file was never run. The
-    # error itself has the line.
-    if isinstance(error, SyntaxError) and error.filename and Path(error.filename) == file.absolute():
+    # After a SyntaxError, no frame of the traceback has the line, because the file was never run.
+    # The error itself has the line.
+    if (
+        isinstance(error, SyntaxError)
+        and error.filename
+        and Path(error.filename) == file.absolute()
+    ):
         lines.append(error.lineno)
     return f"{file.name}:{lines[-1]}" if lines else file.name

@@ -1,6 +1,7 @@
 """Events of an auction house after Nexmark's description: of fifty, one is a person, three are auctions, 46 are bids.
 
-The numbers are drawn from a seed, so that a test and a benchmark can compute the results once more in plain Python.
+The numbers are drawn from a seed, so that a test and a benchmark can compute the results once more
+in plain Python.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ START = 1_700_000_000_000
 """The time of the first event, in ms."""
 CATEGORIES = range(10, 15)
 CHANNELS = ("Apple", "Google", "Facebook", "Baidu", "channel-17", "channel-42")
-_STATES = {"OR": "Portland", "ID": "Boise", "CA": "Redwood City", "AZ": "Phoenix", "WA": "Seattle", "WY": "Cheyenne"}
+_STATES = {
+    "OR": "Portland",
+    "ID": "Boise",
+    "CA": "Redwood City",
+    "AZ": "Phoenix",
+    "WA": "Seattle",
+    "WY": "Cheyenne",
+}
 _NAMES = ("Ann Walton", "Bob Noris", "Cay Abrams", "Dan Shultz", "Eve Smith")
 _MOST_OPEN = 100
 """Bids are for the newest auctions."""
@@ -81,7 +89,9 @@ def events(count: int, *, seed: int = 1, interval_ms: int = 10) -> Iterator[Even
                 auctions += 1
             case _:
                 channel = chance.choice(CHANNELS)
-                query = f"&channel_id={chance.randrange(100)}" if channel.startswith("channel") else ""
+                query = (
+                    f"&channel_id={chance.randrange(100)}" if channel.startswith("channel") else ""
+                )
                 yield Bid(
                     auction=chance.randrange(max(0, auctions - _MOST_OPEN), auctions),
                     bidder=chance.randrange(persons),

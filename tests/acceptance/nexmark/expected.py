@@ -48,13 +48,22 @@ def q0(events: Sequence[Event]) -> Results:
 
 def q1(events: Sequence[Event]) -> Results:
     return [
-        {"auction": bid.auction, "bidder": bid.bidder, "at": bid.at, "price": round(0.908 * bid.price, 3)}
+        {
+            "auction": bid.auction,
+            "bidder": bid.bidder,
+            "at": bid.at,
+            "price": round(0.908 * bid.price, 3),
+        }
         for bid in _bids(events)
     ]
 
 
 def q2(events: Sequence[Event]) -> Results:
-    return [{"auction": bid.auction, "price": bid.price} for bid in _bids(events) if bid.auction % 123 == 0]
+    return [
+        {"auction": bid.auction, "price": bid.price}
+        for bid in _bids(events)
+        if bid.auction % 123 == 0
+    ]
 
 
 def q3(events: Sequence[Event]) -> Results:
@@ -62,7 +71,9 @@ def q3(events: Sequence[Event]) -> Results:
     for auction in _auctions(events).values():
         seller = persons[auction.seller]
         if auction.category == 10 and seller.state in ("OR", "ID", "CA"):
-            results.append({"name": seller.name, "city": seller.city, "state": seller.state, "id": auction.id})
+            results.append(
+                {"name": seller.name, "city": seller.city, "state": seller.state, "id": auction.id}
+            )
     return results
 
 
@@ -104,7 +115,10 @@ def q6(events: Sequence[Event]) -> Results:
     auctions, closed = _auctions(events), defaultdict(list)
     for auction, bid in _winning(events).items():
         closed[str(auctions[auction].seller)].append((auctions[auction].expires, bid.price))
-    return {seller: mean(price for _, price in sorted(prices)[-10:]) for seller, prices in closed.items()}
+    return {
+        seller: mean(price for _, price in sorted(prices)[-10:])
+        for seller, prices in closed.items()
+    }
 
 
 def q7(events: Sequence[Event]) -> Results:
@@ -114,7 +128,10 @@ def q7(events: Sequence[Event]) -> Results:
         window = "all", start, start + TEN_SECONDS
         if window not in best or bid.price > best[window].price:
             best[window] = bid
-    return {window: {"price": bid.price, "auction": bid.auction, "bidder": bid.bidder} for window, bid in best.items()}
+    return {
+        window: {"price": bid.price, "auction": bid.auction, "bidder": bid.bidder}
+        for window, bid in best.items()
+    }
 
 
 def q8(events: Sequence[Event]) -> Results:
@@ -123,17 +140,28 @@ def q8(events: Sequence[Event]) -> Results:
         seller = persons[auction.seller]
         if seller.at // TEN_SECONDS == auction.at // TEN_SECONDS:
             start = seller.at // TEN_SECONDS * TEN_SECONDS
-            results.append({"id": seller.id, "name": seller.name, "start": start, "auction": auction.id})
+            results.append(
+                {"id": seller.id, "name": seller.name, "start": start, "auction": auction.id}
+            )
     return results
 
 
 def q9(events: Sequence[Event]) -> Results:
-    return {str(auction): {"price": bid.price, "bidder": bid.bidder} for auction, bid in _winning(events).items()}
+    return {
+        str(auction): {"price": bid.price, "bidder": bid.bidder}
+        for auction, bid in _winning(events).items()
+    }
 
 
 def q10(events: Sequence[Event]) -> Results:
     return [
-        {"auction": bid.auction, "bidder": bid.bidder, "price": bid.price, "day": _day(bid), "hour": _day(bid, "%H")}
+        {
+            "auction": bid.auction,
+            "bidder": bid.bidder,
+            "price": bid.price,
+            "day": _day(bid),
+            "hour": _day(bid, "%H"),
+        }
         for bid in _bids(events)
     ]
 
@@ -146,7 +174,11 @@ def q11(events: Sequence[Event]) -> Results:
             sessions[-1].append(bid.at)
         else:
             sessions.append([bid.at])
-    return {(str(bidder), each[0], each[-1]): len(each) for bidder, sessions in times.items() for each in sessions}
+    return {
+        (str(bidder), each[0], each[-1]): len(each)
+        for bidder, sessions in times.items()
+        for each in sessions
+    }
 
 
 def q12(events: Sequence[Event]) -> Results:
@@ -155,7 +187,8 @@ def q12(events: Sequence[Event]) -> Results:
 
 def q13(events: Sequence[Event]) -> Results:
     return [
-        {"auction": bid.auction, "price": bid.price, "value": side_input(bid.auction % 10)} for bid in _bids(events)
+        {"auction": bid.auction, "price": bid.price, "value": side_input(bid.auction % 10)}
+        for bid in _bids(events)
     ]
 
 
@@ -175,8 +208,12 @@ def q14(events: Sequence[Event]) -> Results:
 
 
 def _statistics(bids: Sequence[Bid]) -> dict[str, int]:
-    ranked = {rank: [bid for bid in bids if includes(bid.price)] for rank, includes in _RANKS.items()}
-    statistics = {"bids": len(bids)} | {f"{rank}_bids": len(of_rank) for rank, of_rank in ranked.items()}
+    ranked = {
+        rank: [bid for bid in bids if includes(bid.price)] for rank, includes in _RANKS.items()
+    }
+    statistics = {"bids": len(bids)} | {
+        f"{rank}_bids": len(of_rank) for rank, of_rank in ranked.items()
+    }
     for what in ("bidder", "auction"):
         statistics[f"{what}s"] = len({getattr(bid, what) for bid in bids})
         for rank, of_rank in ranked.items():
@@ -218,7 +255,8 @@ def q18(events: Sequence[Event]) -> Results:
 def q19(events: Sequence[Event]) -> Results:
     groups = _grouped(events, lambda bid: str(bid.auction))
     return {
-        auction: {"prices": sorted((bid.price for bid in bids), reverse=True)[:10]} for auction, bids in groups.items()
+        auction: {"prices": sorted((bid.price for bid in bids), reverse=True)[:10]}
+        for auction, bids in groups.items()
     }
 
 
@@ -245,7 +283,9 @@ def q22(events: Sequence[Event]) -> Results:
     results = []
     for bid in _bids(events):
         folders = bid.url.split("/")[3:6]
-        results.append({"auction": bid.auction} | {f"dir{n}": folder for n, folder in enumerate(folders, 1)})
+        results.append(
+            {"auction": bid.auction} | {f"dir{n}": folder for n, folder in enumerate(folders, 1)}
+        )
     return results
 
 

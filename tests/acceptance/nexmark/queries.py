@@ -13,7 +13,11 @@ _FIRST_OF_HIGHEST = "CAST(price AS DECIMAL(20, 0)) * 10000000000000 - at"
 """Orders bids by their price, and bids of the same price from the last to the first."""
 _END_AND_PRICE = "CAST(expires AS DECIMAL(20, 0)) * 10000000000000 + price"
 """Orders auctions by their end, and auctions with the same end by their price; the last digits are the price."""
-_RANKS = {"rank1": "price < 10000", "rank2": "price BETWEEN 10000 AND 999999", "rank3": "price >= 1000000"}
+_RANKS = {
+    "rank1": "price < 10000",
+    "rank2": "price BETWEEN 10000 AND 999999",
+    "rank3": "price >= 1000000",
+}
 
 
 def _query(name: str, **keys: str) -> tuple[Pipeline, Callable[[str], Stream[Any]]]:
@@ -22,7 +26,9 @@ def _query(name: str, **keys: str) -> tuple[Pipeline, Callable[[str], Stream[Any
     types: dict[str, type] = {"persons": Person, "auctions": Auction, "bids": Bid}
 
     def stream(topic: str) -> Stream[Any]:
-        return pipeline.stream(topic, value=types[topic], key=keys.get(topic), event_time=epoch_ms("at"))
+        return pipeline.stream(
+            topic, value=types[topic], key=keys.get(topic), event_time=epoch_ms("at")
+        )
 
     return pipeline, stream
 
@@ -51,10 +57,14 @@ def q2(name: str) -> Pipeline:
 def q3(name: str) -> Pipeline:
     """Who sells in category 10 in three states; a person may come after the auction."""
     pipeline, _ = _query(name)
-    persons = pipeline.table("persons", value=Person, key="id").filter("state IN ('OR', 'ID', 'CA')")
+    persons = pipeline.table("persons", value=Person, key="id").filter(
+        "state IN ('OR', 'ID', 'CA')"
+    )
     auctions = pipeline.table("auctions", value=Auction, key="id").filter("category = 10")
     joined = auctions.join(persons, on="seller")
-    joined.select(name="right.name", city="right.city", state="right.state", id="left.id").to("results")
+    joined.select(name="right.name", city="right.city", state="right.state", id="left.id").to(
+        "results"
+    )
     return pipeline
 
 
@@ -83,7 +93,12 @@ def q5(name: str) -> Pipeline:
     """The auction with the most bids in windows of ten seconds, every two seconds, once a window has closed."""
     pipeline, stream = _query(name)
     windows = hopping("10 seconds", advance="2 seconds")
-    counts = stream("bids").group_by("auction").windowed_by(windows, emit="window_close").count(store="bids_of_auction")
+    counts = (
+        stream("bids")
+        .group_by("auction")
+        .windowed_by(windows, emit="window_close")
+        .count(store="bids_of_auction")
+    )
     of_window = counts.group_by("unix_millis(_window_start)")
     of_window.aggregate(store="results", bids="max(value)", auction="max_by(_key, value)")
     return pipeline
@@ -113,7 +128,9 @@ def q8(name: str) -> Pipeline:
     pipeline, stream = _query(name, persons="id", auctions="seller")
     joined = stream("persons").join(stream("auctions"), within("10 seconds"))
     same = joined.filter("left.at div 10000 = right.at div 10000")
-    same.select(id="left.id", name="left.name", start="(left.at div 10000) * 10000", auction="right.id").to("results")
+    same.select(
+        id="left.id", name="left.name", start="(left.at div 10000) * 10000", auction="right.id"
+    ).to("results")
     return pipeline
 
 
@@ -163,12 +180,16 @@ def q14(name: str) -> Pipeline:
     is_night = f"{hour} <= 6 OR {hour} >= 20"
     kind = f"CASE WHEN {hour} BETWEEN 8 AND 18 THEN 'day' WHEN {is_night} THEN 'night' ELSE 'other' END"
     bids = stream("bids").filter("0.908 * price > 1000000 AND 0.908 * price < 50000000")
-    bids.select("auction", kind=kind, c="length(extra) - length(replace(extra, 'c', ''))").to("results")
+    bids.select("auction", kind=kind, c="length(extra) - length(replace(extra, 'c', ''))").to(
+        "results"
+    )
     return pipeline
 
 
 def _statistics() -> dict[str, str]:
-    columns = {"bids": "count(*)"} | {f"{rank}_bids": f"count_if({where})" for rank, where in _RANKS.items()}
+    columns = {"bids": "count(*)"} | {
+        f"{rank}_bids": f"count_if({where})" for rank, where in _RANKS.items()
+    }
     for what in ("bidder", "auction"):
         columns[f"{what}s"] = f"count(DISTINCT {what})"
         for rank, where in _RANKS.items():
@@ -195,9 +216,18 @@ def q16(name: str) -> Pipeline:
 def q17(name: str) -> Pipeline:
     """Statistics of each auction's and day's bids."""
     pipeline, stream = _query(name)
-    days = stream("bids").group_by("concat(CAST(auction AS STRING), ' ', date_format(_timestamp, 'yyyy-MM-dd'))")
-    counts = {"bids": "count(*)"} | {f"{rank}_bids": f"count_if({where})" for rank, where in _RANKS.items()}
-    prices = {"least": "min(price)", "most": "max(price)", "mean": "avg(price)", "total": "sum(price)"}
+    days = stream("bids").group_by(
+        "concat(CAST(auction AS STRING), ' ', date_format(_timestamp, 'yyyy-MM-dd'))"
+    )
+    counts = {"bids": "count(*)"} | {
+        f"{rank}_bids": f"count_if({where})" for rank, where in _RANKS.items()
+    }
+    prices = {
+        "least": "min(price)",
+        "most": "max(price)",
+        "mean": "avg(price)",
+        "total": "sum(price)",
+    }
     days.aggregate(counts | prices, store="results")
     return pipeline
 
@@ -205,7 +235,9 @@ def q17(name: str) -> Pipeline:
 def q18(name: str) -> Pipeline:
     """The last bid of each bidder for each auction."""
     pipeline, stream = _query(name)
-    stream("bids").select_key("concat(CAST(bidder AS STRING), ' ', CAST(auction AS STRING))").to_table(store="results")
+    stream("bids").select_key(
+        "concat(CAST(bidder AS STRING), ' ', CAST(auction AS STRING))"
+    ).to_table(store="results")
     return pipeline
 
 
@@ -220,7 +252,9 @@ def q20(name: str) -> Pipeline:
     """Bids with their auction, for one category."""
     pipeline, stream = _query(name, bids="auction")
     auctions = pipeline.table("auctions", value=Auction, key="id").filter("category = 10")
-    stream("bids").join(auctions).select(auction="left.auction", price="left.price", item="right.item").to("results")
+    stream("bids").join(auctions).select(
+        auction="left.auction", price="left.price", item="right.item"
+    ).to("results")
     return pipeline
 
 
@@ -229,7 +263,9 @@ def q21(name: str) -> Pipeline:
     pipeline, stream = _query(name)
     known = "WHEN 'apple' THEN '0' WHEN 'google' THEN '1' WHEN 'facebook' THEN '2' WHEN 'baidu' THEN '3'"
     number = f"CASE lower(channel) {known} ELSE nullif(regexp_extract(url, '(&|^)channel_id=([^&]*)', 2), '') END"
-    stream("bids").select("auction", "channel", channel_id=number).filter("channel_id IS NOT NULL").to("results")
+    stream("bids").select("auction", "channel", channel_id=number).filter(
+        "channel_id IS NOT NULL"
+    ).to("results")
     return pipeline
 
 

@@ -42,7 +42,11 @@ def results_of(name: str, driver: TopologyTestDriver) -> Any:
 )
 @pytest.mark.parametrize(
     ("count", "cuts"),
-    [(1_000, 6), pytest.param(100_000, 0, marks=pytest.mark.heavy), pytest.param(100_000, 9, marks=pytest.mark.heavy)],
+    [
+        (1_000, 6),
+        pytest.param(100_000, 0, marks=pytest.mark.heavy),
+        pytest.param(100_000, 9, marks=pytest.mark.heavy),
+    ],
     ids=["1,000 events in batches", "100,000 events in a batch", "100,000 events in batches"],
 )
 def test_a_query_has_the_results_of_plain_python(name: str, count: int, cuts: int) -> None:

@@ -1,7 +1,7 @@
 """Runs the model on cases with the real library's answers: python -m tests.conformance.model FILE [FILE ...]
 
-By the rules of Kafka Streams, the model must give the library's answers. Also says in how many cases Sluice's own
-rules lead to other answers.
+By the rules of Kafka Streams, the model must give the library's answers. Also says in how many
+cases Sluice's own rules lead to other answers.
 """
 
 from __future__ import annotations

@@ -91,7 +91,8 @@ class Aggregator:
 
     def merge(self, one: Aggregate, other: Aggregate) -> Aggregate:
         return {
-            column["name"]: merged(column["fn"], one[column["name"]], other[column["name"]]) for column in self.columns
+            column["name"]: merged(column["fn"], one[column["name"]], other[column["name"]])
+            for column in self.columns
         }
 
     def _changed(
@@ -120,7 +121,8 @@ class Aggregation(Stored):
 
     def add(self, key: Key, record: Record, row: Row | None) -> None:
         """Add a record to a row, and send the update. In Kafka Streams, a new row replaces the aggregate of no records,
-        and a sliding window that begins with the records of another one replaces the aggregate of that one.
+        and a sliding window that begins with the records of another one replaces the aggregate of
+        that one.
         """
         aggregate, time = row or (self.aggregator.initial(), record.time)
         name = plain(key)
@@ -149,7 +151,9 @@ class TableAggregation(Stored):
         if aggregate is not None and old is not None:
             aggregate = self.aggregator.subtract(aggregate, key, old)
         if new is not None:
-            aggregate = self.aggregator.add(self.aggregator.initial() if aggregate is None else aggregate, key, new)
+            aggregate = self.aggregator.add(
+                self.aggregator.initial() if aggregate is None else aggregate, key, new
+            )
         self.update(key, aggregate, time)
 
 
@@ -159,8 +163,12 @@ def regrouped(
     """Sends the update of a table's row to the row's groups: once if both are the same, else to the old one first."""
 
     def process(record: Record) -> None:
-        to, since = (None if one is None else evaluate(group_key, record.key, one) for one in record.value)
-        new, old = (None if one is None else evaluate(group_value, record.key, one) for one in record.value)
+        to, since = (
+            None if one is None else evaluate(group_key, record.key, one) for one in record.value
+        )
+        new, old = (
+            None if one is None else evaluate(group_value, record.key, one) for one in record.value
+        )
         if to is not None and to == since:
             send(Record(to, Change(new, old), record.time))
             return
@@ -183,8 +191,9 @@ class Latest:
 class StartedWindows(Aggregation):
     """Windows that the store keeps by their starts.
 
-    Cogrouped streams share the store and its time, the latest start of a window. The store forgets a window that began
-    `retention` before that time; a stream that lags so far behind begins the window again.
+    Cogrouped streams share the store and its time, the latest start of a window. The store forgets
+    a window that began `retention` before that time; a stream that lags so far behind begins the
+    window again.
     """
 
     size: int
@@ -199,7 +208,11 @@ class StartedWindows(Aggregation):
     def stored(self) -> dict[Windowed, Row]:
         """The windows that the store still knows."""
         last = -1 if self.latest is None else self.latest.time - self.retention
-        return {key: row for key, row in self.rows.items() if isinstance(key, Windowed) and key.start > last}
+        return {
+            key: row
+            for key, row in self.rows.items()
+            if isinstance(key, Windowed) and key.start > last
+        }
 
     def replace(self, key: Key, old: Any, value: Any, time: int) -> None:
         if self.latest is not None:
@@ -250,7 +263,9 @@ class SessionWindows(Stored):
             and window.end > self.latest.time - self.retention
         ]  # fmt: skip
         near.sort(key=lambda window: (window.end, window.start))
-        merged = Windowed(key, min([at, *(one.start for one in near)]), max([at, *(one.end for one in near)]))
+        merged = Windowed(
+            key, min([at, *(one.start for one in near)]), max([at, *(one.end for one in near)])
+        )
         if merged.end < self.time - self.grace - self.gap:
             return
         aggregate = self.aggregator.initial()
@@ -380,7 +395,11 @@ class FinalResults(Stream):
             self.held[record.key] = Record(record.key, record.value.new, record.time)
 
     def release(self) -> None:
-        closed = [key for key in self.held if isinstance(key, Windowed) and key.end + self.wait <= self.windows.time]
+        closed = [
+            key
+            for key in self.held
+            if isinstance(key, Windowed) and key.end + self.wait <= self.windows.time
+        ]
         for key in sorted(closed, key=lambda key: (key.end, key.key.encode())):
             self.send(self.held.pop(key))
 

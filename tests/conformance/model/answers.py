@@ -1,7 +1,8 @@
 """What Sluice must answer in a case with an answer of the real library.
 
-The answer of the library, unless it follows from a rule in which Sluice differs on purpose. This is so if the model
-gives the library's answer by all rules of Kafka Streams, and another one by Sluice's.
+The answer of the library, unless it follows from a rule in which Sluice differs on purpose. This is
+so if the model gives the library's answer by all rules of Kafka Streams, and another one by
+Sluice's.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def answer_of(case: Case) -> Answer:
     recorded = recorded_rows(case)
     try:
         corrected = computed(case, SLUICE)
-        is_corrected = is_same(computed(case, KAFKA_STREAMS), recorded) and not is_same(corrected, recorded)
+        is_corrected = is_same(computed(case, KAFKA_STREAMS), recorded) and not is_same(
+            corrected, recorded
+        )
     except NotImplementedError:
         is_corrected = False
     if not is_corrected:
@@ -45,7 +48,9 @@ def answer_of(case: Case) -> Answer:
     return Answer(rows, _causes(case, recorded, corrected), is_corrected=True)
 
 
-def _causes(case: Case, recorded: Iterable[Record], corrected: Iterable[Record]) -> list[Difference]:
+def _causes(
+    case: Case, recorded: Iterable[Record], corrected: Iterable[Record]
+) -> list[Difference]:
     """The differences that each lead to Sluice's answer alone or, if none does, to another one than the library's."""
     answers = {one: computed(case, KAFKA_STREAMS - {one}) for one in Difference}
     alone = [one for one, answer in answers.items() if is_same(answer, corrected)]
@@ -65,7 +70,10 @@ def computed(case: Case, like: Differences) -> list[Record]:
 
 def recorded_rows(case: Case) -> list[Record]:
     """The library's results in the form of the model's."""
-    rows = [Record(_key(row["key"], row["window"]), row["value"], row["ts"]) for row in case["expected"]["final"]]
+    rows = [
+        Record(_key(row["key"], row["window"]), row["value"], row["ts"])
+        for row in case["expected"]["final"]
+    ]
     return _final(rows) if case["spec"]["result_kind"] == "table" else rows
 
 
@@ -96,7 +104,9 @@ def report(answers: Sequence[Answer]) -> list[str]:
     number = sum(answer.is_corrected for answer in answers)
     if not number:
         return []
-    lines = [f"{number} compared with the model, because Kafka Streams differs (docs/differences.md):"]
+    lines = [
+        f"{number} compared with the model, because Kafka Streams differs (docs/differences.md):"
+    ]
     return [*lines, *(f"  {count}: {name}" for name, count in counts(answers).most_common())]
 
 
@@ -129,5 +139,10 @@ def _with_headers(rows: Iterable[Record], recorded: Iterable[Row]) -> list[Row]:
 def _row(record: Record) -> Row:
     key = record.key
     if isinstance(key, Windowed):
-        return {"key": key.key, "window": [key.start, key.end], "value": record.value, "ts": record.time}
+        return {
+            "key": key.key,
+            "window": [key.start, key.end],
+            "value": record.value,
+            "ts": record.time,
+        }
     return {"key": key, "window": None, "value": record.value, "ts": record.time}

@@ -12,9 +12,13 @@ class Difference(Enum):
     FIRST_ROWS = "The first row of an aggregate replaces no row"
     SESSIONS_OF_ONE_INSTANT = "A session of one instant replaces its earlier row"
     HELD_UPDATES = "An update that was held back replaces the row that was sent before it"
-    ROWS_OF_ONE_TABLE = "A join of two tables that depend on one table replaces the row that it has sent"
+    ROWS_OF_ONE_TABLE = (
+        "A join of two tables that depend on one table replaces the row that it has sent"
+    )
     CLOSED_TOO_EARLY = "A window is closed when no record can change it any more"
-    UNMATCHED_TOO_EARLY = "A record that comes out of order waits for a match until its grace has passed"
+    UNMATCHED_TOO_EARLY = (
+        "A record that comes out of order waits for a match until its grace has passed"
+    )
     MATCHED_TOO_LATE = "A record that was sent unmatched is not matched afterwards"
     FORGOTTEN_TOO_EARLY = "A record can be matched until its grace has passed"
     STALE_ANSWERS = "A foreign-key join of two tables that depend on one topic deletes its results"

@@ -20,7 +20,10 @@ _OF_TWO: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def evaluate(
-    expression: Expression, key: Any, value: Any, more: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+    expression: Expression,
+    key: Any,
+    value: Any,
+    more: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> Any:
     """The result for a record. As in SQL, an operation on null is null, except for `concat` and the tests for null.
 
@@ -47,7 +50,10 @@ def evaluate(
         case "struct":
             return {name: evaluate(one, key, value, more) for name, one in arguments[0].items()}
     # `best` names a field, which is no expression.
-    return _result(operation, [evaluate(one, key, value, more) if isinstance(one, list) else one for one in arguments])
+    return _result(
+        operation,
+        [evaluate(one, key, value, more) if isinstance(one, list) else one for one in arguments],
+    )
 
 
 def _result(operation: str, parts: list[Any]) -> Any:

@@ -136,7 +136,9 @@ class Map(Stream):
     rekeyed: bool = True
 
     def process(self, record: Record) -> None:
-        self.send(replace(record, key=computed(self.key, record), value=computed(self.value, record)))
+        self.send(
+            replace(record, key=computed(self.key, record), value=computed(self.value, record))
+        )
 
 
 @dataclass(kw_only=True)
@@ -160,4 +162,6 @@ class ToStream(Stream):
         if self.leaves_out_unpassed and record.value == (None, None):
             return
         value = record.value.new if isinstance(record.value, Change) else record.value
-        self.send(Record(record.key if self.keeps_window else plain(record.key), value, record.time))
+        self.send(
+            Record(record.key if self.keeps_window else plain(record.key), value, record.time)
+        )

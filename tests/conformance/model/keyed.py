@@ -122,7 +122,8 @@ class RemovingSum(Sum):
 @dataclass(kw_only=True)
 class Turns(Stream):
     """Numbers the records of a key. Each key has a timer, which its next record postpones. Unlike in Kafka Streams, a
-    record without a key has neither. All records of the topics that the task reads advance the time.
+    record without a key has neither. All records of the topics that the task reads advance the
+    time.
     """
 
     is_timed_by_rows: bool = True
@@ -140,7 +141,9 @@ class Turns(Stream):
         if isinstance(record.key, str):
             self.turns[record.key] = number = self.turns.get(record.key, 0) + 1
             self.timers[record.key] = record.time + 5
-            self.send(replace(record, value={"n": ((n or 0) + number) % SIZES, "g": str(number % 3)}))
+            self.send(
+                replace(record, value={"n": ((n or 0) + number) % SIZES, "g": str(number % 3)})
+            )
         else:
             self.send(replace(record, value={"n": n, "g": None}))
         if self.fires_with_rows:
@@ -203,7 +206,14 @@ class ProcessValues(Stream):
         value = computed_here(node["value"]) if "value" in node else record.value
         time = computed_here(node["ts"]) if "ts" in node else None
         # A time of null leaves the record's time as it is.
-        self.send(replace(record, value=value, time=record.time if time is None else time, headers=tuple(headers)))
+        self.send(
+            replace(
+                record,
+                value=value,
+                time=record.time if time is None else time,
+                headers=tuple(headers),
+            )
+        )
 
 
 @dataclass(kw_only=True)
@@ -221,7 +231,8 @@ class Punctuate(Stream):
     due: int = 0
 
     def __post_init__(self) -> None:
-        # Punctuation by stream time is due at the first record; by the wall clock, after one interval.
+        # Punctuation by stream time is due at the first record; by the wall clock, after one
+        # interval.
         self.due = self.every if self.on_wall_clock else 0
 
     def process(self, record: Record) -> None:

@@ -50,7 +50,9 @@ class StreamJoin(Stream):
     """Stream time must pass the window of this time before the next search for records that can get no match."""
 
     def __post_init__(self) -> None:
-        self._sides: dict[Side, _Records] = {side: _Records(self._kept_for(side)) for side in ("left", "right")}
+        self._sides: dict[Side, _Records] = {
+            side: _Records(self._kept_for(side)) for side in ("left", "right")
+        }
 
     def _kept_for(self, side: Side) -> int:
         before, after = self._reach(side)
@@ -80,12 +82,15 @@ class StreamJoin(Stream):
         found = self._sides[other].find(record.key, record.time - before, record.time + after)
         for match in found:
             self.unmatched = [
-                one for one in self.unmatched if (one[0], one[1].key, one[1].time) != (other, match.key, match.time)
+                one
+                for one in self.unmatched
+                if (one[0], one[1].key, one[1].time) != (other, match.key, match.time)
             ]
             self._send(record, match, side)
         self._sides[side].add(record)
         if not found and keeps_unmatched:
-            # Kafka Streams does not wait for the grace of a record whose window has ended when it comes.
+            # Kafka Streams does not wait for the grace of a record whose window has ended when it
+            # comes.
             waits = 0 if Difference.UNMATCHED_TOO_EARLY in self.like else self.grace
             if record.time + after + waits < self.time:
                 self._send_unmatched(record, side)
@@ -100,8 +105,9 @@ class StreamJoin(Stream):
     def _release(self, side: Side) -> None:
         """Send the records that can no longer get a match, in the order of time, the right side first, and key.
 
-        As in Kafka Streams, a search ends at the first record behind an open one of each side, and the next search
-        begins after the window of the record at which it ended. Records that are due may therefore wait a while.
+        As in Kafka Streams, a search ends at the first record behind an open one of each side, and
+        the next search begins after the window of the record at which it ended. Records that are
+        due may therefore wait a while.
         """
         if self.searched_from + self._reach(side)[1] + self.grace >= self.time:
             return

@@ -1,7 +1,7 @@
 """Tables: sources, stateless steps, joins of tables, and suppress.
 
-A table without a store computes its rows from its parents' whenever another operator looks one up. A join may therefore
-see a row of its other side before the update of that row arrives.
+A table without a store computes its rows from its parents' whenever another operator looks one up.
+A join may therefore see a row of its other side before the update of that row arrives.
 """
 
 from __future__ import annotations
@@ -144,7 +144,11 @@ class ExpiringTable(Stored):
         if record.key is None:
             return
         self.time = max(self.time, record.time)
-        expired = [(row.time + self.expires, key) for key, row in self.rows.items() if self._has_expired(row.time)]
+        expired = [
+            (row.time + self.expires, key)
+            for key, row in self.rows.items()
+            if self._has_expired(row.time)
+        ]
         for time, key in sorted(expired, key=lambda one: (one[0], str(one[1]).encode())):
             self.update(key, None, time)
         value = None if self._has_expired(record.time) else record.value
@@ -177,7 +181,8 @@ class FilteredTable(Table):
         return self._kept(key, self.parents[0].as_of(key, time))
 
     def process(self, record: Record) -> None:
-        # Also for a row that never passed, as long as no later step needs old values, in Kafka Streams.
+        # Also for a row that never passed, as long as no later step needs old values, in Kafka
+        # Streams.
         new, old = (self._kept(record.key, value) for value in record.value)
         self.send(replace(record, value=Change(new, old)))
 
@@ -240,15 +245,19 @@ class TableJoin(Table):
         own, other = self.parents[side == "right"], self.parents[side == "left"].get(record.key)
         change: Change = record.value
         new, old = (
-            self._joined(value, other and other.value) if side == "left" else self._joined(other and other.value, value)
+            self._joined(value, other and other.value)
+            if side == "left"
+            else self._joined(other and other.value, value)
             for value in change
         )
-        # Kafka Streams computes the old row from the other side's new row if the record has changed both sides.
+        # Kafka Streams computes the old row from the other side's new row if the record has changed
+        # both sides.
         deletes_row = False
         if Difference.ROWS_OF_ONE_TABLE not in self.like:
             old = self.sent.get(record.key)
             deletes_row = new is None and old is not None
-        # A filter drops what never passed, but not of a versioned table, whose every update must be passed on.
+        # A filter drops what never passed, but not of a versioned table, whose every update must be
+        # passed on.
         if change == (None, None) and own.is_filtered and not own.is_versioned:
             return
         if self._sends_nothing(change, other, side) and not deletes_row:
@@ -264,7 +273,11 @@ class TableJoin(Table):
         return self.how == "inner" or (self.how == "left" and side == "right")
 
     def _joined(self, left: Any, right: Any) -> Any:
-        missing = {"inner": left is None or right is None, "left": left is None, "outer": left is right is None}
+        missing = {
+            "inner": left is None or right is None,
+            "left": left is None,
+            "outer": left is right is None,
+        }
         return None if missing[self.how] else {"left": left, "right": right}
 
 
@@ -314,7 +327,9 @@ class ForeignKeyJoin(Stored):
     def _foreign_key(self, key: Key, left: Any) -> Any:
         return None if left is None else evaluate(self.fk, key, left)
 
-    def _subscriptions(self, new: Any, old: Any, foreign: Any, old_foreign: Any) -> Iterator[tuple[Any, Action]]:
+    def _subscriptions(
+        self, new: Any, old: Any, foreign: Any, old_foreign: Any
+    ) -> Iterator[tuple[Any, Action]]:
         """The instructions for the old and the new right row of a changed left row; they delete stale results."""
         is_moved = old_foreign is not None and foreign != old_foreign
         if self.how == "left":
@@ -349,15 +364,18 @@ class ForeignKeyJoin(Stored):
         # A filter that a join reads knows old values, so it drops what never passed.
         if record.value == (None, None) and self.right.is_filtered and not self.right.is_versioned:
             return
-        found = [(key, left) for (foreign, key), left in self.subscribed.items() if foreign == record.key]
+        found = [
+            (key, left) for (foreign, key), left in self.subscribed.items() if foreign == record.key
+        ]
         for key, left in sorted(found, key=lambda one: plain(one[0]) or ""):
             self._to_left(Record(key, Answer(left, record.value.new), record.time))
 
     def _answer(self, record: Record) -> None:
         row = self.left.get(record.key)
         left, right = record.value
-        # In Kafka Streams, an answer counts only if the left row is still the same. If one record has changed the left
-        # row and deleted its right row, Kafka Streams therefore keeps the earlier result.
+        # In Kafka Streams, an answer counts only if the left row is still the same. If one record
+        # has changed the left row and deleted its right row, Kafka Streams therefore keeps the
+        # earlier result.
         if Difference.STALE_ANSWERS in self.like and (row and row.value) != left:
             return
         missing = left is None or (right is None and self.how == "inner")
@@ -389,7 +407,8 @@ class Suppress(Table):
     def get(self, key: Key) -> Row | None:
         if Difference.LOOKED_UP_TOO_EARLY not in self.like:
             return self.sent.get(key)
-        # Kafka Streams finds a row before it is held back, and does not know the time of the row before a held one.
+        # Kafka Streams finds a row before it is held back, and does not know the time of the row
+        # before a held one.
         if key in self.held:
             prior = self.held[key].prior
             return None if prior is None else Row(prior, -1)
@@ -402,10 +421,16 @@ class Suppress(Table):
         if record.key in self.held:
             self.held[record.key].update = record
         else:
-            since = record.key.end if self.of_windows and isinstance(record.key, Windowed) else record.time
+            since = (
+                record.key.end
+                if self.of_windows and isinstance(record.key, Windowed)
+                else record.time
+            )
             self.held[record.key] = _Held(since, record.value.old, record)
         while self.held:
-            key, first = min(self.held.items(), key=lambda item: (item[1].since, _bytes(item[0], self.window)))
+            key, first = min(
+                self.held.items(), key=lambda item: (item[1].since, _bytes(item[0], self.window))
+            )
             if first.since > self.time - self.ms:
                 break
             del self.held[key]

@@ -51,7 +51,9 @@ class Topology:
                 self.advance_wall_clock(record["advance_wall_clock_ms"])
                 continue
             headers = tuple((name, value) for name, value in record.get("headers", ()))
-            self.pipe(record["topic"], Record(record["key"], record["value"], record["ts"], headers))
+            self.pipe(
+                record["topic"], Record(record["key"], record["value"], record["ts"], headers)
+            )
 
     def record_output(self, name: str) -> list[Record]:
         """A list that gets all that a node sends from now on; an update of a table as its new value."""
@@ -72,7 +74,8 @@ class Topology:
         for source in self._sources[topic]:
             source.process(record)
 
-        # The timers of a processor that the record has not reached come after all that the record has.
+        # The timers of a processor that the record has not reached come after all that the record
+        # has.
         self._fire()
         self._flow.finish(self._fire)
 
@@ -84,7 +87,9 @@ class Topology:
     def _add(self, node: dict[str, Any]) -> flow.Node:
         match node["op"]:
             case "stream" | "table" | "global_table" | "global_store" as kind:
-                made: flow.Node = replace(_stored(node), is_named=False) if kind == "table" else _SOURCES[kind]()
+                made: flow.Node = (
+                    replace(_stored(node), is_named=False) if kind == "table" else _SOURCES[kind]()
+                )
                 self._sources.setdefault(node["topic"], []).append(made)
                 return made
             case "merge":
@@ -99,8 +104,12 @@ class Topology:
                 return self._aggregate(node, aggregates.Aggregator(node["aggs"]))
             case "fold":
                 if isinstance(self.nodes[node["in"]], tables.Table):
-                    return self._aggregate(node, keyed.RemovingSum() if node.get("removes") else keyed.Sum())
-                return self._aggregate(node, keyed.RemovingFold() if node.get("removes") else keyed.Fold())
+                    return self._aggregate(
+                        node, keyed.RemovingSum() if node.get("removes") else keyed.Sum()
+                    )
+                return self._aggregate(
+                    node, keyed.RemovingFold() if node.get("removes") else keyed.Fold()
+                )
             case "reduce":
                 return self._reduce(node, self.nodes[node["in"]])
             case "to_table":
@@ -120,7 +129,9 @@ class Topology:
             return self._table_step(node, parent)
         match node["op"]:
             case "filter" | "filter_not" as op:
-                return flow.Filter(where=node["where"], wanted=op == "filter", rekeyed=parent.rekeyed)
+                return flow.Filter(
+                    where=node["where"], wanted=op == "filter", rekeyed=parent.rekeyed
+                )
             case "map_values":
                 return flow.MapValues(value=node["value"], rekeyed=parent.rekeyed)
             case "select_key":
@@ -129,29 +140,41 @@ class Topology:
                 return flow.Map(key=node["key"], value=node["value"])
             case "to_stream":
                 keeps_window = node.get("keep_window", False)
-                return flow.ToStream(rekeyed=parent.rekeyed or not keeps_window, keeps_window=keeps_window)
+                return flow.ToStream(
+                    rekeyed=parent.rekeyed or not keeps_window, keeps_window=keeps_window
+                )
             case "flat_map_values":
                 return flow.FlatMapValues(list=node["list"], rekeyed=parent.rekeyed)
             case "double":
                 return keyed.Doubled(rekeyed=parent.rekeyed)
             case "repartition":
-                where = ["const", True] if self._feeds_left_join(node["id"]) else ["not_null", ["key"]]
+                where = (
+                    ["const", True] if self._feeds_left_join(node["id"]) else ["not_null", ["key"]]
+                )
                 return flow.Filter(where=where, wanted=True, rekeyed=True)
             case "process_values":
-                return keyed.ProcessValues(node=node, tables=self.nodes, rekeyed=parent.rekeyed, window=parent.window)
+                return keyed.ProcessValues(
+                    node=node, tables=self.nodes, rekeyed=parent.rekeyed, window=parent.window
+                )
             case "punctuate":
                 return self._punctuate(node)
             case "process":
                 return self._with_time_of_topics(node, keyed.Turns(rekeyed=True))
             case "deduplicate":
-                return keyed.Deduplicate(by=node["by"], within=node["within"], rekeyed=parent.rekeyed)
+                return keyed.Deduplicate(
+                    by=node["by"], within=node["within"], rekeyed=parent.rekeyed
+                )
         raise NotImplementedError(node["op"])
 
     def _feeds_left_join(self, name: str) -> bool:
         """Whether records from a node reach a left or outer join that has results for records without a key."""
         for node in self._specs.values():
             if name in self._streams_into(node):
-                keeps_all = node["op"] == "join" and node["type"] != "inner" and not self._is_table(node["id"])
+                keeps_all = (
+                    node["op"] == "join"
+                    and node["type"] != "inner"
+                    and not self._is_table(node["id"])
+                )
                 if keeps_all or self._feeds_left_join(node["id"]):
                     return True
         return False
@@ -230,7 +253,10 @@ class Topology:
             case {"op": "merge", "in": merged}:
                 inputs = [(one, False) for one in merged]
             case {"op": "cogroup", "parts": parts}:
-                inputs = [(part["in"], "group_key" in part or self._is_rekeyed(part["in"])) for part in parts]
+                inputs = [
+                    (part["in"], "group_key" in part or self._is_rekeyed(part["in"]))
+                    for part in parts
+                ]
             case {"op": "join", "left": left, "right": right, "fk": _}:
                 inputs = [(left, False), (right, True)]
             case {"op": "join", "left": left, "left_key": _}:
@@ -271,9 +297,14 @@ class Topology:
                 keeps_window = node.get("keep_window", False)
                 is_rekeyed = parent.window is not None and not keeps_window
                 kept = parent.window if keeps_window else None
-                leaves_out = parent.is_filtered and parent.knows_old_values and not parent.is_versioned
+                leaves_out = (
+                    parent.is_filtered and parent.knows_old_values and not parent.is_versioned
+                )
                 return flow.ToStream(
-                    rekeyed=is_rekeyed, keeps_window=keeps_window, window=kept, leaves_out_unpassed=leaves_out
+                    rekeyed=is_rekeyed,
+                    keeps_window=keeps_window,
+                    window=kept,
+                    leaves_out_unpassed=leaves_out,
                 )
             case "suppress" if node["type"] == "time_limit":
                 return tables.Suppress(ms=node["ms"], of_windows=False, like=self._like, **about)
@@ -292,7 +323,9 @@ class Topology:
                 )
             return tables.TableJoin(how=how, parents=(left, right), like=self._like)
         if isinstance(right, tables.GlobalTable):
-            lookup = stream_joins.Lookup(how=how, table=right, on=node["left_key"], rekeyed=left.rekeyed)
+            lookup = stream_joins.Lookup(
+                how=how, table=right, on=node["left_key"], rekeyed=left.rekeyed
+            )
             left.children.append(lookup.process)
             return lookup
         if isinstance(right, tables.Table):
@@ -314,7 +347,9 @@ class Topology:
                 made.window = parent.window
         if "versioned" in node:
             made.versions = tables.Versions(node["versioned"]["history_ms"])
-        return self._final(node, made, parent) if "emit" in node else self._grouped(node, parent, made)
+        return (
+            self._final(node, made, parent) if "emit" in node else self._grouped(node, parent, made)
+        )
 
     def _final(self, node: dict[str, Any], windows: Any, parent: Any) -> flow.Node:
         """A windowed aggregate that sends only final results, as a stream."""
@@ -333,7 +368,9 @@ class Topology:
         latest = aggregates.Latest()
         for part in node["parts"]:
             lists_nulls = node.get("window", {"type": "none"})["type"] not in ("none", "sliding")
-            aggregator = aggregates.CogroupedAggregator([*columns.values()], part["aggs"], lists_nulls)
+            aggregator = aggregates.CogroupedAggregator(
+                [*columns.values()], part["aggs"], lists_nulls
+            )
             made: Any = self._windows(aggregator, node.get("window"))
             first = first or made
             made.rows, made.children = first.rows, first.children
@@ -349,7 +386,10 @@ class Topology:
         return _open_ms(window)
 
     def _windows(
-        self, aggregator: aggregates.Calculation, window: dict[str, Any] | None, retention: int | None = None
+        self,
+        aggregator: aggregates.Calculation,
+        window: dict[str, Any] | None,
+        retention: int | None = None,
     ) -> tables.Stored:
         about: dict[str, Any] = {"aggregator": aggregator, "like": self._like, "window": window}
         match window:
@@ -361,7 +401,9 @@ class Topology:
             case {"type": "sliding", "size": size, "grace": grace}:
                 return aggregates.SlidingWindows(size=size, grace=grace, **about)
             case {"size": size, "grace": grace}:
-                return aggregates.TimeWindows(size=size, advance=window.get("advance", size), grace=grace, **about)
+                return aggregates.TimeWindows(
+                    size=size, advance=window.get("advance", size), grace=grace, **about
+                )
         raise NotImplementedError(window)
 
     def _reduce(self, node: dict[str, Any], parent: Any) -> flow.Node:

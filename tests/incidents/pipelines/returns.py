@@ -11,4 +11,6 @@ class Return(Struct):
 
 
 pipeline = Pipeline("returns", workers=1)
-pipeline.stream("returns", value=Return).group_by("shop").aggregate(store="returns_per_shop", items="count(*)")
+pipeline.stream("returns", value=Return).group_by("shop").aggregate(
+    store="returns_per_shop", items="count(*)"
+)

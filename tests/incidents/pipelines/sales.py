@@ -11,4 +11,6 @@ class Sale(Struct):
 
 
 pipeline = Pipeline("sales", workers=1)
-pipeline.stream("sales", value=Sale).group_by("shop").aggregate(store="sales_per_shop", sales="count(*)")
+pipeline.stream("sales", value=Sale).group_by("shop").aggregate(
+    store="sales_per_shop", sales="count(*)"
+)

@@ -11,4 +11,6 @@ class Scan(Struct):
 
 
 pipeline = Pipeline("scans", workers=1)
-pipeline.stream("scans", value=Scan).group_by("shop").aggregate(store="scans_per_depot", scans="count(*)")
+pipeline.stream("scans", value=Scan).group_by("shop").aggregate(
+    store="scans_per_depot", scans="count(*)"
+)

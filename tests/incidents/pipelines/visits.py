@@ -11,4 +11,6 @@ class Visit(Struct):
 
 
 pipeline = Pipeline("visits", workers=1)
-pipeline.stream("visits", value=Visit).group_by("shop").aggregate(store="visits_per_shop", visits="count(*)")
+pipeline.stream("visits", value=Visit).group_by("shop").aggregate(
+    store="visits_per_shop", visits="count(*)"
+)

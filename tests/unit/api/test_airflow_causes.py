@@ -44,10 +44,16 @@ def test_who_occupies_the_pool_is_named() -> None:
         "Wait until these tasks have ended, end one, or give the pool streams more slots in Airflow."
     )
     free = PoolWait("streams", 3, BEGAN, (), 1)
-    assert "which has free slots. Look at Airflow's own limits" in told(asked, DagState(False, None, free))
-    assert "All 0 slots are taken by nobody" in told(asked, DagState(False, None, PoolWait("none", 0, BEGAN)))
+    assert "which has free slots. Look at Airflow's own limits" in told(
+        asked, DagState(False, None, free)
+    )
+    assert "All 0 slots are taken by nobody" in told(
+        asked, DagState(False, None, PoolWait("none", 0, BEGAN))
+    )
     general = told(asked, DagState(False, None))
-    assert general.startswith("A run was asked for at 12:00:00 UTC, and no driver has started. Look at the DAG")
+    assert general.startswith(
+        "A run was asked for at 12:00:00 UTC, and no driver has started. Look at the DAG"
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,10 +80,15 @@ def test_a_run_that_somebody_marked_as_failed_says_so() -> None:
     marked = "The warehouse refuses connections. Start it. {} marked the run as failed in Airflow at 12:01:00 UTC, so "
     assert told(failed(), by_ada) == marked.format("ada") + "Airflow does not repeat it."
     # Airflow notes no user if several runs are marked at once.
-    assert told(failed(), DagState(False, run("failed"), attempts_left=1)).startswith(marked.format("Somebody"))
+    assert told(failed(), DagState(False, run("failed"), attempts_left=1)).startswith(
+        marked.format("Somebody")
+    )
     # It had not failed before it was marked.
     (unseen,) = explained([], "orders", by_ada)
-    assert (unseen.kind, unseen.detail) == ("run", "ada marked the run as failed in Airflow at 12:01:00 UTC.")
+    assert (unseen.kind, unseen.detail) == (
+        "run",
+        "ada marked the run as failed in Airflow at 12:01:00 UTC.",
+    )
 
 
 def test_a_run_that_fails_by_itself_was_not_marked() -> None:
@@ -94,11 +105,15 @@ def test_a_run_that_fails_by_itself_was_not_marked() -> None:
     assert explained([], "orders", DagState(False, run("failed"), attempts_left=2)) == []
 
 
-def test_the_ledger_gets_the_causes_for_sluice_status_and_keeps_what_others_note(states: States) -> None:
+def test_the_ledger_gets_the_causes_for_sluice_status_and_keeps_what_others_note(
+    states: States,
+) -> None:
     ledger = states.ledger
     ledger.failures.keep(failed(), not_started("orders", BEGAN))
     at = BEGAN + timedelta(minutes=10)
-    runs = KnownRuns(states={"orders": DagState(True, run("failed"), attempts_left=1, marked_by="ada")})
+    runs = KnownRuns(
+        states={"orders": DagState(True, run("failed"), attempts_left=1, marked_by="ada")}
+    )
     for _ in range(2):
         note_causes(ledger, runs)
         noted, slot = ledger.failures.of("orders")
@@ -106,13 +121,17 @@ def test_the_ledger_gets_the_causes_for_sluice_status_and_keeps_what_others_note
         assert slot.next_step == "Unpause the DAG orders in Airflow."
         # The trigger notes when it starts the next run.
         ledger.failures.change(noted, repeats_at=at)
-        assert ledger.failures.of("orders")[0].outlook.endswith("does not repeat it. A new run starts at 12:10:00 UTC.")
+        assert ledger.failures.of("orders")[0].outlook.endswith(
+            "does not repeat it. A new run starts at 12:10:00 UTC."
+        )
     ledger.failures.keep(failed())
     ledger.failures.change(noted, marked="Somebody")
     assert ledger.failures.of("orders")[0].marked == "", "the run has failed anew meanwhile"
     runs.states["orders"] = DagState(False, run("queued"))
     note_causes(ledger, runs)
-    assert ledger.failures.of("orders")[1].next_step.startswith("Look at the DAG in Airflow"), "it is not paused now"
+    assert ledger.failures.of("orders")[1].next_step.startswith("Look at the DAG in Airflow"), (
+        "it is not paused now"
+    )
 
 
 def test_without_failures_airflows_database_is_not_asked(states: States) -> None:
@@ -124,7 +143,9 @@ def test_without_failures_airflows_database_is_not_asked(states: States) -> None
     note_causes(states.ledger, Unasked())
 
 
-def test_the_overview_explains_at_once(api: Api, states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_overview_explains_at_once(
+    api: Api, states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sluice.kafka.unread_records.ANSWER_SECONDS", 0.1)
     states.ledger.failures.keep(failed())
     api.runs.states["orders"] = DagState(False, run("failed"), attempts_left=1, marked_by="ada")
@@ -134,7 +155,9 @@ def test_the_overview_explains_at_once(api: Api, states: States, monkeypatch: py
     assert failure["repeats_at"] is None
 
 
-def test_the_api_server_notes_causes_from_its_start_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_api_server_notes_causes_from_its_start_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     told: list[str] = []
 
     async def keep_noting() -> None:

@@ -16,7 +16,9 @@ def test_a_json_response_has_the_body_and_headers_of_starlettes() -> None:
     body = '{"city":"Zürich"}'.encode()
     shortcut = JsonResponse(body, ((b"etag", b'W/"1"'),))
     plain = Response(
-        body, headers={"ETag": 'W/"1"', "X-Content-Type-Options": "nosniff"}, media_type="application/json"
+        body,
+        headers={"ETag": 'W/"1"', "X-Content-Type-Options": "nosniff"},
+        media_type="application/json",
     )
     assert shortcut.body == plain.body
     assert sorted(shortcut.raw_headers) == sorted(plain.raw_headers)
@@ -25,5 +27,8 @@ def test_a_json_response_has_the_body_and_headers_of_starlettes() -> None:
 
 @pytest.mark.parametrize("name", [b"accept", b"cookie", b"missing"])
 def test_a_header_is_found_as_by_starlette(name: bytes) -> None:
-    scope = {"type": "http", "headers": [(b"accept", b"text/html"), (b"accept", b"*/*"), (b"cookie", b"a=1")]}
+    scope = {
+        "type": "http",
+        "headers": [(b"accept", b"text/html"), (b"accept", b"*/*"), (b"cookie", b"a=1")],
+    }
     assert header(scope, name).decode() == Request(scope).headers.get(name.decode(), "")

@@ -33,17 +33,23 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def ends(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[int, int]]:
     """The topics' end offsets, in place of a broker's."""
     results: dict[str, dict[int, int]] = {"orders": {0: 10, 1: 5}}
-    monkeypatch.setattr(services, "read_lag", lambda _admin, _topics, positions: Lag(results, positions, {}))
+    monkeypatch.setattr(
+        services, "read_lag", lambda _admin, _topics, positions: Lag(results, positions, {})
+    )
     return results
 
 
 def run(state: Literal["queued", "running", "success", "failed"]) -> DagState:
     began = datetime(2026, 11, 21, 12, tzinfo=UTC)
-    return DagState(False, Run("manual__1", state, began, None, "/dags/orders/runs/manual__1/tasks/main", "run"))
+    return DagState(
+        False, Run("manual__1", state, began, None, "/dags/orders/runs/manual__1/tasks/main", "run")
+    )
 
 
 def failed(pipeline: str = "orders") -> Failure:
-    return Failure.of(EngineError("Kafka does not answer."), pipeline, run="orders/manual__1/totals")
+    return Failure.of(
+        EngineError("Kafka does not answer."), pipeline, run="orders/manual__1/totals"
+    )
 
 
 def only(api: Api) -> dict[str, Any]:
@@ -51,7 +57,9 @@ def only(api: Api) -> dict[str, Any]:
     return dict(overview)
 
 
-def test_a_pipeline_that_has_read_everything_is_idle(api: Api, states: States, ends: dict[str, dict[int, int]]) -> None:
+def test_a_pipeline_that_has_read_everything_is_idle(
+    api: Api, states: States, ends: dict[str, dict[int, int]]
+) -> None:
     states.publish({"a": "[1,2]"})
     overview = only(api)
     assert (overview["pipeline"], overview["health"], overview["unread"]) == ("orders", "idle", 0)
@@ -78,9 +86,15 @@ def test_records_that_a_hanging_transaction_holds_back_are_unread_and_named(
 ) -> None:
     states.publish({"a": "[1,2]"})
     ends, lasts = {"orders": {0: 10, 1: 5}}, {"orders": {0: 1_011, 1: 5}}
-    monkeypatch.setattr(services, "read_lag", lambda _admin, _topics, read: Lag(ends, read, {}, lasts))
+    monkeypatch.setattr(
+        services, "read_lag", lambda _admin, _topics, read: Lag(ends, read, {}, lasts)
+    )
     overview = only(api)
-    assert (overview["health"], overview["unread"], overview["held_since"]) == ("behind", 1_001, None)
+    assert (overview["health"], overview["unread"], overview["held_since"]) == (
+        "behind",
+        1_001,
+        None,
+    )
     assert tuple(overview["lag"][0].values()) == ("orders", 0, 10, 1_011, 1_001, 1_001)
     monkeypatch.setattr(services, "HELD_SECONDS", -1)
     overview = only(api)
@@ -89,7 +103,11 @@ def test_records_that_a_hanging_transaction_holds_back_are_unread_and_named(
 
 
 def test_a_transaction_hangs_from_when_it_is_first_seen() -> None:
-    held, start, later = HeldPartitions(), datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
+    held, start, later = (
+        HeldPartitions(),
+        datetime(2026, 1, 1, tzinfo=UTC),
+        datetime(2026, 1, 2, tzinfo=UTC),
+    )
     lag, next_lag, free = (Lag({"t": {0: end}}, {}, {}, {"t": {0: 9}}) for end in (5, 7, 9))
     assert [held.since(each, start) for each in (free, lag)] == [None, start]
     assert [held.since(each, later) for each in (lag, next_lag, free)] == [start, later, None]
@@ -115,7 +133,12 @@ def test_without_a_broker_only_the_lag_is_unknown(api: Api, states: States) -> N
     ],
 )
 def test_health_follows_the_last_run(
-    api: Api, states: States, ends: dict[str, dict[int, int]], state: Any, has_failed: bool, health: str
+    api: Api,
+    states: States,
+    ends: dict[str, dict[int, int]],
+    state: Any,
+    has_failed: bool,
+    health: str,
 ) -> None:
     states.publish({"a": "[1,2]"})
     ends["orders"] = {0: 11, 1: 5}
@@ -125,10 +148,14 @@ def test_health_follows_the_last_run(
     overview = only(api)
     assert overview["health"] == health
     assert overview["last_run"]["log"] == "/dags/orders/runs/manual__1/tasks/main"
-    assert [failure["detail"] for failure in overview["failures"]] == ["Kafka does not answer."] * has_failed
+    assert [failure["detail"] for failure in overview["failures"]] == [
+        "Kafka does not answer."
+    ] * has_failed
 
 
-def test_a_driver_that_holds_the_lease_makes_a_pipeline_running_without_airflow(api: Api, states: States) -> None:
+def test_a_driver_that_holds_the_lease_makes_a_pipeline_running_without_airflow(
+    api: Api, states: States
+) -> None:
     states.publish({"a": "[1,2]"})
     states.ledger.leases.take(states.ref, Holder(host="h", pid=1, process="p"), None)
     assert only(api)["health"] == "running"
@@ -148,7 +175,9 @@ def test_a_retired_pipeline_needs_nothing(api: Api, states: States) -> None:
     states.ledger.generations.retire("orders")
     api.runs.states["orders"] = run("failed")
     overview = only(api)
-    assert (overview["health"], overview["failures"]) == ("retired", []), "although no broker answers"
+    assert (overview["health"], overview["failures"]) == ("retired", []), (
+        "although no broker answers"
+    )
     (status,) = api.get("/v1/pipelines")
     assert status["status"] == "retired"
 
@@ -165,7 +194,9 @@ def test_dead_letters_of_24_hours_are_counted_by_reason(api: Api, states: States
     now = datetime.now(UTC)
     older = {"read": 9, "dead_letter/contract": 9}
     states.publish(published_at=now - timedelta(hours=25), counts=older)
-    states.publish(published_at=now - timedelta(hours=2), counts={"read": 9, "dead_letter/contract": 2})
+    states.publish(
+        published_at=now - timedelta(hours=2), counts={"read": 9, "dead_letter/contract": 2}
+    )
     states.publish(
         published_at=now,
         counts={
@@ -177,7 +208,12 @@ def test_dead_letters_of_24_hours_are_counted_by_reason(api: Api, states: States
         },
     )
     # Two failures became dead letters; the other three of the step were skipped.
-    assert only(api)["dead_letters"] == {"digits": 3, "contract": 2, "processing": 2, "unwritten": 1}
+    assert only(api)["dead_letters"] == {
+        "digits": 3,
+        "contract": 2,
+        "processing": 2,
+        "unwritten": 1,
+    }
 
 
 @pytest.mark.attack("S2", "the overview of hidden pipelines, with and without a DAG")
@@ -191,4 +227,7 @@ def test_hidden_pipelines_are_left_out(api: Api, states: States) -> None:
 def test_the_overview_names_the_pipelines_that_the_user_may_edit(api: Api, states: States) -> None:
     States(states.database, pipeline="pages")
     api.user = User(editable=("pages",))
-    assert {one["pipeline"]: one["may_edit"] for one in api.get(OVERVIEW)} == {"orders": False, "pages": True}
+    assert {one["pipeline"]: one["may_edit"] for one in api.get(OVERVIEW)} == {
+        "orders": False,
+        "pages": True,
+    }

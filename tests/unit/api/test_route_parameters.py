@@ -15,7 +15,9 @@ routes = Routes("orders")
 
 
 @routes.get("/orders")
-async def orders(stores: Stores, least: Decimal, share: float | None = None, limit: int = 5) -> list[str]:
+async def orders(
+    stores: Stores, least: Decimal, share: float | None = None, limit: int = 5
+) -> list[str]:
     return []
 
 
@@ -25,10 +27,16 @@ def read(**values: str) -> msgspec.Struct:
 
 
 def test_numbers_are_read_as_json_writes_them() -> None:
-    assert msgspec.structs.astuple(read(least="1.50", share="-2e-1", limit="7")) == (Decimal("1.50"), -0.2, 7)
+    assert msgspec.structs.astuple(read(least="1.50", share="-2e-1", limit="7")) == (
+        Decimal("1.50"),
+        -0.2,
+        7,
+    )
 
 
-@pytest.mark.parametrize("number", ["1_000", " 5 ", "+5", "\uff15", "nan", "inf", "0x10", "", "1,5"])
+@pytest.mark.parametrize(
+    "number", ["1_000", " 5 ", "+5", "\uff15", "nan", "inf", "0x10", "", "1,5"]
+)
 @pytest.mark.parametrize("name", ["least", "share", "limit"])
 def test_other_texts_are_no_numbers(name: str, number: str) -> None:
     with pytest.raises(InvalidParameters, match=f"{name}: Expected"):
@@ -37,7 +45,19 @@ def test_other_texts_are_no_numbers(name: str, number: str) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    ["key=store_1234", "key", "key=", "=", "=a", "a=b=c", "a;b=c", "key=a%20b", "a=1&b=2", "a=1+2", "?a=/"],
+    [
+        "key=store_1234",
+        "key",
+        "key=",
+        "=",
+        "=a",
+        "a=b=c",
+        "a;b=c",
+        "key=a%20b",
+        "a=1&b=2",
+        "a=1+2",
+        "?a=/",
+    ],
 )
 def test_a_query_with_one_plain_parameter_is_read_like_any_other(query: str) -> None:
     assert query_pairs(query) == parse_qsl(query, keep_blank_values=True, errors="strict")

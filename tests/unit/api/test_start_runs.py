@@ -36,7 +36,10 @@ def test_a_replay_takes_the_points_between_which_it_reads(api: Api) -> None:
     points = {"from": "2026-11-21T08:00:00", "until": "orders/0/12"}
     assert api.ask("POST", RUNS, json={"action": "replay", **points}).status_code == 200
     assert api.runs.started == [("orders", {"action": "replay", **points}, "ada")]
-    assert api.ask("POST", RUNS, json={"action": "replay", "from": None, "until": ""}).status_code == 200
+    assert (
+        api.ask("POST", RUNS, json={"action": "replay", "from": None, "until": ""}).status_code
+        == 200
+    )
     assert api.runs.started[1:] == [("orders", {"action": "replay"}, "ada")]
 
 
@@ -52,13 +55,21 @@ def test_a_replay_takes_the_points_between_which_it_reads(api: Api) -> None:
         ({"json": {"action": "run", "more": 1}}, 422),
         ({"json": []}, 422),
         ({"content": b"{", "headers": {"Content-Type": "application/json"}}, 422),
-        ({"content": b'"' + b"x" * 100_000 + b'"', "headers": {"Content-Type": "application/json"}}, 413),
+        (
+            {
+                "content": b'"' + b"x" * 100_000 + b'"',
+                "headers": {"Content-Type": "application/json"},
+            },
+            413,
+        ),
         ({"data": {"action": "run"}}, 415),
         ({"content": b'{"action": "run"}', "headers": {"Content-Type": "text/plain"}}, 415),
         ({}, 415),
     ],
 )
-@pytest.mark.attack("S3", "bodies that are too big, not JSON, or sent as a form of another site could")
+@pytest.mark.attack(
+    "S3", "bodies that are too big, not JSON, or sent as a form of another site could"
+)
 def test_any_other_body_is_refused(api: Api, body: dict[str, object], status: int) -> None:
     answer = api.ask("POST", RUNS, **body)
     assert (answer.status_code, api.runs.started) == (status, [])
@@ -68,12 +79,18 @@ def test_any_other_body_is_refused(api: Api, body: dict[str, object], status: in
 def test_reading_a_pipeline_is_not_enough(api: Api) -> None:
     api.user = User()
     answer = api.ask("POST", RUNS, json={})
-    assert (answer.status_code, answer.json()["title"], api.runs.started) == (403, "Not allowed", [])
+    assert (answer.status_code, answer.json()["title"], api.runs.started) == (
+        403,
+        "Not allowed",
+        [],
+    )
 
 
 def test_a_hidden_pipeline_looks_like_a_missing_one(api: Api) -> None:
     api.user = User(hidden=("orders",), editable=("orders",))
-    hidden, missing = (api.ask("POST", f"/v1/pipelines/{name}/runs", json={}) for name in ("orders", "ordert"))
+    hidden, missing = (
+        api.ask("POST", f"/v1/pipelines/{name}/runs", json={}) for name in ("orders", "ordert")
+    )
     assert (hidden.status_code, hidden.text.replace("orders", "ordert")) == (404, missing.text)
 
 

@@ -71,9 +71,14 @@ def address() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("log_in", [PAGE, b"{}", b'{"access_token": 1}', b"null", b"\xff"])
-def test_a_log_in_that_answers_without_a_token(address: str, log_in: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_in_that_answers_without_a_token(
+    address: str, log_in: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Other, "log_in", log_in)
-    with Client(address, user="me", password="secret") as client, pytest.raises(StateError) as refused:
+    with (
+        Client(address, user="me", password="secret") as client,
+        pytest.raises(StateError) as refused,
+    ):
         client.stores()
     assert "/auth/token did not answer with a token" in refused.value.detail
     assert "proxy" in refused.value.next_step
@@ -81,7 +86,10 @@ def test_a_log_in_that_answers_without_a_token(address: str, log_in: bytes, monk
 
 
 def test_a_body_that_cannot_be_decoded(address: str) -> None:
-    with Client(address, token="t") as client, pytest.raises(SluiceError, match="DecodingError") as refused:
+    with (
+        Client(address, token="t") as client,
+        pytest.raises(SluiceError, match="DecodingError") as refused,
+    ):
         client.count("s")
     assert refused.value.next_step
 

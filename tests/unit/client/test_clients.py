@@ -22,10 +22,14 @@ def test_both_clients_have_the_same_methods() -> None:
 
 @pytest.mark.parametrize("name", [*METHODS, "__init__"])
 def test_methods_have_the_same_signatures_and_docstrings(name: str) -> None:
-    blocking, awaited = (inspect.signature(getattr(client, name)) for client in (Client, AsyncClient))
+    blocking, awaited = (
+        inspect.signature(getattr(client, name)) for client in (Client, AsyncClient)
+    )
     assert inspect.getdoc(getattr(Client, name)) == inspect.getdoc(getattr(AsyncClient, name))
     assert blocking.parameters == awaited.parameters
-    assert blocking.return_annotation == awaited.return_annotation.replace("AsyncIterator", "Iterator")
+    assert blocking.return_annotation == awaited.return_annotation.replace(
+        "AsyncIterator", "Iterator"
+    )
     assert not inspect.iscoroutinefunction(getattr(Client, name))
 
 
@@ -33,4 +37,13 @@ def test_the_client_does_not_import_the_server() -> None:
     code = "import sys, sluice.client; print(*sorted(name for name in sys.modules if name.startswith('sluice.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     rooms = {name.split(".")[1] for name in done.stdout.split()}
-    assert not rooms & {"api", "server", "query", "state", "engine", "plan", "orchestration", "commands"}
+    assert not rooms & {
+        "api",
+        "server",
+        "query",
+        "state",
+        "engine",
+        "plan",
+        "orchestration",
+        "commands",
+    }

@@ -42,13 +42,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_help_lists_the_commands() -> None:
     said = sluice("--help").output
-    assert all(command in said for command in ("demo", "explain", "describe", "run", "produce", "kafka"))
+    assert all(
+        command in said for command in ("demo", "explain", "describe", "run", "produce", "kafka")
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("explain", "orders"), "holds   by locationId: general_orders_count, general_orders_revenue"),
+        (
+            ("explain", "orders"),
+            "holds   by locationId: general_orders_count, general_orders_revenue",
+        ),
         (("describe", "orders"), "stream orders: Order"),
         (("describe", "orders", "--svg"), "<svg "),
         (("kafka", "stop"), "No broker is running."),
@@ -70,7 +75,9 @@ def test_a_command_prints_this(arguments: tuple[str, ...], expected: str) -> Non
         (("produce", "products", "--start", "soon"), "--start 'soon' is not a time."),
     ],
 )
-def test_mistakes_are_reported_with_the_next_step(arguments: tuple[str, ...], expected: str) -> None:
+def test_mistakes_are_reported_with_the_next_step(
+    arguments: tuple[str, ...], expected: str
+) -> None:
     result = sluice(*arguments)
     assert result.exit_code == 1
     assert expected in result.stderr
@@ -81,7 +88,11 @@ def test_mistakes_are_reported_with_the_next_step(arguments: tuple[str, ...], ex
 @pytest.mark.parametrize("number", ["1_000", " 5 ", "\uff15", "+5", "1e3", "0x10", "nan"])
 @pytest.mark.parametrize(
     "arguments",
-    [("query", "top", "totals", "--limit"), ("produce", "orders", "--count"), ("produce", "orders", "--bad")],
+    [
+        ("query", "top", "totals", "--limit"),
+        ("produce", "orders", "--count"),
+        ("produce", "orders", "--bad"),
+    ],
 )
 def test_numbers_are_written_in_plain_digits(arguments: tuple[str, ...], number: str) -> None:
     result = sluice(*arguments, number)
@@ -92,7 +103,9 @@ def test_numbers_are_written_in_plain_digits(arguments: tuple[str, ...], number:
 def test_help_loads_nothing_heavy() -> None:
     heavy = "{'airflow', 'pyspark', 'confluent_kafka', 'sqlalchemy', 'pandas', 'httpx'}"
     code = f"import sys; import sluice.commands.cli; print(*{heavy} & set(sys.modules))"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert process.stdout.strip() == ""
 
 
@@ -128,9 +141,16 @@ def test_status_lists_failed_and_broken_pipelines() -> None:
     said = sluice("status")
     assert said.exit_code == 1
     table = [line.split()[:2] for line in said.stdout.splitlines()[1:5]]
-    assert table == [["exits", "broken"], ["fraud", "broken"], ["iot", "broken"], ["orders", "failed"]]
+    assert table == [
+        ["exits", "broken"],
+        ["fraud", "broken"],
+        ["iot", "broken"],
+        ["orders", "failed"],
+    ]
     assert re.search(r"✗ iot, since .* UTC: .*iot.py:2 cannot be imported", said.stdout)
-    assert re.search(r"orders, since .* UTC, run r1: The run stopped. \[Kafka\] is away\.", said.stdout)
+    assert re.search(
+        r"orders, since .* UTC, run r1: The run stopped. \[Kafka\] is away\.", said.stdout
+    )
 
 
 def test_status_names_the_worst_first_and_a_common_cause_once() -> None:
@@ -140,20 +160,31 @@ def test_status_names_the_worst_first_and_a_common_cause_once() -> None:
             ledger.failures.keep(Failure.of(full, name, kind="disk", host="h"))
         ledger.failures.keep(Failure.of(EngineError("No."), "words", run="words/manual__1/main"))
     lines = sluice("status").stdout.splitlines()
-    assert [line.split()[:2] for line in lines[1:3]] == [["words", "failed"], ["orders", "degraded"]]
+    assert [line.split()[:2] for line in lines[1:3]] == [
+        ["words", "failed"],
+        ["orders", "degraded"],
+    ]
     problems = [line for line in lines if line.startswith("✗")]
-    assert [line.partition(", since")[0] for line in problems] == ["✗ words", "✗ 2 pipelines (orders, words)"]
+    assert [line.partition(", since")[0] for line in problems] == [
+        "✗ words",
+        "✗ 2 pipelines (orders, words)",
+    ]
     assert problems[1].endswith(f": A disk is nearly full. {full.detail} {full.next_step}")
 
 
 def test_status_names_the_ledger_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         place = f"127.0.0.1:{silent.getsockname()[1]}/sluice"
-        monkeypatch.setenv("SLUICE_LEDGER", f"postgresql://ada:secret@{place}?connect_timeout=2&sslpassword=xi")
+        monkeypatch.setenv(
+            "SLUICE_LEDGER", f"postgresql://ada:secret@{place}?connect_timeout=2&sslpassword=xi"
+        )
         settings.cache_clear()
         said = sluice("status")
     assert said.exit_code == 1
-    assert f"The ledger is at postgresql://ada:***@{place}?connect_timeout=2&sslpassword=***." in said.stderr
+    assert (
+        f"The ledger is at postgresql://ada:***@{place}?connect_timeout=2&sslpassword=***."
+        in said.stderr
+    )
 
 
 @pytest.fixture
@@ -245,30 +276,35 @@ def test_status_names_a_transaction_that_stays_open(
     lags = [Lag({"orders": {0: end, 1: 5}}, {}, {}, lasts, "b:9092") for end in (10, end_later)]
     oldest = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     monkeypatch.setattr("sluice.kafka.brokers.require_brokers", lambda *_: None)
-    monkeypatch.setattr("sluice.kafka.unread_records.read_lag", lambda _admin, _topics, _read: lags.pop(0))
     monkeypatch.setattr(
-        "sluice.kafka.open_transactions.oldest_held", lambda _kafka, lag: oldest if lag.held_ends else None
+        "sluice.kafka.unread_records.read_lag", lambda _admin, _topics, _read: lags.pop(0)
+    )
+    monkeypatch.setattr(
+        "sluice.kafka.open_transactions.oldest_held",
+        lambda _kafka, lag: oldest if lag.held_ends else None,
     )
     monkeypatch.setattr("sluice.commands.status_command._WATCH_SECONDS", 0.01)
     said = sluice("status")
     assert said.exit_code == int(is_named)
     assert bool(re.search("orders +held +1.0", said.stdout)) == is_named
-    told = (
-        "orders, since 2026-01-02 03:04:05 UTC: A transaction holds back records. It holds back 7 records of orders/0."
-    )
+    told = "orders, since 2026-01-02 03:04:05 UTC: A transaction holds back records. It holds back 7 records of orders/0."
     assert (told in said.stdout) == is_named
     command = "`kafka-transactions.sh --bootstrap-server b:9092 abort --topic orders --partition 0 --start-offset 10`"
     assert (command in said.stdout) == is_named
 
 
-def test_status_without_a_broker_says_what_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_without_a_broker_says_what_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLUICE_KAFKA", '{"bootstrap.servers": "127.0.0.1:1"}')
     monkeypatch.setattr("sluice.commands.status_command._KAFKA_SECONDS", 0.1)
     settings.cache_clear()
     States(f"sqlite:///{tmp_path}").publish({"a": "[1,2]"})
     said = sluice("status")
     assert said.exit_code == 1
-    assert "UTC: The input is away. Kafka at 127.0.0.1:1 does not answer" in " ".join(said.stdout.split())
+    assert "UTC: The input is away. Kafka at 127.0.0.1:1 does not answer" in " ".join(
+        said.stdout.split()
+    )
 
 
 @pytest.mark.usefixtures("others")
@@ -287,9 +323,13 @@ def test_a_broken_file_does_not_affect_others(tmp_path: Path) -> None:
     ]
 
 
-def test_check_reports_settings_that_the_client_cannot_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_reports_settings_that_the_client_cannot_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLUICE_PIPELINES", str(tmp_path))
-    monkeypatch.setenv("SLUICE_KAFKA", '{"security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"}')
+    monkeypatch.setenv(
+        "SLUICE_KAFKA", '{"security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"}'
+    )
     settings.cache_clear()
     checked = sluice("check")
     assert checked.exit_code == 1
@@ -329,7 +369,9 @@ def test_init_makes_a_project_in_a_new_folder(tmp_path: Path) -> None:
         (("topics", "read", "orders"), "confluent_kafka", "spark"),
     ],
 )
-def test_a_command_names_the_extra_that_it_lacks(arguments: tuple[str, ...], package: str, extra: str) -> None:
+def test_a_command_names_the_extra_that_it_lacks(
+    arguments: tuple[str, ...], package: str, extra: str
+) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from sluice.commands.cli import app; app({list(arguments)})"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert process.returncode == 1
@@ -352,23 +394,68 @@ def test_tables_are_not_cut_in_a_pipe(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("arguments", "variables", "expected"),
     [
-        (("check", "orders"), {"JAVA_HOME": "/nope"}, "JAVA_HOME is /nope, but /nope/bin/java does not exist."),
-        (("query", "stores"), {"SLUICE_URL": "http://user@[::1"}, "Write for example http://127.0.0.1:8080."),
-        (("query", "stores"), {"SLUICE_URL": "127.0.0.1:8080"}, "not a URL with http:// or https:// and a host"),
+        (
+            ("check", "orders"),
+            {"JAVA_HOME": "/nope"},
+            "JAVA_HOME is /nope, but /nope/bin/java does not exist.",
+        ),
+        (
+            ("query", "stores"),
+            {"SLUICE_URL": "http://user@[::1"},
+            "Write for example http://127.0.0.1:8080.",
+        ),
+        (
+            ("query", "stores"),
+            {"SLUICE_URL": "127.0.0.1:8080"},
+            "not a URL with http:// or https:// and a host",
+        ),
         (("init", "/proc/project"), {}, "Cannot create /proc/project/"),
-        (("kafka", "start", "--folder", "/proc/kafka"), {}, "Cannot create the broker's folder /proc/kafka"),
-        (("run", "orders", "--linger", "abc"), {}, "--linger 'abc' is not a duration. Write for example"),
-        (("generations", "list", "orders"), {"SLUICE_LEDGER": "foo"}, "SLUICE_LEDGER sets the ledger's address"),
-        (("topics", "create", "orders"), {"SLUICE_KAFKA": '{"bootstrap.server": "a"}'}, '"bootstrap.server"'),
-        (("topics", "read", "orders"), {"SLUICE_KAFKA": '{"security.protocol": "foo"}'}, '"security.protocol"'),
-        (("topics", "write", "orders"), {"SLUICE_KAFKA": '{"security.protocol": "foo"}'}, "in SLUICE_KAFKA"),
-        (("dead-letters", "list", "orders"), {"SLUICE_KAFKA": '{"security.protocol": "foo"}'}, "settings are invalid"),
+        (
+            ("kafka", "start", "--folder", "/proc/kafka"),
+            {},
+            "Cannot create the broker's folder /proc/kafka",
+        ),
+        (
+            ("run", "orders", "--linger", "abc"),
+            {},
+            "--linger 'abc' is not a duration. Write for example",
+        ),
+        (
+            ("generations", "list", "orders"),
+            {"SLUICE_LEDGER": "foo"},
+            "SLUICE_LEDGER sets the ledger's address",
+        ),
+        (
+            ("topics", "create", "orders"),
+            {"SLUICE_KAFKA": '{"bootstrap.server": "a"}'},
+            '"bootstrap.server"',
+        ),
+        (
+            ("topics", "read", "orders"),
+            {"SLUICE_KAFKA": '{"security.protocol": "foo"}'},
+            '"security.protocol"',
+        ),
+        (
+            ("topics", "write", "orders"),
+            {"SLUICE_KAFKA": '{"security.protocol": "foo"}'},
+            "in SLUICE_KAFKA",
+        ),
+        (
+            ("dead-letters", "list", "orders"),
+            {"SLUICE_KAFKA": '{"security.protocol": "foo"}'},
+            "settings are invalid",
+        ),
     ],
 )
 def test_wrong_settings_are_named(
-    arguments: tuple[str, ...], variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str, ...],
+    variables: dict[str, str],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pyspark.SparkContext._gateway", None)  # another test of this process may have started Java
+    monkeypatch.setattr(
+        "pyspark.SparkContext._gateway", None
+    )  # another test of this process may have started Java
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     settings.cache_clear()
@@ -378,7 +465,9 @@ def test_wrong_settings_are_named(
     assert expected in result.stderr.replace("\n", " ")
 
 
-def test_a_missing_name_matches_no_broken_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_name_matches_no_broken_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "broken.py").write_text("1 / 0")
     monkeypatch.setenv("SLUICE_PIPELINES", str(tmp_path))
     settings.cache_clear()

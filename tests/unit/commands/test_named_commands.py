@@ -29,7 +29,9 @@ def texts_of_code() -> Iterator[tuple[str, str]]:
     for file in sorted((ROOT / "sluice").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.JoinedStr):
-                parts = (part.value if isinstance(part, ast.Constant) else "X" for part in node.values)
+                parts = (
+                    part.value if isinstance(part, ast.Constant) else "X" for part in node.values
+                )
                 yield f"{file.relative_to(ROOT)}:{node.lineno}", "".join(map(str, parts))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield f"{file.relative_to(ROOT)}:{node.lineno}", node.value

@@ -23,7 +23,10 @@ from tests.support.states import States
 
 pytestmark = pytest.mark.unit
 
-START, END = datetime(2022, 12, 5, 8, 55, 15, tzinfo=UTC), datetime(2022, 12, 5, 8, 55, 30, tzinfo=UTC)
+START, END = (
+    datetime(2022, 12, 5, 8, 55, 15, tzinfo=UTC),
+    datetime(2022, 12, 5, 8, 55, 30, tzinfo=UTC),
+)
 START_MS = round(START.timestamp() * 1_000)
 
 
@@ -66,8 +69,14 @@ def test_a_limit_reads_the_first_entries_of_a_store_that_is_too_large_to_read_wh
     with pytest.raises(QueryError, match="more than 1 entries"):
         read_store("totals")
     assert read_store("totals", limit=1) == [Entry("a", 1)]
-    assert read_store("totals", limit=2) == read_store("totals", limit=10) == [Entry("a", 1), Entry("b", 3)]
-    result = CliRunner().invoke(app, ["query", "range", "totals", "--local", "--limit", "1", "--format", "json"])
+    assert (
+        read_store("totals", limit=2)
+        == read_store("totals", limit=10)
+        == [Entry("a", 1), Entry("b", 3)]
+    )
+    result = CliRunner().invoke(
+        app, ["query", "range", "totals", "--local", "--limit", "1", "--format", "json"]
+    )
     assert [entry["key"] for entry in json.loads(result.stdout)] == ["a"]
     assert "There are more than 1 entries" in result.stderr
     with pytest.raises(QueryError, match="at least 1"):
@@ -100,13 +109,23 @@ def test_errors_have_a_next_step(states: States) -> None:
 
 
 def test_the_command_reads_without_a_server(states: States) -> None:
-    result = CliRunner().invoke(app, ["query", "range", "revenue", "--local", "--format", "json", "--limit", "1"])
+    result = CliRunner().invoke(
+        app, ["query", "range", "revenue", "--local", "--format", "json", "--limit", "1"]
+    )
     assert (result.exit_code, json.loads(result.stdout)) == (0, [{"key": "a", "value": 2.5}])
     assert "There are more than 1 entries" in result.stderr
 
 
 def test_the_command_looks_keys_up_without_a_server(states: States) -> None:
-    result = CliRunner().invoke(app, ["query", "get", "revenue", "b", "a", "z", "--local", "--format", "json"])
-    assert (result.exit_code, [entry["key"] for entry in json.loads(result.stdout)]) == (0, ["b", "a"])
+    result = CliRunner().invoke(
+        app, ["query", "get", "revenue", "b", "a", "z", "--local", "--format", "json"]
+    )
+    assert (result.exit_code, [entry["key"] for entry in json.loads(result.stdout)]) == (
+        0,
+        ["b", "a"],
+    )
     result = CliRunner().invoke(app, ["query", "get", "revenue", "z", "--local"])
-    assert (result.exit_code, result.stderr.strip()) == (1, "Not found: Store 'revenue' has none of these keys.")
+    assert (result.exit_code, result.stderr.strip()) == (
+        1,
+        "Not found: Store 'revenue' has none of these keys.",
+    )

@@ -18,7 +18,9 @@ from sluice.commands.topics_commands import line_of, record_of
         (":Apple", ":", "", b"Apple"),
     ],
 )
-def test_a_line_is_a_record(line: str, separator: str, key: str | None, value: bytes | None) -> None:
+def test_a_line_is_a_record(
+    line: str, separator: str, key: str | None, value: bytes | None
+) -> None:
     assert record_of(line, separator) == (key, value, 0)
     assert line_of(None if key is None else key.encode(), value, separator) == line
 

@@ -50,7 +50,9 @@ def report(operator: PlannedOperator, *given: tuple[Any, ...], side: int = 0) ->
     sequences, partitions, times, complete = zip(*given, strict=True)
     columns = {
         "sequence": pa.array(sequences, pa.int64()),
-        "origin": pa.array(np.concatenate([origins(0, number, np.array([0])) for number in partitions])),
+        "origin": pa.array(
+            np.concatenate([origins(0, number, np.array([0])) for number in partitions])
+        ),
         "path": pa.array([b"\x00"] * len(given)),
         "time": pa.array(times, pa.int64()),
     }
@@ -72,7 +74,9 @@ def at(*given: tuple[int, int]) -> pa.Table:
     sequences, partitions = zip(*given, strict=True)
     columns: dict[str, Any] = {
         "sequence": pa.array(sequences, pa.int64()),
-        "origin": pa.array(np.concatenate([origins(0, number, np.array([0])) for number in partitions])),
+        "origin": pa.array(
+            np.concatenate([origins(0, number, np.array([0])) for number in partitions])
+        ),
     }
     return pa.Table.from_batches([rows(len(given), columns | {"path": b"\x00"})], SCHEMA)
 
@@ -132,7 +136,9 @@ class Advance(NamedTuple):
         return self.sequence, self.origin
 
 
-_ROW = st.tuples(st.integers(0, 9), st.integers(0, 1), st.integers(0, 2), st.integers(0, 30), st.booleans())
+_ROW = st.tuples(
+    st.integers(0, 9), st.integers(0, 1), st.integers(0, 2), st.integers(0, 30), st.booleans()
+)
 _CLOCKS = st.fixed_dictionaries({name: st.integers(-1, 20) for name in ("", ".any", ".0", ".1")})
 
 
@@ -180,7 +186,9 @@ def test_a_join_has_the_stream_times_that_its_rows_move_on(
         "path": pa.array([b"\x00"] * len(rows), pa.binary()),
     })  # fmt: skip
     # The rows of a worker are in any order.
-    columns = timeline.stream_times(table.take(list(range(len(rows)))[::-1]) if len(rows) % 2 else table)
+    columns = timeline.stream_times(
+        table.take(list(range(len(rows)))[::-1]) if len(rows) % 2 else table
+    )
     for name, of_rows in expected.items():
         assert columns[name].tolist() == (of_rows[::-1] if len(rows) % 2 else of_rows)
     assert timeline.closed_after == reached
@@ -205,7 +213,9 @@ def report_of_join(operator: PlannedOperator, rows: list[Advance]) -> bytes:
 
 def test_incomplete_rows_do_not_advance_stream_time() -> None:
     operator = windowed("t")
-    timeline = Timeline(operator, [report(operator, (1, 0, 10, True), (2, 0, 90, False))], before(1, "t"))
+    timeline = Timeline(
+        operator, [report(operator, (1, 0, 10, True), (2, 0, 90, False))], before(1, "t")
+    )
     assert timeline.closed_after == 10
 
 
@@ -228,7 +238,9 @@ def test_partitions_of_several_topics_with_one_number_share_a_stream_time() -> N
 def test_stream_time_goes_on_from_the_last_batch_and_never_back() -> None:
     operator = windowed("t")
     carried = {f"{operator.clock}/t/0": 50, f"{CLOSED}/{operator.clock}": 50}
-    timeline = Timeline(operator, [report(operator, (1, 0, 10, True), (2, 0, 60, True))], before(1, "t", **carried))
+    timeline = Timeline(
+        operator, [report(operator, (1, 0, 10, True), (2, 0, 60, True))], before(1, "t", **carried)
+    )
     assert timeline.closing_position(50) == BEGIN
     assert timeline.closing_position(60)[0] == 2
     assert timeline.stream_times(at((1, 0)))["before"] == [50]
@@ -258,7 +270,9 @@ def test_a_report_has_only_the_rows_that_advance_stream_time(count: int) -> None
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_an_operator_reports_each_advance_only_if_results_wait_for_stream_time(*, waits: bool) -> None:
+def test_an_operator_reports_each_advance_only_if_results_wait_for_stream_time(
+    *, waits: bool
+) -> None:
     pipeline = Pipeline("p")
     groups = pipeline.stream("t", value=Order).group_by_key()
     counts = groups.windowed_by(tumbling("10 ms")).aggregate(store="s", c="first(_key)")
@@ -273,7 +287,12 @@ def test_an_operator_reports_each_advance_only_if_results_wait_for_stream_time(*
         columns = {
             "sequence": pa.array(sequences),
             "origin": pa.array(
-                np.concatenate([origins(0, number % 2, np.array([number])) for number in range(begin, begin + 20)])
+                np.concatenate(
+                    [
+                        origins(0, number % 2, np.array([number]))
+                        for number in range(begin, begin + 20)
+                    ]
+                )
             ),
             "path": pa.array([b"\x00"] * 20),
             "time": pa.array(np.where(sequences % 2, 500 - sequences, sequences)),
@@ -281,7 +300,8 @@ def test_an_operator_reports_each_advance_only_if_results_wait_for_stream_time(*
         for advances in (everything, reported):
             advances.add_rows(operator, 0, np.ones(20, bool), columns)
     made = [
-        next(iter(advances.reports([operator], 1))).column("advances")[0].as_py() for advances in (everything, reported)
+        next(iter(advances.reports([operator], 1))).column("advances")[0].as_py()
+        for advances in (everything, reported)
     ]
     sizes = [open_table(pa.py_buffer(one)).read_all().num_rows for one in made]
     assert sizes == ([51, 51] if waits else [51, 6])
@@ -291,7 +311,9 @@ def test_an_operator_reports_each_advance_only_if_results_wait_for_stream_time(*
 
 
 @pytest.mark.parametrize("step", ["closes", "limit"])
-def test_a_step_that_waits_for_closed_windows_needs_only_the_rows_that_close_windows(step: str) -> None:
+def test_a_step_that_waits_for_closed_windows_needs_only_the_rows_that_close_windows(
+    step: str,
+) -> None:
     pipeline = Pipeline("p")
     groups = pipeline.stream("t", value=Order).group_by_key()
     hopping_windows = hopping("12 ms", advance="5 ms", grace="3 ms")

@@ -16,7 +16,9 @@ PIPELINES = Path(__file__).parents[3] / "spark_jobs"
 
 def test_executors_do_not_need_the_pipelines_module_unnecessarily() -> None:
     job = plan(load_pipeline(PIPELINES, "orders")).job
-    sent = AtLeastOnce.of(job, {}, "at_least_once", dict.fromkeys(job.outputs, TopicLimits(size=1_000)))
+    sent = AtLeastOnce.of(
+        job, {}, "at_least_once", dict.fromkeys(job.outputs, TopicLimits(size=1_000))
+    )
     assert sent is not None
     assert sent.streams.keys() == {"general_orders", "restaurant_orders"}
     # An executor on another machine cannot import the module by this name.
@@ -26,8 +28,14 @@ def test_executors_do_not_need_the_pipelines_module_unnecessarily() -> None:
 def test_executors_do_not_need_the_files_of_certificates(tmp_path: Path) -> None:
     job = plan(load_pipeline(PIPELINES, "orders")).job
     (tmp_path / "key.pem").write_text("a secret key")
-    kafka = {"ssl.key.location": str(tmp_path / "key.pem"), "ssl.ca.location": str(tmp_path / "missing.pem")}
+    kafka = {
+        "ssl.key.location": str(tmp_path / "key.pem"),
+        "ssl.ca.location": str(tmp_path / "missing.pem"),
+    }
     sent = AtLeastOnce.of(job, kafka, "at_least_once", {})
     assert sent is not None
-    assert sent.kafka == {"ssl.key.pem": "a secret key", "ssl.ca.location": str(tmp_path / "missing.pem")}
+    assert sent.kafka == {
+        "ssl.key.pem": "a secret key",
+        "ssl.ca.location": str(tmp_path / "missing.pem"),
+    }
     assert "a secret key" not in repr(sent)

@@ -79,7 +79,9 @@ def job() -> Job:
 START = BatchStart(7, 0, {"sales/orders/0": 5}, [])
 
 
-def started(job: Job, publish: Callable[[Any, int], None], when_read: WhenRead = lambda _: None) -> closing[BatchQuery]:
+def started(
+    job: Job, publish: Callable[[Any, int], None], when_read: WhenRead = lambda _: None
+) -> closing[BatchQuery]:
     """The query of batch 7, which is closed at the end of a `with` block."""
     return closing(BatchQuery(cast(JobQuery, job), START, when_read, publish))
 
@@ -95,7 +97,9 @@ def test_a_batch_is_published_under_its_own_number_when_it_is_its_turn(job: Job)
     assert not job.checkpoint.exists()
 
 
-def test_when_its_turn_comes_its_tasks_know_everything_and_the_next_batch_may_be_read(job: Job) -> None:
+def test_when_its_turn_comes_its_tasks_know_everything_and_the_next_batch_may_be_read(
+    job: Job,
+) -> None:
     after_reading: list[Mapping[str, int]] = []
     with started(job, Published(), after_reading.append) as query:
         assert job.told == [START]
@@ -117,7 +121,9 @@ def test_when_its_turn_comes_its_tasks_know_everything_and_the_next_batch_may_be
         replace(START, ranges=[Range("orders", 0, 3, 4)]),
     ],
 )
-def test_a_batch_has_not_been_read_if_its_tasks_began_with_anything_else(job: Job, other: BatchStart) -> None:
+def test_a_batch_has_not_been_read_if_its_tasks_began_with_anything_else(
+    job: Job, other: BatchStart
+) -> None:
     with started(job, Published()) as query:
         assert query.has_read(START)
         assert not query.has_read(other)

@@ -27,7 +27,9 @@ def most_records(memory_mb: int, record_bytes: float) -> int:
 def test_large_records_and_little_memory_make_small_batches() -> None:
     assert most_records(1_500, 2_000) < most_records(1_500, 100) / 5
     assert most_records(1_200, 100) < most_records(1_500, 100)
-    assert most_records(100_000, 100) == most_records(100_000, 10), "the first batch has a moderate size"
+    assert most_records(100_000, 100) == most_records(100_000, 10), (
+        "the first batch has a moderate size"
+    )
 
 
 @pytest.mark.parametrize("record_bytes", [100, 2_000])
@@ -118,13 +120,18 @@ def test_two_million_small_records_take_few_batches(row_bytes: int, most_batches
 
 
 @pytest.mark.parametrize(
-    ("given", "unread", "expected"), [(None, SAFE_RECORDS + 1, True), (None, SAFE_RECORDS, False), (30, 10**9, False)]
+    ("given", "unread", "expected"),
+    [(None, SAFE_RECORDS + 1, True), (None, SAFE_RECORDS, False), (30, 10**9, False)],
 )
 def test_the_size_of_records_is_read_before_the_first_batch_if_it_matters(
     monkeypatch: pytest.MonkeyPatch, given: int | None, unread: int, expected: bool
 ) -> None:
-    monkeypatch.setattr(batch_loop, "end_offsets", lambda *_: {("clicks", 0): unread + 7, ("shops", 0): 10**9})
-    records = SimpleNamespace(mean_size=lambda starts: DataSize(2_000, 500) if starts == {("clicks", 0): 7} else None)
+    monkeypatch.setattr(
+        batch_loop, "end_offsets", lambda *_: {("clicks", 0): unread + 7, ("shops", 0): 10**9}
+    )
+    records = SimpleNamespace(
+        mean_size=lambda starts: DataSize(2_000, 500) if starts == {("clicks", 0): 7} else None
+    )
     monkeypatch.setattr(KafkaTimestamps, "of", lambda *_: nullcontext(records))
     pipeline = Pipeline("sized", workers=1)
     pipeline.global_table("shops", value=str)

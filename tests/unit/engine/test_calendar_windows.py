@@ -45,8 +45,12 @@ def hours(bounds: Bounds) -> float:
     return (bounds[1] - bounds[0]) / HOUR
 
 
-@pytest.mark.parametrize(("day", "length"), [((2026, 3, 28), 24), ((2026, 3, 29), 23), ((2026, 10, 25), 25)])
-def test_a_day_is_an_hour_shorter_or_longer_when_the_clocks_change(day: tuple[int, int, int], length: int) -> None:
+@pytest.mark.parametrize(
+    ("day", "length"), [((2026, 3, 28), 24), ((2026, 3, 29), 23), ((2026, 10, 25), 25)]
+)
+def test_a_day_is_an_hour_shorter_or_longer_when_the_clocks_change(
+    day: tuple[int, int, int], length: int
+) -> None:
     days = tumbling("1 day", zone="Europe/Berlin")
     begin = ms(BERLIN, *day)
     for time in (begin, begin + 2 * HOUR, begin + length * HOUR - 1):
@@ -56,7 +60,10 @@ def test_a_day_is_an_hour_shorter_or_longer_when_the_clocks_change(day: tuple[in
 
 def test_a_business_day_from_six_in_the_evening() -> None:
     days = tumbling("1 day", zone="Europe/Berlin", offset="18 hours")
-    assert window_of(days, ms(BERLIN, 2026, 3, 29, 12)) == (ms(BERLIN, 2026, 3, 28, 18), ms(BERLIN, 2026, 3, 29, 18))
+    assert window_of(days, ms(BERLIN, 2026, 3, 29, 12)) == (
+        ms(BERLIN, 2026, 3, 28, 18),
+        ms(BERLIN, 2026, 3, 29, 18),
+    )
     assert hours(window_of(days, ms(BERLIN, 2026, 3, 29, 12))) == 23
     assert window_of(days, ms(BERLIN, 2026, 7, 1, 18))[0] == ms(BERLIN, 2026, 7, 1, 18)
 
@@ -74,7 +81,9 @@ def test_weeks_begin_on_monday_and_an_offset_moves_them_to_sunday() -> None:
 
 def test_months_quarters_and_fiscal_years() -> None:
     time = ms(BERLIN, 2028, 2, 29, 23, 59)
-    months, quarters, years = (tumbling(size, zone="Europe/Berlin") for size in ("1 month", "3 months", "1 year"))
+    months, quarters, years = (
+        tumbling(size, zone="Europe/Berlin") for size in ("1 month", "3 months", "1 year")
+    )
     assert window_of(months, time) == (ms(BERLIN, 2028, 2, 1), ms(BERLIN, 2028, 3, 1))
     assert window_of(quarters, time) == (ms(BERLIN, 2028, 1, 1), ms(BERLIN, 2028, 4, 1))
     assert window_of(years, time) == (ms(BERLIN, 2028, 1, 1), ms(BERLIN, 2029, 1, 1))
@@ -111,7 +120,9 @@ def test_the_day_that_samoa_skipped_has_no_window() -> None:
     assert window_of(days, before) == (ms(APIA, 2011, 12, 29), after)
     assert window_of(days, after) == (after, ms(APIA, 2012, 1, 1))
     two_days = hopping("2 days", advance="1 day", zone="Pacific/Apia")
-    assert [start for start, _ in two_days.bounds_of(after)] == [after], "a window from the 30th would begin then, too"
+    assert [start for start, _ in two_days.bounds_of(after)] == [after], (
+        "a window from the 30th would begin then, too"
+    )
 
 
 def test_short_windows_that_the_clocks_skip_do_not_exist() -> None:
@@ -119,14 +130,20 @@ def test_short_windows_that_the_clocks_skip_do_not_exist() -> None:
     at_three = ms(BERLIN, 2026, 3, 29, 3)
     quarter = HOUR // 4
     # The clocks skip the hour from two to three.
-    assert half_hours.bounds_of(at_three - 1) == [(at_three - 2 * quarter, at_three), (at_three - quarter, at_three)]
+    assert half_hours.bounds_of(at_three - 1) == [
+        (at_three - 2 * quarter, at_three),
+        (at_three - quarter, at_three),
+    ]
     assert half_hours.bounds_of(at_three + 5) == [(at_three, at_three + 2 * quarter)]
     assert half_hours.end_of(at_three - quarter) == at_three
 
 
 def test_a_window_can_begin_before_1970() -> None:
     assert window_of(tumbling("1 day", zone="Europe/Berlin"), 0) == (-HOUR, 23 * HOUR)
-    assert window_of(tumbling("1 year", zone="America/New_York"), 0) == (ms(NEW_YORK, 1969, 1, 1), 5 * HOUR)
+    assert window_of(tumbling("1 year", zone="America/New_York"), 0) == (
+        ms(NEW_YORK, 1969, 1, 1),
+        5 * HOUR,
+    )
     assert window_of(tumbling("1 month"), -1)[0] == ms(ZoneInfo("UTC"), 1969, 12, 1)
 
 
@@ -154,9 +171,18 @@ windows = st.builds(
 moments = st.sampled_from(
     [
         ms(ZoneInfo("UTC"), *day)
-        for day in ((1970, 1, 1), (1972, 1, 7), (2011, 12, 30), (2018, 11, 4), (2026, 3, 29), (2026, 10, 25))
+        for day in (
+            (1970, 1, 1),
+            (1972, 1, 7),
+            (2011, 12, 30),
+            (2018, 11, 4),
+            (2026, 3, 29),
+            (2026, 10, 25),
+        )
     ]
-).flatmap(lambda day: st.integers(day, day + 30 * HOUR)) | st.integers(0, ms(ZoneInfo("UTC"), 2100, 1, 1))
+).flatmap(lambda day: st.integers(day, day + 30 * HOUR)) | st.integers(
+    0, ms(ZoneInfo("UTC"), 2100, 1, 1)
+)
 
 
 def starts_by_definition(window: CalendarWindow, near: int) -> list[int]:
@@ -176,7 +202,8 @@ def starts_by_definition(window: CalendarWindow, near: int) -> list[int]:
         reach = 5 + 80 * HOUR // period.ms
         clocks = [first + each * length for each in range(number - reach, number + reach)]
     starts = [round((clock + shift).replace(tzinfo=zone).timestamp() * 1_000) for clock in clocks]
-    # A period that begins at a time which the clocks skip begins later, but not after the periods that follow it.
+    # A period that begins at a time which the clocks skip begins later, but not after the periods
+    # that follow it.
     return [min(starts[place:]) for place in range(len(starts))]
 
 
@@ -187,7 +214,8 @@ def test_windows_are_those_of_plain_arithmetic(window: CalendarWindow, time: int
     expected = [
         (starts[number], starts[number + window.periods])
         for number in range(periods)
-        if starts[number] < starts[number + 1] and starts[number] <= time < starts[number + window.periods]
+        if starts[number] < starts[number + 1]
+        and starts[number] <= time < starts[number + window.periods]
     ]
     assert window.bounds_of(time) == expected
     assert [window.end_of(start) for start, _ in expected] == [end for _, end in expected]
@@ -199,6 +227,13 @@ def test_arrays_of_times_have_the_same_windows(window: CalendarWindow, times: li
     stream_time, expected = -1, []
     for row, time in enumerate(times):
         stream_time = max(stream_time, time)
-        open_windows = [bounds for bounds in window.bounds_of(time) if bounds[1] + window.grace_ms > stream_time]
+        open_windows = [
+            bounds for bounds in window.bounds_of(time) if bounds[1] + window.grace_ms > stream_time
+        ]
         expected += [(row, start, end) for start, end in open_windows]
-    assert list(zip(counted.rows.tolist(), counted.starts.tolist(), counted.ends.tolist(), strict=True)) == expected
+    assert (
+        list(
+            zip(counted.rows.tolist(), counted.starts.tolist(), counted.ends.tolist(), strict=True)
+        )
+        == expected
+    )

@@ -52,13 +52,17 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         ([None, HOUR], HOUR, HOUR),
     ],
 )
-def test_most_clocks_agree_on_a_time(machine: Machine, ahead: list[int | None], agreed: int, earliest: int) -> None:
+def test_most_clocks_agree_on_a_time(
+    machine: Machine, ahead: list[int | None], agreed: int, earliest: int
+) -> None:
     clocks = Clocks({str(number): lambda value=value: value for number, value in enumerate(ahead)})  # type: ignore[misc]
     assert clocks.now() == machine.now - agreed
     assert clocks.earliest() == machine.now - earliest
 
 
-def test_clocks_are_compared_once_a_minute_and_after_the_machine_s_clock_was_set(machine: Machine) -> None:
+def test_clocks_are_compared_once_a_minute_and_after_the_machine_s_clock_was_set(
+    machine: Machine,
+) -> None:
     compared: list[str] = []
     differences = [0]
 

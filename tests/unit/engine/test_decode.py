@@ -54,7 +54,9 @@ GOOD = (
 )
 
 
-def decoder(contract: type[Struct], fields: tuple[str, ...] | None = None, zone: str = "UTC") -> ValueDecoder:
+def decoder(
+    contract: type[Struct], fields: tuple[str, ...] | None = None, zone: str = "UTC"
+) -> ValueDecoder:
     pipeline = Pipeline("p", zone=zone)
     pipeline.stream("t", value=contract)
     (source,) = pipeline.nodes
@@ -84,7 +86,9 @@ def order(**changed: str) -> bytes:
         "orderId": "1", "shop": '"a"', "amount": "27.00", "kind": '"GENERAL"',
         "lines": '[{"item": "x", "amount": 2.00}]', "at": '"2022-12-05T08:55:27"',
     }  # fmt: skip
-    return ("{" + ", ".join(f'"{name}": {text}' for name, text in (fields | changed).items()) + "}").encode()
+    return (
+        "{" + ", ".join(f'"{name}": {text}' for name, text in (fields | changed).items()) + "}"
+    ).encode()
 
 
 BAD: dict[str, tuple[bytes | None, str, str]] = {
@@ -247,7 +251,9 @@ def test_a_bad_value_is_rejected_with_its_reason(kind: str) -> None:
     raw, reason, detail = BAD[kind]
     result = refused(raw)
     assert result[0] == reason
-    assert result[1] == detail or (detail.endswith(": ") and result[1].startswith(detail)), result[1]
+    assert result[1] == detail or (detail.endswith(": ") and result[1].startswith(detail)), result[
+        1
+    ]
 
 
 ODD_BUT_GOOD = {
@@ -256,7 +262,10 @@ ODD_BUT_GOOD = {
     + order()[1:-1].rsplit(b', "lines"')[0]
     + b"}",
     "unknown fields": order()[:-1] + b', "more": {"a": [1, {"b": null}]}, "shop2": "b"}',
-    "an unknown field with a number of 5000 digits": order()[:-1] + b', "more": ' + b"9" * 5000 + b"}",
+    "an unknown field with a number of 5000 digits": order()[:-1]
+    + b', "more": '
+    + b"9" * 5000
+    + b"}",
     "an unknown field in another case": order()[:-1] + b', "SHOP": "b"}',
     "an unknown field, deeply nested": order()[:-1] + b', "more": ' + b"[" * 99 + b"]" * 99 + b"}",
     "a text full of brackets": order(shop='"' + "[{" * 200 + '"')[:-1] + b', "more": 1}',
@@ -294,7 +303,11 @@ def test_a_bad_record_leaves_the_others_in_order() -> None:
     rows, values, letters = decoder(Order).decode(many)
     assert rows == [n for n in range(1000) if n not in (500, 501, 999)]
     assert [value.orderId for value in values] == rows
-    assert {letter.row: letter.reason for letter in letters} == {500: "malformed", 501: "digits", 999: "null_value"}
+    assert {letter.row: letter.reason for letter in letters} == {
+        500: "malformed",
+        501: "digits",
+        999: "null_value",
+    }
 
 
 # --- contracts of every kind ---
@@ -371,13 +384,35 @@ def test_every_kind_of_field_becomes_a_column() -> None:
         (b'"level": 2', b'"level": 1, "level": 2', "duplicate_field", "field 'level' occurs twice"),
         (b'"a": 1.5', b'"a": 1, "a": 2', "duplicate_field", "field 'a' occurs twice"),
         (b'"a": 1.5', b'"a": 1.555', "digits", "$.sums[...]: 1.555 is not a decimal(12,2)"),
-        (b'"perhaps": null', b'"perhaps": 0.001', "digits", "$.perhaps: 0.001 is not a decimal(12,2)"),
-        (b'"amount": 3', b'"amount": 3.333', "digits", "$.by_name[...].amount: 3.333 is not a decimal(12,2)"),
-        (b'"day": "2022-12-05"', b'"day": "2022-02-30"', "contract", "Invalid RFC3339 encoded date - at `$.day`"),
-        (b'"raw": "AAE="', b'"raw": "%%"', "contract", "Invalid base64 encoded string - at `$.raw`"),
+        (
+            b'"perhaps": null',
+            b'"perhaps": 0.001',
+            "digits",
+            "$.perhaps: 0.001 is not a decimal(12,2)",
+        ),
+        (
+            b'"amount": 3',
+            b'"amount": 3.333',
+            "digits",
+            "$.by_name[...].amount: 3.333 is not a decimal(12,2)",
+        ),
+        (
+            b'"day": "2022-12-05"',
+            b'"day": "2022-02-30"',
+            "contract",
+            "Invalid RFC3339 encoded date - at `$.day`",
+        ),
+        (
+            b'"raw": "AAE="',
+            b'"raw": "%%"',
+            "contract",
+            "Invalid base64 encoded string - at `$.raw`",
+        ),
     ],
 )
-def test_invalid_fields_of_every_kind_are_rejected(now: bytes, then: bytes, reason: str, detail: str) -> None:
+def test_invalid_fields_of_every_kind_are_rejected(
+    now: bytes, then: bytes, reason: str, detail: str
+) -> None:
     assert now in RICH
     assert refused(RICH.replace(now, then), Rich) == (reason, detail)
 
@@ -402,14 +437,23 @@ class Basket(Struct):
     last: Piece | None = None
 
 
-@pytest.mark.parametrize("given", ["", ', "qty": 1, "colour": "red", "day": "2022-12-05", "price": 1.5, "tags": []'])
+@pytest.mark.parametrize(
+    "given", ["", ', "qty": 1, "colour": "red", "day": "2022-12-05", "price": 1.5, "tags": []']
+)
 def test_nested_defaults_are_values_although_their_struct_omits_them(given: str) -> None:
     piece = f'{{"sku": "x"{given}}}'
-    text = f'{{"first": {piece}, "pieces": [{piece}], "by_name": {{"a": {piece}}}, "last": {piece}}}'
+    text = (
+        f'{{"first": {piece}, "pieces": [{piece}], "by_name": {{"a": {piece}}}, "last": {piece}}}'
+    )
     full = {
         "sku": "x", "qty": 1, "colour": "red", "day": date(2022, 12, 5), "price": Decimal("1.50"), "tags": [],
     }  # fmt: skip
-    assert taken(text.encode(), Basket) == {"first": full, "pieces": [full], "by_name": [("a", full)], "last": full}
+    assert taken(text.encode(), Basket) == {
+        "first": full,
+        "pieces": [full],
+        "by_name": [("a", full)],
+        "last": full,
+    }
 
 
 class Tagged(Struct, tag="t", tag_field="kind"):
@@ -427,7 +471,10 @@ def test_a_tag_is_a_column(tagged: str) -> None:
     assert taken(tagged.encode(), Tagged) == one
     text = f'{{"type": "Tags", "one": {tagged}, "more": [{tagged}]}}'
     assert taken(text.encode(), Tags) == {"type": "Tags", "one": one, "more": [one]}
-    assert refused(b'{"kind": "other", "x": 1}', Tagged) == ("contract", "Invalid value 'other' - at `$.kind`")
+    assert refused(b'{"kind": "other", "x": 1}', Tagged) == (
+        "contract",
+        "Invalid value 'other' - at `$.kind`",
+    )
     its = decoder(Tagged)
     assert its.columns.json(its.decode([tagged.encode()])[1]).to_pylist() == ['{"kind":"t","x":1}']
 
@@ -452,7 +499,10 @@ def test_an_amount_has_at_most_38_decimals_even_if_they_are_zeros(decimals: int)
 
 
 def test_duplicate_fields_are_found_even_if_quotes_add_up() -> None:
-    assert refused(b'{"level": 1, "level": 2}', Choice) == ("duplicate_field", "field 'level' occurs twice")
+    assert refused(b'{"level": 1, "level": 2}', Choice) == (
+        "duplicate_field",
+        "field 'level' occurs twice",
+    )
 
 
 # --- times and zones ---
@@ -469,30 +519,39 @@ def test_duplicate_fields_are_found_even_if_quotes_add_up() -> None:
         ("Europe/Berlin", "2022-07-05T08:55:27", "2022-07-05T06:55:27"),
         ("Europe/Berlin", "2022-12-05T08:55:27Z", "2022-12-05T08:55:27"),
         ("Europe/Berlin", "2022-12-05T08:55:27-08:00", "2022-12-05T16:55:27"),
-        # Clocks set back: the earlier of both times; set forward: a time in the missing hour, after it.
+        # Clocks set back: the earlier of both times; set forward: a time in the missing hour, after
+        # it.
         ("Europe/Berlin", "2022-10-30T02:30:00", "2022-10-30T00:30:00"),
         ("Europe/Berlin", "2022-03-27T02:30:00", "2022-03-27T01:30:00"),
     ],
 )
 def test_a_time_without_a_zone_has_the_pipelines_zone(zone: str, text: str, utc: str) -> None:
-    assert taken(order(at=f'"{text}"'), zone=zone)["at"] == datetime.fromisoformat(utc).replace(tzinfo=UTC)
+    assert taken(order(at=f'"{text}"'), zone=zone)["at"] == datetime.fromisoformat(utc).replace(
+        tzinfo=UTC
+    )
 
 
 def test_a_batch_may_mix_times_with_and_without_zones() -> None:
     its = decoder(Order, ("at",), zone="America/New_York")
-    _, values, _ = its.decode([order(at='"2022-12-05T03:00:00"'), order(at='"2022-12-05T08:00:00Z"')])
+    _, values, _ = its.decode(
+        [order(at='"2022-12-05T03:00:00"'), order(at='"2022-12-05T08:00:00Z"')]
+    )
     eight = datetime(2022, 12, 5, 8, tzinfo=UTC)
     assert its.columns.column(values, "at").to_pylist() == [eight, eight]
 
 
 def test_nested_times_have_the_pipelines_zone_too() -> None:
-    assert taken(RICH, Rich, zone="Europe/Berlin")["moments"] == [datetime(2022, 12, 4, 23, tzinfo=UTC)]
+    assert taken(RICH, Rich, zone="Europe/Berlin")["moments"] == [
+        datetime(2022, 12, 4, 23, tzinfo=UTC)
+    ]
 
 
 # --- values written with the contract are read back ---
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-amounts = st.decimals(Decimal("-9999999999.99"), Decimal("9999999999.99"), places=2, allow_nan=False)
+amounts = st.decimals(
+    Decimal("-9999999999.99"), Decimal("9999999999.99"), places=2, allow_nan=False
+)
 span = (datetime(1970, 1, 2), datetime(2100, 1, 1))
 zoned = st.datetimes(*span, timezones=st.sampled_from([UTC, timezone(timedelta(hours=-7))]))
 moments = st.datetimes(*span) | zoned
@@ -507,7 +566,11 @@ orders = st.builds(
 )
 
 
-@given(st.lists(orders, max_size=5), st.sampled_from(["number", "string"]), st.sampled_from(["UTC", "Asia/Kolkata"]))
+@given(
+    st.lists(orders, max_size=5),
+    st.sampled_from(["number", "string"]),
+    st.sampled_from(["UTC", "Asia/Kolkata"]),
+)
 def test_any_valid_order_becomes_its_columns(
     written: list[Order], decimal_format: Literal["number", "string"], zone: str
 ) -> None:
@@ -519,31 +582,52 @@ def test_any_valid_order_becomes_its_columns(
     columns = {name: its.columns.column(values, name).to_pylist() for name in its.source.types}
     for name in ("orderId", "shop", "amount", "kind"):
         assert columns[name] == [getattr(one, name) for one in written]
-    assert columns["lines"] == [[{"item": i.item, "amount": i.amount} for i in one.lines] for one in written]
-    expected = [one.at if one.at.tzinfo else one.at.replace(tzinfo=ZoneInfo(zone)) for one in written]
+    assert columns["lines"] == [
+        [{"item": i.item, "amount": i.amount} for i in one.lines] for one in written
+    ]
+    expected = [
+        one.at if one.at.tzinfo else one.at.replace(tzinfo=ZoneInfo(zone)) for one in written
+    ]
     assert columns["at"] == expected
 
 
 @given(orders, st.data())
 def test_orders_with_duplicate_fields_are_rejected(one: Order, data: st.DataObject) -> None:
-    fields = list(msgspec.json.decode(msgspec.json.encode(one), type=dict[str, msgspec.Raw]).items())
+    fields = list(
+        msgspec.json.decode(msgspec.json.encode(one), type=dict[str, msgspec.Raw]).items()
+    )
     again = data.draw(st.sampled_from(fields))
     fields.insert(data.draw(st.integers(0, len(fields))), again)
-    raw = b"{" + b",".join(b'"%s":%s' % (name.encode(), bytes(value)) for name, value in fields) + b"}"
+    raw = (
+        b"{"
+        + b",".join(b'"%s":%s' % (name.encode(), bytes(value)) for name, value in fields)
+        + b"}"
+    )
     assert refused(raw) == ("duplicate_field", f"field {again[0]!r} occurs twice")
 
 
 def json_of(one: Order, data: st.DataObject) -> bytes:
     """JSON that msgspec decodes as an order, perhaps with fields twice, others than the contract's, and escapes."""
-    fields = list(msgspec.json.decode(msgspec.json.encode(one), type=dict[str, msgspec.Raw]).items())
-    others = [("more", msgspec.Raw(text)) for text in (b"1", b'"x"', b'{"a":"b"}', b"[" * 600 + b"]" * 600)]
+    fields = list(
+        msgspec.json.decode(msgspec.json.encode(one), type=dict[str, msgspec.Raw]).items()
+    )
+    others = [
+        ("more", msgspec.Raw(text))
+        for text in (b"1", b'"x"', b'{"a":"b"}', b"[" * 600 + b"]" * 600)
+    ]
     extra = data.draw(st.lists(st.sampled_from([*fields, *others]), max_size=2))
-    text = b"{" + b",".join(b'"%s":%s' % (name.encode(), bytes(value)) for name, value in [*extra, *fields]) + b"}"
+    text = (
+        b"{"
+        + b",".join(b'"%s":%s' % (name.encode(), bytes(value)) for name, value in [*extra, *fields])
+        + b"}"
+    )
     return text.replace(b"shop", rb"\u0073hop") if data.draw(st.booleans()) else text
 
 
 @given(st.lists(orders, min_size=1, max_size=4), st.data())
-def test_counting_quotation_marks_finds_what_parsing_again_finds(written: list[Order], data: st.DataObject) -> None:
+def test_counting_quotation_marks_finds_what_parsing_again_finds(
+    written: list[Order], data: st.DataObject
+) -> None:
     raw = [json_of(one, data) for one in written]
     its, plain = decoder(Order), decoder(Order)
     plain.__dict__["_count_quotes"] = None  # parses each text again
@@ -621,7 +705,10 @@ class Reading:
         """The dead letters with their headers as a dictionary."""
         tables = self.collected.records("p_dead_letters")
         rows = [row for table in tables for row in table.to_pylist()]
-        return [row | {"headers": {h["key"]: h["value"].decode() for h in row["headers"]}} for row in rows]
+        return [
+            row | {"headers": {h["key"]: h["value"].decode() for h in row["headers"]}}
+            for row in rows
+        ]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -673,8 +760,15 @@ def test_a_dead_letter_has_the_original_bytes_and_position(reading: Reading) -> 
 
 
 def test_dead_letters_have_the_order_of_their_offsets(reading: Reading) -> None:
-    reading.stream().read(order(at='"2099-01-01T00:00:00"'), b"{", order(amount="1.111"), None, GOOD)
-    assert [letter["headers"]["sluice.offset"] for letter in reading.letters] == ["100", "101", "102", "103"]
+    reading.stream().read(
+        order(at='"2099-01-01T00:00:00"'), b"{", order(amount="1.111"), None, GOOD
+    )
+    assert [letter["headers"]["sluice.offset"] for letter in reading.letters] == [
+        "100",
+        "101",
+        "102",
+        "103",
+    ]
 
 
 UNTIMELY = {
@@ -685,7 +779,11 @@ UNTIMELY = {
     ),
     "far in the future": ("2099-01-01T00:00:00Z", "future", "is after"),
     "in the last year there is": ("9999-12-31T23:59:59.999999Z", "future", "is after"),
-    "before 1970": ("1969-12-31T23:59:59.999Z", "event_time", "the event time, -1 ms, is before 1970"),
+    "before 1970": (
+        "1969-12-31T23:59:59.999Z",
+        "event_time",
+        "the event time, -1 ms, is before 1970",
+    ),
     "in the first year": ("0001-01-01T00:00:00", "event_time", "is before 1970"),
 }
 
@@ -701,7 +799,9 @@ def test_a_record_with_an_invalid_time_is_rejected(kind: str, reading: Reading) 
 
 
 @pytest.mark.parametrize("text", ["0001-01-01T00:00:00", "9999-12-31T23:59:59"])
-def test_a_time_outside_the_calendar_is_rejected(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_outside_the_calendar_is_rejected(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for zone in ("Asia/Tokyo", "America/New_York"):
         reading = Reading(tmp_path / zone, monkeypatch, zone=zone).stream()
         assert len(reading.read(order(at='"2022-12-05T08:00:00Z"'), order(at=f'"{text}"'))) == 1
@@ -709,14 +809,27 @@ def test_a_time_outside_the_calendar_is_rejected(text: str, tmp_path: Path, monk
         assert len(reading.letters) == 1
 
 
-def test_event_times_may_be_an_hour_ahead_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_times_may_be_an_hour_ahead_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     at_limit, after = order(at='"2022-12-05T13:00:00"'), order(at='"2022-12-05T13:00:00.001"')
     assert len(Reading(tmp_path / "1", monkeypatch).stream().read(at_limit, after)) == 1
-    assert len(Reading(tmp_path / "2", monkeypatch, max_future_skew="2 hours").stream().read(at_limit, after)) == 2
+    assert (
+        len(
+            Reading(tmp_path / "2", monkeypatch, max_future_skew="2 hours")
+            .stream()
+            .read(at_limit, after)
+        )
+        == 2
+    )
 
 
-def test_event_time_is_the_field_or_the_records_timestamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (row,) = Reading(tmp_path / "1", monkeypatch).stream().read(order(at='"2022-12-05T08:55:27.060999"'))
+def test_event_time_is_the_field_or_the_records_timestamp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (row,) = (
+        Reading(tmp_path / "1", monkeypatch).stream().read(order(at='"2022-12-05T08:55:27.060999"'))
+    )
     assert row["_time"] == 1670230527060
     (row,) = Reading(tmp_path / "2", monkeypatch).stream(event_time=None).read(GOOD)
     assert row["_time"] == NOW_MS
@@ -727,7 +840,9 @@ class Timed(Struct):
 
 
 def test_a_null_event_time_is_rejected(reading: Reading) -> None:
-    rows = reading.stream(value=Timed, event_time="when").read(b'{"when": null}', b'{"when": "2022-12-05T08:00:00"}')
+    rows = reading.stream(value=Timed, event_time="when").read(
+        b'{"when": null}', b'{"when": "2022-12-05T08:00:00"}'
+    )
     assert len(rows) == 1
     assert reading.letters[0]["headers"]["sluice.detail"] == "the event time is null"
 
@@ -749,10 +864,16 @@ def test_a_bad_number_does_not_hide_a_bad_time(reading: Reading) -> None:
     assert reading.counts == {"read": 3, "dead_letter/out_of_range": 1, "dead_letter/future": 1}
 
 
-def test_a_key_that_is_not_utf8_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_is_not_utf8_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys: list[bytes | None] = [b"k", b"\xff", None, "ключ".encode()]
     reading = Reading(tmp_path / "1", monkeypatch).stream()
-    assert [row["_key"] for row in reading.read(GOOD, GOOD, GOOD, GOOD, keys=keys)] == ["k", None, "ключ"]
+    assert [row["_key"] for row in reading.read(GOOD, GOOD, GOOD, GOOD, keys=keys)] == [
+        "k",
+        None,
+        "ключ",
+    ]
     assert reading.counts == {"read": 4, "dead_letter/key_not_utf8": 1}
     unread = Reading(tmp_path / "2", monkeypatch).stream("shop")
     assert len(unread.read(GOOD, GOOD, GOOD, GOOD, keys=keys)) == 4
@@ -775,17 +896,30 @@ def test_a_tables_key_may_be_a_field_of_the_value(reading: Reading) -> None:
     assert [row["key"] for row in sorted(rows, key=itemgetter("position"))] == ["x", "x"]
 
 
-def test_a_tables_changes_in_several_partitions_have_the_order_of_kafkas_timestamps(reading: Reading) -> None:
+def test_a_tables_changes_in_several_partitions_have_the_order_of_kafkas_timestamps(
+    reading: Reading,
+) -> None:
     second = timedelta(seconds=1)
-    rows = reading.table().read(GOOD, GOOD, keys=[b"1", b"3"], times=[NOW, NOW + 2 * second], partition=7)
-    # The largest time so far counts, so the record after the one of 9 comes last in spite of its time.
+    rows = reading.table().read(
+        GOOD, GOOD, keys=[b"1", b"3"], times=[NOW, NOW + 2 * second], partition=7
+    )
+    # The largest time so far counts, so the record after the one of 9 comes last in spite of its
+    # time.
     times = [NOW + second, NOW + 9 * second, NOW]
     rows += reading.read(GOOD, GOOD, GOOD, keys=[b"2", b"4", b"5"], times=times, partition=0)
-    assert [row["key"] for row in sorted(rows, key=itemgetter("position"))] == ["1", "2", "3", "4", "5"]
+    assert [row["key"] for row in sorted(rows, key=itemgetter("position"))] == [
+        "1",
+        "2",
+        "3",
+        "4",
+        "5",
+    ]
 
 
 def test_bad_records_of_a_table_are_rejected(reading: Reading) -> None:
-    rows = reading.table().read(GOOD, b"{", GOOD, None, GOOD, keys=[None, b"a", b"\xff", None, b"k"])
+    rows = reading.table().read(
+        GOOD, b"{", GOOD, None, GOOD, keys=[None, b"a", b"\xff", None, b"k"]
+    )
     assert [row["key"] for row in rows] == ["k"]
     assert [letter["headers"]["sluice.reason"] for letter in reading.letters] == [
         "null_key", "malformed", "key_not_utf8", "null_key",
@@ -821,7 +955,10 @@ def test_a_time_that_python_cannot_represent_is_written_as_a_number(year: int) -
         "key": pa.array([b"k"]), "value": pa.array([b"v"]), "headers": pa.array([None], pa.string()),
     })  # fmt: skip
     (letter,) = dead_letter_records(batch, [RejectedRecord(0, "future", "too late")]).to_pylist()
-    assert letter["headers"][-1] == {"key": "sluice.timestamp", "value": f"{milliseconds} ms".encode()}
+    assert letter["headers"][-1] == {
+        "key": "sluice.timestamp",
+        "value": f"{milliseconds} ms".encode(),
+    }
 
 
 class Untold(Exception):
@@ -845,13 +982,17 @@ def raises(error: Exception) -> Any:
     ],
     ids=["surrogates", "a text of 3 MB", "an error without a text"],
 )
-def test_every_error_of_a_decoder_makes_a_dead_letter(reading: Reading, error: Exception, detail: str) -> None:
+def test_every_error_of_a_decoder_makes_a_dead_letter(
+    reading: Reading, error: Exception, detail: str
+) -> None:
     assert reading.stream(value=Serde(str, decode=raises(error)), event_time=None).read(b"v") == []
     assert [letter["headers"]["sluice.detail"] for letter in reading.letters] == [detail]
 
 
 @pytest.mark.parametrize("key", [None, "orderId"])
-def test_a_table_s_value_that_no_column_can_hold_is_a_dead_letter(reading: Reading, key: str | None) -> None:
+def test_a_table_s_value_that_no_column_can_hold_is_a_dead_letter(
+    reading: Reading, key: str | None
+) -> None:
     rows = reading.table(key).read(GOOD, order(orderId=str(10**30)), GOOD)
     assert len(rows) == 2
     assert [letter["headers"]["sluice.reason"] for letter in reading.letters] == ["out_of_range"]
@@ -885,7 +1026,9 @@ def test_a_global_table_has_exactly_the_records_that_are_applied(
     assert {letter["headers"]["sluice.reason"] for letter in reading.letters} <= UNREADABLE
     reading.reader = TableReader.of(job, reading.side_outputs, interleaved=False)
     assert [row["key"] for row in reading.read(*values, keys=keys, times=times)] == ["a", "b", "c"]
-    assert (reading.counts, len(reading.letters)) == (expected, 4), "the table's records are counted once"
+    assert (reading.counts, len(reading.letters)) == (expected, 4), (
+        "the table's records are counted once"
+    )
 
 
 class Visit(Struct):
@@ -899,8 +1042,16 @@ LONG_NAME = b'{"at": "2026-01-01T00:00:00Z", "pages": {"%b": 1}}' % (b"k" * 50_0
 @pytest.mark.parametrize(
     ("value", "zone", "detail"),
     [
-        (b'{"at": "9999-12-31T23:59:59-05:00"}', "UTC", "$.at: 9999-12-31T23:59:59-05:00 is outside the years 1 to"),
-        (b'{"at": "0001-01-01T00:00:00"}', "Europe/Berlin", "$.at: 0001-01-01T00:00:00 is outside the years 1 to 9999"),
+        (
+            b'{"at": "9999-12-31T23:59:59-05:00"}',
+            "UTC",
+            "$.at: 9999-12-31T23:59:59-05:00 is outside the years 1 to",
+        ),
+        (
+            b'{"at": "0001-01-01T00:00:00"}',
+            "Europe/Berlin",
+            "$.at: 0001-01-01T00:00:00 is outside the years 1 to 9999",
+        ),
         (LONG_NAME, "UTC", "the name of a field has 50,001 characters"),
     ],
 )
@@ -908,7 +1059,9 @@ def test_times_and_names_that_spark_could_not_read_back_violate_the_contract(
     value: bytes, zone: str, detail: str
 ) -> None:
     good = b'{"at": "9999-12-31T23:59:59Z", "pages": {"a": 1}}'
-    rows, values, [letter] = decoder(Visit, fields=("pages",), zone=zone).decode([good, value, good])
+    rows, values, [letter] = decoder(Visit, fields=("pages",), zone=zone).decode(
+        [good, value, good]
+    )
     assert (rows, len(values), letter.row, letter.reason) == ([0, 2], 2, 1, "contract")
     assert letter.detail.startswith(detail)
     assert len(letter.detail) < 200
@@ -929,8 +1082,13 @@ def test_values_of_an_authors_decoder_have_the_same_limits() -> None:
     (source,) = pipeline.nodes
     assert isinstance(source, nodes.Source)
     good, late = b'{"at": "2026-01-01T00:00:00Z"}', b'{"at": "9999-12-31T23:59:59-05:00"}'
-    rows, _, letters = ValueDecoder(source_of(source, tuple(source.fields))).decode([good, b"long", good, late])
-    assert (rows, [(letter.row, letter.reason) for letter in letters]) == ([0, 2], [(1, "contract"), (3, "contract")])
+    rows, _, letters = ValueDecoder(source_of(source, tuple(source.fields))).decode(
+        [good, b"long", good, late]
+    )
+    assert (rows, [(letter.row, letter.reason) for letter in letters]) == (
+        [0, 2],
+        [(1, "contract"), (3, "contract")],
+    )
 
 
 class Sensor(Struct):
@@ -950,18 +1108,43 @@ NAN, INFINITY = float("nan"), float("inf")
         (Sensor(NAN), "contract", "$.level: nan cannot be written as JSON"),
         (Sensor(-INFINITY), "contract", "$.level: -inf cannot be written as JSON"),
         (Sensor(1.0, [0.5, INFINITY]), "contract", "$.levels[...]: inf cannot be written as JSON"),
-        (Sensor(None, by_name={"a": NAN}), "contract", "$.by_name[...]: nan cannot be written as JSON"),
+        (
+            Sensor(None, by_name={"a": NAN}),
+            "contract",
+            "$.by_name[...]: nan cannot be written as JSON",
+        ),
         (Sensor(1.0, price=Decimal("NaN")), "digits", "$.price: NaN is not a decimal(12,2)"),
-        (Sensor(1.0, next=Line("x", Decimal("Infinity"))), "digits", "$.next.amount: Infinity is not a decimal(12,2)"),
+        (
+            Sensor(1.0, next=Line("x", Decimal("Infinity"))),
+            "digits",
+            "$.next.amount: Infinity is not a decimal(12,2)",
+        ),
         (Sensor("high"), "contract", "Expected `float | null`, got `str` - at `$.level`"),  # type: ignore[arg-type]
-        (Sensor(1.0, price="1_0"), "contract", "'1_0' is not written as a number in JSON - at `$.price`"),  # type: ignore[arg-type]
-        (Sensor(1.0, by_name={"a": "x"}), "contract", "Expected `float`, got `str` - at `$.by_name[...]`"),  # type: ignore[dict-item]
-        (Sensor(1.0, levels=[object()]), "contract", "Encoding objects of type object is unsupported"),  # type: ignore[list-item]
+        (
+            Sensor(1.0, price="1_0"),
+            "contract",
+            "'1_0' is not written as a number in JSON - at `$.price`",
+        ),  # type: ignore[arg-type]
+        (
+            Sensor(1.0, by_name={"a": "x"}),
+            "contract",
+            "Expected `float`, got `str` - at `$.by_name[...]`",
+        ),  # type: ignore[dict-item]
+        (
+            Sensor(1.0, levels=[object()]),
+            "contract",
+            "Encoding objects of type object is unsupported",
+        ),  # type: ignore[list-item]
     ],
 )
 @pytest.mark.parametrize("is_global", [False, True], ids=["stream", "global table"])
 def test_numbers_of_an_authors_decoder_that_json_does_not_have_are_rejected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: Sensor, reason: str, detail: str, is_global: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    value: Sensor,
+    reason: str,
+    detail: str,
+    is_global: bool,
 ) -> None:
     reading = Reading(tmp_path, monkeypatch)
     serde = Serde(Sensor, decode=lambda data: value if data == b"odd" else Sensor(0.5))
@@ -974,7 +1157,10 @@ def test_numbers_of_an_authors_decoder_that_json_does_not_have_are_rejected(
         reading.stream(value=serde, event_time=None)
     assert len(reading.read(b"good", b"odd", b"good")) == 2
     (letter,) = reading.letters
-    assert (letter["headers"]["sluice.reason"], letter["headers"]["sluice.detail"]) == (reason, detail)
+    assert (letter["headers"]["sluice.reason"], letter["headers"]["sluice.detail"]) == (
+        reason,
+        detail,
+    )
 
 
 def test_a_single_double_of_an_authors_decoder_is_checked_too(reading: Reading) -> None:
@@ -1002,7 +1188,9 @@ class Product(Struct, omit_defaults=True):
         self.name = self.name.upper()
 
 
-def test_a_global_tables_store_has_the_decoded_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_global_tables_store_has_the_decoded_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reading = Reading(tmp_path, monkeypatch, zone="Europe/Berlin")
     reading.pipeline.stream("others", value=str)
     reading.pipeline.global_table("orders", value=Product)
@@ -1016,10 +1204,13 @@ def test_a_global_tables_store_has_the_decoded_values(tmp_path: Path, monkeypatc
         b' "codes": {"k": "AA=="}, "next": {"item": "j", "amount": 2}, "fixed": true}',
         None,
     )
-    head = '[{"name":"A\\"B","rate":5.0,"price":1.50,"at":"2024-01-01T07:00:00.000000Z","data":"AP8=",'
+    head = (
+        '[{"name":"A\\"B","rate":5.0,"price":1.50,"at":"2024-01-01T07:00:00.000000Z","data":"AP8=",'
+    )
     assert [row["value"] for row in rows] == [
         head + '"by_name":{},"more":{},"codes":{},"next":null,"fixed":false}]',
-        head + '"by_name":{"x":{"y":1.0E20,"z":0.5},"e":{}},"more":{"é":[{"item":"i","amount":1.00}]},'
+        head
+        + '"by_name":{"x":{"y":1.0E20,"z":0.5},"e":{}},"more":{"é":[{"item":"i","amount":1.00}]},'
         '"codes":{"k":"AA=="},"next":{"item":"j","amount":2.00},"fixed":true}]',
         None,
     ]

@@ -16,10 +16,14 @@ from sluice.plan import plan
 pytestmark = pytest.mark.unit
 
 
-def test_only_rows_for_the_driver_leave_and_all_of_their_pages_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rows_for_the_driver_leave_and_all_of_their_pages_arrive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(driver_rows, "_PAGE_ROWS", 4)
     pipeline = Pipeline("p")
-    pipeline.stream("clicks", value=int).group_by_key().aggregate(int, max, store="last", returns=int).to("changes")
+    pipeline.stream("clicks", value=int).group_by_key().aggregate(
+        int, max, store="last", returns=int
+    ).to("changes")
     job = plan(pipeline).job
     (sink,) = (sink.number for sink in job.operator_sinks)
     store = job.operators[0].number
@@ -28,7 +32,13 @@ def test_only_rows_for_the_driver_leave_and_all_of_their_pages_arrive(monkeypatc
         side_outputs = SideOutputs()
         task = DriverRows.of(job, 1, side_outputs)
         given = [
-            rows(3, {"target": pa.array([sink, store, REJECTED], pa.int32()), "key": pa.array([f"{worker}{n}"] * 3)})
+            rows(
+                3,
+                {
+                    "target": pa.array([sink, store, REJECTED], pa.int32()),
+                    "key": pa.array([f"{worker}{n}"] * 3),
+                },
+            )
             for n in range(5)
         ]
         with worker_context(worker):

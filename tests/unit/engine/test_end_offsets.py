@@ -25,7 +25,9 @@ class SlowAdmin:
         answer.set_result(None)
         return answer
 
-    def list_offsets(self, partitions: Iterable[TopicPartition], **_: Any) -> dict[TopicPartition, Future[Any]]:
+    def list_offsets(
+        self, partitions: Iterable[TopicPartition], **_: Any
+    ) -> dict[TopicPartition, Future[Any]]:
         if not self._is_connected:
             raise TimeoutError("The client would find the partitions' leaders seconds later.")
         listed: dict[TopicPartition, Future[Any]] = {}
@@ -35,6 +37,11 @@ class SlowAdmin:
         return listed
 
 
-def test_a_client_is_connected_before_it_is_asked_for_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_is_connected_before_it_is_asked_for_offsets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(timestamps, "AdminClient", SlowAdmin)
-    assert timestamps.end_offsets({}, [("orders", 0), ("orders", 1)]) == {("orders", 0): 7, ("orders", 1): 7}
+    assert timestamps.end_offsets({}, [("orders", 0), ("orders", 1)]) == {
+        ("orders", 0): 7,
+        ("orders", 1): 7,
+    }

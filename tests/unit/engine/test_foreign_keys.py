@@ -26,8 +26,14 @@ CHANGES: list[tuple[list[Change], list[bool]]] = [
     ([(1, OLD, "a", "x", "1"), (1, NEW, "a", "x", None)], [True, True]),
     ([(1, OLD, "a", None, "1"), (1, NEW, "a", "x", "2")], [False, False]),
     ([(1, OLD, "a", None, "1"), (1, NEW, "a", None, None)], [True, True]),
-    ([(1, OLD, "a", "x", None), (1, NEW, "a", "y", "2")], [True, False]),  # a filter removed the old value
-    ([(1, OLD, "a", "x", "1"), (2, NEW, "a", "y", "2")], [True, False]),  # the new value's key failed
+    (
+        [(1, OLD, "a", "x", None), (1, NEW, "a", "y", "2")],
+        [True, False],
+    ),  # a filter removed the old value
+    (
+        [(1, OLD, "a", "x", "1"), (2, NEW, "a", "y", "2")],
+        [True, False],
+    ),  # the new value's key failed
     ([(1, OLD, "a", "x", "1"), (1, NEW, "b", "y", "2")], [True, False]),
     ([(1, OLD, "a", "x", "1")], [True]),
 ]
@@ -49,9 +55,13 @@ def batches(changes: list[Change], size: int) -> Iterator[pa.RecordBatch]:
 
 @pytest.mark.parametrize("size", [1, 2, 100])
 @pytest.mark.parametrize(("changes", "moved"), CHANGES)
-def test_rows_whose_foreign_keys_change_are_marked(changes: list[Change], moved: list[bool], size: int) -> None:
+def test_rows_whose_foreign_keys_change_are_marked(
+    changes: list[Change], moved: list[bool], size: int
+) -> None:
     marked = pa.Table.from_batches(ForeignKeyMoves((JOIN,))(batches(changes, size))).to_pylist()
     sides = [(row["target"], row["side"]) for row in marked]
     assert [side == MOVED for target, side in sides if target == JOIN and side != RIGHT] == moved
     assert sides.count((JOIN, RIGHT)) == sides.count((JOIN + 1, LEFT)) == len(changes)
-    assert [row["value"] for row in marked if row["target"] == JOIN + 1] == [change[-1] for change in changes]
+    assert [row["value"] for row in marked if row["target"] == JOIN + 1] == [
+        change[-1] for change in changes
+    ]

@@ -13,13 +13,19 @@ from sluice.engine.publish.transaction import _header_lists
 pytestmark = pytest.mark.unit
 
 Headers = list[tuple[str, bytes | None]]
-few_headers = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([b"1", b"", None])), max_size=2)
+few_headers = st.lists(
+    st.tuples(st.sampled_from("ab"), st.sampled_from([b"1", b"", None])), max_size=2
+)
 
 
 @given(runs=st.lists(st.tuples(st.none() | few_headers, st.integers(1, 3))), is_slice=st.booleans())
-def test_each_record_has_its_own_headers(runs: list[tuple[Headers | None, int]], *, is_slice: bool) -> None:
+def test_each_record_has_its_own_headers(
+    runs: list[tuple[Headers | None, int]], *, is_slice: bool
+) -> None:
     records = [headers for headers, count in runs for _ in range(count)]
-    column = pa.array([None if headers is None else [*map(_struct, headers)] for headers in records], HEADERS)
+    column = pa.array(
+        [None if headers is None else [*map(_struct, headers)] for headers in records], HEADERS
+    )
     if is_slice:
         records, column = records[2:], column.slice(2)
     assert list(_header_lists(column)) == [headers or None for headers in records]

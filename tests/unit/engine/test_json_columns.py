@@ -95,7 +95,9 @@ def _few_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_columns, "_MOST_MISSES", 1_000_000)
 
 
-def columns_of(texts: Sequence[bytes | None], contract: Any = Order, zone: str = "UTC") -> dict[str, list[Any]] | None:
+def columns_of(
+    texts: Sequence[bytes | None], contract: Any = Order, zone: str = "UTC"
+) -> dict[str, list[Any]] | None:
     """The columns that Arrow has read; None if it has left the texts to the decoder.
 
     If Arrow has read them, the decoder must accept all texts, and have the same columns.
@@ -110,7 +112,10 @@ def columns_of(texts: Sequence[bytes | None], contract: Any = Order, zone: str =
     for name in decoder.source.types:
         column, expected = run.values.column(name), decoder.columns.column(values, name)
         # The text tells -0.0 from 0.0.
-        assert (column.type, repr(column.to_pylist())) == (expected.type, repr(expected.to_pylist())), texts
+        assert (column.type, repr(column.to_pylist())) == (
+            expected.type,
+            repr(expected.to_pylist()),
+        ), texts
         columns[name] = column.to_pylist()
     return columns
 
@@ -120,7 +125,9 @@ def text(**changes: Any) -> bytes:
 
 
 def test_arrow_reads_the_usual_json_of_a_contract() -> None:
-    columns = columns_of([text(), text(orderId=2, tags=["p", "q"], at="2022-12-05T08:55:28.25"), text(shop="Zürich")])
+    columns = columns_of(
+        [text(), text(orderId=2, tags=["p", "q"], at="2022-12-05T08:55:28.25"), text(shop="Zürich")]
+    )
     assert columns is not None
     assert columns["orderId"] == [1, 2, 1]
     assert columns["amount"] == [Decimal("27.50")] * 3
@@ -173,7 +180,9 @@ class Tagged(Struct, tag="t"):
     value: int
 
 
-@pytest.mark.parametrize("contract", [Positive, Checked, Mapped, Untyped, Timed, Nested, Tagged, str, list[int]])
+@pytest.mark.parametrize(
+    "contract", [Positive, Checked, Mapped, Untyped, Timed, Nested, Tagged, str, list[int]]
+)
 def test_contracts_whose_rules_arrow_does_not_know_are_left_to_the_decoder(contract: Any) -> None:
     assert JsonColumns.of(source(contract)) is None
 
@@ -215,12 +224,16 @@ WIDE = {
 
 def wide(**changes: Any) -> bytes:
     """The JSON of a wide value; `...` leaves a field out."""
-    return json.dumps({name: value for name, value in (WIDE | changes).items() if value is not ...}).encode()
+    return json.dumps(
+        {name: value for name, value in (WIDE | changes).items() if value is not ...}
+    ).encode()
 
 
 def test_fields_that_may_be_missing_are_null_however_that_is_written() -> None:
     nulls = ["note", "amount", "place", "levels", "seen", "strict"]
-    columns = columns_of([wide(), wide(**dict.fromkeys(nulls)), wide(**dict.fromkeys(nulls, ...))], Wide)
+    columns = columns_of(
+        [wide(), wide(**dict.fromkeys(nulls)), wide(**dict.fromkeys(nulls, ...))], Wide
+    )
     assert columns is not None
     assert columns["note"] == ["n", None, None]
     assert columns["levels"] == [[1, None], None, None]
@@ -286,13 +299,18 @@ def test_new_unknown_fields_are_looked_for_again_and_those_of_few_texts_are_left
     monkeypatch.setattr(json_columns, "_SAMPLE_EVERY", 2)
     plain, more, other = b'{"value": 1}', b'{"value": 1, "more": 1}', b'{"value": 1, "other": "a"}'
     number, text = b'{"value": 1, "more": 1.5}', b'{"value": 1, "more": "b"}'
-    assert runs_of([plain] * 3 + [more] * 3 + [more, number, plain] + [other] * 3) == [(0, 12, True)]
+    assert runs_of([plain] * 3 + [more] * 3 + [more, number, plain] + [other] * 3) == [
+        (0, 12, True)
+    ]
     assert runs_of([plain, more, plain]) == [(0, 3, False)]
     assert runs_of([more, text, more]) == [(0, 3, False)]
 
 
 def test_arrow_reads_no_texts_with_very_many_unknown_fields() -> None:
-    texts = [json.dumps({"value": 1, f"more_{number}": {f"part_{number}": 1}}).encode() for number in range(300)]
+    texts = [
+        json.dumps({"value": 1, f"more_{number}": {f"part_{number}": 1}}).encode()
+        for number in range(300)
+    ]
     assert columns_of(texts[:100], Small) is not None
     assert columns_of(texts, Small) is None
 
@@ -336,7 +354,9 @@ def test_bad_json_among_good_is_left_to_the_decoder(bad: bytes | None) -> None:
 @settings(max_examples=100, deadline=None)
 @given(
     texts=st.lists(
-        st.sampled_from([text for text in BAD if text is not None] + [b'{"value": 7}', b"{", b"}", b"\n"]),
+        st.sampled_from(
+            [text for text in BAD if text is not None] + [b'{"value": 7}', b"{", b"}", b"\n"]
+        ),
         min_size=1,
         max_size=5,
     )
@@ -395,13 +415,17 @@ def _order_texts(draw: st.DrawFn) -> bytes:
     for name in draw(st.lists(st.sampled_from([*odd]), max_size=2)):
         parts[name] = draw(odd[name])
     members = [f'"{name}"{space}:{space}{value}' for name, value in parts.items()]
-    for change in draw(st.lists(st.sampled_from(["drop", "repeat", "add", "shuffle", "rename"]), max_size=1)):
+    for change in draw(
+        st.lists(st.sampled_from(["drop", "repeat", "add", "shuffle", "rename"]), max_size=1)
+    ):
         _change(members, change, draw(st.randoms(use_true_random=False)))
     written = ("{" + f",{space}".join(members) + "}").encode()
     if draw(st.integers(0, 4)) == 0:
         at = draw(st.integers(0, len(written)))
         inserted = draw(
-            st.sampled_from([b"", b"\n", b"{", b"}", b'"', b",", b"\\", b"\x00", b"\xff", b"\xc3", b" ", b"0"])
+            st.sampled_from(
+                [b"", b"\n", b"{", b"}", b'"', b",", b"\\", b"\x00", b"\xff", b"\xc3", b" ", b"0"]
+            )
         )
         written = written[:at] + inserted + written[at + draw(st.integers(0, 1)) :]
     return written
@@ -415,7 +439,9 @@ def _change(members: list[str], change: str, random: random.Random) -> None:
         case "repeat":
             members.append(members[at])
         case "add":
-            members.insert(at, random.choice(['"more":1', '"more":{"a":1,"a":2}', '"more":[[[]]]', '"":null']))
+            members.insert(
+                at, random.choice(['"more":1', '"more":{"a":1,"a":2}', '"more":[[[]]]', '"":null'])
+            )
         case "shuffle":
             random.shuffle(members)
         case "rename":
@@ -423,7 +449,10 @@ def _change(members: list[str], change: str, random: random.Random) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(texts=st.lists(_order_texts(), min_size=1, max_size=3), zone=st.sampled_from(["UTC", "Europe/Berlin"]))
+@given(
+    texts=st.lists(_order_texts(), min_size=1, max_size=3),
+    zone=st.sampled_from(["UTC", "Europe/Berlin"]),
+)
 @example(texts=[text(amount=12345)], zone="UTC")
 def test_whatever_arrow_reads_the_decoder_reads_alike(texts: list[bytes], zone: str) -> None:
     columns_of(texts, zone=zone)
@@ -432,7 +461,13 @@ def test_whatever_arrow_reads_the_decoder_reads_alike(texts: list[bytes], zone: 
 @pytest.mark.parametrize("number", _NUMBERS)
 @pytest.mark.parametrize("name", ["orderId", "amount", "level", "weight"])
 def test_each_way_to_write_a_number_is_read_alike(name: str, number: str) -> None:
-    columns_of([text().replace(json.dumps({name: ORDER[name]})[1:-1].encode(), f'"{name}": {number}'.encode())])
+    columns_of(
+        [
+            text().replace(
+                json.dumps({name: ORDER[name]})[1:-1].encode(), f'"{name}": {number}'.encode()
+            )
+        ]
+    )
 
 
 @pytest.mark.parametrize("time", _TIMES)
@@ -444,7 +479,13 @@ def test_each_way_to_write_a_time_is_read_alike(time: str) -> None:
 @pytest.mark.parametrize("string", _TEXTS)
 @pytest.mark.parametrize("name", ["shop", "kind"])
 def test_each_way_to_write_a_string_is_read_alike(name: str, string: str) -> None:
-    columns_of([text().replace(json.dumps({name: ORDER[name]})[1:-1].encode(), f'"{name}": {string}'.encode())])
+    columns_of(
+        [
+            text().replace(
+                json.dumps({name: ORDER[name]})[1:-1].encode(), f'"{name}": {string}'.encode()
+            )
+        ]
+    )
 
 
 class Amounts(Struct):
@@ -471,7 +512,12 @@ def test_amounts_as_text_are_read_alike_or_left_to_the_decoder(
 ) -> None:
     changed = (value % amount)[:-1] + more
     if contract is Wide:
-        changed += "," + json.dumps({name: WIDE[name] for name in ("required", "on", "ms", "us", "count")})[1:-1]
+        changed += (
+            ","
+            + json.dumps({name: WIDE[name] for name in ("required", "on", "ms", "us", "count")})[
+                1:-1
+            ]
+        )
     columns_of([changed.encode() + b"}"], contract)
 
 
@@ -486,10 +532,21 @@ def _wide_texts(draw: st.DrawFn) -> bytes:
             case 1:
                 parts[name] = "null"
             case 2:
-                parts[name] = draw(st.sampled_from([*_NUMBERS, *_DAYS, *_TEXTS, *map(json.dumps, _TIMES)]))
+                parts[name] = draw(
+                    st.sampled_from([*_NUMBERS, *_DAYS, *_TEXTS, *map(json.dumps, _TIMES)])
+                )
             case _:
                 odd = draw(
-                    st.sampled_from(['{"x":1,"label":null}', '{"x":1}', '{"x":1,"y":2}', "[null]", '["1"]', "{}"])
+                    st.sampled_from(
+                        [
+                            '{"x":1,"label":null}',
+                            '{"x":1}',
+                            '{"x":1,"y":2}',
+                            "[null]",
+                            '["1"]',
+                            "{}",
+                        ]
+                    )
                 )
                 parts[name] = odd
     members = [f'"{name}":{value}' for name, value in parts.items()]
@@ -505,15 +562,27 @@ _DAYS = [
 
 
 @settings(max_examples=150, deadline=None)
-@given(texts=st.lists(_wide_texts(), min_size=1, max_size=3), zone=st.sampled_from(["UTC", "Europe/Berlin"]))
-def test_whatever_arrow_reads_of_optional_fields_the_decoder_reads_alike(texts: list[bytes], zone: str) -> None:
+@given(
+    texts=st.lists(_wide_texts(), min_size=1, max_size=3),
+    zone=st.sampled_from(["UTC", "Europe/Berlin"]),
+)
+def test_whatever_arrow_reads_of_optional_fields_the_decoder_reads_alike(
+    texts: list[bytes], zone: str
+) -> None:
     columns_of(texts, Wide, zone)
 
 
 @pytest.mark.parametrize("number", _NUMBERS)
 @pytest.mark.parametrize("name", ["ms", "us", "count"])
 def test_each_way_to_write_a_whole_number_is_read_alike(name: str, number: str) -> None:
-    columns_of([wide().replace(json.dumps({name: WIDE[name]})[1:-1].encode(), f'"{name}": {number}'.encode())], Wide)
+    columns_of(
+        [
+            wide().replace(
+                json.dumps({name: WIDE[name]})[1:-1].encode(), f'"{name}": {number}'.encode()
+            )
+        ],
+        Wide,
+    )
 
 
 @pytest.mark.parametrize("day", _DAYS)
@@ -523,21 +592,35 @@ def test_each_way_to_write_a_day_is_read_alike(day: str) -> None:
 
 def runs_of(texts: Iterable[bytes]) -> list[tuple[int, int, bool]]:
     decoder = ValueDecoder(source(Small))
-    return [(run.begin, run.end, run.values is not None) for run in decoder.runs(pa.array(texts, pa.binary()))]
+    return [
+        (run.begin, run.end, run.values is not None)
+        for run in decoder.runs(pa.array(texts, pa.binary()))
+    ]
 
 
 def test_a_bad_text_makes_only_its_piece_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_columns, "_PIECE", 2)
     good, bad = b'{"value": 1}', b"{"
     assert runs_of([good] * 5) == [(0, 5, True)]
-    assert runs_of([good, good, good, bad, bad, good, good]) == [(0, 2, True), (2, 6, False), (6, 7, True)]
+    assert runs_of([good, good, good, bad, bad, good, good]) == [
+        (0, 2, True),
+        (2, 6, False),
+        (6, 7, True),
+    ]
     assert runs_of([bad] * 3) == [(0, 3, False)]
     assert runs_of([]) == []
 
 
-def test_arrow_is_not_asked_again_after_some_pieces_in_a_row_were_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrow_is_not_asked_again_after_some_pieces_in_a_row_were_bad(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(json_columns, "_PIECE", 1)
     monkeypatch.setattr(json_columns, "_MOST_MISSES", 2)
     good, bad = b'{"value": 1}', b"{"
-    assert runs_of([bad, good, bad, good]) == [(0, 1, False), (1, 2, True), (2, 3, False), (3, 4, True)]
+    assert runs_of([bad, good, bad, good]) == [
+        (0, 1, False),
+        (1, 2, True),
+        (2, 3, False),
+        (3, 4, True),
+    ]
     assert runs_of([bad, bad, good, good]) == [(0, 4, False)]

@@ -112,7 +112,10 @@ def test_some_values_cannot_be_keys(value: Any, error: str) -> None:
 
 
 def test_a_client_refuses_to_look_up_what_cannot_be_a_key() -> None:
-    with Client("http://127.0.0.1:1") as client, pytest.raises(QueryError, match="nan cannot be a key"):
+    with (
+        Client("http://127.0.0.1:1") as client,
+        pytest.raises(QueryError, match="nan cannot be a key"),
+    ):
         client.get("sales", math.nan)
 
 
@@ -149,7 +152,9 @@ def deleted(name: str, kafka_key: bytes | None, kind: str = "table") -> str | No
         (pipeline.table if kind == "table" else pipeline.global_table)("rows", value=Row, key=name)
     source = pipeline.nodes[0]
     assert isinstance(source, nodes.Source)
-    keys = ValueDecoder(source_of(source)).keys.of_records([None], pa.array([kafka_key], pa.binary()))
+    keys = ValueDecoder(source_of(source)).keys.of_records(
+        [None], pa.array([kafka_key], pa.binary())
+    )
     (text,) = keys.to_pylist()
     assert text is None or isinstance(text, str)
     return text
@@ -178,13 +183,21 @@ def deleted(name: str, kafka_key: bytes | None, kind: str = "table") -> str | No
         ("weight", b"8.681E8", "868100000.0"),
         ("paid", b"true", "true"),
         ("raw", b"abc", "abc"),
-        ("place", b'{"type":"place","zip":"1","city":"Bergen"}', '{"city":"Bergen","type":"place","zip":"1"}'),
+        (
+            "place",
+            b'{"type":"place","zip":"1","city":"Bergen"}',
+            '{"city":"Bergen","type":"place","zip":"1"}',
+        ),
         ("tags", b'[ "a", "b" ]', '["a","b"]'),
         ("name", b' {"name":"Oslo"}\n', "Oslo"),
         ("due", b"1774771200000", "2026-03-29 08:00:00"),
         ("due", b'{"due":1774771200500}', "2026-03-29 08:00:00.5"),
         ("visit", b'{"visit":{}}', '{"at":null,"times":0}'),
-        ("visit", b'{"at":"2026-03-29T10:00:00","by":"ann"}', '{"at":"2026-03-29 08:00:00","times":0}'),
+        (
+            "visit",
+            b'{"at":"2026-03-29T10:00:00","by":"ann"}',
+            '{"at":"2026-03-29 08:00:00","times":0}',
+        ),
         ("sizes", b"[9,10]", "[10,9]"),
     ],
 )
@@ -254,7 +267,9 @@ def test_a_fields_key_is_the_text_of_its_value(name: str) -> None:
     pipeline.stream("rows", value=Row)
     source = pipeline.nodes[0]
     assert isinstance(source, nodes.Source)
-    keys = ValueDecoder(source_of(source)).keys.of_field([*rows, structs.replace(rows[1], weight=7)], name)
+    keys = ValueDecoder(source_of(source)).keys.of_field(
+        [*rows, structs.replace(rows[1], weight=7)], name
+    )
     assert keys.to_pylist() == [
         key_text(getattr(row, name)) for row in (rows[0], zoned, structs.replace(zoned, weight=7.0))
     ]

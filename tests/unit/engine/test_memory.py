@@ -43,13 +43,17 @@ def after_a_task() -> tuple[float, object]:
     return resident_mb() - before, last
 
 
-def test_a_worker_with_much_memory_returns_what_it_has_freed_after_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_with_much_memory_returns_what_it_has_freed_after_a_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(memory, "_MUCH_BYTES", psutil.Process().memory_info().rss)
     kept, _ = after_a_task()
     assert kept < 40
 
 
-def test_a_worker_with_little_memory_keeps_it_for_its_next_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_with_little_memory_keeps_it_for_its_next_task(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(memory, "_MUCH_BYTES", 1 << 40)
     kept, _ = after_a_task()
     assert kept > 80
@@ -70,7 +74,9 @@ class MeasuredOutput:
     def __init__(self) -> None:
         self.allocated = self.size = 0
 
-    def send(self, batch: Batch, records: Iterable[tuple[str, pa.Table]], state: PublishedState) -> dict[str, int]:
+    def send(
+        self, batch: Batch, records: Iterable[tuple[str, pa.Table]], state: PublishedState
+    ) -> dict[str, int]:
         tables = [table for _, table in records]
         self.size = sum(table.nbytes for table in tables)
         self.allocated = pa.total_allocated_bytes()
@@ -79,7 +85,11 @@ class MeasuredOutput:
 
 def test_while_a_batch_is_sent_the_driver_has_only_the_records_that_it_sends() -> None:
     pipeline = Pipeline("p")
-    numbers = pipeline.stream("numbers", value=int).group_by_key().aggregate(int, max, store="last", returns=int)
+    numbers = (
+        pipeline.stream("numbers", value=int)
+        .group_by_key()
+        .aggregate(int, max, store="last", returns=int)
+    )
     numbers.to_stream().to("changes")
     job = plan(pipeline).job
     (sink,) = job.operator_sinks
@@ -87,15 +97,22 @@ def test_while_a_batch_is_sent_the_driver_has_only_the_records_that_it_sends() -
     values = {name: pa.nulls(count, RETURNED_ROW.field(name).type) for name in RETURNED_ROW.names}
     values |= {"key": pa.array(map(str, range(count))), "value": pa.array(map(str, range(count)))}
     values |= {name: pa.array(np.arange(count)[::-1]) for name in ("sequence", "origin", "time")}
-    values |= {"group_id": pa.repeat(pa.scalar(sink.number, pa.int32()), count), "path": pa.array([b"\x00"] * count)}
+    values |= {
+        "group_id": pa.repeat(pa.scalar(sink.number, pa.int32()), count),
+        "path": pa.array([b"\x00"] * count),
+    }
     side_outputs = SideOutputs()
-    side_outputs.add_changes("stage-1-00000", pa.table(values).select(RETURNED_ROW.names).cast(RETURNED_ROW))
+    side_outputs.add_changes(
+        "stage-1-00000", pa.table(values).select(RETURNED_ROW.names).cast(RETURNED_ROW)
+    )
     collected = Collected(side_outputs.take())
     del values
     topic = MeasuredOutput()
     before = pa.total_allocated_bytes()
     output = BatchOutput(collected, changes=(), dead_letters=())
     batch = Batch(number=0, begun=0, partitions={}, ends={})
-    written = OutputWriter(job, 1, Destinations(topic)).write(batch, output, (), RejectedOutput(), NOTHING_PUBLISHED)
+    written = OutputWriter(job, 1, Destinations(topic)).write(
+        batch, output, (), RejectedOutput(), NOTHING_PUBLISHED
+    )
     assert written == {"changes": count}
     assert topic.allocated - before < topic.size * 1.1

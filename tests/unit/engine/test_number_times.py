@@ -51,7 +51,9 @@ class Session(Struct):
     first: Visit
 
 
-def decoder(contract: Any, event_time: str | EpochTime | None = None, nulls: Any = "dead_letter") -> ValueDecoder:
+def decoder(
+    contract: Any, event_time: str | EpochTime | None = None, nulls: Any = "dead_letter"
+) -> ValueDecoder:
     pipeline = Pipeline("p")
     pipeline.stream("t", value=contract, event_time=event_time, nulls=nulls)
     (source,) = pipeline.nodes
@@ -62,7 +64,9 @@ def decoder(contract: Any, event_time: str | EpochTime | None = None, nulls: Any
 def event_time(declared: str | EpochTime, number: int | None) -> int | str:
     """The event time in ms, or the reason why it is invalid."""
     source = decoder(View, declared)
-    times = source.columns.event_times([View(number)], pa.array([AT], pa.timestamp("us", "UTC")), CLOCK)
+    times = source.columns.event_times(
+        [View(number)], pa.array([AT], pa.timestamp("us", "UTC")), CLOCK
+    )
     problems = invalid_times(source, times, CLOCK)
     return problems[0][1] if any(problems) and problems[0] else times[0].as_py()
 
@@ -93,7 +97,11 @@ def test_a_number_is_the_event_time_in_the_declared_unit(
     declared: str | EpochTime, number: int | None, expected: int | str
 ) -> None:
     time = event_time(declared, number)
-    assert expected in time if isinstance(expected, str) and isinstance(time, str) else time == expected
+    assert (
+        expected in time
+        if isinstance(expected, str) and isinstance(time, str)
+        else time == expected
+    )
 
 
 def test_a_record_without_a_value_keeps_the_time_of_kafka() -> None:
@@ -113,12 +121,20 @@ class Wrong(Struct):
     ("declared", "mistake"),
     [
         ("text", r"event_time='text' is STRING, not a datetime or an int\. .*epoch_ms\(\"text\"\)"),
-        (epoch_ms("price"), r"event_time=epoch_ms\('price'\) is DOUBLE, not an int\. .* declare it as int"),
-        (epoch_ms("at"), r"event_time=epoch_ms\('at'\) is TIMESTAMP, not an int\. Write event_time='at'"),
+        (
+            epoch_ms("price"),
+            r"event_time=epoch_ms\('price'\) is DOUBLE, not an int\. .* declare it as int",
+        ),
+        (
+            epoch_ms("at"),
+            r"event_time=epoch_ms\('at'\) is TIMESTAMP, not an int\. Write event_time='at'",
+        ),
         (epoch_ms("no"), r"has no field 'no'"),
     ],
 )
-def test_a_field_that_cannot_be_the_event_time_is_refused(declared: str | EpochTime, mistake: str) -> None:
+def test_a_field_that_cannot_be_the_event_time_is_refused(
+    declared: str | EpochTime, mistake: str
+) -> None:
     with pytest.raises(TopologyError, match=mistake):
         decoder(Wrong, declared)
 
@@ -126,7 +142,9 @@ def test_a_field_that_cannot_be_the_event_time_is_refused(declared: str | EpochT
 def test_fields_of_a_contract_are_times_although_json_has_numbers() -> None:
     micros = 1_700_000_042_123_456
     visit = f'{{"type":"visit","at":{AT_MS},"ended-at":-5,"steps":[{micros}],"days":{{"x":0}}}}'
-    rows, values, letters = decoder(Session).decode([f'{{"visits":[{visit}],"first":{visit}}}'.encode()])
+    rows, values, letters = decoder(Session).decode(
+        [f'{{"visits":[{visit}],"first":{visit}}}'.encode()]
+    )
     assert (rows, letters) == ([0], [])
     expected = Visit(
         AT.replace(microsecond=123_000), datetime(1969, 12, 31, 23, 59, 55, tzinfo=UTC), [AT],
@@ -135,7 +153,9 @@ def test_fields_of_a_contract_are_times_although_json_has_numbers() -> None:
     assert values == [Session([expected], expected)]
     source = decoder(Visit, "at")
     assert source.columns.column(values[0].visits, "steps").to_pylist() == [[AT]]
-    assert source.columns.event_times(values[0].visits, pa.array([AT]), CLOCK).to_pylist() == [AT_MS]
+    assert source.columns.event_times(values[0].visits, pa.array([AT]), CLOCK).to_pylist() == [
+        AT_MS
+    ]
     assert contracts.fields(Visit)["at"] == "TIMESTAMP"
 
 
@@ -159,14 +179,18 @@ def test_what_is_no_number_of_the_unit_is_a_dead_letter(json: str, detail: str) 
     good = b'{"type": "visit", "at": 1}'
     rows, _, letters = decoder(Visit).decode([good, f'{{"type": "visit", {json}}}'.encode(), good])
     assert rows == [0, 2]
-    assert [(letter.row, letter.reason, letter.detail) for letter in letters] == [(1, "contract", detail)]
+    assert [(letter.row, letter.reason, letter.detail) for letter in letters] == [
+        (1, "contract", detail)
+    ]
 
 
 def test_fields_twice_are_found_although_a_number_has_no_quotes() -> None:
     class_of = contract_parts.quote_counter(Plain)
     assert class_of is not None
     assert class_of([Plain(AT, "x")]) == 2 * 3
-    rows, _, letters = decoder(Plain).decode([b'{"at": 1, "page": "x"}', b'{"at": 1, "page": "x", "at": 2}'])
+    rows, _, letters = decoder(Plain).decode(
+        [b'{"at": 1, "page": "x"}', b'{"at": 1, "page": "x", "at": 2}']
+    )
     assert (rows, [letter.reason for letter in letters]) == ([0], ["duplicate_field"])
 
 
@@ -189,9 +213,7 @@ class Measured(Struct, tag="measured"):
     then: list[Opened | Visit] = []
 
 
-OF_A_UNION = (
-    b'{"type":"measured","readings":[{"at":1700000042123,"due":1704067200},{"at":1}],"then":[{"type":"opened","at":2}]}'
-)
+OF_A_UNION = b'{"type":"measured","readings":[{"at":1700000042123,"due":1704067200},{"at":1}],"then":[{"type":"opened","at":2}]}'
 
 
 def test_unions_and_typed_dicts_contain_numbers_of_times() -> None:
@@ -210,16 +232,29 @@ def test_a_test_writes_the_numbers_of_a_value() -> None:
         "type": "visit", "at": AT_MS, "ended-at": 1_704_067_200, "steps": [1_700_000_042_123_456],
         "days": {"x": 1_700_000_042},
     }  # fmt: skip
-    unfinished = {"first": {"type": "visit", "at": AT}, "visits": [{"type": "view", "at": AT}], "by": AT}
+    unfinished = {
+        "first": {"type": "visit", "at": AT},
+        "visits": [{"type": "view", "at": AT}],
+        "by": AT,
+    }
     written = as_produced(unfinished, Session)
-    assert written == {"first": {"type": "visit", "at": AT_MS}, "visits": [{"type": "view", "at": AT}], "by": AT}
+    assert written == {
+        "first": {"type": "visit", "at": AT_MS},
+        "visits": [{"type": "view", "at": AT}],
+        "by": AT,
+    }
     view = View(1)
     assert as_produced(view, View) is view
 
 
 @given(st.lists(st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30)) | st.none()))
-def test_the_times_of_records_are_rounded_down_to_milliseconds(times: list[datetime | None]) -> None:
+def test_the_times_of_records_are_rounded_down_to_milliseconds(
+    times: list[datetime | None],
+) -> None:
     record_times = pa.array(times, pa.timestamp("us", "UTC"))
     microseconds = record_times.cast(pa.int64()).to_pylist()
     expected = [None if number is None else number // 1_000 for number in microseconds]
-    assert decoder(View).columns.event_times([None] * len(times), record_times, CLOCK).to_pylist() == expected
+    assert (
+        decoder(View).columns.event_times([None] * len(times), record_times, CLOCK).to_pylist()
+        == expected
+    )

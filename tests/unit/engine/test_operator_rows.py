@@ -31,20 +31,27 @@ _ROWS = st.lists(
 def test_parts_by_key_have_the_rows_of_their_keys_in_order(
     rows: list[dict[str, Any]], together: int, data: st.DataObject
 ) -> None:
-    columns = {name: pa.array([row.get(name) for row in rows], SCHEMA.field(name).type) for name in COLUMNS}
+    columns = {
+        name: pa.array([row.get(name) for row in rows], SCHEMA.field(name).type) for name in COLUMNS
+    }
     before = operator_rows._KEYED_ROWS_AT_ONCE
     operator_rows._KEYED_ROWS_AT_ONCE = together
     try:
         parts = [*OperatorRows.of([columns], None).by_key()]
     finally:
         operator_rows._KEYED_ROWS_AT_ONCE = before
-    keyed = sorted((row for row in rows if row["key"] is not None), key=lambda row: (row["key"], _position(row)))
+    keyed = sorted(
+        (row for row in rows if row["key"] is not None),
+        key=lambda row: (row["key"], _position(row)),
+    )
     expected = keyed + sorted((row for row in rows if row["key"] is None), key=_position)
     for keyed_rows, part in parts:
         of_part, expected = expected[: len(part)], expected[len(part) :]
         indices = np.array(data.draw(st.lists(st.integers(0, len(part) - 1))), np.intp)
         for name in ("key", "value", "headers", "sequence", "origin", "path"):
-            assert part.values_at(name, indices).to_pylist() == [of_part[index][name] for index in indices]
+            assert part.values_at(name, indices).to_pylist() == [
+                of_part[index][name] for index in indices
+            ]
             assert part.columns[name].to_pylist() == [row[name] for row in of_part]
         assert part.stream_times["after"].tolist() == [row["after"] for row in of_part]
         assert part.where(np.ones(len(part), bool)).columns == {**part.columns}
@@ -52,7 +59,9 @@ def test_parts_by_key_have_the_rows_of_their_keys_in_order(
             assert {row["key"] for row in of_part} == {None}
         else:
             assert len(keyed_rows) == len(part)
-            assert [keyed_rows.keys[number] for number in keyed_rows.key_numbers] == [row["key"] for row in of_part]
+            assert [keyed_rows.keys[number] for number in keyed_rows.key_numbers] == [
+                row["key"] for row in of_part
+            ]
     assert expected == []
 
 

@@ -36,13 +36,17 @@ class Logs:
     def index(self, time: int) -> Offsets:
         self.asked += 1
         results = {
-            part: next((offset for offset, (timestamp, _) in enumerate(entries) if timestamp >= time), None)
+            part: next(
+                (offset for offset, (timestamp, _) in enumerate(entries) if timestamp >= time), None
+            )
             for part, entries in self.entries.items()
         }
         return {part: offset for part, offset in results.items() if offset is not None}
 
     def latest(self) -> int:
-        return max((timestamp for entries in self.entries.values() for timestamp, _ in entries), default=-1)
+        return max(
+            (timestamp for entries in self.entries.values() for timestamp, _ in entries), default=-1
+        )
 
     def read(self, starts: Offsets, count: int) -> dict[Partition, Stretch]:
         return {part: self._read(part, start, count) for part, start in starts.items()}
@@ -63,7 +67,11 @@ class Logs:
         largest_timestamps = {
             part: max(timestamps)
             for part in self.parts
-            if (timestamps := [time for time, is_seen in self.entries[part][: position[part]] if is_seen])
+            if (
+                timestamps := [
+                    time for time, is_seen in self.entries[part][: position[part]] if is_seen
+                ]
+            )
         }
         return Backlog(self, self.parts, dict(position), self.ends, largest_timestamps)
 
@@ -83,24 +91,33 @@ class Logs:
 def logs(*partitions: Iterable[int | Entry]) -> Logs:
     """Partitions of a topic. A number is the timestamp of a record."""
     entries = {
-        ("topic", number): [entry if isinstance(entry, tuple) else (entry, True) for entry in partition]
+        ("topic", number): [
+            entry if isinstance(entry, tuple) else (entry, True) for entry in partition
+        ]
         for number, partition in enumerate(partitions)
     }
     return Logs(entries, {part: len(entries) for part, entries in entries.items()})
 
 
-def taken(found: Logs, most: int, position: Offsets | None = None) -> Iterator[list[tuple[int, int, int]]]:
+def taken(
+    found: Logs, most: int, position: Offsets | None = None
+) -> Iterator[list[tuple[int, int, int]]]:
     """The records of each batch, in order."""
     begin = dict(position or dict.fromkeys(found.parts, 0))
     for ends in found.backlog(position).batches(lambda: most):
-        yield [one for one in found.ordered() if begin[found.parts[one[1]]] <= one[2] < ends[found.parts[one[1]]]]
+        yield [
+            one
+            for one in found.ordered()
+            if begin[found.parts[one[1]]] <= one[2] < ends[found.parts[one[1]]]
+        ]
         begin = dict(ends)
     assert begin == found.ends
 
 
 @given(st.data())
 def test_batches_are_consecutive_stretches_of_the_order(data: st.DataObject) -> None:
-    # Few different times, so that there are ties; out of order; among them entries that nobody sees.
+    # Few different times, so that there are ties; out of order; among them entries that nobody
+    # sees.
     entry = st.tuples(st.integers(0, 12), st.booleans() | st.just(True))
     partitions = data.draw(st.lists(st.lists(entry, max_size=25), min_size=1, max_size=4))
     far_away: list[Entry] = [(10**12, False)] if data.draw(st.booleans()) else []
@@ -114,7 +131,11 @@ def test_batches_are_consecutive_stretches_of_the_order(data: st.DataObject) -> 
 
 def test_equal_times_stay_together_if_a_batch_can_hold_them() -> None:
     result = logs([1, 1, 2, 2, 3], [1, 2, 2, 2, 3])
-    assert [[record[0] for record in batch] for batch in taken(result, 6)] == [[1, 1, 1], [2] * 5, [3, 3]]
+    assert [[record[0] for record in batch] for batch in taken(result, 6)] == [
+        [1, 1, 1],
+        [2] * 5,
+        [3, 3],
+    ]
 
 
 def test_a_time_with_more_records_than_a_batch_may_have_takes_several_batches() -> None:
@@ -135,7 +156,12 @@ def test_a_record_waits_for_the_time_that_its_partition_has_reached() -> None:
 @pytest.mark.parametrize("most", [100, 1_000])
 def test_the_index_finds_each_batch_with_few_requests_and_few_records_read(most: int) -> None:
     # A day of records, at different speeds.
-    result = logs(*([1_700_000_000_000 + number * step for number in range(2_000)] for step in (43_000, 21_000, 7_000)))
+    result = logs(
+        *(
+            [1_700_000_000_000 + number * step for number in range(2_000)]
+            for step in (43_000, 21_000, 7_000)
+        )
+    )
     sizes = [len(batch) for batch in taken(result, most)]
     assert all(size >= most * 0.55 for size in sizes)
     assert result.asked <= 6 * len(sizes)
@@ -143,7 +169,8 @@ def test_the_index_finds_each_batch_with_few_requests_and_few_records_read(most:
 
 
 def test_a_backlog_is_divided_evenly() -> None:
-    # The last of three batches has as many records as the others, not the rest of two that are as large as possible.
+    # The last of three batches has as many records as the others, not the rest of two that are as
+    # large as possible.
     result = logs(range(0, 1_000, 2), range(1, 1_000, 2))
     sizes = [len(batch) for batch in taken(result, 500)]
     assert (len(sizes), sum(sizes)) == (3, 1_000)
@@ -151,7 +178,8 @@ def test_a_backlog_is_divided_evenly() -> None:
 
 
 def test_markers_of_transactions_do_not_end_batches_early_or_late() -> None:
-    # Records of years ago, written today in transactions: the index finds the first marker for every later time.
+    # Records of years ago, written today in transactions: the index finds the first marker for
+    # every later time.
     marker = (1_700_000_000_000, False)
     one: list[int | Entry] = [entry for time in range(0, 100, 2) for entry in (time, marker)]
     result = logs(one, list(range(1, 100, 2)))

@@ -17,7 +17,12 @@ from sluice.errors import EngineError
 from sluice.plan import AggregationGroup, Job, plan
 from sluice.plan.combinable import CombinableFunction, combinable_function
 
-TYPES = {"s0_amount": "decimal(12,2)", "s0_number": "bigint", "s0_share": "double", "s0_shop": "string"}
+TYPES = {
+    "s0_amount": "decimal(12,2)",
+    "s0_number": "bigint",
+    "s0_share": "double",
+    "s0_shop": "string",
+}
 
 
 class Sale(Struct):
@@ -55,17 +60,24 @@ def windowed(*records: tuple[str, int, Any]) -> pa.RecordBatch:
     })  # fmt: skip
 
 
-def combined(partial: PartialAggregates, *batches: pa.RecordBatch) -> dict[tuple[str, int], tuple[Any, ...]]:
+def combined(
+    partial: PartialAggregates, *batches: pa.RecordBatch
+) -> dict[tuple[str, int], tuple[Any, ...]]:
     """The partial aggregates of each state row."""
     rows = partial.combine(pa.Table.from_batches(batches)).to_pylist()
-    results = {(row["key"], row["window_start"]): tuple(row[part.column] for part in partial.parts) for row in rows}
+    results = {
+        (row["key"], row["window_start"]): tuple(row[part.column] for part in partial.parts)
+        for row in rows
+    }
     assert len(results) == len(rows)
     return results
 
 
 def test_a_task_passes_on_one_row_per_state_row() -> None:
     partial = aggregates(n="count(*)", total="sum(amount)", least="min(amount)", most="max(amount)")
-    first = windowed(("a", 0, Decimal("1.10")), ("b", 0, Decimal("2.00")), ("a", 100, Decimal("7.00")))
+    first = windowed(
+        ("a", 0, Decimal("1.10")), ("b", 0, Decimal("2.00")), ("a", 100, Decimal("7.00"))
+    )
     second = windowed(("a", 0, Decimal("0.25")))
     assert combined(partial, first, second) == {
         ("a", 0): (2, Decimal("1.35"), Decimal("0.25"), Decimal("1.10")),
@@ -129,11 +141,14 @@ def test_which_aggregates_are_not(text: str) -> None:
 
 def test_a_column_of_another_type_than_the_plans_ends_the_run_with_advice() -> None:
     with pytest.raises(EngineError, match=r"decimal\(20,7\)"):
-        PartialAggregates.of(group(total="sum(amount)").store_columns, TYPES | {"s0_amount": "decimal(20,7)"})
+        PartialAggregates.of(
+            group(total="sum(amount)").store_columns, TYPES | {"s0_amount": "decimal(20,7)"}
+        )
 
 
 records = st.lists(
-    st.tuples(st.sampled_from("abc"), st.sampled_from([0, 100, 200]), st.integers(-9999, 9999)), min_size=1
+    st.tuples(st.sampled_from("abc"), st.sampled_from([0, 100, 200]), st.integers(-9999, 9999)),
+    min_size=1,
 )
 
 
@@ -144,5 +159,8 @@ def test_partial_aggregation_loses_nothing(batches: list[list[tuple[str, int, in
     for key, start, cents in (record for batch in batches for record in batch):
         count, total = expected.get((key, start), (0, Decimal(0)))
         expected[key, start] = (count + 1, total + Decimal(cents).scaleb(-2))
-    made = [windowed(*((key, start, Decimal(cents).scaleb(-2)) for key, start, cents in batch)) for batch in batches]
+    made = [
+        windowed(*((key, start, Decimal(cents).scaleb(-2)) for key, start, cents in batch))
+        for batch in batches
+    ]
     assert combined(partial, *made) == expected

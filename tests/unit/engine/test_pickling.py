@@ -29,13 +29,19 @@ for pickled in sys.argv[1:]:
 """
 
 
-@pytest.mark.parametrize(("name", "negated", "result"), [("large", False, "True"), ("is_key", True, "True")])
-def test_a_function_without_the_key_finds_its_module(tmp_path: Path, name: str, negated: bool, result: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "negated", "result"), [("large", False, "True"), ("is_key", True, "True")]
+)
+def test_a_function_without_the_key_finds_its_module(
+    tmp_path: Path, name: str, negated: bool, result: str
+) -> None:
     file = tmp_path / "conditions.py"
     file.write_text(FILE)
     function = with_key("here", getattr(load_module(file), name), "value")
     pickled = pickle.dumps(Pickled.of(Not(function) if negated else function))
-    done = subprocess.run([sys.executable, "-c", CALL, pickled.hex()], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", CALL, pickled.hex()], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == result
 
 
@@ -66,8 +72,12 @@ if __name__ == "__main__":
 def test_a_function_of_a_script_has_the_scripts_structs_and_enums(tmp_path: Path) -> None:
     file = tmp_path / "script.py"
     file.write_text(SCRIPT)
-    pickled = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True).stdout.strip()
-    done = subprocess.run([sys.executable, "-c", CALL, pickled], capture_output=True, text=True, check=True)
+    pickled = subprocess.run(
+        [sys.executable, str(file)], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    done = subprocess.run(
+        [sys.executable, "-c", CALL, pickled], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "Amount(cents=10, kind=<Kind.SALE: 'sale'>)"
 
 
@@ -104,8 +114,13 @@ IN_TASK = "from pyspark import SparkFiles; SparkFiles._is_running_on_worker, Spa
 def test_a_task_runs_a_script_up_to_its_driver(tmp_path: Path) -> None:
     file = tmp_path / "script.py"
     file.write_text(UNGUARDED)
-    pickled = subprocess.run([sys.executable, str(file), "pickle"], capture_output=True, text=True, check=True).stdout
+    pickled = subprocess.run(
+        [sys.executable, str(file), "pickle"], capture_output=True, text=True, check=True
+    ).stdout
     calls = [sys.executable, "-c", f"{IN_TASK}\n{CALL}", *pickled.split()]
     done = subprocess.run(calls, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "Amount(cents=10)", "tripled has failed"
-    assert "up to its first TopologyTestDriver, and find no class Later there. Define Later before" in done.stderr
+    assert (
+        "up to its first TopologyTestDriver, and find no class Later there. Define Later before"
+        in done.stderr
+    )

@@ -30,7 +30,9 @@ class Queries:
         self.started: list[tuple[int, int, Mapping[str, int]]] = []
         self.queries: list[Query] = []
 
-    def start(self, previous: PlannedBatch, batch: PlannedBatch, times: Mapping[str, int]) -> BatchQuery:
+    def start(
+        self, previous: PlannedBatch, batch: PlannedBatch, times: Mapping[str, int]
+    ) -> BatchQuery:
         self.started.append((previous.number, batch.number, times))
         self.queries.append(Query())
         return cast(BatchQuery, self.queries[-1])

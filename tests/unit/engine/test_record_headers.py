@@ -19,7 +19,10 @@ def texts(*records: list[tuple[str, bytes | None]] | None) -> pa.Array:
         return {} if content is None else {"value": base64.b64encode(content).decode()}
 
     return pa.array(
-        [None if headers is None else json.dumps([{"key": k, **value(v)} for k, v in headers]) for headers in records],
+        [
+            None if headers is None else json.dumps([{"key": k, **value(v)} for k, v in headers])
+            for headers in records
+        ],
         pa.string(),
     )
 
@@ -43,19 +46,28 @@ def test_headers_of_sluice_are_left_out(own: str) -> None:
     assert pairs(kept) == [[("sluicegate", b"2")], []]
 
 
-@pytest.mark.parametrize("given", [None, texts(None, None), texts([], None), texts([("sluice.x", b"")], None)])
+@pytest.mark.parametrize(
+    "given", [None, texts(None, None), texts([], None), texts([("sluice.x", b"")], None)]
+)
 def test_without_headers_there_is_no_column(given: pa.Array | None) -> None:
     assert with_headers(table(2), given).column_names == ["key"]
 
 
 def test_records_with_and_without_headers_come_together() -> None:
-    together = concatenate_records([table(1), with_headers(table(1), texts([("a", b"1")])), table(1)])
+    together = concatenate_records(
+        [table(1), with_headers(table(1), texts([("a", b"1")])), table(1)]
+    )
     assert pairs(together) == [[], [("a", b"1")], []]
 
 
 def test_the_bounds_of_a_window_replace_headers_of_the_same_name() -> None:
-    own = with_headers(table(2), texts([("window_start", b"theirs"), ("a", b"1")], None)).column("headers")
-    bounds = pa.array([[{"key": "window_start", "value": b"0"}], [{"key": "window_start", "value": b"5"}]], own.type)
+    own = with_headers(table(2), texts([("window_start", b"theirs"), ("a", b"1")], None)).column(
+        "headers"
+    )
+    bounds = pa.array(
+        [[{"key": "window_start", "value": b"0"}], [{"key": "window_start", "value": b"5"}]],
+        own.type,
+    )
     together = with_more(own, bounds)
     assert [[(h["key"], h["value"]) for h in headers] for headers in together.to_pylist()] == [
         [("a", b"1"), ("window_start", b"0")],

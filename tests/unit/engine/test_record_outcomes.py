@@ -35,7 +35,8 @@ def outcome(records: list[int], applied: list[int], for_operators: list[int]) ->
 def passed_over(*rows: tuple[int, int, int, Outcome]) -> PassedOver:
     """Rows that operators have passed over.
 
-    Each has the offset and the number of rows of its record, the record's outcome otherwise, and why.
+    Each has the offset and the number of rows of its record, the record's outcome otherwise, and
+    why.
     """
     passed = PassedOver()
     for offset, number, otherwise, why in rows:

@@ -49,7 +49,12 @@ def test_a_record_without_an_origin_is_an_error(name: str) -> None:
     ingest = Ingest.of(job, Totals.of(job, {}), SideOutputs(), {"sales": 1, "shops": 1})
     numbers = {"partition": 3, "offset": 5, name: LARGEST[name] + 1}
     batch = pa.RecordBatch.from_pydict(
-        {"_source": [0], "_partition": [numbers["partition"]], "_offset": [numbers["offset"]], "_sequence": [1]}
+        {
+            "_source": [0],
+            "_partition": [numbers["partition"]],
+            "_offset": [numbers["offset"]],
+            "_sequence": [1],
+        }
     )
     message = f"Operators cannot read sales, partition {numbers['partition']}: {name} {numbers[name]} is above"
     with pytest.raises(EngineError, match=message):
@@ -64,11 +69,17 @@ def test_numbers_are_sorted_by_all_of_their_digits() -> None:
 
 @given(
     rows=st.lists(
-        st.tuples(st.integers(-1, 3), st.integers(0, 3), st.sampled_from([b"", b"\x00", b"\x00\xff", b"\x00a"]))
+        st.tuples(
+            st.integers(-1, 3),
+            st.integers(0, 3),
+            st.sampled_from([b"", b"\x00", b"\x00\xff", b"\x00a"]),
+        )
     ),
     chunk=st.integers(1, 5),
 )
-def test_rows_are_sorted_by_sequence_origin_and_path(rows: list[tuple[int, int, bytes]], chunk: int) -> None:
+def test_rows_are_sorted_by_sequence_origin_and_path(
+    rows: list[tuple[int, int, bytes]], chunk: int
+) -> None:
     columns: Any = zip(*rows, strict=True) if rows else [[]] * 3
     types = (pa.int64(), pa.int64(), pa.binary())
     arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
@@ -85,10 +96,16 @@ _NUMBERS = st.sampled_from([0, 1, 7, 2**40 - 1, 2**40, 2**53 + 3, 2**62, 2**63 -
 @example([(-(2**63), 0, b""), (2**63 - 1, 0, b"")])
 @given(
     st.lists(
-        st.tuples(_NUMBERS | st.sampled_from([-1, -(2**63)]), _NUMBERS, st.sampled_from([b"", b"\x00", b"a", b"ab"]))
+        st.tuples(
+            _NUMBERS | st.sampled_from([-1, -(2**63)]),
+            _NUMBERS,
+            st.sampled_from([b"", b"\x00", b"a", b"ab"]),
+        )
     )
 )
-def test_numbers_of_positions_have_the_order_of_the_positions(positions: list[tuple[int, int, bytes]]) -> None:
+def test_numbers_of_positions_have_the_order_of_the_positions(
+    positions: list[tuple[int, int, bytes]],
+) -> None:
     """Also of positions that are too far apart for 64 bits."""
     table = pa.table({
         "sequence": pa.array([sequence for sequence, _, _ in positions], pa.int64()),
@@ -101,7 +118,9 @@ def test_numbers_of_positions_have_the_order_of_the_positions(positions: list[tu
 
 
 @given(values=st.lists(st.none() | st.text(max_size=3), max_size=8), data=st.data())
-def test_taken_values_are_those_that_arrow_takes(values: list[str | None], data: st.DataObject) -> None:
+def test_taken_values_are_those_that_arrow_takes(
+    values: list[str | None], data: st.DataObject
+) -> None:
     column = pa.array(values, pa.string())
     places = st.lists(st.integers(0, len(values) - 1), max_size=12) if values else st.just([])
     indices = pa.array(data.draw(places), pa.int64())

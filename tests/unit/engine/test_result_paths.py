@@ -30,14 +30,27 @@ def test_columns_have_the_same_paths(results: list[tuple[bytes, int, str, int]])
     keys = pa.array([key for _, _, key, _ in results], pa.string()).dictionary_encode()
     ranks, numbers = (np.array([each[column] for each in results], np.int64) for column in (1, 3))
     released = ReleasedResults(
-        keys.dictionary, keys.indices.to_numpy(), ranks, ranks, numbers, ranks, pa.nulls(len(results), pa.string())
+        keys.dictionary,
+        keys.indices.to_numpy(),
+        ranks,
+        ranks,
+        numbers,
+        ranks,
+        pa.nulls(len(results), pa.string()),
     )
     for before in (False, True):
         paths: list[bytes] = []
         for cause, rank, key, number in results:
-            paths.append(row_order.result_path(row_order.release_path(cause, rank, key, before=before), number))
+            paths.append(
+                row_order.result_path(
+                    row_order.release_path(cause, rank, key, before=before), number
+                )
+            )
         assert release_paths(causes, released, before=before).to_pylist() == paths
     for rekeyed in (False, True):
         begins = [row_order.after_rekeying(cause) if rekeyed else cause for cause, *_ in results]
-        paths = [row_order.result_path(begin, each[3]) for begin, each in zip(begins, results, strict=True)]
+        paths = [
+            row_order.result_path(begin, each[3])
+            for begin, each in zip(begins, results, strict=True)
+        ]
         assert result_paths(causes, numbers, rekeyed=rekeyed).to_pylist() == paths

@@ -16,7 +16,12 @@ KEYS = [f"key-{number}" for number in range(50)]
 
 def with_keys(*keys: str | None, **columns: pa.Array) -> pa.RecordBatch:
     """Rows with these keys, in this order."""
-    own = {"target": 1, "key": pa.array(keys, pa.string()), "sequence": pa.array(range(len(keys))), "path": b"\x00"}
+    own = {
+        "target": 1,
+        "key": pa.array(keys, pa.string()),
+        "sequence": pa.array(range(len(keys))),
+        "path": b"\x00",
+    }
     return rows(len(keys), own | columns)
 
 
@@ -40,7 +45,10 @@ def test_each_worker_gets_the_rows_of_its_keys_in_order() -> None:
     for row in without_worker(given):
         expected.setdefault(owner(str(row["key"]), 3), []).append(row)
     assert (
-        received(RowBatchWriter(3, SideOutputs()), given.slice(0, 30), given.slice(30), given.slice(0, 0)) == expected
+        received(
+            RowBatchWriter(3, SideOutputs()), given.slice(0, 30), given.slice(30), given.slice(0, 0)
+        )
+        == expected
     )
     assert received(RowBatchWriter(3, SideOutputs())) == {}
 
@@ -51,7 +59,9 @@ def test_a_row_with_a_worker_goes_there_and_a_row_without_a_key_anywhere() -> No
     assert without_worker(given)[0] in by_worker[2]
     assert without_worker(given)[1] in by_worker[owner(KEYS[1], 3)]
     assert without_worker(given)[2] in by_worker[0]
-    assert [*received(RowBatchWriter(3, SideOutputs()), with_keys(None)).values()] == [without_worker(with_keys(None))]
+    assert [*received(RowBatchWriter(3, SideOutputs()), with_keys(None)).values()] == [
+        without_worker(with_keys(None))
+    ]
 
 
 def test_every_worker_gets_the_rows_for_all() -> None:
@@ -67,7 +77,10 @@ def test_a_row_batch_has_few_rows_and_few_bytes(monkeypatch: pytest.MonkeyPatch)
         with monkeypatch.context() as patched:
             patched.setattr(row_batches, name, most)
             small = [given.slice(begin, 5) for begin in range(0, len(KEYS), 5)]
-            assert sum(batch.num_rows for batch in RowBatchWriter(1, SideOutputs())(iter(small))) >= batch_count
+            assert (
+                sum(batch.num_rows for batch in RowBatchWriter(1, SideOutputs())(iter(small)))
+                >= batch_count
+            )
             assert received(RowBatchWriter(1, SideOutputs()), *small) == {0: without_worker(given)}
     monkeypatch.setattr(row_batches, "_MOST_BYTES", 10_000)
     assert (

@@ -16,7 +16,16 @@ import pyarrow as pa
 import pytest
 from msgspec import Struct
 
-from sluice import Change, Decimal2, Digits, EpochMicros, EpochMillis, EpochSeconds, Pipeline, debezium
+from sluice import (
+    Change,
+    Decimal2,
+    Digits,
+    EpochMicros,
+    EpochMillis,
+    EpochSeconds,
+    Pipeline,
+    debezium,
+)
 from sluice.engine.read.decode import ValueDecoder
 from sluice.engine.read.decoding_errors import DuplicateField, refuse_duplicates
 from sluice.plan.node_steps import source_of
@@ -91,12 +100,16 @@ def decoded(value: Value[Any], text: str, key: bytes | None = None) -> Any:
         return "out_of_range", unfit[0]
     if letters:
         return letters[0].reason, letters[0].detail
-    return {name: of_value.columns.column(values, name)[0].as_py() for name in of_value.source.types}
+    return {
+        name: of_value.columns.column(values, name)[0].as_py() for name in of_value.source.types
+    }
 
 
 def envelope(**fields: str) -> str:
     source = '{"sequence": "[\\"1\\"]", "ts_ms": 5}'
-    members = [f'"{name}": {text}' for name, text in ({"source": source, "op": '"u"'} | fields).items()]
+    members = [
+        f'"{name}": {text}' for name, text in ({"source": source, "op": '"u"'} | fields).items()
+    ]
     return f"{{{', '.join(members)}}}"
 
 
@@ -107,7 +120,9 @@ def with_schema(payload: str) -> str:
 CASES = [(kind, text) for kind, texts in KINDS.items() for text in texts]
 
 
-@pytest.mark.parametrize(("kind", "text"), CASES, ids=[f"{kind} {text[:30]}" for kind, text in CASES])
+@pytest.mark.parametrize(
+    ("kind", "text"), CASES, ids=[f"{kind} {text[:30]}" for kind, text in CASES]
+)
 def test_a_row_is_decoded_as_in_a_topic_of_its_own(kind: Any, text: str) -> None:
     row_class, changes = contracts(kind)
     row = f'{{"id": 1, "x": {text}}}'
@@ -118,11 +133,15 @@ def test_a_row_is_decoded_as_in_a_topic_of_its_own(kind: Any, text: str) -> None
         assert inside == {"kind": "update", "old": None, "new": alone}
     else:
         assert inside[0] == alone[0]
-        if alone[0] != "out_of_range":  # the column with the whole row does not fit, not the column with the field
+        if (
+            alone[0] != "out_of_range"
+        ):  # the column with the whole row does not fit, not the column with the field
             assert inside[1].replace("$.new", "$") == alone[1]
 
 
-@pytest.mark.parametrize("kind", [EpochMicros, Inner, Decimal2, list[EpochMillis], dict[str, Decimal2], datetime, Any])
+@pytest.mark.parametrize(
+    "kind", [EpochMicros, Inner, Decimal2, list[EpochMillis], dict[str, Decimal2], datetime, Any]
+)
 def test_the_row_before_a_change_is_decoded_like_the_row_after_it(kind: Any) -> None:
     _, changes = contracts(kind)
     row = f'{{"id": 1, "x": {KINDS[kind][0]}}}'
@@ -224,7 +243,8 @@ def test_a_row_of_which_only_the_key_was_sent_is_null(
 
 def test_a_column_that_the_table_lacks_has_its_default_in_both_rows() -> None:
     change = decoded(
-        debezium(DefaultsChange), envelope(before='{"id": 2, "city": "a"}', after='{"id": 2, "city": "b"}')
+        debezium(DefaultsChange),
+        envelope(before='{"id": 2, "city": "a"}', after='{"id": 2, "city": "b"}'),
     )
     assert (change["old"]["n"], change["new"]["n"]) == (7, 7)
 
@@ -234,12 +254,18 @@ def test_the_columns_of_a_key_of_several_columns_are_not_enough() -> None:
         ('{"id": 2, "city": "a"}', None),
         ('{"id": 2, "city": "a", "n": 1}', {"id": 2, "city": "a", "n": 1}),
     ):
-        change = decoded(debezium(LooseChange), envelope(before=before, op='"d"'), b'{"id": 2, "city": "a"}')
+        change = decoded(
+            debezium(LooseChange), envelope(before=before, op='"d"'), b'{"id": 2, "city": "a"}'
+        )
         assert change["old"] == old
 
 
 def test_rows_that_are_no_objects_stay_as_they_are() -> None:
-    assert decoded(debezium(NumberChange), envelope(before="1", after="2")) == {"kind": "update", "old": 1, "new": 2}
+    assert decoded(debezium(NumberChange), envelope(before="1", after="2")) == {
+        "kind": "update",
+        "old": 1,
+        "new": 2,
+    }
 
 
 def test_values_without_a_change_are_refused_between_others() -> None:
@@ -295,7 +321,10 @@ def checked(kind: Any, texts: Sequence[str]) -> None:
 
 
 def test_no_amount_that_is_text_escapes_the_check() -> None:
-    checked(contracts(Decimal2 | None)[0], ['{"x": "+5"}', '{"x"  :\n "+5"}', '{"\\u0078": "+5"}', '{"x": 5}'])
+    checked(
+        contracts(Decimal2 | None)[0],
+        ['{"x": "+5"}', '{"x"  :\n "+5"}', '{"\\u0078": "+5"}', '{"x": 5}'],
+    )
     checked(contracts(list[Decimal2])[0], ['{"x": ["+5"]}', '{"x": [5]}'])
     checked(contracts(dict[str, Decimal2])[0], ['{"x": {"y": "+5"}}'])
     checked(Decimal2, ['"+5"', "5"])

@@ -31,7 +31,10 @@ def test_a_sqlite_file_on_a_cluster_is_refused_with_the_next_step(master: str) -
     with pytest.raises(SettingsError) as refused:
         require_reachable(master, [SERVER, FILE])
     assert FILE in refused.value.detail
-    assert refused.value.next_step == "Set SLUICE_SHARDS to a PostgreSQL database, or start a state server per worker."
+    assert (
+        refused.value.next_step
+        == "Set SLUICE_SHARDS to a PostgreSQL database, or start a state server per worker."
+    )
 
 
 def test_executors_use_the_drivers_version_of_the_pipelines_file(

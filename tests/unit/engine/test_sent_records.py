@@ -14,7 +14,9 @@ from sluice.engine.batch.record_headers import HEADERS
 from sluice.engine.publish import transaction
 
 Record = dict[str, Any]
-HEADER = st.fixed_dictionaries({"key": st.text(max_size=2), "value": st.none() | st.binary(max_size=2)})
+HEADER = st.fixed_dictionaries(
+    {"key": st.text(max_size=2), "value": st.none() | st.binary(max_size=2)}
+)
 RECORD = st.fixed_dictionaries(
     {
         "key": st.none() | st.binary(max_size=3),
@@ -50,14 +52,25 @@ def arguments(record: Record) -> tuple[Any, ...]:
     number = record["partition"]
     headers = [(header["key"], header["value"]) for header in record["headers"] or ()]
     partition = -1 if number is None or number < 0 else number % 4
-    return "sales", record["value"], record["key"], partition, None, None, record["timestamp"] or 0, headers or None
+    return (
+        "sales",
+        record["value"],
+        record["key"],
+        partition,
+        None,
+        None,
+        record["timestamp"] or 0,
+        headers or None,
+    )
 
 
 @given(st.lists(st.lists(RECORD, max_size=4), max_size=3), st.integers(1, 5), st.integers(0, 3))
 def test_every_record_is_sent_once_and_in_order_with_all_of_its_parts(
     chunks: list[list[Record]], at_once: int, begin: int
 ) -> None:
-    table = pa.Table.from_batches([pa.RecordBatch.from_pylist(rows, SCHEMA) for rows in chunks], SCHEMA).slice(begin)
+    table = pa.Table.from_batches(
+        [pa.RecordBatch.from_pylist(rows, SCHEMA) for rows in chunks], SCHEMA
+    ).slice(begin)
     client: Any = Client()
     whole = transaction.checksum(table)
     with pytest.MonkeyPatch.context() as patch:

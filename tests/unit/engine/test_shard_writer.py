@@ -28,7 +28,9 @@ pytestmark = pytest.mark.unit
 
 Counts = list[tuple[str, int, int]]
 """Key, window start, and the count in this window."""
-COUNTS = st.lists(st.tuples(st.sampled_from(["", "a", "b"]), st.integers(-2, 12), st.integers(0, 3)), max_size=40)
+COUNTS = st.lists(
+    st.tuples(st.sampled_from(["", "a", "b"]), st.integers(-2, 12), st.integers(0, 3)), max_size=40
+)
 
 
 class Sale(Struct):
@@ -59,7 +61,9 @@ def state_rows(group: int, counts: Counts) -> pa.RecordBatch:
     return rows(len(counts), {"target": group, **columns})
 
 
-@given(batches=st.lists(COUNTS, min_size=1, max_size=4), page_rows=st.sampled_from([1, 2, 7, 20_000]))
+@given(
+    batches=st.lists(COUNTS, min_size=1, max_size=4), page_rows=st.sampled_from([1, 2, 7, 20_000])
+)
 def test_batches_in_pages_add_up_to_the_counts_of_all_rows(
     tmp_path_factory: pytest.TempPathFactory, batches: list[Counts], page_rows: int
 ) -> None:
@@ -113,7 +117,9 @@ def test_a_batch_has_the_sums_of_groups_and_the_last_changes_of_stores(
         row = dict(zip(StateRow.__struct_fields__, (*row_id, f"[{value}]"), strict=True))
         row["path"] = b""
         given_rows.append(row if is_of_group else row | {"sequence": position[0], "origin": origin})
-    schema = pa.schema([RETURNED_ROW.field(name) for name in (*StateRow.__struct_fields__, *SORT_KEY)])
+    schema = pa.schema(
+        [RETURNED_ROW.field(name) for name in (*StateRow.__struct_fields__, *SORT_KEY)]
+    )
     written = writes._changed_rows(pa.Table.from_pylist(given_rows, schema))
     expected = sums | {row_id: value for row_id, (_, value) in last.items()}
     assert [tuple(row.values()) for row in written.to_pylist()] == [
@@ -124,14 +130,27 @@ def test_a_batch_has_the_sums_of_groups_and_the_last_changes_of_stores(
 def test_rows_that_occur_once_are_not_decoded(tmp_path: Path) -> None:
     writes, group = writer(tmp_path)
     counts = state_rows(group, [("a", 0, 1), ("b", 0, 2), ("a", 0, 3)])
-    columns = {name: counts.column(name) for name in ("key", "window_start", "window_end", *SORT_KEY)}
-    columns |= {"group_id": counts.column("target"), "value": pa.array(["[1]", "not decoded", "[2]"])}
+    columns = {
+        name: counts.column(name) for name in ("key", "window_start", "window_end", *SORT_KEY)
+    }
+    columns |= {
+        "group_id": counts.column("target"),
+        "value": pa.array(["[1]", "not decoded", "[2]"]),
+    }
     written = writes._changed_rows(pa.table(columns))
-    assert [(row["key"], row["value"]) for row in written.to_pylist()] == [("a", "[3]"), ("b", "not decoded")]
+    assert [(row["key"], row["value"]) for row in written.to_pylist()] == [
+        ("a", "[3]"),
+        ("b", "not decoded"),
+    ]
 
 
 def test_a_row_without_a_key_is_left_out(tmp_path: Path) -> None:
     writes, _ = writer(tmp_path)
-    columns = {"group_id": [STORE, STORE], "key": ["a", None], "window_start": [0, 0], "window_end": [1, 1]}
+    columns = {
+        "group_id": [STORE, STORE],
+        "key": ["a", None],
+        "window_start": [0, 0],
+        "window_end": [1, 1],
+    }
     columns |= {"value": ["[1]", "[2]"], "sequence": [1, 2], "origin": [1, 2], "path": [b"", b""]}
     assert writes._changed_rows(pa.table(columns)).column("key").to_pylist() == ["a"]

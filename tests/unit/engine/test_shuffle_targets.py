@@ -35,7 +35,11 @@ def latest(total: int, sale: Any) -> int:
 def job(*, topic: bool = False, step: bool = False) -> Job:
     """A sum by shop in a store, also written to a topic, or filtered first."""
     pipeline = Pipeline("p")
-    sums = pipeline.stream("sales", value=Sale).group_by("shop").aggregate(int, latest, store="sums", returns=int)
+    sums = (
+        pipeline.stream("sales", value=Sale)
+        .group_by("shop")
+        .aggregate(int, latest, store="sums", returns=int)
+    )
     if topic:
         sums.to_stream().to("changes")
     if step:
@@ -48,9 +52,16 @@ def routes_in(planned: Job) -> ShuffleTargets:
     storage = Storage.of(planned, 1, Settings.read({}))
     totals = Totals.of(planned, {})
     ingest = Ingest.of(planned, totals, storage.side_outputs, {"sales": 1})
-    stages = Stages(planned, storage, ingest, epoch=1, shard_writer=ShardWriter.of(storage, 1, totals))
+    stages = Stages(
+        planned, storage, ingest, epoch=1, shard_writer=ShardWriter.of(storage, 1, totals)
+    )
     read = types_of(planned.layers, types_read(planned))
-    stages.edges(0, lambda columns: {column.name: compact(on_arrow(column.sql, read).type) for column in columns})
+    stages.edges(
+        0,
+        lambda columns: {
+            column.name: compact(on_arrow(column.sql, read).type) for column in columns
+        },
+    )
     stages.task(1)
     return ShuffleTargets.of(stages, 1)
 
@@ -58,9 +69,17 @@ def routes_in(planned: Job) -> ShuffleTargets:
 def results(number: int, *given: tuple[str, str | None, bool]) -> pa.RecordBatch:
     """Results of an operator: key, value, and whether it is the old value of a change."""
     keys, values, old = zip(*given, strict=True)
-    columns: dict[str, Any] = {"target": number, "emitted": True, "output": "output", "path": b"\x00"}
+    columns: dict[str, Any] = {
+        "target": number,
+        "emitted": True,
+        "output": "output",
+        "path": b"\x00",
+    }
     columns |= {"sequence": pa.array(range(len(given))), "origin": 0, "time": 5}
-    return rows(len(given), columns | {"key": pa.array(keys), "value": pa.array(values), "old": pa.array(old)})
+    return rows(
+        len(given),
+        columns | {"key": pa.array(keys), "value": pa.array(values), "old": pa.array(old)},
+    )
 
 
 def test_a_result_reaches_the_store_and_the_topic_without_its_old_value() -> None:
@@ -74,11 +93,17 @@ def test_a_result_reaches_the_store_and_the_topic_without_its_old_value() -> Non
     routed = pa.Table.from_batches(routes(iter([given])), SCHEMA).to_pylist()
     assert not any(row["emitted"] for row in routed)
     by_target = {
-        target: [(row["key"], row["value"]) for row in routed if (row["target"], row["side"]) == target]
+        target: [
+            (row["key"], row["value"]) for row in routed if (row["target"], row["side"]) == target
+        ]
         for target in ((operator.number, STORE), (sink.number, 0), (99, 0))
     }
     changed = [("a", "2"), ("b", None)]
-    assert by_target == {(operator.number, STORE): changed, (sink.number, 0): changed, (99, 0): [("k", None)]}
+    assert by_target == {
+        (operator.number, STORE): changed,
+        (sink.number, 0): changed,
+        (99, 0): [("k", None)],
+    }
     assert len(routed) == 5
     assert all(row["output"] is None and row["worker"] is None for row in routed)
 
@@ -88,21 +113,30 @@ def test_the_steps_after_an_operator_read_its_results() -> None:
     (operator,), (sink,) = planned.operators, planned.operator_sinks
     given = results(operator.number, ("a", "3", False), ("b", "4", False), ("c", None, False))
     routed = pa.Table.from_batches(routes_in(planned)(iter([given])), SCHEMA).to_pylist()
-    assert [(row["key"], row["value"]) for row in routed if row["target"] == sink.number] == [("b", "4")]
+    assert [(row["key"], row["value"]) for row in routed if row["target"] == sink.number] == [
+        ("b", "4")
+    ]
 
 
 def test_only_the_last_result_of_a_key_leaves_an_operator_that_only_feeds_its_store() -> None:
     planned = job()
     (operator,) = planned.operators
     assert planned.store_only_operators == {operator.number}
-    output = StageOutput(operator=StageOperator(operator, lambda: None), only_stored=planned.store_only_operators)  # type: ignore[arg-type, return-value]
+    output = StageOutput(
+        operator=StageOperator(operator, lambda: None), only_stored=planned.store_only_operators
+    )  # type: ignore[arg-type, return-value]
     for sequence, (key, value) in enumerate([("a", "1"), ("b", "2"), ("a", "3")]):
         output.start_row((sequence, 0, b"\x00"), 0)
         output.emit(key, value, 0)
     (batch,) = output.take()
-    assert [(row["key"], row["value"], row["sequence"]) for row in batch.to_pylist()] == [("b", "2", 1), ("a", "3", 2)]
+    assert [(row["key"], row["value"], row["sequence"]) for row in batch.to_pylist()] == [
+        ("b", "2", 1),
+        ("a", "3", 2),
+    ]
 
 
-def test_every_result_leaves_an_operator_whose_changes_are_written_to_a_topic_or_read_by_a_step() -> None:
+def test_every_result_leaves_an_operator_whose_changes_are_written_to_a_topic_or_read_by_a_step() -> (
+    None
+):
     assert job(topic=True).store_only_operators == set()
     assert job(step=True).store_only_operators == set()

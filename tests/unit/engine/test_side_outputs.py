@@ -43,9 +43,14 @@ def keys_of(outputs: Collected, topic: str) -> list[str]:
 
 def test_counts_of_all_parts_are_added_up() -> None:
     task = SideOutputs()
-    task.add_stats("read-a-00000", BatchStats({"read": 5}, last=LastRecord(7, "print"), partition="a-0"))
+    task.add_stats(
+        "read-a-00000", BatchStats({"read": 5}, last=LastRecord(7, "print"), partition="a-0")
+    )
     task.add_stats("part-a-00000", BatchStats({"applied": 4, "late/w": 1}, {"w/a/0": 70}, "a-0"))
-    task.add_stats("stage-1-00000", BatchStats({"applied": 2}, {"w/a/1": 60}, by_partition={"a-0": {"applied": 2}}))
+    task.add_stats(
+        "stage-1-00000",
+        BatchStats({"applied": 2}, {"w/a/1": 60}, by_partition={"a-0": {"applied": 2}}),
+    )
     all_of_them = collected(task)
     all_of_them.add_stats(BatchStats({"dead_letter/processing": 1}))
     expected = {"read": 5, "applied": 6, "late/w": 1, "dead_letter/processing": 1}
@@ -55,11 +60,15 @@ def test_counts_of_all_parts_are_added_up() -> None:
     assert collected(task).stats == BatchStats(), "what was taken is forgotten"
 
 
-def test_records_have_the_order_of_the_parts_and_of_their_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_have_the_order_of_the_parts_and_of_their_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "_MOST_ROWS", 2)
     tasks = [SideOutputs() for _ in range(3)]
     for task, part in zip(tasks, (10, 2, 0), strict=True):
-        task.add_records("out", part_name("part", "a", part), records(*(f"{part}.{row}" for row in range(5))))
+        task.add_records(
+            "out", part_name("part", "a", part), records(*(f"{part}.{row}" for row in range(5)))
+        )
         task.add_records("other", part_name("part", "a", part), records())
     outputs = collected(*tasks)
     assert keys_of(outputs, "out") == [f"{part}.{row}" for part in (0, 2, 10) for row in range(5)]
@@ -83,7 +92,15 @@ def test_the_size_of_the_output_is_known_before_it_is_read() -> None:
 def test_names_that_look_like_each_other_are_different() -> None:
     """The name of a Delta table's output is a path; a topic may be named like a part."""
     task = SideOutputs()
-    names = ("delta:/lake/a/b", "delta:/lake/a=b", "delta:/lake/a%2Fb", "b", "warehouse:a.b", "worker-00001", "x" * 249)
+    names = (
+        "delta:/lake/a/b",
+        "delta:/lake/a=b",
+        "delta:/lake/a%2Fb",
+        "b",
+        "warehouse:a.b",
+        "worker-00001",
+        "x" * 249,
+    )
     for name in names:
         task.add_records(name, part_name("part", name, 0), records(name))
     changed = records("of 7", "of 8").append_column("group_id", pa.array([7, 8], pa.int32()))
@@ -96,7 +113,9 @@ def test_names_that_look_like_each_other_are_different() -> None:
 def test_records_that_a_task_writes_itself_are_only_counted() -> None:
     task = replace(
         SideOutputs(),
-        direct=lambda topic, _: DirectOutput({"sent": 1}, {"letters": records("rejected")}) if topic == "out" else None,
+        direct=lambda topic, _: (
+            DirectOutput({"sent": 1}, {"letters": records("rejected")}) if topic == "out" else None
+        ),
     )
     assert task.add_records("out", "part-a-00000", records("x")) == {"sent": 1}
     assert task.add_records("letters", "part-a-00000", records("own")) == {}
@@ -104,7 +123,9 @@ def test_records_that_a_task_writes_itself_are_only_counted() -> None:
     assert (keys_of(outputs, "out"), keys_of(outputs, "letters")) == ([], ["own", "rejected"])
 
 
-def counting(task: SideOutputs, name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def counting(
+    task: SideOutputs, name: str, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """A task that passes on its rows and counts them."""
     count = 0
     for batch in batches:
@@ -116,7 +137,10 @@ def counting(task: SideOutputs, name: str, batches: Iterator[pa.RecordBatch]) ->
 
 def test_they_go_through_every_shuffle_behind_the_rows() -> None:
     """Each task has a copy of the chain, as on executors, and a task that fails leaves nothing behind."""
-    given = rows(40, {"target": 1, "key": pa.array([f"key {number}" for number in range(40)]), "path": b"\x00"})
+    given = rows(
+        40,
+        {"target": 1, "key": pa.array([f"key {number}" for number in range(40)]), "path": b"\x00"},
+    )
 
     def run(stage: int, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         own = pickle.loads(pickle.dumps(SideOutputs()))
@@ -129,9 +153,15 @@ def test_they_go_through_every_shuffle_behind_the_rows() -> None:
 
     row_batches = run(0, [given])
     for stage in (1, 2):
-        workers = sorted({worker for batch in row_batches for worker in batch.column("worker").to_pylist()})
+        workers = sorted(
+            {worker for batch in row_batches for worker in batch.column("worker").to_pylist()}
+        )
         by_worker = [
-            [rest for batch in row_batches if (rest := batch.filter(pc.equal(batch.column("worker"), worker))).num_rows]
+            [
+                rest
+                for batch in row_batches
+                if (rest := batch.filter(pc.equal(batch.column("worker"), worker))).num_rows
+            ]
             for worker in workers
         ]
         run(stage, by_worker[0])  # a speculative copy, whose result Spark throws away
@@ -157,4 +187,6 @@ def test_a_chain_before_spark_sql_leaves_them_for_the_next_chain_of_its_task(
         assert [*leaving(iter([given]))] == [given]
     second.add_stats("ingest", BatchStats({"ingested": 2}))
     assert collected(second).stats.counts == {"read": 2, "ingested": 2}
-    assert [file.name for file in tmp_path.iterdir()] == ["side-outputs-1"], "Spark deletes the folder at the end"
+    assert [file.name for file in tmp_path.iterdir()] == ["side-outputs-1"], (
+        "Spark deletes the folder at the end"
+    )

@@ -24,7 +24,9 @@ LEASE: Any = SimpleNamespace(require_in_ledger=lambda: None)
 
 def error_of(cause: str) -> str:
     with pytest.raises(EngineError) as error, query_errors(PUBLISHER, STORAGE, LEASE):
-        raise StreamingQueryException(f"[STREAM_FAILED] Query terminated with exception: {cause}\nCaused by: {cause}")
+        raise StreamingQueryException(
+            f"[STREAM_FAILED] Query terminated with exception: {cause}\nCaused by: {cause}"
+        )
     return str(error.value)
 
 
@@ -66,12 +68,16 @@ def test_a_worker_that_ends_is_named_with_the_functions_that_it_may_have_run() -
         ),
     ):
         said = error_of(cause)
-        assert said.startswith(f"A Python worker of orders ended {where}. Nothing from the batch was published. ")
+        assert said.startswith(
+            f"A Python worker of orders ended {where}. Nothing from the batch was published. "
+        )
         assert "rebuild" not in said
 
 
 @pytest.mark.parametrize("kind", [EngineError, RecordFailed, BrokersUnreachable])
-def test_an_error_that_a_task_raises_keeps_its_kind_and_its_own_next_step(kind: type[EngineError]) -> None:
+def test_an_error_that_a_task_raises_keeps_its_kind_and_its_own_next_step(
+    kind: type[EngineError],
+) -> None:
     raised = "map at orders.py:3 failed for key 'a': KeyboardInterrupt (orders.py:4, in f). Correct the function."
     task = f"Job aborted: Traceback (most recent call last):\nsluice.errors.{kind.__name__}: {raised}\n\tat java"
     assert error_of(task) == raised

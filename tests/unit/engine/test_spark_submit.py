@@ -49,8 +49,18 @@ sys.exit(3)
 
 def test_empty_options_are_omitted() -> None:
     cluster = Submission("spark://host:7077", ("orders", "main"), {}, jars="a.jar,b.jar").command
-    assert cluster[1:] == ["--master", "spark://host:7077", "--jars", "a.jar,b.jar", str(APPLICATION), "orders", "main"]
-    local = Submission("local[2]", ("orders",), {}, driver_class_path="a.jar:b.jar", conf={"spark.a": "b"}).command
+    assert cluster[1:] == [
+        "--master",
+        "spark://host:7077",
+        "--jars",
+        "a.jar,b.jar",
+        str(APPLICATION),
+        "orders",
+        "main",
+    ]
+    local = Submission(
+        "local[2]", ("orders",), {}, driver_class_path="a.jar:b.jar", conf={"spark.a": "b"}
+    ).command
     assert local[3:7] == ["--driver-class-path", "a.jar:b.jar", "--conf", "spark.a=b"]
     assert APPLICATION.is_file()
 
@@ -58,10 +68,19 @@ def test_empty_options_are_omitted() -> None:
 def test_java_finds_the_launcher_without_searching_sparks_jars(tmp_path: Path) -> None:
     spark = find_spark()
     assert spark is not None
-    java = [str(find_java().path), *launcher_options(spark), "-cp", str(tmp_path), "org.apache.spark.launcher.Main"]
+    java = [
+        str(find_java().path),
+        *launcher_options(spark),
+        "-cp",
+        str(tmp_path),
+        "org.apache.spark.launcher.Main",
+    ]
     variables = {"SPARK_HOME": str(spark), "SPARK_SCALA_VERSION": "2.13"}
     done = subprocess.run(
-        [*java, "org.apache.spark.deploy.SparkSubmit", "orders.py"], env=variables, stdout=subprocess.PIPE, check=True
+        [*java, "org.apache.spark.deploy.SparkSubmit", "orders.py"],
+        env=variables,
+        stdout=subprocess.PIPE,
+        check=True,
     )
     assert done.stdout.split(b"\0")[-3:-1] == [b"org.apache.spark.deploy.SparkSubmit", b"orders.py"]
 
@@ -74,7 +93,9 @@ def test_a_path_that_sparks_script_would_split_is_no_option_of_the_launcher(tmp_
         assert launcher_options(jars.parent) == launcher_options(None)
 
 
-def test_a_driver_that_starts_the_jvm_gives_it_the_options_of_spark_submit(configuration: Settings) -> None:
+def test_a_driver_that_starts_the_jvm_gives_it_the_options_of_spark_submit(
+    configuration: Settings,
+) -> None:
     """Only the last argument differs: the JVM starts no driver, but waits for its connection."""
     with submission(configuration, {}, "local[2]", ["orders"]) as submitted:
         variables = submitted.driver_environment
@@ -84,11 +105,14 @@ def test_a_driver_that_starts_the_jvm_gives_it_the_options_of_spark_submit(confi
         assert submitted.driver_command[-1] == "orders"
         assert not Path(variables[CONNECTION]).exists()
         assert Path(variables[CONNECTION]).parent.is_dir()
-        # A set of texts has the same order in every driver, whether `sluice run` or Airflow has started it.
+        # A set of texts has the same order in every driver, whether `sluice run` or Airflow has
+        # started it.
         assert variables["PYTHONHASHSEED"] == "0"
 
 
-def test_the_heap_follows_from_the_memory_of_a_run(configuration: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_heap_follows_from_the_memory_of_a_run(
+    configuration: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def heap(settings: Settings, master: str = "local[2]") -> str | None:
         with submission(settings, {}, master, ["orders"]) as submitted:
             assert submitted.environment["SLUICE_MEMORY"] == f"{settings.memory}m"
@@ -96,7 +120,9 @@ def test_the_heap_follows_from_the_memory_of_a_run(configuration: Settings, monk
 
     assert heap(configuration) == "512m"
     assert heap(replace(configuration, memory=3_000)) == "1000m"
-    assert heap(configuration, "spark://host:7077") is None, "executors send their results to this heap"
+    assert heap(configuration, "spark://host:7077") is None, (
+        "executors send their results to this heap"
+    )
     given = {"spark.driver.memory": "2g"}
     assert heap(replace(configuration, spark_conf=given), "spark://host:7077") == "2g"
     monkeypatch.setenv("SPARK_DRIVER_MEMORY", "4g")
@@ -158,7 +184,9 @@ def test_a_run_sets_how_allocators_keep_memory_unless_the_user_decides(
     [("local", True), ("local[2]", True), ("local-cluster[2,1,1024]", False), ("spark://host:7077", False),
      ("yarn", False), ("k8s://https://host:443", False)],
 )  # fmt: skip
-def test_only_a_local_executor_shares_the_drivers_class_path(master: str, local: bool, configuration: Settings) -> None:
+def test_only_a_local_executor_shares_the_drivers_class_path(
+    master: str, local: bool, configuration: Settings
+) -> None:
     assert is_local(master) == local
     (configuration.jars / "delta").mkdir(parents=True)
     (configuration.jars / "delta" / "delta.jar").touch()
@@ -190,16 +218,24 @@ def test_a_task_imports_the_package_from_the_archive(tmp_path: Path) -> None:
 
 
 def test_executors_get_no_secrets(configuration: Settings) -> None:
-    with submission(configuration, {"sasl.password": "hidden-word"}, "spark://host:7077", ["orders"]) as submitted:
+    with submission(
+        configuration, {"sasl.password": "hidden-word"}, "spark://host:7077", ["orders"]
+    ) as submitted:
         assert "hidden-word" not in " ".join(submitted.command)
-        variables = {name: value for name, value in submitted.conf.items() if name.startswith("spark.executorEnv.")}
+        variables = {
+            name: value
+            for name, value in submitted.conf.items()
+            if name.startswith("spark.executorEnv.")
+        }
         assert variables == {
             "spark.executorEnv.PYTHONPATH": "sluice.zip",
             "spark.executorEnv.SLUICE_SERVER_CA": "/etc/sluice/ca.pem",
         }
 
 
-def test_executors_may_have_another_python(configuration: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executors_may_have_another_python(
+    configuration: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
     for master, executors in (("spark://host:7077", "/opt/python"), ("local[2]", sys.executable)):
         with submission(configuration, {}, master, ["orders"]) as submitted:
@@ -256,16 +292,23 @@ except Interrupted as interrupted:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_command_and_all_its_processes_even_if_they_ignore_sigterm(number: signal.Signals) -> None:
+def test_a_signal_ends_the_command_and_all_its_processes_even_if_they_ignore_sigterm(
+    number: signal.Signals,
+) -> None:
     """As in a run: the JVM's workers are in another process group, so that they do not get the terminal's SIGINT."""
     command = [sys.executable, "-c", WAITING]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=reset_signals) as waiting:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, preexec_fn=reset_signals
+    ) as waiting:
         assert waiting.stderr is not None
         ignores_sigint, *pids = waiting.stderr.readline().split()
         started = [psutil.Process(int(pid)) for pid in pids]
         assert ignores_sigint == "True", "PySpark would print a traceback"
         waiting.send_signal(number)
-        assert (waiting.wait(30), waiting.stderr.read()) == (128 + number, f"ended by {number.name}\n")
+        assert (waiting.wait(30), waiting.stderr.read()) == (
+            128 + number,
+            f"ended by {number.name}\n",
+        )
     deadline = time.monotonic() + 30
     while not all(map(has_ended, started)) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -286,14 +329,21 @@ def test_a_driver_that_ends_with_status_0_before_it_has_done_everything_has_fail
     configuration: Settings, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with submission(configuration, {}, "local[2]", ["orders"]) as submitted:
-        for code, status in (("import os; os._exit(0)", 1), (f"open({str(submitted.finished)!r}, 'w')", 0)):
-            driver = Program("local[2]", (), submitted.environment, finished=submitted.finished, program=code)
+        for code, status in (
+            ("import os; os._exit(0)", 1),
+            (f"open({str(submitted.finished)!r}, 'w')", 0),
+        ):
+            driver = Program(
+                "local[2]", (), submitted.environment, finished=submitted.finished, program=code
+            )
             assert driver.run() == status
             told = capfd.readouterr().err
             assert ("ended with status 0 before it had done everything" in told) == (status == 1)
 
 
-def test_the_first_run_says_that_it_takes_longer(configuration: Settings, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_first_run_says_that_it_takes_longer(
+    configuration: Settings, capfd: pytest.CaptureFixture[str]
+) -> None:
     for is_first in (True, False):
         with submission(configuration, {}, "local[2]", ["orders"]) as submitted:
             assert submitted.is_first == is_first
@@ -301,7 +351,9 @@ def test_the_first_run_says_that_it_takes_longer(configuration: Settings, capfd:
             Program("local[2]", (), {"SLUICE_RUN": "r1"}, is_first=submitted.is_first).run()
             assert ("The first run takes" in capfd.readouterr().err) == is_first
             if is_first:
-                archive = submitted.conf["spark.driver.extraJavaOptions"].partition("ArchiveClassesAtExit=")[2]
+                archive = submitted.conf["spark.driver.extraJavaOptions"].partition(
+                    "ArchiveClassesAtExit="
+                )[2]
                 Path(archive.partition('"')[0]).touch()  # as the JVM does when it exits
 
 
@@ -339,7 +391,9 @@ def test_an_archive_belongs_to_a_version_of_spark_and_to_the_jars(
     (jar := tmp_path / "delta.jar").touch()
     without, with_delta = archive_file(tmp_path, []), archive_file(tmp_path, [jar])
     core.rename(core.with_name("spark-core_2.13-4.2.1.jar"))
-    assert len({without, with_delta, archive_file(tmp_path, []), archive_file(tmp_path, [jar])}) == 4
+    assert (
+        len({without, with_delta, archive_file(tmp_path, []), archive_file(tmp_path, [jar])}) == 4
+    )
 
 
 def test_the_unfinished_archive_of_a_run_that_was_killed_is_removed(tmp_path: Path) -> None:

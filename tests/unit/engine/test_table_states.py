@@ -21,7 +21,13 @@ def test_old_values_of_a_table_come_from_its_store() -> None:
     customers = pipeline.table("customers", value=Customer)
     customers.group_by("shop").count(store="per_shop")
     with TopologyTestDriver(pipeline) as driver:
-        for key, shop in (("ann", "north"), ("bob", "north"), ("ann", "south"), ("bob", None), ("bob", "süd")):
+        for key, shop in (
+            ("ann", "north"),
+            ("bob", "north"),
+            ("ann", "south"),
+            ("bob", None),
+            ("bob", "süd"),
+        ):
             driver.pipe("customers", None if shop is None else {"shop": shop}, key=key)
             driver.commit()
         assert driver.store("per_shop") == {"north": 0, "south": 1, "süd": 1}

@@ -42,7 +42,9 @@ class Reminder:
 
 def job() -> Job:
     pipeline = Pipeline("reminders")
-    pipeline.stream("amounts", value=Amount, key="n").process(Reminder, returns=str).output.to("texts", value=str)
+    pipeline.stream("amounts", value=Amount, key="n").process(Reminder, returns=str).output.to(
+        "texts", value=str
+    )
     return plan(pipeline).job
 
 
@@ -59,7 +61,9 @@ def positions(tmp_path: Path, batches: Sequence[Sequence[tuple[int, str, int]]])
         for batch, records in enumerate([*batches, []]):
             times = StreamTimes({}, {"amounts": 1}, now=100)
             states = BatchStates(shard, 0, batch, 1, times)
-            stage: Any = SimpleNamespace(operators=(spec,), only_stored=frozenset(), last_only=frozenset())
+            stage: Any = SimpleNamespace(
+                operators=(spec,), only_stored=frozenset(), last_only=frozenset()
+            )
             run = StageRun.of(stage, states, {operator.clock: Timeline(operator, (), times)})
             offsets, keys, due = zip(*records, strict=True) if records else ((), (), ())
             columns = {
@@ -69,7 +73,10 @@ def positions(tmp_path: Path, batches: Sequence[Sequence[tuple[int, str, int]]])
                 "path": b"\x00",
                 "worker": 0,
             }
-            columns |= {"value": pa.array([f'{{"n":{n}}}' for n in due], pa.string()), "emitted": False}
+            columns |= {
+                "value": pa.array([f'{{"n":{n}}}' for n in due], pa.string()),
+                "emitted": False,
+            }
             columns |= {"sequence": pa.array(offsets, pa.int64())}
             columns |= {"origin": pa.array(origins(0, 0, pa.array(offsets, pa.int64()).to_numpy()))}
             received = StageRows([spec.number])
@@ -79,7 +86,10 @@ def positions(tmp_path: Path, batches: Sequence[Sequence[tuple[int, str, int]]])
             results = pa.Table.from_batches(sent_rows, SCHEMA)
             placed = with_positions(planned, results)
             for *place, text in zip(
-                *(placed.column(name).to_pylist() for name in ("_topic", "_partition", "_offset", "_row", "value")),
+                *(
+                    placed.column(name).to_pylist()
+                    for name in ("_topic", "_partition", "_offset", "_row", "value")
+                ),
                 strict=True,
             ):
                 assert tuple(place) not in sent
@@ -95,7 +105,9 @@ def positions(tmp_path: Path, batches: Sequence[Sequence[tuple[int, str, int]]])
         [[], [(2, "c\x00", 8), (0, "a", 7), (1, "b", 7)]],
     ],
 )
-def test_positions_do_not_depend_on_batches(batches: list[list[tuple[int, str, int]]], tmp_path: Path) -> None:
+def test_positions_do_not_depend_on_batches(
+    batches: list[list[tuple[int, str, int]]], tmp_path: Path
+) -> None:
     (tmp_path / "whole").mkdir()
     whole = positions(tmp_path / "whole", [[(0, "a", 7), (1, "b", 7), (2, "c\x00", 8)]])
     assert positions(tmp_path, batches) == whole

@@ -20,8 +20,12 @@ from sluice.plan import Job, plan
 from tests.unit.engine.test_partial_aggregates import TYPES, Sale, job, windowed
 
 Record = tuple[str, int, Any]
-CENTS = st.none() | st.integers(-(10**12) + 1, 10**12 - 1).map(lambda cents: Decimal(cents).scaleb(-2))
-RECORDS = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([0, 100]), CENTS), min_size=1, max_size=20)
+CENTS = st.none() | st.integers(-(10**12) + 1, 10**12 - 1).map(
+    lambda cents: Decimal(cents).scaleb(-2)
+)
+RECORDS = st.lists(
+    st.tuples(st.sampled_from("ab"), st.sampled_from([0, 100]), CENTS), min_size=1, max_size=20
+)
 AGGREGATES = {
     "n": "count(*)",
     "amounts": "count(amount)",
@@ -87,7 +91,11 @@ def timed_totals() -> Totals:
 
 
 def rows_of_batches(
-    totals: Totals, batches: Sequence[Sequence[Record]], combined_records: int, most_rows: int, share: float
+    totals: Totals,
+    batches: Sequence[Sequence[Record]],
+    combined_records: int,
+    most_rows: int,
+    share: float,
 ) -> list[dict[str, Any]]:
     """The state rows that a task makes if it combines so many records at once, and keeps so many rows.
 
@@ -112,11 +120,17 @@ def added_up(totals: Totals, rows: list[dict[str, Any]]) -> dict[tuple[str, int]
     for row in rows:
         name = row["key"], row["window_start"]
         assert row["window_end"] == row["window_start"] + 100
-        added[name] = totals.combine(number_of(totals), added[name], row["value"]) if name in added else row["value"]
+        added[name] = (
+            totals.combine(number_of(totals), added[name], row["value"])
+            if name in added
+            else row["value"]
+        )
     return added
 
 
-@pytest.mark.parametrize("totals", [totals_of(job(**AGGREGATES)), timed_totals()], ids=["untimed", "timed"])
+@pytest.mark.parametrize(
+    "totals", [totals_of(job(**AGGREGATES)), timed_totals()], ids=["untimed", "timed"]
+)
 @given(
     batches=st.lists(RECORDS, min_size=1, max_size=5),
     combined_records=st.integers(1, 30),
@@ -137,12 +151,19 @@ def test_rows_that_a_task_makes_before_its_end_add_up_to_those_of_its_end(
 def test_sums_of_many_digits_stay_exact() -> None:
     totals = totals_of(job(total="sum(amount)"))
     first, second = '[{"total":99999999999999999999999999999999.99}]', '[{"total":0.02}]'
-    assert totals.combine(number_of(totals), first, second) == '[{"total":100000000000000000000000000000000.01}]'
+    assert (
+        totals.combine(number_of(totals), first, second)
+        == '[{"total":100000000000000000000000000000000.01}]'
+    )
 
 
 def test_a_store_whose_changes_are_written_to_a_topic_also_has_the_largest_event_time() -> None:
     pipeline = Pipeline("p")
-    sums = pipeline.stream("sales", value=Sale).group_by("shop").aggregate(total="sum(amount)", store="of")
+    sums = (
+        pipeline.stream("sales", value=Sale)
+        .group_by("shop")
+        .aggregate(total="sum(amount)", store="of")
+    )
     shops = pipeline.global_table("shops", value=Shop, key="shop")
     sums.join(shops).select(total="left.total", city="right.city").to("sums")
     totals = totals_of(plan(pipeline).job)
@@ -155,4 +176,7 @@ def test_a_store_whose_changes_are_written_to_a_topic_also_has_the_largest_event
 
 def test_a_store_whose_output_was_removed_continues_from_its_values() -> None:
     totals = totals_of(job(total="sum(amount)"))
-    assert totals.combine(number_of(totals), '[{"total":1.10},7]', '[{"total":2.00}]') == '[{"total":3.10}]'
+    assert (
+        totals.combine(number_of(totals), '[{"total":1.10},7]', '[{"total":2.00}]')
+        == '[{"total":3.10}]'
+    )

@@ -32,7 +32,10 @@ NOW = 1_700_000_000_000
 
 
 def put(
-    times: Sequence[int], window: TimeWindow = WINDOW, stream_time: int = BEFORE_ALL, closed: int = BEFORE_ALL
+    times: Sequence[int],
+    window: TimeWindow = WINDOW,
+    stream_time: int = BEFORE_ALL,
+    closed: int = BEFORE_ALL,
 ) -> Windowed:
     return assign_windows(np.array(times, np.int64), window, stream_time, closed)
 
@@ -64,7 +67,9 @@ def test_the_example_of_the_mission() -> None:
     ids=["a millisecond before", "at the very end of grace", "a millisecond after"],
 )
 @pytest.mark.parametrize("grace", [0, 1, 15_000])
-def test_a_window_accepts_records_until_its_grace_ends(grace: int, beyond_grace: int, late: bool) -> None:
+def test_a_window_accepts_records_until_its_grace_ends(
+    grace: int, beyond_grace: int, late: bool
+) -> None:
     window = tumbling("1 minute", grace=timedelta(milliseconds=grace))
     placed = put([60_000 + grace + beyond_grace, 59_999], window)
     if beyond_grace == -1 and grace == 0:
@@ -119,7 +124,8 @@ def test_hopping_windows_with_an_uneven_advance() -> None:
 
 def test_lateness_is_decided_per_hopping_window() -> None:
     window = hopping("1 minute", advance="20 seconds", grace="15 seconds")
-    # At 130 s, of the windows that hold 65 s and end at 80 s, 100 s and 120 s only the last one is open.
+    # At 130 s, of the windows that hold 65 s and end at 80 s, 100 s and 120 s only the last one is
+    # open.
     placed = put([130_000, 65_000], window)
     assert [start for row, start in starts(placed) if row == 1] == [60_000]
     assert placed.late == 2
@@ -150,7 +156,9 @@ def test_results_equal_a_record_by_record_model(window: Window, times: list[int]
     late = 0
     for row, time in enumerate(times):
         stream_time = max(stream_time, time)
-        holding = [start for start in range(0, time + 1, window.every_ms) if start + window.size_ms > time]
+        holding = [
+            start for start in range(0, time + 1, window.every_ms) if start + window.size_ms > time
+        ]
         bounds = [(start, start + window.size_ms) for start in holding]
         assert window.bounds_of(time) == bounds, "operators use the same windows"
         for start in holding:
@@ -180,7 +188,9 @@ class Sales:
         sales.group_by("shop").windowed_by(tumbling("100 ms", grace="50 ms")).count(store="all")
         big = sales.filter("amount > 10")
         sums = {"n": "count(*)", "amount": "sum(amount)"}
-        big.group_by("shop").windowed_by(tumbling("100 ms", grace="50 ms")).aggregate(sums, store="big")
+        big.group_by("shop").windowed_by(tumbling("100 ms", grace="50 ms")).aggregate(
+            sums, store="big"
+        )
         big.group_by("shop").aggregate(sums, store="total")
         big.to("big_sales")
         pipeline.stream("returns", value=Sale).group_by("shop").count(store="back")
@@ -194,7 +204,9 @@ class Sales:
         self.start = BatchStart(0, NOW)
         monkeypatch.setattr(ingest_module, "this_batch", lambda: self.start)
 
-    def run(self, *batches: list[tuple[int, str | None, int]], partition: int = 0) -> list[tuple[str, str, int]]:
+    def run(
+        self, *batches: list[tuple[int, str | None, int]], partition: int = 0
+    ) -> list[tuple[str, str, int]]:
         """Process records (time, shop, amount) of one partition.
 
         Returns store, key and window start for each record that a state row counts.
@@ -222,10 +234,15 @@ class Sales:
     def stats(self, batch: int = 0) -> BatchStats:
         """A task's side outputs, without the last-seen times."""
         result = self.collected(batch).stats
-        return BatchStats(result.counts, {name: time for name, time in result.stream_times.items() if SEEN not in name})
+        return BatchStats(
+            result.counts,
+            {name: time for name, time in result.stream_times.items() if SEEN not in name},
+        )
 
     def _arrow(self, records: list[tuple[int, str | None, int]], partition: int) -> pa.RecordBatch:
-        times, shops, amounts = (list(column) for column in zip(*records, strict=True)) if records else ([], [], [])
+        times, shops, amounts = (
+            (list(column) for column in zip(*records, strict=True)) if records else ([], [], [])
+        )
         count = len(records)
         big = [amount > 10 for amount in amounts]
         key = pa.array(shops, pa.string())
@@ -238,11 +255,15 @@ class Sales:
         for group in self.job.groups:
             own = [group.name != "back" and (group.name == "all" or is_big) for is_big in big]
             columns[group.passed] = pa.array(own, pa.bool_())
-            columns[group.key] = pa.array([k if m else None for k, m in zip(shops, own, strict=True)], pa.string())
+            columns[group.key] = pa.array(
+                [k if m else None for k, m in zip(shops, own, strict=True)], pa.string()
+            )
         for sink in self.job.stream_sinks:
             columns[f"o{sink.number}"] = pa.array(big, pa.bool_())
             columns[f"o{sink.number}_key"] = key
-            columns[f"o{sink.number}_value"] = pa.array([str(a) if a > 10 else None for a in amounts], pa.string())
+            columns[f"o{sink.number}_value"] = pa.array(
+                [str(a) if a > 10 else None for a in amounts], pa.string()
+            )
         return pa.RecordBatch.from_pydict(columns)
 
 
@@ -263,7 +284,12 @@ def test_a_record_counts_in_every_store_whose_filter_it_passed(sales: Sales) -> 
 def test_filtered_records_do_not_advance_a_groups_stream_time(sales: Sales) -> None:
     # The second record closes the first window for `all`; `big` has not seen it.
     state_rows = sales.run([(5, "a", 20), (500, "a", 1), (6, "a", 20)])
-    assert state_rows == [("all", "a", 0), ("all", "a", 500), *2 * [("big", "a", 0)], *2 * [("total", "a", -1)]]
+    assert state_rows == [
+        ("all", "a", 0),
+        ("all", "a", 500),
+        *2 * [("big", "a", 0)],
+        *2 * [("total", "a", -1)],
+    ]
     assert sales.stats(0).counts["late/all"] == 1
     assert "late/big" not in sales.stats(0).counts
 
@@ -273,7 +299,13 @@ def test_a_null_key_is_counted_without_advancing_stream_time(sales: Sales) -> No
     assert state_rows == [*2 * [("all", "a", 0)], *2 * [("big", "a", 0)], *2 * [("total", "a", -1)]]
     stats = sales.stats(0)
     assert stats.stream_times == {"all/sales/0": 6, "big/sales/0": 6}
-    assert stats.counts == {"applied": 3, "filtered": 0, "null_key/all": 1, "null_key/big": 1, "null_key/total": 1}
+    assert stats.counts == {
+        "applied": 3,
+        "filtered": 0,
+        "null_key/all": 1,
+        "null_key/big": 1,
+        "null_key/total": 1,
+    }
 
 
 def test_a_batch_continues_with_the_previous_stream_time(sales: Sales) -> None:
@@ -286,7 +318,9 @@ def test_a_batch_continues_with_the_previous_stream_time(sales: Sales) -> None:
     assert sales.stats(1).counts["late/all"] == 1
 
 
-def test_arrow_batches_within_a_task_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrow_batches_within_a_task_make_no_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     records: list[tuple[int, str | None, int]] = [
         (5, "a", 20),
         (500, "a", 1),
@@ -299,16 +333,24 @@ def test_arrow_batches_within_a_task_make_no_difference(tmp_path: Path, monkeypa
     assert whole.stats(0) == parts.stats(0)
 
 
-def test_each_partition_has_its_own_stream_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_partition_has_its_own_stream_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sales = Sales(tmp_path, monkeypatch, partitions=2)
     sales.run([(500, "a", 20)], partition=0)
-    assert sales.run([(5, "a", 20)], partition=1) == [("all", "a", 0), ("big", "a", 0), ("total", "a", -1)]
+    assert sales.run([(5, "a", 20)], partition=1) == [
+        ("all", "a", 0),
+        ("big", "a", 0),
+        ("total", "a", -1),
+    ]
     assert sales.stats(0).stream_times == {
         "all/sales/0": 500, "all/sales/1": 5, "big/sales/0": 500, "big/sales/1": 5,
     }  # fmt: skip
 
 
-def test_a_window_is_closed_when_no_partition_can_add_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_is_closed_when_no_partition_can_add_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sales = Sales(tmp_path, monkeypatch, partitions=2)
 
     def closed_at(times: dict[str, int]) -> int:
@@ -317,20 +359,28 @@ def test_a_window_is_closed_when_no_partition_can_add_to_it(tmp_path: Path, monk
     everywhere = {"all/sales/0": 500, "all/sales/1": 300, "big/sales/0": 400, "big/sales/1": 450}
     assert closed_at(everywhere) == 300
     # A partition or store without records can still receive any record.
-    assert closed_at({name: time for name, time in everywhere.items() if name != "big/sales/1"}) == BEFORE_ALL
+    assert (
+        closed_at({name: time for name, time in everywhere.items() if name != "big/sales/1"})
+        == BEFORE_ALL
+    )
     assert closed_at({}) == BEFORE_ALL
     # A new partition does not reopen windows that were closed.
     assert closed_at({CLOSED: 250}) == 250
     # Totals have no windows, and other topics' partitions do not affect these stores.
-    assert closed_at(everywhere | {"total/sales/0": 1, "all/returns/0": 1, "back/returns/0": 1}) == 300
+    assert (
+        closed_at(everywhere | {"total/sales/0": 1, "all/returns/0": 1, "back/returns/0": 1}) == 300
+    )
 
 
-def test_an_idle_partition_does_not_hold_windows_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_partition_does_not_hold_windows_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sales = Sales(tmp_path, monkeypatch, partitions=2)
     times = {"all/sales/0": 500, "all/sales/1": 300, "big/sales/0": 500, "big/sales/1": 300}
     seen = {f"{SEEN}/sales/0": NOW - 10, f"{SEEN}/sales/1": NOW - 1_000}
     closed_at = [
-        closed(sales.job.groups, StreamTimes(times | seen, sales.partitions, NOW, idle)) for idle in (None, 1_000, 999)
+        closed(sales.job.groups, StreamTimes(times | seen, sales.partitions, NOW, idle))
+        for idle in (None, 1_000, 999)
     ]
     assert closed_at == [300, 300, 500]
 

@@ -32,13 +32,20 @@ with prepare():
 
 @contextmanager
 def program(
-    *arguments: str, variables: dict[str, str], folder: Path | None = None, errors: int | None = None
+    *arguments: str,
+    variables: dict[str, str],
+    folder: Path | None = None,
+    errors: int | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a Python program until the block ends, at which its standard input is closed."""
     process = subprocess.Popen(
         [sys.executable, *arguments],
         env=os.environ
-        | {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHON_WORKER_FACTORY_SECRET": "secret", **variables},
+        | {
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "PYTHON_WORKER_FACTORY_SECRET": "secret",
+            **variables,
+        },
         cwd=folder,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -90,12 +97,16 @@ def test_the_process_that_the_driver_has_prepared_is_the_daemon(tmp_path: Path) 
             assert prepared.is_running()
 
 
-def test_a_task_of_another_python_than_the_drivers_does_not_use_the_prepared_process(tmp_path: Path) -> None:
+def test_a_task_of_another_python_than_the_drivers_does_not_use_the_prepared_process(
+    tmp_path: Path,
+) -> None:
     variables = {PREPARED_DAEMON: str(tmp_path / "daemon")}
     with program("-c", DRIVER, variables=variables) as driver:
         output(driver).readline()
         other = {**variables, "PYSPARK_DRIVER_PYTHON": "/usr/bin/python-of-the-driver"}
-        with program("-m", "sluice.engine.worker_daemon", "pyspark.worker", variables=other) as daemon:
+        with program(
+            "-m", "sluice.engine.worker_daemon", "pyspark.worker", variables=other
+        ) as daemon:
             assert worker(daemon).ppid() == daemon.pid
 
 
@@ -116,7 +127,12 @@ with worker_daemon.prepare():
             variables={**variables, "OF": "a stage", "PYTHONPATH": "/added"},
         )  # fmt: skip
         with started as daemon:
-            assert json.loads(output(daemon).readline()) == [["pyspark.worker"], str(tmp_path), "/added", "a stage"]
+            assert json.loads(output(daemon).readline()) == [
+                ["pyspark.worker"],
+                str(tmp_path),
+                "/added",
+                "a stage",
+            ]
 
 
 def test_a_prepared_process_ends_with_its_driver(tmp_path: Path) -> None:
@@ -128,17 +144,23 @@ def test_a_prepared_process_ends_with_its_driver(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["missing", "long/" * 50])
-def test_a_daemon_that_was_not_prepared_imports_the_modules_itself(tmp_path: Path, folder: str) -> None:
+def test_a_daemon_that_was_not_prepared_imports_the_modules_itself(
+    tmp_path: Path, folder: str
+) -> None:
     variables = {PREPARED_DAEMON: str(tmp_path / folder / "daemon")}
     with program("-c", DRIVER, variables=variables) as driver:
         jvm = int(output(driver).readline())
         assert [child.pid for child in psutil.Process(driver.pid).children()] == [jvm]
-        with program("-m", "sluice.engine.worker_daemon", "pyspark.worker", variables=variables) as daemon:
+        with program(
+            "-m", "sluice.engine.worker_daemon", "pyspark.worker", variables=variables
+        ) as daemon:
             assert worker(daemon).ppid() == daemon.pid
 
 
 @pytest.mark.parametrize("module", ["sluice.engine.worker_daemon", "sluice.testing.daemon"])
-def test_a_worker_whose_task_is_stopped_before_it_begins_ends_without_a_traceback(module: str) -> None:
+def test_a_worker_whose_task_is_stopped_before_it_begins_ends_without_a_traceback(
+    module: str,
+) -> None:
     """A query that reads ahead is stopped at any moment, if the batch before has failed."""
     with program("-m", module, "pyspark.worker", variables={}, errors=subprocess.PIPE) as daemon:
         address = "127.0.0.1", integer(output(daemon))
@@ -146,7 +168,9 @@ def test_a_worker_whose_task_is_stopped_before_it_begins_ends_without_a_tracebac
             with socket.create_connection(address, timeout=60) as connection:
                 started = psutil.Process(integer(connection.makefile("rb")))
                 if end == "reset":
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    connection.setsockopt(
+                        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                    )
             psutil.wait_procs([started], 30)
             assert has_ended(started)
         _, errors = daemon.communicate(timeout=30)

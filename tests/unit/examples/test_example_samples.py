@@ -21,9 +21,13 @@ START = 1_740_988_800_000
 def test_the_same_seed_makes_the_same_samples_and_every_result_has_some(name: str) -> None:
     one = load_example(name)
     samples = list(one.samples(one.count, 7, START))
-    assert samples == list(one.samples(one.count, 7, START)) != list(one.samples(one.count, 8, START))
+    assert (
+        samples == list(one.samples(one.count, 7, START)) != list(one.samples(one.count, 8, START))
+    )
     assert {sample.topic for sample in samples} == {*one.topics}
-    if name != "orders":  # their samples are out of order, and their results do not depend on the order
+    if (
+        name != "orders"
+    ):  # their samples are out of order, and their results do not depend on the order
         times = [sample.timestamp_ms for sample in samples]
         assert sorted(set(times)) == times
 
@@ -50,7 +54,9 @@ def test_results_differ_where_a_key_or_a_record_does() -> None:
 
 
 def test_equal_values_have_one_canonical_text() -> None:
-    assert canonical(decoded(b'{"b": [1.50, true], "a": null}')) == canonical({"a": None, "b": [decoded(b"1.5"), True]})
+    assert canonical(decoded(b'{"b": [1.50, true], "a": null}')) == canonical(
+        {"a": None, "b": [decoded(b"1.5"), True]}
+    )
     assert canonical("1") != canonical(1)
 
 

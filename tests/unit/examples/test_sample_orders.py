@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.examples.orders import START_MS, STORE_1234, Sample, Totals, orders, store_ids, stores, totals
+from sluice.examples.orders import (
+    START_MS,
+    STORE_1234,
+    Sample,
+    Totals,
+    orders,
+    store_ids,
+    stores,
+    totals,
+)
 from sluice.examples.orders.expected_totals import GRACE_MS, WINDOW_MS
 from sluice.examples.orders.records import MAX_DISORDER_S
 
@@ -19,7 +28,10 @@ SEEDS = st.integers(0, 2**31)
 
 
 def order(
-    when: str = "2022-12-05T08:55:27", amount: str = "27.00", kind: str = "GENERAL", location: str = "a"
+    when: str = "2022-12-05T08:55:27",
+    amount: str = "27.00",
+    kind: str = "GENERAL",
+    location: str = "a",
 ) -> bytes:
     return (
         f'{{"orderId":1,"locationId":"{location}","finalAmount":{amount},"orderType":"{kind}",'
@@ -33,7 +45,9 @@ def added(samples: list[Sample]) -> Totals:
 
 @given(COUNTS, st.integers(1, 60), SEEDS)
 def test_the_same_seed_makes_the_same_bytes(count: int, locations: int, seed: int) -> None:
-    assert list(orders(count, locations, seed, 0.1, 0.1)) == list(orders(count, locations, seed, 0.1, 0.1))
+    assert list(orders(count, locations, seed, 0.1, 0.1)) == list(
+        orders(count, locations, seed, 0.1, 0.1)
+    )
 
 
 def test_another_seed_makes_other_orders() -> None:
@@ -43,9 +57,18 @@ def test_another_seed_makes_other_orders() -> None:
 def test_an_order_has_the_fields_of_the_requirements() -> None:
     sample = next(iter(orders(1)))
     result = json.loads(sample.value, parse_float=str)
-    assert list(result) == ["orderId", "locationId", "finalAmount", "orderType", "orderLineItems", "orderedDateTime"]
+    assert list(result) == [
+        "orderId",
+        "locationId",
+        "finalAmount",
+        "orderType",
+        "orderLineItems",
+        "orderedDateTime",
+    ]
     assert result["locationId"] == sample.key
-    assert sum(Decimal(item["amount"]) for item in result["orderLineItems"]) == Decimal(result["finalAmount"])
+    assert sum(Decimal(item["amount"]) for item in result["orderLineItems"]) == Decimal(
+        result["finalAmount"]
+    )
     assert result["orderedDateTime"] == "2022-12-05T08:55:27"
     assert sample.timestamp_ms == START_MS
 
@@ -53,7 +76,13 @@ def test_an_order_has_the_fields_of_the_requirements() -> None:
 def test_each_store_has_an_address_and_one_is_1234() -> None:
     results = {key: json.loads(value) for key, value in stores(50)}
     assert len(results) == 50
-    assert results[STORE_1234]["address"].keys() == {"addressLine1", "addressLine2", "city", "state", "zip"}
+    assert results[STORE_1234]["address"].keys() == {
+        "addressLine1",
+        "addressLine2",
+        "city",
+        "state",
+        "zip",
+    }
     assert all(value["locationId"] == key for key, value in results.items())
 
 
@@ -74,7 +103,14 @@ def test_every_bad_order_is_rejected_for_its_reason(count: int, seed: int) -> No
 
 def test_every_kind_of_bad_order_occurs() -> None:
     reasons = added(list(orders(2_000, bad_share=0.5))).dead_letters
-    assert set(reasons) == {"malformed", "empty_value", "contract", "digits", "duplicate_field", "future"}
+    assert set(reasons) == {
+        "malformed",
+        "empty_value",
+        "contract",
+        "digits",
+        "duplicate_field",
+        "future",
+    }
 
 
 @given(COUNTS, SEEDS)
@@ -95,10 +131,18 @@ def test_late_orders_count_in_the_running_totals_only() -> None:
 def test_every_record_and_cent_is_counted(count: int, seed: int) -> None:
     samples = list(orders(count, 7, seed, 0.1))
     result = added(samples)
-    good = [json.loads(sample.value, parse_float=Decimal)["finalAmount"] for sample in samples if not sample.reason]
+    good = [
+        json.loads(sample.value, parse_float=Decimal)["finalAmount"]
+        for sample in samples
+        if not sample.reason
+    ]
     assert result.read == count == len(good) + sum(result.dead_letters.values())
-    assert sum((amount for _, amount in result.running.values()), Decimal(0)) == sum(good, Decimal(0))
-    assert sum((amount for _, amount in result.windows.values()), Decimal(0)) == sum(good, Decimal(0))
+    assert sum((amount for _, amount in result.running.values()), Decimal(0)) == sum(
+        good, Decimal(0)
+    )
+    assert sum((amount for _, amount in result.windows.values()), Decimal(0)) == sum(
+        good, Decimal(0)
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,8 +150,12 @@ def test_every_record_and_cent_is_counted(count: int, seed: int) -> None:
     [(29, False), (30, True), (31, True)],
     ids=["grace - 1", "grace", "grace + 1"],
 )
-def test_a_window_closes_when_stream_time_reaches_its_end_and_grace(ahead_s: int, late: bool) -> None:
-    result = totals([(0, order(f"2022-12-05T08:55:{ahead_s:02}")), (0, order("2022-12-05T08:55:00"))])
+def test_a_window_closes_when_stream_time_reaches_its_end_and_grace(
+    ahead_s: int, late: bool
+) -> None:
+    result = totals(
+        [(0, order(f"2022-12-05T08:55:{ahead_s:02}")), (0, order("2022-12-05T08:55:00"))]
+    )
     assert bool(result.late) is late
 
 
@@ -157,5 +205,7 @@ def test_the_eight_stores() -> None:
         (order().replace(b'{"orderId":1', b'{"orderId":1,"orderId":1'), "duplicate_field"),
     ],
 )
-def test_an_invalid_order_counts_as_a_dead_letter_with_this_reason(value: bytes | None, reason: str) -> None:
+def test_an_invalid_order_counts_as_a_dead_letter_with_this_reason(
+    value: bytes | None, reason: str
+) -> None:
     assert totals([(0, value)]).dead_letters == {reason: 1}

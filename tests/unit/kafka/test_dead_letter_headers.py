@@ -12,7 +12,12 @@ from confluent_kafka import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.engine.batch.dead_letters import DEAD_LETTER, escape_headers, iso_time, shorten_dead_letters
+from sluice.engine.batch.dead_letters import (
+    DEAD_LETTER,
+    escape_headers,
+    iso_time,
+    shorten_dead_letters,
+)
 from sluice.engine.batch.record_headers import header
 from sluice.kafka.dead_letter_topic import DeadLetter
 from sluice.kafka.redrive import _milliseconds
@@ -21,19 +26,24 @@ from sluice.values.dead_letter_headers import PREFIX, escaped, original
 from tests.support.states import NOON
 
 NAMES = st.one_of(
-    st.text(), st.builds("".join, st.lists(st.sampled_from(["sluice.", "original.", "reason", "x", "."])))
+    st.text(),
+    st.builds("".join, st.lists(st.sampled_from(["sluice.", "original.", "reason", "x", "."]))),
 )
 
 UNREADABLE = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
 
 
 @given(NAMES)
-def test_a_records_own_header_gets_a_name_that_sluice_does_not_use_and_gets_its_own_back(name: str) -> None:
+def test_a_records_own_header_gets_a_name_that_sluice_does_not_use_and_gets_its_own_back(
+    name: str,
+) -> None:
     assert original(escaped(name)) == name
     assert not escaped(name).startswith(PREFIX) or escaped(name).startswith("sluice.original.")
 
 
-@pytest.mark.parametrize("timestamp", [1_670_230_527_123, 0, -1, -(10**15), 10**15, 9_223_372_036_854_775])
+@pytest.mark.parametrize(
+    "timestamp", [1_670_230_527_123, 0, -1, -(10**15), 10**15, 9_223_372_036_854_775]
+)
 def test_a_re_driven_record_gets_its_own_timestamp(timestamp: int) -> None:
     """Also a timestamp before the year 1 or after the year 9999, which a producer can write by mistake."""
     assert _milliseconds(iso_time(timestamp)) == timestamp
@@ -87,7 +97,9 @@ def test_the_headers_of_many_records_are_those_of_each(answers: list[Any]) -> No
     ],
     ids=["few", "many empty ones", "a large one", "a long name"],
 )
-def test_a_list_of_dead_letters_shows_the_first_bytes_of_their_headers(headers: Headers, shown: Headers) -> None:
+def test_a_list_of_dead_letters_shows_the_first_bytes_of_their_headers(
+    headers: Headers, shown: Headers
+) -> None:
     letter = DeadLetter(0, 0, NOON, b"k" * 1_000, None, headers, {"sluice.reason": "contract"}, 0)
     short = letter.with_most(100)
     assert (short.headers, short.key, short.reason) == (shown, b"k" * 100, "contract")
@@ -106,11 +118,22 @@ def test_a_list_of_dead_letters_shows_the_first_bytes_of_their_headers(headers: 
     ],
 )  # fmt: skip
 def test_a_dead_letter_fits_its_topic_whatever_part_of_its_record_is_large(
-    key: bytes | None, value: bytes | None, own: list[tuple[str, bytes | None]], left_out: str | None
+    key: bytes | None,
+    value: bytes | None,
+    own: list[tuple[str, bytes | None]],
+    left_out: str | None,
 ) -> None:
-    headers = [*escape_headers([{"key": name, "value": text} for name, text in own]), header("sluice.reason", "x")]
-    rows = [{"key": b"k", "value": b"v", "headers": headers[-1:]}, {"key": key, "value": value, "headers": headers}]
-    table = pa.concat_tables(pa.Table.from_pylist([row], DEAD_LETTER) for row in rows)  # of several chunks
+    headers = [
+        *escape_headers([{"key": name, "value": text} for name, text in own]),
+        header("sluice.reason", "x"),
+    ]
+    rows = [
+        {"key": b"k", "value": b"v", "headers": headers[-1:]},
+        {"key": key, "value": value, "headers": headers},
+    ]
+    table = pa.concat_tables(
+        pa.Table.from_pylist([row], DEAD_LETTER) for row in rows
+    )  # of several chunks
     small, letter = shorten_dead_letters(table, 1_000).to_pylist()
     assert small == rows[0]
     texts = {each["key"]: (each["value"] or b"").decode() for each in letter["headers"]}

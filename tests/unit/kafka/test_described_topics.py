@@ -57,7 +57,9 @@ def test_only_missing_topics_are_created(cluster: Cluster, monkeypatch: pytest.M
     monkeypatch.setattr(
         job_topics,
         "create_topics",
-        lambda _, topics: created.extend((t.name, t.partitions, t.config.get("cleanup.policy", "")) for t in topics),
+        lambda _, topics: created.extend(
+            (t.name, t.partitions, t.config.get("cleanup.policy", "")) for t in topics
+        ),
     )
     ensure_topics({}, {"sales": 5}, {})
     ensure_topics({}, {}, {})
@@ -68,6 +70,8 @@ def test_only_missing_topics_are_created(cluster: Cluster, monkeypatch: pytest.M
 
 def test_a_topic_that_cannot_be_described_is_not_taken_for_a_missing_one(cluster: Cluster) -> None:
     cluster.error = KafkaError._TIMED_OUT
-    with pytest.raises(EngineError, match=r"^Listing the topics, Kafka at broker:9092: No\.") as failed:
+    with pytest.raises(
+        EngineError, match=r"^Listing the topics, Kafka at broker:9092: No\."
+    ) as failed:
         ensure_topics({"bootstrap.servers": "broker:9092"}, {"sales": 1, "markers": 1}, {})
     assert "broker is running" in failed.value.next_step

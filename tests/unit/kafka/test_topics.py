@@ -50,13 +50,19 @@ def test_a_created_topic_can_be_written_and_read_at_once(broker: SlowBroker) -> 
     assert broker.answers == 3
 
 
-def test_a_topic_that_no_broker_lists_is_reported(broker: SlowBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_no_broker_lists_is_reported(
+    broker: SlowBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(topics, "_TIMEOUT_S", 0)
-    with pytest.raises(EngineError, match="Topic another was created, but the broker has not listed it"):
+    with pytest.raises(
+        EngineError, match="Topic another was created, but the broker has not listed it"
+    ):
         create_topics({}, [Topic("another")])
 
 
-def test_a_topic_that_another_client_has_just_created_can_be_written_at_once(broker: SlowBroker) -> None:
+def test_a_topic_that_another_client_has_just_created_can_be_written_at_once(
+    broker: SlowBroker,
+) -> None:
     broker.error = KafkaError.TOPIC_ALREADY_EXISTS
     assert create_topics({}, [Topic("sales")]) == ()
     assert broker.answers == 3
@@ -64,7 +70,9 @@ def test_a_topic_that_another_client_has_just_created_can_be_written_at_once(bro
 
 def test_a_topic_that_kafka_refuses_is_reported_with_the_reason(broker: SlowBroker) -> None:
     broker.error = KafkaError.TOPIC_AUTHORIZATION_FAILED
-    with pytest.raises(EngineError, match=r"^Topic sales was not created: No\. Create the topic yourself"):
+    with pytest.raises(
+        EngineError, match=r"^Topic sales was not created: No\. Create the topic yourself"
+    ):
         create_topics({}, [Topic("sales")])
 
 
@@ -90,7 +98,9 @@ def test_the_offsets_of_a_new_partition_are_read_when_a_broker_leads_it(broker: 
     [(KafkaError.NOT_LEADER_FOR_PARTITION, -1), (KafkaError.TOPIC_AUTHORIZATION_FAILED, 20)],
     ids=["no leader in time", "another error"],
 )
-def test_other_errors_of_the_broker_are_raised(code: int, timeout_s: float, broker: SlowBroker) -> None:
+def test_other_errors_of_the_broker_are_raised(
+    code: int, timeout_s: float, broker: SlowBroker
+) -> None:
     consumer: Any = SlowLeader(code)
     with pytest.raises(KafkaException):
         watermark_offsets(consumer, TopicPartition("sales", 0), timeout_s)

@@ -29,9 +29,17 @@ from tests.support.ports import free_port
 
 def test_settings_that_do_not_fit_together_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topics, "_TIMEOUT_S", 0.5)
-    kafka = {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": "1", "enable.idempotence": "false"}
-    with pytest.raises(SettingsError, match=r"`message\.timeout\.ms` must be greater than `linger\.ms`"):
-        TransactionalOutput(kafka, Writer(GenerationRef("p", 1), "p_markers"), {"out": TopicLimits()})
+    kafka = {
+        "bootstrap.servers": "127.0.0.1:1",
+        "message.timeout.ms": "1",
+        "enable.idempotence": "false",
+    }
+    with pytest.raises(
+        SettingsError, match=r"`message\.timeout\.ms` must be greater than `linger\.ms`"
+    ):
+        TransactionalOutput(
+            kafka, Writer(GenerationRef("p", 1), "p_markers"), {"out": TopicLimits()}
+        )
     with pytest.raises(BrokersUnreachable, match=r"Kafka at 127\.0\.0\.1:1 does not answer"):
         next(read_topic(kafka, "out"))
 
@@ -83,12 +91,16 @@ def address() -> str:
 
 
 @pytest.fixture
-def down(address: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def down(
+    address: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     """The same address, set as SLUICE_KAFKA."""
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("SLUICE_HOME", str(home))
     monkeypatch.delenv("SLUICE_JARS", raising=False)
-    monkeypatch.setenv("SLUICE_KAFKA", json.dumps({"bootstrap.servers": address, "sasl.password": "hunter2"}))
+    monkeypatch.setenv(
+        "SLUICE_KAFKA", json.dumps({"bootstrap.servers": address, "sasl.password": "hunter2"})
+    )
     settings.cache_clear()
     yield address
     settings.cache_clear()
@@ -106,15 +118,21 @@ def test_an_unreachable_broker_is_reported_with_address_and_reason(
     assert capfd.readouterr().err == ""
 
 
-def test_a_broker_that_is_lost_while_a_run_lingers_is_reported_with_its_address(address: str) -> None:
-    linger = Linger({"bootstrap.servers": address}, ["sales"], {"sales": 1}, 1_000, lambda: None, Clocks({}))
+def test_a_broker_that_is_lost_while_a_run_lingers_is_reported_with_its_address(
+    address: str,
+) -> None:
+    linger = Linger(
+        {"bootstrap.servers": address}, ["sales"], {"sales": 1}, 1_000, lambda: None, Clocks({})
+    )
     with pytest.raises(BrokersUnreachable, match=f"Kafka at {address} does not answer: .+"):
         linger.unread({})
 
 
 def test_an_answer_that_does_not_come_in_time_is_an_error_with_a_next_step() -> None:
     with (
-        pytest.raises(EngineError, match="Reading the settings, Kafka at broker:9092: no answer in time") as error,
+        pytest.raises(
+            EngineError, match="Reading the settings, Kafka at broker:9092: no answer in time"
+        ) as error,
         kafka_errors("Reading the settings", {"bootstrap.servers": "broker:9092"}),
     ):
         Future[None]().result(0)
@@ -124,17 +142,25 @@ def test_an_answer_that_does_not_come_in_time_is_an_error_with_a_next_step() -> 
 @pytest.mark.parametrize(
     ("reason", "told"),
     [
-        ("Broker: Message size too large", "Writing the output, Kafka at kafka:9092: Broker: Message size too large."),
+        (
+            "Broker: Message size too large",
+            "Writing the output, Kafka at kafka:9092: Broker: Message size too large.",
+        ),
         ("kafka:9092/1: Disconnected", "Writing the output: kafka:9092/1: Disconnected."),
     ],
 )
 def test_an_error_names_the_brokers_once(reason: str, told: str) -> None:
-    with pytest.raises(EngineError) as error, kafka_errors("Writing the output", {"bootstrap.servers": "kafka:9092"}):
+    with (
+        pytest.raises(EngineError) as error,
+        kafka_errors("Writing the output", {"bootstrap.servers": "kafka:9092"}),
+    ):
         raise KafkaException(KafkaError(KafkaError._FAIL, reason))
     assert error.value.detail == told
 
 
-@pytest.mark.parametrize("command", [("run", "orders"), ("rebuild", "orders"), ("produce", "orders", "--count", "10")])
+@pytest.mark.parametrize(
+    "command", [("run", "orders"), ("rebuild", "orders"), ("produce", "orders", "--count", "10")]
+)
 def test_commands_fail_quickly_without_a_broker(
     command: tuple[str, ...], down: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,7 +168,9 @@ def test_commands_fail_quickly_without_a_broker(
     result = CliRunner().invoke(app, command)
     assert time.monotonic() - start < 10
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"Kafka does not answer: Kafka at {down} does not answer: Connect to ")
+    assert result.stderr.startswith(
+        f"Kafka does not answer: Kafka at {down} does not answer: Connect to "
+    )
     assert len(result.stderr.splitlines()) == 2, "the error and the next step"
     assert "hunter2" not in result.output
     assert capfd.readouterr().err == "", "no Kafka client logged anything"

@@ -37,13 +37,16 @@ def source(**counts: Any) -> SourceAudit:
 
 def said(states: States, run: str = "", *, verify: bool = False) -> tuple[bool, str]:
     text = io.StringIO()
-    fine = report(ledger_url(states.database), "orders", run, Console(file=text, width=200), verify=verify)
+    fine = report(
+        ledger_url(states.database), "orders", run, Console(file=text, width=200), verify=verify
+    )
     return fine, text.getvalue()
 
 
 def test_an_audit_lists_partitions_and_balances(states: States) -> None:
     states.ledger.snapshots.publish(
-        make_snapshot(0), make_audit(0, 1, source(read=10, applied=9, late=1, passed_over={"late/minutes": 2}))
+        make_snapshot(0),
+        make_audit(0, 1, source(read=10, applied=9, late=1, passed_over={"late/minutes": 2})),
     )
     fine, text = said(states)
     assert fine
@@ -74,7 +77,10 @@ def test_a_damaged_shard_is_quarantined_until_it_is_restored(states: States) -> 
     fine, text = said(states, verify=True)
     assert not fine
     assert f"is {checksum}, expected 0123456789abcdef" in " ".join(text.split())
-    assert [bool(worker.unavailable) for worker in states.ledger.generations.workers("orders")] == [True, False]
+    assert [bool(worker.unavailable) for worker in states.ledger.generations.workers("orders")] == [
+        True,
+        False,
+    ]
 
     right = make_audit(1, 1, source(read=10, applied=10))
     right.checksums["0"] = checksum
@@ -97,7 +103,9 @@ def test_a_lost_row_of_a_worker_is_found(states: States) -> None:
 def test_no_audit_reveals_a_password(states: States) -> None:
     states.ledger.snapshots.publish(make_snapshot(0), make_audit(0, 1, source(read=10, applied=10)))
     place = "postgresql://sluice:hunter2@127.0.0.1:1/state?schema=s"
-    workers = tuple(msgspec.structs.replace(worker, location=place) for worker in states.info().workers)
+    workers = tuple(
+        msgspec.structs.replace(worker, location=place) for worker in states.info().workers
+    )
     states.ledger.generations.register(msgspec.structs.replace(states.info(), workers=workers))
     try:
         _, text = said(states, verify=True)

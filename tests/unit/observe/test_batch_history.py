@@ -32,12 +32,16 @@ COUNTS = {
 def publish(states: States, batch: int, *, phases: dict[str, int], read: int = 100) -> None:
     """Publish a batch with its audit and history, as a run does."""
     ledger = states.ledger
-    lease = ledger.leases.get(states.ref) or ledger.leases.take(states.ref, Holder(host="h", pid=1, process="p"), None)
+    lease = ledger.leases.get(states.ref) or ledger.leases.take(
+        states.ref, Holder(host="h", pid=1, process="p"), None
+    )
     assert lease is not None
     sources = SourceAudit(topic="orders", partition=0, start=0, end=read, read=read, applied=100)
     audit = msgspec.structs.replace(make_audit(batch, lease.epoch, sources), phases=phases)
     history = Batch(number=batch, begun=0, partitions={"orders": 1}, ends={"orders": {"0": read}})
-    snapshot = make_snapshot(batch, counts=COUNTS, run="orders/manual__2026-11-21T12:00:00+00:00/totals")
+    snapshot = make_snapshot(
+        batch, counts=COUNTS, run="orders/manual__2026-11-21T12:00:00+00:00/totals"
+    )
     assert ledger.snapshots.publish(snapshot, audit, batch=history)
 
 
@@ -84,7 +88,9 @@ def test_a_batch_that_a_rebuild_repeated_has_no_duration(api: Api, states: State
 
 def test_an_audit_that_does_not_balance_has_the_reason(api: Api, states: States) -> None:
     publish(states, 0, phases={}, read=101)
-    assert api.get(BATCHES)[0]["wrong"] == ["orders/0: 101 records were read, but 100 are accounted for"]
+    assert api.get(BATCHES)[0]["wrong"] == [
+        "orders/0: 101 records were read, but 100 are accounted for"
+    ]
 
 
 def test_the_newest_batches_come_first(api: Api, states: States) -> None:
@@ -95,7 +101,9 @@ def test_the_newest_batches_come_first(api: Api, states: States) -> None:
 
 def test_the_runs_of_a_dag_that_has_published_nothing(api: Api) -> None:
     api.runs.states["fresh"] = DagState(False, None)
-    api.runs.history["fresh"] = [Run("manual__1", "failed", NOON, NOON, "/dags/fresh/runs/manual__1", "run")]
+    api.runs.history["fresh"] = [
+        Run("manual__1", "failed", NOON, NOON, "/dags/fresh/runs/manual__1", "run")
+    ]
     (run,) = api.get("/v1/pipelines/fresh/runs")
     assert (run["state"], run["log"]) == ("failed", "/dags/fresh/runs/manual__1")
 
@@ -105,7 +113,11 @@ def test_generations_list_the_current_one_and_unfinished_ones(api: Api, states: 
     shadow = replace(states, generation=2)
     states.ledger.generations.register(shadow.info(description="another topology"), hidden=True)
     current, other = api.get("/v1/pipelines/orders/generations")
-    assert (current["generation"], current["current"], current["snapshot"]["id"]) == (1, True, "1.0")
+    assert (current["generation"], current["current"], current["snapshot"]["id"]) == (
+        1,
+        True,
+        "1.0",
+    )
     assert current["same_topology"]
     assert (other["generation"], other["current"], other["snapshot"]) == (2, False, None)
     assert not other["same_topology"]
@@ -116,7 +128,9 @@ def test_generations_list_the_current_one_and_unfinished_ones(api: Api, states: 
 def test_a_hidden_pipeline_looks_like_a_missing_one(api: Api, what: str) -> None:
     api.user = User(hidden=("orders", "secret"))
     api.runs.states["secret"] = DagState(False, None)
-    answers = [api.ask("GET", f"/v1/pipelines/{name}/{what}") for name in ("orders", "secret", "absent")]
+    answers = [
+        api.ask("GET", f"/v1/pipelines/{name}/{what}") for name in ("orders", "secret", "absent")
+    ]
     assert [answer.status_code for answer in answers] == [404] * 3
     assert (
         len(

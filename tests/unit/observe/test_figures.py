@@ -9,7 +9,14 @@ import pytest
 
 from sluice.errors import EngineError
 from sluice.kafka.unread_records import Lag
-from sluice.observe.metrics import METRICS, gauges, histogram_samples, of_pipeline, prometheus, shard_sizes
+from sluice.observe.metrics import (
+    METRICS,
+    gauges,
+    histogram_samples,
+    of_pipeline,
+    prometheus,
+    shard_sizes,
+)
 from sluice.observe.monitoring import LedgerFigures
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.measurements import Labels, Measurement, duration
@@ -19,7 +26,13 @@ from tests.support.states import NOON, States
 
 pytestmark = pytest.mark.unit
 
-COUNTS = {"read": 10, "late/windows": 2, "dead_letter/contract": 3, "dropped/null_key": 1, "rows": 7}
+COUNTS = {
+    "read": 10,
+    "late/windows": 2,
+    "dead_letter/contract": 3,
+    "dropped/null_key": 1,
+    "rows": 7,
+}
 
 
 @pytest.fixture
@@ -64,7 +77,10 @@ def test_the_lag_of_each_partition(states: States) -> None:
     lag = Lag({"orders": {0: 17, 1: 5}}, {"orders": {0: 10, 1: 5}}, {}, {"orders": {0: 20, 1: 5}})
     figures = found(states, lag)
     assert (figures["lag_records", "orders", "0"], figures["lag_records", "orders", "1"]) == (10, 0)
-    assert (figures["held_records", "orders", "0"], figures["held_records", "orders", "1"]) == (3, 0)
+    assert (figures["held_records", "orders", "0"], figures["held_records", "orders", "1"]) == (
+        3,
+        0,
+    )
 
 
 def test_a_topic_that_is_away_makes_its_pipeline_wait(states: States) -> None:
@@ -82,7 +98,9 @@ def test_a_retired_pipeline_causes_no_alert(states: States) -> None:
     states.ledger.generations.retire("orders")
     for measured in (found(states, lag), found(states)):
         assert {name for name, *_ in measured}.isdisjoint({"lag_records", "source_up"})
-        assert [name for (name, *_), value in measured.items() if name == "condition" and value] == []
+        assert [
+            name for (name, *_), value in measured.items() if name == "condition" and value
+        ] == []
 
 
 def test_a_failure_is_one(states: States) -> None:
@@ -100,13 +118,18 @@ def test_shards_in_postgresql_have_a_size(postgres: str) -> None:
     in_postgres = States(database_with_ledger(postgres))
     in_postgres.publish({f"key {number}": "1" for number in range(100)})
     sizes = shard_sizes(LedgerFigures.read(in_postgres.ledger))
-    assert {worker: size > 8_192 for worker, size in sizes.items()} == {("orders", 0): True, ("orders", 1): True}
+    assert {worker: size > 8_192 for worker, size in sizes.items()} == {
+        ("orders", 0): True,
+        ("orders", 1): True,
+    }
 
 
 def test_the_text_for_prometheus_has_each_metric_once_and_escapes_labels() -> None:
     rejected = Measurement("batch_rejected", 3, (("reason", 'a "b"\\c\n'),))
     orders = of_pipeline("orders", [Measurement("failed", True), rejected])
-    pages = of_pipeline("pages", [Measurement("failed", False), Measurement("batches_total", 1_234_567_890)])
+    pages = of_pipeline(
+        "pages", [Measurement("failed", False), Measurement("batches_total", 1_234_567_890)]
+    )
     assert prometheus([*orders, *pages]) == (
         "# HELP sluice_batch_rejected Records of the newest batch that were rejected, by reason.\n"
         "# TYPE sluice_batch_rejected gauge\n"
@@ -122,11 +145,17 @@ def test_the_text_for_prometheus_has_each_metric_once_and_escapes_labels() -> No
 
 
 def test_a_histogram_counts_each_duration_in_its_bucket_and_all_above() -> None:
-    durations = [measured for seconds in (0.2, 0.2, 4, 9_000) for measured in duration("run_start_seconds", seconds)]
+    durations = [
+        measured
+        for seconds in (0.2, 0.2, 4, 9_000)
+        for measured in duration("run_start_seconds", seconds)
+    ]
     summed: dict[tuple[str, Labels], float] = {}
     for name, value, labels in durations:
         summed[name, labels] = summed.get((name, labels), 0) + value
-    samples = histogram_samples(Measurement(name, value, labels) for (name, labels), value in summed.items())
+    samples = histogram_samples(
+        Measurement(name, value, labels) for (name, labels), value in summed.items()
+    )
     by_bound = {dict(labels).get("le", name): value for name, value, labels in samples}
     assert (by_bound["0.1"], by_bound["0.25"], by_bound["2.5"], by_bound["5"]) == (0, 2, 2, 3)
     assert (by_bound["1800"], by_bound["+Inf"], by_bound["run_start_seconds_count"]) == (3, 4, 4)
@@ -134,15 +163,22 @@ def test_a_histogram_counts_each_duration_in_its_bucket_and_all_above() -> None:
 
 
 def test_the_oldest_unread_record_of_a_topic_has_an_age_unless_a_partition_is_unknown() -> None:
-    lag = Lag({"orders": {0: 17, 1: 5}, "pages": {0: 3}}, {"orders": {0: 10, 1: 2}, "pages": {0: 3}}, {})
+    lag = Lag(
+        {"orders": {0: 17, 1: 5}, "pages": {0: 3}}, {"orders": {0: 10, 1: 2}, "pages": {0: 3}}, {}
+    )
     places = dict(lag.first_unread())
     assert places == {("orders", 0): 10, ("orders", 1): 2}
     ages = {}
-    known = {(("orders", 0), 10): NOON - timedelta(seconds=90), (("orders", 1), 2): NOON - timedelta(seconds=30)}
+    known = {
+        (("orders", 0), 10): NOON - timedelta(seconds=90),
+        (("orders", 1), 2): NOON - timedelta(seconds=30),
+    }
     for times in (known, {(("orders", 0), 10): NOON}):
         empty = LedgerFigures({}, {}, {}, frozenset(), {}, {}, {}, frozenset(), {})
         of_now = gauges(empty, "orders", lag, NOON, oldest_unread=times)
-        ages[len(times)] = {labels[0][1]: value for name, value, labels in of_now if name == "oldest_unread_seconds"}
+        ages[len(times)] = {
+            labels[0][1]: value for name, value, labels in of_now if name == "oldest_unread_seconds"
+        }
     assert ages == {2: {"orders": 90, "pages": 0}, 1: {"pages": 0}}
 
 

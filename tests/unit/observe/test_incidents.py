@@ -68,7 +68,11 @@ class Stage:
 
 @pytest.fixture
 def stage(states: States, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    for name, value in {"HOME": str(tmp_path), "SERVER_TOKEN": TOKEN, "PIPELINES": str(tmp_path / "none")}.items():
+    for name, value in {
+        "HOME": str(tmp_path),
+        "SERVER_TOKEN": TOKEN,
+        "PIPELINES": str(tmp_path / "none"),
+    }.items():
         monkeypatch.setenv(f"SLUICE_{name}", value)
     settings.cache_clear()
     (tmp_path / "none").mkdir()
@@ -98,15 +102,23 @@ def driver_killed(stage: Stage) -> None:
 
 
 def file_broken(stage: Stage) -> None:
-    stage.keep(Failure.of(TopologyError("orders.py:3: no", next_step="Correct it."), "orders", kind="file"))
+    stage.keep(
+        Failure.of(TopologyError("orders.py:3: no", next_step="Correct it."), "orders", kind="file")
+    )
 
 
 def overdue(stage: Stage) -> None:
-    stage.keep(Failure.of(Overdue("5 records have been unread for more than 10 min."), "orders", kind="overdue"))
+    stage.keep(
+        Failure.of(
+            Overdue("5 records have been unread for more than 10 min."), "orders", kind="overdue"
+        )
+    )
 
 
 def brokers_away(stage: Stage) -> None:
-    stage.keep(Failure.of(input_away([], "Kafka at b:9092 does not answer."), "orders", kind="input"))
+    stage.keep(
+        Failure.of(input_away([], "Kafka at b:9092 does not answer."), "orders", kind="input")
+    )
 
 
 def topic_deleted(stage: Stage) -> None:
@@ -141,7 +153,9 @@ def records_held(stage: Stage) -> None:
 def flood(stage: Stage) -> None:
     detail = notable_rejections({"read": 20_000, "dead_letter/contract": 19_406}, [])
     assert detail
-    stage.keep(Failure.of(RecordsRejected(detail, next_step="Look at them."), "orders", kind="rejections"))
+    stage.keep(
+        Failure.of(RecordsRejected(detail, next_step="Look at them."), "orders", kind="rejections")
+    )
 
 
 def host_silent(stage: Stage) -> None:
@@ -189,7 +203,10 @@ INCIDENTS: dict[Callable[[Stage], None], tuple[FailureKind, str]] = {
     file_broken: ("file", "orders.py:3: no"),
     overdue: ("overdue", "5 records have been unread for more than 10 min."),
     brokers_away: ("input", "Kafka at b:9092 does not answer. The pipeline starts by itself"),
-    topic_deleted: ("input", "Topic orders was deleted. The pipeline has read orders/0 up to 10, orders/1 up to 5."),
+    topic_deleted: (
+        "input",
+        "Topic orders was deleted. The pipeline has read orders/0 up to 10, orders/1 up to 5.",
+    ),
     no_slot: ("slot", "UTC, and no driver has started. Look at the DAG in Airflow"),
     another_lease: ("lease", "waits for host far, process 7"),
     records_held: ("held", "It holds back 7 records of orders/0. Find the producer and stop it"),
@@ -207,14 +224,18 @@ INCIDENTS: dict[Callable[[Stage], None], tuple[FailureKind, str]] = {
 """How to stage an incident → the kind of the failure, and a part of its text."""
 
 ROW = re.compile(r"^\| [^|]+ \| `(\w+)` \| `(\w+)` \| `(\w+)` \|", re.MULTILINE)
-HEALTH = {kind: (health, alert) for kind, health, alert in ROW.findall(read("docs/how-to/operations.md"))}
+HEALTH = {
+    kind: (health, alert) for kind, health, alert in ROW.findall(read("docs/how-to/operations.md"))
+}
 """FailureKind → health and alert, from the table in the documentation."""
 
 
 @pytest.mark.fault("F45", "a producer's transaction holds back records")
 @pytest.mark.fault("F47", "all brokers are away while idle, a topic is deleted")
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.__name__)
-def test_page_rest_status_and_metrics_name_it(stage: Stage, api: Api, incident: Callable[[Stage], None]) -> None:
+def test_page_rest_status_and_metrics_name_it(
+    stage: Stage, api: Api, incident: Callable[[Stage], None]
+) -> None:
     kind, text = INCIDENTS[incident]
     incident(stage)
     health, _ = HEALTH[kind]
@@ -247,12 +268,16 @@ def test_a_healthy_pipeline_has_no_condition(stage: Stage, api: Api) -> None:
     (overview,) = api.get("/v1/overview")
     assert (overview["health"], overview["failures"]) == ("idle", [])
     assert CliRunner().invoke(app, ["status"]).exit_code == 0
-    page = prometheus(of_pipeline("orders", gauges(LedgerFigures.read(stage.states.ledger), "orders", READ)))
+    page = prometheus(
+        of_pipeline("orders", gauges(LedgerFigures.read(stage.states.ledger), "orders", READ))
+    )
     assert re.findall(r"sluice_condition\{.*\} (\d)", page) == ["0"] * len(KINDS)
 
 
 @pytest.mark.parametrize("incident", [host_silent, disk_full])
-def test_what_a_host_has_seen_keeps_its_beginning_and_passes(stage: Stage, incident: Callable[[Stage], None]) -> None:
+def test_what_a_host_has_seen_keeps_its_beginning_and_passes(
+    stage: Stage, incident: Callable[[Stage], None]
+) -> None:
     incident(stage)
     (first,) = stage.states.ledger.failures.of("orders")
     stage.observe()
@@ -264,9 +289,13 @@ def test_what_a_host_has_seen_keeps_its_beginning_and_passes(stage: Stage, incid
     stage.patch.setattr("sluice.observe.host_checks.shutil.disk_usage", lambda _: space)
     stage.patch.setattr("sluice.observe.host_checks.fetch_card", lambda *_, **__: None)
     stage.observe()
-    assert [failure.host for failure in stage.states.ledger.failures.of("orders")] == ["another host"]
+    assert [failure.host for failure in stage.states.ledger.failures.of("orders")] == [
+        "another host"
+    ]
     later = datetime.now(UTC) + timedelta(minutes=16)
-    assert stage.states.ledger.failures.all(later) == [], "nobody has seen it for a quarter of an hour"
+    assert stage.states.ledger.failures.all(later) == [], (
+        "nobody has seen it for a quarter of an hour"
+    )
 
 
 def test_a_process_without_the_servers_token_does_not_say_that_they_answer(
@@ -282,7 +311,9 @@ def test_a_process_without_the_servers_token_does_not_say_that_they_answer(
 def test_every_kind_is_staged_and_has_a_health_and_an_alert() -> None:
     assert {kind for kind, _ in INCIDENTS.values()} == {*KINDS} == {*HEALTH}
     alerts = {
-        rule["alert"]: rule["expr"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
+        rule["alert"]: rule["expr"]
+        for group in yaml.safe_load(RULES.read_text())["groups"]
+        for rule in group["rules"]
     }
     for kind, (_, alert) in HEALTH.items():
         (kinds,) = re.findall(r'sluice_condition\{kind=~?"([^"]+)"\}', alerts[alert])
@@ -299,13 +330,22 @@ def test_every_kind_is_staged_and_has_a_health_and_an_alert() -> None:
         ((0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7), False),
     ],
 )
-def test_state_grows_if_it_does_so_every_day_of_a_week_and_doubles(gib: tuple[float, ...], grows: bool) -> None:
+def test_state_grows_if_it_does_so_every_day_of_a_week_and_doubles(
+    gib: tuple[float, ...], grows: bool
+) -> None:
     assert state_growth.is_growing([round(size * 2**30) for size in gib]) == grows
 
 
 @pytest.mark.parametrize(
     ("free", "size", "is_full"),
-    [(3, 100, True), (6, 100, False), (0.9, 10, True), (1.1, 10, False), (30, 10_000, False), (19, 10_000, True)],
+    [
+        (3, 100, True),
+        (6, 100, False),
+        (0.9, 10, True),
+        (1.1, 10, False),
+        (30, 10_000, False),
+        (19, 10_000, True),
+    ],
 )
 def test_a_disk_is_nearly_full_by_its_size(free: float, size: float, is_full: bool) -> None:
     assert (free * 2**30 < needed_bytes(round(size * 2**30))) == is_full

@@ -26,7 +26,9 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Span]]:
 
     class Collector(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            request = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["Content-Length"])))
+            request = ExportTraceServiceRequest.FromString(
+                self.rfile.read(int(self.headers["Content-Length"]))
+            )
             for resource in request.resource_spans:
                 for scope in resource.scope_spans:
                     received.update({span.name: span for span in scope.spans})

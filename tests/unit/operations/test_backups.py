@@ -35,7 +35,11 @@ from tests.support.state_rows import write_rows
 @pytest.fixture(params=["sqlite", "postgres"])
 def database(request: pytest.FixtureRequest) -> str:
     """The address of a database without rows, or nothing for SQLite files."""
-    return "" if request.param == "sqlite" else database_with_ledger(request.getfixturevalue("postgres"))
+    return (
+        ""
+        if request.param == "sqlite"
+        else database_with_ledger(request.getfixturevalue("postgres"))
+    )
 
 
 @pytest.fixture
@@ -59,12 +63,16 @@ def test_a_backup_is_restored_with_all_snapshots(database: str, tmp_path: Path) 
         assert ledger.snapshots.recent("orders") == old.ledger.snapshots.recent("orders")
 
 
-def test_a_backup_of_files_is_restored_to_postgresql(backup: Path, tmp_path: Path, postgres: str) -> None:
+def test_a_backup_of_files_is_restored_to_postgresql(
+    backup: Path, tmp_path: Path, postgres: str
+) -> None:
     new = settings_of(tmp_path / "new", new_database(postgres))
     restore(backup, new)
     with Ledger.open(new.ledger) as ledger:
         assert content(ledger) == expected(0, 1)
-        assert all("postgresql" in worker.location for worker in ledger.generations.workers("orders"))
+        assert all(
+            "postgresql" in worker.location for worker in ledger.generations.workers("orders")
+        )
 
 
 def test_a_lost_ledger_is_not_backed_up(tmp_path: Path) -> None:
@@ -72,7 +80,10 @@ def test_a_lost_ledger_is_not_backed_up(tmp_path: Path) -> None:
     old.publish()
     old.ledger.close()
     Path(old.settings.ledger.removeprefix("sqlite:///")).unlink()
-    with Ledger.open(old.settings.ledger) as ledger, pytest.raises(StateError, match="nothing to back up") as refused:
+    with (
+        Ledger.open(old.settings.ledger) as ledger,
+        pytest.raises(StateError, match="nothing to back up") as refused,
+    ):
         back_up(ledger, tmp_path / "backup")
     assert "SLUICE_LEDGER" in refused.value.next_step
     assert not (tmp_path / "backup").exists()
@@ -131,7 +142,10 @@ def test_a_batch_that_is_not_published_is_not_backed_up(tmp_path: Path) -> None:
     back_up(old.ledger, tmp_path / "backup")
     new = settings_of(tmp_path / "new")
     restore(tmp_path / "backup", new)
-    with Ledger.open(new.ledger) as ledger, open_shard(ledger.generations.workers("orders")[0].location) as shard:
+    with (
+        Ledger.open(new.ledger) as ledger,
+        open_shard(ledger.generations.workers("orders")[0].location) as shard,
+    ):
         assert shard.journal().newest == 0
         assert {version.batch for version in shard.row_versions(0, None, 1_000)} == {0}
         assert {version.batch for version in shard.state_versions(0, None, 1_000)} == {0}
@@ -157,8 +171,15 @@ def test_a_file_that_does_not_belong_to_a_backup_is_refused(backup: Path, tmp_pa
 
 def test_a_backup_of_a_later_version_is_refused(backup: Path, tmp_path: Path) -> None:
     manifest = backup / "backup.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 2, "new": "field"}))
-    refused(StateError, "Install the version of Sluice that made the backup", backup, settings_of(tmp_path / "new"))
+    manifest.write_text(
+        json.dumps(json.loads(manifest.read_text()) | {"format": 2, "new": "field"})
+    )
+    refused(
+        StateError,
+        "Install the version of Sluice that made the backup",
+        backup,
+        settings_of(tmp_path / "new"),
+    )
 
 
 def refused(kind: type[SluiceError], next_step: str, backup: Path, settings: Settings) -> None:
@@ -185,7 +206,9 @@ def test_an_installation_without_its_shards_is_not_replaced(backup: Path, tmp_pa
         restore(backup, new)
 
 
-def test_shards_that_an_installation_has_left_are_not_replaced(backup: Path, tmp_path: Path) -> None:
+def test_shards_that_an_installation_has_left_are_not_replaced(
+    backup: Path, tmp_path: Path
+) -> None:
     settings = Installation(settings_of(tmp_path / "existing")).settings
     for file in settings.home.glob("ledger.sqlite*"):
         file.unlink()
@@ -206,7 +229,9 @@ def test_an_interrupted_restore_is_repeated(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(new_installation, "copy_ledger", copied if point == "after the ledger" else interrupted)
+        patch.setattr(
+            new_installation, "copy_ledger", copied if point == "after the ledger" else interrupted
+        )
         with pytest.raises(KeyboardInterrupt):
             restore(backup, new)
     restore(backup, new)
@@ -219,7 +244,9 @@ def test_an_interrupted_restore_is_repeated(
         restore(backup, new)
 
 
-def test_a_restored_installation_removes_no_shards_of_the_old_one(database: str, tmp_path: Path) -> None:
+def test_a_restored_installation_removes_no_shards_of_the_old_one(
+    database: str, tmp_path: Path
+) -> None:
     old = Installation(settings_of(tmp_path / "old", database))
     # A replay is being built, which has not published a batch yet.
     unfinished = location(old.settings.shards, GenerationRef("orders", 2), 0)

@@ -37,7 +37,11 @@ def test_an_error_of_one_pipeline_does_not_keep_others_from_being_retained(
     snapshots = states.ledger.snapshots
     assert [len(snapshots.recent(name)) for name in ("first", "second")] == [3, 1]
     (failure,) = states.ledger.failures.all()
-    assert (failure.pipeline, failure.kind, failure.detail) == ("first", "retention", "It cannot be read.")
+    assert (failure.pipeline, failure.kind, failure.detail) == (
+        "first",
+        "retention",
+        "It cannot be read.",
+    )
 
     monkeypatch.setattr(maintenance_dag, "retain", retain)
     maintenance_dag.retain_all({"keep_snapshots": 1, "keep_hours": 0})

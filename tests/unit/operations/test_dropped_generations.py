@@ -25,7 +25,11 @@ from tests.support.postgres import database_with_ledger
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def current(request: pytest.FixtureRequest, tmp_path: Path) -> Installation:
-    database = "" if request.param == "sqlite" else database_with_ledger(request.getfixturevalue("postgres"))
+    database = (
+        ""
+        if request.param == "sqlite"
+        else database_with_ledger(request.getfixturevalue("postgres"))
+    )
     return Installation(settings_of(tmp_path, database))
 
 

@@ -46,7 +46,9 @@ def go_on(files: Installation) -> None:
     files.publish()
 
 
-@pytest.mark.fault("F43", "sluice repartition, paused at each change of the ledger while another one goes on")
+@pytest.mark.fault(
+    "F43", "sluice repartition, paused at each change of the ledger while another one goes on"
+)
 @pytest.mark.parametrize("step", ["new", "register", "inherit", "promote"])
 def test_a_paused_repartition_changes_nothing(step: str, files: Installation) -> None:
     seen: list[Any] = []
@@ -68,12 +70,18 @@ def test_a_paused_repartition_changes_nothing(step: str, files: Installation) ->
     assert values(files.ledger) == expected(0, 1, 2)
 
 
-def test_a_repartition_is_refused_if_a_worker_gets_another_place_meanwhile(files: Installation) -> None:
+def test_a_repartition_is_refused_if_a_worker_gets_another_place_meanwhile(
+    files: Installation,
+) -> None:
     with (
         paused_before(
-            Generations, "promote", lambda: files.ledger.placements.begin_move(Placement("orders", 1, "127.0.0.1", 9))
+            Generations,
+            "promote",
+            lambda: files.ledger.placements.begin_move(Placement("orders", 1, "127.0.0.1", 9)),
         ),
-        pytest.raises(Refused, match="A worker of 'orders' was moved while generation 2 was filled"),
+        pytest.raises(
+            Refused, match="A worker of 'orders' was moved while generation 2 was filled"
+        ),
     ):
         repartition(job_of(3), files.settings)
     assert files.ledger.generations.current_number("orders") == 1
@@ -128,13 +136,20 @@ def test_every_change_of_a_generation_needs_the_lease(files: Installation) -> No
 
 def test_a_generation_that_was_removed_is_not_built_any_further(files: Installation) -> None:
     lease = Lease(files.ledger.leases, GenerationRef("orders", 2), this_process(""))
-    with pytest.raises(LeaseError, match="Generation 2 of orders was removed"), _lease_of_hidden(files.ledger, lease):
+    with (
+        pytest.raises(LeaseError, match="Generation 2 of orders was removed"),
+        _lease_of_hidden(files.ledger, lease),
+    ):
         pass
 
 
-@pytest.mark.fault("F43", "sluice restore and the import of state, paused while another one completes")
+@pytest.mark.fault(
+    "F43", "sluice restore and the import of state, paused while another one completes"
+)
 @pytest.mark.parametrize("command", ["restore", "import"])
-def test_a_paused_copy_does_not_replace_a_ledger_that_is_in_use(command: str, tmp_path: Path) -> None:
+def test_a_paused_copy_does_not_replace_a_ledger_that_is_in_use(
+    command: str, tmp_path: Path
+) -> None:
     old = Installation(settings_of(tmp_path / "old"))
     new = settings_of(tmp_path / "new")
     back_up(old.ledger, tmp_path / "backup")

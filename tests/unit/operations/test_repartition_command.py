@@ -48,7 +48,11 @@ def job_of(workers: int) -> Job:
 @pytest.fixture(params=["sqlite", "postgres"])
 def old(request: pytest.FixtureRequest, tmp_path: Path, kafka: EmbeddedKafka) -> Installation:
     """An installation with two workers and two batches."""
-    database = "" if request.param == "sqlite" else database_with_ledger(request.getfixturevalue("postgres"))
+    database = (
+        ""
+        if request.param == "sqlite"
+        else database_with_ledger(request.getfixturevalue("postgres"))
+    )
     installation = Installation(settings_of(tmp_path, database, kafka.bootstrap))
     installation.publish()
     return installation
@@ -123,25 +127,40 @@ def test_an_interrupted_batch_has_to_end_first(files: Installation) -> None:
 
 def test_a_state_that_keys_share_is_refused(files: Installation) -> None:
     with open_shard(files.states.location(1), to_write=True) as shard:
-        shard.write_states(0, [OPERATOR + 1], [State(OPERATOR + 1, "", b"buffer", shared=True)], NEWEST_EPOCH)
+        shard.write_states(
+            0, [OPERATOR + 1], [State(OPERATOR + 1, "", b"buffer", shared=True)], NEWEST_EPOCH
+        )
     refused(files, 3, "The keys of a worker share a state", "sluice rebuild orders")
 
 
-def test_a_driver_that_has_lost_its_lease_can_write_no_more_output(files: Installation, kafka: EmbeddedKafka) -> None:
+def test_a_driver_that_has_lost_its_lease_can_write_no_more_output(
+    files: Installation, kafka: EmbeddedKafka
+) -> None:
     kafka.create_topics({"orders_markers": 1})
     batch = Batch(number=1, begun=1, partitions={}, ends={})
     records = [("orders_markers", pa.table({"key": [b"key"], "value": [b"{}"]}))]
-    with TransactionalOutput(files.settings.kafka, Writer(files.ref, "orders_markers"), {"": TopicLimits()}) as paused:
+    with TransactionalOutput(
+        files.settings.kafka, Writer(files.ref, "orders_markers"), {"": TopicLimits()}
+    ) as paused:
         assert repartition(job_of(3), files.settings).generation == 2
         with pytest.raises(EngineError, match="Writing the output"):
             paused.send(batch, records)
 
 
-def test_a_state_server_that_is_gone_is_named(files: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_server_that_is_gone_is_named(
+    files: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLUICE_SERVER_TOKEN", "a-token-of-these-tests")
     settings.cache_clear()
-    files.ledger.placements.claim(Placement("orders", 2, "127.0.0.1", 9))  # from a time when there were more workers
-    refused(files, 3, "The state server at 127.0.0.1:9 cannot be reached", "sluice move orders WORKER HOST:PORT")
+    files.ledger.placements.claim(
+        Placement("orders", 2, "127.0.0.1", 9)
+    )  # from a time when there were more workers
+    refused(
+        files,
+        3,
+        "The state server at 127.0.0.1:9 cannot be reached",
+        "sluice move orders WORKER HOST:PORT",
+    )
     settings.cache_clear()
 
 
@@ -158,7 +177,9 @@ def test_a_pipeline_without_state_is_refused(tmp_path: Path) -> None:
 def test_an_altered_row_is_found(files: Installation) -> None:
     database = sqlite3.connect(files.states.location(1).removeprefix("sqlite:///"))
     with database:
-        assert database.execute("UPDATE state_rows SET value = '[9,null]' WHERE group_id = 0").rowcount
+        assert database.execute(
+            "UPDATE state_rows SET value = '[9,null]' WHERE group_id = 0"
+        ).rowcount
     database.close()
     with pytest.raises(DamagedState, match="Worker 1's shard is damaged") as caught:
         repartition(job_of(3), files.settings)
@@ -189,7 +210,9 @@ def test_a_generation_whose_snapshot_is_missing_loses_no_rows(
             repartition(job_of(3), files.settings)
     # A user promotes the generation that is there, instead of repeating the command.
     storage = Storage.of(job_of(3), 2, files.settings)
-    with pytest.raises(EngineError, match="has batches of generation 2 of orders, but the ledger has none") as caught:
+    with pytest.raises(
+        EngineError, match="has batches of generation 2 of orders, but the ledger has none"
+    ) as caught:
         storage.prepare(files.ledger, None, 9)
     assert "sluice generations drop orders" in caught.value.next_step
     shards = [open_shard(address) for address in storage.locations]
@@ -200,7 +223,9 @@ def test_a_generation_whose_snapshot_is_missing_loses_no_rows(
 
 def test_too_few_open_files_are_named_and_the_command_is_repeated(files: Installation) -> None:
     with (
-        pytest.raises(EngineError, match=r"was not moved to new shards in sqlite:.*/shards: .*still in use") as caught,
+        pytest.raises(
+            EngineError, match=r"was not moved to new shards in sqlite:.*/shards: .*still in use"
+        ) as caught,
         few_open_files(60),
     ):
         repartition(job_of(40), files.settings)
@@ -216,7 +241,8 @@ def few_open_files(more: int) -> Iterator[None]:
     gc.collect()  # closes the files of connections that nobody uses any more
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
-    # The limit is one for the numbers of files, some of which may be larger than the number of open files.
+    # The limit is one for the numbers of files, some of which may be larger than the number of open
+    # files.
     *_, last = islice((number for number in count() if number not in used), more)
     resource.setrlimit(resource.RLIMIT_NOFILE, (last + 1, before[1]))
     try:
@@ -231,7 +257,11 @@ def test_a_process_that_is_killed_leaves_the_old_or_the_new_generation(
 ) -> None:
     def environment(home: str) -> dict[str, str]:
         broker = json.dumps({"bootstrap.servers": kafka.bootstrap})
-        return {"SLUICE_HOME": str(tmp_path / home), "SLUICE_PIPELINES": str(tmp_path), "SLUICE_KAFKA": broker}
+        return {
+            "SLUICE_HOME": str(tmp_path / home),
+            "SLUICE_PIPELINES": str(tmp_path),
+            "SLUICE_KAFKA": broker,
+        }
 
     (tmp_path / "orders.py").write_text(
         "from sluice import Pipeline\n\n"

@@ -52,14 +52,18 @@ def mean(pipeline: Pipeline) -> None:
 
 
 def by_the_moment(pipeline: Pipeline) -> None:
-    pipeline.stream("items", value=Item).filter("current_timestamp() > '2020-01-01'").group_by_key().count(store="n")
+    pipeline.stream("items", value=Item).filter(
+        "current_timestamp() > '2020-01-01'"
+    ).group_by_key().count(store="n")
 
 
 def ends_of(build: Callable[[Pipeline], None], most: int = 100, **how: str) -> list[int]:
     pipeline = Pipeline("shop", workers=1, **how)  # type: ignore[arg-type]
     build(pipeline)
     job = plan(pipeline).job
-    steps = join_steps(job, {"n": "bigint"}, list(replay_steps(HISTORY)), {"items": {"0": 0, "1": 0}}, most)
+    steps = join_steps(
+        job, {"n": "bigint"}, list(replay_steps(HISTORY)), {"items": {"0": 0, "1": 0}}, most
+    )
     return [sum(step.ends["items"].values()) for step in steps]
 
 
@@ -89,7 +93,11 @@ def test_each_batch_has_the_size_that_is_wanted_when_its_end_is_asked_for() -> N
     sizes = iter([1, 6, 100])
     target = {"items": {"0": 10}, "shops": {"3": 2}}
     ends = [*divided({}, target, lambda: next(sizes))]
-    assert ends == [{"items": {"0": 1}, "shops": {"3": 1}}, {"items": {"0": 7}, "shops": {"3": 2}}, target]
+    assert ends == [
+        {"items": {"0": 1}, "shops": {"3": 1}},
+        {"items": {"0": 7}, "shops": {"3": 2}},
+        target,
+    ]
 
 
 def test_little_is_left_for_the_last_batch() -> None:

@@ -29,7 +29,9 @@ def kept(states: States) -> list[int]:
 
 
 def test_old_snapshots_are_removed_with_their_versions(states: States) -> None:
-    done = retain(states.ledger, "orders", keep_snapshots=3, keep_seconds=0, now=NOON + timedelta(hours=1))
+    done = retain(
+        states.ledger, "orders", keep_snapshots=3, keep_seconds=0, now=NOON + timedelta(hours=1)
+    )
     assert (done.snapshots, done.versions, done.failed) == (7, 7, {})
     assert kept(states) == [9, 8, 7]
     with LocalShard.open(states.location(0)) as shard:
@@ -37,7 +39,13 @@ def test_old_snapshots_are_removed_with_their_versions(states: States) -> None:
 
 
 def test_a_recently_replaced_snapshot_is_kept(states: States) -> None:
-    retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=150, now=NOON + timedelta(minutes=10))
+    retain(
+        states.ledger,
+        "orders",
+        keep_snapshots=1,
+        keep_seconds=150,
+        now=NOON + timedelta(minutes=10),
+    )
     # Batch 7 was replaced by 8 at 12:08, 120 s ago; batch 6 by 7, 180 s ago.
     assert kept(states) == [9, 8, 7]
 
@@ -82,7 +90,11 @@ def test_a_generation_that_is_promoted_meanwhile_keeps_its_versions(
 
 def batch_of(number: int, ends: dict[str, int], *, by_clock: bool = False) -> Batch:
     return Batch(
-        number=number, begun=1_000 + number, partitions={"orders": 2}, ends={"orders": ends}, by_clock=by_clock
+        number=number,
+        begun=1_000 + number,
+        partitions={"orders": 2},
+        ends={"orders": ends},
+        by_clock=by_clock,
     )
 
 
@@ -99,7 +111,9 @@ HISTORY = [
     ("begins", "oldest_kept", "left"),
     [
         pytest.param({0: 25, 1: 7}, 4, [2, 3, 4], id="batches of which no record is left"),
-        pytest.param({0: 25, 1: 4}, 4, [0, 1, 2, 3, 4], id="not those behind a batch of which some are left"),
+        pytest.param(
+            {0: 25, 1: 4}, 4, [0, 1, 2, 3, 4], id="not those behind a batch of which some are left"
+        ),
         pytest.param({0: 90, 1: 90}, 3, [2, 3, 4], id="not those whose snapshot is kept"),
         pytest.param({0: 90}, 4, [0, 1, 2, 3, 4], id="not those of a partition that is unknown"),
         pytest.param({}, 4, [0, 1, 2, 3, 4], id="nothing without a broker"),

@@ -41,7 +41,11 @@ def test_every_new_worker_looks_for_timers_at_the_earliest_time_of_an_old_one() 
 
 
 def test_recorded_answers_follow_their_keys() -> None:
-    answers = [Answer("score", str(number), key, 0, 0) for number, key in enumerate(("tea", "pot", ""))]
+    answers = [
+        Answer("score", str(number), key, 0, 0) for number, key in enumerate(("tea", "pot", ""))
+    ]
     divided = by_worker(answers, 3)
-    assert divided == {worker: [each for each in answers if owner(each.key, 3) == worker] for worker in divided}
+    assert divided == {
+        worker: [each for each in answers if owner(each.key, 3) == worker] for worker in divided
+    }
     assert sum(map(len, divided.values())) == 3

@@ -83,7 +83,9 @@ class Ran:
         to: str = "output",
         rank: int | None = None,
     ) -> None:
-        self.results.append(Result(key, None if value is None else json.loads(value), time, window, old))
+        self.results.append(
+            Result(key, None if value is None else json.loads(value), time, window, old)
+        )
         self.outputs[to] += 1
         self.headers_of_results.append(self.headers)
 
@@ -119,12 +121,18 @@ class Ran:
     @property
     def windows(self) -> dict[tuple[str | None, Bounds | None], Any]:
         """The last value of each key and window, without deleted ones."""
-        last = {(result.key, result.window): result.value for result in self.results if not result.old}
+        last = {
+            (result.key, result.window): result.value for result in self.results if not result.old
+        }
         return {at: value for at, value in last.items() if value is not None}
 
 
 def run(
-    operator: Operator[Any], rows: Sequence[Given], cuts: Collection[int] = (), *, drops_null_values: bool = False
+    operator: Operator[Any],
+    rows: Sequence[Given],
+    cuts: Collection[int] = (),
+    *,
+    drops_null_values: bool = False,
 ) -> Ran:
     """Process the rows. A batch ends after each row whose number is in `cuts`, and after the last row.
 
@@ -141,7 +149,9 @@ def run(
         elif given.key in states:
             state = states[given.key]
         else:
-            state = decode(ran.states[given.key]) if given.key in ran.states else operator.new_state()
+            state = (
+                decode(ran.states[given.key]) if given.key in ran.states else operator.new_state()
+            )
         times = (
             before[number],
             after[number],
@@ -154,31 +164,46 @@ def run(
         if isinstance(operator, StreamJoin) and given.key is not None and given.value is not None:
             _look(operator, given, after[number])
         ran.headers = given.headers
-        operator.process(state, Row(given.key, value, given.time, *times, headers=given.headers), ran)
+        operator.process(
+            state, Row(given.key, value, given.time, *times, headers=given.headers), ran
+        )
         if given.key is not None:
             states[given.key] = state
         if number + 1 in cuts or number + 1 == len(rows):
-            ran.states |= {key: encode_state(state) for key, state in states.items() if key is not None}
+            ran.states |= {
+                key: encode_state(state) for key, state in states.items() if key is not None
+            }
             ran.headers = None
             if isinstance(operator, Aggregation):
-                operator.send_last_results({key: state for key, state in states.items() if key is not None}, ran)
+                operator.send_last_results(
+                    {key: state for key, state in states.items() if key is not None}, ran
+                )
             states = {}
             _close(operator, ran, closed[number], latest_of_sides[number])
     return ran
 
 
-def run_in_columns(operator: ColumnOperator[Any], rows: Sequence[Given], cuts: Collection[int] = ()) -> Ran:
+def run_in_columns(
+    operator: ColumnOperator[Any], rows: Sequence[Given], cuts: Collection[int] = ()
+) -> Ran:
     """Like `run`, but the rows of each batch are processed at once, apart from those without a key."""
     ran = Ran()
     before, after, closed, latest_of_sides = stream_times(operator, rows, False)
     times = {"before": before, "after": after}
-    latest = {"left": [left for left, _ in latest_of_sides], "right": [right for _, right in latest_of_sides]}
+    latest = {
+        "left": [left for left, _ in latest_of_sides],
+        "right": [right for _, right in latest_of_sides],
+    }
     first = 0
     for end in sorted({*cuts, len(rows)} & {*range(1, len(rows) + 1)}):
         for number in range(first, end):
             if rows[number].key is None:
                 _process(operator, operator.new_state(), rows[number], number, times | latest, ran)
-        keyed = sorted((each.key, number) for number, each in enumerate(rows[first:end], first) if each.key is not None)
+        keyed = sorted(
+            (each.key, number)
+            for number, each in enumerate(rows[first:end], first)
+            if each.key is not None
+        )
         numbers = [number for _, number in keyed]
         keys = sorted({key for key, _ in keyed})
         states = _states(operator, keys, ran)
@@ -189,13 +214,22 @@ def run_in_columns(operator: ColumnOperator[Any], rows: Sequence[Given], cuts: C
                 if isinstance(operator, StreamJoin):
                     of_columns = times | latest
                     operator.end_batch_at(closed[end - 1], latest_of_sides[end - 1])
-                results = operator.process_columns(of_keys, _keyed_rows(rows, numbers, keys, of_columns))
+                results = operator.process_columns(
+                    of_keys, _keyed_rows(rows, numbers, keys, of_columns)
+                )
             except RowFailedError:
                 states, results = _states(operator, keys, ran), None
                 of_keys = KeyStates(keys, states, operator.new_state)
             if results is None:
                 for key, number in keyed:
-                    _process(operator, of_keys[keys.index(key)], rows[number], number, times | latest, ran)
+                    _process(
+                        operator,
+                        of_keys[keys.index(key)],
+                        rows[number],
+                        number,
+                        times | latest,
+                        ran,
+                    )
             else:
                 _add(results, [rows[number] for number in numbers], ran)
         ran.states |= {key: encode_state(state) for key, state in states.items()}
@@ -214,7 +248,12 @@ def _states(operator: Operator[Any], keys: Sequence[str], ran: Ran) -> dict[str,
 
 
 def _process(
-    operator: Operator[Any], state: Any, given: Given, number: int, times: Mapping[str, Sequence[int]], ran: Ran
+    operator: Operator[Any],
+    state: Any,
+    given: Given,
+    number: int,
+    times: Mapping[str, Sequence[int]],
+    ran: Ran,
 ) -> None:
     before, after, *latest = (times[name][number] for name in ("before", "after", "left", "right"))
     row = Row(given.key, _text(given), given.time, before, after, given.side, given.old)
@@ -228,7 +267,10 @@ def _text(given: Given) -> str | None:
 
 
 def _keyed_rows(
-    rows: Sequence[Given], numbers: Sequence[int], keys: Sequence[str], times: Mapping[str, Sequence[int]]
+    rows: Sequence[Given],
+    numbers: Sequence[int],
+    keys: Sequence[str],
+    times: Mapping[str, Sequence[int]],
 ) -> KeyedRows:
     chosen = [rows[number] for number in numbers]
     text = pa.string()
@@ -245,14 +287,25 @@ def _keyed_rows(
     }
     counts = Counter(each.key for each in chosen)
     starts = np.cumsum([0, *(counts[key] for key in keys)])
-    return KeyedRows(keys, starts, columns, {name: np.array(all_times)[numbers] for name, all_times in times.items()})
+    return KeyedRows(
+        keys,
+        starts,
+        columns,
+        {name: np.array(all_times)[numbers] for name, all_times in times.items()},
+    )
 
 
 def _add(results: Results, rows: Sequence[Given], ran: Ran) -> None:
     assert (np.diff(results.rows) >= 0).all()
-    keys = [rows[row].key for row in results.rows.tolist()] if results.keys is None else results.keys.to_pylist()
+    keys = (
+        [rows[row].key for row in results.rows.tolist()]
+        if results.keys is None
+        else results.keys.to_pylist()
+    )
     olds = [False] * len(keys) if results.old is None else results.old.tolist()
-    outputs = [DEFAULT_OUTPUT] * len(keys) if results.outputs is None else results.outputs.to_pylist()
+    outputs = (
+        [DEFAULT_OUTPUT] * len(keys) if results.outputs is None else results.outputs.to_pylist()
+    )
     headers = [rows[row].headers for row in results.rows.tolist()]
     if results.headers is not None:
         headers = results.headers.to_pylist()
@@ -283,10 +336,19 @@ def stream_times(
     whole = keyed & np.array([given.value is not None for given in rows], bool)
     if not isinstance(operator, StreamJoin):
         before, after = advance(times, whole if drops_null_values else keyed, BEFORE_ALL)
-        return before.tolist(), after.tolist(), after.tolist(), [(BEFORE_ALL, BEFORE_ALL)] * len(rows)
-    before, after, closed = _advance_joint(times, np.ones(len(rows), bool), whole, BEFORE_ALL, BEFORE_ALL)
+        return (
+            before.tolist(),
+            after.tolist(),
+            after.tolist(),
+            [(BEFORE_ALL, BEFORE_ALL)] * len(rows),
+        )
+    before, after, closed = _advance_joint(
+        times, np.ones(len(rows), bool), whole, BEFORE_ALL, BEFORE_ALL
+    )
     is_left = np.array([given.side == LEFT for given in rows], bool)
-    left, right = (advance(times, whole & side, BEFORE_ALL)[1].tolist() for side in (is_left, ~is_left))
+    left, right = (
+        advance(times, whole & side, BEFORE_ALL)[1].tolist() for side in (is_left, ~is_left)
+    )
     return before.tolist(), after.tolist(), closed.tolist(), list(zip(left, right, strict=True))
 
 
@@ -309,7 +371,9 @@ def _advance_joint(
     return before, after, closed_after
 
 
-def _close(operator: Operator[Any], ran: Ran, closed: int, latest_of_sides: tuple[int, int]) -> None:
+def _close(
+    operator: Operator[Any], ran: Ran, closed: int, latest_of_sides: tuple[int, int]
+) -> None:
     for key, kept in list(ran.states.items()):
         state = state_decoder(operator.state_type)(kept)
         due = operator.due(state)

@@ -68,7 +68,9 @@ MAKERS: dict[str, Callable[[], Operator[Any]]] = {
     "tumbling": lambda: WindowedAggregate(functions(), tumbling("5 ms", "3 ms")),
     "hopping": lambda: WindowedAggregate(functions(), hopping("10 ms", advance="3 ms")),
     "sliding": lambda: SlidingAggregate(functions(), sliding("5 ms", "3 ms")),
-    "session": lambda: SessionAggregate(functions(), session("3 ms", "2 ms"), sends_old_values=True),
+    "session": lambda: SessionAggregate(
+        functions(), session("3 ms", "2 ms"), sends_old_values=True
+    ),
     "suppress": lambda: Suppress("time_limit", 6),
     "latest": lambda: Latest(sends_old_values=True),
     "table join": lambda: TableJoin("outer", sends_old_values=True),
@@ -90,14 +92,21 @@ def rows(draw: st.DrawFn) -> list[Given]:
         time = max(0, now - draw(st.sampled_from([0, 0, 0, 1, 2, 5, 9])))
         value = draw(st.sampled_from([None, 1, 1, 1])) and [number] * len(FUNCTIONS)
         made.append(
-            Given(draw(st.sampled_from(["a", "a", "b", None])), value, time, draw(st.sampled_from([LEFT, RIGHT])))
+            Given(
+                draw(st.sampled_from(["a", "a", "b", None])),
+                value,
+                time,
+                draw(st.sampled_from([LEFT, RIGHT])),
+            )
         )
     return made
 
 
 @pytest.mark.parametrize("name", MAKERS)
 @given(rows=rows(), cuts=st.sets(st.integers(1, 40)))
-def test_results_and_counts_do_not_depend_on_the_batches(name: str, rows: list[Given], cuts: set[int]) -> None:
+def test_results_and_counts_do_not_depend_on_the_batches(
+    name: str, rows: list[Given], cuts: set[int]
+) -> None:
     whole, parted = run(MAKERS[name](), rows), run(MAKERS[name](), rows, cuts)
     assert sorted(map(repr, parted.results)) == sorted(map(repr, whole.results))
     assert parted.dropped == whole.dropped
@@ -106,5 +115,8 @@ def test_results_and_counts_do_not_depend_on_the_batches(name: str, rows: list[G
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_each_operator_has_something_to_compare(name: str) -> None:
-    busy = [Given("ab"[n % 2], [n] * len(FUNCTIONS), 3 * n - 4 * (n % 3 == 2), n // 2 % 2) for n in range(30)]
+    busy = [
+        Given("ab"[n % 2], [n] * len(FUNCTIONS), 3 * n - 4 * (n % 3 == 2), n // 2 % 2)
+        for n in range(30)
+    ]
     assert run(MAKERS[name](), busy).results

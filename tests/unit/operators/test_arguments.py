@@ -59,7 +59,9 @@ def spoiling(function: Callable[..., Any]) -> Callable[..., Any]:
     """Call the function, then change its arguments and all lists of earlier calls."""
 
     def call(key: str, *arguments: Any) -> Any:
-        result = msgspec.json.decode(msgspec.json.encode(function(key, *arguments)), type=type(arguments[0]))
+        result = msgspec.json.decode(
+            msgspec.json.encode(function(key, *arguments)), type=type(arguments[0])
+        )
         spoil(*map(items_of, arguments))
         SEEN.append(items_of(result))
         return result
@@ -78,9 +80,13 @@ def record_by_record(spoils: bool) -> Callable[[], Any]:
             basket.items.extend(record.value.items)
             baskets.put("all", basket)
             baskets.put("first", Basket([*record.value.items]))
-            self.context.forward(record.key, [*basket.items, *(each.items for _, each in baskets.items())])
+            self.context.forward(
+                record.key, [*basket.items, *(each.items for _, each in baskets.items())]
+            )
             if spoils:
-                spoil(basket.items, record.value.items, *(each.items for _, each in baskets.items()))
+                spoil(
+                    basket.items, record.value.items, *(each.items for _, each in baskets.items())
+                )
 
     return Author
 
@@ -89,7 +95,9 @@ Make = Callable[[bool, Any], Operator[Any]]
 
 
 def custom(spoils: bool, kind: Any, *, reduces: bool = False) -> Custom:
-    adder, subtractor, merger = (spoiling(each) if spoils else each for each in (adds, takes_out, adds))
+    adder, subtractor, merger = (
+        spoiling(each) if spoils else each for each in (adds, takes_out, adds)
+    )
     empty: Any = {"items": []} if kind is Any else kind([])
     return Custom(None if reduces else lambda: empty, adder, subtractor, merger, kind, kind)
 
@@ -99,14 +107,18 @@ OPERATORS: dict[str, Make] = {
     "reduce": lambda spoils, kind: Aggregate(custom(spoils, kind, reduces=True)),
     "table": lambda spoils, kind: TableAggregate(custom(spoils, kind), sends_old_values=True),
     "tumbling": lambda spoils, kind: WindowedAggregate(custom(spoils, kind), tumbling("4 ms")),
-    "hopping": lambda spoils, kind: WindowedAggregate(custom(spoils, kind), hopping("4 ms", advance="1 ms")),
+    "hopping": lambda spoils, kind: WindowedAggregate(
+        custom(spoils, kind), hopping("4 ms", advance="1 ms")
+    ),
     "hopping reduce": lambda spoils, kind: WindowedAggregate(
         custom(spoils, kind, reduces=True), hopping("4 ms", advance="1 ms"), sends_old_values=True
     ),
     "sliding": lambda spoils, kind: SlidingAggregate(
         custom(spoils, kind), sliding("3 ms", "9 ms"), sends_old_values=True
     ),
-    "sliding reduce": lambda spoils, kind: SlidingAggregate(custom(spoils, kind, reduces=True), sliding("3 ms")),
+    "sliding reduce": lambda spoils, kind: SlidingAggregate(
+        custom(spoils, kind, reduces=True), sliding("3 ms")
+    ),
     "session": lambda spoils, kind: SessionAggregate(
         custom(spoils, kind), session("2 ms", "9 ms"), sends_old_values=True
     ),
@@ -116,7 +128,9 @@ OPERATORS: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("kind", [Basket, Sealed, Any], ids=["struct", "frozen struct with a list", "undeclared"])
+@pytest.mark.parametrize(
+    "kind", [Basket, Sealed, Any], ids=["struct", "frozen struct with a list", "undeclared"]
+)
 @pytest.mark.parametrize("cuts", [[], [1, 2, 3, 4]], ids=["one batch", "a batch per record"])
 @pytest.mark.parametrize("make", OPERATORS.values(), ids=OPERATORS)
 def test_changed_arguments_spoil_no_other_call(make: Make, cuts: Sequence[int], kind: Any) -> None:

@@ -11,7 +11,11 @@ import pytest
 
 from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Functions
-from sluice.operators.aggregation.column_functions import Aggregates, ColumnFunctions, NumbersTooLargeError
+from sluice.operators.aggregation.column_functions import (
+    Aggregates,
+    ColumnFunctions,
+    NumbersTooLargeError,
+)
 from sluice.operators.aggregation.window_ranges import WindowRanges
 
 
@@ -36,7 +40,9 @@ def aggregated(function: Function, *values: str) -> Aggregates:
         (Decimal, ["99999999999999999999"], None, None),
     ],
 )
-def test_a_sum_is_exact_or_left_to_the_operator(kind: type, values: list[str], result: Any, aggregate: Any) -> None:
+def test_a_sum_is_exact_or_left_to_the_operator(
+    kind: type, values: list[str], result: Any, aggregate: Any
+) -> None:
     function = Function("sum", kind)
     if result is None:
         with pytest.raises(NumbersTooLargeError):
@@ -56,7 +62,9 @@ def test_a_held_sum_of_many_digits_is_left_to_the_operator() -> None:
     functions = ColumnFunctions.of(Functions(Function("sum", Decimal)), in_order=False)
     assert functions is not None
     held, larger = Decimal("1" + 35 * "0"), Decimal("1" + 36 * "0")
-    assert functions.merge("key", ((1, held),), ((1, Decimal(1)),)) == ((2, Decimal("1" + 34 * "0" + "1")),)
+    assert functions.merge("key", ((1, held),), ((1, Decimal(1)),)) == (
+        (2, Decimal("1" + 34 * "0" + "1")),
+    )
     with pytest.raises(NumbersTooLargeError):
         functions.merge("key", ((1, larger),), ((1, Decimal(1)),))
 

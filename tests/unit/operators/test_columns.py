@@ -77,7 +77,9 @@ class Summing:
         self.context.forward(record.key, total, to="even" if total % 2 == 0 else "odd")
         if total % 3 == 0:
             self.sums.delete("total")
-            self.context.forward(f"third of {record.key}", record.time, to="odd", headers={"own": b"yes"})
+            self.context.forward(
+                f"third of {record.key}", record.time, to="odd", headers={"own": b"yes"}
+            )
         if record.value == 13:
             raise ValueError("unlucky")
 
@@ -88,7 +90,9 @@ def times_of(count: int) -> dict[str, Any]:
 
 def summing(**options: Any) -> Process:
     outputs = {"even": int, "odd": int}
-    return Process(Summing, {"sums": StoreOptions(int, ttl=8)}, argument_type=int, outputs=outputs, **options)
+    return Process(
+        Summing, {"sums": StoreOptions(int, ttl=8)}, argument_type=int, outputs=outputs, **options
+    )
 
 
 TUMBLING = tumbling("5 ms", grace="2 ms")
@@ -98,25 +102,41 @@ MAKERS: dict[str, Callable[[], ColumnOperator[Any]]] = {
     "table with old values": lambda: Latest(sends_old_values=True),
     "join with a table": lambda: StreamTableJoin("inner"),
     "left join with a table by a mapped key": lambda: StreamTableJoin("left", mapped=True),
-    "join of streams": lambda: StreamJoin("inner", within(before="5 ms", after="2 ms", grace="4 ms")),
-    "join of streams without grace": lambda: StreamJoin("inner", within(before="0 s", after="3 ms")),
+    "join of streams": lambda: StreamJoin(
+        "inner", within(before="5 ms", after="2 ms", grace="4 ms")
+    ),
+    "join of streams without grace": lambda: StreamJoin(
+        "inner", within(before="0 s", after="3 ms")
+    ),
     "function": lambda: Aggregate(Custom(int, add, value_type=int)),
-    "function with old values": lambda: Aggregate(Custom(int, add, value_type=int), sends_old_values=True),
+    "function with old values": lambda: Aggregate(
+        Custom(int, add, value_type=int), sends_old_values=True
+    ),
     "function that removes aggregates, with old values": lambda: Aggregate(
         Custom(int, add_or_remove, value_type=int), sends_old_values=True, only_changes=True
     ),
     "largest with old values, if it changes": lambda: Aggregate(
         Custom(int, larger, value_type=int), sends_old_values=True, only_changes=True
     ),
-    "function whose last results matter": lambda: Aggregate(Custom(None, add, value_type=int), only_last=True),
-    "function that removes aggregates": lambda: Aggregate(Custom(int, add_or_remove, value_type=int)),
-    "function of many values": lambda: Aggregate(Batched(list, append_all, value_type=list[int]), only_last=True),
+    "function whose last results matter": lambda: Aggregate(
+        Custom(None, add, value_type=int), only_last=True
+    ),
+    "function that removes aggregates": lambda: Aggregate(
+        Custom(int, add_or_remove, value_type=int)
+    ),
+    "function of many values": lambda: Aggregate(
+        Batched(list, append_all, value_type=list[int]), only_last=True
+    ),
     "function of many values whose results all matter": lambda: Aggregate(
         Batched(list, append_all, value_type=list[int])
     ),
     "function of lists": lambda: Aggregate(Custom(list, append, value_type=list[int])),
-    "function in windows": lambda: WindowedAggregate(Custom(int, add_all_but_13, value_type=int), TUMBLING),
-    "function in overlapping windows": lambda: WindowedAggregate(Custom(list, append, value_type=list[Any]), HOPPING),
+    "function in windows": lambda: WindowedAggregate(
+        Custom(int, add_all_but_13, value_type=int), TUMBLING
+    ),
+    "function in overlapping windows": lambda: WindowedAggregate(
+        Custom(list, append, value_type=list[Any]), HOPPING
+    ),
     "function in windows whose last results matter": lambda: WindowedAggregate(
         Custom(int, add_or_remove, value_type=int), HOPPING, only_last=True
     ),
@@ -135,9 +155,14 @@ def rows(draw: st.DrawFn) -> list[Given]:
         time = max(0, now - draw(st.sampled_from([0, 0, 0, 1, 2, 5, 9])))
         key = draw(st.sampled_from(["a", "a", "b", "ü", None]))
         value = draw(st.sampled_from([None, number, number, number]))
-        side, is_old = draw(st.sampled_from([LEFT, RIGHT])), draw(st.sampled_from([False, False, False, True]))
+        side, is_old = (
+            draw(st.sampled_from([LEFT, RIGHT])),
+            draw(st.sampled_from([False, False, False, True])),
+        )
         headers = draw(st.sampled_from([None, '[{"key":"h","value":"dg=="}]']))
-        made.append(Given(key, value, time, side, old=is_old, foreign=f"own {key}", headers=headers))
+        made.append(
+            Given(key, value, time, side, old=is_old, foreign=f"own {key}", headers=headers)
+        )
     return made
 
 
@@ -153,7 +178,9 @@ def test_columns_give_the_same_as_rows(name: str, rows: list[Given], cuts: set[i
             of_key = [sorted(results, key=lambda each: each.window or ()) for results in of_key]
         assert of_key[0] == of_key[1]
     assert len(by_columns.results) == len(by_row.results)
-    assert sorted(map(str, by_columns.headers_of_results)) == sorted(map(str, by_row.headers_of_results))
+    assert sorted(map(str, by_columns.headers_of_results)) == sorted(
+        map(str, by_row.headers_of_results)
+    )
     assert by_columns.outputs == by_row.outputs
     assert by_columns.dropped == by_row.dropped
     assert sorted(map(str, by_columns.late)) == sorted(map(str, by_row.late))
@@ -171,7 +198,11 @@ TABLE_JOINS: dict[str, Callable[[], TableJoin]] = {
 @st.composite
 def batches_of_changes(draw: st.DrawFn) -> list[list[Given]]:
     """Changes of the rows of two tables."""
-    keys, sides, values = st.sampled_from("aab"), st.sampled_from([LEFT, RIGHT]), st.sampled_from([None, None, 1, 2, 3])
+    keys, sides, values = (
+        st.sampled_from("aab"),
+        st.sampled_from([LEFT, RIGHT]),
+        st.sampled_from([None, None, 1, 2, 3]),
+    )
     change = st.builds(Given, keys, values, st.integers(0, 9), sides)
     return draw(st.lists(st.lists(change, max_size=12), min_size=1, max_size=3))
 
@@ -196,9 +227,22 @@ def rows_of_tables(draw: st.DrawFn) -> list[Given]:
     made = []
     for number in range(draw(st.integers(1, 40))):
         key, side = draw(st.sampled_from("ab")), draw(st.sampled_from([LEFT, LEFT, MOVED, RIGHT]))
-        own_key = draw(st.sampled_from([f"{key}1", f"{key}2", f"{key}ü", None])) if side != RIGHT else None
+        own_key = (
+            draw(st.sampled_from([f"{key}1", f"{key}2", f"{key}ü", None]))
+            if side != RIGHT
+            else None
+        )
         value, time = draw(st.sampled_from([None, number, number])), draw(st.integers(0, 20))
-        made.append(Given(key, value, time, side, old=draw(st.sampled_from([False, False, True])), foreign=own_key))
+        made.append(
+            Given(
+                key,
+                value,
+                time,
+                side,
+                old=draw(st.sampled_from([False, False, True])),
+                foreign=own_key,
+            )
+        )
     return made
 
 
@@ -211,13 +255,18 @@ def test_a_foreign_key_join_gives_the_same_in_columns(
     joins = [ForeignKeyJoin(how, right_filtered=right_filtered) for _ in range(2)]
     by_row, by_columns = run(joins[0], rows, cuts), run_in_columns(joins[1], rows, cuts)
     for key in "ab":
-        results = [[each for each in ran.results if str(each.key).startswith(key)] for ran in (by_row, by_columns)]
+        results = [
+            [each for each in ran.results if str(each.key).startswith(key)]
+            for ran in (by_row, by_columns)
+        ]
         assert results[0] == results[1]
     assert by_columns.dropped == by_row.dropped
     assert by_columns.states == by_row.states
 
 
-def test_a_function_of_many_values_is_called_once_per_key_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_of_many_values_is_called_once_per_key_and_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[tuple[str, list[int]]] = []
 
     def add_all(key: str, total: int, values: list[int]) -> int:
@@ -225,7 +274,9 @@ def test_a_function_of_many_values_is_called_once_per_key_and_batch(monkeypatch:
         return total + sum(values)
 
     made = [Given("ab"[number % 2], number, number) for number in range(8)]
-    ran = run_in_columns(Aggregate(Batched(int, add_all, value_type=int), only_last=True), made, {4})
+    ran = run_in_columns(
+        Aggregate(Batched(int, add_all, value_type=int), only_last=True), made, {4}
+    )
     assert calls == [("a", [0, 2]), ("b", [1, 3]), ("a", [4, 6]), ("b", [5, 7])]
     assert ran.values == [2, 4, 12, 16]
     calls.clear()
@@ -252,17 +303,28 @@ FUNCTIONS: dict[str, tuple[list[Function], Callable[[int], list[Any]]]] = {
         [Function("sum", float), Function("avg", float), Function("avg", float)],
         lambda number: [number / 3, -number * 1e30, None if number % 2 else number * 1e-9],
     ),
-    "doubles that overflow": ([Function("sum", float)], lambda number: [1.5e308 if number % 3 else -1.5e308]),
+    "doubles that overflow": (
+        [Function("sum", float)],
+        lambda number: [1.5e308 if number % 3 else -1.5e308],
+    ),
     "doubles that overflow beside a set": (
         [Function("sum", float), Function("count_distinct", int)],
         lambda number: [1.5e308 if number % 3 else -1.5e308, number % 4],
     ),
     "picks": (
         [Function("first", int), Function("last", str), *PICKS],
-        lambda number: [number % 5, None if number % 2 else str(number), *[{"x": [number], "y": number % 3}] * 2],
+        lambda number: [
+            number % 5,
+            None if number % 2 else str(number),
+            *[{"x": [number], "y": number % 3}] * 2,
+        ],
     ),
     "functions that need one record after the other": (
-        [Function("count_distinct", int), Function("collect_list", int), Function("stddev_samp", float)],
+        [
+            Function("count_distinct", int),
+            Function("collect_list", int),
+            Function("stddev_samp", float),
+        ],
         lambda number: [number % 4, number, number / 3],
     ),
 }
@@ -271,20 +333,28 @@ FUNCTIONS: dict[str, tuple[list[Function], Callable[[int], list[Any]]]] = {
 @pytest.mark.parametrize("only_last", [True, False])
 @pytest.mark.parametrize("name", FUNCTIONS)
 @given(rows=rows(), cuts=st.sets(st.integers(1, 40)))
-def test_sql_functions_give_the_same_in_columns(name: str, only_last: bool, rows: list[Given], cuts: set[int]) -> None:
+def test_sql_functions_give_the_same_in_columns(
+    name: str, only_last: bool, rows: list[Given], cuts: set[int]
+) -> None:
     functions, arguments = FUNCTIONS[name]
-    given = [row._replace(value=None if row.value is None else arguments(row.value)) for row in rows]
+    given = [
+        row._replace(value=None if row.value is None else arguments(row.value)) for row in rows
+    ]
     operators = [Aggregate(Functions(*functions), only_last=only_last) for _ in range(2)]
     by_row, by_columns = run(operators[0], given, cuts), run_in_columns(operators[1], given, cuts)
     for key in ("a", "b", "ü"):
-        results = [[result for result in ran.results if result.key == key] for ran in (by_row, by_columns)]
+        results = [
+            [result for result in ran.results if result.key == key] for ran in (by_row, by_columns)
+        ]
         assert results[0] == results[1]
     assert by_columns.dropped == by_row.dropped
     assert sorted(by_columns.rejected, key=repr) == sorted(by_row.rejected, key=repr)
     assert by_columns.states == by_row.states
 
 
-def test_a_processor_that_forwards_very_much_goes_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_that_forwards_very_much_goes_row_by_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(process, "_MOST_RESULTS", 3)
     made = [Given("k", number, 100) for number in range(6)]
     processor, state = summing(), summing().new_state()
@@ -296,7 +366,9 @@ def test_a_processor_that_forwards_very_much_goes_row_by_row(monkeypatch: pytest
     assert (by_columns.results, by_columns.states) == (by_row.results, by_row.states)
 
 
-@pytest.mark.parametrize("make", [lambda: StreamJoin("inner", within("1 s")), lambda: ForeignKeyJoin("inner")])
+@pytest.mark.parametrize(
+    "make", [lambda: StreamJoin("inner", within("1 s")), lambda: ForeignKeyJoin("inner")]
+)
 def test_a_join_that_would_have_too_many_pairs_at_once_goes_row_by_row(
     make: Callable[[], ColumnOperator[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,19 +381,32 @@ def test_a_join_that_would_have_too_many_pairs_at_once_goes_row_by_row(
 
 
 @pytest.mark.parametrize(("far", "goes_by_row"), [(1 << 60, False), (1 << 61, True)])
-def test_a_join_of_streams_goes_row_by_row_if_times_are_too_far_apart(far: int, goes_by_row: bool) -> None:
+def test_a_join_of_streams_goes_row_by_row_if_times_are_too_far_apart(
+    far: int, goes_by_row: bool
+) -> None:
     def join() -> StreamJoin:
         return StreamJoin("inner", within(before="5 ms", after="2 ms", grace="9 ms"))
 
     keys, sides = ["a", "b", "c", "d"], (LEFT, RIGHT)
-    made = [Given(key, 1, time, side) for time in (0, 1, far, far + 1) for key in keys for side in sides]
+    made = [
+        Given(key, 1, time, side) for time in (0, 1, far, far + 1) for key in keys for side in sides
+    ]
     by_row, by_columns = run(join(), made), run_in_columns(join(), made)
     assert len(by_row.results) == 2 * 4 * len(keys)
-    assert (sorted(by_columns.results), by_columns.states) == (sorted(by_row.results), by_row.states)
-    columns = {"value": pa.array(["1"] * 4), "time": pa.array([0, 0, 0, far]), "side": pa.array([0] * 4, pa.int32())}
+    assert (sorted(by_columns.results), by_columns.states) == (
+        sorted(by_row.results),
+        by_row.states,
+    )
+    columns = {
+        "value": pa.array(["1"] * 4),
+        "time": pa.array([0, 0, 0, far]),
+        "side": pa.array([0] * 4, pa.int32()),
+    }
     latest = {name: np.array([0, 0, 0, far]) for name in ("left", "right")}
     rows = KeyedRows(keys, np.arange(5), columns, latest)
-    assert (join().process_columns(KeyStates(keys, {}, join().new_state), rows) is None) == goes_by_row
+    assert (
+        join().process_columns(KeyStates(keys, {}, join().new_state), rows) is None
+    ) == goes_by_row
 
 
 def test_a_join_goes_row_by_row_for_a_key_with_rows_of_partitions_that_differ_in_time() -> None:
@@ -336,7 +421,9 @@ def test_a_join_goes_row_by_row_for_a_key_with_rows_of_partitions_that_differ_in
     states = KeyStates(["k"], {}, join.new_state)
     assert join.process_columns(states, KeyedRows(["k"], np.array([0, 2]), made, latest)) is None
     latest["left"] = np.array([90, 90])
-    assert join.process_columns(states, KeyedRows(["k"], np.array([0, 2]), made, latest)) is not None
+    assert (
+        join.process_columns(states, KeyedRows(["k"], np.array([0, 2]), made, latest)) is not None
+    )
 
 
 def test_a_record_that_is_due_when_it_comes_is_not_joined_in_columns() -> None:

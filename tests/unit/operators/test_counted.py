@@ -36,7 +36,10 @@ def lists(window: CountWindow, sends_old_values: bool) -> Operator[Any]:
 windows = st.builds(CountWindow, st.integers(1, 4), st.booleans(), st.booleans())
 records = st.lists(
     st.builds(
-        Given, st.sampled_from(["a", "a", "b", None]), st.sampled_from([None, 1, 2, 3, POISON]), st.integers(0, 30)
+        Given,
+        st.sampled_from(["a", "a", "b", None]),
+        st.sampled_from([None, 1, 2, 3, POISON]),
+        st.integers(0, 30),
     ),
     max_size=30,
 )
@@ -74,7 +77,9 @@ def test_any_cut_gives_the_windows_of_the_definition(
     expected = by_definition(window, rows)
     assert ran.results == [result for result in expected if sends_old_values or not result.old]
     assert len(ran.rejected) == sum(row.key is not None and row.value == POISON for row in rows)
-    assert ran.dropped["null_key"] + ran.dropped["null_value"] == sum(None in (row.key, row.value) for row in rows)
+    assert ran.dropped["null_key"] + ran.dropped["null_value"] == sum(
+        None in (row.key, row.value) for row in rows
+    )
 
 
 @pytest.mark.parametrize("window", [every_records(3), last_records(3)], ids=str)

@@ -26,7 +26,10 @@ def hops(time: int) -> list[tuple[int, int]]:
 
 
 records = st.lists(
-    st.builds(Given, st.sampled_from(["a", "b", None]), st.sampled_from([None, [1]]), st.integers(0, 60)), max_size=40
+    st.builds(
+        Given, st.sampled_from(["a", "b", None]), st.sampled_from([None, [1]]), st.integers(0, 60)
+    ),
+    max_size=40,
 )
 
 
@@ -34,7 +37,9 @@ records = st.lists(
 def test_hopping_windows_of_a_function_are_hopping_windows(
     rows: list[Given], cuts: set[int], sends_old_values: bool
 ) -> None:
-    own = CustomWindowAggregate(COUNT, custom_windows(hops, grace="4 ms"), sends_old_values=sends_old_values)
+    own = CustomWindowAggregate(
+        COUNT, custom_windows(hops, grace="4 ms"), sends_old_values=sends_old_values
+    )
     window = hopping("9 ms", advance="3 ms", grace="4 ms")
     hopping_windows = WindowedAggregate(COUNT, window, sends_old_values=sends_old_values)
     ran, expected = run(own, rows, cuts), run(hopping_windows, rows, cuts)
@@ -44,7 +49,9 @@ def test_hopping_windows_of_a_function_are_hopping_windows(
 
 def test_a_record_without_a_window_is_counted() -> None:
     ran = run(
-        CustomWindowAggregate(COUNT, custom_windows(lambda time: [(10, 20)] if 10 <= time < 20 else [])),
+        CustomWindowAggregate(
+            COUNT, custom_windows(lambda time: [(10, 20)] if 10 <= time < 20 else [])
+        ),
         [Given("a", [1], time) for time in (5, 12, 15, 25)],
     )
     assert (ran.windows, ran.dropped) == ({("a", (10, 20)): [2]}, {"no_window": 2})
@@ -56,7 +63,10 @@ def test_windows_can_have_the_same_start() -> None:
     def windows(time: int) -> list[tuple[int, int]]:
         return [(time // size * size, time // size * size + size) for size in (24, 3)]
 
-    ran = run(CustomWindowAggregate(COUNT, custom_windows(windows)), [Given("a", [1], time) for time in (1, 2, 5)])
+    ran = run(
+        CustomWindowAggregate(COUNT, custom_windows(windows)),
+        [Given("a", [1], time) for time in (1, 2, 5)],
+    )
     assert {window: values[-1] for window, values in ran.windows.items()} == {
         ("a", (0, 3)): 2, ("a", (0, 24)): 3, ("a", (3, 6)): 1,
     }  # fmt: skip
@@ -65,7 +75,10 @@ def test_windows_can_have_the_same_start() -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda time: [(time + 1, time + 2)], r"returned \(6, 7\) for 5; a window is \(start, end\)"),
+        (
+            lambda time: [(time + 1, time + 2)],
+            r"returned \(6, 7\) for 5; a window is \(start, end\)",
+        ),
         (lambda time: [(0, time)], r"returned \(0, 5\) for 5"),
         (lambda time: [(-10, time + 1)], r"returned \(-10, 6\) for 5"),
         (lambda time: [(0.5, time + 1)], r"returned \(0.5, 6\) for 5"),
@@ -76,7 +89,9 @@ def test_windows_can_have_the_same_start() -> None:
         (lambda time: 1 / 0, r"division by zero"),
     ],
 )
-def test_a_mistake_of_the_function_rejects_the_record(function: Callable[[int], Any], message: str) -> None:
+def test_a_mistake_of_the_function_rejects_the_record(
+    function: Callable[[int], Any], message: str
+) -> None:
     operator = CustomWindowAggregate(COUNT, custom_windows(function))
     ran = run(operator, [Given("a", [1], 5)])
     assert [rejected.time for rejected in ran.rejected] == [5]

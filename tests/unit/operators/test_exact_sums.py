@@ -57,7 +57,9 @@ def test_order_batches_and_subtraction_do_not_change_the_sum() -> None:
         for value, sign in steps:
             if rng.random() < 0.2:
                 accumulator, other = other, accumulator
-            accumulator = sums.add(accumulator, value) if sign == 1 else sums.subtract(accumulator, value)
+            accumulator = (
+                sums.add(accumulator, value) if sign == 1 else sums.subtract(accumulator, value)
+            )
             if rng.random() < 0.3:
                 accumulator = decode(encode_state(accumulator))
         whole = sums.merge(accumulator, other)

@@ -83,7 +83,9 @@ class Author:
 
 
 def author() -> Operator[Any]:
-    return Process(Author, {"lists": StoreOptions(list[int]), "numbers": StoreOptions(int)}, argument_type=int)
+    return Process(
+        Author, {"lists": StoreOptions(list[int]), "numbers": StoreOptions(int)}, argument_type=int
+    )
 
 
 OPERATORS: dict[str, Callable[[], Operator[Any]]] = {
@@ -92,7 +94,9 @@ OPERATORS: dict[str, Callable[[], Operator[Any]]] = {
     "reduce": lambda: Aggregate(Custom(None, reduces, value_type=int, argument_type=int)),
     "tumbling windows": lambda: WindowedAggregate(lists(), tumbling("3 ms")),
     "hopping windows": lambda: WindowedAggregate(lists(), hopping("4 ms", advance="2 ms")),
-    "sliding windows": lambda: SlidingAggregate(lists(), sliding("2 ms", "100 ms"), sends_old_values=True),
+    "sliding windows": lambda: SlidingAggregate(
+        lists(), sliding("2 ms", "100 ms"), sends_old_values=True
+    ),
     "sessions": lambda: SessionAggregate(lists(), session("2 ms", "100 ms")),
     "process": author,
 }
@@ -104,8 +108,13 @@ def outcome(ran: Ran) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("make", OPERATORS.values(), ids=OPERATORS)
 @pytest.mark.parametrize("cuts", [[], [2], [3], [2, 3], [1, 2, 3, 4, 5]], ids=str)
-def test_a_failing_record_changes_nothing(make: Callable[[], Operator[Any]], cuts: Sequence[int]) -> None:
-    before, after = [Given("a", 1, 0), Given("b", 2, 1)], [Given("a", 3, 2), Given("b", 4, 3), Given("a", 1, 2)]
+def test_a_failing_record_changes_nothing(
+    make: Callable[[], Operator[Any]], cuts: Sequence[int]
+) -> None:
+    before, after = (
+        [Given("a", 1, 0), Given("b", 2, 1)],
+        [Given("a", 3, 2), Given("b", 4, 3), Given("a", 1, 2)],
+    )
     poison = Given("a", POISON, 1)
     ran = run(make(), [*before, poison, *after], cuts)
     good = run(make(), [*before, *after], [cut - (cut > 2) for cut in cuts])
@@ -123,14 +132,18 @@ def test_the_first_record_of_a_key_may_fail() -> None:
 
 def test_a_failing_merger_leaves_both_sessions_unchanged() -> None:
     rows = [Given("a", 1, 0), Given("a", 14, 6), Given("a", 2, 3), Given("a", 5, 6)]
-    operator = SessionAggregate(Custom(list, adds, None, joins, list[int], int), session("3 ms", "100 ms"))
+    operator = SessionAggregate(
+        Custom(list, adds, None, joins, list[int], int), session("3 ms", "100 ms")
+    )
     ran = run(operator, rows)
     assert [(one.why, one.value) for one in ran.rejected] == [("Poison: 14", 2), ("Poison: 14", 5)]
     assert ran.windows == {("a", (0, 0)): [1], ("a", (6, 6)): [14]}
 
 
 def test_a_failing_subtractor_leaves_the_group_unchanged() -> None:
-    custom = Custom(list, lambda key, so_far, value: [*so_far, value], takes_out, None, list[int], int)
+    custom = Custom(
+        list, lambda key, so_far, value: [*so_far, value], takes_out, None, list[int], int
+    )
     operator = TableAggregate(custom)
     rows = [
         Given("g", POISON, 0, foreign="a"),
@@ -144,7 +157,9 @@ def test_a_failing_subtractor_leaves_the_group_unchanged() -> None:
 
 
 @pytest.mark.parametrize("cuts", [[], [2, 3]], ids=str)
-def test_a_row_that_comes_again_replaces_the_value_that_could_not_be_subtracted(cuts: Sequence[int]) -> None:
+def test_a_row_that_comes_again_replaces_the_value_that_could_not_be_subtracted(
+    cuts: Sequence[int],
+) -> None:
     failing = [1]
 
     def take_out(key: str, so_far: list[int], value: int) -> list[int]:
@@ -152,7 +167,9 @@ def test_a_row_that_comes_again_replaces_the_value_that_could_not_be_subtracted(
             raise ValueError(failing.pop())
         return [other for other in so_far if other != value]
 
-    custom = Custom(list, lambda key, so_far, value: [*so_far, value], take_out, None, list[int], int)
+    custom = Custom(
+        list, lambda key, so_far, value: [*so_far, value], take_out, None, list[int], int
+    )
     rows = [
         Given("g", 5, 0, foreign="a"),
         Given("g", 5, 1, old=True, foreign="a"),
@@ -193,10 +210,17 @@ def changed(values: Sequence[int | None], other: int) -> Ran:
 @pytest.mark.parametrize(
     "values", [(1, 13, 2), (13, 2), (1, 13, 13, 2), (1, 13, None, 3), (13, None, 13, 2), (3, None)]
 )
-def test_a_value_that_was_never_added_is_not_subtracted(values: Sequence[int | None], other: int) -> None:
+def test_a_value_that_was_never_added_is_not_subtracted(
+    values: Sequence[int | None], other: int
+) -> None:
     ran = changed(values, other)
-    assert sorted(ran.values[-1]) == [*([] if values[-1] is None else [values[-1]]), *([7] if other == 7 else [])]
-    assert [one.value for one in ran.rejected] == [value for value in (other, *values) if value == POISON]
+    assert sorted(ran.values[-1]) == [
+        *([] if values[-1] is None else [values[-1]]),
+        *([7] if other == 7 else []),
+    ]
+    assert [one.value for one in ran.rejected] == [
+        value for value in (other, *values) if value == POISON
+    ]
 
 
 class Alarm(Author):
@@ -204,7 +228,9 @@ class Alarm(Author):
 
     def process(self, record: Record) -> None:
         self.context.store("lists").put("all", [record.value])
-        self.context.schedule(f"t{record.value}", record.time + 2, clock="wall" if record.time > 50 else "event")
+        self.context.schedule(
+            f"t{record.value}", record.time + 2, clock="wall" if record.time > 50 else "event"
+        )
 
     def on_timer(self, timer: Timer) -> None:
         self.context.store("lists").get("all", []).append(99)
@@ -219,7 +245,9 @@ def test_a_failing_timer_counts_as_fired_and_changes_nothing() -> None:
     operator = Process(Alarm, {"lists": StoreOptions(list[int])}, argument_type=int)
     ran = run(operator, [Given("a", POISON, 0), Given("b", 1, 1), Given("c", 2, 10)])
     assert [(one.key, one.value) for one in ran.results] == [("b", "t1")]
-    assert [(one.key, one.timer, one.time, one.value) for one in ran.rejected] == [("a", f"t{POISON}", 2, None)]
+    assert [(one.key, one.timer, one.time, one.value) for one in ran.rejected] == [
+        ("a", f"t{POISON}", 2, None)
+    ]
     kept = state_decoder(operator.state_type)(ran.states["a"])
     assert (kept.stores.s0["all"][1], kept.event) == ([POISON], {})
 
@@ -237,16 +265,26 @@ def test_a_failing_wall_clock_timer_counts_as_fired_and_changes_nothing() -> Non
 @pytest.mark.parametrize(
     ("function", "values", "why"),
     [
-        (Function("sum", Decimal), ["99999999999999999999999999999999999999", "1"], "more than 38 digits"),
+        (
+            Function("sum", Decimal),
+            ["99999999999999999999999999999999999999", "1"],
+            "more than 38 digits",
+        ),
         (Function("avg", Decimal), ["1.5", "9" * 36 + ".8"], "more than 38 digits"),
         (Function("sum", float), [1.7e308, 1.7e308], "larger than any double"),
         (Function("max", int), [1, "two"], "Expected `int | null`, got `str`"),
         (Function("sum", float), [1.0, "NaN"], "Expected `float | null`, got `str`"),
     ],
 )
-def test_a_sum_that_overflows_rejects_only_the_record(function: Function, values: list[Any], why: str) -> None:
-    several = Functions(Function("count_distinct", msgspec.Raw), function, Function("collect_list", msgspec.Raw))
-    raws = [msgspec.Raw(value.encode()) if function.argument is Decimal else value for value in values]
+def test_a_sum_that_overflows_rejects_only_the_record(
+    function: Function, values: list[Any], why: str
+) -> None:
+    several = Functions(
+        Function("count_distinct", msgspec.Raw), function, Function("collect_list", msgspec.Raw)
+    )
+    raws = [
+        msgspec.Raw(value.encode()) if function.argument is Decimal else value for value in values
+    ]
     ran, state = Ran(), Aggregate(several).new_state()
     operator = WindowedAggregate(several, hopping("2 ms", advance="1 ms"))
     for value in raws[:1]:
@@ -289,7 +327,10 @@ def test_values_that_json_cannot_represent_are_rejected(value: Any, why: str) ->
             self.context.store("kept").put("odd", value)
 
     ran = run(Process(Keeps, {"kept": StoreOptions(declared)}), [Given("a", 1, 0)])
-    assert (why in ran.rejected[0].why or "surrogates" in ran.rejected[0].why, ran.states) == (True, {})
+    assert (why in ran.rejected[0].why or "surrogates" in ran.rejected[0].why, ran.states) == (
+        True,
+        {},
+    )
 
 
 class Price(msgspec.Struct):
@@ -298,11 +339,15 @@ class Price(msgspec.Struct):
 
 @pytest.mark.parametrize("amount", ["1_000", " 5 ", "+5", "\uff15", "007"])
 @pytest.mark.parametrize("returned", [Price, lambda text: {"amount": text}], ids=["struct", "dict"])
-def test_a_text_in_an_amounts_place_is_written_as_json_writes_numbers(returned: Any, amount: str) -> None:
+def test_a_text_in_an_amounts_place_is_written_as_json_writes_numbers(
+    returned: Any, amount: str
+) -> None:
     assert Declared(Price).json(returned("7.50")) == '{"amount":7.50}'
     wrong = returned(amount)
     operators: list[Operator[Any]] = [
-        Aggregate(Custom(lambda: Price(Decimal(0)), lambda key, so_far, value: wrong, value_type=Price)),
+        Aggregate(
+            Custom(lambda: Price(Decimal(0)), lambda key, so_far, value: wrong, value_type=Price)
+        ),
         processor(lambda context: context.store("kept").put("x", wrong), Price),
         processor(lambda context: context.forward("k", wrong), Price),
     ]
@@ -321,7 +366,10 @@ def processor(process: Callable[[Context], None], kind: Any) -> Process:
 
 def test_values_of_the_wrong_type_are_rejected_at_once() -> None:
     wrong = Custom(int, lambda key, so_far, value: str(value), value_type=int)
-    assert "Expected `int | null`, got `str`" in run(Aggregate(wrong), [Given("a", 1, 0)]).rejected[0].why
+    assert (
+        "Expected `int | null`, got `str`"
+        in run(Aggregate(wrong), [Given("a", 1, 0)]).rejected[0].why
+    )
     large = Custom(int, lambda key, so_far, value: 2**64, value_type=int)
     assert "OverflowError" in run(Aggregate(large), [Given("a", 1, 0)]).rejected[0].why
 
@@ -332,12 +380,18 @@ MISTAKES: dict[str, Callable[[Context], None]] = {
     "can't serialize ints": lambda context: context.store("n").put("x", 2**64),
     "1.5 is not a time in ms": lambda context: context.schedule("t", 1.5),  # type: ignore[arg-type]
     "the name of a timer must be a str, not int": lambda context: context.schedule(1, 5),  # type: ignore[arg-type]
-    "clock='walls' must be 'event' or 'wall'": lambda context: context.schedule("t", 5, clock="walls"),  # type: ignore[arg-type]
+    "clock='walls' must be 'event' or 'wall'": lambda context: context.schedule(
+        "t", 5, clock="walls"
+    ),  # type: ignore[arg-type]
     "clock='' must be 'event' or 'wall'": lambda context: context.punctuate("t", 5, clock=""),  # type: ignore[arg-type]
     "clock=None must be 'event' or 'wall'": lambda context: context.cancel("t", clock=None),  # type: ignore[arg-type]
     "9223372036854775807 ms is not a time": lambda context: context.forward("k", 1, time=2**63 - 1),
-    "-1 ms is not a time in the years 1970 to 9999": lambda context: context.forward("k", 1, time=-1),
-    "unknown output 'typo'; the outputs are output": lambda context: context.forward("k", 1, to="typo"),
+    "-1 ms is not a time in the years 1970 to 9999": lambda context: context.forward(
+        "k", 1, time=-1
+    ),
+    "unknown output 'typo'; the outputs are output": lambda context: context.forward(
+        "k", 1, to="typo"
+    ),
     "a value of type object cannot be a key": lambda context: context.forward(object(), 1),
     "Expected `int`, got `array`": lambda context: context.forward("k", [1]),
     "contains an integer of more than 64 bits": lambda context: context.forward("k", 2**63),
@@ -345,13 +399,17 @@ MISTAKES: dict[str, Callable[[Context], None]] = {
 
 
 @pytest.mark.parametrize(("why", "mistake"), MISTAKES.items(), ids=MISTAKES)
-def test_errors_in_a_processor_reject_the_record(why: str, mistake: Callable[[Context], None]) -> None:
+def test_errors_in_a_processor_reject_the_record(
+    why: str, mistake: Callable[[Context], None]
+) -> None:
     class Mistaken(Author):
         def process(self, record: Record) -> None:
             self.context.store("n").put("seen", 1)
             mistake(self.context)
 
-    ran = run(Process(Mistaken, {"n": StoreOptions(int)}, outputs={"output": int}), [Given("a", 1, 0)])
+    ran = run(
+        Process(Mistaken, {"n": StoreOptions(int)}, outputs={"output": int}), [Given("a", 1, 0)]
+    )
     assert why in ran.rejected[0].why
     assert (ran.results, ran.states) == ([], {})
 
@@ -360,7 +418,9 @@ def test_a_function_that_exits_rejects_the_record() -> None:
     def leaves(key: str, so_far: int, value: int) -> int:
         raise SystemExit(3)
 
-    assert run(Aggregate(Custom(int, leaves)), [Given("a", 1, 0)]).rejected[0].why == "SystemExit: 3"
+    assert (
+        run(Aggregate(Custom(int, leaves)), [Given("a", 1, 0)]).rejected[0].why == "SystemExit: 3"
+    )
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt, GeneratorExit, BaseException])
@@ -371,5 +431,9 @@ def test_errors_that_reject_no_record_restore_the_state_too(error: type[BaseExce
         raise error("stop")
 
     ran = run(Aggregate(Custom(int, fails)), [Given("a", 1, 0)])
-    assert (ran.rejected[0].why, ran.rejected[0].key, ran.states) == (f"{error.__name__}: stop", "a", {})
+    assert (ran.rejected[0].why, ran.rejected[0].key, ran.states) == (
+        f"{error.__name__}: stop",
+        "a",
+        {},
+    )
     assert not rejects_record(error())

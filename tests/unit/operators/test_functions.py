@@ -44,8 +44,12 @@ from tests.unit.operators.feed import Given, Ran, Result, run
         (Function("top", int, (2,)), [1], [1]),
     ],
 )
-def test_a_function_has_this_result_over_two_batches(function: Function, values: list[Any], expected: Any) -> None:
-    ran = run(Aggregate(Functions(function)), [Given("a", [value], 0) for value in values], cuts=[1])
+def test_a_function_has_this_result_over_two_batches(
+    function: Function, values: list[Any], expected: Any
+) -> None:
+    ran = run(
+        Aggregate(Functions(function)), [Given("a", [value], 0) for value in values], cuts=[1]
+    )
     assert ran.values[-1] == [expected]
 
 
@@ -63,7 +67,11 @@ def result_text(function: Function, *arguments: str) -> str | None:
     ("name", "arguments", "expected"),
     [
         ("sum", ["[0.10]", "[0.20]"], "[0.30]"),
-        ("sum", ["[12345678901234567890123456789012345.01]", "[0.02]"], "[12345678901234567890123456789012345.03]"),
+        (
+            "sum",
+            ["[12345678901234567890123456789012345.01]", "[0.02]"],
+            "[12345678901234567890123456789012345.03]",
+        ),
         ("avg", ["[1.00]", "[1.00]", "[0.00]"], "[0.666667]"),
         ("max", ["[9.10]", "[10.05]"], "[10.05]"),
         ("collect_set", ["[2.50]", "[2.5]"], "[[2.50]]"),
@@ -74,14 +82,17 @@ def test_decimals_stay_exact(name: str, arguments: list[str], expected: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("collect_set", '[[{"a":[1.50],"b":2},[null]]]'), ("count_distinct", "[2]")]
+    ("name", "expected"),
+    [("collect_set", '[[{"a":[1.50],"b":2},[null]]]'), ("count_distinct", "[2]")],
 )
 def test_maps_are_equal_whatever_the_order_of_their_entries(name: str, expected: str) -> None:
     maps = '[{"b":2,"a":[1.50]}]', '[{"a":[1.50],"b":2}]', "[[null]]"
     assert result_text(Function(name, msgspec.Raw, maps=True), *maps) == expected
 
 
-@pytest.mark.parametrize(("name", "expected"), [("count", [1]), ("sum", [2]), ("avg", [2.0]), ("collect_list", [[2]])])
+@pytest.mark.parametrize(
+    ("name", "expected"), [("count", [1]), ("sum", [2]), ("avg", [2.0]), ("collect_list", [[2]])]
+)
 def test_a_table_subtracts_its_old_value(name: str, expected: list[Any]) -> None:
     operator = TableAggregate(Functions(Function(name, int), subtracts=True))
     ran = run(operator, [Given("a", [1], 0), Given("a", [1], 5, old=True), Given("a", [2], 5)])
@@ -90,7 +101,9 @@ def test_a_table_subtracts_its_old_value(name: str, expected: list[Any]) -> None
 
 def test_a_count_over_a_table_stays_at_0_and_a_sum_is_null() -> None:
     functions = Functions(Function("count"), Function("sum", int), subtracts=True)
-    ran = run(TableAggregate(functions), [Given("a", [None, 7], 3), Given("a", [None, 7], 9, old=True)])
+    ran = run(
+        TableAggregate(functions), [Given("a", [None, 7], 3), Given("a", [None, 7], 9, old=True)]
+    )
     assert ran.results[-1][:3] == ("a", [0, None], 9)
     assert ran.states
 
@@ -127,7 +140,12 @@ class Letters(msgspec.Struct):
 
 def test_reduce_starts_with_the_first_value() -> None:
     reduce = Custom(None, lambda key, words, word: f"{words}-{word}", value_type=str)
-    words = [Given("A", "Apple", 0), Given("A", "Alpha", 1), Given("B", "Bus", 2), Given("A", "Ant", 3)]
+    words = [
+        Given("A", "Apple", 0),
+        Given("A", "Alpha", 1),
+        Given("B", "Bus", 2),
+        Given("A", "Ant", 3),
+    ]
     ran = run(Aggregate(reduce), [*words, Given("B", "Baby", 4)], cuts=[2])
     assert ran.windows == {("A", None): "Apple-Alpha-Ant", ("B", None): "Bus-Baby"}
 
@@ -136,7 +154,11 @@ def test_a_python_aggregate_keeps_its_type() -> None:
     def add(key: str, letters: Letters, word: str) -> Letters:
         return Letters([*letters.words, word], letters.running + 1)
 
-    ran = run(Aggregate(Custom(Letters, add, value_type=Letters)), [Given("A", w, 0) for w in ("x", "y")], cuts=[1])
+    ran = run(
+        Aggregate(Custom(Letters, add, value_type=Letters)),
+        [Given("A", w, 0) for w in ("x", "y")],
+        cuts=[1],
+    )
     assert ran.values[-1] == {"words": ["x", "y"], "running": 2}
 
 
@@ -159,8 +181,13 @@ def test_a_function_gets_the_same_aggregate_within_a_batch_as_in_the_next(cuts: 
         (lambda n: (1, Letters([], n)), "Letters"),
     ],
 )
-def test_a_value_that_the_next_batch_would_not_get_back_needs_a_declared_type(made: Any, kind: str) -> None:
-    ran = run(Aggregate(Custom(dict, lambda key, so_far, n: made(n))), [Given("a", 1, 0), Given("a", 2, 1)])
+def test_a_value_that_the_next_batch_would_not_get_back_needs_a_declared_type(
+    made: Any, kind: str
+) -> None:
+    ran = run(
+        Aggregate(Custom(dict, lambda key, so_far, n: made(n))),
+        [Given("a", 1, 0), Given("a", 2, 1)],
+    )
     why = f"TypeError: a value of type {kind} needs a declared type: returns=..."
     assert ([rejection.why for rejection in ran.rejected], ran.results) == ([why, why], [])
 
@@ -177,7 +204,11 @@ def test_nothing_is_subtracted_from_an_aggregate_that_is_none(cuts: list[int]) -
     def add(key: str, total: int, n: int) -> int | None:
         return None if n == 0 else total + n
 
-    rows = [Given("a", 0, 0, foreign="x"), Given("a", 0, 1, foreign="x", old=True), Given("a", 7, 2, foreign="x")]
+    rows = [
+        Given("a", 0, 0, foreign="x"),
+        Given("a", 0, 1, foreign="x", old=True),
+        Given("a", 7, 2, foreign="x"),
+    ]
     custom = Custom(int, add, lambda key, total, n: total - n, value_type=int)
     ran = run(TableAggregate(custom), rows, cuts)
     assert (ran.values, ran.rejected) == ([None, None, 7], [])
@@ -196,7 +227,9 @@ def test_keys_do_not_share_an_initializers_list() -> None:
 
 
 def test_a_python_subtractor_subtracts() -> None:
-    custom = Custom(int, lambda key, total, n: total + n, lambda key, total, n: total - n, value_type=int)
+    custom = Custom(
+        int, lambda key, total, n: total + n, lambda key, total, n: total - n, value_type=int
+    )
     rows = [Given("a", 5, 0), Given("a", 5, 1, old=True), Given("a", 3, 1)]
     assert run(TableAggregate(custom), rows).values == [5, 0, 3]
 
@@ -209,33 +242,47 @@ def test_a_missing_python_function_is_reported(call: str) -> None:
 
 def test_unwindowed_null_keys_and_values_are_dropped_and_counted() -> None:
     ran = run(
-        Aggregate(Functions(Function("count"))), [Given("a", None, 0), Given(None, [1], 0), Given("a", [None], 0)]
+        Aggregate(Functions(Function("count"))),
+        [Given("a", None, 0), Given(None, [1], 0), Given("a", [None], 0)],
     )
     assert (ran.values, ran.dropped) == ([[1]], {"null_value": 1, "null_key": 1})
 
 
 def test_a_tombstone_of_a_table_adds_nothing() -> None:
     operator = TableAggregate(Functions(Function("count"), subtracts=True))
-    ran = run(operator, [Given("a", [None], 0), Given("a", [None], 1, old=True), Given(None, None, 1)])
+    ran = run(
+        operator, [Given("a", [None], 0), Given("a", [None], 1, old=True), Given(None, None, 1)]
+    )
     assert (ran.values, ran.dropped) == ([[1], [0]], {})
 
 
 def test_a_row_regrouped_to_a_null_key_only_leaves_its_old_group() -> None:
     operator = TableAggregate(Functions(Function("count"), subtracts=True))
-    ran = run(operator, [Given("a", [None], 0), Given("a", [None], 1, old=True), Given(None, [None], 1)])
+    ran = run(
+        operator, [Given("a", [None], 0), Given("a", [None], 1, old=True), Given(None, [None], 1)]
+    )
     assert (ran.values, ran.dropped) == ([[1], [0]], {"null_key": 1})
 
 
 def test_a_row_that_changes_within_its_group_is_one_update() -> None:
-    operator, ran = TableAggregate(Functions(Function("sum", int), subtracts=True), sends_old_values=True), Ran()
+    operator, ran = (
+        TableAggregate(Functions(Function("sum", int), subtracts=True), sends_old_values=True),
+        Ran(),
+    )
     state = operator.new_state()
     operator.process(state, Row("g", "[2]", 5, -1, 5), ran)
     operator.change(state, Row("g", "[2]", 3, 5, 5, old=True), Row("g", "[7]", 3, 5, 5), ran)
-    assert ran.results == [Result("g", [2], 5), Result("g", [2], 5, None, True), Result("g", [7], 5)]
+    assert ran.results == [
+        Result("g", [2], 5),
+        Result("g", [2], 5, None, True),
+        Result("g", [7], 5),
+    ]
 
 
 def test_an_aggregates_time_is_the_largest_of_its_inputs() -> None:
-    ran = run(Aggregate(Functions(Function("count"))), [Given("a", [None], 7), Given("a", [None], 3)])
+    ran = run(
+        Aggregate(Functions(Function("count"))), [Given("a", [None], 7), Given("a", [None], 3)]
+    )
     assert [result.time for result in ran.results] == [7, 7]
 
 
@@ -277,10 +324,17 @@ def test_a_tables_rows_come_back_when_the_row_that_hid_them_is_gone(
 
 def test_the_best_row_of_a_table_gives_way_when_it_is_gone() -> None:
     functions = Functions(Function("max_by", str, second=int), subtracts=True)
-    rows = [Given("a", [{"x": x, "y": y}], at) for at, (x, y) in enumerate([("tea", 3), ("pot", 9), ("cup", 3)])]
+    rows = [
+        Given("a", [{"x": x, "y": y}], at)
+        for at, (x, y) in enumerate([("tea", 3), ("pot", 9), ("cup", 3)])
+    ]
     gone = Given("a", [{"x": "pot", "y": 9}], 9, old=True)
     assert [
-        ran.values[-1] for ran in (run(TableAggregate(functions), rows), run(TableAggregate(functions), [*rows, gone]))
+        ran.values[-1]
+        for ran in (
+            run(TableAggregate(functions), rows),
+            run(TableAggregate(functions), [*rows, gone]),
+        )
     ] == [
         ["pot"],
         ["cup"],

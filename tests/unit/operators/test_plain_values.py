@@ -100,9 +100,14 @@ def outcome(function: Callable[[Any], Any], value: Any) -> Any:
 
 numbers = st.one_of(st.integers(-(2**64), 2**64), st.floats(), st.booleans(), st.none())
 texts = st.one_of(
-    st.text(max_size=3), st.just("\ud800"), st.just('"\n'), st.text("0123456789", min_size=38, max_size=42)
+    st.text(max_size=3),
+    st.just("\ud800"),
+    st.just('"\n'),
+    st.text("0123456789", min_size=38, max_size=42),
 )
-values = st.one_of(numbers, texts, st.builds(Total, numbers, texts, numbers, numbers), st.builds(Short, numbers))
+values = st.one_of(
+    numbers, texts, st.builds(Total, numbers, texts, numbers, numbers), st.builds(Short, numbers)
+)
 
 
 @pytest.mark.parametrize("kind", [int, float, bool, str, int | None, str | None, Any, Total, Short])
@@ -132,7 +137,9 @@ def add_to_shared(key: str, total: Total, value: int) -> Total:
 
 
 @pytest.mark.parametrize("only_last", [False, True])
-def test_keys_do_not_share_an_object_that_a_function_returns_for_all_of_them(only_last: bool) -> None:
+def test_keys_do_not_share_an_object_that_a_function_returns_for_all_of_them(
+    only_last: bool,
+) -> None:
     made = [Given("ab"[number % 2], 1 + 9 * (number % 2), number) for number in range(6)]
     for runs, cuts in ((run, {1, 2}), (run_in_columns, {3}), (run_in_columns, {*()})):
         function = Custom(lambda: Total(0), add_to_shared, value_type=Total)
@@ -157,5 +164,7 @@ class Keeping:
 def test_a_store_keeps_copies_of_structs() -> None:
     made = [Given("k", number, number) for number in (1, 2, 3)]
     for runs in (run, run_in_columns):
-        results = runs(Process(Keeping, {"totals": StoreOptions(Total)}, argument_type=int), made).results
+        results = runs(
+            Process(Keeping, {"totals": StoreOptions(Total)}, argument_type=int), made
+        ).results
         assert [result.value and result.value["count"] for result in results] == [None, 1, 3]

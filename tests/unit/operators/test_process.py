@@ -70,8 +70,14 @@ def test_a_store_returns_the_same_value_within_a_batch_as_in_the_next(cuts: list
 
 
 def test_an_undeclared_store_keeps_only_values_that_it_gives_back() -> None:
-    ran = run(process(lambda context, record: context.store("s").put("x", {1}), s=StoreOptions()), [Given("a", 1, 0)])
-    assert ran.rejected[0].why == "TypeError: a value of type set needs a declared type: stores={'s': ...}"
+    ran = run(
+        process(lambda context, record: context.store("s").put("x", {1}), s=StoreOptions()),
+        [Given("a", 1, 0)],
+    )
+    assert (
+        ran.rejected[0].why
+        == "TypeError: a value of type set needs a declared type: stores={'s': ...}"
+    )
 
 
 def test_items_by_key_and_prefix_omit_deleted_ones() -> None:
@@ -108,7 +114,9 @@ def test_an_entry_lives_for_its_ttl_whatever_the_batches(time: int, there: int |
         if record.value == "put":
             context.store("s").put("x", 1)
         else:
-            context.forward(None, [context.store("s").get("x"), len(list(context.store("s").items()))])
+            context.forward(
+                None, [context.store("s").get("x"), len(list(context.store("s").items()))]
+            )
 
     rows = [Given("k", "put", 0), Given("other", "look", time), Given("k", "look", 3)]
     for cuts in ([], [1, 2]):
@@ -150,7 +158,11 @@ def test_an_event_timer_fires_when_stream_time_reaches_it(cuts: list[int]) -> No
 
 
 def test_a_timer_fires_after_the_record_that_advances_time() -> None:
-    assert run(process(once, told), [Given("a", "set", 0), Given("a", "y", 10)]).values == ["set", "y", "t 10"]
+    assert run(process(once, told), [Given("a", "set", 0), Given("a", "y", 10)]).values == [
+        "set",
+        "y",
+        "t 10",
+    ]
 
 
 def test_a_cancelled_timer_does_not_fire() -> None:
@@ -164,7 +176,9 @@ def test_a_repeated_timer_fires_for_every_passed_time(cuts: list[int]) -> None:
         if record.value:
             context.schedule("tick", 10, every=10)
 
-    assert run(process(record, told), [Given("a", True, 0), Given("b", False, 35)], cuts).values == [
+    assert run(
+        process(record, told), [Given("a", True, 0), Given("b", False, 35)], cuts
+    ).values == [
         "tick 10",
         "tick 20",
         "tick 30",
@@ -187,7 +201,9 @@ def test_a_wall_clock_timer_fires_once_per_run() -> None:
 
 def test_values_have_the_declared_type_and_null_is_none() -> None:
     seen: list[Any] = []
-    operator = Process(lambda: Author(lambda context, record: seen.append(record.value)), argument_type=list[int])
+    operator = Process(
+        lambda: Author(lambda context, record: seen.append(record.value)), argument_type=list[int]
+    )
     run(operator, [Given("a", [1], 0), Given("a", None, 0)])
     assert seen == [[1], None]
 
@@ -211,8 +227,15 @@ def test_a_record_without_a_key_is_processed_but_has_no_state(name: str) -> None
             USES_OF_A_KEY[name](context)
 
     operator = process(record, told, points=StoreOptions(int))
-    ran = run(operator, [Given("a", "use", 0), Given(None, 1, 7), Given(None, "use", 8), Given(None, 2, 9)])
-    assert [(result.key, result.value[1]) for result in ran.results] == [("a", "use"), (None, 1), (None, 2)]
+    ran = run(
+        operator,
+        [Given("a", "use", 0), Given(None, 1, 7), Given(None, "use", 8), Given(None, 2, 9)],
+    )
+    assert [(result.key, result.value[1]) for result in ran.results] == [
+        ("a", "use"),
+        (None, 1),
+        (None, 2),
+    ]
     (rejection,) = ran.rejected
     assert "ValueError: " in rejection.why
     assert "the record has no key" in rejection.why
@@ -300,7 +323,9 @@ def test_a_duplicate_does_not_extend_the_time() -> None:
 def test_an_id_is_forgotten_once_stream_time_passes_it() -> None:
     ran = run(Deduplicate(10), [record("x", 100), record("y", 111), record("x", 95)])
     assert len(ran.results) == 3
-    assert not run(Deduplicate(10), [record("x", 0), record(None, 9), record("y", 11)]).states.keys() - {"y"}
+    assert not run(
+        Deduplicate(10), [record("x", 0), record(None, 9), record("y", 11)]
+    ).states.keys() - {"y"}
 
 
 def test_a_record_keeps_its_key_and_passes_without_an_id() -> None:

@@ -53,7 +53,9 @@ def results(ran: Ran) -> list[tuple[Any, int, bool]]:
 @CUTS
 @BOTH
 @pytest.mark.parametrize("value_type", [int, int | None, Any])
-def test_the_next_record_begins_a_new_aggregate_with_its_own_time(run_rows: Run, cuts: Any, value_type: Any) -> None:
+def test_the_next_record_begins_a_new_aggregate_with_its_own_time(
+    run_rows: Run, cuts: Any, value_type: Any
+) -> None:
     ran = run_rows(Aggregate(sums(value_type)), rows((5, 10), (5, 11), (3, 4), (4, 2)), cuts)
     assert results(ran) == [(5, 10, False), (None, 11, False), (3, 4, False), (7, 4, False)]
 
@@ -79,7 +81,11 @@ def test_the_last_result_of_a_batch_has_the_time_of_the_new_aggregate(
     is_windowed: bool, run_rows: Run, cuts: Any
 ) -> None:
     window = tumbling("1 minute", grace="1 minute")
-    summing = WindowedAggregate(sums(), window, only_last=True) if is_windowed else Aggregate(sums(), only_last=True)
+    summing = (
+        WindowedAggregate(sums(), window, only_last=True)
+        if is_windowed
+        else Aggregate(sums(), only_last=True)
+    )
     ran = run_rows(summing, rows((9, 50), (3, 4), (4, 2)), cuts)
     assert results(ran)[-1] == (7, 4, False)
 
@@ -90,7 +96,9 @@ def test_a_function_of_lists_removes_aggregates(run_rows: Run, cuts: Any) -> Non
     def add_all(key: str, total: int, values: list[int]) -> int | None:
         return _unless_large(total + sum(values))
 
-    ran = run_rows(Aggregate(Batched(int, add_all, value_type=int)), rows((9, 50), (3, 4), (4, 2)), cuts)
+    ran = run_rows(
+        Aggregate(Batched(int, add_all, value_type=int)), rows((9, 50), (3, 4), (4, 2)), cuts
+    )
     assert results(ran) == [(None, 50, False), (3, 4, False), (7, 4, False)]
 
 
@@ -109,14 +117,23 @@ def test_a_window_begins_anew(run_rows: Run, cuts: Any) -> None:
 @CUTS
 def test_a_removed_session_is_not_merged(cuts: Any) -> None:
     ran = run(
-        SessionAggregate(sums(), session("5 ms", grace="30 ms"), sends_old_values=True), rows((9, 10), (1, 12)), cuts
+        SessionAggregate(sums(), session("5 ms", grace="30 ms"), sends_old_values=True),
+        rows((9, 10), (1, 12)),
+        cuts,
     )
-    assert [(result.window, result.value) for result in ran.results] == [((10, 10), None), ((12, 12), 1)]
+    assert [(result.window, result.value) for result in ran.results] == [
+        ((10, 10), None),
+        ((12, 12), 1),
+    ]
 
 
 @CUTS
 def test_a_session_that_is_removed_as_it_grows_deletes_its_row(cuts: Any) -> None:
-    ran = run(SessionAggregate(sums(), session("5 ms"), sends_old_values=True), rows((5, 10), (5, 12), (2, 13)), cuts)
+    ran = run(
+        SessionAggregate(sums(), session("5 ms"), sends_old_values=True),
+        rows((5, 10), (5, 12), (2, 13)),
+        cuts,
+    )
     assert [(result.window, result.value, result.old) for result in ran.results] == [
         ((10, 10), 5, False),
         ((10, 10), 5, True),
@@ -131,7 +148,10 @@ def test_a_removed_sliding_window_is_not_counted_again(cuts: Any) -> None:
     """The results of Kafka Streams' test driver."""
     slides = SlidingAggregate(sums(), sliding("10 ms", grace="30 ms"))
     ran = run(slides, rows((9, 10), (1, 12)), cuts)
-    assert [(result.window, result.value) for result in ran.results] == [((0, 10), None), ((2, 12), 1)]
+    assert [(result.window, result.value) for result in ran.results] == [
+        ((0, 10), None),
+        ((2, 12), 1),
+    ]
     slides = SlidingAggregate(sums(), sliding("10 ms", grace="30 ms"))
     ran = run(slides, rows((5, 10), (5, 12), (1, 14)), cuts)
     assert [(result.window, result.value, result.time) for result in ran.results] == [
@@ -143,7 +163,13 @@ def test_a_removed_sliding_window_is_not_counted_again(cuts: Any) -> None:
 def test_a_window_of_a_number_of_records_goes_on_with_a_new_aggregate(cuts: Any) -> None:
     every = EveryRecordsAggregate(sums(), every_records(4))
     ran = run(every, rows((9, 50), (3, 4), (2, 2), (1, 1), (1, 9)), cuts)
-    assert [(value, time) for value, time, _ in results(ran)] == [(None, 50), (3, 4), (5, 4), (6, 4), (1, 9)]
+    assert [(value, time) for value, time, _ in results(ran)] == [
+        (None, 50),
+        (3, 4),
+        (5, 4),
+        (6, 4),
+        (1, 9),
+    ]
     last = LastRecordsAggregate(sums(), last_records(2))
     ran = run(last, rows((9, 50), (3, 4), (2, 2)), cuts)
     assert [(value, time) for value, time, _ in results(ran)] == [(None, 50), (3, 4), (5, 4)]
@@ -156,8 +182,16 @@ def test_a_removed_group_of_a_table_has_no_rows(run_rows: Run, cuts: Any, only_l
     def row(name: str, value: int, time: int, *, old: bool = False) -> Given:
         return Given("g", value, time, old=old, foreign=name)
 
-    given = [row("x", 5, 10), row("y", 5, 11), row("z", 1, 4), row("x", 5, 5, old=True), row("w", 2, 3)]
-    ran = run_rows(TableAggregate(sums(), sends_old_values=not only_last, only_last=only_last), given, cuts)
+    given = [
+        row("x", 5, 10),
+        row("y", 5, 11),
+        row("z", 1, 4),
+        row("x", 5, 5, old=True),
+        row("w", 2, 3),
+    ]
+    ran = run_rows(
+        TableAggregate(sums(), sends_old_values=not only_last, only_last=only_last), given, cuts
+    )
     # The old row of x is subtracted, as in Kafka Streams: the new aggregate has a row.
     assert results(ran)[-1] == (-2, 5, False)
     ran = run_rows(TableAggregate(sums(), only_last=only_last), given[:2], cuts)

@@ -62,7 +62,9 @@ NUMBERS = st.lists(st.integers(-50, 50), max_size=30)
 
 
 @given(NUMBERS, NUMBERS, st.randoms())
-def test_parts_in_any_order_add_up_to_the_whole(one: list[int], two: list[int], chance: random.Random) -> None:
+def test_parts_in_any_order_add_up_to_the_whole(
+    one: list[int], two: list[int], chance: random.Random
+) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sketches, "MOST_EXACT", 4)
         shuffled = one + two

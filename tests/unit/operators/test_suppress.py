@@ -16,12 +16,16 @@ def test_the_limit_counts_from_the_first_update_and_emits_the_latest() -> None:
 
 def test_another_key_advances_time() -> None:
     rows = [Given("a", 1, 5), Given("b", 1, 15), Given("a", 2, 16)]
-    assert run(Suppress("time_limit", 10), rows).values == [1], "the update at 16 restarts the timer"
+    assert run(Suppress("time_limit", 10), rows).values == [1], (
+        "the update at 16 restarts the timer"
+    )
     assert run(Suppress("time_limit", 10), rows[:2]).values == [1]
 
 
 def test_a_tombstone_waits_like_any_update() -> None:
-    assert run(Suppress("time_limit", 10), [Given("a", 1, 5), Given("a", None, 6), Given("b", 1, 15)]).values == [None]
+    assert run(
+        Suppress("time_limit", 10), [Given("a", 1, 5), Given("a", None, 6), Given("b", 1, 15)]
+    ).values == [None]
 
 
 def test_the_old_value_is_the_one_that_was_sent_last() -> None:
@@ -37,7 +41,9 @@ def test_the_old_value_is_the_one_that_was_sent_last() -> None:
 
 def test_updates_of_a_window_wait_from_the_first_one() -> None:
     rows = [Given("a", 1, 2, window=(0, 100)), Given("b", 1, 12, window=(0, 100))]
-    assert [result[:4] for result in run(Suppress("time_limit", 10), rows).results] == [("a", 1, 2, (0, 100))]
+    assert [result[:4] for result in run(Suppress("time_limit", 10), rows).results] == [
+        ("a", 1, 2, (0, 100))
+    ]
 
 
 def test_a_full_buffer_emits_the_oldest_window_early() -> None:
@@ -50,7 +56,13 @@ def test_a_full_buffer_emits_the_oldest_window_early() -> None:
 
 @pytest.mark.parametrize("cuts", [(), (1, 2, 3, 4), (2,)])
 def test_a_full_buffer_emits_the_oldest_of_all_keys_early(cuts: tuple[int, ...]) -> None:
-    rows = [Given("a", 1, 3), Given("b", 1, 1), Given("c", 1, 5), Given("b", 2, 6), Given("a", 2, 7)]
+    rows = [
+        Given("a", 1, 3),
+        Given("b", 1, 1),
+        Given("c", 1, 5),
+        Given("b", 2, 6),
+        Given("a", 2, 7),
+    ]
     ran = run(Suppress("time_limit", 1000, BufferLimit(records=2)), rows, cuts)
     assert [(result.key, result.value) for result in ran.results] == [("b", 1), ("a", 1), ("c", 1)]
 
@@ -58,7 +70,9 @@ def test_a_full_buffer_emits_the_oldest_of_all_keys_early(cuts: tuple[int, ...])
 def test_emitted_updates_free_the_buffer() -> None:
     rows = [Given("a", 1, 0), Given("b", 1, 10), Given("c", 1, 12)]
     ran = run(Suppress("time_limit", 10, BufferLimit(records=2)), rows)
-    assert [(result.key, result.value) for result in ran.results] == [("a", 1)], "b and c fit into the buffer"
+    assert [(result.key, result.value) for result in ran.results] == [("a", 1)], (
+        "b and c fit into the buffer"
+    )
 
 
 def test_a_full_buffer_of_bytes_emits_early() -> None:
@@ -76,7 +90,8 @@ def test_a_full_buffer_reports_its_size_and_limit() -> None:
     suppress.check()
     run(suppress, [Given("b", 1, 0)])
     with pytest.raises(
-        BufferFull, match="holds back 2 updates of 4 bytes; its limit is 1 updates, any number of bytes"
+        BufferFull,
+        match="holds back 2 updates of 4 bytes; its limit is 1 updates, any number of bytes",
     ):
         suppress.check()
 

@@ -23,7 +23,9 @@ def test_a_table_keeps_the_last_value_in_the_order_of_the_records() -> None:
 
 
 def test_a_null_value_deletes_the_key_and_is_sent_on_even_if_there_is_none() -> None:
-    ran = run(Latest(sends_old_values=True), [Given("a", 1, 0), Given("a", None, 1), Given("a", None, 2)])
+    ran = run(
+        Latest(sends_old_values=True), [Given("a", 1, 0), Given("a", None, 1), Given("a", None, 2)]
+    )
     assert ran.results == [
         Result("a", 1, 0),
         Result("a", 1, 1, None, True),
@@ -87,7 +89,9 @@ def test_a_filtered_table_sends_no_tombstones_of_unknown_rows(how: How) -> None:
 def test_the_time_of_a_table_join_is_the_larger_one() -> None:
     assert [result.time for result in run(TableJoin("inner"), [L, R]).results] == [5]
     assert [result.time for result in run(TableJoin("inner"), [L, R, NO_R]).results] == [5, 6]
-    assert [result.time for result in run(TableJoin("inner"), [right("k", "r", 9), L]).results] == [9]
+    assert [result.time for result in run(TableJoin("inner"), [right("k", "r", 9), L]).results] == [
+        9
+    ]
 
 
 def test_a_table_join_emits_old_results_first_on_request() -> None:
@@ -101,7 +105,10 @@ def test_a_table_join_emits_old_results_first_on_request() -> None:
 
 def test_a_side_sees_the_others_change_that_came_ahead() -> None:
     ahead = Given("k", "r", 5, side=AHEAD + RIGHT)
-    ran = run(TableJoin("inner", sends_old_values=True), [ahead, L, R, Given(None, "r", 5, side=AHEAD + RIGHT)])
+    ran = run(
+        TableJoin("inner", sends_old_values=True),
+        [ahead, L, R, Given(None, "r", 5, side=AHEAD + RIGHT)],
+    )
     assert [(result.value, result.old) for result in ran.results] == [
         (pair("l", "r"), False),
         (pair("l", "r"), True),
@@ -110,7 +117,9 @@ def test_a_side_sees_the_others_change_that_came_ahead() -> None:
     assert ran.dropped == {}
 
     gone = Given("k", None, 6, side=AHEAD + RIGHT)
-    ran = run(TableJoin("left", sends_old_values=True), [L, R, gone, Given("k", "m", 6), NO_R], cuts=[2])
+    ran = run(
+        TableJoin("left", sends_old_values=True), [L, R, gone, Given("k", "m", 6), NO_R], cuts=[2]
+    )
     assert [(result.value, result.old) for result in ran.results][3:] == [
         (pair("l", "r"), True),
         (pair("m", None), False),
@@ -137,7 +146,9 @@ def test_a_change_that_came_ahead_leaves_nothing_behind_if_a_filter_drops_it() -
 
 
 def test_old_rows_of_a_side_are_ignored() -> None:
-    assert run(TableJoin("inner"), [L, R, Given("k", "l", 6, old=True), Given("k", "m", 6)]).values == [
+    assert run(
+        TableJoin("inner"), [L, R, Given("k", "l", 6, old=True), Given("k", "m", 6)]
+    ).values == [
         pair("l", "r"),
         pair("m", "r"),
     ]
@@ -156,13 +167,19 @@ def test_old_rows_of_a_side_are_ignored() -> None:
         ("left", [right(None, "r", 0)], [], {"null_key": 1}),
     ],
 )
-def test_stream_table_join(how: How, rows: list[Given], expected: list[Any], dropped: dict[str, int]) -> None:
+def test_stream_table_join(
+    how: How, rows: list[Given], expected: list[Any], dropped: dict[str, int]
+) -> None:
     ran = run(StreamTableJoin(how), rows, cuts=[1])
     assert (ran.values, ran.dropped) == (expected, dropped)
 
 
 def test_a_foreign_look_up_keeps_the_records_key_and_time() -> None:
-    rows = [right("shop", "r", 9), Given("shop", "l", 4, foreign="order"), Given("shop", "l", 5, foreign=None)]
+    rows = [
+        right("shop", "r", 9),
+        Given("shop", "l", 4, foreign="order"),
+        Given("shop", "l", 5, foreign=None),
+    ]
     assert [result[:3] for result in run(StreamTableJoin("left", mapped=True), rows).results] == [
         ("order", pair("l", "r"), 4),
         (None, pair("l", "r"), 5),
@@ -173,22 +190,36 @@ FkHow = Literal["inner", "left"]
 
 
 def left(
-    foreign_key: str | None, value: Any, time: int, *, old: bool = False, key: str | None = "o1", moved: bool = False
+    foreign_key: str | None,
+    value: Any,
+    time: int,
+    *,
+    old: bool = False,
+    key: str | None = "o1",
+    moved: bool = False,
 ) -> Given:
     return Given(foreign_key, value, time, MOVED if moved else LEFT, old, key)
 
 
 @pytest.mark.parametrize(("how", "unmatched"), [("inner", []), ("left", [pair("l", None)])])
 def test_a_left_row_joins_its_foreign_key(how: FkHow, unmatched: list[Any]) -> None:
-    ran = run(ForeignKeyJoin(how), [left("a", "l", 1), right("a", "r", 2), right("a", None, 3)], cuts=[1, 2])
+    ran = run(
+        ForeignKeyJoin(how),
+        [left("a", "l", 1), right("a", "r", 2), right("a", None, 3)],
+        cuts=[1, 2],
+    )
     assert ran.values == [*unmatched, pair("l", "r"), *(unmatched or [None])]
     assert {result.key for result in ran.results} == {"o1"}
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])
-def test_a_right_row_changes_the_rows_that_refer_to_it_in_the_order_of_their_keys(how: FkHow) -> None:
+def test_a_right_row_changes_the_rows_that_refer_to_it_in_the_order_of_their_keys(
+    how: FkHow,
+) -> None:
     keys = ("b", "", "ä", "a")
-    ran = run(ForeignKeyJoin(how), [*(left("x", "l", 1, key=key) for key in keys), right("x", "r", 2)])
+    ran = run(
+        ForeignKeyJoin(how), [*(left("x", "l", 1, key=key) for key in keys), right("x", "r", 2)]
+    )
     assert [result.key for result in ran.results[-4:]] == ["", "a", "b", "ä"]
 
 
@@ -250,7 +281,12 @@ def test_the_time_of_a_foreign_key_joins_tombstone() -> None:
 @pytest.mark.parametrize("swapped", [False, True], ids=["old row first", "new row first"])
 def test_a_changed_foreign_key_joins_the_new_partner(swapped: bool) -> None:
     change = [left("a", "l", 3, old=True), left("b", "m", 3)]
-    rows = [right("a", "ra", 0), right("b", "rb", 0), left("a", "l", 1), *(change[::-1] if swapped else change)]
+    rows = [
+        right("a", "ra", 0),
+        right("b", "rb", 0),
+        left("a", "l", 1),
+        *(change[::-1] if swapped else change),
+    ]
     ran = run(ForeignKeyJoin("inner"), [*rows, right("a", "new", 4)], cuts=[4])
     assert ran.windows == {("o1", None): pair("m", "rb")}
     assert ran.values[-1] == pair("m", "rb"), "the old partner's change no longer matters"
@@ -258,14 +294,24 @@ def test_a_changed_foreign_key_joins_the_new_partner(swapped: bool) -> None:
 
 @pytest.mark.parametrize(("how", "result"), [("inner", None), ("left", pair("m", None))])
 def test_a_left_row_without_a_foreign_key(how: FkHow, result: Any) -> None:
-    rows = [right("a", "r", 0), left("a", "l", 1), left("a", "l", 2, old=True, moved=True), left(None, "m", 2)]
+    rows = [
+        right("a", "r", 0),
+        left("a", "l", 1),
+        left("a", "l", 2, old=True, moved=True),
+        left(None, "m", 2),
+    ]
     ran = run(ForeignKeyJoin(how), rows)
     assert ran.values[-1] == result
     assert ran.dropped["null_key"] == (how == "inner")
 
 
 def test_a_deleted_left_row_deletes_its_result() -> None:
-    rows = [right("a", "r", 0), left("a", "l", 1), left("a", "l", 2, old=True), left(None, None, 2, moved=True)]
+    rows = [
+        right("a", "r", 0),
+        left("a", "l", 1),
+        left("a", "l", 2, old=True),
+        left(None, None, 2, moved=True),
+    ]
     assert run(ForeignKeyJoin("left"), rows).windows == {}
 
 

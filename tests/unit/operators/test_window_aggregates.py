@@ -77,7 +77,9 @@ def test_hopping_windows_overlap_start_at_0_and_are_late_one_by_one() -> None:
 
 
 def test_a_record_late_for_all_its_windows_is_counted_once_for_each() -> None:
-    assert run(WindowedAggregate(COUNT, hopping("10 ms", advance="5 ms")), at(40, 12)).dropped == {"late": 2}
+    assert run(WindowedAggregate(COUNT, hopping("10 ms", advance="5 ms")), at(40, 12)).dropped == {
+        "late": 2
+    }
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,9 @@ def test_a_record_late_for_all_its_windows_is_counted_once_for_each() -> None:
     [WindowedAggregate(COUNT, tumbling("5 ms")), SessionAggregate(COUNT, session("5 ms"))],
     ids=["tumbling", "session"],
 )
-def test_time_windows_and_sessions_process_null_values(operator: WindowedAggregate | SessionAggregate) -> None:
+def test_time_windows_and_sessions_process_null_values(
+    operator: WindowedAggregate | SessionAggregate,
+) -> None:
     ran = run(operator, [Given("a", None, 1), Given("a", None, 2), Given(None, [None], 3)])
     assert (ran.values[-1], ran.dropped) == ([2], {"null_key": 1})
 
@@ -129,7 +133,9 @@ def test_early_values_share_the_first_sliding_window() -> None:
 def test_early_values_change_their_sliding_windows_in_the_order_of_kafka_streams() -> None:
     ran = run(SlidingAggregate(COUNT, sliding("10 ms")), at(2, 6, 8, 4))
     changed = [(result.window, result.value[0]) for result in ran.results[-3:]]
-    assert changed == [((3, 13), 3), ((5, 15), 2), ((0, 10), 4)], "others, the new one right after 4, the shared one"
+    assert changed == [((3, 13), 3), ((5, 15), 2), ((0, 10), 4)], (
+        "others, the new one right after 4, the shared one"
+    )
 
 
 def test_sliding_windows_do_not_depend_on_the_order_within_grace() -> None:
@@ -147,13 +153,18 @@ def test_a_sliding_window_that_begins_right_after_the_record_before_is_sent_twic
 
 def sliding_by_definition(times: list[int], size: int) -> dict[Bounds | None, int]:
     starts = {max(0, time - size) for time in times} | {time + 1 for time in times}
-    held = {(start, start + size): sum(start <= time <= start + size for time in times) for start in starts}
+    held = {
+        (start, start + size): sum(start <= time <= start + size for time in times)
+        for start in starts
+    }
     return {window: count for window, count in held.items() if count}
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=25), st.integers(1, 12))
 def test_sliding_windows_match_their_definition(times: list[int], size: int) -> None:
-    ran = run(SlidingAggregate(COUNT, sliding(timedelta(milliseconds=size), grace="100 ms")), at(*times))
+    ran = run(
+        SlidingAggregate(COUNT, sliding(timedelta(milliseconds=size), grace="100 ms")), at(*times)
+    )
     assert counts(ran) == sliding_by_definition(times, size)
 
 
@@ -183,7 +194,10 @@ def test_lists_of_sliding_windows_are_separate() -> None:
 def test_values_within_the_gap_form_one_session() -> None:
     ran = run(SessionAggregate(COUNT, session("5 ms")), at(10, 15))
     assert ran.results[-1][:4] == ("a", [2], 15, (10, 15))
-    assert counts(run(SessionAggregate(COUNT, session("5 ms")), at(10, 16))) == {(10, 10): 1, (16, 16): 1}
+    assert counts(run(SessionAggregate(COUNT, session("5 ms")), at(10, 16))) == {
+        (10, 10): 1,
+        (16, 16): 1,
+    }
 
 
 def test_merging_sends_tombstones_then_the_merged_session() -> None:
@@ -227,12 +241,20 @@ def test_a_session_accepts_values_until_they_are_late() -> None:
 
 
 def test_python_sessions_use_their_merger() -> None:
-    custom = Custom(list, lambda key, seen, n: [*seen, n], None, lambda key, one, other: one + other, list[int])
+    custom = Custom(
+        list, lambda key, seen, n: [*seen, n], None, lambda key, one, other: one + other, list[int]
+    )
     rows = [Given("a", 1, 10), Given("a", 2, 20), Given("a", 3, 15)]
-    assert run(SessionAggregate(custom, session("5 ms", grace="20 ms")), rows).values[-1] == [1, 2, 3]
+    assert run(SessionAggregate(custom, session("5 ms", grace="20 ms")), rows).values[-1] == [
+        1,
+        2,
+        3,
+    ]
 
 
-def suppressed(aggregate: WindowedAggregate | SessionAggregate, wait: int, rows: list[Given]) -> Ran:
+def suppressed(
+    aggregate: WindowedAggregate | SessionAggregate, wait: int, rows: list[Given]
+) -> Ran:
     """An aggregation's results through suppress, with a batch per row."""
     emitted = [Given(*result[:3], window=result.window) for result in run(aggregate, rows).results]
     return run(Suppress("window_close", wait), emitted, cuts=range(len(emitted)))
@@ -245,7 +267,9 @@ def test_suppress_emits_one_result_per_window() -> None:
 
 def test_the_end_of_input_flushes_nothing() -> None:
     assert suppressed(MINUTES, 15 * SECOND, EVENTS).results == []
-    assert suppressed(MINUTES, 15 * SECOND, EVENTS + at(clock("8:01:15") - 1, key="b")).results == []
+    assert (
+        suppressed(MINUTES, 15 * SECOND, EVENTS + at(clock("8:01:15") - 1, key="b")).results == []
+    )
 
 
 def test_a_merged_session_is_never_emitted() -> None:

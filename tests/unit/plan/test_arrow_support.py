@@ -54,8 +54,17 @@ def twice(value: Any) -> Any:
 
 
 def test_simple_steps_and_those_that_can_fail_run_on_arrow() -> None:
-    assert why(where="amount > 10 AND shop LIKE 'a%'", marked="shop || '!'", more="amount * 2") == ""
-    assert why(where="share > 0.5 AND CAST(shop AS INT) > 1", half="CAST(number / 2 AS INT)", next="number + 1") == ""
+    assert (
+        why(where="amount > 10 AND shop LIKE 'a%'", marked="shop || '!'", more="amount * 2") == ""
+    )
+    assert (
+        why(
+            where="share > 0.5 AND CAST(shop AS INT) > 1",
+            half="CAST(number / 2 AS INT)",
+            next="number + 1",
+        )
+        == ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,7 +73,10 @@ def test_simple_steps_and_those_that_can_fail_run_on_arrow() -> None:
         ({"where": "share > CAST(shop AS FLOAT)"}, "CAST(shop AS FLOAT)"),
         ({"name": "soundex(shop)"}, "SOUNDEX(shop)"),
         ({"where": "soundex(shop) = 'a' OR CAST(shop AS INT) > 1"}, "SOUNDEX(shop)"),
-        ({"double": True}, "Python function for value at test_arrow_support.py:47: the type of the results is unknown"),
+        (
+            {"double": True},
+            "Python function for value at test_arrow_support.py:47: the type of the results is unknown",
+        ),
         ({"rough": "CAST(share AS FLOAT)"}, "CAST(share AS FLOAT)"),
     ],
 )
@@ -83,7 +95,9 @@ def test_ordered_operators_take_records_from_arrow_unless_a_step_needs_spark() -
 
 def test_explain_says_where_the_steps_run() -> None:
     pipeline = Pipeline("p")
-    pipeline.stream("sales", value=Sale).filter("soundex(shop) > 'a'").group_by("shop").count(store="sales_count")
+    pipeline.stream("sales", value=Sale).filter("soundex(shop) > 'a'").group_by("shop").count(
+        store="sales_count"
+    )
     assert "  steps   by Spark SQL: filter at " in explain(plan(pipeline))
     pipeline = Pipeline("q")
     pipeline.stream("sales", value=Sale).group_by("shop").count(store="sales_count")

@@ -45,7 +45,11 @@ class Sale(Struct):
         ("STRING", '"a\\u0000\\u00e9"', "a\0é"),
         ("TIMESTAMP", '"2026-01-01T10:00:00+02:00"', datetime(2026, 1, 1, 8, tzinfo=UTC)),
         ("TIMESTAMP_NTZ", '"2026-01-01T10:00:00"', datetime(2026, 1, 1, 10)),
-        ("TIMESTAMP_NTZ", '"2026-01-01T10:00:00.123456000"', datetime(2026, 1, 1, 10, 0, 0, 123456)),
+        (
+            "TIMESTAMP_NTZ",
+            '"2026-01-01T10:00:00.123456000"',
+            datetime(2026, 1, 1, 10, 0, 0, 123456),
+        ),
         ("DATE", '"2026-01-31"', date(2026, 1, 31)),
         ("BINARY", '"AP8="', b"\0\xff"),
         ("ARRAY<BIGINT>", "[1,null]", [1, None]),
@@ -77,7 +81,11 @@ def test_values_that_fit(type_: str, value: str, held: Any) -> None:
         ("FLOAT", "-1e-60", "is out of range"),
         ("DOUBLE", "1e-400", "is out of range"),
         ("TIMESTAMP", '"2026-01-01T08:00:00"', "has no time zone"),
-        ("TIMESTAMP", '"2026-01-01T08:00:00.1234567Z"', "has more than 6 decimal places of a second"),
+        (
+            "TIMESTAMP",
+            '"2026-01-01T08:00:00.1234567Z"',
+            "has more than 6 decimal places of a second",
+        ),
         ("DATE", '"2026-02-30"', "day is out of range"),
         ("ARRAY<BIGINT>", '[1,"a"]', "is not a whole number"),
         ("ARRAY<BIGINT>", '{"a":1}', "is not an array"),
@@ -109,7 +117,9 @@ def test_a_text_may_be_as_long_as_the_column() -> None:
     column = DeltaColumn("code", pa.string(), most=3)
     assert column.encode('"äöü"'.encode()) == "äöü"
     assert column.encode(b"null") is None
-    with pytest.raises(ValueError, match=r"^column code \(VARCHAR\(3\)\): is longer than 3 characters: \"abcd\"$"):
+    with pytest.raises(
+        ValueError, match=r"^column code \(VARCHAR\(3\)\): is longer than 3 characters: \"abcd\"$"
+    ):
         column.encode(b'"abcd"')
 
 
@@ -137,7 +147,13 @@ def test_types_that_fit(field: str, column: str, does: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "location", ["s3a://lake/shop/totals", "/lake/totals", "hdfs:/lake", "abfss://a@b.dfs.core.windows.net/t=1"]
+    "location",
+    [
+        "s3a://lake/shop/totals",
+        "/lake/totals",
+        "hdfs:/lake",
+        "abfss://a@b.dfs.core.windows.net/t=1",
+    ],
 )
 def test_locations(location: str) -> None:
     assert DeltaTable(location).output == f"delta:{location}"
@@ -160,7 +176,9 @@ def test_locations(location: str) -> None:
     ],
 )
 def test_invalid_locations(location: str) -> None:
-    with pytest.raises(TopologyError, match=r"is not a valid name of a location|must not contain a password"):
+    with pytest.raises(
+        TopologyError, match=r"is not a valid name of a location|must not contain a password"
+    ):
         DeltaTable(location)
 
 
@@ -186,14 +204,18 @@ def test_a_table_has_one_location(location: str, normal: str) -> None:
 def test_an_empty_text_does_not_fit_a_column_that_partitions_the_table() -> None:
     column = DeltaColumn("shop", pa.string(), partitions=True)
     assert column.encode(b'" "') == " "
-    with pytest.raises(ValueError, match="is empty, which a column that partitions the table stores as null"):
+    with pytest.raises(
+        ValueError, match="is empty, which a column that partitions the table stores as null"
+    ):
         column.encode(b'""')
 
 
 def shops() -> Pipeline:
     pipeline = Pipeline("shops")
     sales = pipeline.stream("sales", value=Sale, key="shop")
-    sales.group_by("shop").count(store="n").select(n="value").to(DeltaTable("s3a://lake/totals", key="shop"))
+    sales.group_by("shop").count(store="n").select(n="value").to(
+        DeltaTable("s3a://lake/totals", key="shop")
+    )
     sales.to(DeltaTable("s3a://lake/sales"))
     sales.select("amount").to(PostgresTable("amounts", connection="warehouse"))
     return pipeline
@@ -201,7 +223,11 @@ def shops() -> Pipeline:
 
 def test_plan_of_delta_tables() -> None:
     job = plan(shops()).job
-    assert sorted(job.written_tables) == ["delta:s3a://lake/sales", "delta:s3a://lake/totals", "warehouse"]
+    assert sorted(job.written_tables) == [
+        "delta:s3a://lake/sales",
+        "delta:s3a://lake/totals",
+        "warehouse",
+    ]
     assert job.connections == ("warehouse",)
     assert shops().needs_delta
     text = explain(plan(shops()))
@@ -210,14 +236,18 @@ def test_plan_of_delta_tables() -> None:
     assert "  loads   the jars of Delta Lake" in text
     assert "table s3a://lake/totals in Delta Lake: a row per shop" in drawing.text(shops())
     (totals,) = job.written_tables["delta:s3a://lake/totals"]
-    assert [(column.name, column.type) for column in declared_columns(totals)] == [("shop", "STRING"), ("n", "BIGINT")]
+    assert [(column.name, column.type) for column in declared_columns(totals)] == [
+        ("shop", "STRING"),
+        ("n", "BIGINT"),
+    ]
 
 
 def test_errors_of_delta_tables() -> None:
     pipeline = Pipeline("shops")
     sales = pipeline.stream("sales", value=Sale, key="shop")
     with pytest.raises(
-        TopologyError, match=r"a table's changes need a column for the key.*DeltaTable\('/lake/n', \.\.\."
+        TopologyError,
+        match=r"a table's changes need a column for the key.*DeltaTable\('/lake/n', \.\.\.",
     ):
         sales.group_by("shop").count(store="n").select(n="value").to(DeltaTable("/lake/n"))
     with pytest.raises(TopologyError, match="Sluice writes the column window_start itself"):
@@ -236,7 +266,8 @@ def test_unknown_types_have_to_be_given() -> None:
     unknown.to(DeltaTable("/lake/known", key="shop", types={"x": "DOUBLE"}))
     without, given = plan(pipeline).job.sinks
     with pytest.raises(
-        EngineError, match=r"delta:/lake/unknown .* needs the types of its columns x, which are unknown"
+        EngineError,
+        match=r"delta:/lake/unknown .* needs the types of its columns x, which are unknown",
     ):
         declared_columns(without)
     assert [column.type for column in declared_columns(given)] == ["STRING", "DOUBLE"]
@@ -247,7 +278,10 @@ def test_only_a_run_with_delta_tables_loads_deltas_jars(tmp_path: Path) -> None:
     jars[0].parent.mkdir(parents=True)
     for jar in jars:
         jar.touch()
-    configuration, delta = Settings.read({"SLUICE_HOME": str(tmp_path)}), "io.delta.sql.DeltaSparkSessionExtension"
+    configuration, delta = (
+        Settings.read({"SLUICE_HOME": str(tmp_path)}),
+        "io.delta.sql.DeltaSparkSessionExtension",
+    )
     with submission(configuration, {}, "spark://host:7077", ["shops"]) as without:
         assert without.jars == without.driver_class_path == ""
         assert "io.delta" not in json.dumps(dict(without.conf))
@@ -255,22 +289,35 @@ def test_only_a_run_with_delta_tables_loads_deltas_jars(tmp_path: Path) -> None:
     with submission(own, {}, "spark://host:7077", ["shops"], delta=True) as submitted:
         assert submitted.jars == f"{jars[0]},{jars[1]}"
         assert submitted.driver_class_path == f"{jars[0]}:{jars[1]}"
-        assert submitted.conf["spark.sql.extensions"] == "org.example.Own,io.delta.sql.DeltaSparkSessionExtension"
-        # The driver's session takes the extensions from SLUICE_SPARK_CONF, which it prefers to spark-submit's settings.
+        assert (
+            submitted.conf["spark.sql.extensions"]
+            == "org.example.Own,io.delta.sql.DeltaSparkSessionExtension"
+        )
+        # The driver's session takes the extensions from SLUICE_SPARK_CONF, which it prefers to
+        # spark-submit's settings.
         of_session = Settings.read(submitted.environment).spark_conf
         assert of_session["spark.sql.extensions"] == submitted.conf["spark.sql.extensions"]
-        assert submitted.conf["spark.sql.catalog.spark_catalog"] == "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+        assert (
+            submitted.conf["spark.sql.catalog.spark_catalog"]
+            == "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+        )
     both = replace(configuration, spark_conf={"spark.sql.extensions": f"{delta},org.example.Own"})
     with submission(both, {}, "spark://host:7077", ["shops"], delta=True) as submitted:
         assert submitted.conf["spark.sql.extensions"] == f"{delta},org.example.Own"
     with submission(configuration, {}, "spark://host:7077", ["shops"], delta=True) as submitted:
         assert submitted.conf["spark.sql.extensions"] == delta
     with submission(own, {}, "spark://host:7077", ["shops"]) as without:
-        assert Settings.read(without.environment).spark_conf["spark.sql.extensions"] == "org.example.Own"
+        assert (
+            Settings.read(without.environment).spark_conf["spark.sql.extensions"]
+            == "org.example.Own"
+        )
     for jar in jars:
         jar.unlink()
     with (
-        pytest.raises(SettingsError, match=r"There are no jars in .*jars/delta.*python -m sluice\.provision jars"),
+        pytest.raises(
+            SettingsError,
+            match=r"There are no jars in .*jars/delta.*python -m sluice\.provision jars",
+        ),
         submission(configuration, {}, "local[2]", ["shops"], delta=True),
     ):
         pass
@@ -279,7 +326,9 @@ def test_only_a_run_with_delta_tables_loads_deltas_jars(tmp_path: Path) -> None:
 @pytest.mark.parametrize("zeros", [b"0e50", b"1." + b"0" * 60, b"1" + b"0" * 42 + b"e-40"])
 def test_a_decimal_that_is_accepted_can_be_written_however_many_zeros_it_has(zeros: bytes) -> None:
     type_ = pa.decimal128(12, 2)
-    assert pa.array([DeltaColumn("total", type_).encode(zeros)], type_)[0].as_py() == Decimal(zeros.decode())
+    assert pa.array([DeltaColumn("total", type_).encode(zeros)], type_)[0].as_py() == Decimal(
+        zeros.decode()
+    )
 
 
 @pytest.mark.parametrize("largest", [b"3.4028234663852886e38", b"-3.4028235e38"])

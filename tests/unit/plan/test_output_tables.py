@@ -48,7 +48,11 @@ def table(name: str = "totals", key: str | None = None, **types: str) -> Postgre
         ("character varying(2)", '"ab"', "ab"),
         ("timestamp with time zone", '"2026-01-01T10:00:00+02:00"', "2026-01-01T08:00:00+00:00"),
         ("timestamp without time zone", '"2026-01-01T10:00:00+02:00"', "2026-01-01T08:00:00"),
-        ("timestamp(3) with time zone", '"2026-01-01T08:00:00.123Z"', "2026-01-01T08:00:00.123000+00:00"),
+        (
+            "timestamp(3) with time zone",
+            '"2026-01-01T08:00:00.123Z"',
+            "2026-01-01T08:00:00.123000+00:00",
+        ),
         ("date", '"2026-01-31"', "2026-01-31"),
         ("bytea", '"AP8="', "\\x00ff"),
         ("jsonb", '{"a":[1.10]}', '{"a":[1.10]}'),
@@ -89,27 +93,43 @@ def test_values_that_fit(type_: str, json: str, text: str | None) -> None:
         ("uuid", '"12"', "badly formed"),
         # PostgreSQL would round these.
         ("numeric(3,-1)", "15", "has more than -1 decimal places"),
-        ("timestamp(0) with time zone", '"2026-01-01T00:00:00.6Z"', "has more than 0 decimal places of a second"),
-        ("timestamp(3) without time zone", '"2026-01-01T00:00:00.1239"', "has more than 3 decimal places of a second"),
+        (
+            "timestamp(0) with time zone",
+            '"2026-01-01T00:00:00.6Z"',
+            "has more than 0 decimal places of a second",
+        ),
+        (
+            "timestamp(3) without time zone",
+            '"2026-01-01T00:00:00.1239"',
+            "has more than 3 decimal places of a second",
+        ),
         ("real", "16777217", "has too many digits"),
         ("double precision", "9007199254740993", "has too many digits"),
         ("character(3)", '"a "', "ends with a blank"),
     ],
 )
 def test_values_that_do_not_fit(type_: str, json: str, why: str) -> None:
-    with pytest.raises(ValueError, match=rf"^column total \({type_.replace('(', '.').replace(')', '.')}\): .*{why}"):
+    with pytest.raises(
+        ValueError, match=rf"^column total \({type_.replace('(', '.').replace(')', '.')}\): .*{why}"
+    ):
         PostgresColumn("total", type_).encode(json.encode())
 
 
 def test_a_key_that_postgresql_would_change_does_not_fit() -> None:
     key = PostgresColumn("shop", "uuid", is_key=True)
-    assert key.encode(b'"00000000-0000-0000-0000-00000000000a"') == "00000000-0000-0000-0000-00000000000a"
+    assert (
+        key.encode(b'"00000000-0000-0000-0000-00000000000a"')
+        == "00000000-0000-0000-0000-00000000000a"
+    )
     with pytest.raises(ValueError, match="is not written as 00000000-0000-0000-0000-00000000000a"):
         key.encode(b'"00000000-0000-0000-0000-00000000000A"')
 
 
 def test_the_type_of_a_created_column_fits_its_expression() -> None:
-    created = {kind: created_type(kind) for kind in ("STRING", "DECIMAL(12,2)", "TIMESTAMP", "ARRAY<STRING>", "")}
+    created = {
+        kind: created_type(kind)
+        for kind in ("STRING", "DECIMAL(12,2)", "TIMESTAMP", "ARRAY<STRING>", "")
+    }
     assert [*created.values()] == ["text", "numeric(12,2)", "timestamp with time zone", "jsonb", ""]
     assert all(fits(kind, own) for kind, own in created.items())
     assert fits("STRING", "uuid")
@@ -127,14 +147,21 @@ def test_the_type_of_a_created_column_fits_its_expression() -> None:
 def test_the_plan_shows_tables() -> None:
     pipeline = Pipeline("shops")
     sales = sales_of(pipeline)
-    sales.group_by("shop").windowed_by(tumbling("1 minute")).count(store="n").to(table("shop.totals", key="shop"))
+    sales.group_by("shop").windowed_by(tumbling("1 minute")).count(store="n").to(
+        table("shop.totals", key="shop")
+    )
     sales.to(table("sales"))
     planned = plan(pipeline)
     assert planned.job.outputs == ()
-    assert "  writes  sales, shop.totals in the database of warehouse, in one transaction per batch" in explain(planned)
+    assert (
+        "  writes  sales, shop.totals in the database of warehouse, in one transaction per batch"
+        in explain(planned)
+    )
     assert "table shop.totals in warehouse: a row per shop" in drawing.text(pipeline)
     assert "table sales in warehouse: a row per record" in drawing.text(pipeline)
-    sales_table, totals = [postgres_target(sink) for sink in planned.job.written_tables["warehouse"]]
+    sales_table, totals = [
+        postgres_target(sink) for sink in planned.job.written_tables["warehouse"]
+    ]
     assert [*totals.created.items()] == [
         ("shop", "text"), ("window_start", "timestamp with time zone"), ("window_end", "timestamp with time zone"),
         ("value", "bigint"),
@@ -156,13 +183,22 @@ def test_the_plan_shows_tables() -> None:
             lambda s: s.to(table(), delivery="at_least_once"),
             "value=, key=, partition=, delivery=, emit= and cycle= are for topics",
         ),
-        (lambda s: s.group_by_key().count(store="n").to(table()), "a table's changes need a column for the key"),
+        (
+            lambda s: s.group_by_key().count(store="n").to(table()),
+            "a table's changes need a column for the key",
+        ),
         (lambda s: s.to(table(key="weight")), "the field weight is DOUBLE"),
         (lambda s: s.to(table(key="_row")), "Sluice writes the column _row itself"),
         (lambda s: s.to(table(size="integer")), "types= names 'size', but the columns are _topic"),
-        (lambda s: s.to(table("a; DROP TABLE b")), "'a; DROP TABLE b' is not a valid name of a table"),
+        (
+            lambda s: s.to(table("a; DROP TABLE b")),
+            "'a; DROP TABLE b' is not a valid name of a table",
+        ),
         (lambda s: s.to(table(amount="integer); DROP TABLE b")), "is not a valid name of a type"),
-        (lambda s: [s.to(table("x")), s.to(table("x"))], "table 'warehouse:x' at .* is already used at"),
+        (
+            lambda s: [s.to(table("x")), s.to(table("x"))],
+            "table 'warehouse:x' at .* is already used at",
+        ),
     ],
 )
 def test_wrong_tables(build: Callable[[Stream[Sale]], object], message: str) -> None:
@@ -176,7 +212,9 @@ def test_the_connection_comes_from_the_environment() -> None:
     job = plan(pipeline).job
     with pytest.raises(SettingsError, match="Set SLUICE_CONNECTION_THE_WAREHOUSE to postgresql://"):
         databases_of(job, Settings.read({}))
-    wrong = Settings.read({"SLUICE_CONNECTION_THE_WAREHOUSE": "postgresql://me:secret@host/db?nonsense=1"})
+    wrong = Settings.read(
+        {"SLUICE_CONNECTION_THE_WAREHOUSE": "postgresql://me:secret@host/db?nonsense=1"}
+    )
     with pytest.raises(SettingsError, match="cannot be parsed") as error:
         databases_of(job, wrong)
     assert "secret" not in str(error.value)

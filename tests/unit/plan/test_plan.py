@@ -14,7 +14,17 @@ import pytest
 from msgspec import Struct, field
 
 from sluice import Decimal2, Pipeline, tumbling, within
-from sluice.plan import Column, Combinable, FallibleExpression, Job, Lookup, Select, explain, load_plan, plan
+from sluice.plan import (
+    Column,
+    Combinable,
+    FallibleExpression,
+    Job,
+    Lookup,
+    Select,
+    explain,
+    load_plan,
+    plan,
+)
 from sluice.sql.parsed_expression import parse
 from sluice.topology import nodes
 from sluice.topology.streams import Stream
@@ -74,7 +84,9 @@ def orders() -> Job:
 
 
 def test_orders_are_one_job_with_four_groups_of_two_stores(orders: Job) -> None:
-    assert [[store_column.store for store_column in group.store_columns] for group in orders.groups] == [
+    assert [
+        [store_column.store for store_column in group.store_columns] for group in orders.groups
+    ] == [
         [f"{kind}_orders_count{window}", f"{kind}_orders_revenue{window}"]
         for kind in ("general", "restaurant")
         for window in ("", "_window")
@@ -113,7 +125,11 @@ def test_a_step_is_computed_once_for_all_branches(orders: Job) -> None:
 
 def test_columns_are_computed_from_layers_before_them(orders: Job) -> None:
     stream = sales()
-    mapped = stream.filter("amount > 1").select(double="amount * 2", shop="upper(shop)").filter("double > 3")
+    mapped = (
+        stream.filter("amount > 1")
+        .select(double="amount * 2", shop="upper(shop)")
+        .filter("double > 3")
+    )
     mapped.select(four="double * 2", key="_key").to("out")
     mapped.group_by("shop || double").aggregate(store="s", total="sum(double)")
     for each in (orders, job(stream)):
@@ -122,7 +138,9 @@ def test_columns_are_computed_from_layers_before_them(orders: Job) -> None:
         for layer in each.layers:
             assert isinstance(layer, tuple)
             for column in layer:
-                for text in column.columns if isinstance(column, FallibleExpression) else [column.sql]:
+                for text in (
+                    column.columns if isinstance(column, FallibleExpression) else [column.sql]
+                ):
                     assert parse(text).fields <= known, (column.name, text)
             known |= {column.name for column in layer}
             known |= {
@@ -139,9 +157,14 @@ def test_columns_are_computed_from_layers_before_them(orders: Job) -> None:
 
 def test_only_columns_are_rewritten() -> None:
     stream = sales()
-    stream.filter("exists(array(1), amount -> amount > quantity) AND shop <> 'amount' AND `amount` > 1").to("out")
+    stream.filter(
+        "exists(array(1), amount -> amount > quantity) AND shop <> 'amount' AND `amount` > 1"
+    ).to("out")
     ((sql,),) = [attempt.columns for attempt in attempts(job(stream)).values()]
-    assert "exists(array(1), amount -> amount > s0_quantity) AND s0_shop <> 'amount' AND s0_amount > 1" in sql
+    assert (
+        "exists(array(1), amount -> amount > s0_quantity) AND s0_shop <> 'amount' AND s0_amount > 1"
+        in sql
+    )
 
 
 def test_a_field_of_any_name_is_a_column_that_needs_no_quotes() -> None:
@@ -174,7 +197,10 @@ def test_nothing_is_evaluated_for_filtered_records() -> None:
     assert tried["t2_0"].columns == ("s0_amount / s0_quantity",)
     assert made["n2_each"] == "IF((n1 AND t2_0_error IS NULL), t2_0.c0, NULL)"
     assert made["n3"] == "coalesce((n1 AND t2_0_error IS NULL) AND (n2_each > 1), false)"
-    assert any(value.passed == "n1" and value.columns == ("100 div s0_quantity",) for value in tried.values())
+    assert any(
+        value.passed == "n1" and value.columns == ("100 div s0_quantity",)
+        for value in tried.values()
+    )
     assert made["o4_value"].startswith("IF(n3, ")
 
 
@@ -227,7 +253,9 @@ def test_stores_with_equal_filter_key_and_window_share_state_rows() -> None:
     groups.windowed_by(tumbling("1 second")).count(store="e")
     groups.windowed_by(tumbling("1 second", grace="1 ms")).count(store="f")
     stream.filter("amount > 1").group_by("shop").count(store="g")
-    stores = [[store_column.store for store_column in group.store_columns] for group in job(stream).groups]
+    stores = [
+        [store_column.store for store_column in group.store_columns] for group in job(stream).groups
+    ]
     assert stores == [["a", "b", "c"], ["d"], ["e"], ["f"], ["g"]]
 
 
@@ -240,7 +268,9 @@ def test_the_last_stage_writes_the_shards_if_its_workers_own_all_their_rows() ->
     assert not writes(pipeline_of(stream)), "no stage"
     stream.group_by("shop").aggregate(int, lambda count, _: count + 1, store="b", returns=int)
     assert writes(pipeline_of(stream))
-    by_window = stream.group_by("shop").windowed_by(tumbling("1 second")).count(store="c").to_stream()
+    by_window = (
+        stream.group_by("shop").windowed_by(tumbling("1 second")).count(store="c").to_stream()
+    )
     by_window.to_table(store="d")
     assert not writes(pipeline_of(stream)), "windowed keys"
     by_window.group_by("_key").count(store="e").to_stream().group_by("value").count(store="f")
@@ -256,7 +286,9 @@ def test_rows_are_shuffled_once_unless_a_later_stage_or_the_shards_need_another_
     stream = sales()
     stream.group_by("shop").count(store="a")
     assert is_shuffled_once(pipeline_of(stream)), "only the shards need rows by key"
-    counted = stream.group_by("shop").aggregate(int, lambda count, _: count + 1, store="b", returns=int)
+    counted = stream.group_by("shop").aggregate(
+        int, lambda count, _: count + 1, store="b", returns=int
+    )
     assert is_shuffled_once(pipeline_of(stream)), "the first stage writes the shards"
     counted.to_stream().group_by("value").count(store="c")
     assert not is_shuffled_once(pipeline_of(stream)), "a second stage"
@@ -292,15 +324,26 @@ def test_a_tables_changes_are_joined_mapped_and_written() -> None:
     stream = sales()
     shops = pipeline_of(stream).global_table("shops", value=Shop, key="shop")
     total = stream.group_by("shop").aggregate(store="total", amount="sum(amount)")
-    total.join(shops, how="left").select(amount="left.amount", city="right.city", shop="_key").to("out")
+    total.join(shops, how="left").select(amount="left.amount", city="right.city", shop="_key").to(
+        "out"
+    )
     made = job(stream)
     (sink,) = made.change_sinks
     lookup, select = sink.steps
     assert isinstance(lookup, Lookup)
-    assert (lookup.how, lookup.table.source.topic, lookup.table.group) == ("left", "shops", shops.node.number)
+    assert (lookup.how, lookup.table.source.topic, lookup.table.group) == (
+        "left",
+        "shops",
+        shops.node.number,
+    )
     assert isinstance(select, Select)
     assert select.sql == "named_struct('amount', v.left.amount, 'city', v.right.city, 'shop', _key)"
-    assert (sink.sink.topic, sink.group, sink.store_column, sink.scalar) == ("out", total.node.number, 0, False)
+    assert (sink.sink.topic, sink.group, sink.store_column, sink.scalar) == (
+        "out",
+        total.node.number,
+        0,
+        False,
+    )
 
 
 def test_a_scalar_is_written_unchanged_unless_mapped() -> None:
@@ -336,14 +379,19 @@ def test_explain_lists_inputs_stores_and_outputs(orders: Job) -> None:
         "  reads   stores as a global table, on every worker",
     ]
     assert "  holds   by locationId: general_orders_count, general_orders_revenue\n" in text
-    assert "  holds   by locationId, tumbling(15 s, grace 15 s): restaurant_orders_count_window, rest" in text
+    assert (
+        "  holds   by locationId, tumbling(15 s, grace 15 s): restaurant_orders_count_window, rest"
+        in text
+    )
     assert text.endswith("  writes  restaurant_orders_revenue\n  writes  orders_dead_letters")
 
 
 def test_explain_counts_one_of_a_thing_in_the_singular() -> None:
     one = Pipeline("one", workers=1)
     one.stream("t", value=str).group_by_key().count(store="n")
-    assert explain(plan(one)).startswith("pipeline one: 1 worker, one streaming query with 1 aggregation group\n")
+    assert explain(plan(one)).startswith(
+        "pipeline one: 1 worker, one streaming query with 1 aggregation group\n"
+    )
 
 
 @pytest.mark.parametrize("text", ["`order", "it's", "a\\", "a b"])
@@ -362,7 +410,9 @@ def test_planning_needs_neither_spark_nor_airflow_nor_kafka() -> None:
         " print(sorted({name.split('.')[0] for name in sys.modules}"
         " & {'pyspark', 'airflow', 'confluent_kafka', 'sqlalchemy', 'pyarrow', 'numpy', 'fastapi'}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines() == ["{'<svg'}", "[]"]
 
 
@@ -420,7 +470,10 @@ def test_tombstones_move_the_stream_time_of_joined_tables_and_not_of_joined_stre
     one, other = (pipeline.stream(topic, value=Shop, key="shop") for topic in ("one", "other"))
     one.join(other, within("1 minute")).to("streams")
     job = planned(pipeline)
-    valued = {operator.step.title: {edge.requires_value for edge in operator.edges} for operator in job.operators}
+    valued = {
+        operator.step.title: {edge.requires_value for edge in operator.edges}
+        for operator in job.operators
+    }
     assert valued["inner join with right"] == {False}
     assert valued["inner join with other"] == {True}
 
@@ -430,7 +483,11 @@ def test_a_column_says_which_step_and_which_field_it_is_for() -> None:
     stream.filter("quantity > 1").select(double="amount * 2").to("out")
     made = job(stream)
     steps = [str(made.step_of(column)).split(":")[0] for column in ("n1", "n2_double", "o3_value")]
-    assert steps == ["filter at test_plan.py", "select at test_plan.py", "topic out at test_plan.py"]
+    assert steps == [
+        "filter at test_plan.py",
+        "select at test_plan.py",
+        "topic out at test_plan.py",
+    ]
     assert made.field_names["n2_double"] == "double"
     assert made.field_names["s0_amount"] == "amount"
     assert made.step_of("unknown") is None
@@ -443,7 +500,9 @@ def test_without_added_steps_the_plan_is_that_of_the_file_before() -> None:
         before = every_operator(names, kept)
         after = every_operator(names, [*(part for part in PARTS if part not in kept), *kept])
         added = after.nodes[sources : sources + len(after.nodes) - len(before.nodes)]
-        names_of_added = {node.name for node in added if isinstance(node, (*nodes.STATEFUL, nodes.Sink))}
+        names_of_added = {
+            node.name for node in added if isinstance(node, (*nodes.STATEFUL, nodes.Sink))
+        }
         assert plan(after, without=names_of_added).job == plan(before).job, kept
 
 
@@ -481,12 +540,18 @@ ALL_FIELDS = {"shop", "amount", "quantity", "at", "order-no", "case"}
     ("step", "read"),
     [
         (lambda joined: joined.filter("left.amount > 1").select(city="right.city"), {"amount"}),
-        (lambda joined: joined.select(named="left.`order-no`", value="left.quantity"), {"order-no", "quantity"}),
+        (
+            lambda joined: joined.select(named="left.`order-no`", value="left.quantity"),
+            {"order-no", "quantity"},
+        ),
         (lambda joined: joined.select(city="right.city"), {"shop"}),
         (lambda joined: joined.select(sale="left"), ALL_FIELDS),
         (lambda joined: joined.map_values(lambda value: value, returns=Sale), ALL_FIELDS),
         (lambda joined: joined, ALL_FIELDS),
-        (lambda joined: joined.filter("1 / left.quantity > 0").select(city="right.city"), ALL_FIELDS),
+        (
+            lambda joined: joined.filter("1 / left.quantity > 0").select(city="right.city"),
+            ALL_FIELDS,
+        ),
     ],
     ids=[
         "a filter",

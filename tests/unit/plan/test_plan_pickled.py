@@ -45,7 +45,9 @@ def test_a_lambda_is_pickled_with_its_code() -> None:
 
     def planned(times: int) -> Plan:
         pipeline = Pipeline("p")
-        pipeline.stream("words", value=str).map_values(lambda value: value * times, returns=str).to("out")
+        pipeline.stream("words", value=str).map_values(lambda value: value * times, returns=str).to(
+            "out"
+        )
         return plan(pipeline)
 
     job = planned(times).job
@@ -86,7 +88,9 @@ def test_a_function_without_a_hash_is_one_on_which_the_state_depends() -> None:
     pipeline = Pipeline("p")
     words = pipeline.stream("words", value=str).flat_map_values(Endings(["s", "ed"]), returns=str)
     words.group_by_key().count(store="counts")
-    assert [name for name, _ in plan(pipeline).job.state_functions] == ["Endings (Python function for values)"]
+    assert [name for name, _ in plan(pipeline).job.state_functions] == [
+        "Endings (Python function for values)"
+    ]
 
 
 class Customer(Struct):
@@ -105,7 +109,9 @@ def test_steps_that_ask_are_pickled_with_their_functions() -> None:
         return rate * len(word)
 
     words.call(score, returns=int).to("scores", value=str)
-    words.lookup("customers", connection="crm", key="value", column="id", returns=Customer).to("known")
+    words.lookup("customers", connection="crm", key="value", column="id", returns=Customer).to(
+        "known"
+    )
     job = plan(pipeline).job
     copy: Job = pickle.loads(pickle.dumps(job))
     assert copy == job

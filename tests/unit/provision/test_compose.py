@@ -31,7 +31,10 @@ every_service = pytest.mark.parametrize("name", SERVICES)
 
 def client() -> list[str] | None:
     """The command for Docker Compose: docker's plugin or docker-compose."""
-    if shutil.which("docker") and not subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
+    if (
+        shutil.which("docker")
+        and not subprocess.run(["docker", "compose", "version"], capture_output=True).returncode
+    ):
         return ["docker", "compose"]
     return ["docker-compose"] if shutil.which("docker-compose") else None
 
@@ -42,7 +45,9 @@ def check(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
         pytest.skip("no client for docker compose is installed")
     path = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
     command = [*result, "-f", str(COMPOSE), "config", "-q"]
-    return subprocess.run(command, env=path | environ, cwd=DOCKER, capture_output=True, text=True, timeout=240)
+    return subprocess.run(
+        command, env=path | environ, cwd=DOCKER, capture_output=True, text=True, timeout=240
+    )
 
 
 def test_docker_compose_accepts_the_file() -> None:
@@ -58,7 +63,10 @@ def test_a_missing_secret_is_named(secret: str) -> None:
 
 
 def test_the_file_has_all_services() -> None:
-    airflow = {f"airflow-{part}" for part in ("init", "api-server", "scheduler", "dag-processor", "triggerer")}
+    airflow = {
+        f"airflow-{part}"
+        for part in ("init", "api-server", "scheduler", "dag-processor", "triggerer")
+    }
     assert set(SERVICES) == {"kafka", "postgres", "spark-master", "spark-worker", *airflow}
 
 
@@ -86,7 +94,9 @@ def test_health_checks_cost_little_and_have_no_blanks(name: str) -> None:
 
 def test_postgres_is_not_healthy_while_its_initial_script_runs() -> None:
     words = SERVICES["postgres"]["healthcheck"]["test"]
-    assert words[words.index("--host") + 1] == "127.0.0.1", "the server then listens on its socket only"
+    assert words[words.index("--host") + 1] == "127.0.0.1", (
+        "the server then listens on its socket only"
+    )
 
 
 @pytest.fixture
@@ -124,13 +134,19 @@ def test_a_probe_succeeds_if_the_service_says_that_it_works(served: str, conditi
 @pytest.mark.parametrize(
     ("path", "condition", "reason"),
     [
-        ("/health", "metadatabase.status=unhealthy", "metadatabase.status is healthy, not unhealthy"),
+        (
+            "/health",
+            "metadatabase.status=unhealthy",
+            "metadatabase.status is healthy, not unhealthy",
+        ),
         ("/health", "metadatabase.status.code=1", "TypeError"),
         ("/health", "scheduler.status=healthy", "KeyError('scheduler')"),
         ("/other", "workers=1", "HTTPError 404"),
     ],
 )
-def test_a_probe_fails_otherwise_and_says_why(served: str, path: str, condition: str, reason: str) -> None:
+def test_a_probe_fails_otherwise_and_says_why(
+    served: str, path: str, condition: str, reason: str
+) -> None:
     ran = probe(f"{served}{path}", condition)
     assert ran.returncode == 1
     assert reason in ran.stderr
@@ -168,7 +184,9 @@ def test_every_setting_is_known_to_sluice() -> None:
 def test_all_services_of_sluice_use_one_image() -> None:
     own = {name for name, service in SERVICES.items() if "build" in service}
     assert own == {name for name in SERVICES if name.startswith(("airflow", "spark"))}
-    assert (DOCKER / SERVICES["airflow-init"]["build"]["context"] / "docker" / "Dockerfile").is_file()
+    assert (
+        DOCKER / SERVICES["airflow-init"]["build"]["context"] / "docker" / "Dockerfile"
+    ).is_file()
 
 
 DOCKERFILE = (DOCKER / "Dockerfile").read_text()
@@ -176,8 +194,16 @@ ROOT = DOCKER.parent
 
 
 def test_the_image_copies_what_exists_and_is_not_ignored() -> None:
-    copied = {source for line in re.findall(r"^COPY (.+)$", DOCKERFILE, re.MULTILINE) for source in line.split()[:-1]}
-    kept = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
+    copied = {
+        source
+        for line in re.findall(r"^COPY (.+)$", DOCKERFILE, re.MULTILINE)
+        for source in line.split()[:-1]
+    }
+    kept = {
+        line.removeprefix("!")
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line[:1] == "!"
+    }
     assert {source if source in kept else source.split("/")[0] for source in copied} == kept
     assert all((ROOT / source).exists() for source in copied)
 
@@ -185,14 +211,19 @@ def test_the_image_copies_what_exists_and_is_not_ignored() -> None:
 def test_the_image_has_airflow_and_spark() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = re.findall(r'install .*"\.\[(\w+)\]"', DOCKERFILE)
-    needed = [need for extra in [*extras, "spark"] for need in project["optional-dependencies"][extra]]
+    needed = [
+        need for extra in [*extras, "spark"] for need in project["optional-dependencies"][extra]
+    ]
     assert "sluice-streams[spark]" in needed
     assert {"apache-airflow", "pyspark"} <= {re.split(r"[\[<>=]", need)[0] for need in needed}
     assert f"pip uninstall --yes {project['name']}" in DOCKERFILE
 
 
 def test_no_source_of_the_package_stays_in_the_image_beside_the_installed_one() -> None:
-    assert "pip install --no-cache-dir --no-deps . && rm -r build sluice sluice_streams.egg-info" in DOCKERFILE
+    assert (
+        "pip install --no-cache-dir --no-deps . && rm -r build sluice sluice_streams.egg-info"
+        in DOCKERFILE
+    )
 
 
 def test_the_code_in_the_image_does_not_belong_to_its_user() -> None:
@@ -209,10 +240,18 @@ def test_commands_and_probes_exist_in_the_image(name: str) -> None:
     service = SERVICES[name]
     if "build" not in service:
         return
-    for words in (service["command"], service.get("healthcheck", {}).get("test", ["CMD", "python3"])[1:]):
+    for words in (
+        service["command"],
+        service.get("healthcheck", {}).get("test", ["CMD", "python3"])[1:],
+    ):
         assert words[0] in ("airflow", "python3") or words[0].endswith("pyspark/bin/spark-class")
         assert words[0] != "python3" or words[1:2] in ([], ["probe.py"])
         if words[0] == "airflow":
-            command = {"db": "airflow.cli.commands.db_command", "jobs": "airflow.cli.commands.jobs_command"}
-            module = command.get(words[1], f"airflow.cli.commands.{words[1].replace('-', '_')}_command")
+            command = {
+                "db": "airflow.cli.commands.db_command",
+                "jobs": "airflow.cli.commands.jobs_command",
+            }
+            module = command.get(
+                words[1], f"airflow.cli.commands.{words[1].replace('-', '_')}_command"
+            )
             assert importlib.util.find_spec(module), words

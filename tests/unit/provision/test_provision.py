@@ -14,9 +14,11 @@ from sluice.provision.ivy import Module
 from sluice.provision.jars import Bundle, Jar
 
 CONTENT = {
-    Jar(bundle, Module("org.example", f"{bundle}-{number}", "1.0"), hashlib.sha256(b"jar %d" % number).hexdigest()): (
-        b"jar %d" % number
-    )
+    Jar(
+        bundle,
+        Module("org.example", f"{bundle}-{number}", "1.0"),
+        hashlib.sha256(b"jar %d" % number).hexdigest(),
+    ): (b"jar %d" % number)
     for bundle in Bundle
     for number in range(12)
 }
@@ -32,7 +34,13 @@ class Repository:
         self.requested: list[Module] = []
 
     def fetch(
-        self, java: Path, modules: Iterable[Module], work: Path, *, transitive: bool, on_jar: Callable[[], None]
+        self,
+        java: Path,
+        modules: Iterable[Module],
+        work: Path,
+        *,
+        transitive: bool,
+        on_jar: Callable[[], None],
     ) -> dict[Module, Path]:
         assert not transitive, "locked modules are never resolved again"
         work.mkdir()
@@ -71,9 +79,13 @@ def test_the_committed_lock_contains_exactly_the_required_jars() -> None:
 
 
 def test_the_extra_spark_has_the_version_for_which_delta_lake_is_locked() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     spark = {need for need in extras["spark"] if need.startswith("pyspark")}
-    (name,) = {jar.module.name for jar in jars.read_lock() if jar.module.name.startswith("delta-spark")}
+    (name,) = {
+        jar.module.name for jar in jars.read_lock() if jar.module.name.startswith("delta-spark")
+    }
     _, version, _ = name.split("_")
     assert spark == {f"pyspark=={version}.0", f"pyspark-client=={version}.0"}
 
@@ -86,10 +98,14 @@ def test_every_bundle_is_downloaded(tmp_path: Path, lock: Path, repository: Repo
         f"{jar.bundle}/{jar.module.file}" for jar in CONTENT
     }
     assert len(arrived) == len(CONTENT)
-    assert sorted(path.name for path in root.iterdir()) == ["broker", "delta"], "no other file is left"
+    assert sorted(path.name for path in root.iterdir()) == ["broker", "delta"], (
+        "no other file is left"
+    )
 
 
-def test_the_second_time_nothing_is_downloaded(tmp_path: Path, lock: Path, repository: Repository) -> None:
+def test_the_second_time_nothing_is_downloaded(
+    tmp_path: Path, lock: Path, repository: Repository
+) -> None:
     jars.provide(tmp_path / "jars", JAVA, lock=lock)
     repository.requested.clear()
     jars.provide(tmp_path / "jars", JAVA, lock=lock)
@@ -108,9 +124,14 @@ def test_only_the_bundle_with_a_missing_jar_is_downloaded_again(
     assert len(list((root / "delta").glob("*.jar"))) == 12
 
 
-def test_one_bundle_can_be_downloaded_alone(tmp_path: Path, lock: Path, repository: Repository) -> None:
+def test_one_bundle_can_be_downloaded_alone(
+    tmp_path: Path, lock: Path, repository: Repository
+) -> None:
     jars.provide(tmp_path, JAVA, bundles=[Bundle.DELTA], lock=lock)
-    assert (jars.count_missing(tmp_path, [Bundle.DELTA], lock), jars.count_missing(tmp_path, lock=lock)) == (0, 12)
+    assert (
+        jars.count_missing(tmp_path, [Bundle.DELTA], lock),
+        jars.count_missing(tmp_path, lock=lock),
+    ) == (0, 12)
 
 
 def test_a_new_lock_replaces_the_folder(tmp_path: Path, lock: Path, repository: Repository) -> None:
@@ -122,7 +143,9 @@ def test_a_new_lock_replaces_the_folder(tmp_path: Path, lock: Path, repository: 
     assert len(list(root.rglob("*.jar"))) == len(CONTENT) - 2
 
 
-def test_a_wrong_checksum_installs_nothing(tmp_path: Path, lock: Path, repository: Repository) -> None:
+def test_a_wrong_checksum_installs_nothing(
+    tmp_path: Path, lock: Path, repository: Repository
+) -> None:
     wrong = Module("org.example", "broker-3", "1.0")
     repository.content[wrong] = b"something else"
     with pytest.raises(PreflightError, match=r"org\.example:broker-3:1\.0 has SHA-256") as problem:
@@ -138,7 +161,9 @@ def test_a_missing_jar_installs_nothing(tmp_path: Path, lock: Path, repository: 
     assert not (tmp_path / "jars" / "delta").exists()
 
 
-@pytest.mark.parametrize("line", ["abc", "abc delta", "abc delta org.example:one", "abc flink org.example:one:1"])
+@pytest.mark.parametrize(
+    "line", ["abc", "abc delta", "abc delta org.example:one", "abc flink org.example:one:1"]
+)
 def test_an_invalid_line_of_the_lock_is_quoted(tmp_path: Path, line: str) -> None:
     (tmp_path / "jars.lock").write_text(line)
     with pytest.raises(ValueError, match=line):
@@ -147,7 +172,8 @@ def test_an_invalid_line_of_the_lock_is_quoted(tmp_path: Path, line: str) -> Non
 
 def test_an_incomplete_folder_suggests_make_setup(tmp_path: Path) -> None:
     with pytest.raises(
-        PreflightError, match=r"does not contain the broker jars\. Run python -m sluice\.provision jars\."
+        PreflightError,
+        match=r"does not contain the broker jars\. Run python -m sluice\.provision jars\.",
     ):
         jars.folder(Bundle.BROKER, tmp_path)
 
@@ -168,14 +194,18 @@ def fake_java(folder: Path, text: str) -> dict[str, str]:
         ('Picked up JAVA_TOOL_OPTIONS: -Xmx1g\nopenjdk version "25-ea" 2025-09-16', 25),
     ],
 )
-def test_java_is_found_on_the_path_and_in_java_home(tmp_path: Path, text: str, release: int) -> None:
+def test_java_is_found_on_the_path_and_in_java_home(
+    tmp_path: Path, text: str, release: int
+) -> None:
     environ = fake_java(tmp_path, text)
     java = machine_checks.Java(tmp_path / "bin" / "java", release)
     assert machine_checks.find_java(environ) == java
     assert machine_checks.find_java({"PATH": "", "JAVA_HOME": str(tmp_path)}) == java
 
 
-def test_the_version_is_read_from_the_file_of_an_installation_without_starting_java(tmp_path: Path) -> None:
+def test_the_version_is_read_from_the_file_of_an_installation_without_starting_java(
+    tmp_path: Path,
+) -> None:
     environ = fake_java(tmp_path, "The operation could not be completed.")
     (tmp_path / "release").write_text('IMPLEMENTOR="Debian"\nJAVA_VERSION="17.0.15"\n')
     assert machine_checks.find_java(environ).release == 17
@@ -189,7 +219,10 @@ def test_the_version_is_read_from_the_file_of_an_installation_without_starting_j
     [
         ('java version "1.8.0_402"', "is Java 8, but Spark and Kafka need 17 or newer"),
         ('openjdk version "11.0.2" 2019-01-15', "is Java 11, but Spark and Kafka need 17 or newer"),
-        ("The operation could not be completed.", "Cannot find the version of .*java, which says: 'The operation"),
+        (
+            "The operation could not be completed.",
+            "Cannot find the version of .*java, which says: 'The operation",
+        ),
     ],
 )
 def test_an_unusable_java_is_rejected(tmp_path: Path, text: str, error: str) -> None:
@@ -211,7 +244,9 @@ def test_a_wrong_java_home_is_reported(tmp_path: Path) -> None:
 def test_a_port_in_use_is_reported_with_its_purpose() -> None:
     with socket.create_server((machine_checks.LOOPBACK, 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(PreflightError, match=rf"Port {port} of 127\.0\.0\.1, which Kafka needs, is in use\."):
+        with pytest.raises(
+            PreflightError, match=rf"Port {port} of 127\.0\.0\.1, which Kafka needs, is in use\."
+        ):
             machine_checks.check_port(port, purpose="Kafka")
     machine_checks.check_port(port)
 
@@ -223,9 +258,13 @@ def test_an_invalid_port_number_is_reported() -> None:
 
 def test_too_little_memory_reports_both_numbers(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:       16384000 kB\nMemFree:  10 kB\nMemAvailable:    2048000 kB\n")
+    meminfo.write_text(
+        "MemTotal:       16384000 kB\nMemFree:  10 kB\nMemAvailable:    2048000 kB\n"
+    )
     machine_checks.check_memory(2000, meminfo)
-    with pytest.raises(PreflightError, match="2000 MiB of memory are available, but 2001 MiB are needed"):
+    with pytest.raises(
+        PreflightError, match="2000 MiB of memory are available, but 2001 MiB are needed"
+    ):
         machine_checks.check_memory(2001, meminfo)
 
 

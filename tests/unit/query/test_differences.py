@@ -31,7 +31,11 @@ def numbers(diff: dict[str, Any]) -> tuple[int, ...]:
 
 def test_entries_that_changed_went_and_came(api: Api) -> None:
     diff = api.get(DIFF, before="1.0")
-    assert (diff["before"]["id"], diff["after"]["id"], numbers(diff)) == ("1.0", "1.1", (1, 1, 1, 1))
+    assert (diff["before"]["id"], diff["after"]["id"], numbers(diff)) == (
+        "1.0",
+        "1.1",
+        (1, 1, 1, 1),
+    )
     assert diff["examples"] == [
         {"key": "changed", "kind": "changed", "before": 1, "after": 2},
         {"key": "deleted", "kind": "missing", "before": 1},
@@ -50,14 +54,21 @@ def test_a_snapshot_compared_with_itself(api: Api) -> None:
 
 def test_windows_are_compared_one_by_one(states: States, api: Api) -> None:
     start = 1_670_230_500_000
-    states.publish([(1, "k", start, start + 15_000, "[1]"), (1, "k", start + 15_000, start + 30_000, "[1]")])
+    states.publish(
+        [(1, "k", start, start + 15_000, "[1]"), (1, "k", start + 15_000, start + 30_000, "[1]")]
+    )
     states.publish([(1, "k", start + 15_000, start + 30_000, "[2]")])
     diff = api.get("/v1/stores/windows/diff", before="1.2")
     assert numbers(diff) == (1, 1, 0, 0)
-    assert [diff["examples"][0][name] for name in ("start", "end")] == ["2022-12-05T08:55:15Z", "2022-12-05T08:55:30Z"]
+    assert [diff["examples"][0][name] for name in ("start", "end")] == [
+        "2022-12-05T08:55:15Z",
+        "2022-12-05T08:55:30Z",
+    ]
 
 
-def test_a_generation_built_beside_the_current_one_is_compared_with_it(states: States, api: Api) -> None:
+def test_a_generation_built_beside_the_current_one_is_compared_with_it(
+    states: States, api: Api
+) -> None:
     shadow = replace(states, generation=2, stores=states.stores)
     shadow.ledger.generations.promote(states.ref)  # the first stays what queries read
     shadow.publish({"same": "[1,1]", "changed": "[3,1]", "later": "[5,1]"})
@@ -80,7 +91,12 @@ def test_all_pages_are_compared_and_only_a_few_examples_shown(
 
 @pytest.mark.parametrize(
     ("asked", "status"),
-    [({}, 422), ({"before": "1.9"}, 404), ({"before": "yesterday"}, 400), ({"before": "run:x"}, 404)],
+    [
+        ({}, 422),
+        ({"before": "1.9"}, 404),
+        ({"before": "yesterday"}, 400),
+        ({"before": "run:x"}, 404),
+    ],
 )
 def test_a_snapshot_that_there_is_not(api: Api, asked: dict[str, str], status: int) -> None:
     assert api.ask("GET", DIFF, params=asked).status_code == status

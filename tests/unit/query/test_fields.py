@@ -15,7 +15,9 @@ OURS = "STRUCT<`city`: STRING, at: STRUCT<lat: DOUBLE>, `of ``x``, <y>`: INT>"
 
 
 def store(value: str) -> StoreInfo:
-    return StoreInfo(pipeline="p", name="s", kind="key-value", group_id=0, store_column=0, key="k", value=value)
+    return StoreInfo(
+        pipeline="p", name="s", kind="key-value", group_id=0, store_column=0, key="k", value=value
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,9 @@ def test_existing_and_possible_fields(value: str, path: str) -> None:
     ],
 )
 def test_missing_fields(value: str, path: str, next_step: str) -> None:
-    with pytest.raises(UnknownField, match=r"^group_by: the values of store 's' have no field") as refused:
+    with pytest.raises(
+        UnknownField, match=r"^group_by: the values of store 's' have no field"
+    ) as refused:
         require_field(store(value), "group_by", path)
     assert refused.value.next_step == next_step
 

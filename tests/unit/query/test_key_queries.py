@@ -57,7 +57,9 @@ def values(answer: Answer) -> dict[str, str]:
     return {entry.key: bytes(entry.value).decode() for entry in answer.entries}
 
 
-def ask(reader: Reader, key: str, store: str = "totals", as_of: str | None = None) -> dict[str, str]:
+def ask(
+    reader: Reader, key: str, store: str = "totals", as_of: str | None = None
+) -> dict[str, str]:
     async def run() -> Answer:
         return await reader.get(await pinned(reader, store, as_of), key)
 
@@ -81,7 +83,11 @@ def test_values_keep_their_published_text(states: States, reader: Reader) -> Non
 
 
 def test_values_of_type_any_have_the_json_of_their_topic(states: States, reader: Reader) -> None:
-    states.publish({"a": r'[1,{"d":{"_json":"[1.0,  \"\\u00e9\"]"},"l":[{"_json":"2"}],"t":{"_json":"no JSON"}}]'})
+    states.publish(
+        {
+            "a": r'[1,{"d":{"_json":"[1.0,  \"\\u00e9\"]"},"l":[{"_json":"2"}],"t":{"_json":"no JSON"}}]'
+        }
+    )
     plain = r'{"d":[1.0,  "\u00e9"],"l":[2],"t":{"_json":"no JSON"}}'
     assert ask(reader, "a", "revenue") == values(everything(reader, "revenue")) == {"a": plain}
 
@@ -117,7 +123,10 @@ def test_windows_of_a_key(states: States, reader: Reader) -> None:
     async def run() -> Answer:
         return await reader.windows(await pinned(reader, "windows"), "a", 15_000, 30_000)
 
-    results = [(entry.window_start, entry.window_end, bytes(entry.value)) for entry in asyncio.run(run()).entries]
+    results = [
+        (entry.window_start, entry.window_end, bytes(entry.value))
+        for entry in asyncio.run(run()).entries
+    ]
     assert results == [(15_000, 30_000, b"15000"), (30_000, 45_000, b"30000")]
 
 
@@ -196,7 +205,9 @@ def test_a_shard_that_another_program_has_locked_makes_the_answer_partial(local:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_lost_row_of_a_worker_makes_the_answer_partial_until_the_next_run(database: str, number: int) -> None:
+def test_a_lost_row_of_a_worker_makes_the_answer_partial_until_the_next_run(
+    database: str, number: int
+) -> None:
     states = States(database, workers=3)
     keys = {f"k{number:02}": f"[{number}]" for number in range(20)}
     states.publish(keys)
@@ -229,7 +240,9 @@ def test_any_worker_answers_for_a_global_table(tmp_path: Path) -> None:
     assert values(everything(reader, "stores")) == {"a": '"A"'}
 
 
-def test_a_new_snapshot_is_seen_within_the_documented_time(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_snapshot_is_seen_within_the_documented_time(
+    states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(catalogue_module, "FRESH_SECONDS", 0.05)
     reader = Reader(states.ledger)
     states.publish({"a": "[1]"})

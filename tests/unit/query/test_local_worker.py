@@ -51,7 +51,9 @@ def is_held(shard: LocalShard) -> bool:
     return bool(shard._driver._connection.in_transaction)  # type: ignore[attr-defined]
 
 
-def test_a_lookup_sees_every_batch_that_has_been_published(worker: LocalWorker, writer: LocalShard) -> None:
+def test_a_lookup_sees_every_batch_that_has_been_published(
+    worker: LocalWorker, writer: LocalShard
+) -> None:
     async def run() -> None:
         await held(worker)
         chance = random.Random(3)
@@ -62,7 +64,10 @@ def test_a_lookup_sees_every_batch_that_has_been_published(worker: LocalWorker, 
                 assert await get(worker, earlier) == earlier
             assert await get(worker, batch) == batch
             values = await worker.execute(Values(0, 0, batch, ["b", "a", "c"]))
-            assert {key: int(bytes(value)) for key, value in values.items()} == {"a": batch, "b": batch}
+            assert {key: int(bytes(value)) for key, value in values.items()} == {
+                "a": batch,
+                "b": batch,
+            }
         await worker.close()
 
     asyncio.run(run())

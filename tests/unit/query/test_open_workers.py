@@ -51,10 +51,17 @@ def of_a_state_server(states: States, clock: Clock) -> Ask:
 
 
 @pytest.mark.parametrize("process", [of_a_reader, of_a_state_server])
-def test_shards_of_replaced_generations_are_closed(process: Callable[[States, Clock], Ask], tmp_path: Path) -> None:
+def test_shards_of_replaced_generations_are_closed(
+    process: Callable[[States, Clock], Ask], tmp_path: Path
+) -> None:
     clock = Clock()
     generations = [
-        States(f"sqlite:///{tmp_path}", workers=1, generation=number, ledger_at=f"sqlite:///{tmp_path}/ledger.sqlite")
+        States(
+            f"sqlite:///{tmp_path}",
+            workers=1,
+            generation=number,
+            ledger_at=f"sqlite:///{tmp_path}/ledger.sqlite",
+        )
         for number in range(1, REBUILDS + 1)
     ]
     for generation in generations:

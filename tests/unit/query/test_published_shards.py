@@ -78,7 +78,11 @@ async def scanned(reader: Reader, as_of: str | None = None) -> Page:
 @pytest.mark.parametrize(("replace", "wrong"), [(swap, {0, 1}), (put_older, {0, 1}), (link, {0})])
 @pytest.mark.parametrize("is_open", [True, False])
 def test_a_shard_that_is_not_the_published_one_is_not_read(
-    states: States, tmp_path: Path, replace: Callable[[States, Path], None], wrong: set[int], is_open: bool
+    states: States,
+    tmp_path: Path,
+    replace: Callable[[States, Path], None],
+    wrong: set[int],
+    is_open: bool,
 ) -> None:
     async def run() -> None:
         reader = Reader(states.ledger)
@@ -88,7 +92,9 @@ def test_a_shard_that_is_not_the_published_one_is_not_read(
         for _ in range(2):  # an error does not make the shard known
             page = await scanned(reader)
             assert page.partial
-            unavailable = {worker.number: worker.reason for worker in page.workers if worker.status != "ok"}
+            unavailable = {
+                worker.number: worker.reason for worker in page.workers if worker.status != "ok"
+            }
             assert unavailable.keys() == wrong
             assert "checksum of its state rows at batch 1 is" in unavailable[0]
             assert "Put the right one back, or start a run" in unavailable[0]
@@ -116,7 +122,9 @@ def test_a_state_server_does_not_read_it_either(states: States, tmp_path: Path) 
     asyncio.run(run())
 
 
-def test_a_shard_is_compared_with_the_oldest_batch_that_is_kept(states: States, tmp_path: Path) -> None:
+def test_a_shard_is_compared_with_the_oldest_batch_that_is_kept(
+    states: States, tmp_path: Path
+) -> None:
     """A query that only asks whether the shard can be read names no batch of its own."""
     retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0)
 
@@ -132,7 +140,9 @@ def test_a_shard_is_compared_with_the_oldest_batch_that_is_kept(states: States, 
     asyncio.run(run())
 
 
-def test_a_batch_without_rows_for_a_worker_is_the_published_state(states: States, tmp_path: Path) -> None:
+def test_a_batch_without_rows_for_a_worker_is_the_published_state(
+    states: States, tmp_path: Path
+) -> None:
     states.publish({})
     put(states, 0, tmp_path / "new" / "0")  # it has no batch 2, but the same state
 

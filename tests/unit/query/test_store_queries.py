@@ -57,7 +57,8 @@ def states(database: str) -> States:
     """Three workers; four keys in slot 1 of state row 0, each with a city and a sum."""
     states = States(database, workers=3)
     rows = {
-        key: json.dumps([n, {"at": {"city": city}, "sum": "?"}]) for n, (key, (city, _)) in enumerate(CITIES.items())
+        key: json.dumps([n, {"at": {"city": city}, "sum": "?"}])
+        for n, (key, (city, _)) in enumerate(CITIES.items())
     }
     for key, (_, amount) in CITIES.items():
         rows[key] = rows[key].replace('"?"', amount or "null")
@@ -65,7 +66,12 @@ def states(database: str) -> States:
     return states
 
 
-def ask(states: States, query: Callable[[Reader, Pin], Awaitable[T]], store: str = "revenue", **when: Any) -> T:
+def ask(
+    states: States,
+    query: Callable[[Reader, Pin], Awaitable[T]],
+    store: str = "revenue",
+    **when: Any,
+) -> T:
     async def run() -> T:
         reader = Reader(states.ledger)
         (result,) = await reader.catalogue.stores_named(store)
@@ -79,7 +85,10 @@ def keys(answer: Answer) -> list[str]:
 
 
 def figures(found: Combined) -> dict[Any, Any]:
-    return {json.loads(bytes(group.group)): (group.entries, group.sum, group.min, group.max) for group in found.groups}
+    return {
+        json.loads(bytes(group.group)): (group.entries, group.sum, group.min, group.max)
+        for group in found.groups
+    }
 
 
 def test_several_keys_keep_the_requested_order(states: States) -> None:
@@ -128,12 +137,16 @@ def test_aggregates_by_a_field(states: States) -> None:
         "Oslo": (1, Decimal("0.10"), Decimal("0.10"), Decimal("0.10")),
         "Bern": (1, None, None, None),
     }
-    (first,) = ask(states, lambda reader, pin: reader.combine(pin, "sum", "at.city", order="sum", limit=1)).groups
+    (first,) = ask(
+        states, lambda reader, pin: reader.combine(pin, "sum", "at.city", order="sum", limit=1)
+    ).groups
     assert bytes(first.group) == b'"Rome"'
 
 
 def test_aggregates_by_window(states: States) -> None:
-    states.publish([(1, key, start, start + 15_000, f"[{start}]") for key in "abc" for start in (0, 15_000)])
+    states.publish(
+        [(1, key, start, start + 15_000, f"[{start}]") for key in "abc" for start in (0, 15_000)]
+    )
     result = ask(states, lambda reader, pin: reader.combine(pin, "", "_start"), "windows")
     assert figures(result) == {0: (3, 0, 0, 0), 15_000: (3, 45_000, 15_000, 15_000)}
 
@@ -147,18 +160,31 @@ def test_aggregated_values_must_be_numbers(states: States) -> None:
 
 def test_the_largest_and_smallest_entries(states: States) -> None:
     assert keys(ask(states, lambda reader, pin: reader.top(pin, "sum", 2))) == ["a", "c"]
-    assert keys(ask(states, lambda reader, pin: reader.top(pin, "sum", 9, smallest=True))) == ["b", "c", "a"]
+    assert keys(ask(states, lambda reader, pin: reader.top(pin, "sum", 9, smallest=True))) == [
+        "b",
+        "c",
+        "a",
+    ]
 
 
 @given(st.lists(st.integers(-99, 99), min_size=1), st.booleans())
 def test_numbers_of_many_digits_are_compared_exactly(cents: list[int], smallest: bool) -> None:
     values = [Decimal(10**37 + cent).scaleb(-2, Context(prec=99)) for cent in cents]
-    entries = [Entry(str(n), -1, -1, msgspec.Raw(format(value, "f").encode())) for n, value in enumerate(values)]
+    entries = [
+        Entry(str(n), -1, -1, msgspec.Raw(format(value, "f").encode()))
+        for n, value in enumerate(values)
+    ]
     found = largest(entries, "", len(values), smallest=smallest)
-    assert [Decimal(bytes(entry.value).decode()) for entry in found] == sorted(values, reverse=not smallest)
+    assert [Decimal(bytes(entry.value).decode()) for entry in found] == sorted(
+        values, reverse=not smallest
+    )
 
 
-@given(st.dictionaries(st.text("abc", min_size=1), st.decimals(-(10**30), 10**30, places=9), min_size=1))
+@given(
+    st.dictionaries(
+        st.text("abc", min_size=1), st.decimals(-(10**30), 10**30, places=9), min_size=1
+    )
+)
 def test_sums_equal_those_of_plain_python(values: dict[str, Decimal]) -> None:
 
     shares: list[Aggregates] = [Aggregates("", "_all") for _ in range(3)]
@@ -170,14 +196,20 @@ def test_sums_equal_those_of_plain_python(values: dict[str, Decimal]) -> None:
     (result,) = whole.groups()
     with localcontext(Context(prec=200)):
         assert result.sum == sum(values.values())
-    assert (result.min, result.max, result.entries) == (min(values.values()), max(values.values()), len(values))
+    assert (result.min, result.max, result.entries) == (
+        min(values.values()),
+        max(values.values()),
+        len(values),
+    )
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1))
 @example([1.7976931348623157e308, 5e-324, -1.7976931348623157e308])
 def test_sums_of_doubles_are_exact_whatever_their_exponents(values: list[float]) -> None:
     aggregates = Aggregates("", "_all")
-    aggregates.add(Entry(str(n), -1, -1, msgspec.Raw(repr(value).encode())) for n, value in enumerate(values))
+    aggregates.add(
+        Entry(str(n), -1, -1, msgspec.Raw(repr(value).encode())) for n, value in enumerate(values)
+    )
     (result,) = aggregates.groups()
     assert result.sum is not None
     # The text of a double is the number that is added, as in every JSON document.
@@ -214,7 +246,9 @@ def test_times_need_a_store_with_windows(states: States) -> None:
         ask(states, lambda reader, pin: reader.combine(pin, "sum", "_start"))
 
 
-def test_more_windows_of_a_key_than_an_answer_has(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_windows_of_a_key_than_an_answer_has(
+    states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reader_module, "MAX_ENTRIES", 3)
     states.publish([(1, "a", start, start + 15_000, "[1]") for start in (0, 15_000, 30_000)])
     assert len(ask(states, lambda reader, pin: reader.windows(pin, "a"), "windows").entries) == 3
@@ -277,7 +311,10 @@ def test_a_removed_snapshot_is_gone_and_lists_the_kept_ones(states: States) -> N
         with pytest.raises(Gone, match="any more") as gone:
             ask(states, lambda reader, pin: reader.get(pin, "a"), as_of=as_of)
         assert gone.value.extensions == {"oldest": "1.2", "newest": "1.3"}
-    for as_of, why in (("1.9", "There is no snapshot 1.9"), ("2.newest", "Generation 2 of 'orders' has none")):
+    for as_of, why in (
+        ("1.9", "There is no snapshot 1.9"),
+        ("2.newest", "Generation 2 of 'orders' has none"),
+    ):
         with pytest.raises(NotFound, match=why) as missing:
             ask(states, lambda reader, pin: reader.get(pin, "a"), as_of=as_of)
         assert missing.value.status == 404
@@ -289,7 +326,9 @@ def test_a_snapshot_removed_during_a_read_is_gone(states: States) -> None:
 
     async def read(reader: Reader, pin: Pin) -> Answer:
         states.publish(dict.fromkeys(CITIES, "[2,2]"), published_at=NOON)
-        retain(states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON + timedelta(days=1))
+        retain(
+            states.ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON + timedelta(days=1)
+        )
         return await reader.all(pin)
 
     with pytest.raises(Gone, match=r"Retention removed snapshot 1\.0"):
@@ -298,19 +337,29 @@ def test_a_snapshot_removed_during_a_read_is_gone(states: States) -> None:
 
 @pytest.mark.fault("F17", "snapshots and positions that are not there yet")
 def test_bounds_that_are_not_reached_report_the_current_state(states: States) -> None:
-    reached: dict[str, Any] = {"min_snapshot": "1.0", "min_positions": {"orders": {"0": 10, "1": 5}}}
+    reached: dict[str, Any] = {
+        "min_snapshot": "1.0",
+        "min_positions": {"orders": {"0": 10, "1": 5}},
+    }
     assert len(ask(states, lambda reader, pin: reader.all(pin), **reached).entries) == 4
     snapshots: list[dict[str, Any]] = [{"min_snapshot": "1.1"}, {"min_snapshot": "2.0"}]
-    positions: list[dict[str, Any]] = [{"min_positions": {"orders": {partition: 11}}} for partition in ("0", "7")]
+    positions: list[dict[str, Any]] = [
+        {"min_positions": {"orders": {partition: 11}}} for partition in ("0", "7")
+    ]
     for bound in snapshots + positions:
         with pytest.raises(NotReached) as refused:
             ask(states, lambda reader, pin: reader.all(pin), **bound)
         assert ("orders:7" in refused.value.next_step) == ("7" in str(bound)), bound
-        assert refused.value.extensions == {"snapshot": "1.0", "positions": {"orders": {"0": 10, "1": 5}}}
+        assert refused.value.extensions == {
+            "snapshot": "1.0",
+            "positions": {"orders": {"0": 10, "1": 5}},
+        }
 
 
 def test_a_position_of_a_topic_that_is_not_read_names_the_topics(states: States) -> None:
-    with pytest.raises(QueryError, match=r"not made from topic 'other'\. Its topics: orders") as refused:
+    with pytest.raises(
+        QueryError, match=r"not made from topic 'other'\. Its topics: orders"
+    ) as refused:
         ask(states, lambda reader, pin: reader.all(pin), min_positions={"other": {"0": 1}})
     assert refused.value.status == 400
 
@@ -324,7 +373,10 @@ def test_a_bound_bypasses_the_cache(states: States, monkeypatch: pytest.MonkeyPa
         (store,) = await reader.catalogue.stores_named("totals")
         seen = [await reader.catalogue.pin(store)]
         states.publish({"a": "[1]"})
-        seen += [await reader.catalogue.pin(store), await reader.catalogue.pin(store, AsOf(min_snapshot="1.1"))]
+        seen += [
+            await reader.catalogue.pin(store),
+            await reader.catalogue.pin(store, AsOf(min_snapshot="1.1")),
+        ]
         return [pin.snapshot.id for pin in seen]
 
     assert asyncio.run(run()) == ["1.0", "1.0", "1.1"]
@@ -359,7 +411,9 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> States:
 
 
 @pytest.mark.parametrize("kind", QUERIES)
-def test_a_slow_query_is_interrupted(slow: States, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_query_is_interrupted(
+    slow: States, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(time_limits, "QUERY_SECONDS", 0.001)
     with pytest.raises(TooSlow, match=r"exceeded the limit of 0\.001 s"):
         ask(slow, QUERIES[kind], "windows")
@@ -370,20 +424,28 @@ def threads_at_work() -> bool:
     """Whether a thread that reads shards is still busy: the query itself must have ended."""
     time.sleep(0.05)
     return any(
-        "_answer" in {frame.name for frame in traceback.extract_stack(sys._current_frames()[thread.ident or 0])}
+        "_answer"
+        in {
+            frame.name
+            for frame in traceback.extract_stack(sys._current_frames()[thread.ident or 0])
+        }
         for thread in threading.enumerate()
         if thread.name.startswith("sluice-") and thread.ident in sys._current_frames()
     )
 
 
-def test_postgresql_interrupts_a_slow_statement(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postgresql_interrupts_a_slow_statement(
+    states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if states.database.startswith("sqlite"):
         return  # the previous test covers SQLite
     with LocalShard.open(states.location(0)) as shard:
         driver: Any = shard._driver
         with pytest.raises(TooSlow), query_deadline(time.monotonic() + 0.1, 0.1):
             driver.fetch("SELECT pg_sleep(20)", ())
-        assert driver.fetch("SELECT pg_sleep(0.2)", ()) == [("",)], "without a deadline the statement runs to its end"
+        assert driver.fetch("SELECT pg_sleep(0.2)", ()) == [("",)], (
+            "without a deadline the statement runs to its end"
+        )
         with pytest.raises(TooSlow), query_deadline(time.monotonic() - 1, 0.1):
             driver.fetch("SELECT 1", ())
 
@@ -406,16 +468,28 @@ def test_readers_wait_for_a_lock_of_another_program_only_briefly(
             ledger.snapshots.recent("orders")
 
 
-def test_a_count_in_a_busy_database_is_interrupted(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_count_in_a_busy_database_is_interrupted(
+    states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
     states.publish((1, f"k{n % 50}", n * 1_000, n * 1_000 + 1_000, f"[{n}]") for n in range(60_000))
     monkeypatch.setattr(time_limits, "QUERY_SECONDS", 0.01)
     with pytest.raises(TooSlow, match="exceeded the limit"):
         ask(states, lambda reader, pin: reader.count(pin, Range(start_from=1)), "windows")
     monkeypatch.setattr(time_limits, "QUERY_SECONDS", 60.0)
-    assert ask(states, lambda reader, pin: reader.count(pin, Range(start_from=1)), "windows").entries == 60_000 - 1
+    assert (
+        ask(states, lambda reader, pin: reader.count(pin, Range(start_from=1)), "windows").entries
+        == 60_000 - 1
+    )
 
 
-ODD_KEYS = {"\0": "[1,1]", "\0shared": "[2,2]", "a\0b": "[3,3]", "a\1": "[4,4]", "\U0010ffff": "[5,5]", "": "[6,6]"}
+ODD_KEYS = {
+    "\0": "[1,1]",
+    "\0shared": "[2,2]",
+    "a\0b": "[3,3]",
+    "a\1": "[4,4]",
+    "\U0010ffff": "[5,5]",
+    "": "[6,6]",
+}
 
 
 def test_keys_with_nul_are_found_counted_and_paged(states: States) -> None:
@@ -424,24 +498,40 @@ def test_keys_with_nul_are_found_counted_and_paged(states: States) -> None:
         (entry,) = ask(states, lambda reader, pin, key=key: reader.get(pin, key), "totals").entries  # type: ignore[misc]
         assert f"[{bytes(entry.value).decode()},{bytes(entry.value).decode()}]" == value
     assert ask(states, lambda reader, pin: reader.get(pin, "b\0"), "totals").entries == []
-    assert keys(ask(states, lambda reader, pin: reader.multi_get(pin, ODD_KEYS), "totals")) == list(ODD_KEYS)
-    assert ask(states, lambda reader, pin: reader.count(pin, Range(prefix="\0")), "totals").entries == 2
-    assert keys(ask(states, lambda reader, pin: reader.scan(pin, Range(prefix="a\0")), "totals")) == ["a\0b"]
+    assert keys(ask(states, lambda reader, pin: reader.multi_get(pin, ODD_KEYS), "totals")) == list(
+        ODD_KEYS
+    )
+    assert (
+        ask(states, lambda reader, pin: reader.count(pin, Range(prefix="\0")), "totals").entries
+        == 2
+    )
+    assert keys(
+        ask(states, lambda reader, pin: reader.scan(pin, Range(prefix="a\0")), "totals")
+    ) == ["a\0b"]
     assert keys(ask(states, lambda reader, pin: reader.scan(pin, Range(last="\0z")), "totals")) == [
         "",
         "\0",
         "\0shared",
     ]
     everything, after = [], None
-    while page := ask(states, lambda reader, pin, after=after: reader.scan(pin, after=after, limit=1), "totals"):  # type: ignore[misc]
+    while page := ask(
+        states, lambda reader, pin, after=after: reader.scan(pin, after=after, limit=1), "totals"
+    ):  # type: ignore[misc]
         everything += keys(page)
         if (after := page.after) is None:
             break
-        after = (read_cursor(write_cursor(Cursor("p", "totals", "1.1", *after), b"s"), b"s", "totals").key, *after[1:])
+        after = (
+            read_cursor(
+                write_cursor(Cursor("p", "totals", "1.1", *after), b"s"), b"s", "totals"
+            ).key,
+            *after[1:],
+        )
     assert everything == sorted([*ODD_KEYS, *CITIES])
 
 
-def test_waiting_in_the_queue_counts_towards_the_limit(slow: States, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_in_the_queue_counts_towards_the_limit(
+    slow: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(time_limits, "QUERY_SECONDS", 0.3)
 
     async def run() -> list[float]:

@@ -20,7 +20,13 @@ from sluice.sql.spark_functions import FUNCTIONS
 from sluice.sql.spark_syntax import functions_in
 from sluice.values.contracts import sql_type
 from sluice.values.sink_tables import OutputTable
-from sluice.values.sql_types import compact, element_type, map_value_type, struct_fields, struct_type
+from sluice.values.sql_types import (
+    compact,
+    element_type,
+    map_value_type,
+    struct_fields,
+    struct_type,
+)
 
 SIGNS = [
     "$schema", "order-id", "@type", "a b", "dc:creator", "flow, net", "load<5m", "x>y", "(x)", "{x}", "http.status",
@@ -46,12 +52,22 @@ KEYWORDS = [
 ]  # fmt: skip
 
 
-CONSTANTS = {"null", "true", "false", "current_date", "current_timestamp", "current_user", "session_user"}
+CONSTANTS = {
+    "null",
+    "true",
+    "false",
+    "current_date",
+    "current_timestamp",
+    "current_user",
+    "session_user",
+}
 
 
 def stream_of(*names: str, kind: Any = int) -> Stream[Any]:
     attributes = {f"f{number}": name for number, name in enumerate(names)}
-    contract = msgspec.defstruct("Odd", [(each, kind) for each in attributes], rename=attributes, module=__name__)
+    contract = msgspec.defstruct(
+        "Odd", [(each, kind) for each in attributes], rename=attributes, module=__name__
+    )
     return Pipeline("names").stream("odd", value=contract)
 
 
@@ -61,21 +77,36 @@ def test_every_name_can_be_read_in_backticks() -> None:
         for text in (f"{quoted} > 1", f"1 + {quoted}", f"abs({quoted})", reference(name)):
             assert parse(text).fields == {name}
         stream = stream_of(name)
-        for made in (stream.select(name), stream.filter(f"{quoted} > 0"), stream.select({name: f"{quoted} + 1"})):
+        for made in (
+            stream.select(name),
+            stream.filter(f"{quoted} > 0"),
+            stream.select({name: f"{quoted} + 1"}),
+        ):
             assert [*made.fields] == [name]
         sums = stream.group_by(quoted).aggregate({name: f"sum({quoted})"}, store="sums")
         sums.filter(f"{quoted} > 0")
-        for text in (f"sum({quoted})", f"sum({quoted}) FILTER (WHERE {quoted} > 1)", f"first({quoted}, true)"):
+        for text in (
+            f"sum({quoted})",
+            f"sum({quoted}) FILTER (WHERE {quoted} > 1)",
+            f"first({quoted}, true)",
+        ):
             (call,) = aggregate_calls(text)
             assert (call.arguments[0].text, call.whole.text) == (quoted, text)
-        stream.join(stream.filter("1 > 0").to_table(store="kept")).filter(f"left.{quoted} > right.{quoted}")
+        stream.join(stream.filter("1 > 0").to_table(store="kept")).filter(
+            f"left.{quoted} > right.{quoted}"
+        )
 
 
 def test_a_name_without_backticks_is_read_or_refused_with_the_backticks() -> None:
     for name in (*SIGNS, *KEYWORDS):
         stream = stream_of(name)
-        joined = stream.join(stream.filter(f"`{name.replace('`', '``')}` > 0").to_table(store="kept"))
-        for handle, text, read in ((stream, f"{name} > 1", name), (joined, f"left.{name} > 1", "left")):
+        joined = stream.join(
+            stream.filter(f"`{name.replace('`', '``')}` > 0").to_table(store="kept")
+        )
+        for handle, text, read in (
+            (stream, f"{name} > 1", name),
+            (joined, f"left.{name} > 1", "left"),
+        ):
             if (mistake := refusal(handle, text)) is None:
                 assert parse(text).fields == {read}
             else:
@@ -113,7 +144,11 @@ def read_fields(text: str, known: set[str]) -> set[str] | None:
 
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.heavy)])
 def test_a_word_where_only_a_field_can_be_is_read_or_refused(every: int) -> None:
-    words = {*KEYWORDS, *map(str.lower, filter(str.isidentifier, SparkSQL.Tokenizer.KEYWORDS)), *FUNCTIONS}
+    words = {
+        *KEYWORDS,
+        *map(str.lower, filter(str.isidentifier, SparkSQL.Tokenizer.KEYWORDS)),
+        *FUNCTIONS,
+    }
     for number, word in enumerate(sorted(words - CONSTANTS - {"not", "e"})):
         for operand in OPERANDS[number % every :: every]:
             text = operand.format(k=word)
@@ -149,7 +184,9 @@ def test_few_words_are_refused_as_operands() -> None:
     ],
 )
 def test_what_only_other_databases_read_is_refused(text: str, says: str) -> None:
-    with pytest.raises(TopologyError, match=rf"names: select at test_field_names\.py:\d+: .*{says}"):
+    with pytest.raises(
+        TopologyError, match=rf"names: select at test_field_names\.py:\d+: .*{says}"
+    ):
         stream_of("x", "y", "schema").select(a=text)
 
 
@@ -180,7 +217,9 @@ def test_columns_have_names_that_sql_can_tell_apart(columns: dict[str, str], mis
     with pytest.raises(TopologyError, match=mistake):
         stream_of("n").select(columns)
     with pytest.raises(TopologyError, match=mistake):
-        stream_of("n").group_by_key().aggregate({name: f"sum({text})" for name, text in columns.items()}, store="s")
+        stream_of("n").group_by_key().aggregate(
+            {name: f"sum({text})" for name, text in columns.items()}, store="s"
+        )
     if mistake != "reserved":
         with pytest.raises(TopologyError, match=mistake):
             stream_of("n").select(nested=columns)
@@ -191,9 +230,16 @@ def test_columns_have_names_that_sql_can_tell_apart(columns: dict[str, str], mis
 )
 def test_an_object_with_two_fields_of_a_name_is_refused(text: str) -> None:
     stream = stream_of("n", "l", "order-id")
-    with pytest.raises(TopologyError, match=r"names\.py:\d+: .* makes an object with two fields named"):
+    with pytest.raises(
+        TopologyError, match=r"names\.py:\d+: .* makes an object with two fields named"
+    ):
         stream.select(whole=text)
-    for right in ("(n, n + 1, 1, 1)", "struct(n AS a, n)", "(n, n) = (l, l)", "IF((n, n) IN ((1, 2)), 1, 2)"):
+    for right in (
+        "(n, n + 1, 1, 1)",
+        "struct(n AS a, n)",
+        "(n, n) = (l, l)",
+        "IF((n, n) IN ((1, 2)), 1, 2)",
+    ):
         stream.select(whole=right)
 
 
@@ -212,12 +258,22 @@ class Rowed(Struct):
 
 
 def test_two_fields_never_share_a_column() -> None:
-    names = ["order-id", "order_x2d_id", "order_x5f_x2d_id", "order_x", "order_xy_", "a_x", "a_x5f_x"]
+    names = [
+        "order-id",
+        "order_x2d_id",
+        "order_x5f_x2d_id",
+        "order_x",
+        "order_xy_",
+        "a_x",
+        "a_x5f_x",
+    ]
     assert len({column_name("s0", name) for name in names}) == len(names)
     assert column_name("s0", "order_id") == "s0_order_id"
 
 
-class Inner(Struct, rename={"creator": "dc:creator", "flow": "flow, net", "load": "load<5m", "text": "a`b"}):
+class Inner(
+    Struct, rename={"creator": "dc:creator", "flow": "flow, net", "load": "load<5m", "text": "a`b"}
+):
     creator: str
     flow: list[int]
     load: dict[str, float]
@@ -226,13 +282,26 @@ class Inner(Struct, rename={"creator": "dc:creator", "flow": "flow, net", "load"
 
 def test_the_text_of_a_type_is_read_back_whatever_its_names() -> None:
     kind = sql_type(list[Inner])
-    fields = {"dc:creator": "STRING", "flow, net": "ARRAY<BIGINT>", "load<5m": "MAP<STRING, DOUBLE>", "a`b": "STRING"}
+    fields = {
+        "dc:creator": "STRING",
+        "flow, net": "ARRAY<BIGINT>",
+        "load<5m": "MAP<STRING, DOUBLE>",
+        "a`b": "STRING",
+    }
     assert struct_fields(element_type(kind)) == fields
-    assert struct_fields(compact(kind)[len("array<") : -1]) == {name: compact(of) for name, of in fields.items()}
+    assert struct_fields(compact(kind)[len("array<") : -1]) == {
+        name: compact(of) for name, of in fields.items()
+    }
     assert {field.name for field in arrow_type(kind).value_type} == fields.keys()
-    assert compact("MAP<INT, ARRAY<STRUCT<`aB c`: DECIMAL(12, 2)>>>") == "map<int,array<struct<`aB c`:decimal(12,2)>>>"
+    assert (
+        compact("MAP<INT, ARRAY<STRUCT<`aB c`: DECIMAL(12, 2)>>>")
+        == "map<int,array<struct<`aB c`:decimal(12,2)>>>"
+    )
     assert (map_value_type("MAP<INT, STRING>"), map_value_type("STRING")) == ("STRING", "")
-    assert struct_fields(struct_type({"a": "", "b": struct_type({"c": ""})})) == {"a": "", "b": "STRUCT<c: >"}
+    assert struct_fields(struct_type({"a": "", "b": struct_type({"c": ""})})) == {
+        "a": "",
+        "b": "STRUCT<c: >",
+    }
 
 
 @pytest.mark.parametrize(
@@ -246,8 +315,12 @@ def test_the_text_of_a_type_is_read_back_whatever_its_names() -> None:
         (PostgresTable("t", connection="c"), "a\0b", "names cannot contain NUL"),
     ],
 )
-def test_a_column_that_a_table_cannot_have_is_refused(table: OutputTable, name: str, mistake: str) -> None:
-    with pytest.raises(TopologyError, match=rf"to\(.*\) at test_field_names\.py:\d+: .*{mistake}.*select"):
+def test_a_column_that_a_table_cannot_have_is_refused(
+    table: OutputTable, name: str, mistake: str
+) -> None:
+    with pytest.raises(
+        TopologyError, match=rf"to\(.*\) at test_field_names\.py:\d+: .*{mistake}.*select"
+    ):
         stream_of("n").select({name: "n"}).to(table)
     with pytest.raises(TopologyError, match="not a valid name of a column"):
         replace(table, key=name)

@@ -32,8 +32,12 @@ NUMBERS_ONLY = (
 )  # fmt: skip
 STRICTER = {
     **dict.fromkeys(NUMBERS_ONLY, "text at day"),
-    **dict.fromkeys(("bool_and({})", "bool_or({})", "every({})", "some({})", "count_if({})"), "text"),
-    **dict.fromkeys(("min({})", "max({})", "max_by(small, {})", "min_by(small, {})"), "data counts words place"),
+    **dict.fromkeys(
+        ("bool_and({})", "bool_or({})", "every({})", "some({})", "count_if({})"), "text"
+    ),
+    **dict.fromkeys(
+        ("min({})", "max({})", "max_by(small, {})", "min_by(small, {})"), "data counts words place"
+    ),
     "shuffle({})": "counts words",
     "to_timestamp({})": "flag data",
 }
@@ -61,7 +65,11 @@ def test_each_function_is_refused_with_wrong_arguments_and_no_others() -> None:
                 assert "without a next step" not in why
                 if column not in of_spark.split() and not why:
                     accepted[expression].append(column)
-                if column in of_spark.split() and why and "uses data, which is BINARY, as text" not in why:
+                if (
+                    column in of_spark.split()
+                    and why
+                    and "uses data, which is BINARY, as text" not in why
+                ):
                     refused[expression].append(column)
     left_to_spark = {expression: " ".join(columns) for expression, columns in accepted.items()}
     assert left_to_spark == COMPUTED_BY_SPARK_ALONE | KEPT_BY_SLUICE
@@ -84,7 +92,10 @@ def test_each_function_is_refused_with_wrong_arguments_and_no_others() -> None:
         ("CASE WHEN text THEN 1 END", "CASE needs a condition, but text is STRING"),
         ("year(whole)", "year needs a date or a time, but whole is BIGINT. .*timestamp_millis"),
         ("day = 1", "day = 1 needs a value like DATE, but 1 is INT"),
-        ("at + 1", r"at \+ 1 needs an interval, but 1 is INT. Write for example at \+ INTERVAL 1 HOUR"),
+        (
+            "at + 1",
+            r"at \+ 1 needs an interval, but 1 is INT. Write for example at \+ INTERVAL 1 HOUR",
+        ),
         ("text + text", r"needs a number, but text is STRING. To join texts, write concat\(a, b\)"),
         ("words['a']", r"needs a value like INT, but 'a' is STRING"),
         ("round(share, small)", r"round needs a constant number of places, but small is INT"),

@@ -41,7 +41,9 @@ def _kinds(draw: st.DrawFn, levels: int = 2) -> tuple[pa.DataType, st.SearchStra
             kind, values = pa.list_(inner), st.lists(inner_values, max_size=3)
         elif shape == "map":
             kind = pa.map_(pa.string(), inner)
-            values = st.dictionaries(_TEXTS, inner_values, max_size=3).map(lambda entries: list(entries.items()))
+            values = st.dictionaries(_TEXTS, inner_values, max_size=3).map(
+                lambda entries: list(entries.items())
+            )
         else:
             other, other_values = draw(st.sampled_from(_PLAIN))
             kind = pa.struct([("ä", inner), ('b"', other)])
@@ -64,7 +66,8 @@ def _expected(value: Any, kind: pa.DataType) -> str:
             return f'"{value.isoformat()}"'
         case dict():
             fields = [
-                f"{json.dumps(each.name, ensure_ascii=False)}:{_expected(value[each.name], each.type)}" for each in kind
+                f"{json.dumps(each.name, ensure_ascii=False)}:{_expected(value[each.name], each.type)}"
+                for each in kind
             ]
             return f"{{{','.join(fields)}}}"
     if pa.types.is_map(kind):
@@ -88,11 +91,17 @@ def test_columns_become_the_json_of_their_values(data: st.DataObject) -> None:
     rows = list(zip(*expected, strict=True))
     assert json_array(columns).to_pylist() == [f"[{','.join(row)}]" for row in rows]
     names = [f"f{number}" for number in range(len(columns))]
-    objects = [",".join(f'"{name}":{text}' for name, text in zip(names, row, strict=True)) for row in rows]
-    assert json_object(dict(zip(names, columns, strict=True))).to_pylist() == [f"{{{text}}}" for text in objects]
+    objects = [
+        ",".join(f'"{name}":{text}' for name, text in zip(names, row, strict=True)) for row in rows
+    ]
+    assert json_object(dict(zip(names, columns, strict=True))).to_pylist() == [
+        f"{{{text}}}" for text in objects
+    ]
 
 
 @given(st.lists(_TEXTS | st.none(), max_size=5), st.integers(0, 5), st.integers(0, 5))
-def test_the_bytes_of_a_slice_are_those_of_its_texts(texts: list[str | None], begin: int, length: int) -> None:
+def test_the_bytes_of_a_slice_are_those_of_its_texts(
+    texts: list[str | None], begin: int, length: int
+) -> None:
     sliced = pa.array(texts, pa.string()).slice(begin, length)
     assert bytes_of(sliced).tobytes() == "".join(filter(None, sliced.to_pylist())).encode()

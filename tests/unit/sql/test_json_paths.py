@@ -40,7 +40,10 @@ def test_another_path_is_refused_with_the_paths_that_spark_reads(path: str) -> N
         lambda: documents.filter(f"{call(path)} = 'x'"),
         lambda: documents.group_by_key().aggregate(store="s", a=f"max({call(path)})"),
     ):
-        with pytest.raises(TopologyError, match=r"at test_json_paths\.py:\d+: .*not a path that Spark reads.*\.name"):
+        with pytest.raises(
+            TopologyError,
+            match=r"at test_json_paths\.py:\d+: .*not a path that Spark reads.*\.name",
+        ):
             step()
 
 

@@ -58,7 +58,12 @@ POINTED = {
 
 @pytest.mark.parametrize("text", POINTED)
 def test_only_columns_are_replaced(text: str) -> None:
-    columns = {"amount": "s0_amount", "address": "s0_address", "city": "n1_city", "items": "s0_items"}
+    columns = {
+        "amount": "s0_amount",
+        "address": "s0_address",
+        "city": "n1_city",
+        "items": "s0_items",
+    }
     columns |= {"weird name": "s0_weird", "ünï": "s0_uni"}
     assert parse(text).on(columns) == POINTED[text]
 
@@ -92,7 +97,8 @@ def test_aggregates_are_distinguished_from_other_functions(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["amount", "upper(shop)", "greatest(a, b)", "array_max(items)", "'count(*)'", "size(items)"]
+    "text",
+    ["amount", "upper(shop)", "greatest(a, b)", "array_max(items)", "'count(*)'", "size(items)"],
 )
 def test_other_functions_do_not_aggregate(text: str) -> None:
     assert not parse(text).aggregates
@@ -109,14 +115,26 @@ WRITTEN: dict[str, tuple[str, list[AggregateFunction]]] = {
         [("count", "IF(a > 0, TRUE, NULL)", ()), ("count", None, ())],
     ),
     "count(DISTINCT struct(a, b))": ("a0", [("count_distinct", "struct(a, b)", ())]),
-    "if(sum(a) > 1, top(a, 3)[0], -sum(a))": ("if(a0 > 1, a1[0], -a0)", [("sum", "a", ()), ("top", "a", (3,))]),
-    "first(a, true) || first(a IGNORE NULLS) || first(a) ignore nulls": ("a0 || a0 || a0", [("first", "a", ())]),
+    "if(sum(a) > 1, top(a, 3)[0], -sum(a))": (
+        "if(a0 > 1, a1[0], -a0)",
+        [("sum", "a", ()), ("top", "a", (3,))],
+    ),
+    "first(a, true) || first(a IGNORE NULLS) || first(a) ignore nulls": (
+        "a0 || a0 || a0",
+        [("first", "a", ())],
+    ),
     "sum(ALL `c d`)": ("a0", [("sum", "`c d`", ())]),
     "count(a, b) + count_if(a > 0)": (
         "a0 + a1",
-        [("count", "IF((a) IS NOT NULL AND (b) IS NOT NULL, TRUE, NULL)", ()), ("count", "IF(a > 0, TRUE, NULL)", ())],
+        [
+            ("count", "IF((a) IS NOT NULL AND (b) IS NOT NULL, TRUE, NULL)", ()),
+            ("count", "IF(a > 0, TRUE, NULL)", ()),
+        ],
     ),
-    "max_by(a, b) FILTER (WHERE c)": ("a0", [("max_by", "named_struct('x', IF(c, a, NULL), 'y', IF(c, b, NULL))", ())]),
+    "max_by(a, b) FILTER (WHERE c)": (
+        "a0",
+        [("max_by", "named_struct('x', IF(c, a, NULL), 'y', IF(c, b, NULL))", ())],
+    ),
     "corr(a, b + 1)": (
         "a0",
         [("corr", "named_struct('x', CAST(a AS DOUBLE), 'y', CAST(b + 1 AS DOUBLE))", ())],
@@ -127,7 +145,10 @@ WRITTEN: dict[str, tuple[str, list[AggregateFunction]]] = {
         [("percentiles", "a", (0.25, 0.9)), ("percentile", "a", (0.5,))],
     ),
     "approx_percentile(a, 1)": ("a0", [("approx_percentile", "a", (1.0,))]),
-    "sum(all) + min(distinct) + sum(ALL all)": ("a0 + a1 + a0", [("sum", "all", ()), ("min", "distinct", ())]),
+    "sum(all) + min(distinct) + sum(ALL all)": (
+        "a0 + a1 + a0",
+        [("sum", "all", ()), ("min", "distinct", ())],
+    ),
     "first(nulls) || first(ignore) || first(nulls IGNORE NULLS)": (
         "a0 || a1 || a0",
         [("first", "nulls", ()), ("first", "ignore", ())],
@@ -168,7 +189,9 @@ def test_an_aggregate_that_sluice_does_not_have_is_named(text: str) -> None:
         ("count_min_sketch(a, 0.1, 0.9, 1)", "Use approx_count_distinct, approx_percentile, avg, "),
     ],
 )
-def test_an_unsupported_aggregate_is_refused_with_what_to_use_instead(text: str, advice: str) -> None:
+def test_an_unsupported_aggregate_is_refused_with_what_to_use_instead(
+    text: str, advice: str
+) -> None:
     with pytest.raises(TopologyError, match="is not supported") as refused:
         require_supported(text, "store n")
     assert advice in refused.value.next_step
@@ -241,15 +264,21 @@ def without_parentheses(text: str) -> exp.Expr:
     return tree
 
 
-@pytest.mark.parametrize("text", ["a IN (1) = b", "a IS NULL IS NULL", "a = NOT b", "a < < b", "a LIKE 'x' LIKE 'y'"])
+@pytest.mark.parametrize(
+    "text", ["a IN (1) = b", "a IS NULL IS NULL", "a = NOT b", "a < < b", "a LIKE 'x' LIKE 'y'"]
+)
 def test_a_predicate_within_an_operation_needs_parentheses(text: str) -> None:
     with pytest.raises(TopologyError, match=r"is not a Spark SQL expression \(column \d+\)"):
         parse(text)
 
 
-@pytest.mark.parametrize("text", ["-1::STRING", "DATE '2026-01-01'::STRING", "x = -1[0]", "TIMESTAMP '2026-01-01'.x"])
+@pytest.mark.parametrize(
+    "text", ["-1::STRING", "DATE '2026-01-01'::STRING", "x = -1[0]", "TIMESTAMP '2026-01-01'.x"]
+)
 def test_what_reads_on_after_a_constant_needs_parentheses(text: str) -> None:
-    with pytest.raises(TopologyError, match=r"reads on after the constant .* Put it in parentheses"):
+    with pytest.raises(
+        TopologyError, match=r"reads on after the constant .* Put it in parentheses"
+    ):
         parse(text)
 
 
@@ -273,6 +302,12 @@ def test_a_cast_converts_to_types_of_spark(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", OTHER_TYPES)
 def test_a_cast_to_another_type_is_refused(kind: str) -> None:
-    for text in (f"CAST(a AS {kind})", f"CAST(a::{kind} AS STRING)", f"TRY_CAST(a AS {kind}) IS NULL"):
-        with pytest.raises(TopologyError, match=r"as Spark SQL does not|not a Spark SQL expression|without a value"):
+    for text in (
+        f"CAST(a AS {kind})",
+        f"CAST(a::{kind} AS STRING)",
+        f"TRY_CAST(a AS {kind}) IS NULL",
+    ):
+        with pytest.raises(
+            TopologyError, match=r"as Spark SQL does not|not a Spark SQL expression|without a value"
+        ):
             parse(text)

@@ -32,20 +32,29 @@ def typed_values(draw: st.DrawFn, depth: int = 2) -> tuple[pa.DataType, st.Searc
         kind = draw(st.sampled_from([*SIMPLE]))
         return kind, st.none() | SIMPLE[kind]
     if form == "struct":
-        fields = {name: draw(typed_values(depth - 1)) for name in draw(st.sets(st.sampled_from(NAMES), min_size=1))}
-        values = st.none() | st.fixed_dictionaries({}, optional={name: inner for name, (_, inner) in fields.items()})
+        fields = {
+            name: draw(typed_values(depth - 1))
+            for name in draw(st.sets(st.sampled_from(NAMES), min_size=1))
+        }
+        values = st.none() | st.fixed_dictionaries(
+            {}, optional={name: inner for name, (_, inner) in fields.items()}
+        )
         return pa.struct([(name, inner) for name, (inner, _) in fields.items()]), values
     inner, values = draw(typed_values(depth - 1))
     if form == "list":
         return pa.list_(inner), st.none() | st.lists(values, max_size=3)
-    return pa.map_(pa.string(), inner), st.none() | st.dictionaries(st.text(max_size=2), values, max_size=2)
+    return pa.map_(pa.string(), inner), st.none() | st.dictionaries(
+        st.text(max_size=2), values, max_size=2
+    )
 
 
 @given(st.data())
 def test_all_texts_together_give_the_values_of_each_text(data: st.DataObject) -> None:
     kind, values = data.draw(typed_values())
     encode = msgspec.json.Encoder(decimal_format="number").encode
-    texts = pa.array([None if value is None else encode(value).decode() for value in data.draw(st.lists(values))])
+    texts = pa.array(
+        [None if value is None else encode(value).decode() for value in data.draw(st.lists(values))]
+    )
     if len(texts):
         assert array_of_json(texts, kind).equals(values_one_by_one(texts, kind))
 
@@ -60,5 +69,7 @@ def test_all_texts_together_give_the_values_of_each_text(data: st.DataObject) ->
         (pa.struct([]), "{}", {}),
     ],
 )
-def test_values_of_another_type_are_read_as_spark_reads_them(kind: pa.DataType, text: str, value: Any) -> None:
+def test_values_of_another_type_are_read_as_spark_reads_them(
+    kind: pa.DataType, text: str, value: Any
+) -> None:
     assert array_of_json(pa.array([text, None]), kind).to_pylist() == [value, None]

@@ -44,13 +44,18 @@ class Source:
     def repeat(self) -> None:
         """Write the newest batch again, with other rows, as after a crash."""
         chosen = self.chance.sample(KEYS, 12)
-        values = [None if self.chance.random() < 0.3 else f"[{self.chance.random()}]" for _ in chosen]
-        rows = [(0, key, NO_WINDOW, NO_WINDOW, value) for key, value in zip(chosen, values, strict=True)]
+        values = [
+            None if self.chance.random() < 0.3 else f"[{self.chance.random()}]" for _ in chosen
+        ]
+        rows = [
+            (0, key, NO_WINDOW, NO_WINDOW, value) for key, value in zip(chosen, values, strict=True)
+        ]
         write_rows(self.shard, self.batch, rows)
         before = self.shard.read_states(OPERATOR, chosen, self.batch, 0)
         replaced = {key: state.version for key, state in before.items()}
         states = [
-            State(OPERATOR, key, b"%d" % self.chance.randrange(999), replaces=replaced.get(key)) for key in chosen
+            State(OPERATOR, key, b"%d" % self.chance.randrange(999), replaces=replaced.get(key))
+            for key in chosen
         ]
         self.shard.write_states(self.batch, [OPERATOR], states, 0)
 
@@ -64,7 +69,9 @@ def content(shard: Shard, batch: int) -> tuple[object, ...]:
     shard.verify_rows(batch)
     shard.verify_states(batch)
     rows = [(row.key, row.value) for row in shard.scan(0, batch, limit=99)]
-    states = {key: state.data for key, state in shard.read_states(OPERATOR, KEYS, batch + 1, 0).items()}
+    states = {
+        key: state.data for key, state in shard.read_states(OPERATOR, KEYS, batch + 1, 0).items()
+    }
     return rows, states, shard.checksums(batch)
 
 
@@ -90,7 +97,11 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "after", [number if number % 3 == 0 else pytest.param(number, marks=pytest.mark.heavy) for number in range(12)]
+    "after",
+    [
+        number if number % 3 == 0 else pytest.param(number, marks=pytest.mark.heavy)
+        for number in range(12)
+    ],
 )
 def test_an_interrupted_copy_continues_and_ends_as_its_source(
     after: int, database: str, monkeypatch: pytest.MonkeyPatch
@@ -137,7 +148,9 @@ def test_only_what_is_missing_is_copied(database: str, monkeypatch: pytest.Monke
     with ShardCopy(source.shard, place, until=3) as copy:
         copy.fill(source.shard.checksums(3))
         second = copy.versions
-    with ShardCopy(source.shard, location(database, GenerationRef("other", 1), 0), until=3) as other:
+    with ShardCopy(
+        source.shard, location(database, GenerationRef("other", 1), 0), until=3
+    ) as other:
         other.fill()
         assert (first, first + second) == (3 * 7, other.versions)
     source.write()
@@ -157,11 +170,15 @@ def test_published_batches_are_copied_once_while_the_source_is_in_use(database: 
         held.append(copy.versions)
         source.write()  # the last batch before the source is sealed
 
-    with ShardCopy(source.shard, location(database, GenerationRef("copy", 1), 0), settled=2) as copy:
+    with ShardCopy(
+        source.shard, location(database, GenerationRef("copy", 1), 0), settled=2
+    ) as copy:
         copy.fill(stop_writers=hold)
         assert held[0] < copy.versions <= held[0] + 24
         assert content(copy.target, 3) == content(source.shard, 3)
-    with ShardCopy(source.shard, location(database, GenerationRef("other", 1), 0), settled=3) as other:
+    with ShardCopy(
+        source.shard, location(database, GenerationRef("other", 1), 0), settled=3
+    ) as other:
         other.fill(stop_writers=lambda: held.append(other.versions))
         assert held[1] == other.versions
 
@@ -179,7 +196,9 @@ def test_a_copy_as_of_a_snapshot_lacks_later_batches(database: str) -> None:
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_a_copy_of_another_shard_is_replaced(finished: bool, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_another_shard_is_replaced(
+    finished: bool, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, another = Source(database), Source(database, "another", seed=7)
     place, replaced = location(database, GenerationRef("copy", 1), 0), []
     for each in (source, another):

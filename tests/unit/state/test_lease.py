@@ -38,7 +38,9 @@ def ledger(database: str) -> Iterator[Ledger]:
         yield opened
 
 
-def lease(ledger: Ledger, run: str = "", holder: Holder | None = None, patience: Patience = QUICK) -> Lease:
+def lease(
+    ledger: Ledger, run: str = "", holder: Holder | None = None, patience: Patience = QUICK
+) -> Lease:
     return Lease(ledger.leases, GenerationRef("orders", 1), holder or this_process(run), patience)
 
 
@@ -61,7 +63,10 @@ def test_a_lease_is_taken_renewed_and_released(ledger: Ledger) -> None:
 
 def test_a_second_driver_is_rejected_with_the_holders_name(ledger: Ledger) -> None:
     with lease(ledger, "orders/manual__1/main"):
-        with pytest.raises(LeaseError) as refused, lease(ledger, "orders/manual__2/main", patience=STEADY):
+        with (
+            pytest.raises(LeaseError) as refused,
+            lease(ledger, "orders/manual__2/main", patience=STEADY),
+        ):
             pass
         text = str(refused.value)
         assert f"process {os.getpid()}, since 20" in text
@@ -210,7 +215,9 @@ def test_a_brief_ledger_outage_does_not_cost_the_lease(ledger: Ledger) -> None:
                 raise StateError("The ledger is being restarted.")
             return bool(super().renew(row))
 
-    held = Lease(Restarting(ledger.leases._engine), GenerationRef("orders", 1), this_process(""), QUICK)
+    held = Lease(
+        Restarting(ledger.leases._engine), GenerationRef("orders", 1), this_process(""), QUICK
+    )
     with held:
         assert wait_until(lambda: beats(ledger) > 0, 10)
         held.check()
@@ -239,7 +246,9 @@ with Ledger.open(sys.argv[1]) as ledger:
 def _driver(database: str) -> Iterator[subprocess.Popen[bytes]]:
     """Another process with the lease."""
     command = [sys.executable, "-c", DRIVER, ledger_url(database)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3])
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"held\n"

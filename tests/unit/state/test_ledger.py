@@ -55,7 +55,11 @@ def description(states: States) -> str:
 def test_a_registered_generation_is_read_back(states: States) -> None:
     assert states.ledger.generations.current("orders") == states.info()
     assert states.ledger.generations.pipelines() == ["orders"]
-    assert [store.name for store in states.ledger.generations.stores()] == ["revenue", "totals", "windows"]
+    assert [store.name for store in states.ledger.generations.stores()] == [
+        "revenue",
+        "totals",
+        "windows",
+    ]
     assert states.ledger.generations.stores("other") == []
     assert [worker.number for worker in states.ledger.generations.workers("orders")] == [0, 1]
 
@@ -83,7 +87,10 @@ def test_a_second_generation_is_built_next_to_the_current_one(states: States) ->
 def test_snapshots_newest_first(states: States) -> None:
     for batch in range(4):
         states.ledger.snapshots.publish(make_snapshot(batch))
-    assert [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders", limit=2)] == [3, 2]
+    assert [snapshot.batch for snapshot in states.ledger.snapshots.recent("orders", limit=2)] == [
+        3,
+        2,
+    ]
     assert states.ledger.snapshots.get(GenerationRef("orders", 1), 1) == make_snapshot(1)
     assert states.ledger.snapshots.get(GenerationRef("orders", 1), 9) is None
     assert states.ledger.snapshots.latest("others") is None
@@ -99,7 +106,9 @@ def test_the_newest_snapshot_is_never_removed(states: States) -> None:
 def test_positions_are_those_of_the_newest_snapshot(states: States) -> None:
     assert states.ledger.positions("orders") == {"orders": {}}
     for batch, offset in enumerate((3, 7)):
-        states.ledger.snapshots.publish(make_snapshot(batch, positions={"orders": {"0": offset, "2": 1}}))
+        states.ledger.snapshots.publish(
+            make_snapshot(batch, positions={"orders": {"0": offset, "2": 1}})
+        )
     assert states.ledger.positions("orders") == {"orders": {0: 7, 2: 1}}
     assert states.ledger.positions("unknown") == {}
 
@@ -114,7 +123,9 @@ def test_a_batch_continues_from_the_stream_times_of_the_batch_before(states: Sta
     assert snapshots.times_before(GenerationRef("orders", 2), 2) == {}
     with transaction(states.ledger.engine) as connection:
         connection.execute(delete(TIMES))
-    with pytest.raises(DamagedState, match="lacks the stream times from which batch 2 of 'orders' continues"):
+    with pytest.raises(
+        DamagedState, match="lacks the stream times from which batch 2 of 'orders' continues"
+    ):
         snapshots.times_before(states.ref, 2)
 
 
@@ -157,8 +168,12 @@ def test_a_time_selects_the_same_snapshot_in_every_collation(postgres: str) -> N
         connection.execute(
             "CREATE DATABASE in_english TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE 'en' LOCALE 'C.UTF-8'"
         )
-    states = States(make_url(postgres).set(database="in_english").render_as_string(hide_password=False))
-    for batch, moment in enumerate((NOON - timedelta(minutes=1), NOON + timedelta(milliseconds=500))):
+    states = States(
+        make_url(postgres).set(database="in_english").render_as_string(hide_password=False)
+    )
+    for batch, moment in enumerate(
+        (NOON - timedelta(minutes=1), NOON + timedelta(milliseconds=500))
+    ):
         states.ledger.snapshots.publish(make_snapshot(batch, published_at=moment))
     at_noon = states.ledger.snapshots.at("orders", NOON)
     assert at_noon is not None
@@ -194,7 +209,9 @@ def test_no_two_leases_have_the_same_epoch(states: States) -> None:
 
 @pytest.mark.fault("F50", "the ledger loses a batch that a driver has published")
 @pytest.mark.parametrize("known", [None, 0])
-def test_a_batch_whose_predecessor_the_ledger_has_lost_is_refused(states: States, known: int | None) -> None:
+def test_a_batch_whose_predecessor_the_ledger_has_lost_is_refused(
+    states: States, known: int | None
+) -> None:
     lease = states.ledger.leases.take(states.ref, Holder(host="h", pid=1, process=""), None)
     assert lease is not None
     if known is not None:
@@ -207,14 +224,20 @@ def test_a_batch_whose_predecessor_the_ledger_has_lost_is_refused(states: States
 
 
 def test_a_dropped_generation_s_number_and_lease_are_never_used_again(states: States) -> None:
-    generations, leases, holder = states.ledger.generations, states.ledger.leases, Holder(host="h", pid=1, process="")
+    generations, leases, holder = (
+        states.ledger.generations,
+        states.ledger.leases,
+        Holder(host="h", pid=1, process=""),
+    )
     mine = leases.take(states.ref, holder, None)
     assert mine is not None
     dropped = generations.new("orders")
     assert dropped.generation == 2
     lease = leases.take(dropped, holder, None)
     assert lease is not None
-    generations.register(msgspec.structs.replace(states.info(), generation=dropped.generation), hidden=True)
+    generations.register(
+        msgspec.structs.replace(states.info(), generation=dropped.generation), hidden=True
+    )
     generations.forget(dropped, mine)
     assert not leases.renew(lease)
     assert generations.numbers("orders") == [1]
@@ -222,7 +245,11 @@ def test_a_dropped_generation_s_number_and_lease_are_never_used_again(states: St
 
 
 def test_a_driver_that_lost_its_lease_drops_no_generation(states: States) -> None:
-    generations, leases, holder = states.ledger.generations, states.ledger.leases, Holder(host="h", pid=1, process="")
+    generations, leases, holder = (
+        states.ledger.generations,
+        states.ledger.leases,
+        Holder(host="h", pid=1, process=""),
+    )
     lost = leases.take(states.ref, holder, None)
     assert lost is not None
     leases.take(states.ref, holder, lost)
@@ -249,7 +276,9 @@ def test_what_is_read_every_second_takes_as_long_with_many_snapshots(tmp_path: P
     for batch in range(1, 200):
         states.ledger.snapshots.publish(make_snapshot(batch), make_audit(batch, lease.epoch))
     with_many = {name: steps(states.ledger, read) for name, read in READ_EVERY_SECOND.items()}
-    assert {name: count for name, count in with_many.items() if count > 2 * with_one[name] + 20} == {}
+    assert {
+        name: count for name, count in with_many.items() if count > 2 * with_one[name] + 20
+    } == {}
 
 
 def steps(ledger: Ledger, read: Callable[[Ledger], object]) -> int:
@@ -275,7 +304,11 @@ def test_a_process_compiles_a_statement_once_for_all_of_its_sqlite_ledgers(
             assert type(ledger.engine.dialect) is type(create_engine("sqlite://").dialect)
             return ledger.generations.pipelines()
 
-    for folder in ("first", "second", "first"):  # a new ledger is opened by other statements than an existing one
+    for folder in (
+        "first",
+        "second",
+        "first",
+    ):  # a new ledger is opened by other statements than an existing one
         read(folder)
     compiled: list[object] = []
     compile_sql = SQLCompiler.__init__

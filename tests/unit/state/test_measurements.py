@@ -22,8 +22,19 @@ pytestmark = pytest.mark.unit
 
 PHASES = {"start": 500, "state": 2_500, "audit": 250, "output": 600}
 SOURCES = (
-    SourceAudit(topic="orders", partition=0, start=0, end=6, read=6, applied=4, late=1, dropped={"null_key": 1}),
-    SourceAudit(topic="orders", partition=1, start=0, end=4, read=4, applied=1, dead_letters={"contract": 3}),
+    SourceAudit(
+        topic="orders",
+        partition=0,
+        start=0,
+        end=6,
+        read=6,
+        applied=4,
+        late=1,
+        dropped={"null_key": 1},
+    ),
+    SourceAudit(
+        topic="orders", partition=1, start=0, end=4, read=4, applied=1, dead_letters={"contract": 3}
+    ),
 )
 
 
@@ -44,13 +55,17 @@ def test_a_batch_counts_once_and_for_ever(database: str) -> None:
     for batch in (0, 1):
         audit = msgspec.structs.replace(make_audit(batch, lease.epoch, *SOURCES), phases=PHASES)
         at = NOON + timedelta(hours=batch)
-        snapshot = make_snapshot(batch, published_at=at, counts={"read": 10, "late/totals": 2, "rows": 7})
+        snapshot = make_snapshot(
+            batch, published_at=at, counts={"read": 10, "late/totals": 2, "rows": 7}
+        )
         assert ledger.snapshots.publish(snapshot, audit)
         # A driver whose connection broke during the commit publishes the batch again.
         assert not ledger.snapshots.publish(snapshot, audit)
     # A replay repeats a batch without output.
     replayed = msgspec.structs.replace(make_audit(2, lease.epoch, *SOURCES), phases={"state": 9})
-    assert ledger.snapshots.publish(make_snapshot(2, published_at=NOON + timedelta(hours=2)), replayed)
+    assert ledger.snapshots.publish(
+        make_snapshot(2, published_at=NOON + timedelta(hours=2)), replayed
+    )
     retain(ledger, "orders", keep_snapshots=1, keep_seconds=0, now=NOON + timedelta(hours=3))
     assert [audit.batch for audit in ledger.audits.all(states.ref)] == [2]
     assert totals(states) == {
@@ -94,5 +109,7 @@ def test_two_pipelines_and_the_newest_value(database: str) -> None:
             measurements.replace(pipeline, [Measurement("run_memory_bytes", memory)])
             measurements.add(pipeline, [Measurement("run_retries_total", 1)])
     own = {("run_memory_bytes",): 3, ("run_retries_total",): 2}
-    read = {pipeline: by_label(all_of) for pipeline, all_of in measurements.of_all_pipelines().items()}
+    read = {
+        pipeline: by_label(all_of) for pipeline, all_of in measurements.of_all_pipelines().items()
+    }
     assert read == {"orders": own, "pages": own}

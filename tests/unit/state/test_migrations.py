@@ -51,7 +51,9 @@ def newer(old: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.M
 
 def test_a_new_ledger_has_the_version_of_its_tables(empty_database: str) -> None:
     with Ledger.open(ledger_url(empty_database)) as ledger, ledger.engine.connect() as connection:
-        (version,) = connection.execute(text(f"SELECT version_num FROM {migrations.TABLE}")).scalars()
+        (version,) = connection.execute(
+            text(f"SELECT version_num FROM {migrations.TABLE}")
+        ).scalars()
         assert version == migrations.HEAD
 
 
@@ -84,8 +86,12 @@ def columns_of(engine: Engine, table: str) -> set[str]:
 @pytest.mark.usefixtures("newer")
 def test_an_older_ledger_is_migrated_and_keeps_its_rows(old: str) -> None:
     with Ledger.open(old) as ledger, ledger.engine.connect() as connection:
-        assert connection.execute(text("SELECT pipeline, owner FROM pipelines")).all() == [("orders", "nobody")]
-        assert connection.execute(text("SELECT batch, published_by FROM snapshots")).all() == [(0, "")]
+        assert connection.execute(text("SELECT pipeline, owner FROM pipelines")).all() == [
+            ("orders", "nobody")
+        ]
+        assert connection.execute(text("SELECT batch, published_by FROM snapshots")).all() == [
+            (0, "")
+        ]
 
 
 def test_a_newer_ledger_is_refused_and_stays_as_it_is(old: str, newer: pytest.MonkeyPatch) -> None:
@@ -93,7 +99,9 @@ def test_a_newer_ledger_is_refused_and_stays_as_it_is(old: str, newer: pytest.Mo
     newer.undo()
     with pytest.raises(StateError, match="has version next") as caught:
         Ledger.open(old)
-    assert caught.value.next_step.startswith("Install the version of Sluice that last opened the ledger")
+    assert caught.value.next_step.startswith(
+        "Install the version of Sluice that last opened the ledger"
+    )
 
 
 def test_a_migration_that_fails_changes_nothing(old: str, newer: pytest.MonkeyPatch) -> None:
@@ -104,7 +112,9 @@ def test_a_migration_that_fails_changes_nothing(old: str, newer: pytest.MonkeyPa
     newer.undo()
     with Ledger.open(old) as ledger:
         assert [snapshot.batch for snapshot in ledger.snapshots.recent("orders")] == [0]
-        assert "owner" not in {column["name"] for column in inspect(ledger.engine).get_columns("pipelines")}
+        assert "owner" not in {
+            column["name"] for column in inspect(ledger.engine).get_columns("pipelines")
+        }
 
 
 @pytest.mark.parametrize("version", ["0007", "1", "2", None])
@@ -125,13 +135,19 @@ def test_a_ledger_from_before_the_first_release_is_refused_and_stays_as_it_is(
     for _ in range(2):
         with pytest.raises(StateError, match="from before the first release") as refused:
             Ledger.open(old)
-    assert refused.value.next_step.startswith("Begin with an empty ledger, and an empty place for shards")
+    assert refused.value.next_step.startswith(
+        "Begin with an empty ledger, and an empty place for shards"
+    )
     assert inspect(engine).get_table_names() == before
     engine.dispose()
 
 
-@pytest.mark.parametrize("lost", [f"DROP TABLE {migrations.TABLE}", f"DELETE FROM {migrations.TABLE}"])
-def test_a_ledger_that_has_lost_its_version_is_refused_and_stays_as_it_is(old: str, lost: str) -> None:
+@pytest.mark.parametrize(
+    "lost", [f"DROP TABLE {migrations.TABLE}", f"DELETE FROM {migrations.TABLE}"]
+)
+def test_a_ledger_that_has_lost_its_version_is_refused_and_stays_as_it_is(
+    old: str, lost: str
+) -> None:
     with Ledger.open(old) as ledger, transaction(ledger.engine) as connection:
         connection.execute(text(lost))
     for _ in range(2):
@@ -145,5 +161,7 @@ def test_a_new_ledger_and_one_of_this_version_open_without_alembic(tmp_path: Pat
     ledger = "import sys; from sluice.state.ledger.ledger import Ledger"
     code = f"{ledger}; Ledger.open({url!r}).close(); print('alembic' in sys.modules)"
     for _ in ("new", "of this version"):
-        process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        process = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
         assert process.stdout == "False\n"

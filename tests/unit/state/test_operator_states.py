@@ -45,14 +45,20 @@ def shard(database: str) -> LocalShard:
     return LocalShard.create(location(database, GenerationRef("orders", 1), 0))
 
 
-def run(shard: LocalShard, batch: int, epoch: int = 1, operator: int = SUM, **adds: int) -> dict[str, int]:
+def run(
+    shard: LocalShard, batch: int, epoch: int = 1, operator: int = SUM, **adds: int
+) -> dict[str, int]:
     """Add a number to each key's state, as a task does; 0 deletes the key."""
     kept = shard.read_states(operator, list(adds), batch, epoch)
-    sums = {key: add + int((kept[key].data or 0) if key in kept else 0) for key, add in adds.items()}
+    sums = {
+        key: add + int((kept[key].data or 0) if key in kept else 0) for key, add in adds.items()
+    }
     states = []
     for key, add in adds.items():
         replaced = kept[key].version if key in kept else None
-        states.append(State(operator, key, str(sums[key]).encode() if add else None, replaces=replaced))
+        states.append(
+            State(operator, key, str(sums[key]).encode() if add else None, replaces=replaced)
+        )
     shard.write_states(batch, [operator], states, epoch)
     return sums
 
@@ -162,7 +168,9 @@ def test_state_rows_fence_states_and_states_fence_state_rows(shard: LocalShard) 
         write_rows(shard, 0, [], epoch=5)
 
 
-def test_the_checksum_of_states_does_not_depend_on_the_batches(shard: LocalShard, database: str) -> None:
+def test_the_checksum_of_states_does_not_depend_on_the_batches(
+    shard: LocalShard, database: str
+) -> None:
     with LocalShard.create(location(database, GenerationRef("orders", 2), 0)) as other:
         run(other, 0, a=11, b=2)
         run(other, 0, operator=JOIN, x=1)
@@ -176,7 +184,9 @@ def test_the_checksum_of_states_does_not_depend_on_the_batches(shard: LocalShard
         assert before.state_rows == NO_CHECKSUM
 
 
-@pytest.mark.parametrize(("table", "kind"), [("state_rows", "state rows"), ("states", "operator states")])
+@pytest.mark.parametrize(
+    ("table", "kind"), [("state_rows", "state rows"), ("states", "operator states")]
+)
 def test_the_next_driver_detects_deleted_rows(shard: LocalShard, table: str, kind: str) -> None:
     write_rows(shard, 0, [(0, key, NO_WINDOW, NO_WINDOW, "[1]") for key in "abc"])
     run(shard, 0, a=1, b=1, c=1)
@@ -215,7 +225,10 @@ def test_an_altered_row_is_never_read(shard: LocalShard, change: str) -> None:
 def test_replacing_an_altered_row_detects_it(shard: LocalShard) -> None:
     write_rows(shard, 0, [(0, "a", 0, 10, "[1]")])
     shard._driver.execute("UPDATE state_rows SET value = '[2]'")
-    for change in (lambda: write_rows(shard, 1, [(0, "a", 0, 10, "[3]")]), lambda: shard.expire_windows(1, {0: 50})):
+    for change in (
+        lambda: write_rows(shard, 1, [(0, "a", 0, 10, "[3]")]),
+        lambda: shard.expire_windows(1, {0: 50}),
+    ):
         with pytest.raises(DamagedState, match="key 'a' was altered"):
             change()
 
@@ -282,7 +295,11 @@ def test_escaped_keys_keep_order_and_prefixes(one: str, other: str) -> None:
 
 
 def test_timers_that_are_due_are_found(shard: LocalShard) -> None:
-    states = [State(SUM, "a", b"1", due=5), State(SUM, "b", b"1", wall=7), State(JOIN, "c", b"1", due=5)]
+    states = [
+        State(SUM, "a", b"1", due=5),
+        State(SUM, "b", b"1", wall=7),
+        State(JOIN, "c", b"1", due=5),
+    ]
     shard.write_states(0, [SUM, JOIN], states, 1)
     assert shard.due_keys(SUM, 5, 1, 1) == ["a"]
     assert shard.due_keys(SUM, 4, 1, 1) == []

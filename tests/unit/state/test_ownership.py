@@ -37,7 +37,10 @@ def _careless_umask() -> Iterator[None]:
 
 def modes(folder: Path) -> dict[str, str]:
     """The modes of all files and folders below a folder."""
-    return {str(path.relative_to(folder)): f"{stat.S_IMODE(path.stat().st_mode):o}" for path in folder.rglob("*")}
+    return {
+        str(path.relative_to(folder)): f"{stat.S_IMODE(path.stat().st_mode):o}"
+        for path in folder.rglob("*")
+    }
 
 
 def open_for_all(folder: Path) -> list[str]:
@@ -67,7 +70,9 @@ def test_older_files_become_private_when_opened(tmp_path: Path) -> None:
             Ledger.open(f"sqlite:///{state}/ledger.sqlite").close()
             LocalShard.open(states.location(0), to_write=not reader).close()
             assert open_for_all(state) == []
-            assert {mode for path, mode in modes(state).items() if path.endswith("worker-0.sqlite-wal")} == {"600"}
+            assert {
+                mode for path, mode in modes(state).items() if path.endswith("worker-0.sqlite-wal")
+            } == {"600"}
 
 
 def test_shared_folders_keep_their_modes(tmp_path: Path) -> None:
@@ -84,11 +89,18 @@ def test_what_is_not_a_database_keeps_its_mode(tmp_path: Path, kind: str) -> Non
     other, path = tmp_path / "other", tmp_path / "p" / "j" / "g1" / "worker-0.sqlite"
     path.parent.mkdir(parents=True)
     target = other if kind.startswith("link") else path
-    target.mkdir() if kind.endswith("folder") else target.write_text("root:x:0:0:root:/root:/bin/bash")
+    target.mkdir() if kind.endswith("folder") else target.write_text(
+        "root:x:0:0:root:/root:/bin/bash"
+    )
     if kind.startswith("link"):
         path.symlink_to(other)
     before = modes(tmp_path)
-    for open_it in (LocalShard.open, partial(LocalShard.open, to_write=True), LocalShard.create, Ledger.open):
+    for open_it in (
+        LocalShard.open,
+        partial(LocalShard.open, to_write=True),
+        LocalShard.create,
+        Ledger.open,
+    ):
         with pytest.raises(StateError):
             open_it(f"sqlite:///{path}")
     assert modes(tmp_path) == before
@@ -127,12 +139,18 @@ def _knows_the_password(guarded: str, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 @pytest.mark.usefixtures("_knows_the_password")
-def test_the_ledger_stores_no_password_of_shards(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_stores_no_password_of_shards(
+    guarded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     states = States(guarded, workers=2, pipeline="guarded")
     states.publish({"a": "[1,2]", "b": "[3,4]"})
     with psycopg.connect(guarded) as connection:
-        for (table,) in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall():
-            rows = connection.execute(f'SELECT * FROM "{table}"'.encode()).fetchall()  # a table of the ledger
+        for (table,) in connection.execute(
+            "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+        ).fetchall():
+            rows = connection.execute(
+                f'SELECT * FROM "{table}"'.encode()
+            ).fetchall()  # a table of the ledger
             assert PASSWORD not in str(rows), table
     workers = states.ledger.generations.workers("guarded")
     assert [make_url(one.location).password for one in workers] == [None, None]
@@ -153,7 +171,9 @@ def test_the_ledger_stores_no_password_of_shards(guarded: str, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("_knows_the_password")
-def test_a_role_without_rights_does_not_take_a_shard_for_damaged(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_role_without_rights_does_not_take_a_shard_for_damaged(
+    guarded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     states = States(guarded, pipeline="granted")
     states.publish({"a": "[1,2]"})
     address = states.ledger.generations.workers("granted")[0].location
@@ -163,7 +183,9 @@ def test_a_role_without_rights_does_not_take_a_shard_for_damaged(guarded: str, m
     settings.cache_clear()
     with psycopg.connect(guarded, autocommit=True) as connection:
         connection.execute("CREATE ROLE reader LOGIN PASSWORD 'r-word'")
-        with pytest.raises(StateError, match=f"role 'reader' may not use the schema '{schema}'") as denied:
+        with pytest.raises(
+            StateError, match=f"role 'reader' may not use the schema '{schema}'"
+        ) as denied:
             LocalShard.open(address)
         assert not isinstance(denied.value, DamagedState)
 
@@ -184,10 +206,22 @@ def test_a_role_without_rights_does_not_take_a_shard_for_damaged(guarded: str, m
 @pytest.mark.parametrize(
     ("address", "kept"),
     [
-        ("postgresql://u:p@db:5433/shards?schema=s", "postgresql+psycopg://u@db:5433/shards?schema=s"),
-        ("postgresql://db/shards?user=u&password=p&schema=s", "postgresql+psycopg://db/shards?schema=s&user=u"),
-        ("postgresql://u@db/s?sslkey=k&sslpassword=p&schema=s", "postgresql+psycopg://u@db/s?schema=s"),
-        ("postgresql://u:p@/shards?host=/run/pg&schema=s", "postgresql+psycopg://u@/shards?host=%2Frun%2Fpg&schema=s"),
+        (
+            "postgresql://u:p@db:5433/shards?schema=s",
+            "postgresql+psycopg://u@db:5433/shards?schema=s",
+        ),
+        (
+            "postgresql://db/shards?user=u&password=p&schema=s",
+            "postgresql+psycopg://db/shards?schema=s&user=u",
+        ),
+        (
+            "postgresql://u@db/s?sslkey=k&sslpassword=p&schema=s",
+            "postgresql+psycopg://u@db/s?schema=s",
+        ),
+        (
+            "postgresql://u:p@/shards?host=/run/pg&schema=s",
+            "postgresql+psycopg://u@/shards?host=%2Frun%2Fpg&schema=s",
+        ),
         ("sqlite:////data/p/j/g1/worker-0.sqlite", "sqlite:////data/p/j/g1/worker-0.sqlite"),
         ("http://host:7070/local/p/j/1/0", "http://host:7070/local/p/j/1/0"),
     ],
@@ -204,12 +238,28 @@ def test_an_address_without_password(address: str, kept: str) -> None:
             "postgresql://u:p@db/shards?sslmode=require",
             "postgresql+psycopg://u:p@db/shards?schema=s&sslmode=require",
         ),
-        ("sqlite:///l", "postgresql://u:p@db:5432/shards", "postgresql+psycopg://u:p@db:5432/shards?schema=s"),
+        (
+            "sqlite:///l",
+            "postgresql://u:p@db:5432/shards",
+            "postgresql+psycopg://u:p@db:5432/shards?schema=s",
+        ),
         ("sqlite:///l", "postgresql://u:p@db:5433/shards", None),
-        ("sqlite:///l", "postgresql://u:p@db/shards", "postgresql+psycopg://u:p@db/shards?schema=s"),
-        ("postgresql://u:p@db/shards", "sqlite:///shards", "postgresql+psycopg://u:p@db/shards?schema=s"),
+        (
+            "sqlite:///l",
+            "postgresql://u:p@db/shards",
+            "postgresql+psycopg://u:p@db/shards?schema=s",
+        ),
+        (
+            "postgresql://u:p@db/shards",
+            "sqlite:///shards",
+            "postgresql+psycopg://u:p@db/shards?schema=s",
+        ),
         ("sqlite:///l", "postgresql://u:p@other/shards", None),
-        ("sqlite:///l", "postgresql://reader:q@db/shards", "postgresql+psycopg://reader:q@db/shards?schema=s"),
+        (
+            "sqlite:///l",
+            "postgresql://reader:q@db/shards",
+            "postgresql+psycopg://reader:q@db/shards?schema=s",
+        ),
     ],
 )
 def test_each_process_opens_the_shards_of_its_database_with_its_own_role(

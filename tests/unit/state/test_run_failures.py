@@ -49,7 +49,9 @@ def test_a_failed_run_is_recorded_until_one_succeeds(known: Settings) -> None:
     fail(known, ZeroDivisionError("x"))
     (last,) = failures(known)
     assert last.detail == "ZeroDivisionError: x.", "the newest error is kept"
-    assert last.at == failure.at < last.seen_at, "the pipeline has failed since its first attempt failed"
+    assert last.at == failure.at < last.seen_at, (
+        "the pipeline has failed since its first attempt failed"
+    )
 
     with note_failure(known, "orders"):
         pass
@@ -89,14 +91,20 @@ def test_a_killed_driver_is_recorded_by_its_parent(known: Settings) -> None:
     fail(known, EngineError("why"))
     # The failure began before this attempt, which has failed, too.
     note_killed(known, "orders", "r2", begun, EngineError("The driver ended with status 1."))
-    assert [failure.detail for failure in failures(known)] == ["why."], "the driver reported the error itself"
+    assert [failure.detail for failure in failures(known)] == ["why."], (
+        "the driver reported the error itself"
+    )
 
 
 def test_broken_files_are_recorded_until_fixed(known: Settings) -> None:
     fail(known, EngineError("why"))
     note_files(known, {"fraud": TopologyError("fraud.py:1"), "iot": TopologyError("iot.py:1")}, ())
     first = {one.pipeline: one for one in failures(known)}
-    assert {name: one.kind for name, one in first.items()} == {"fraud": "file", "iot": "file", "orders": "run"}
+    assert {name: one.kind for name, one in first.items()} == {
+        "fraud": "file",
+        "iot": "file",
+        "orders": "run",
+    }
     note_files(known, {"fraud": TopologyError("fraud.py:1"), "iot": TopologyError("iot.py:2")}, ())
     second = {one.pipeline: one for one in failures(known)}
     assert second["fraud"] == first["fraud"], "since when"
@@ -106,14 +114,23 @@ def test_broken_files_are_recorded_until_fixed(known: Settings) -> None:
 
 
 def test_an_unreachable_ledger_does_not_hide_the_error(tmp_path: Path) -> None:
-    settings = Settings.read({"SLUICE_HOME": str(tmp_path), "SLUICE_LEDGER": "postgresql://me@127.0.0.1:1/none"})
+    settings = Settings.read(
+        {"SLUICE_HOME": str(tmp_path), "SLUICE_LEDGER": "postgresql://me@127.0.0.1:1/none"}
+    )
     fail(settings, EngineError("why"))
     note_files(settings, {}, ())
 
 
 def test_a_failure_with_surrogates_is_recorded(known: Settings) -> None:
-    note_files(known, {"cafe": TopologyError("caf\udce9.py defines no pipeline"), "other": TopologyError("no")}, ())
-    assert [failure.detail for failure in failures(known)] == ["caf?.py defines no pipeline.", "no."]
+    note_files(
+        known,
+        {"cafe": TopologyError("caf\udce9.py defines no pipeline"), "other": TopologyError("no")},
+        (),
+    )
+    assert [failure.detail for failure in failures(known)] == [
+        "caf?.py defines no pipeline.",
+        "no.",
+    ]
 
 
 @pytest.fixture

@@ -56,7 +56,14 @@ def test_each_batch_shows_its_own_state(shard: LocalShard) -> None:
     write_rows(shard, 1, [row("a", "[2]")])
     write_rows(shard, 2, [row("a", None)])
     write_rows(shard, 3, [row("a", "[4]")])
-    assert [shard.get(0, "a", as_of=batch) for batch in range(-1, 5)] == [None, "[1]", "[2]", None, "[4]", "[4]"]
+    assert [shard.get(0, "a", as_of=batch) for batch in range(-1, 5)] == [
+        None,
+        "[1]",
+        "[2]",
+        None,
+        "[4]",
+        "[4]",
+    ]
     assert [[group_id.key for group_id in shard.scan(0, batch)] for batch in range(4)] == [
         ["a", "b"],
         ["a", "b"],
@@ -71,7 +78,12 @@ def test_a_writer_can_read_the_versions_before_its_batch(shard: LocalShard) -> N
     write_rows(shard, 0, [row("a", "[1]"), row("b", "[1]", window=0)])
     write_rows(shard, 1, [row("a", "[2]"), row("c", None)])
     write_rows(shard, 2, [row("a", "[3]")])
-    windows = [("a", NO_WINDOW, NO_WINDOW), ("b", 0, 15_000), ("b", 15_000, 30_000), ("c", NO_WINDOW, NO_WINDOW)]
+    windows = [
+        ("a", NO_WINDOW, NO_WINDOW),
+        ("b", 0, 15_000),
+        ("b", 15_000, 30_000),
+        ("c", NO_WINDOW, NO_WINDOW),
+    ]
     names = [(0, *window) for window in windows]
     assert rows_before(shard, 0, names) == []
     assert rows_before(shard, 1, names) == [row("a", "[1]"), row("b", "[1]", window=0)]
@@ -92,13 +104,22 @@ def test_a_batch_of_several_pages_is_one_batch(shard: LocalShard) -> None:
 
 
 @pytest.mark.parametrize("between", [0, 1, 40])
-def test_a_writer_can_read_the_versions_of_many_windows_of_a_key(shard: LocalShard, between: int) -> None:
+def test_a_writer_can_read_the_versions_of_many_windows_of_a_key(
+    shard: LocalShard, between: int
+) -> None:
     windows = [start * 1_000 for start in range(0, 20 * (between + 1))]
     for batch in range(3):
-        write_rows(shard, batch, [row(key, f"[{batch}]", 0, start) for key in ("a", "b") for start in windows])
+        write_rows(
+            shard,
+            batch,
+            [row(key, f"[{batch}]", 0, start) for key in ("a", "b") for start in windows],
+        )
     write_rows(shard, 3, [row("a", None, 0, windows[0]), row("a", "[3]", 0, windows[-1])])
     # Windows of the batch, with others between them in the shard, and new ones.
-    read = [(0, "a", start, start + 15_000) for start in [*windows[:: between + 1], windows[-1], windows[-1] + 1_000]]
+    read = [
+        (0, "a", start, start + 15_000)
+        for start in [*windows[:: between + 1], windows[-1], windows[-1] + 1_000]
+    ]
     expected = dict.fromkeys(windows[:: between + 1], "[2]") | {windows[-1]: "[3]"}
     del expected[windows[0]]
     versions = rows_before(shard, 4, sorted({*read}))
@@ -112,11 +133,16 @@ def test_only_rows_that_are_there_get_tombstones(shard: LocalShard) -> None:
     """A session that grows three times in a batch leaves two tombstones of bounds that were never published."""
     grown = [(0, "a", 5, 6, None), (0, "a", 5, 7, None), (0, "a", 5, 8, "[3]")]
     assert write_rows(shard, 0, grown) == 1
-    assert write_rows(shard, 1, [(0, "a", 5, 8, None), (0, "a", 5, 9, None), (0, "a", 5, 10, "[5]")]) == 2
+    assert (
+        write_rows(shard, 1, [(0, "a", 5, 8, None), (0, "a", 5, 9, None), (0, "a", 5, 10, "[5]")])
+        == 2
+    )
     assert [(version.window_end, version.value) for version in shard.row_versions(1, None, 9)] == [
         (8, None), (10, "[5]"),
     ]  # fmt: skip
-    assert write_rows(shard, 2, [(0, "a", 5, 8, None), (0, "a", 5, 10, "[5]")]) == 1, "the row is gone already"
+    assert write_rows(shard, 2, [(0, "a", 5, 8, None), (0, "a", 5, 10, "[5]")]) == 1, (
+        "the row is gone already"
+    )
     shard.verify_rows(2)
 
 
@@ -157,31 +183,51 @@ def test_a_batch_is_written_atomically(shard: LocalShard, url: str) -> None:
 
 def test_windows_of_a_key_between_two_times(shard: LocalShard) -> None:
     starts = range(0, 75_000, 15_000)
-    write_rows(shard, 0, [row(key, f"[{start}]", 1, start) for key in ("a", "b", "bb") for start in starts])
-    assert [group_id.window_start for group_id in shard.windows(1, "b", 0)] == [0, 15_000, 30_000, 45_000, 60_000]
+    write_rows(
+        shard, 0, [row(key, f"[{start}]", 1, start) for key in ("a", "b", "bb") for start in starts]
+    )
+    assert [group_id.window_start for group_id in shard.windows(1, "b", 0)] == [
+        0,
+        15_000,
+        30_000,
+        45_000,
+        60_000,
+    ]
     between = shard.windows(1, "b", 0, start=15_000, end=30_000)
     assert [(group_id.key, group_id.window_start, group_id.window_end) for group_id in between] == [
         ("b", 15_000, 30_000),
         ("b", 30_000, 45_000),
     ]
-    assert [found.value for found in shard.windows(1, "bb", 0, start=45_000, end=45_000)] == ["[45000]"]
+    assert [found.value for found in shard.windows(1, "bb", 0, start=45_000, end=45_000)] == [
+        "[45000]"
+    ]
 
 
-def test_sessions_with_the_same_start_are_rows_of_their_own(shard: LocalShard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_with_the_same_start_are_rows_of_their_own(
+    shard: LocalShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A session grows from [5, 7] to [5, 9]. Group 0 has the sessions, group 1 all sessions ever sent."""
     write_rows(shard, 1, [(0, "a", 5, 7, "[1]"), (1, "a", 5, 7, "[1]")])
     write_rows(shard, 2, [(0, "a", 5, 7, None), (0, "a", 5, 9, "[2]"), (1, "a", 5, 9, "[1]")])
     write_rows(shard, 3, [(1, "a", 5, 9, "[2]")])
-    found = [[(one.window_end, one.value) for one in shard.windows(group, "a", 3)] for group in (0, 1)]
+    found = [
+        [(one.window_end, one.value) for one in shard.windows(group, "a", 3)] for group in (0, 1)
+    ]
     assert found == [[(9, "[2]")], [(7, "[1]"), (9, "[2]")]]
-    assert [(one.window_end, one.value) for one in shard.windows(0, "a", 1)] == [(7, "[1]")], "an earlier snapshot"
-    assert [one.window_end for one in shard.scan(1, 3, after=("a", 5, 7))] == [9], "a page can end between them"
+    assert [(one.window_end, one.value) for one in shard.windows(0, "a", 1)] == [(7, "[1]")], (
+        "an earlier snapshot"
+    )
+    assert [one.window_end for one in shard.scan(1, 3, after=("a", 5, 7))] == [9], (
+        "a page can end between them"
+    )
     ids = [(1, "a", 5, end) for end in (7, 8, 9)]
     assert rows_before(shard, 3, ids) == [(*ids[0], "[1]"), (*ids[2], "[1]")]
     assert shard.changed_keys(1, 1, 3, 9) == [("a", 5, 9)]
     shard.verify_rows(3)
     monkeypatch.setattr(local_shard, "_COMPACT_ROWS", 1)
-    assert shard.compact(3) == 3, "the grown session, its tombstone, and the first version of [5, 9]"
+    assert shard.compact(3) == 3, (
+        "the grown session, its tombstone, and the first version of [5, 9]"
+    )
     assert [version.row for version in shard.row_versions(0, None, 9)] == [
         (0, "a", 5, 9, "[2]"), (1, "a", 5, 7, "[1]"), (1, "a", 5, 9, "[2]"),
     ]  # fmt: skip
@@ -192,20 +238,33 @@ def test_a_window_that_begins_before_1970_is_on_the_first_page(shard: LocalShard
     rows = [(0, "", -3_600_000, 82_800_000, "[1]"), (0, "a", -3_600_000, 82_800_000, "[2]")]
     write_rows(shard, 0, rows)
     (page,) = pages_of_versions(shard, group=0)
-    assert [(version.key, version.window_start) for version in page] == [("", -3_600_000), ("a", -3_600_000)]
-    assert [entry.key for entry in shard.scan(0, 0, within=Range(start_from=-3_600_000, start_to=-1))] == ["", "a"]
+    assert [(version.key, version.window_start) for version in page] == [
+        ("", -3_600_000),
+        ("a", -3_600_000),
+    ]
+    assert [
+        entry.key for entry in shard.scan(0, 0, within=Range(start_from=-3_600_000, start_to=-1))
+    ] == ["", "a"]
 
 
 def test_pages_continue_where_the_last_one_ended(shard: LocalShard) -> None:
-    write_rows(shard, 0, [row(f"k{number}", "[1]", 1, start) for number in range(5) for start in (0, 15_000)])
+    write_rows(
+        shard,
+        0,
+        [row(f"k{number}", "[1]", 1, start) for number in range(5) for start in (0, 15_000)],
+    )
     page = shard.scan(1, 0, limit=3)
     seen = []
     while page:
         seen += [state_row.entry_id for state_row in page]
         page = shard.scan(1, 0, after=seen[-1], limit=3)
-    assert seen == [(f"k{number}", start, start + 15_000) for number in range(5) for start in (0, 15_000)]
+    assert seen == [
+        (f"k{number}", start, start + 15_000) for number in range(5) for start in (0, 15_000)
+    ]
     assert shard.scan(1, 0, Range(first="k3"), after=("k1", 0, 15_000), limit=1)[0].key == "k3"
-    assert [group_id.key for group_id in shard.scan(1, 0, Range.of_key("k3"), after=("k3", 0, 15_000))] == ["k3"]
+    assert [
+        group_id.key for group_id in shard.scan(1, 0, Range.of_key("k3"), after=("k3", 0, 15_000))
+    ] == ["k3"]
     assert shard.count(1, 0, Range(start_from=15_000)) == 5
 
 
@@ -234,13 +293,23 @@ def test_count_leaves_out_rows_whose_first_value_is_null(shard: LocalShard) -> N
     write_rows(
         shard,
         0,
-        [row("a", "[null]"), row("b", "[null,1]"), row("c", '["null"]'), row("d", "[[null]]"), row("e", "[0]")],
+        [
+            row("a", "[null]"),
+            row("b", "[null,1]"),
+            row("c", '["null"]'),
+            row("d", "[[null]]"),
+            row("e", "[0]"),
+        ],
     )
     assert shard.count(0, 0) == 3
-    assert Count(0, 0, 0, Range()).execute(shard) == len(Scan(0, 0, 0, Range(), None, 10).execute(shard))
+    assert Count(0, 0, 0, Range()).execute(shard) == len(
+        Scan(0, 0, 0, Range(), None, 10).execute(shard)
+    )
 
 
-def test_compaction_keeps_versions_of_later_snapshots(shard: LocalShard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_keeps_versions_of_later_snapshots(
+    shard: LocalShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sluice.state.shard.local_shard._COMPACT_ROWS", 3)
     choose = random.Random(7)
     for batch in range(12):
@@ -248,7 +317,9 @@ def test_compaction_keeps_versions_of_later_snapshots(shard: LocalShard, monkeyp
         write_rows(shard, batch, [row(key, choose.choice([f"[{batch}]", None])) for key in keys])
     before = {batch: shard.scan(0, batch) for batch in range(12)}
     assert shard.compact(8) > 0
-    assert {batch: shard.scan(0, batch) for batch in range(8, 12)} == {batch: before[batch] for batch in range(8, 12)}
+    assert {batch: shard.scan(0, batch) for batch in range(8, 12)} == {
+        batch: before[batch] for batch in range(8, 12)
+    }
     assert shard.compact(8) == 0
     assert shard.compact(11) > 0
     assert shard.scan(0, 11) == before[11]
@@ -332,7 +403,9 @@ def test_a_flipped_byte_is_detected(tmp_path: Path) -> None:
 
 def expected(number: int) -> list[tuple[int, str, int, int, int, str | None, int]]:
     names = [f"key {n}" for n in range(number)]
-    return sorted((0, key, NO_WINDOW, NO_WINDOW, 0, "[1]", row_digest(row(key, "[1]"))) for key in names)
+    return sorted(
+        (0, key, NO_WINDOW, NO_WINDOW, 0, "[1]", row_digest(row(key, "[1]"))) for key in names
+    )
 
 
 def test_arrow_rows_are_sorted_as_the_database_sorts(shard: LocalShard) -> None:
@@ -343,7 +416,11 @@ def test_arrow_rows_are_sorted_as_the_database_sorts(shard: LocalShard) -> None:
     }
     table = pa.table({**columns, "window_start": [0, 0, 0], "window_end": [5, 5, 5]})
     rows = columns_of(sorted_rows(table))
-    assert [row[:5] for row in rows] == [(0, "a", 0, 5, None), (0, "b", 0, 5, "[1]"), (1, "a", 0, 5, "[2]")]
+    assert [row[:5] for row in rows] == [
+        (0, "a", 0, 5, None),
+        (0, "b", 0, 5, "[1]"),
+        (1, "a", 0, 5, "[2]"),
+    ]
     written = shard.write_pages(0, [rows])
     assert written == 2, "a row that is not there needs no tombstone"
     shard.verify_rows(0)
@@ -425,18 +502,27 @@ def test_names_cannot_escape_the_folder(name: str) -> None:
         location("sqlite:////data/shards", GenerationRef(name, 1), 0)
 
 
-@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), st.integers()))
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), st.integers()
+    )
+)
 def test_keys_can_be_any_text(values: dict[str, int]) -> None:
     import tempfile
 
-    with tempfile.TemporaryDirectory() as folder, LocalShard.create(f"sqlite:///{folder}/s") as shard:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LocalShard.create(f"sqlite:///{folder}/s") as shard,
+    ):
         write_rows(shard, 0, [row(key, f"[{value}]") for key, value in values.items()])
         assert {group_id.key: group_id.value for group_id in shard.scan(0, 0)} == {
             key: f"[{value}]" for key, value in values.items()
         }
 
 
-def test_a_silent_writer_in_postgresql_loses_its_transaction(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_writer_in_postgresql_loses_its_transaction(
+    postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(postgres_driver, "WRITER_SILENT_S", 1)
     url = location(new_database(postgres), GenerationRef("orders", 1), 0)
     with LocalShard.create(url) as paused, LocalShard.open(url, to_write=True) as next_writer:
@@ -444,7 +530,9 @@ def test_a_silent_writer_in_postgresql_loses_its_transaction(postgres: str, monk
 
         def write_late() -> None:
             with paused._writing(1):
-                next_writer.begin_run(2, 0)  # waits until PostgreSQL has ended the paused writer's transaction
+                next_writer.begin_run(
+                    2, 0
+                )  # waits until PostgreSQL has ended the paused writer's transaction
                 paused._driver.execute("DELETE FROM state_rows")
 
         with pytest.raises(StateError, match="idle-in-transaction timeout"):
@@ -457,7 +545,11 @@ def test_a_full_disk_is_named_though_sqlite_has_already_rolled_back(tmp_path: Pa
         write_rows(shard, 0, [(0, "a", NO_WINDOW, NO_WINDOW, "[1]")])
         connection = shard._driver._connection  # type: ignore[attr-defined]
         connection.execute("PRAGMA cache_size = 1")
-        connection.execute(f"PRAGMA max_page_count = {connection.execute('PRAGMA page_count').fetchone()[0] + 2}")
+        connection.execute(
+            f"PRAGMA max_page_count = {connection.execute('PRAGMA page_count').fetchone()[0] + 2}"
+        )
         with pytest.raises(StateError, match="database or disk is full"):
-            write_rows(shard, 1, [(0, f"{n:0500}", NO_WINDOW, NO_WINDOW, "[1]") for n in range(5_000)])
+            write_rows(
+                shard, 1, [(0, f"{n:0500}", NO_WINDOW, NO_WINDOW, "[1]") for n in range(5_000)]
+            )
         assert shard.get(0, "a", 1) == "[1]"

@@ -49,7 +49,11 @@ def network(postgres: str) -> Iterator[SilentNetwork]:
 @pytest.fixture
 def url(postgres: str, network: SilentNetwork) -> str:
     """The address of an empty database behind the network."""
-    return make_url(new_database(postgres)).set(port=network.port).render_as_string(hide_password=False)
+    return (
+        make_url(new_database(postgres))
+        .set(port=network.port)
+        .render_as_string(hide_password=False)
+    )
 
 
 def seconds(act: Callable[[], object], error: type[SluiceError], match: str) -> float:
@@ -60,14 +64,19 @@ def seconds(act: Callable[[], object], error: type[SluiceError], match: str) -> 
     return time.monotonic() - began
 
 
-@pytest.mark.fault("F41", "the network to the ledger is lost without a reset, or PostgreSQL is frozen")
+@pytest.mark.fault(
+    "F41", "the network to the ledger is lost without a reset, or PostgreSQL is frozen"
+)
 def test_an_access_of_the_ledger_ends_and_the_next_one_works_when_the_network_is_back(
     url: str, network: SilentNetwork
 ) -> None:
     with Ledger.open(url) as ledger:
         network.is_silent = True
         with waits_limited(SHORT):
-            assert seconds(ledger.generations.pipelines, StateError, "not answered|timeout") < IMMEDIATELY
+            assert (
+                seconds(ledger.generations.pipelines, StateError, "not answered|timeout")
+                < IMMEDIATELY
+            )
         network.is_silent = False
         assert ledger.generations.pipelines() == []
 
@@ -82,12 +91,17 @@ def test_a_query_of_a_shard_ends_at_its_deadline(url: str, network: SilentNetwor
         with query_deadline(time.monotonic() + SHORT, SHORT):
             assert seconds(shard.journal, StateError, "not answered in time") < IMMEDIATELY
         with query_deadline(time.monotonic() + SHORT, SHORT):
-            assert seconds(lambda: LocalShard.open(states.location(0)), StateError, "timeout") < IMMEDIATELY
+            assert (
+                seconds(lambda: LocalShard.open(states.location(0)), StateError, "timeout")
+                < IMMEDIATELY
+            )
         network.is_silent = False
         assert shard.journal().batches
 
 
-@pytest.mark.fault("F41", "the network to a shard's database is lost while many queries need a connection")
+@pytest.mark.fault(
+    "F41", "the network to a shard's database is lost while many queries need a connection"
+)
 def test_queries_that_wait_for_each_others_connection_end_at_their_deadlines(
     url: str, network: SilentNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +112,9 @@ def test_queries_that_wait_for_each_others_connection_end_at_their_deadlines(
     query = worker_queries.Value(0, 0, snapshot.batch, "a")
 
     async def ask() -> list[object]:
-        return await asyncio.gather(*(worker.execute(query) for _ in range(4)), return_exceptions=True)
+        return await asyncio.gather(
+            *(worker.execute(query) for _ in range(4)), return_exceptions=True
+        )
 
     assert [bytes(value) for value in asyncio.run(ask())] == [b"1"] * 4  # type: ignore[call-overload]
     asyncio.run(worker.close())
@@ -110,7 +126,9 @@ def test_queries_that_wait_for_each_others_connection_end_at_their_deadlines(
     assert [bytes(value) for value in asyncio.run(ask())] == [b"1"] * 4  # type: ignore[call-overload]
 
 
-@pytest.mark.fault("F41", "PostgreSQL is frozen while requests and the renewal of a lease wait for it")
+@pytest.mark.fault(
+    "F41", "PostgreSQL is frozen while requests and the renewal of a lease wait for it"
+)
 def test_requests_and_renewals_end_while_postgresql_is_frozen(
     postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +136,13 @@ def test_requests_and_renewals_end_while_postgresql_is_frozen(
     monkeypatch.setattr(time_limits, "QUERY_SECONDS", SHORT)
     states = States(database_with_ledger(postgres))
     states.publish({"a": "[1, 2]", "b": "[3, 4]"})
-    paths = ["stores", "stores/totals/keys/a", "stores/totals", "stores/totals/count", "pipelines/orders/snapshots"]
+    paths = [
+        "stores",
+        "stores/totals/keys/a",
+        "stores/totals",
+        "stores/totals/count",
+        "pipelines/orders/snapshots",
+    ]
     statuses: dict[str, list[int]] = {path: [] for path in paths}
     longest = dict.fromkeys(paths, 0.0)
     is_over = threading.Event()
@@ -158,7 +182,9 @@ def test_work_without_a_limit_ends_if_the_server_accepts_no_connection(
     monkeypatch.setattr("sluice.state.postgres_connection.SILENT_SECONDS", 0.3)
     monkeypatch.setattr("sluice.state.postgres_connection.CONNECT_SECONDS", 2)
     with connect(url) as connection:
-        connection.execute("SELECT pg_sleep(1)")  # A long statement is no silence: the server accepts connections.
+        connection.execute(
+            "SELECT pg_sleep(1)"
+        )  # A long statement is no silence: the server accepts connections.
         network.is_silent = True
         with pytest.raises(psycopg.OperationalError, match="silent for 0 s and is not reachable"):
             connection.execute("SELECT 1")
@@ -193,7 +219,9 @@ def test_a_lease_is_renewed_again_after_a_silence(
             lease.check()
 
 
-def test_a_request_does_not_wait_for_threads_that_wait_for_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_does_not_wait_for_threads_that_wait_for_the_ledger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ledger_reads, "ANSWER_SECONDS", 0.2)
     answered = threading.Event()
 
@@ -205,4 +233,6 @@ def test_a_request_does_not_wait_for_threads_that_wait_for_the_ledger(monkeypatc
     results = asyncio.run(ask())
     answered.set()
     assert time.monotonic() - began < IMMEDIATELY
-    assert {getattr(result, "detail", "") for result in results} == {"The ledger did not answer within 0.2 s."}
+    assert {getattr(result, "detail", "") for result in results} == {
+        "The ledger did not answer within 0.2 s."
+    }

@@ -28,7 +28,11 @@ def starts(shard: LocalShard, as_of: int, group_id: int = 0) -> list[int]:
 
 
 def test_expired_windows_stay_visible_in_older_snapshots(shard: LocalShard) -> None:
-    write_rows(shard, 0, [row("a", 0), row("a", 10), row("a", 20), row("a", NO_WINDOW), row("a", 0, group_id=1)])
+    write_rows(
+        shard,
+        0,
+        [row("a", 0), row("a", 10), row("a", 20), row("a", NO_WINDOW), row("a", 0, group_id=1)],
+    )
     write_rows(shard, 1, [row("a", 30)])
     shard.expire_windows(1, {0: 25})
     assert starts(shard, 0) == [NO_WINDOW, 0, 10, 20]

@@ -33,7 +33,9 @@ class Process:
         self.shutting_down = True
 
 
-def played(folder: Path, tests: Sequence[str], on_spark: Sequence[str], count: int) -> tuple[list[Process], Dealer]:
+def played(
+    folder: Path, tests: Sequence[str], on_spark: Sequence[str], count: int
+) -> tuple[list[Process], Dealer]:
     """The processes after they have run the tests in turn, one test each."""
     (folder / "on_spark").write_text("\n".join(on_spark))
     config: Any = SimpleNamespace(option=SimpleNamespace(), getvalue=lambda _: [f"{count}*popen"])
@@ -54,10 +56,18 @@ def test_one_process_has_spark_and_two_begin_with_the_tests_that_wait(tmp_path: 
     waiting = [*WAITING[:3]]
     computing = [f"tests/unit/test_{number}.py" for number in range(9)]
     spark = "tests/engine/test_sql.py"
-    tests = [f"{file}::test_{number}" for file in (*waiting, spark, *computing) for number in range(3)]
-    processes, dealer = played(tmp_path, tests, [test for test in tests if test.startswith(spark)], 4)
+    tests = [
+        f"{file}::test_{number}" for file in (*waiting, spark, *computing) for number in range(3)
+    ]
+    processes, dealer = played(
+        tmp_path, tests, [test for test in tests if test.startswith(spark)], 4
+    )
     first, second, third, fourth = (process.files for process in processes)
-    assert [each[0] for each in (first, second, third, fourth)] == [spark, *waiting[:2], computing[0]]
+    assert [each[0] for each in (first, second, third, fourth)] == [
+        spark,
+        *waiting[:2],
+        computing[0],
+    ]
     assert waiting[2] in (second[1], third[1]), "the others compute meanwhile"
     assert sorted([*first, *second, *third, *fourth]) == sorted([*waiting, spark, *computing])
     assert all(process.shutting_down for process in processes)
@@ -68,7 +78,9 @@ def test_a_process_that_ends_long_after_the_others_is_named_with_its_last_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parallel, "LATE_S", -1.0)
-    _, dealer = played(tmp_path, ["tests/a.py::test_1", "tests/b.py::test_1", "tests/b.py::test_2"], [], 2)
+    _, dealer = played(
+        tmp_path, ["tests/a.py::test_1", "tests/b.py::test_1", "tests/b.py::test_2"], [], 2
+    )
     assert [line.partition(". ")[0] for line in dealer.late_files()] == [
         "gw0 ended 0 s after the first process, with tests/a.py",
         "gw1 ended 0 s after the first process, with tests/b.py",

@@ -17,13 +17,15 @@ print(gc.get_freeze_count() > 0, {then}, flush=True)
 
 
 def printed(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
 
 
 def test_what_is_imported_is_never_collected_again() -> None:
-    assert printed(CODE.format(module="sluice.plan", then="gc.get_freeze_count() > len(gc.get_objects())")) == (
-        "True True\n"
-    )
+    assert printed(
+        CODE.format(module="sluice.plan", then="gc.get_freeze_count() > len(gc.get_objects())")
+    ) == ("True True\n")
 
 
 def test_the_last_collection_of_a_program_finds_nothing_to_do() -> None:
@@ -35,6 +37,7 @@ def test_the_last_collection_of_a_program_finds_nothing_to_do() -> None:
 
 def test_a_failed_import_leaves_the_collector_on() -> None:
     code = CODE.format(module="nothing_that_exists", then="0").replace(
-        "with importing():", "import contextlib\nwith contextlib.suppress(ImportError), importing():"
+        "with importing():",
+        "import contextlib\nwith contextlib.suppress(ImportError), importing():",
     )
     assert printed(code) == "True 0\n"

@@ -110,7 +110,14 @@ HOSTILE = {
 def test_hostile_text_stays_text(kind: str) -> None:
     pipeline = build(HOSTILE[kind])
     root = ElementTree.fromstring(drawing.svg(pipeline).encode())
-    assert {element.tag.removeprefix(SVG) for element in root.iter()} == {"svg", "g", "title", "rect", "text", "path"}
+    assert {element.tag.removeprefix(SVG) for element in root.iter()} == {
+        "svg",
+        "g",
+        "title",
+        "rect",
+        "text",
+        "path",
+    }
     assert not [name for element in root.iter() for name in element.attrib if name.startswith("on")]
     assert len(drawing.text(pipeline).splitlines()) == 1 + len(pipeline.nodes)
 
@@ -126,4 +133,6 @@ def test_a_long_expression_is_shortened_in_the_box() -> None:
 def test_the_repositorys_own_pipeline_can_be_drawn() -> None:
     pipeline = load_pipeline(Path(__file__).parents[3] / "spark_jobs", "orders")
     assert "store general_orders_revenue_window" in drawing.text(pipeline)
-    assert ElementTree.fromstring(drawing.svg(pipeline)).attrib["aria-label"] == "topology of orders"
+    assert (
+        ElementTree.fromstring(drawing.svg(pipeline)).attrib["aria-label"] == "topology of orders"
+    )

@@ -36,7 +36,12 @@ def write(folder: Path, **files: str) -> Path:
 
 def test_all_files_except_routes_and_hidden_ones_are_pipelines(tmp_path: Path) -> None:
     write(
-        tmp_path, b=GOOD.format(name="two"), a=GOOD.format(name="one"), one_routes="1/0", _shared="1/0", __init__="1/0"
+        tmp_path,
+        b=GOOD.format(name="two"),
+        a=GOOD.format(name="one"),
+        one_routes="1/0",
+        _shared="1/0",
+        __init__="1/0",
     )
     (tmp_path / "notes.txt").write_text("no pipeline")
     assert [file.name for file in pipeline_files(tmp_path)] == ["a.py", "b.py"]
@@ -44,7 +49,9 @@ def test_all_files_except_routes_and_hidden_ones_are_pipelines(tmp_path: Path) -
 
 
 @pytest.mark.timeout(30)
-def test_pipes_and_folders_are_no_pipelines_and_a_link_without_its_file_is_reported(tmp_path: Path) -> None:
+def test_pipes_and_folders_are_no_pipelines_and_a_link_without_its_file_is_reported(
+    tmp_path: Path,
+) -> None:
     write(tmp_path, a=GOOD.format(name="one"))
     os.mkfifo(tmp_path / "pipe.py")
     (tmp_path / "folder.py").mkdir()
@@ -68,7 +75,9 @@ def test_the_same_file_twice_is_one_module(tmp_path: Path) -> None:
     assert load_module(file).Sale is load_module(tmp_path / "." / "a.py").Sale
 
 
-SECOND = GOOD.replace("shop: str", "shop: str\n    city: str").replace('group_by("shop")', 'group_by("city")')
+SECOND = GOOD.replace("shop: str", "shop: str\n    city: str").replace(
+    'group_by("shop")', 'group_by("city")'
+)
 
 
 def source_of(pipeline: Pipeline) -> nodes.Source:
@@ -79,8 +88,14 @@ def source_of(pipeline: Pipeline) -> nodes.Source:
 def test_a_changed_file_is_loaded_anew_and_the_earlier_pipeline_stays_valid(tmp_path: Path) -> None:
     name = GOOD.format(name="one")
     first = load_pipeline(write(tmp_path, a=name), "one")
-    text = name.replace('store="n"', 'store="m"')  # of the same size, and probably in the same second
-    assert [node.name for node in load_pipeline(write(tmp_path, a=text), "one").nodes if node.name in "nm"] == ["m"]
+    text = name.replace(
+        'store="n"', 'store="m"'
+    )  # of the same size, and probably in the same second
+    assert [
+        node.name
+        for node in load_pipeline(write(tmp_path, a=text), "one").nodes
+        if node.name in "nm"
+    ] == ["m"]
     second = load_pipeline(write(tmp_path, a=SECOND.format(name="one")), "one")
     assert source_of(second).fields.keys() == {"shop", "city"}
     with pytest.raises(TopologyError, match=r"a\.py:10 cannot be imported: SyntaxError"):
@@ -91,11 +106,20 @@ def test_a_changed_file_is_loaded_anew_and_the_earlier_pipeline_stays_valid(tmp_
     assert getattr(sys.modules[contract.__module__], contract.__qualname__) is contract
 
 
-def test_a_changed_module_of_the_folder_is_imported_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_module_of_the_folder_is_imported_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "shared_of_a").mkdir()
-    write(tmp_path / "shared_of_a", __init__="from shared_of_a.names import TOPIC", names="TOPIC = 'one'")
-    file = write(tmp_path, a="import shared_of_a\n" + GOOD.format(name="one").replace('"sales"', "shared_of_a.TOPIC"))
+    write(
+        tmp_path / "shared_of_a",
+        __init__="from shared_of_a.names import TOPIC",
+        names="TOPIC = 'one'",
+    )
+    file = write(
+        tmp_path,
+        a="import shared_of_a\n" + GOOD.format(name="one").replace('"sales"', "shared_of_a.TOPIC"),
+    )
     first = load_pipeline(file, "one")
     assert load_pipeline(file, "one") is first
     assert first.topics == ["one"]
@@ -112,7 +136,9 @@ def test_a_task_does_not_take_a_changed_file_for_the_one_of_its_run(tmp_path: Pa
     assert load_module(file, name).__name__ == name
     monkeypatch.delitem(sys.modules, name)
     file.write_text(SECOND.format(name="one"))
-    with pytest.raises(EngineError, match=r"a\.py has changed since the run loaded it\. .* Run again"):
+    with pytest.raises(
+        EngineError, match=r"a\.py has changed since the run loaded it\. .* Run again"
+    ):
         load_module(file, name)
 
 
@@ -139,7 +165,8 @@ WRONG = {
         r"a\.py makes another pipeline than 'one': 'two' at a\.py:10\. Move it to a file of its own",
     ),
     "a variable that gets a second pipeline": (
-        GOOD.format(name="one") + "def make(): return Pipeline('two')\nkept = [make()]\npipeline = make()\n"
+        GOOD.format(name="one")
+        + "def make(): return Pipeline('two')\nkept = [make()]\npipeline = make()\n"
         "pipeline.stream('t', value=Sale)",
         r"a\.py makes another pipeline than 'two': 'one' at a\.py:8, 'two' at a\.py:10\.",
     ),
@@ -191,7 +218,8 @@ WRONG = {
         r"Did you mean aggregate\?",
     ),
     "a method of grouped streams on cogrouped streams": (
-        GOOD.format(name="one") + "sales = pipeline.stream('more', value=Sale).group_by('shop').cogroup(n='count(*)')\n"
+        GOOD.format(name="one")
+        + "sales = pipeline.stream('more', value=Sale).group_by('shop').cogroup(n='count(*)')\n"
         "sales.aggregate_batch(int, store='total')",
         r"a\.py:11 .*no attribute 'aggregate_batch'\. aggregate_batch is a method of GroupedStream\. "
         r"Did you mean aggregate\?",
@@ -219,7 +247,10 @@ WRONG = {
         "pipeline =",
         r"a\.py:1 cannot be imported: SyntaxError: invalid syntax\. Correct this line, or go back",
     ),
-    "an end of the process": ("import sys\nsys.exit('no')", r"a\.py:2 cannot be imported: SystemExit: no\."),
+    "an end of the process": (
+        "import sys\nsys.exit('no')",
+        r"a\.py:2 cannot be imported: SystemExit: no\.",
+    ),
     "an import that waits": (
         "import time\ntime.sleep(60)",
         r"a\.py:2 is still being imported after 1 s\. Remove code that waits",
@@ -254,7 +285,9 @@ def test_an_invalid_file_is_named(wrong: str, tmp_path: Path) -> None:
 
 def test_missing_pipelines_and_folders(tmp_path: Path) -> None:
     write(tmp_path, a=GOOD.format(name="one"), b=GOOD.format(name="two"))
-    with pytest.raises(TopologyError, match=r"no pipeline 'three' in .*\. Known pipelines: one, two\."):
+    with pytest.raises(
+        TopologyError, match=r"no pipeline 'three' in .*\. Known pipelines: one, two\."
+    ):
         load_pipeline(tmp_path, "three")
     with pytest.raises(TopologyError, match=r"nowhere is not a folder\. Set SLUICE_PIPELINES"):
         load_pipelines(tmp_path / "nowhere")
@@ -271,7 +304,10 @@ UNUSABLE = {
     "missing": ("import no_such_module", "missing.py:1 cannot be imported: ModuleNotFoundError"),
     "ends": ("import sys\nsys.exit(3)", "ends.py:2 cannot be imported: SystemExit: 3."),
     "dies": ("import os\nos._exit(3)", "dies.py ended the process that imports it, with status 3."),
-    "crashes": ("import os\nos.kill(os.getpid(), 11)", "crashes.py ended the process that imports it, by signal 11."),
+    "crashes": (
+        "import os\nos.kill(os.getpid(), 11)",
+        "crashes.py ended the process that imports it, by signal 11.",
+    ),
     "raises": ("raise BaseException('x')", "raises.py:1 cannot be imported: BaseException: x."),
     "waits": ("import time\ntime.sleep(600)", "waits.py:2 is still being imported after 5 s."),
     "clings": (
@@ -279,7 +315,10 @@ UNUSABLE = {
         "clings.py is still being imported after 5 s.",
     ),
     "spaced": (GOOD.format(name="a b"), "'a b' at spaced.py:8 is not a valid pipeline name."),
-    "reserved": (GOOD.format(name="produce_sample_orders"), "'produce_sample_orders' at reserved.py:8 is the name"),
+    "reserved": (
+        GOOD.format(name="produce_sample_orders"),
+        "'produce_sample_orders' at reserved.py:8 is the name",
+    ),
     "twice": (GOOD.format(name="same"), "again.py and twice.py both define a pipeline 'same'."),
     "again": (GOOD.format(name="same"), "again.py and twice.py both define a pipeline 'same'."),
     "nothing": ("x = 1", "nothing.py defines no pipeline."),
@@ -322,7 +361,10 @@ def test_a_computed_name_is_found(tmp_path: Path) -> None:
     [
         ('pipeline = Pipeline("a")', ("a",)),
         ('pipeline = sluice.Pipeline(name="a", workers=2)', ("a",)),
-        ("pipeline = Pipeline(\n    'a'\n", ("a",)),  # invalid Python: the name is found in the text
+        (
+            "pipeline = Pipeline(\n    'a'\n",
+            ("a",),
+        ),  # invalid Python: the name is found in the text
         ('# Pipeline("a")', ()),
         ("pipeline = Pipeline(NAME)", ()),
         ("\0", ()),

@@ -48,7 +48,9 @@ def steps(pipeline: Pipeline) -> dict[str, Callable[[str], object]]:
         "with_time": stream.with_time,
         "with_headers": lambda text: stream.with_headers({"x": text}),
         "route": lambda text: stream.route(text, ["a", "b"]),
-        "lookup": lambda text: stream.lookup("t", connection="c", key=text, column="text", returns=Row),
+        "lookup": lambda text: stream.lookup(
+            "t", connection="c", key=text, column="text", returns=Row
+        ),
         "join": lambda text: stream.join(everywhere, on=text),
         "process": lambda text: stream.process(Silent, by=text, returns=Row),
         "deduplicate": lambda text: stream.deduplicate(by=text, within="1 hour"),

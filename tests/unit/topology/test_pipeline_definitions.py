@@ -545,7 +545,12 @@ def test_a_topology_is_data() -> None:
     big.group_by("shop").windowed_by(tumbling("15 seconds", grace="1 minute")).count(store="n")
     source, kept, mapped, sink, counted = stream.pipeline.nodes
     assert isinstance(source, nodes.Source)
-    assert source.fields == {"shop": "STRING", "amount": "DECIMAL(12,2)", "at": "TIMESTAMP", "on_credit": "BOOLEAN"}
+    assert source.fields == {
+        "shop": "STRING",
+        "amount": "DECIMAL(12,2)",
+        "at": "TIMESTAMP",
+        "on_credit": "BOOLEAN",
+    }
     assert isinstance(kept, nodes.Filter)
     assert isinstance(mapped, nodes.Select)
     assert mapped.columns == {"shop": "shop", "cents": "amount * 100"}
@@ -556,7 +561,9 @@ def test_a_topology_is_data() -> None:
 
 
 def test_expressions_can_read_topic_partition_and_offset() -> None:
-    sales().filter("_partition = 0 AND _offset > 5 AND _timestamp > at AND _key <> shop AND _topic = 'sales'")
+    sales().filter(
+        "_partition = 0 AND _offset > 5 AND _timestamp > at AND _key <> shop AND _topic = 'sales'"
+    )
 
 
 def test_a_name_may_be_used_by_a_topic_and_a_store() -> None:
@@ -609,21 +616,28 @@ def test_columns_may_be_nested_and_have_any_name() -> None:
         "at": "named_struct('day', named_struct('number', day(at)), 'shop\\'s', shop)",
     }
     assert stream.fields["at"] == "STRUCT<day: STRUCT<number: >, `shop's`: STRING>"
-    with pytest.raises(TopologyError, match=r"select at .*'at\.days' reads the unknown field days of at"):
+    with pytest.raises(
+        TopologyError, match=r"select at .*'at\.days' reads the unknown field days of at"
+    ):
         stream.select(x="at.days")
     with pytest.raises(TopologyError, match="reads unknown fields: shopp"):
         sales().select(at={"shop": "shopp"})
 
 
 def test_a_struct_inside_other_sql() -> None:
-    assert struct({"a": "shop", "b": {"c": "at"}}) == "named_struct('a', shop, 'b', named_struct('c', at))"
+    assert (
+        struct({"a": "shop", "b": {"c": "at"}})
+        == "named_struct('a', shop, 'b', named_struct('c', at))"
+    )
     with pytest.raises(TopologyError, match=r"more than one|not a Spark SQL expression"):
         struct({"a": "shop, at"})
 
 
 def test_an_aggregates_columns_may_have_any_name() -> None:
     table = (
-        sales().group_by("shop").aggregate({"store": "count(*)", "adder": "max(at)"}, store="n", total="sum(amount)")
+        sales()
+        .group_by("shop")
+        .aggregate({"store": "count(*)", "adder": "max(at)"}, store="n", total="sum(amount)")
     )
     assert list(table.fields) == ["store", "adder", "total"]
 
@@ -631,7 +645,12 @@ def test_an_aggregates_columns_may_have_any_name() -> None:
 def test_a_selected_key_becomes_the_records_key() -> None:
     stream = sales().select(_key="upper(_key)", shop="_key")
     assert list(stream.fields) == ["shop"]
-    assert [type(node).__name__ for node in stream.pipeline.nodes] == ["Source", "Select", "SelectKey", "Select"]
+    assert [type(node).__name__ for node in stream.pipeline.nodes] == [
+        "Source",
+        "Select",
+        "SelectKey",
+        "Select",
+    ]
     with pytest.raises(TopologyError, match=r"select at .*: the names _offset are reserved"):
         sales().select(_offset="amount")
     # A value without fields would replace the record's value.
@@ -653,7 +672,9 @@ FUNCTIONS: list[tuple[Callable[..., object], object]] = [
 
 
 @pytest.mark.parametrize(("function", "result"), FUNCTIONS)
-def test_a_function_takes_the_value_or_key_and_value(function: Callable[..., object], result: object) -> None:
+def test_a_function_takes_the_value_or_key_and_value(
+    function: Callable[..., object], result: object
+) -> None:
     assert with_key("here", function, "value")("k", "v") == result
     assert Not(with_key("here", function, "value"))("k", "v") is False
 
@@ -662,7 +683,9 @@ def test_print_writes_each_record_with_a_label(capsys: pytest.CaptureFixture[str
     stream = sales()
     stream.print()
     stream.print("a label")
-    printing = [node.function for node in pipeline_of(stream).nodes if isinstance(node, nodes.Apply)]
+    printing = [
+        node.function for node in pipeline_of(stream).nodes if isinstance(node, nodes.Apply)
+    ]
     for function in printing:
         function("north", 3)
     assert capsys.readouterr().out == "[sales]: north, 3\n[a label]: north, 3\n"
@@ -672,13 +695,18 @@ def test_through_writes_the_records_and_goes_on_with_them() -> None:
     stream = sales()
     stream.through("checked").to("out")
     sinks = [node for node in pipeline_of(stream).nodes if isinstance(node, nodes.Sink)]
-    assert [(sink.topic, sink.parent) for sink in sinks] == [("checked", stream.node), ("out", stream.node)]
+    assert [(sink.topic, sink.parent) for sink in sinks] == [
+        ("checked", stream.node),
+        ("out", stream.node),
+    ]
 
 
 def test_a_source_may_be_timed_by_the_wall_clock() -> None:
     clicks = Pipeline("p").stream("sales", value=Sale, event_time=WALL_CLOCK, invalid_time="skip")
     assert isinstance(clicks.node, nodes.Source)
-    assert (clicks.node.event_time, clicks.node.on_time) == (WALL_CLOCK, "clock"), "every record has a time"
+    assert (clicks.node.event_time, clicks.node.on_time) == (WALL_CLOCK, "clock"), (
+        "every record has a time"
+    )
 
 
 def test_which_of_a_tables_changes_are_written_is_checked() -> None:
@@ -728,7 +756,9 @@ def test_functions_may_be_declared_for_the_streams_values() -> None:
     lists = pipeline.stream("lists", value=list[Shop])
     for function in (cities, each_city):
         lists.flat_map_values(function, returns=str)
-    pipeline.stream("sales", value=Sale).map_values(lambda sale: Shop(sale.shop, ""), returns=Shop).filter(is_in_oslo)
+    pipeline.stream("sales", value=Sale).map_values(
+        lambda sale: Shop(sale.shop, ""), returns=Shop
+    ).filter(is_in_oslo)
 
 
 @pytest.mark.parametrize(

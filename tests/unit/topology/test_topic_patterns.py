@@ -5,20 +5,35 @@ from __future__ import annotations
 import re
 
 from sluice.kafka.unread_records import Lag
-from sluice.values.topic_patterns import declared_topics, is_pattern, matches, named_or_matching, pattern_text
+from sluice.values.topic_patterns import (
+    declared_topics,
+    is_pattern,
+    matches,
+    named_or_matching,
+    pattern_text,
+)
 
 PATTERN = pattern_text(re.compile("sales_[a-z]+"))
 
 
 def test_a_pattern_matches_whole_names_but_no_topic_of_kafka() -> None:
-    assert [topic for topic in ("sales_eu", "sales_eu_1", "my_sales_eu", "sales_") if matches(PATTERN, topic)] == [
-        "sales_eu"
-    ]
+    assert [
+        topic
+        for topic in ("sales_eu", "sales_eu_1", "my_sales_eu", "sales_")
+        if matches(PATTERN, topic)
+    ] == ["sales_eu"]
     everything = pattern_text(re.compile(".*"))
-    assert [topic for topic in ("a", "__consumer_offsets", PATTERN) if matches(everything, topic)] == ["a"]
+    assert [
+        topic for topic in ("a", "__consumer_offsets", PATTERN) if matches(everything, topic)
+    ] == ["a"]
     assert (is_pattern(PATTERN), is_pattern("sales_eu")) == (True, False)
     existing = ["sales_us", "orders", "sales_eu", "other"]
-    assert named_or_matching([PATTERN, "orders", "gone"], existing) == ["orders", "gone", "sales_eu", "sales_us"]
+    assert named_or_matching([PATTERN, "orders", "gone"], existing) == [
+        "orders",
+        "gone",
+        "sales_eu",
+        "sales_us",
+    ]
     assert declared_topics([PATTERN, "sales_us", "sales_eu", "orders"]) == [PATTERN, "orders"]
 
 

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from sluice import custom_windows, every_records, hopping, last_records, session, sliding, tumbling, within
+from sluice import (
+    custom_windows,
+    every_records,
+    hopping,
+    last_records,
+    session,
+    sliding,
+    tumbling,
+    within,
+)
 from sluice.errors import TopologyError
 
 BEFORE = timedelta(seconds=-1)
@@ -54,4 +63,7 @@ def test_a_wrong_window_is_an_error_with_its_line_and_what_to_write(number: int)
 
 
 def test_a_window_may_lie_before_or_after_a_record() -> None:
-    assert str(within(before=timedelta(seconds=-5), after="10 s")) == "within(-5 s before, 10 s after, grace 0 s)"
+    assert (
+        str(within(before=timedelta(seconds=-5), after="10 s"))
+        == "within(-5 s before, 10 s after, grace 0 s)"
+    )

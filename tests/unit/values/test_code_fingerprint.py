@@ -60,7 +60,8 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
 
 SAME = {
     "comments, blank lines and formatting": BASE.replace(
-        "    return amount * RATE", "    # with tax\n\n    return (\n        amount\n        * RATE\n    )"
+        "    return amount * RATE",
+        "    # with tax\n\n    return (\n        amount\n        * RATE\n    )",
     ),
     "a docstring": BASE.replace("def tag(value):", 'def tag(value):\n    """Tag it."""'),
     "other lines before it": "import os\n" * 9 + BASE,
@@ -82,7 +83,9 @@ def test_the_hash_only_changes_with_the_code(load: Load, name: str) -> None:
     before = of(BASE)
     assert {what for what, source in SAME.items() if of(source) != before} == set()
     unnoticed = {what for what, source in OTHER.items() if of(source) == before}
-    assert unnoticed == ({"its own code"} if name == "Points" else set())  # which is the code of `tag` alone
+    assert unnoticed == (
+        {"its own code"} if name == "Points" else set()
+    )  # which is the code of `tag` alone
 
 
 def test_the_hash_is_the_same_in_every_python_version(load: Load) -> None:
@@ -129,7 +132,11 @@ def test_values_that_a_function_captures_count() -> None:
         return value + number
 
     assert code_fingerprint(adder(1)) == code_fingerprint(adder(1)) != code_fingerprint(adder(2))
-    assert code_fingerprint(partial(add, 1)) == code_fingerprint(partial(add, 1)) != code_fingerprint(partial(add, 2))
+    assert (
+        code_fingerprint(partial(add, 1))
+        == code_fingerprint(partial(add, 1))
+        != code_fingerprint(partial(add, 2))
+    )
 
 
 def test_functions_without_source_have_a_hash() -> None:
@@ -140,6 +147,8 @@ def test_functions_without_source_have_a_hash() -> None:
 
 
 def test_a_wrapped_function_counts_with_its_own_code() -> None:
-    small, large = (with_key("here", function, "value") for function in (lambda n: n < 3, lambda n: n > 3))
+    small, large = (
+        with_key("here", function, "value") for function in (lambda n: n < 3, lambda n: n > 3)
+    )
     assert code_fingerprint(small) != code_fingerprint(large)
     assert code_fingerprint(Not(small)) != code_fingerprint(small)

@@ -89,7 +89,10 @@ def test_fields_have_spark_sql_types_under_their_names_in_the_json() -> None:
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        (Decimal, r"Odd\.field: DecimalType has no Spark SQL type\. Use Annotated\[Decimal, Digits\(12, 2\)\]\."),
+        (
+            Decimal,
+            r"Odd\.field: DecimalType has no Spark SQL type\. Use Annotated\[Decimal, Digits\(12, 2\)\]\.",
+        ),
         (int | str, r"Odd\.field: UnionType has no Spark SQL type"),
         (Mixed, r"Odd is not a contract: Enums must contain either all str or all int values"),
         (Literal[1, "a"], r"Odd\.field must be a choice of str values"),
@@ -191,7 +194,9 @@ def test_a_class_that_tasks_cannot_import_is_refused_at_any_depth() -> None:
             with pytest.raises(TopologyError, match=rf"map_values .*returns=.*{says}"):
                 stream.map_values(lambda part: None, returns=kind)  # type: ignore[arg-type]
             with pytest.raises(TopologyError, match=rf"aggregate into 's' .*returns=.*{says}"):
-                stream.group_by_key().aggregate(list, lambda lines, part: lines, returns=kind, store="s")  # type: ignore[arg-type]
+                stream.group_by_key().aggregate(
+                    list, lambda lines, part: lines, returns=kind, store="s"
+                )  # type: ignore[arg-type]
             with pytest.raises(TopologyError, match=rf"process .*stores\['last'\]=.*{says}"):
                 stream.process(Kept, stores={"last": (kind, "1 day")})
             with pytest.raises(TopologyError, match=rf"process .*outputs\['lines'\]=.*{says}"):
@@ -201,14 +206,19 @@ def test_a_class_that_tasks_cannot_import_is_refused_at_any_depth() -> None:
 
 
 def test_a_tag_is_a_field() -> None:
-    assert fields(Pages) == {"type": "BIGINT", "of_text": "STRUCT<kind: STRING, rows: ARRAY<STRING>>"}
+    assert fields(Pages) == {
+        "type": "BIGINT",
+        "of_text": "STRUCT<kind: STRING, rows: ARRAY<STRING>>",
+    }
     pages = Pages(Page(["a"]))
     assert field_reader(Pages, "type")(pages) == 1
 
 
 @pytest.mark.parametrize("value", [int, dict, None, Colour])
 def test_a_contract_is_a_struct(value: Any) -> None:
-    with pytest.raises(TopologyError, match=r"is not a contract\. Declare the value as a msgspec\.Struct\."):
+    with pytest.raises(
+        TopologyError, match=r"is not a contract\. Declare the value as a msgspec\.Struct\."
+    ):
         fields(value)
 
 
@@ -270,7 +280,9 @@ class Deep(Struct):
 def test_amounts_are_found_at_any_depth() -> None:
     line = Line("x", Decimal(3), [], [])
     rows = [[Decimal(7)], [Decimal(8), Decimal(9)]]
-    full = Deep(Decimal(1), Decimal(2), line, [line, line], {"a": Decimal(5)}, Part(1, Decimal(6)), rows)
+    full = Deep(
+        Decimal(1), Decimal(2), line, [line, line], {"a": Decimal(5)}, Part(1, Decimal(6)), rows
+    )
     bare = Deep(Decimal(10), None, line, [], {}, None, [])
     results = {part.path: part.collector()([full, bare]) for part in parts_of(Deep) if part.digits}
     assert results == {

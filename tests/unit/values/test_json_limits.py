@@ -48,7 +48,10 @@ FINE = Decimal("1.50")
 @pytest.mark.parametrize(
     ("bill", "message"),
     [
-        (Bill(Decimal("12345678901234.50")), r"\$.total: 12345678901234.50 is not a decimal\(12,2\)"),
+        (
+            Bill(Decimal("12345678901234.50")),
+            r"\$.total: 12345678901234.50 is not a decimal\(12,2\)",
+        ),
         (Bill(Decimal("1.239")), r"\$.total: 1.239 is not"),
         (Bill(FINE, [Line(FINE), Line(Decimal("0.001"))]), r"\$.lines\[...\].amount: 0.001 is not"),
         (Bill(FINE, by_shop={"a": Decimal("1E+10")}), r"\$.byShop\[...\]: 1E\+10 is not"),
@@ -56,7 +59,10 @@ FINE = Decimal("1.50")
         (Bill("NaN"), "NaN is not"),  # type: ignore[arg-type]
         (Bill(Decimal("1." + "0" * 1001)), "is not"),
         (Bill(FINE, [Line(FINE, 2**63)]), "64 bits"),
-        (Bill(FINE, paid=datetime(9999, 12, 31, 23, tzinfo=WEST)), r"\$.paid: 9999-12-31T23:00:00-05:00 is outside"),
+        (
+            Bill(FINE, paid=datetime(9999, 12, 31, 23, tzinfo=WEST)),
+            r"\$.paid: 9999-12-31T23:00:00-05:00 is outside",
+        ),
         (Bill(FINE, paid=datetime(1, 1, 1, tzinfo=EAST)), "is outside the years 1 to 9999 in UTC"),
     ],
 )
@@ -170,12 +176,17 @@ def test_a_result_with_two_keys_of_the_same_name_is_rejected(kind: Any, value: A
         "list",
     ],
 )
-def test_a_result_without_a_declared_type_is_rejected_if_spark_cannot_store_it_exactly(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"digits|characters|declared type|nested|same name") as error:
+def test_a_result_without_a_declared_type_is_rejected_if_spark_cannot_store_it_exactly(
+    value: Any,
+) -> None:
+    with pytest.raises(
+        ValueError, match=r"digits|characters|declared type|nested|same name"
+    ) as error:
         Declared(Any).json(value)
     assert len(str(error.value)) < 200
     with pytest.raises(
-        (ValueError, TypeError, OverflowError), match=r"characters|declared type|nested|same name|can't serialize ints"
+        (ValueError, TypeError, OverflowError),
+        match=r"characters|declared type|nested|same name|can't serialize ints",
     ):
         of_aggregate(Any, value)
 
@@ -224,16 +235,24 @@ def test_strings_and_names_have_the_limits_of_java(text: str, fits: bool) -> Non
     st.lists(
         st.decimals(allow_nan=True, allow_infinity=True)
         | st.decimals(-20_000, 20_000, places=2)
-        | st.decimals(-20_000, 20_000, places=0).map(lambda amount: amount.scaleb(-2) * Decimal("1.000")),
+        | st.decimals(-20_000, 20_000, places=0).map(
+            lambda amount: amount.scaleb(-2) * Decimal("1.000")
+        ),
         max_size=3,
     )
 )
 @example([Decimal("7.72494492966110701419525414426E-12")])  # Arrow converts it to 0.00
 @example([Decimal("9999.99"), Decimal("9999.99")])
 @example([Decimal("9999.990"), Decimal("1E3"), Decimal("0.000")])
-def test_amounts_fit_if_neither_their_fraction_nor_their_size_changes(amounts: list[Decimal]) -> None:
+def test_amounts_fit_if_neither_their_fraction_nor_their_size_changes(
+    amounts: list[Decimal],
+) -> None:
     def fits(amount: Decimal) -> bool:
-        return amount.is_finite() and abs(amount) < 10_000 and (Fraction(amount) * 100).denominator == 1
+        return (
+            amount.is_finite()
+            and abs(amount) < 10_000
+            and (Fraction(amount) * 100).denominator == 1
+        )
 
     def is_accepted(amount: Decimal) -> bool:
         try:
@@ -257,7 +276,9 @@ def test_amounts_fit_if_neither_their_fraction_nor_their_size_changes(amounts: l
         (datetime(1, 1, 1, tzinfo=WEST), "Europe/Berlin", True),
     ],
 )
-def test_a_time_without_a_zone_is_in_the_pipelines_zone(time: datetime, zone: str, fits: bool) -> None:
+def test_a_time_without_a_zone_is_in_the_pipelines_zone(
+    time: datetime, zone: str, fits: bool
+) -> None:
     if fits:
         require_time(time, "$", ZoneInfo(zone))
     else:

@@ -122,7 +122,9 @@ class WithForeign(BaseModel):
     foreign: Foreign
 
 
-CAT_OR_DOG = Annotated[Annotated[Cat, Tag("cat")] | Annotated[Strict, Tag("dog")], Discriminator(lambda _: "cat")]
+CAT_OR_DOG = Annotated[
+    Annotated[Cat, Tag("cat")] | Annotated[Strict, Tag("dog")], Discriminator(lambda _: "cat")
+]
 
 
 def _with(kind: Any, **options: Any) -> Any:
@@ -165,7 +167,9 @@ def _with(kind: Any, **options: Any) -> Any:
         (Validated, r"Validated is a dataclass of pydantic"),
     ],
 )  # fmt: skip
-def test_a_model_that_cannot_be_stored_is_refused_when_the_file_is_loaded(kind: Any, says: str) -> None:
+def test_a_model_that_cannot_be_stored_is_refused_when_the_file_is_loaded(
+    kind: Any, says: str
+) -> None:
     with pytest.raises(TopologyError, match=says):
         Pipeline("shop").stream("sales", value=kind)
     with pytest.raises(TopologyError, match=says):

@@ -37,11 +37,18 @@ class Colour(Enum):
 
 Values = st.SearchStrategy[Any]
 _TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), max_size=5)
-_TIMES = st.datetimes(datetime(1970, 1, 2), datetime(2200, 1, 1)).map(lambda time: time.replace(tzinfo=UTC))
+_TIMES = st.datetimes(datetime(1970, 1, 2), datetime(2200, 1, 1)).map(
+    lambda time: time.replace(tzinfo=UTC)
+)
 _SIMPLE: list[tuple[Any, Values]] = [
     (int, st.integers(-(2**63), 2**63 - 1)),
     (str, _TEXTS),
-    (float, st.floats(allow_nan=False, allow_infinity=False).filter(lambda number: math.copysign(1, number) > 0)),
+    (
+        float,
+        st.floats(allow_nan=False, allow_infinity=False).filter(
+            lambda number: math.copysign(1, number) > 0
+        ),
+    ),
     (bool, st.booleans()),
     (datetime, _TIMES),
     (date, st.dates(date(1, 1, 2), date(9998, 1, 1))),
@@ -64,7 +71,9 @@ _SIMPLE.append((Any, _JSON))
 
 
 def _struct(fields: Mapping[str, Any]) -> Any:
-    return msgspec.defstruct("Made", [*fields.items()], kw_only=True, rename="camel", module=__name__)
+    return msgspec.defstruct(
+        "Made", [*fields.items()], kw_only=True, rename="camel", module=__name__
+    )
 
 
 def _dataclass(fields: Mapping[str, Any]) -> Any:
@@ -90,8 +99,12 @@ def _contracts(make: Callable[[Mapping[str, Any]], Any]) -> st.SearchStrategy[tu
 
     def nest(inner: st.SearchStrategy[tuple[Any, Values]]) -> st.SearchStrategy[tuple[Any, Values]]:
         return st.one_of(
-            inner.map(lambda pair: (list.__class_getitem__(pair[0]), st.lists(pair[1], max_size=2))),
-            inner.map(lambda pair: (dict.__class_getitem__((str, pair[0])), _dictionaries(pair[1]))),
+            inner.map(
+                lambda pair: (list.__class_getitem__(pair[0]), st.lists(pair[1], max_size=2))
+            ),
+            inner.map(
+                lambda pair: (dict.__class_getitem__((str, pair[0])), _dictionaries(pair[1]))
+            ),
             inner.map(lambda pair: (pair[0] | None, st.none() | pair[1])),
             st.lists(inner, min_size=1, max_size=3).map(contract),
         )
@@ -109,7 +122,9 @@ def _contracts(make: Callable[[Mapping[str, Any]], Any]) -> st.SearchStrategy[tu
 @pytest.mark.parametrize("make", [_struct, _dataclass, _typed_dict, _model])
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_a_value_is_read_back_as_it_was_written(make: Callable[[Mapping[str, Any]], Any], data: st.DataObject) -> None:
+def test_a_value_is_read_back_as_it_was_written(
+    make: Callable[[Mapping[str, Any]], Any], data: st.DataObject
+) -> None:
     contract, strategy = data.draw(_contracts(make))
     values = data.draw(st.lists(strategy, min_size=1, max_size=3))
     declared, decode = Declared(contract), value_decoder(contract)

@@ -23,7 +23,10 @@ EIGHT = 1_795_248_000_000
         ("2026-11-21 09:00:00+01:00", Point(EIGHT)),
         ("2026-11-21", Point(EIGHT - 8 * 3_600_000)),
         ("orders/0/12", Point(offsets={("orders", 0): 12})),
-        ("my.orders-x_1/0/12, orders/3/0", Point(offsets={("my.orders-x_1", 0): 12, ("orders", 3): 0})),
+        (
+            "my.orders-x_1/0/12, orders/3/0",
+            Point(offsets={("my.orders-x_1", 0): 12, ("orders", 3): 0}),
+        ),
     ],
 )
 def test_a_point_is_the_beginning_a_time_or_offsets(text: str, point: Point) -> None:

@@ -28,5 +28,7 @@ def upgrade() -> None:
         column = sa.Column(name, sa.Text(), nullable=False, server_default=default)
         op.add_column("generations", column)
     is_not = sa.false()
-    retired: sa.Column[bool] = sa.Column("retired", sa.Boolean(), nullable=False, server_default=is_not)
+    retired: sa.Column[bool] = sa.Column(
+        "retired", sa.Boolean(), nullable=False, server_default=is_not
+    )
     op.add_column("pipelines", retired)
