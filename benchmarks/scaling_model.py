@@ -41,7 +41,8 @@ class Shape:
         )
 
     def __str__(self) -> str:
-        return f"{self.records:,} records, batches: {self.batches}, partitions: {self.partitions}, workers: {self.workers}"
+        layout = f"partitions: {self.partitions}, workers: {self.workers}"
+        return f"{self.records:,} records, batches: {self.batches}, {layout}"
 
 
 @dataclass(frozen=True)

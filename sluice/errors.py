@@ -156,7 +156,10 @@ class BrokersUnreachable(EngineError):
 
     status = 503
     title = "Kafka does not answer"
-    next_step = "Check that a broker runs there and is reachable. SLUICE_KAFKA or Airflow's connection sets the address."
+    next_step = (
+        "Check that a broker runs there and is reachable. "
+        "SLUICE_KAFKA or Airflow's connection sets the address."
+    )
 
 
 class AccessDenied(BrokersUnreachable):

@@ -152,7 +152,10 @@ class ChangedStores:
         for database in databases_of(self.job, self.settings).values():
             database.fence()
         name = self.job.pipeline.name
-        next_step = f"Undo the change, and run it once: sluice run {name}. Or rebuild all stores: sluice rebuild {name}."
+        next_step = (
+            f"Undo the change, and run it once: sluice run {name}. "
+            f"Or rebuild all stores: sluice rebuild {name}."
+        )
         require_complete(ledger, state.published, output.last, next_step=next_step)
 
     def _begin(

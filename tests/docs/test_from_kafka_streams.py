@@ -95,7 +95,7 @@ def test_every_row_of_the_tables_is_in_the_pipeline(page: Pipeline) -> None:
     written = {*plan(page).job.outputs}
     routed = " ".join(re.findall(r"\.route\(.*\[(.*)\]\)", code()))
     assert written == {
-        *re.findall(r'\.(?:to|through)\("(\w+)"', code()),
+        *re.findall(r'\.(?:to|through)\(\s*"(\w+)"', code()),
         *re.findall(r"\w+", routed),
     }
 

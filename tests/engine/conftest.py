@@ -123,9 +123,12 @@ class Running:
 
     def reasons(self) -> list[str]:
         """The reason of every dead letter, in order."""
-        return [
-            dict(letter.headers() or [])["sluice.reason"].decode() for letter in self.dead_letters()
-        ]  # type: ignore[union-attr]
+        reasons: list[str] = []
+        for letter in self.dead_letters():
+            reason = dict(letter.headers() or [])["sluice.reason"]
+            assert isinstance(reason, bytes)
+            reasons.append(reason.decode())
+        return reasons
 
     def messages(self, topic: str) -> list[Message]:
         consumer = Consumer({

@@ -302,7 +302,10 @@ def test_a_step_that_fails_too_often_ends_the_run(
             "readings", {"value": BROKEN if 0 < number <= bad else 1}, "a", timestamp=number
         )
     if ends:
-        said = rf"store reduced at .*py:\d+ failed for {bad} of the {bad + 60} records .* The first error: ValueError: 13"
+        said = (
+            rf"store reduced at .*py:\d+ failed for {bad} of the {bad + 60} records .* "
+            r"The first error: ValueError: 13"
+        )
         with pytest.raises(EngineError, match=said):
             driver.commit()
         assert driver._run.output.records == {}

@@ -103,7 +103,8 @@ def notable_rejections(counts: Mapping[str, int], dead_letters: Iterable[pa.Tabl
     number, read = sum(rejected.values()), counts.get("read", 0)
     if number < _NOTABLE or number <= _NOTABLE_SHARE * read:
         return ""
-    return f"{counted(number, 'record')} of the newest batch's {read:,} were rejected. {_reasons(rejected, dead_letters)}."
+    of_batch = f"{counted(number, 'record')} of the newest batch's {read:,}"
+    return f"{of_batch} were rejected. {_reasons(rejected, dead_letters)}."
 
 
 def _rejected(counts: Mapping[str, int]) -> dict[str, int]:

@@ -1121,20 +1121,20 @@ NAN, INFINITY = float("nan"), float("inf")
         ),
         (Sensor("high"), "contract", "Expected `float | null`, got `str` - at `$.level`"),  # type: ignore[arg-type]
         (
-            Sensor(1.0, price="1_0"),
+            Sensor(1.0, price="1_0"),  # type: ignore[arg-type]
             "contract",
             "'1_0' is not written as a number in JSON - at `$.price`",
-        ),  # type: ignore[arg-type]
+        ),
         (
-            Sensor(1.0, by_name={"a": "x"}),
+            Sensor(1.0, by_name={"a": "x"}),  # type: ignore[dict-item]
             "contract",
             "Expected `float`, got `str` - at `$.by_name[...]`",
-        ),  # type: ignore[dict-item]
+        ),
         (
-            Sensor(1.0, levels=[object()]),
+            Sensor(1.0, levels=[object()]),  # type: ignore[list-item]
             "contract",
             "Encoding objects of type object is unsupported",
-        ),  # type: ignore[list-item]
+        ),
     ],
 )
 @pytest.mark.parametrize("is_global", [False, True], ids=["stream", "global table"])

@@ -213,7 +213,10 @@ class Measured(Struct, tag="measured"):
     then: list[Opened | Visit] = []
 
 
-OF_A_UNION = b'{"type":"measured","readings":[{"at":1700000042123,"due":1704067200},{"at":1}],"then":[{"type":"opened","at":2}]}'
+OF_A_UNION = (
+    b'{"type":"measured","readings":[{"at":1700000042123,"due":1704067200},{"at":1}],'
+    b'"then":[{"type":"opened","at":2}]}'
+)
 
 
 def test_unions_and_typed_dicts_contain_numbers_of_times() -> None:

@@ -123,8 +123,9 @@ def test_only_the_last_result_of_a_key_leaves_an_operator_that_only_feeds_its_st
     (operator,) = planned.operators
     assert planned.store_only_operators == {operator.number}
     output = StageOutput(
-        operator=StageOperator(operator, lambda: None), only_stored=planned.store_only_operators
-    )  # type: ignore[arg-type, return-value]
+        operator=StageOperator(operator, lambda: None),  # type: ignore[arg-type, return-value]
+        only_stored=planned.store_only_operators,
+    )
     for sequence, (key, value) in enumerate([("a", "1"), ("b", "2"), ("a", "3")]):
         output.start_row((sequence, 0, b"\x00"), 0)
         output.emit(key, value, 0)

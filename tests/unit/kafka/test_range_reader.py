@@ -133,7 +133,10 @@ def test_a_partition_that_no_broker_knows_is_an_error(
     cluster: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(range_reader, "_QUESTION_S", 0.1)
-    gone = r"Reading numbers, partition 9 from .*Unknown topic or partition\. The topic was deleted, or was created again"
+    gone = (
+        r"Reading numbers, partition 9 from .*Unknown topic or partition\. "
+        r"The topic was deleted, or was created again"
+    )
     with RangeReader(cluster) as reader, pytest.raises(EngineError, match=gone):
         list(reader.read([Range("numbers", 9, 0, 1)]))
 

@@ -381,8 +381,10 @@ MISTAKES: dict[str, Callable[[Context], None]] = {
     "1.5 is not a time in ms": lambda context: context.schedule("t", 1.5),  # type: ignore[arg-type]
     "the name of a timer must be a str, not int": lambda context: context.schedule(1, 5),  # type: ignore[arg-type]
     "clock='walls' must be 'event' or 'wall'": lambda context: context.schedule(
-        "t", 5, clock="walls"
-    ),  # type: ignore[arg-type]
+        "t",
+        5,
+        clock="walls",  # type: ignore[arg-type]
+    ),
     "clock='' must be 'event' or 'wall'": lambda context: context.punctuate("t", 5, clock=""),  # type: ignore[arg-type]
     "clock=None must be 'event' or 'wall'": lambda context: context.cancel("t", clock=None),  # type: ignore[arg-type]
     "9223372036854775807 ms is not a time": lambda context: context.forward("k", 1, time=2**63 - 1),

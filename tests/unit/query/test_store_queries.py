@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -514,11 +515,11 @@ def test_keys_with_nul_are_found_counted_and_paged(states: States) -> None:
         "\0shared",
     ]
     everything, after = [], None
-    while page := ask(
-        states, lambda reader, pin, after=after: reader.scan(pin, after=after, limit=1), "totals"
-    ):  # type: ignore[misc]
+    while True:
+        page = ask(states, partial(Reader.scan, after=after, limit=1), "totals")
         everything += keys(page)
-        if (after := page.after) is None:
+        after = page.after
+        if after is None:
             break
         after = (
             read_cursor(

@@ -195,8 +195,11 @@ def test_a_class_that_tasks_cannot_import_is_refused_at_any_depth() -> None:
                 stream.map_values(lambda part: None, returns=kind)  # type: ignore[arg-type]
             with pytest.raises(TopologyError, match=rf"aggregate into 's' .*returns=.*{says}"):
                 stream.group_by_key().aggregate(
-                    list, lambda lines, part: lines, returns=kind, store="s"
-                )  # type: ignore[arg-type]
+                    list,
+                    lambda lines, part: lines,
+                    returns=kind,  # type: ignore[arg-type]
+                    store="s",
+                )
             with pytest.raises(TopologyError, match=rf"process .*stores\['last'\]=.*{says}"):
                 stream.process(Kept, stores={"last": (kind, "1 day")})
             with pytest.raises(TopologyError, match=rf"process .*outputs\['lines'\]=.*{says}"):
