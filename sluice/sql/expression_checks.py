@@ -16,13 +16,14 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from sluice.errors import TopologyError
 from sluice.sql.calls import aggregates, function_name
-from sluice.sql.dialect import CONSTANTS, text_of, tokens_of, tree_of
+from sluice.sql.dialect import text_of, tokens_of, tree_of
 from sluice.sql.function_arguments import arguments_of, misfit
 from sluice.sql.json_paths import is_json_path
 from sluice.sql.spark_functions import FUNCTIONS
 from sluice.sql.spark_syntax import functions_in
 from sluice.sql.typed_expression import type_expression
 from sluice.sql.types import VOID
+from sluice.sql.words_as_names import CONSTANTS
 from sluice.sql.written_text import written, written_name
 from sluice.values.json_text import JSON_FIELD
 from sluice.values.sql_types import struct_fields

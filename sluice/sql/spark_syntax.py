@@ -11,8 +11,9 @@ from itertools import chain, pairwise
 from sqlglot import exp
 from sqlglot.tokenizer_core import Token, TokenType
 
-from sluice.sql.dialect import INFIX_WORDS, SparkSQL, begins_operand, names_in, tokens_of
+from sluice.sql.dialect import SparkSQL, tokens_of
 from sluice.sql.spark_types import is_type
+from sluice.sql.words_as_names import UNITS, begins_operand, is_infix_word, places_of_names
 from sluice.values.sql_types import MOST_DIGITS
 
 _STATEMENTS = exp.Query | exp.Command | exp.DDL | exp.DML | exp.Drop | exp.Set
@@ -38,15 +39,12 @@ _WITH_LAMBDAS = frozenset(
     {"forall", "map_filter", "map_zip_with", "transform_keys", "transform_values", "zip_with"}
 )
 """Functions that take lambdas and for which sqlglot has no type."""
-_UNITS = frozenset(
-    {"year", "month", "week", "day", "hour", "minute", "second", "millisecond", "microsecond"}
-)
-_UNITS_IN_TEXT = rf"\s*(?:[+-]?\s*\d+(?:\.\d*)?\s+(?:{'|'.join(sorted(_UNITS))})s?\s*)+"
+_UNITS_IN_TEXT = rf"\s*(?:[+-]?\s*\d+(?:\.\d*)?\s+(?:{'|'.join(sorted(UNITS))})s?\s*)+"
 """What a text must be for `INTERVAL '1 day 2 hours'`."""
 _BEFORE_OPERAND = frozenset(
     {TokenType.NOT, TokenType.CASE, TokenType.DISTINCT, TokenType.ALL, TokenType.INTERVAL, TokenType.WHERE}
 )  # fmt: skip
-_BEFORE_PARENTHESES = _BEFORE_OPERAND | INFIX_WORDS | {
+_BEFORE_PARENTHESES = _BEFORE_OPERAND | {
     TokenType.IN, TokenType.FILTER, TokenType.OVER, TokenType.ALIAS, TokenType.IS, TokenType.ORDER_BY, TokenType.ANY,
 }  # fmt: skip
 """The words that can be before parentheses without being the name of a function: all, and where an operand begins."""
@@ -81,7 +79,8 @@ def functions_in(tokens: Sequence[Token]) -> Iterator[Token]:
     for token, after in pairwise(tokens):
         # A word such as IN can name a function only where an operand begins.
         words = _BEFORE_OPERAND if begins else _BEFORE_PARENTHESES
-        is_word = token.text.isidentifier() and token.token_type not in words | _TEXTS
+        is_keyword = token.token_type in words or (not begins and is_infix_word(token))
+        is_word = token.text.isidentifier() and not is_keyword and token.token_type not in _TEXTS
         is_clause = (before, token.text.upper()) == ("WITHIN", "GROUP")
         is_called = after.token_type is TokenType.L_PAREN and token.start not in types
         if is_word and is_called and not is_clause:
@@ -169,7 +168,7 @@ def _why_not_interval(node: exp.Interval) -> str:
     unit = node.args.get("unit")
     if unit is None and not re.fullmatch(_UNITS_IN_TEXT, number.name, re.IGNORECASE):
         return "has an INTERVAL without a unit; write (INTERVAL 1 DAY), in parentheses before + and a constant"
-    if isinstance(unit, exp.Var) and unit.name.lower().removesuffix("s") not in _UNITS:
+    if isinstance(unit, exp.Var) and unit.name.upper().removesuffix("S") not in UNITS:
         return (
             f"has an INTERVAL in {unit.name}; write it in DAY, HOUR, MINUTE or another unit of time"
         )
@@ -297,7 +296,8 @@ def _places_of_types(tokens: Sequence[Token]) -> Iterator[int]:
 def _unread_names(tokens: Sequence[Token], tree: exp.Expr) -> Iterator[str]:
     """Each name in the text that the tree lacks: sqlglot drops, for example, the arguments of some functions."""
     read = Counter(node.name.lower() for node in tree.find_all(exp.Identifier, exp.Var))
-    for token in names_in(tokens):
-        read[token.text.lower()] -= 1
-        if read[token.text.lower()] < 0:
-            yield f"has {token.text} as an argument that the function does not take"
+    for place in places_of_names(tokens):
+        word = tokens[place].text
+        read[word.lower()] -= 1
+        if read[word.lower()] < 0:
+            yield f"has {word} as an argument that the function does not take"
