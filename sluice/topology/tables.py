@@ -52,7 +52,7 @@ class Table(Handle[V]):
         self,
         topic: str | OutputTable,
         *,
-        value: type[str] | Serde[Any] | None = None,
+        value: type[str | bytes] | Serde[Any] | None = None,
         key: Callable[[str], bytes] | Callable[[Windowed[str]], bytes] | None = None,
         partition: Partitioner | None = None,
         emit: Emit = "every",

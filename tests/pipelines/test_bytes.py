@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from hashlib import md5
+from typing import Any
 
 import pytest
 from msgspec import Struct
 
-from sluice import Pipeline
+from sluice import Pipeline, Stream
 from sluice.errors import TopologyError
 from tests.pipelines.conftest import Drive
 
@@ -69,7 +70,11 @@ def test_tombstones_of_bytes_are_kept(drive: Drive) -> None:
 def test_only_bytes_are_written_as_bytes() -> None:
     pipeline = Pipeline("wrong")
     texts = pipeline.stream("texts", value=str)
-    wrong = texts, texts.select(a="encode(value, 'UTF-8')"), texts.map_values(str.encode)
+    wrong: list[Stream[Any]] = [
+        texts,
+        texts.select(a="encode(value, 'UTF-8')"),
+        texts.map_values(str.encode),
+    ]
     for number, stream in enumerate(wrong):
         with pytest.raises(
             TopologyError, match=r"test_bytes\.py:\d+: value=bytes writes bytes, but .*encode"
