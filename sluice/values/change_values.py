@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cached_property
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, get_args, get_origin
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, inspect
 
 from sluice.errors import TopologyError
+from sluice.values.contract_parts import quote_counter
 from sluice.values.contracts import type_info, variants
 from sluice.values.function_wrappers import Wrapper
 from sluice.values.keys import key_text
@@ -73,8 +74,42 @@ class _Envelope(Struct):
     before: Raw = _NULL
     after: Raw = _NULL
     status: str | None = None
-    schema: Raw = _NULL
     payload: Raw = _NULL
+
+
+def may_repeat_names(data: bytes) -> bool:
+    """Return whether a value of Debezium may have a field twice, outside of the rows, that Sluice reads.
+
+    It certainly has none twice if each name occurs once, and no name is written with escapes.
+    """
+    return (
+        data.count(b'"after"') > 1
+        or data.count(b'"before"') > 1
+        or data.count(b'"op"') > 1
+        or data.count(b'"payload"') > 1
+        or b"\\" in data
+    )
+
+
+def quote_counter_of_changes(changes: type[Change[Any]]) -> Callable[[Sequence[Any]], int] | None:
+    """Return a function that counts the quotation marks that the JSON of changes must have; None if it cannot be known.
+
+    Such JSON has the three names of the fields of `Change`, and the kind.
+    """
+    count_in_rows = quote_counter(row_type(changes))
+    if count_in_rows is None:
+        return None
+
+    def count(values: Sequence[Any]) -> int:
+        rows: list[Any] = []
+        for change in values:
+            if change.old is not None:
+                rows.append(change.old)
+            if change.new is not None:
+                rows.append(change.new)
+        return 8 * len(values) + count_in_rows(rows)
+
+    return count
 
 
 _encode = msgspec.json.Encoder(decimal_format="number").encode
@@ -96,32 +131,28 @@ class DebeziumEnvelope(Wrapper):
 
     def __call__(self, data: bytes) -> Change[Any]:
         """Decode a value of Debezium, as tasks do."""
-        _, _, change = self.decode(topic_decoder(self._changes), data, None)
+        _, change = self.decode(topic_decoder(self._changes), data, None)
         return cast(Change[Any], author_value(change))
 
     def decode(
         self, decode_change: Callable[[bytes], T], data: bytes, key: bytes | None
-    ) -> tuple[bytes, bytes, T]:
-        """The part of a value that is the change, the change as JSON of the class of changes, and the decoded change.
+    ) -> tuple[bytes, T]:
+        """Return the change in a value as JSON of the class of changes, and the decoded change.
 
         `key` is the key of the record. Raises ValueError for a value that is no change, and the
         errors of `decode_change`. If the row before the change does not fit the contract, because
         the database does not send all of its columns, `old` is null.
         """
-        envelope, whole = _decode_envelope(data), data
+        envelope = _decode_envelope(data)
         if envelope.payload != _NULL:
-            # If one of these two fields occurs twice, there are more quotation marks around names.
-            schema, payload = bytes(envelope.schema), bytes(envelope.payload)
-            quotes = data.count(b'"') - schema.count(b'"') - payload.count(b'"')
-            whole = payload if quotes == (2 if envelope.schema == _NULL else 4) else data
-            envelope = _decode_envelope(payload)
+            envelope = _decode_envelope(envelope.payload)
         text = self._json(envelope, key)
         try:
-            return whole, text, decode_change(text)
+            return text, decode_change(text)
         except msgspec.ValidationError:
             envelope.before = _NULL
             text = self._json(envelope, key)
-            return whole, text, decode_change(text)
+            return text, decode_change(text)
 
     def _json(self, envelope: _Envelope, key: bytes | None) -> bytes:
         if envelope.op is None and envelope.status in ("BEGIN", "END"):
@@ -143,9 +174,11 @@ class DebeziumEnvelope(Wrapper):
         Many databases send only the columns of the key, and Debezium then writes null for the other
         columns.
         """
-        if before == _NULL or not self._columns:
+        if before == _NULL or not self._may_lack_columns:
             return before != _NULL
         columns = _decode_columns(before)
+        if columns.keys() >= self._columns.keys() and b"null" not in bytes(before):
+            return True
         sent = {name for name in self._columns if columns.get(name, _NULL) != _NULL}
         if _are_of_key(sent, columns, self._columns.keys(), key):
             return False
@@ -158,21 +191,42 @@ class DebeziumEnvelope(Wrapper):
         return not absent or (after != _NULL and _decode_columns(after).keys().isdisjoint(absent))
 
     @cached_property
+    def _row_fields(self) -> list[inspect.Field]:
+        """The fields of the rows; none if the rows are not objects."""
+        fields: list[inspect.Field] = []
+        for kind in variants(type_info(row_type(self._changes))):
+            fields += kind.fields
+        return fields
+
+    @cached_property
     def _columns(self) -> dict[str, bool]:
-        """The names of the rows' columns, each with whether it has a default other than null; empty for other rows."""
-        kinds = variants(type_info(row_type(self._changes)))
-        columns: dict[str, bool] = {}
-        for kind in kinds:
-            for field in kind.fields:
-                columns[field.encode_name] = not field.required and field.default is not None
-        return columns
+        """The names of the rows' columns, each with whether it has a default other than null."""
+        return {
+            field.encode_name: not field.required and field.default is not None
+            for field in self._row_fields
+        }
+
+    @cached_property
+    def _may_lack_columns(self) -> bool:
+        """Whether a row that lacks columns, or has null in columns, can fit the contract."""
+        return any(
+            not field.required or not isinstance(field.type, _NEVER_NULL)
+            for field in self._row_fields
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        state.pop("_columns", None)
+        for name in ("_row_fields", "_columns", "_may_lack_columns"):
+            state.pop(name, None)
         return state
 
 
+_NEVER_NULL = (
+    inspect.BoolType, inspect.IntType, inspect.FloatType, inspect.StrType, inspect.BytesType,
+    inspect.DateTimeType, inspect.DateType, inspect.DecimalType, inspect.ListType,
+    inspect.DictType, inspect.StructType,
+)  # fmt: skip
+"""Types of fields that refuse null."""
 _CHANGE = b'{"kind":"%b","old":%b,"new":%b}'
 
 

@@ -197,8 +197,12 @@ def amount_check(kind: Any) -> Callable[[Any], None] | None:
     return check
 
 
-def amounts_as_text(contract: Any) -> re.Pattern[bytes] | None:
-    """A pattern that matches JSON if an amount is, or may be, written as text. None if the contract has no amounts."""
+def odd_amounts(contract: Any) -> re.Pattern[bytes] | None:
+    """Return a pattern that is in JSON if an amount is a text that is not a number, and perhaps in other JSON.
+
+    Return None if the contract has no amounts. To search takes a tenth of the time of
+    `amount_check`.
+    """
     names: list[str] = []
     if _is_amount(type_info(contract)):
         return re.compile(b"")
@@ -209,8 +213,9 @@ def amounts_as_text(contract: Any) -> re.Pattern[bytes] | None:
             # The elements of a list have no names.
             return re.compile(b"")
     escaped = b"|".join(re.escape(name.encode()) for name in names)
+    number = JSON_NUMBER.pattern.encode()
     # A name may be written with escapes.
-    return re.compile(rb'\\|"(?:%b)"\s*:\s*"' % escaped) if names else None
+    return re.compile(rb'\\|"(?:%b)"\s*:\s*"(?!(?:%b)")' % (escaped, number)) if names else None
 
 
 def _is_amount(kind: inspect.Type) -> bool:

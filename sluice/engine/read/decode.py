@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from sluice.engine.batch.dead_letters import RejectedRecord
 from sluice.engine.batch.rejections import run_ending_error
-from sluice.engine.read.decoding_errors import reason_of, refuse_duplicates
+from sluice.engine.read.decoding_errors import perhaps_ambiguous, reason_of, refuse_duplicates
 from sluice.engine.read.json_columns import JsonColumns, Run
 from sluice.engine.read.record_keys import RecordKeys
 from sluice.engine.read.value_columns import ARROW_TYPES, ValueColumns, Values, failing_places
@@ -33,7 +33,11 @@ from sluice.errors import error_text
 from sluice.operators.base import rejects_record
 from sluice.plan import Source, SourceField
 from sluice.values import contract_parts, stored_values
-from sluice.values.change_values import DebeziumEnvelope
+from sluice.values.change_values import (
+    DebeziumEnvelope,
+    may_repeat_names,
+    quote_counter_of_changes,
+)
 from sluice.values.json_limits import (
     LONGEST_NAME,
     Amounts,
@@ -116,13 +120,12 @@ class ValueDecoder:
 
         `raw` and `keys` are the values and the keys of the records.
         """
-        wholes = texts = raw
         if self._envelope is None:
-            decoded = self._decode_each(raw)
+            texts, decoded = raw, self._decode_each(raw)
         else:
-            wholes, texts, decoded = self._decode_envelopes(self._envelope, raw, keys)
+            texts, decoded = self._decode_envelopes(self._envelope, raw, keys)
         if self._is_json:
-            self._refuse_ambiguous_json(wholes, texts, decoded)
+            self._refuse_ambiguous_json(texts, decoded)
         self._refuse_unreadable(texts, decoded)
         if self.source.contract is not None:
             self._refuse_digits(decoded)
@@ -155,30 +158,31 @@ class ValueDecoder:
 
     def _decode_envelopes(
         self, envelope: DebeziumEnvelope, raw: list[bytes | None], keys: pa.Array | None
-    ) -> tuple[list[bytes | None], list[bytes | None], DecodedValues]:
-        """The change in each envelope as the topic has it and as JSON of the contract, and the decoded values.
+    ) -> tuple[list[bytes | None], DecodedValues]:
+        """Return the change in each envelope as JSON of the contract, and the decoded values.
 
         The JSON is None for an envelope that cannot be decoded.
         """
-        wholes: list[bytes | None] = []
         texts: list[bytes | None] = []
         decoded = DecodedValues([], [], [])
         kafka_keys: Iterable[bytes | None] = repeat(None) if keys is None else keys.to_pylist()
         for row, (data, key) in enumerate(zip(raw, kafka_keys, strict=False)):
-            whole, text, value = None, None, None
+            text, value = None, None
             try:
                 if data is not None:
-                    whole, text, value = envelope.decode(self._decode_json, data, key)
+                    text, value = envelope.decode(self._decode_json, data, key)
+                    if may_repeat_names(data):
+                        refuse_duplicates(data)
                 elif not self.source.keeps_nulls:
                     raise ValueError("the value is null")
             except Exception as error:
                 decoded.dead_letters.append(RejectedRecord(row, *reason_of(data, error)))
+                text = None
             else:
                 decoded.rows.append(row)
                 decoded.values.append(value)
-            wholes.append(whole)
             texts.append(text)
-        return wholes, texts, decoded
+        return texts, decoded
 
     @cached_property
     def _decode_json(self) -> Callable[[bytes], Any]:
@@ -233,30 +237,48 @@ class ValueDecoder:
             raise msgspec.ValidationError(error_text(error)) from None
         return msgspec.convert(plain, self.source.value_class)
 
-    def _refuse_ambiguous_json(
-        self, wholes: list[bytes | None], texts: list[bytes | None], decoded: DecodedValues
-    ) -> None:
+    def _refuse_ambiguous_json(self, texts: list[bytes | None], decoded: DecodedValues) -> None:
         """Reject JSON that is nested too deep, has a field twice, or has an amount as text that is not a plain number.
 
         msgspec accepts such JSON: it takes the last of two fields, and does not look into fields
-        outside the contract. `texts` has the JSON of the contract, which may be made from only a
-        part of a value.
+        outside the contract.
         """
-        if self._quotes_prove_unambiguous(wholes, decoded):
+        if self._quotes_prove_unambiguous(texts, decoded):
             return
+        places: list[int] = []
+        unproved: list[bytes] = []
+        for place, text in self._unproved(texts, decoded):
+            places.append(place)
+            unproved.append(text)
         errors: dict[int, tuple[str, str]] = {}
+        for number in perhaps_ambiguous(unproved):
+            text = unproved[number]
+            try:
+                refuse_nesting(text)
+                refuse_duplicates(text)
+            except Exception as error:
+                errors[places[number]] = reason_of(text, error)
+        check, pattern = self._check_amounts, self._odd_amounts
+        if check is not None and pattern is not None:
+            for place, text in zip(places, unproved, strict=True):
+                try:
+                    if pattern.search(text):
+                        check(refuse_duplicates(text))
+                except Exception as error:
+                    errors.setdefault(place, reason_of(text, error))
+        decoded.reject(errors)
+
+    def _unproved(
+        self, texts: list[bytes | None], decoded: DecodedValues
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield the place and the JSON of each value whose number of quotation marks proves nothing."""
         count_quotes = self._count_quotes
         for place, (row, value) in enumerate(zip(decoded.rows, decoded.values, strict=True)):
-            whole, text = wholes[row], texts[row]
-            if whole is None or text is None:
+            text = texts[row]
+            if text is None:
                 continue
-            if count_quotes is not None and whole.count(b'"') == count_quotes([value]):
-                continue
-            try:
-                self._require_unambiguous(whole, text)
-            except Exception as error:
-                errors[place] = reason_of(whole, error)
-        decoded.reject(errors)
+            if count_quotes is None or text.count(b'"') != count_quotes([value]):
+                yield place, text
 
     def _quotes_prove_unambiguous(self, raw: list[bytes | None], decoded: DecodedValues) -> bool:
         """Whether the JSON of all values has each field of the contract once, and no other field.
@@ -278,19 +300,11 @@ class ValueDecoder:
 
         None if the values alone do not determine the number of quotation marks.
         """
-        if self._has_models or not self.source.is_object or self._envelope is not None:
+        if self._has_models or not self.source.is_object:
             return None
+        if self._envelope is not None:
+            return quote_counter_of_changes(self.source.value_class)
         return contract_parts.quote_counter(self.source.value_class)
-
-    def _require_unambiguous(self, whole: bytes, text: bytes) -> None:
-        """Raise an error for ambiguous JSON. This check parses the JSON again."""
-        refuse_nesting(whole)
-        refuse_duplicates(whole)
-        may_be_text = (
-            self._amounts_as_text is not None and self._amounts_as_text.search(text) is not None
-        )
-        if may_be_text and self._check_amounts is not None:
-            self._check_amounts(refuse_duplicates(text))
 
     @cached_property
     def _check_amounts(self) -> Callable[[Any], None] | None:
@@ -298,8 +312,8 @@ class ValueDecoder:
         return None if self._has_models else contract_parts.amount_check(self.source.value_class)
 
     @cached_property
-    def _amounts_as_text(self) -> re.Pattern[bytes] | None:
-        return contract_parts.amounts_as_text(self.source.value_class)
+    def _odd_amounts(self) -> re.Pattern[bytes] | None:
+        return contract_parts.odd_amounts(self.source.value_class)
 
     def _refuse_unreadable(self, raw: list[bytes | None], decoded: DecodedValues) -> None:
         """Reject values with strings, times or numbers that Spark cannot read back."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from sluice.engine.read.value_columns import failing_places
 from sluice.errors import error_text
-from sluice.values.json_limits import MOST_LEVELS
+from sluice.values.json_limits import MOST_LEVELS, is_surely_shallow
 
 
 def refuse_duplicates(text: bytes) -> Any:
@@ -29,6 +31,31 @@ def refuse_duplicates(text: bytes) -> Any:
 
 
 _decode, _encode = msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
+_AT_ONCE = 500
+
+
+def perhaps_ambiguous(texts: Sequence[bytes]) -> Iterator[int]:
+    """Return the indices of the texts, all of them valid JSON, that may be nested too deep or have a field twice.
+
+    Looking at many texts at once takes half of the time of `refuse_duplicates` for each of them.
+    """
+
+    def are_plain(begin: int, end: int) -> bool:
+        return end - begin <= _AT_ONCE and _are_plain(texts[begin:end])
+
+    return failing_places(len(texts), are_plain)
+
+
+def _are_plain(texts: Sequence[bytes]) -> bool:
+    """Return whether no text is nested too deep or has a field twice; False if this is not sure."""
+    if not all(map(is_surely_shallow, texts)):
+        return False
+    joined = b"[%b]" % b",".join(texts)
+    try:
+        value = _decode(joined)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return _count_quotes(_encode(value)) == _count_quotes(joined)
 
 
 def _count_quotes(text: bytes) -> int:
