@@ -54,15 +54,16 @@ def row_type(changes: type[Change[Any]]) -> Any:
     )
 
 
-_KINDS: dict[str, Kind] = {
-    "c": "insert",
-    "r": "insert",
-    "u": "update",
-    "d": "delete",
-    "t": "truncate",
-    "m": "message",
+_KINDS = {
+    "c": b"insert",
+    "r": b"insert",
+    "u": b"update",
+    "d": b"delete",
+    "t": b"truncate",
+    "m": b"message",
 }
 """Debezium's operations. A row that a snapshot has read (`r`) is an insert."""
+_WITH_NEW = (b"insert", b"update")
 _OPERATIONS = {"insert": "c", "update": "u", "delete": "d"}
 _NULL = Raw(b"null")
 
@@ -155,18 +156,19 @@ class DebeziumEnvelope(Wrapper):
             return text, decode_change(text)
 
     def _json(self, envelope: _Envelope, key: bytes | None) -> bytes:
-        if envelope.op is None and envelope.status in ("BEGIN", "END"):
-            return b'{"kind":"transaction"}'
-        if envelope.op not in _KINDS:
-            raise ValueError(f"op is {envelope.op!r}, not one of {', '.join(_KINDS)}")
-        kind, new = _KINDS[envelope.op], envelope.after
+        operation, new = envelope.op, envelope.after
+        kind = _KINDS.get(operation) if operation is not None else None
+        if kind is None:
+            if operation is None and envelope.status in ("BEGIN", "END"):
+                return _CHANGE % (b"transaction", _NULL, _NULL)
+            raise ValueError(f"op is {operation!r}, not one of {', '.join(_KINDS)}")
         has_new = new != _NULL
-        if has_new is not (kind in ("insert", "update")):
+        if has_new is not (kind in _WITH_NEW):
             raise ValueError(
-                f"a change with op {envelope.op!r} {'has an' if has_new else 'has no'} after"
+                f"a change with op {operation!r} {'has an' if has_new else 'has no'} after"
             )
         old = envelope.before if self._is_row(envelope.before, new, key) else _NULL
-        return _CHANGE % (kind.encode(), bytes(old), bytes(new))
+        return _CHANGE % (kind, old, new)
 
     def _is_row(self, before: Raw, after: Raw, key: bytes | None) -> bool:
         """Whether the columns before the change make a row of the contract.

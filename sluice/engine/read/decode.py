@@ -161,28 +161,30 @@ class ValueDecoder:
     ) -> tuple[list[bytes | None], DecodedValues]:
         """Return the change in each envelope as JSON of the contract, and the decoded values.
 
-        The JSON is None for an envelope that cannot be decoded.
+        The JSON may be None for an envelope that cannot be decoded.
         """
         texts: list[bytes | None] = []
-        decoded = DecodedValues([], [], [])
+        rows: list[int] = []
+        values: list[Any] = []
+        dead_letters: list[RejectedRecord] = []
+        decode_json = self._decode_json
         kafka_keys: Iterable[bytes | None] = repeat(None) if keys is None else keys.to_pylist()
         for row, (data, key) in enumerate(zip(raw, kafka_keys, strict=False)):
             text, value = None, None
             try:
                 if data is not None:
-                    text, value = envelope.decode(self._decode_json, data, key)
+                    text, value = envelope.decode(decode_json, data, key)
                     if may_repeat_names(data):
                         refuse_duplicates(data)
                 elif not self.source.keeps_nulls:
                     raise ValueError("the value is null")
             except Exception as error:
-                decoded.dead_letters.append(RejectedRecord(row, *reason_of(data, error)))
-                text = None
+                dead_letters.append(RejectedRecord(row, *reason_of(data, error)))
             else:
-                decoded.rows.append(row)
-                decoded.values.append(value)
+                rows.append(row)
+                values.append(value)
             texts.append(text)
-        return texts, decoded
+        return texts, DecodedValues(rows, values, dead_letters)
 
     @cached_property
     def _decode_json(self) -> Callable[[bytes], Any]:
