@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, get_args, get_origin
 
 import msgspec
@@ -136,8 +137,8 @@ class DebeziumEnvelope(Wrapper):
         return cast(Change[Any], author_value(change))
 
     def decode(
-        self, decode_change: Callable[[bytes], T], data: bytes, key: bytes | None
-    ) -> tuple[bytes, T]:
+        self, decode_change: Callable[[bytes], Any], data: bytes, key: bytes | None
+    ) -> tuple[bytes, Any]:
         """Return the change in a value as JSON of the class of changes, and the decoded change.
 
         `key` is the key of the record. Raises ValueError for a value that is no change, and the
@@ -147,28 +148,24 @@ class DebeziumEnvelope(Wrapper):
         envelope = _decode_envelope(data)
         if envelope.payload != _NULL:
             envelope = _decode_envelope(envelope.payload)
-        text = self._json(envelope, key)
+        kind, old, new = _kind_of(envelope), envelope.before, envelope.after
+        text = _CHANGE % (kind, old, new)
         try:
-            return text, decode_change(text)
+            change = decode_change(text)
         except msgspec.ValidationError:
-            envelope.before = _NULL
-            text = self._json(envelope, key)
+            if old == _NULL:
+                raise
+            text = _CHANGE % (kind, _NULL, new)
             return text, decode_change(text)
+        if change.old is None or self._is_whole(change.old) or self._is_row(old, new, key):
+            return text, change
+        return _CHANGE % (kind, _NULL, new), msgspec.structs.replace(change, old=None)
 
-    def _json(self, envelope: _Envelope, key: bytes | None) -> bytes:
-        operation, new = envelope.op, envelope.after
-        kind = _KINDS.get(operation) if operation is not None else None
-        if kind is None:
-            if operation is None and envelope.status in ("BEGIN", "END"):
-                return _CHANGE % (b"transaction", _NULL, _NULL)
-            raise ValueError(f"op is {operation!r}, not one of {', '.join(_KINDS)}")
-        has_new = new != _NULL
-        if has_new is not (kind in _WITH_NEW):
-            raise ValueError(
-                f"a change with op {operation!r} {'has an' if has_new else 'has no'} after"
-            )
-        old = envelope.before if self._is_row(envelope.before, new, key) else _NULL
-        return _CHANGE % (kind, old, new)
+    def _is_whole(self, row: Any) -> bool:
+        """Return whether a decoded row certainly has all columns, without looking at its JSON."""
+        if not self._may_lack_columns:
+            return True
+        return self._values_of is not None and None not in self._values_of(row)
 
     def _is_row(self, before: Raw, after: Raw, key: bytes | None) -> bool:
         """Whether the columns before the change make a row of the contract.
@@ -176,11 +173,7 @@ class DebeziumEnvelope(Wrapper):
         Many databases send only the columns of the key, and Debezium then writes null for the other
         columns.
         """
-        if before == _NULL or not self._may_lack_columns:
-            return before != _NULL
         columns = _decode_columns(before)
-        if columns.keys() >= self._columns.keys() and b"null" not in bytes(before):
-            return True
         sent = {name for name in self._columns if columns.get(name, _NULL) != _NULL}
         if _are_of_key(sent, columns, self._columns.keys(), key):
             return False
@@ -216,9 +209,18 @@ class DebeziumEnvelope(Wrapper):
             for field in self._row_fields
         )
 
+    @cached_property
+    def _values_of(self) -> Callable[[Any], tuple[Any, ...]] | None:
+        """A function that reads all columns of a row; None if a column that was not sent is perhaps not null."""
+        kind = type_info(row_type(self._changes))
+        if not isinstance(kind, inspect.StructType) or any(self._columns.values()):
+            return None
+        # An attrgetter of a single name does not give a tuple.
+        return attrgetter(*(field.name for field in kind.fields), "__class__")
+
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("_row_fields", "_columns", "_may_lack_columns"):
+        for name in ("_row_fields", "_columns", "_may_lack_columns", "_values_of"):
             state.pop(name, None)
         return state
 
@@ -229,6 +231,23 @@ _NEVER_NULL = (
     inspect.DictType, inspect.StructType,
 )  # fmt: skip
 """Types of fields that refuse null."""
+
+
+def _kind_of(envelope: _Envelope) -> bytes:
+    """Return the kind of a change. Raises ValueError if the envelope is not that of a change."""
+    operation = envelope.op
+    kind = _KINDS.get(operation) if operation is not None else None
+    if kind is None:
+        if operation is None and envelope.status in ("BEGIN", "END"):
+            return b"transaction"
+        raise ValueError(f"op is {operation!r}, not one of {', '.join(_KINDS)}")
+    has_new = envelope.after != _NULL
+    if has_new is not (kind in _WITH_NEW):
+        problem = "has an" if has_new else "has no"
+        raise ValueError(f"a change with op {operation!r} {problem} after")
+    return kind
+
+
 _CHANGE = b'{"kind":"%b","old":%b,"new":%b}'
 
 
