@@ -63,6 +63,14 @@ class OperatorOrder(Spark.Parser):  # type: ignore[valid-type, misc]
         return self._negate_range(predicate) if negated else predicate
 
     @override
+    def _parse_column_ops(self, this: exp.Expr | None) -> exp.Expr | None:
+        # Brackets, dots and :: can be after a value, but not after `a IS NULL`.
+        if isinstance(this, exp.Is | exp.Not):
+            return this
+        value: exp.Expr | None = super()._parse_column_ops(this)
+        return value
+
+    @override
     def _parse_bitwise(self) -> exp.Expr | None:
         """Parse a value: an expression in which AND, OR, NOT and predicates are only in parentheses."""
         return self._parse_operation(0)

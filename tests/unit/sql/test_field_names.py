@@ -181,6 +181,9 @@ def test_few_words_are_refused_as_operands() -> None:
         ("concat(x, )", "a comma without a value"),
         ("named_struct(x)", "has x as an argument that the function does not take"),
         ("x;", "ends with a semicolon"),
+        ("x IS NULL[0]", "is not a Spark SQL expression"),
+        ("x IS NOT NULL.y", "is not a Spark SQL expression"),
+        ("x IS NULL::INT", "is not a Spark SQL expression"),
     ],
 )
 def test_what_only_other_databases_read_is_refused(text: str, says: str) -> None:
