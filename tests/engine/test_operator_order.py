@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from sqlglot import exp
@@ -23,7 +24,7 @@ SUFFIXES = [
     "[0]", ".f", "::INT",
 ]  # fmt: skip
 FIELDS = ["a", "b", "c", "d", "all", "e.f", "pi()", "'t'", "(a + b)", "upper(a)"]
-REFUSED = ["a::INT[0]"]
+REFUSED = {"a::INT[0]"}
 """Expressions that Spark reads and Sluice refuses, because sqlglot would read the type of a list."""
 IN_PARENTHESES = (
     exp.Binary | exp.Not | exp.Neg | exp.BitwiseNot | exp.In | exp.Between | exp.Cast | exp.Bracket
@@ -90,7 +91,8 @@ def reading_of(parse_in_spark: Callable[[str], str], text: str) -> str | None:
         return None
 
 
-def test_parentheses_change_nothing_for_spark(spark: SparkSession) -> None:
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.heavy)])
+def test_parentheses_change_nothing_for_spark(spark: SparkSession, every: int) -> None:
     parser = spark._jsparkSession.sessionState().sqlParser()
 
     def parse_in_spark(text: str) -> str:
@@ -100,7 +102,7 @@ def test_parentheses_change_nothing_for_spark(spark: SparkSession) -> None:
 
     wrong: list[str] = []
     refused: list[str] = []
-    for text in expressions(300):
+    for text in expressions(300)[::every]:
         ours, expected = with_parentheses(text), reading_of(parse_in_spark, text)
         if ours is None and expected is not None and "'not" not in expected:
             refused.append(text)
@@ -108,4 +110,4 @@ def test_parentheses_change_nothing_for_spark(spark: SparkSession) -> None:
             wrong.append(f"{text}: Sluice reads {ours}, Spark {expected}")
     assert wrong == []
     # In other places, Spark reads NOT as a field, which needs backticks in Sluice.
-    assert refused == REFUSED
+    assert {*refused} <= REFUSED
