@@ -18,7 +18,7 @@ from sluice.errors import TopologyError
 from sluice.sql.calls import aggregates, function_name
 from sluice.sql.dialect import text_of, tokens_of, tree_of
 from sluice.sql.function_arguments import arguments_of, misfit
-from sluice.sql.json_paths import is_json_path
+from sluice.sql.json_paths import is_json_path, is_variant_path
 from sluice.sql.spark_functions import FUNCTIONS
 from sluice.sql.spark_syntax import functions_in
 from sluice.sql.typed_expression import type_expression
@@ -247,12 +247,25 @@ def _require_constants(node: exp.Anonymous, where: str) -> None:
     name = node.name.lower()
     if name == "top":
         _require_top(node, where)
-    path = node.expressions[1] if name == "get_json_object" and len(node.expressions) == 2 else None
-    if isinstance(path, exp.Literal) and not is_json_path(path.name):
-        raise TopologyError(
-            f"{where}: {path.name!r} is not a path that Spark reads.",
-            next_step="A path begins with $, and goes on with .name, ['name'], [0], [*] or .*.",
-        )
+    if name in _PATHS and len(node.expressions) > 1:
+        is_path, advice = _PATHS[name]
+        path = node.expressions[1]
+        if isinstance(path, exp.Literal) and not is_path(path.name):
+            raise TopologyError(
+                f"{where}: {path.name!r} is not a path that Spark reads.", next_step=advice
+            )
+
+
+_IN_VARIANT = """A path begins with $, and goes on with .name, ['name'], ["name"] or [0]."""
+_PATHS = {
+    "get_json_object": (
+        is_json_path,
+        "A path begins with $, and goes on with .name, ['name'], [0], [*] or .*.",
+    ),
+    "variant_get": (is_variant_path, _IN_VARIANT),
+    "try_variant_get": (is_variant_path, _IN_VARIANT),
+}
+"""Functions with a path as second argument: whether they read a text as a path, and what to write."""
 
 
 def _require_top(node: exp.Anonymous, where: str) -> None:

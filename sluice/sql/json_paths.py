@@ -1,4 +1,4 @@
-"""The paths of `get_json_object` that Spark reads, such as `$.lines[0].product`."""
+"""The paths in JSON and in variants that Spark reads, such as `$.lines[0].product`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,24 @@ _STEPS = r"""
         | \s*+ (\d+) ) \]      # an element: [0]
 """
 _PATH = re.compile(rf"\$ (?>{_STEPS})*+ \s*", re.ASCII | re.VERBOSE)
-_INDEX = re.compile(r"\[\s*(\d+)\]")
-_LARGEST_INDEX = 2**63 - 1
+_PATH_IN_VARIANT = re.compile(
+    r"""\$ (?: \.[^.\[]+ | \['[^']*'\] | \["[^"]*"\] | \[\d+\] )*""", re.ASCII | re.VERBOSE
+)
+_INDEX = re.compile(r"\[\s*(\d+)\]", re.ASCII)
 
 
 def is_json_path(text: str) -> bool:
-    """Whether Spark reads the text as a path. For other texts, `get_json_object` is null or fails for every value."""
-    return _PATH.fullmatch(text) is not None and all(
-        int(index) <= _LARGEST_INDEX for index in _INDEX.findall(text)
-    )
+    """Return whether `get_json_object` reads the text as a path.
+
+    For other texts, it is null or fails for every value.
+    """
+    return _PATH.fullmatch(text) is not None and _has_indices_below(2**63, text)
+
+
+def is_variant_path(text: str) -> bool:
+    """Return whether `variant_get` reads the text as a path. For other texts, it fails for every value."""
+    return _PATH_IN_VARIANT.fullmatch(text) is not None and _has_indices_below(2**31, text)
+
+
+def _has_indices_below(limit: int, path: str) -> bool:
+    return all(int(index) < limit for index in _INDEX.findall(path))

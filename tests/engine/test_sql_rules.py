@@ -26,7 +26,7 @@ from sluice.plan import FallibleExpression
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.expression_checks import require_valid
 from sluice.sql.fallible import failure_causes
-from sluice.sql.json_paths import is_json_path
+from sluice.sql.json_paths import is_json_path, is_variant_path
 from sluice.sql.parsed_expression import parse
 from sluice.sql.rules import key_problem
 from sluice.sql.typed_expression import type_expression
@@ -35,7 +35,12 @@ from sluice.values.sql_text import struct_json, value_json
 from tests.unit.sql.spark_arguments import ACCEPTED
 from tests.unit.sql.spark_arguments import COLUMNS as COLUMNS_OF_SPARK
 from tests.unit.sql.test_field_names import CONSTANTS, KEYWORDS, OPERANDS, read_fields
-from tests.unit.sql.test_json_paths import READ, REFUSED
+from tests.unit.sql.test_json_paths import (
+    READ,
+    READ_IN_VARIANTS,
+    REFUSED,
+    REFUSED_IN_VARIANTS,
+)
 
 COLUMNS = {
     "text": "STRING", "other": "STRING", "number": "STRING", "day_text": "STRING", "whole": "BIGINT", "more": "BIGINT",
@@ -494,3 +499,16 @@ def test_spark_reads_the_same_paths_in_json(spark: SparkSession, path: str) -> N
     except PySparkException:  # an index that is too large
         is_read = False
     assert is_read is is_json_path(path)
+
+
+@pytest.mark.parametrize("path", [*READ_IN_VARIANTS, *REFUSED_IN_VARIANTS])
+def test_spark_reads_the_same_paths_in_variants(spark: SparkSession, path: str) -> None:
+    jvm = spark._jvm
+    assert jvm is not None
+    expressions = jvm.org.apache.spark.sql.catalyst.expressions.variant
+    parser = getattr(getattr(expressions, "VariantPathParser$"), "MODULE$")
+    try:
+        is_read = parser.parse(path).isDefined()
+    except PySparkException:  # an index that is too large
+        is_read = False
+    assert is_read is is_variant_path(path)
