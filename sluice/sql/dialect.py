@@ -17,7 +17,9 @@ from typing_extensions import override
 from sluice.sql.operator_order import OperatorOrder
 from sluice.sql.words_as_names import places_of_names
 
-UNTRANSLATED = frozenset({"date_format", "get_json_object"})
+UNTRANSLATED = frozenset(
+    {"date_format", "get_json_object", "from_utc_timestamp", "to_utc_timestamp"}
+)
 """Functions whose arguments sqlglot would change if it knew these functions. `SparkSQL` makes it forget them."""
 
 PARSE_ERRORS = (

@@ -137,6 +137,7 @@ TABLE: dict[RuleKey, tuple[Accepted | None, ...]] = {
     exp.ToChar: (NUMBER_OR_TIME,),
     exp.BitwiseCount: (BITS,),
     exp.GenerateSeries: (STEPS, STEPS),
+    **dict.fromkeys(("from_utc_timestamp", "to_utc_timestamp"), (DAY, TEXT)),
     "make_date": (NUMBER, NUMBER, NUMBER),
     # Texts
     **dict.fromkeys(

@@ -125,8 +125,12 @@ def _not_an_expression(text: str, error: Exception) -> TopologyError:
             return _refusal(text, reason)
     problem = (getattr(error, "errors", None) or [{}])[0]
     where = f" (column {problem['col']})" if problem.get("col") else ""
-    description = str(problem.get("description") or error)
-    mistake = re.sub(r"<class 'sqlglot\.expressions\.(?:\w+\.)*(\w+)'>", r"\1", description)
+    mistake = str(problem.get("description") or error)
+    # The author does not know the names of sqlglot's classes and functions.
+    if not isinstance(error, SqlglotError):
+        mistake = "a function has other arguments"
+    elif mistake.startswith("Required keyword"):
+        mistake = "a value is missing"
     corrected = _with_a_quoted_keyword(text)
     next_step = "Correct the expression at this column." if where else "Correct the expression."
     if corrected:

@@ -253,7 +253,7 @@ _ALWAYS: dict[RuleKey, str] = {
         (exp.AddMonths, exp.DateFromUnixDate, exp.LastDay, exp.NextDay, exp.DateTrunc, "make_date"), "DATE"
     ),
     **dict.fromkeys((exp.Encode, exp.FromBase64, exp.ToBinary, "aes_encrypt"), "BINARY"),
-    **dict.fromkeys((exp.AtTimeZone, exp.FromTimeZone, exp.TimestampFromParts), "TIMESTAMP"),
+    **dict.fromkeys(("from_utc_timestamp", "to_utc_timestamp", exp.TimestampFromParts), "TIMESTAMP"),
 }  # fmt: skip
 """Functions whose results have the same type for all arguments."""
 

@@ -113,7 +113,7 @@ def _why_not_operator(node: exp.Expr) -> str:
             return "has IS before something else than NULL, TRUE, FALSE or DISTINCT FROM; write ="
         case exp.In() if node.args.get("field") or node.args.get("unnest"):
             return "has IN without parentheses; to look into a list, write array_contains(list, x)"
-        case exp.AtTimeZone() if "start" not in node.meta:
+        case exp.AtTimeZone():
             return "has AT TIME ZONE; write from_utc_timestamp(...) or to_utc_timestamp(...)"
         case exp.Between() if node.args.get("symmetric") is not None:
             return "has SYMMETRIC, which Spark SQL lacks; write least(...) and greatest(...)"
@@ -221,6 +221,8 @@ def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
                 yield "has a list in brackets; write array(...)"
             case TokenType.COMMA if following in (TokenType.R_PAREN, TokenType.COMMA):
                 yield "has a comma without a value after it"
+            case TokenType.ALIAS if following in (TokenType.R_PAREN, TokenType.COMMA):
+                yield "has AS without a name after it"
             case TokenType.L_PAREN if following is TokenType.COMMA:
                 yield "has a comma without a value before it"
             case TokenType.L_PAREN if (
