@@ -45,10 +45,10 @@ def _named_struct(arguments: list[exp.Expr]) -> exp.Expr:
 
 
 def _noting_place(parse: Callable[[Any], exp.Expr | None]) -> Callable[[Any], exp.Expr | None]:
-    """A parser of a function's arguments that also notes the place of the function's name, as sqlglot does of others.
+    """Return a parser of a function's arguments that also notes the place of the function's name.
 
-    sqlglot calls the parser of the arguments after it has read the name and the opening
-    parenthesis.
+    sqlglot notes the places of other functions' names. It calls the parser of the arguments after
+    it has read the name and the opening parenthesis.
     """
 
     def parse_noting_place(parser: Any) -> exp.Expr | None:
@@ -106,12 +106,12 @@ class SparkSQL(Spark):
 
     @override
     def to_json_path(self, path: exp.Expr | None) -> exp.Expr | None:
-        """The path itself: sqlglot would log paths that it cannot read."""
+        """Return the path itself: sqlglot would log paths that it cannot read."""
         return path
 
     @override
     def tokenize(self, sql: str, dialect: DialectType = None) -> list[Token]:
-        """The tokens of an expression, in which the words that Spark reads as names are names."""
+        """Return the tokens of an expression, in which the words that Spark reads as names are names."""
         tokens = super().tokenize(sql, dialect)
         for place in places_of_names(tokens):
             word = tokens[place]
@@ -127,13 +127,13 @@ class SparkSQL(Spark):
 
 @cache
 def tree_of(text: str) -> exp.Expr:
-    """The parsed expression. It is cached, so copy it before changing it. Raises one of `PARSE_ERRORS`."""
+    """Return the parsed expression. It is cached, so copy it before changing it. Raises one of `PARSE_ERRORS`."""
     return sqlglot.parse_one(text, dialect=SparkSQL)
 
 
 @cache
 def is_plain_name(word: str) -> bool:
-    """Whether a word can be read as a name without regard to its place."""
+    """Return whether a word can be read as a name without regard to its place."""
     try:
         tree = sqlglot.parse_one(word, dialect=Spark)
     # A word such as CASE is not an expression by itself.
@@ -143,10 +143,13 @@ def is_plain_name(word: str) -> bool:
 
 
 def tokens_of(text: str) -> list[Token]:
-    """The tokens of an expression, with their places in the text. Raises SqlglotError."""
+    """Return the tokens of an expression, with their places in the text. Raises SqlglotError."""
     return SparkSQL().tokenize(text)
 
 
 def text_of(tree: exp.Expr) -> str:
-    """SQL for a parsed expression, for messages and types. It may compute other results than the author's text."""
+    """Return SQL for a parsed expression, for messages and types.
+
+    It may compute other results than the author's text.
+    """
     return tree.sql(dialect=SparkSQL)

@@ -29,7 +29,7 @@ TypeIn: TypeAlias = Callable[[exp.Expr, Mapping[str, str]], str]
 
 
 def result_type(node: exp.Expr, kinds: Kinds, type_in: TypeIn) -> str:
-    """The type of a function's or an operator's result, for arguments of these types; empty if it is unknown."""
+    """Return the type of a function's or an operator's result, for arguments of these types; empty if it is unknown."""
     key = rule_key(node)
     if (kind := _ALWAYS.get(key)) is not None:
         return kind
@@ -45,14 +45,17 @@ def result_type(node: exp.Expr, kinds: Kinds, type_in: TypeIn) -> str:
 
 
 def path_type(kind: str, names: Sequence[str]) -> str:
-    """The type of a path such as `lines.product`, whose first part has the type `kind`; empty if it is unknown."""
+    """Return the type of a path such as `lines.product`, whose first part has the type `kind`.
+
+    Empty if it is unknown.
+    """
     for name in names:
         kind = _part_type(kind, name)
     return kind
 
 
 def _part_type(kind: str, name: str) -> str:
-    """The type of an object's field, of a map's value, or of a field of all objects in a list."""
+    """Return the type of an object's field, of a map's value, or of a field of all objects in a list."""
     if element := element_type(kind):
         # Of a list of lists, Spark reads no field.
         return list_type(_field_type(element, name))
@@ -65,17 +68,20 @@ def _field_type(kind: str, name: str) -> str:
 
 
 def list_type(element: str) -> str:
-    """The type of a list; empty if the type of its elements is unknown."""
+    """Return the type of a list; empty if the type of its elements is unknown."""
     return f"ARRAY<{element}>" if element else ""
 
 
 def map_type(key: str, value: str) -> str:
-    """The type of a map; empty if the type of its keys or of its values is unknown."""
+    """Return the type of a map; empty if the type of its keys or of its values is unknown."""
     return f"MAP<{key}, {value}>" if key and value else ""
 
 
 def widest_type(kinds: Kinds) -> str:
-    """The type to which Spark converts values of these types, also if their parts differ; empty if it is unknown."""
+    """Return the type to which Spark converts values of these types, also if their parts differ.
+
+    Empty if it is unknown.
+    """
     different = list(dict.fromkeys(kind for kind in kinds if kind != VOID))
     if len(different) < 2:
         return different[0] if different else VOID
@@ -92,7 +98,7 @@ def widest_type(kinds: Kinds) -> str:
 
 
 def _widest_object(objects: Sequence[Mapping[str, str]]) -> str:
-    """The type of objects that have the same fields; empty if the fields differ."""
+    """Return the type of objects that have the same fields; empty if the fields differ."""
     first, *others = objects
     for other in others:
         if [*map(str.lower, other)] != [*map(str.lower, first)]:
@@ -105,7 +111,7 @@ def _widest_object(objects: Sequence[Mapping[str, str]]) -> str:
 
 
 def type_of_schema(text: str) -> str:
-    """The type that a schema such as `a INT, b STRING` or `ARRAY<INT>` describes; empty if it is not known."""
+    """Return the type that a schema such as `a INT, b STRING` or `ARRAY<INT>` describes; empty if it is not known."""
     for cast in (f"CAST(x AS {text})", f"CAST(x AS STRUCT<{text}>)"):
         try:
             tree = tree_of(cast)
@@ -118,7 +124,7 @@ def type_of_schema(text: str) -> str:
 
 
 def _with_digits(kind: str) -> str:
-    """The type with the digits of all decimals, also of those that a schema declares without digits."""
+    """Return the type with the digits of all decimals, also of those that a schema declares without digits."""
     if fields := struct_fields(kind):
         return struct_type({name: _with_digits(of_field) for name, of_field in fields.items()})
     if element := element_type(kind):
@@ -144,7 +150,7 @@ def _list_of_first(kinds: Kinds) -> str:
 
 
 def _with_element(kinds: Kinds) -> str:
-    """A list with one more element."""
+    """Return a list with one more element."""
     element = element_type(kinds[0])
     return list_type(widest_type([element, kinds[-1]])) if element and kinds[-1] else ""
 
@@ -265,7 +271,7 @@ _WITHOUT_ARGUMENTS = frozenset({exp.Array})
 
 
 def _result_of(function: exp.Expr | None, variables: Kinds, type_in: TypeIn) -> str:
-    """The type of a lambda's result, whose variables have these types."""
+    """Return the type of a lambda's result, whose variables have these types."""
     if not isinstance(function, exp.Lambda):
         return ""
     names = [name.name for name in function.expressions]
@@ -275,7 +281,7 @@ def _result_of(function: exp.Expr | None, variables: Kinds, type_in: TypeIn) -> 
 
 
 def _with_columns(body: exp.Expr, names: set[str]) -> exp.Expr:
-    """The body of a lambda with a column in place of each of these variables."""
+    """Return the body of a lambda with a column in place of each of these variables."""
     # A parent is needed for `replace`.
     root = exp.Paren(this=body.copy())
     for name in [*root.find_all(exp.Identifier)]:
@@ -347,12 +353,12 @@ def _zip_of_lists(node: exp.Expr, kinds: Kinds) -> str:
 
 
 def _branch(node: exp.Expr, kinds: Kinds) -> str:
-    """The type of an IF: of one of its two results."""
+    """Return the type of an IF: of one of its two results."""
     return _common(kinds[1:])
 
 
 def _branches(node: exp.Expr, kinds: Kinds) -> str:
-    """The type of a CASE: of one of its results, which come after the conditions."""
+    """Return the type of a CASE: of one of its results, which come after the conditions."""
     conditions = len(node.args["ifs"]) + (node.this is not None)
     return _common(kinds[conditions:])
 
@@ -374,7 +380,7 @@ def _of_variant(node: exp.Expr, kinds: Kinds) -> str:
 
 
 def _of_constant(schema: exp.Expr | None) -> str:
-    """The type that a constant text describes; empty for a schema that is computed."""
+    """Return the type that a constant text describes; empty for a schema that is computed."""
     return (
         type_of_schema(schema.name) if isinstance(schema, exp.Literal) and schema.is_string else ""
     )

@@ -51,7 +51,7 @@ _BEFORE_PARENTHESES = _BEFORE_OPERAND | {
 
 
 def reason_to_refuse(text: str, tree: exp.Expr) -> str:
-    """Why a text is not an expression of Spark SQL over one record's fields, or an empty string."""
+    """Return why a text is not an expression of Spark SQL over one record's fields, or an empty string."""
     if isinstance(tree, _STATEMENTS):
         return "is a statement, not an expression"
     if isinstance(tree, exp.Alias):
@@ -73,7 +73,7 @@ def foreign_sign(text: str) -> str:
 
 
 def functions_in(tokens: Sequence[Token]) -> Iterator[Token]:
-    """The names of the functions that are called."""
+    """Yield the names of the functions that are called."""
     types = {tokens[place].start for place in _places_of_types(tokens)}
     begins, before = True, ""
     for token, after in pairwise(tokens):
@@ -179,13 +179,13 @@ _BITS = {exp.DType.TINYINT: 8, exp.DType.SMALLINT: 16, exp.DType.INT: 32, exp.DT
 
 
 def _fits(number: str, to: exp.DataType) -> bool:
-    """Whether a whole number, or its negative, fits a type of whole numbers; true for other types."""
+    """Return whether a whole number, or its negative, fits a type of whole numbers; true for other types."""
     bits = _BITS.get(to.this)
     return bits is None or not number.isdecimal() or int(number) <= 2 ** (bits - 1)
 
 
 def _is_number_of_spark(text: str) -> bool:
-    """Whether a number fits a type: a decimal, or a double if it has an exponent."""
+    """Return whether a number fits a type: a decimal, or a double if it has an exponent."""
     if re.fullmatch(r"(?:\d+\.?\d*|\.\d+)[eE][+-]?\d+", text):
         return math.isfinite(float(text))
     whole, _, decimals = text.partition(".")
@@ -195,7 +195,7 @@ def _is_number_of_spark(text: str) -> bool:
 
 
 def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
-    """Each sign, or operator that is a word, for which Spark SQL has another meaning or none."""
+    """Yield each sign, or operator that is a word, for which Spark SQL has another meaning or none."""
     arguments = {token.end + 1 for token in functions_in(tokens)}
     before: Token | None = None
     begins_before = True
@@ -241,7 +241,7 @@ def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
 
 
 def _is_foreign_constant(word: Token, following: TokenType) -> bool:
-    """Whether a word looks like the type of the constant after it, but Spark has no such constants."""
+    """Return whether a word looks like the type of the constant after it, but Spark has no such constants."""
     if word.token_type not in SparkSQL.Parser.TYPE_TOKENS or following not in (
         *_TEXTS,
         TokenType.NUMBER,
@@ -254,7 +254,7 @@ def _is_foreign_constant(word: Token, following: TokenType) -> bool:
 
 
 def _is_read_further(before: Token, token: Token, after: Token | None) -> bool:
-    """Whether a constant such as `DATE '2026-01-01'` or `-1` has `::`, a dot or brackets after it.
+    """Return whether a constant such as `DATE '2026-01-01'` or `-1` has `::`, a dot or brackets after it.
 
     sqlglot would apply these to the text or the number without what is before it.
     """
@@ -274,7 +274,7 @@ def _foreign_types(tokens: Sequence[Token]) -> Iterator[str]:
 
 
 def _places_of_types(tokens: Sequence[Token]) -> Iterator[int]:
-    """The places of the types in `CAST(... AS type)` and `...::type`, without the types within them."""
+    """Yield the places of the types in `CAST(... AS type)` and `...::type`, without the types within them."""
     callers: list[str] = []
     before: Token | None = None
     for place, token in enumerate(tokens):
@@ -296,7 +296,7 @@ def _places_of_types(tokens: Sequence[Token]) -> Iterator[int]:
 
 
 def _unread_names(tokens: Sequence[Token], tree: exp.Expr) -> Iterator[str]:
-    """Each name in the text that the tree lacks: sqlglot drops, for example, the arguments of some functions."""
+    """Yield each name in the text that the tree lacks: sqlglot drops, for example, the arguments of some functions."""
     read = Counter(node.name.lower() for node in tree.find_all(exp.Identifier, exp.Var))
     for place in places_of_names(tokens):
         word = tokens[place].text

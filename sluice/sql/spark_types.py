@@ -34,7 +34,7 @@ _MOST_DECIMALS_OF_SECONDS = 6
 
 
 def is_type(tokens: Sequence[Token], place: int) -> bool:
-    """Whether a type of Spark SQL begins at a token, and neither a bracket nor COLLATE comes after it.
+    """Return whether a type of Spark SQL begins at a token, and neither a bracket nor COLLATE comes after it.
 
     sqlglot would read `::INT[0]` as a conversion to a list, and the name after COLLATE as a field.
     """
@@ -113,7 +113,7 @@ class _Reader:
         return is_read
 
     def _numbers(self) -> list[int]:
-        """The numbers of `(10, 2)`. If something else comes next, nothing is read, and there are no numbers."""
+        """Return the numbers of `(10, 2)`. If something else comes next, nothing is read, and there are no numbers."""
         before, numbers = self._place, list[int]()
         while self.skips("(" if not numbers else ","):
             if not self._next().isdecimal():

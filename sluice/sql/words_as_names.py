@@ -50,7 +50,7 @@ UNITS = frozenset(
 
 
 def places_of_names(tokens: Sequence[Token]) -> Iterator[int]:
-    """The places of the tokens that can only be fields, or the first parts of paths such as `a.b`."""
+    """Yield the places of the tokens that can only be fields, or the first parts of paths such as `a.b`."""
     # What is before the first token and after the last one is as within parentheses.
     words = ["(", "(", *map(_word, tokens), ")", ")", ")"]
     depth_of_type = 0
@@ -65,17 +65,17 @@ def places_of_names(tokens: Sequence[Token]) -> Iterator[int]:
 
 
 def begins_operand(before: Token) -> bool:
-    """Whether an operand begins after a token, in which `SparkSQL.tokenize` has marked the names."""
+    """Return whether an operand begins after a token, in which `SparkSQL.tokenize` has marked the names."""
     return before.token_type is not TokenType.VAR and _word(before) in _BEFORE_OPERAND
 
 
 def is_infix_word(token: Token) -> bool:
-    """Whether a token, in which names are marked, is a word between two operands."""
+    """Return whether a token, in which names are marked, is a word between two operands."""
     return token.token_type is not TokenType.VAR and _word(token) in _INFIX_WORDS
 
 
 def _word(token: Token) -> str:
-    """The word or sign in capital letters."""
+    """Return the word or sign in capital letters."""
     if token.token_type is TokenType.IDENTIFIER:
         return _NAME
     return _CONSTANT if token.token_type in _NO_WORDS else token.text.upper()

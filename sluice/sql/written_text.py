@@ -12,8 +12,9 @@ from sluice.sql.dialect import PARSE_ERRORS, text_of, tokens_of, tree_of
 
 
 def written(node: exp.Expr, text: str) -> str:
-    """The text from which sqlglot has made a part of the expression `text`; SQL made from the part if it has no text.
+    """Return the text from which sqlglot has made a part of the expression `text`.
 
+    If the part has no text, return SQL that is made from the part.
     If sqlglot has added the part to the argument of a function, as in `days * -1`, this is the text
     of the argument.
     """
@@ -26,7 +27,7 @@ def written(node: exp.Expr, text: str) -> str:
 
 
 def written_name(node: exp.Expr, text: str) -> str:
-    """The name of a function in lower case, or the text of an operator with its operands, as the author wrote it."""
+    """Return the name of a function in lower case, or an operator with its operands, as the author wrote it."""
     start, stop = node.meta.get("start"), node.meta.get("end")
     if isinstance(node, exp.Func) and start is not None and stop is not None:
         return text[start : stop + 1].lower()
@@ -40,7 +41,7 @@ _MOST_TOKENS_AROUND = 3
 
 
 def _candidates(node: exp.Expr, text: str) -> Iterator[str]:
-    """The texts that a part may have: from its first to its last operand, with more and more tokens around them."""
+    """Yield the texts that a part may have: from its first to its last operand, with more and more tokens around."""
     tokens = tokens_of(text)
     places: list[int] = []
     for part in node.walk():
@@ -57,7 +58,7 @@ def _candidates(node: exp.Expr, text: str) -> Iterator[str]:
 
 
 def _end_of_call(tokens: Sequence[Token], place: int) -> int:
-    """The place of the parenthesis that ends the call of the function whose name is at `place`."""
+    """Return the place of the parenthesis that ends the call of the function whose name is at `place`."""
     depth = 0
     for end in range(place + 1, len(tokens)):
         kind = tokens[end].token_type

@@ -44,7 +44,7 @@ class Change(Struct, Generic[V]):
 
 
 def row_type(changes: type[Change[Any]]) -> Any:
-    """The type of the rows of a class of changes."""
+    """Return the type of the rows of a class of changes."""
     for base in changes.__mro__:
         for generic in getattr(base, "__orig_bases__", ()):
             if get_origin(generic) is Change and not isinstance(get_args(generic)[0], TypeVar):
@@ -168,7 +168,7 @@ class DebeziumEnvelope(Wrapper):
         return self._values_of is not None and None not in self._values_of(row)
 
     def _is_row(self, before: Raw, after: Raw, key: bytes | None) -> bool:
-        """Whether the columns before the change make a row of the contract.
+        """Return whether the columns before the change make a row of the contract.
 
         Many databases send only the columns of the key, and Debezium then writes null for the other
         columns.
@@ -254,7 +254,7 @@ _CHANGE = b'{"kind":"%b","old":%b,"new":%b}'
 def _are_of_key(
     sent: set[str], columns: Mapping[str, Raw], names: Set[str], key: bytes | None
 ) -> bool:
-    """Whether a row has other columns than those of the record's key, and all of these are null."""
+    """Return whether a row has other columns than those of the record's key, and all of these are null."""
     if not sent:
         return True
     of_key = _columns_of_key(key)
@@ -266,7 +266,7 @@ def _are_of_key(
 
 
 def _columns_of_key(key: bytes | None) -> frozenset[str] | None:
-    """The names of the columns in a key that Debezium has written as JSON; None for another key."""
+    """Return the names of the columns in a key that Debezium has written as JSON; None for another key."""
     try:
         columns = _decode_columns(key or b"")
         if columns.keys() == {"schema", "payload"}:
@@ -277,7 +277,7 @@ def _columns_of_key(key: bytes | None) -> frozenset[str] | None:
 
 
 def encode_debezium(change: dict[str, Any]) -> bytes:
-    """A change as Debezium writes it without schema: before, after and op."""
+    """Return a change as Debezium writes it without schema: before, after and op."""
     operation = _OPERATIONS.get(change.get("kind", ""))
     if operation is None:
         raise ValueError(f"a change of kind {change.get('kind')!r} has no row")
@@ -286,7 +286,7 @@ def encode_debezium(change: dict[str, Any]) -> bytes:
 
 
 def debezium_key(data: bytes) -> str:
-    """The text of a key that Debezium has written as JSON, with or without its schema.
+    """Return the text of a key that Debezium has written as JSON, with or without its schema.
 
     A key of one column has the column's text; a key of several columns is JSON, as for
     `struct(...)`.
