@@ -75,7 +75,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     ),
     "text flag": (
         "{} AND true", "true AND {}", "{} OR false", "NOT {}", "count_if({})", "bool_and({})",
-        "bool_or({})", "every({})", "some({})",
+        "bool_or({})", "every({})", "some({})", "any({})",
     ),
     "text": (
         "array_join(words, {})", "from_json({}, 'a INT')", "soundex({})",

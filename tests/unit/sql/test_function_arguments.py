@@ -33,7 +33,7 @@ NUMBERS_ONLY = (
 STRICTER = {
     **dict.fromkeys(NUMBERS_ONLY, "text at day"),
     **dict.fromkeys(
-        ("bool_and({})", "bool_or({})", "every({})", "some({})", "count_if({})"), "text"
+        ("bool_and({})", "bool_or({})", "every({})", "some({})", "any({})", "count_if({})"), "text"
     ),
     **dict.fromkeys(
         ("min({})", "max({})", "max_by(small, {})", "min_by(small, {})"), "data counts words place"

@@ -85,8 +85,8 @@ def test_a_field_of_any_name_can_be_referred_to(name: str, text: str) -> None:
 
 
 AGGREGATES = """\
-    any_value approx_count_distinct array_agg avg bool_and bool_or collect_list collect_set count count_if every first
-    last kurtosis max mean median min mode skewness some std stddev stddev_pop sum try_avg try_sum variance
+    any any_value approx_count_distinct array_agg avg bool_and bool_or collect_list collect_set count count_if every
+    first last kurtosis max mean median min mode skewness some std stddev stddev_pop sum try_avg try_sum variance
 """
 
 
