@@ -53,8 +53,8 @@ class Call:
 
 # Aggregates that sqlglot parses as ordinary functions.
 _MORE_AGGREGATES = {
-    "any", "count_min_sketch", "every", "histogram_numeric", "mean", "some", "std", "try_avg", "try_sum", "top", "vector_avg",
-    "vector_sum", "collect_sorted",
+    "any", "count_min_sketch", "every", "histogram_numeric", "mean", "some", "std", "try_avg", "try_sum", "top",
+    "vector_avg", "vector_sum", "collect_sorted",
 }  # fmt: skip
 
 
