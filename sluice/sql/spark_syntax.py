@@ -100,6 +100,8 @@ def _why_not_part(node: exp.Expr) -> str:
             return "contains a parameter; a field's name with a sign needs backticks"
         case exp.Star() if not isinstance(node.parent, exp.Count):
             return "contains a star; name the fields"
+        case exp.Column(this=exp.Star()):
+            return "contains a star; name the fields"
         case exp.Alias() if not isinstance(node.parent, exp.Struct | exp.Tuple | exp.ArraysZip):
             return "names a part of it with AS, which is possible only in struct(...)"
         case exp.Interval() if not isinstance(node.parent, exp.Cast | exp.DataType):

@@ -181,6 +181,7 @@ def test_few_words_are_refused_as_operands() -> None:
         ("concat(x, )", "a comma without a value"),
         ("named_struct(x)", "has x as an argument that the function does not take"),
         ("x;", "ends with a semicolon"),
+        ("struct(x.*)", "contains a star"),
         ("struct(x AS)", "has AS without a name"),
         ("struct(x AS, y)", "has AS without a name"),
         ("sequence(x)", "is not a Spark SQL expression .column 11.: a value is missing"),
