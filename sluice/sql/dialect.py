@@ -144,7 +144,12 @@ def is_plain_name(word: str) -> bool:
 
 def tokens_of(text: str) -> list[Token]:
     """Return the tokens of an expression, with their places in the text. Raises SqlglotError."""
-    return SparkSQL().tokenize(text)
+    return [*_tokens_of(text)]
+
+
+@cache
+def _tokens_of(text: str) -> tuple[Token, ...]:
+    return tuple(SparkSQL().tokenize(text))
 
 
 def text_of(tree: exp.Expr) -> str:
