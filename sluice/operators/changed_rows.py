@@ -19,6 +19,8 @@ class _Change(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Change).decode
+_columns_of = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_NULL = msgspec.Raw(b"null")
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,9 @@ class ChangedRows(Operator[LatestValue]):
     """
 
     check_old: CheckOld | None
+    may_lack_columns: bool
+    """Whether old rows may lack columns: a column that is null was perhaps not sent, and is not
+    compared."""
     state_type: Any = LatestValue
 
     def new_state(self) -> LatestValue:
@@ -39,11 +44,8 @@ class ChangedRows(Operator[LatestValue]):
         assert row.foreign is not None
         change = _decode(row.foreign)
         old = bytes(change.old).decode()
-        # If the database does not send the old row, `old` is null, and there is nothing to compare.
         differs = (
-            self.check_old is not None
-            and row.key is not None
-            and old not in ("null", state.value or "null")
+            self.check_old is not None and row.key is not None and self._differs(old, state.value)
         )
         error = None
         if change.kind == "truncate":
@@ -62,6 +64,18 @@ class ChangedRows(Operator[LatestValue]):
         if self.check_old is not None:
             state.value, state.time = row.value, row.time
         out.emit(row.key, row.value, row.time)
+
+    def _differs(self, old: str, row: str | None) -> bool:
+        """Return whether the old row of a change differs from the row of its key in a column that the database has sent."""
+        # If the database does not send the old row, `old` is null, and there is nothing to compare.
+        if old in ("null", row or "null"):
+            return False
+        if row is None or not self.may_lack_columns or not old.startswith("{"):
+            return True
+        columns = _columns_of(row)
+        return any(
+            sent not in (_NULL, columns.get(name)) for name, sent in _columns_of(old).items()
+        )
 
     def is_empty(self, state: LatestValue) -> bool:
         return state.value is None

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
 
 from sluice.plan.job import Job
 from sluice.plan.layers import Column, FallibleExpression, Layers, Transformation
 from sluice.plan.planned_operators import Edge
-from sluice.sql.dialect import text_of, tree_of
+from sluice.sql.dialect import PARSE_ERRORS, text_of, tree_of
 from sluice.sql.rules import json_problem, key_problem
 from sluice.sql.typed_expression import TypedExpression, type_expression
 from sluice.sql.types import VOID, Types
@@ -162,7 +161,7 @@ def on_arrow(sql: str, types: Types, kind: str = "") -> TypedExpression:
     # sqlglot writes some expressions as text that it cannot parse.
     try:
         expression = type_expression(sql, types)
-    except SqlglotError:
+    except PARSE_ERRORS:
         raise NeedsSparkError(sql) from None
     if expression.why_spark or (kind and expression.type != kind):
         raise NeedsSparkError(expression.why_spark or text_of(expression.node))

@@ -38,6 +38,7 @@ from sluice.topology.graph import Graph
 from sluice.topology.serdes import shape_of
 from sluice.topology.value_types import types_after
 from sluice.values.aggregate_calls import AggregateFunction
+from sluice.values.change_values import DebeziumEnvelope
 from sluice.values.record_metadata import CHANGE_METADATA, METADATA
 from sluice.values.references import Reference, reference
 from sluice.values.sql_text import is_null, value_json
@@ -101,7 +102,7 @@ def action_of(
         case nodes.SetMetadata():
             return _set_metadata(node)
         case nodes.ChangedRows():
-            return ChangedRows(node.check_old)
+            return ChangedRows(node.check_old, _may_lack_columns(node))
         case nodes.Process():
             return _process(node, pipeline)
         case nodes.Call():
@@ -175,6 +176,15 @@ def _process(node: nodes.Process, pipeline: Graph) -> Process:
         is_keyed_by=node.by is not None,
         has_windowed_keys=nodes.window_of(node.parent) is not None,
         tables={name: reference(node.table_types[name]) for name in node.tables},
+    )
+
+
+def _may_lack_columns(node: nodes.ChangedRows) -> bool:
+    """Return whether the old rows of changes come from Debezium, and not from the changes of a table of Sluice."""
+    if any(isinstance(step, nodes.Changes) for step in nodes.upstream(node)):
+        return False
+    return any(
+        isinstance(source.serde.decode, DebeziumEnvelope) for source in nodes.sources_of(node)
     )
 
 

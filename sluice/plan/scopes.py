@@ -18,7 +18,7 @@ from sluice.sql.parsed_expression import parse
 from sluice.sql.typed_expression import type_of
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
-from sluice.topology.value_types import types_after
+from sluice.topology.value_types import shape_after, types_after
 from sluice.values import row_order
 from sluice.values.aggregate_calls import AggregateFunction
 from sluice.values.record_metadata import MAPPED_KEY, METADATA, TEXT_FIELD
@@ -138,13 +138,14 @@ class Scopes:
                 return self._mapped(node, scope, texts)
             case nodes.MapValues(value=text):
                 mapped = self._mapped(node, scope, {TEXT_FIELD: text})
-                return self.null_as_missing(replace(mapped, scalar=True))
+                return self._with_shape(mapped, mapped.columns[TEXT_FIELD], shape_after(node))
             case nodes.SelectKey(parent=parent, key=key):
                 scope, sqls = self.columns.guard(scope, node, parent, {"key": key}, key="key")
                 return self._rekeyed(node, scope, value_if(scope.passed, sqls["key"]))
             case nodes.FlatMapValues(parent=parent, items=items, shape=shape):
                 scope, sqls = self.columns.guard(scope, node, parent, {"items": items})
-                return self.null_as_missing(self._elements(node, scope, sqls["items"], shape))
+                elements = self._elements(node, scope, sqls["items"], shape)
+                return self._with_shape(elements, f"x{node.number}", shape)
             case nodes.Apply():
                 return self._applied(node, scope)
             case nodes.Transform():
@@ -157,6 +158,16 @@ class Scopes:
                 return scope
             case _:
                 raise AssertionError(f"{node.name} is not a stateless step")
+
+    def _with_shape(self, scope: Scope, column: str, shape: Shape) -> Scope:
+        """Return the scope whose value is in a column.
+
+        The value `null` counts as a missing value, also if it is an object.
+        """
+        before = self.columns.read_null(scope)
+        is_null = f"{column} IS NULL" if before == "false" else f"{before} OR {column} IS NULL"
+        columns = scope.metadata | shape_columns(shape, column)
+        return replace(scope, columns=columns, scalar=shape.scalar, is_null=f"({is_null})")
 
     # -- Records of sources
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sluice.values.call_parameters import FunctionBatch
+from sluice.values.contracts import is_bytes
 from sluice.values.epochs import Unit
 from sluice.values.record_metadata import Emit, Gives, OnError, OnNull, OnTime
 from sluice.values.references import Reference
@@ -97,6 +98,11 @@ class Source:
     def keeps_nulls(self) -> bool:
         """Whether records without a value go on, instead of becoming dead letters."""
         return self.nulls == "keep"
+
+    @property
+    def is_bytes(self) -> bool:
+        """Whether the bytes of a record's value are the value."""
+        return self.contract is not None and is_bytes(self.contract.value) and self.decode is None
 
     @property
     def value_class(self) -> Any:

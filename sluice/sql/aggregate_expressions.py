@@ -64,6 +64,7 @@ _NAMED_FUNCTIONS = {
     "std": "stddev_samp",
     "mean": "avg",
     "every": "bool_and",
+    "any": "bool_or",
     "some": "bool_or",
     "top": "top",
     "collect_sorted": "collect_sorted",

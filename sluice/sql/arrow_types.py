@@ -49,3 +49,12 @@ def arrow_type(sql: str) -> pa.DataType:
     if fields := struct_fields(sql):
         return pa.struct([(name, arrow_type(kind)) for name, kind in fields.items()])
     raise ValueError(f"{sql} has no Arrow type")
+
+
+def has_arrow_type(sql: str) -> bool:
+    """Return whether a type has an Arrow type. VARIANT, intervals and others have none."""
+    try:
+        arrow_type(sql)
+    except ValueError:
+        return False
+    return True

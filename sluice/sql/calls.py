@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
 from sqlglot.tokenizer_core import Token, TokenType
 
-from sluice.sql.dialect import tokens_of, tree_of
+from sluice.sql.dialect import PARSE_ERRORS, tokens_of, tree_of
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,8 @@ class Call:
 
 # Aggregates that sqlglot parses as ordinary functions.
 _MORE_AGGREGATES = {
-    "count_min_sketch", "every", "histogram_numeric", "mean", "some", "std", "try_avg", "try_sum", "top", "vector_avg",
-    "vector_sum", "collect_sorted",
+    "any", "count_min_sketch", "every", "histogram_numeric", "mean", "some", "std", "try_avg", "try_sum", "top",
+    "vector_avg", "vector_sum", "collect_sorted",
 }  # fmt: skip
 
 
@@ -147,13 +146,18 @@ def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> C
     try:
         function.tree()
     # The text is not a call, such as `IN (1, 2)`.
-    except SqlglotError:
+    except PARSE_ERRORS:
         return None
     first, last, quantifier, nulls = at + 2, end, "", ""
-    if (word := _word(tokens[first])) in ("DISTINCT", "ALL"):
-        quantifier = word
+    # Where `all` is a field, its token is a name.
+    if tokens[first].token_type in (TokenType.DISTINCT, TokenType.ALL):
+        quantifier = tokens[first].text.upper()
         first += 1
-    if _words(tokens, last - 2)[1:] == ["NULLS"]:
+    if (
+        last - 2 > first
+        and tokens[last - 3].token_type is not TokenType.COMMA
+        and _are_nulls(tokens, last - 2)
+    ):
         nulls = _word(tokens[last - 2])
         last -= 2
     arguments = tuple(_arguments(text, tokens, closing, first, last))
@@ -161,7 +165,7 @@ def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> C
     # Read the clauses after the closing parenthesis, which may come in any order.
     while True:
         following = _words(tokens, end + 1)
-        if following[1:] == ["NULLS"]:
+        if _are_nulls(tokens, end + 1):
             nulls, end = following[0], end + 2
         elif following == ["FILTER", "("]:
             condition = _part(text, tokens[end + 3].end + 1, tokens[closing[end + 2]].start)
@@ -172,6 +176,11 @@ def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> C
             break
     whole = _part(text, tokens[at].start, tokens[end].end + 1)
     return Call(whole, function, arguments, quantifier, nulls, condition)
+
+
+def _are_nulls(tokens: list[Token], at: int) -> bool:
+    """Return whether IGNORE NULLS or RESPECT NULLS begins at this token."""
+    return _words(tokens, at) in (["IGNORE", "NULLS"], ["RESPECT", "NULLS"])
 
 
 def _words(tokens: list[Token], at: int) -> list[str]:

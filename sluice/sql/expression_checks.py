@@ -7,20 +7,24 @@ are unknown here. `sluice check` lets Spark analyze all expressions.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Literal
 
 from sqlglot import exp
-from sqlglot.tokenizer_core import TokenType
+from sqlglot.tokenizer_core import Token, TokenType
 
 from sluice.errors import TopologyError
 from sluice.sql.calls import aggregates, function_name
-from sluice.sql.dialect import UNTRANSLATED, SparkSQL, text_of, tokens_of, tree_of
-from sluice.sql.function_arguments import arguments_of, misfit, shown
-from sluice.sql.spark_functions import OF_SPARK_ALONE
+from sluice.sql.dialect import text_of, tokens_of, tree_of
+from sluice.sql.function_arguments import arguments_of, misfit
+from sluice.sql.json_paths import is_json_path, is_variant_path
+from sluice.sql.spark_functions import FUNCTIONS
+from sluice.sql.spark_syntax import functions_in
 from sluice.sql.typed_expression import type_expression
 from sluice.sql.types import VOID
+from sluice.sql.words_as_names import CONSTANTS
+from sluice.sql.written_text import written, written_name
 from sluice.values.json_text import JSON_FIELD
 from sluice.values.sql_types import struct_fields
 
@@ -75,12 +79,13 @@ _WITH_RANDOM_BYTES = (
 
 def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = "") -> None:
     """Raise TopologyError if `text` calls an unknown function, reads an object's unknown field, or has a wrong type."""
-    tree = tree_of(text)
-    kinds = _Kinds(tree, types)
+    tree, tokens = tree_of(text), tokens_of(text)
     where = f"{where}: {text!r}"
+    _require_functions(tokens, where)
+    kinds = _Kinds(tree, types)
     for node in tree.walk():
         if isinstance(node, exp.Func):
-            _require_repeatable(node, where)
+            _require_repeatable(node, text, where)
             _require_of_record(node, where)
         # A batch is computed again after a crash, so its results must not depend on the clock.
         elif (
@@ -89,25 +94,25 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
             and _is_time(node, kinds)
         ):
             raise TopologyError(
-                f"{where}: {text_of(node)} would be another time if a batch is repeated after a crash.",
+                f"{where}: {written(node, text)} would be another time if a batch is repeated after a crash.",
                 next_step=_BATCH_TIME,
             )
         if isinstance(node, exp.Anonymous):
-            _require_function(node, where)
+            _require_constants(node, where)
         elif isinstance(node, exp.Column):
             _require_fields(node, types, where)
         elif isinstance(node, _OF_TEXT) or _is_short_cast_to_text(node, text):
-            _require_text(node, kinds, where)
+            _require_text(node, kinds, text, where)
         elif isinstance(node, exp.Distinct) and not _counts_one_field(node):
             raise TopologyError(
                 f"{where}: DISTINCT is supported only in count, with one field.",
                 next_step="Write count(DISTINCT struct(a, b)).",
             )
-        _require_arguments(node, kinds, where)
-    _require_backticks(text, types, where)
+        _require_arguments(node, kinds, text, where)
+    _require_backticks(tokens, types, where)
     _require_fields_once(tree, where)
-    for mistake in _misplaced(tree):
-        raise TopologyError(f"{where} {mistake}.")
+    for mistake, advice in _misplaced(tree, text):
+        raise TopologyError(f"{where} {mistake}.", next_step=advice)
     if any(map(aggregates, tree.walk())) and tree.find(exp.CurrentTimestamp, exp.CurrentDate):
         raise TopologyError(
             f"{where} uses the current time in an aggregate.",
@@ -136,14 +141,13 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
         )
 
 
-def _require_backticks(text: str, types: Mapping[str, str], where: str) -> None:
+def _require_backticks(tokens: Sequence[Token], types: Mapping[str, str], where: str) -> None:
     """Raise TopologyError if a name without backticks is a field and also a constant or function of SQL."""
-    tokens = tokens_of(text)
     for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
         is_condition = before is not None and before.text.upper() in ("IS", "NOT")
         is_call = after is not None and after.token_type is TokenType.L_PAREN
         if (
-            token.token_type in _CONSTANTS
+            token.token_type in CONSTANTS
             and token.text in types
             and not is_condition
             and not is_call
@@ -181,12 +185,7 @@ def _is_compared(constructor: exp.Expr) -> bool:
     )
 
 
-_CONSTANTS = frozenset(
-    {TokenType.NULL, TokenType.TRUE, TokenType.FALSE, *SparkSQL.Parser.NO_PAREN_FUNCTIONS}
-)
-
-
-def _require_repeatable(node: exp.Func, where: str) -> None:
+def _require_repeatable(node: exp.Func, text: str, where: str) -> None:
     """Raise TopologyError for functions whose results change if a batch is repeated after a crash."""
     name = function_name(node)
     instead = _VARYING.get(name, "")
@@ -195,7 +194,7 @@ def _require_repeatable(node: exp.Func, where: str) -> None:
         instead = "" if mode.upper() == "ECB" else _WITH_RANDOM_BYTES
     if instead:
         raise TopologyError(
-            f"{where}: {name} would have another result if a batch is repeated after a crash.",
+            f"{where}: {written_name(node, text)} would have another result if a batch is repeated after a crash.",
             next_step=instead,
         )
 
@@ -221,7 +220,7 @@ def _is_time(node: exp.Literal, kinds: _Kinds) -> bool:
         case exp.TsOrDsToDate() | exp.TsOrDsToTimestamp():
             return True
         case exp.Anonymous():
-            return parent.name.lower() in UNTRANSLATED
+            return parent.name.lower() == "date_format"
         # A comparison with a time converts the text on its other side.
         case exp.Predicate():
             sides = [kinds.of(side) for side in parent.iter_expressions()]
@@ -229,19 +228,46 @@ def _is_time(node: exp.Literal, kinds: _Kinds) -> bool:
     return False
 
 
-def _require_function(node: exp.Anonymous, where: str) -> None:
+def _require_functions(tokens: Sequence[Token], where: str) -> None:
+    known = FUNCTIONS | _ADDED_BY_SLUICE
+    for token in functions_in(tokens):
+        name = token.text.lower()
+        if name in known:
+            continue
+        next_step = "Correct the name or use a Python function."
+        if close := get_close_matches(name, known):
+            next_step = f"Did you mean {' or '.join(close)}?"
+        raise TopologyError(
+            f"{where}: unknown Spark SQL function {token.text}.",
+            next_step=next_step,
+        )
+
+
+def _require_constants(node: exp.Anonymous, where: str) -> None:
+    """Raise TopologyError for a constant argument that no record's value can make right."""
     name = node.name.lower()
     if name == "top":
         _require_top(node, where)
-    elif name not in _ADDED_BY_SLUICE | OF_SPARK_ALONE | UNTRANSLATED:
-        functions = [*OF_SPARK_ALONE, *_ADDED_BY_SLUICE, *map(str.lower, exp.FUNCTION_BY_NAME)]
-        next_step = "Correct the name or use a Python function."
-        if close := get_close_matches(name, functions):
-            next_step = f"Did you mean {' or '.join(close)}?"
-        raise TopologyError(
-            f"{where}: unknown Spark SQL function {node.name}.",
-            next_step=next_step,
-        )
+    if name in _PATHS and len(node.expressions) > 1:
+        is_path, advice = _PATHS[name]
+        path = node.expressions[1]
+        if isinstance(path, exp.Literal) and not is_path(path.name):
+            raise TopologyError(
+                f"{where}: {path.name!r} is not a path that Spark reads.", next_step=advice
+            )
+
+
+_IN_VARIANT = """A path begins with $, and goes on with .name, ['name'], ["name"] or [0]."""
+_PATHS = {
+    "get_json_object": (
+        is_json_path,
+        "A path begins with $, and goes on with .name, ['name'], [0], [*] or .*.",
+    ),
+    "variant_get": (is_variant_path, _IN_VARIANT),
+    "try_variant_get": (is_variant_path, _IN_VARIANT),
+}
+"""Functions with a path as second argument: whether they read a text as a path, and what to
+write."""
 
 
 def _require_top(node: exp.Anonymous, where: str) -> None:
@@ -253,14 +279,14 @@ def _require_top(node: exp.Anonymous, where: str) -> None:
         )
 
 
-def _require_arguments(node: exp.Expr, kinds: _Kinds, where: str) -> None:
+def _require_arguments(node: exp.Expr, kinds: _Kinds, text: str, where: str) -> None:
     """Raise TopologyError if Spark would refuse an argument, according to the table of arguments."""
     if isinstance(node, exp.Column | exp.Literal) or _is_in_lambda(node):
         return
     of_arguments = [kinds.of(argument) for argument in arguments_of(node)]
     if (wrong := misfit(node, of_arguments)) is not None:
         raise TopologyError(
-            f"{where}: {shown(node)} needs {wrong.needed}, but {text_of(wrong.argument)} is "
+            f"{where}: {written_name(node, text)} needs {wrong.needed}, but {written(wrong.argument, text)} is "
             f"{kinds.of(wrong.argument)}.",
             next_step=wrong.advice,
         )
@@ -284,7 +310,7 @@ def _counts_one_field(node: exp.Distinct) -> bool:
     return isinstance(node.parent, exp.Count) and len(node.expressions) == 1
 
 
-def _require_text(node: exp.Expr, kinds: _Kinds, where: str) -> None:
+def _require_text(node: exp.Expr, kinds: _Kinds, text: str, where: str) -> None:
     """Raise TopologyError if a function of texts gets bytes, because Spark would replace bytes that are not UTF-8."""
     parts = [part for part in node.iter_expressions() if not isinstance(part, exp.DataType)]
     of_parts = {part: kinds.of(part) for part in parts}
@@ -294,24 +320,30 @@ def _require_text(node: exp.Expr, kinds: _Kinds, where: str) -> None:
         return
     for part, kind in of_parts.items():
         if kind == "BINARY":
-            name = text_of(part)
+            name = written(part, text)
             raise TopologyError(
                 f"{where} uses {name}, which is BINARY, as text.",
                 next_step=f"Write CAST({name} AS STRING).",
             )
 
 
-def _misplaced(tree: exp.Expr) -> Iterator[str]:
-    """Describe each aggregate inside another aggregate, and each field outside of all aggregates."""
+def _misplaced(tree: exp.Expr, text: str) -> Iterator[tuple[str, str]]:
+    """Describe each aggregate inside another aggregate, and each field outside of all aggregates, with advice."""
     inner = [node for node in tree.walk() if aggregates(node)]
     if not inner:
         return
     for node in inner:
         if any(map(aggregates, _above(node))):
-            yield f"aggregates the aggregate {text_of(node)}"
+            yield (
+                f"aggregates the aggregate {written(node, text)}",
+                "Aggregate the results in a further step.",
+            )
     for column in tree.find_all(exp.Column):
         if not any(map(_reads_group, _above(column))):
-            yield f"reads {text_of(column)} outside of an aggregate: write for example max(...)"
+            yield (
+                f"reads {written(column, text)} outside of an aggregate",
+                "Write for example max(...).",
+            )
 
 
 def _reads_group(node: exp.Expr) -> bool:

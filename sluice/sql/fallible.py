@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from sqlglot import exp
 
 from sluice.sql.calls import TextPart, casts_to_text, replace
-from sluice.sql.dialect import text_of, tree_of
+from sluice.sql.dialect import tree_of
 from sluice.sql.rules import reason_of
 from sluice.sql.typed_expression import type_expression, type_of
 from sluice.sql.types import Types
+from sluice.sql.written_text import written
 
 _DIVISIONS = exp.Div | exp.Mod | exp.IntDiv
 
@@ -48,9 +49,9 @@ def failure_causes(text: str) -> Iterator[tuple[str, str]]:
         if isinstance(node, exp.If) and isinstance(node.parent, exp.Case):
             # A branch of CASE is not an expression that can be computed alone.
             continue
-        part = text_of(node)
+        part = written(node, text)
         if isinstance(node, _DIVISIONS):
-            divisor = text_of(node.right)
+            divisor = written(node.right, text)
             yield f"1 DIV IF(({divisor}) = 0, 0, 1)", f"DIVIDE_BY_ZERO in {part}"
         if why := reason_of(node):
             yield part, f"{why} in {part}"

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from sqlglot import exp
 
 from sluice.sql.aggregate_expressions import aggregate_name
-from sluice.sql.calls import function_name
-from sluice.sql.dialect import text_of
 from sluice.sql.rules import RuleKey, rule_key, rule_of
 from sluice.sql.types import declared
 from sluice.values.aggregate_calls import ARGUMENTS, Takes
@@ -139,6 +137,7 @@ TABLE: dict[RuleKey, tuple[Accepted | None, ...]] = {
     exp.ToChar: (NUMBER_OR_TIME,),
     exp.BitwiseCount: (BITS,),
     exp.GenerateSeries: (STEPS, STEPS),
+    **dict.fromkeys(("from_utc_timestamp", "to_utc_timestamp"), (DAY, TEXT)),
     "make_date": (NUMBER, NUMBER, NUMBER),
     # Texts
     **dict.fromkeys(
@@ -164,7 +163,7 @@ TABLE: dict[RuleKey, tuple[Accepted | None, ...]] = {
     **dict.fromkeys((exp.Concat, exp.DPipe), (REVERSIBLE, REVERSIBLE)),
     exp.Reverse: (REVERSIBLE,),
     **dict.fromkeys(
-        (exp.Soundex, exp.JSONExtractScalar, exp.FromJson, exp.ParseUrl, "json_tuple", "mask"),
+        (exp.Soundex, "get_json_object", exp.FromJson, exp.ParseUrl, "json_tuple", "mask"),
         (CHARACTERS,),
     ),
     **dict.fromkeys((exp.MD5, exp.SHA, exp.SHA2, exp.ToBase64, "crc32", exp.Decode), (BYTES,)),
@@ -365,14 +364,3 @@ def _second_summand(node: exp.Expr, heads: Sequence[str]) -> tuple[str, str] | N
     if "TIMESTAMP" in heads and {*heads} & _NUMBERS:
         return "an interval", "Write for example at + INTERVAL 1 HOUR."
     return None
-
-
-def shown(node: exp.Expr) -> str:
-    """Return how an error names a function or an operator."""
-    if name := aggregate_name(node):
-        return name
-    return (
-        function_name(node)
-        if isinstance(node, exp.Func) and not isinstance(node, exp.Binary)
-        else text_of(node)
-    )

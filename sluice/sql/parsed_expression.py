@@ -16,8 +16,9 @@ from sqlglot.tokenizer_core import TokenType
 
 from sluice.errors import TopologyError
 from sluice.sql.calls import CLOSING, OPENING, aggregates
-from sluice.sql.dialect import SparkSQL, tokens_of, tree_of
-from sluice.values.record_metadata import METADATA
+from sluice.sql.dialect import PARSE_ERRORS, SparkSQL, is_plain_name, tokens_of, tree_of
+from sluice.sql.spark_syntax import foreign_sign, reason_to_refuse
+from sluice.values.record_metadata import METADATA, TEXT_FIELD
 from sluice.values.sql_text import backticked, named_struct, quoted
 from sluice.values.sql_types import element_type, struct_fields
 
@@ -98,16 +99,15 @@ def parse(text: str) -> ParsedExpression:
         tree, *more = sqlglot.parse(text, dialect=SparkSQL)
     except RecursionError:
         raise _too_deep(text) from None
-    # A call like date_part() can raise any of these errors.
-    except (SqlglotError, LookupError, TypeError, ValueError) as error:
+    except PARSE_ERRORS as error:
         raise _not_an_expression(text, error) from None
     if tree is None or more:
         raise TopologyError(
             f"{text!r} contains {'more than one' if more else 'no'} expression.",
             next_step="Write exactly one expression, without a semicolon.",
         )
-    if reason := _reason_to_refuse(tree):
-        raise TopologyError(f"{text!r} {reason}.")
+    if reason := reason_to_refuse(text, tree):
+        raise _refusal(text, reason)
     if _levels(tree) > MOST_LEVELS or _brackets(text) > _MOST_BRACKETS:
         raise _too_deep(text)
     # `on` replaces the columns in the order of their positions in the text.
@@ -116,18 +116,31 @@ def parse(text: str) -> ParsedExpression:
     return ParsedExpression(text, tuple(names), is_aggregate, dict(_namings(tree)))
 
 
+def _refusal(text: str, reason: str) -> TopologyError:
+    problem, _, advice = reason.partition("; ")
+    advice = advice or "write an expression over the fields"
+    return TopologyError(f"{text!r} {problem}.", next_step=f"{advice[0].upper()}{advice[1:]}.")
+
+
 def _not_an_expression(text: str, error: Exception) -> TopologyError:
     """Return the error for a text that sqlglot cannot parse, with sqlglot's description of the mistake."""
+    with suppress(SqlglotError):
+        if reason := foreign_sign(text):
+            return _refusal(text, reason)
     problem = (getattr(error, "errors", None) or [{}])[0]
     where = f" (column {problem['col']})" if problem.get("col") else ""
-    description = str(problem.get("description") or error)
-    mistake = re.sub(r"<class 'sqlglot\.expressions\.(?:\w+\.)*(\w+)'>", r"\1", description)
-    corrected = next(_with_a_quoted_keyword(text), "")
+    mistake = str(problem.get("description") or error)
+    # The author does not know the names of sqlglot's classes and functions.
+    if not isinstance(error, SqlglotError):
+        mistake = "a function has other arguments"
+    elif mistake.startswith("Required keyword"):
+        mistake = "a value is missing"
+    corrected = _with_a_quoted_keyword(text)
+    next_step = "Correct the expression at this column." if where else "Correct the expression."
+    if corrected:
+        next_step = f"Fields whose names are SQL keywords need backticks: {corrected}"
     return TopologyError(
-        f"{text!r} is not a Spark SQL expression{where}: {mistake}.",
-        next_step=f"Fields whose names are SQL keywords need backticks: {corrected}"
-        if corrected
-        else "",
+        f"{text!r} is not a Spark SQL expression{where}: {mistake}.", next_step=next_step
     )
 
 
@@ -176,27 +189,22 @@ def _brackets(text: str) -> int:
     return deepest
 
 
-def _with_a_quoted_keyword(text: str) -> Iterator[str]:
-    """For each keyword: the text with backticks around it, if this makes the text a valid expression."""
+@cache
+def _with_a_quoted_keyword(text: str) -> str:
+    """Return the text with backticks around a keyword that make it a valid expression; empty if there is no such keyword."""
     with suppress(SqlglotError):
         for token in tokens_of(text):
             quotes = f"{text[: token.start]}`{token.text}`{text[token.end + 1 :]}"
             if token.token_type is not TokenType.VAR and token.text.isidentifier():
-                with suppress(SqlglotError, LookupError, TypeError, ValueError):
-                    tree_of(quotes)
-                    yield quotes
+                with suppress(*PARSE_ERRORS):
+                    if not reason_to_refuse(quotes, tree_of(quotes)):
+                        return quotes
+    return ""
 
 
 def reference(name: str) -> str:
     """Return the expression that reads the field with this name, quoted if needed."""
-    if quoted(name) != name:
-        return backticked(name)
-    try:
-        is_plain = [stop for *_, stop in parse(name).names] == [len(name)]
-    # A keyword of SQL, such as `order`, is not an expression.
-    except TopologyError:
-        is_plain = False
-    return name if is_plain else backticked(name)
+    return name if quoted(name) == name and is_plain_name(name) else backticked(name)
 
 
 def backticks_for(text: str, known: Mapping[str, str]) -> str:
@@ -241,29 +249,6 @@ def names_within(types: Mapping[str, str]) -> Iterator[str]:
         yield from names_within(struct_fields(element_type(kind) or kind))
 
 
-_STATEMENTS = exp.Query | exp.Command | exp.DDL | exp.DML | exp.Drop | exp.Set
-
-
-def _reason_to_refuse(tree: exp.Expr) -> str:
-    """Return why a tree is not an expression over one record's fields, or an empty string."""
-    if isinstance(tree, _STATEMENTS):
-        return "is a statement, not an expression"
-    if isinstance(tree, exp.Alias):
-        return "names its result with AS; write the name before the expression, as in total='sum(amount)'"
-    for node in tree.walk():
-        if node.comments:
-            return "contains a comment; write comments in Python"
-        if isinstance(node, exp.Query):
-            return "contains a query; only expressions are allowed"
-        if isinstance(node, exp.Window):
-            return "reads other records with OVER; group the stream instead"
-        if isinstance(node, exp.Parameter | exp.Placeholder | exp.SessionParameter):
-            return "contains a parameter; a field's name with a sign needs backticks"
-        if isinstance(node, exp.Star) and not isinstance(node.parent, exp.Count):
-            return "contains a star; name the fields"
-    return ""
-
-
 def _namings(tree: exp.Expr) -> Iterator[tuple[int, _Naming]]:
     """Yield the start of each column whose name Spark gives to a field of the result."""
     for node in tree.find_all(exp.Struct, exp.Tuple, exp.ArraysZip):
@@ -297,6 +282,8 @@ def require_known(expression: ParsedExpression, known: Mapping[str, str], where:
             objects = [name for name, kind in known.items() if field_name in struct_fields(kind)]
             nested += [f"{name}.{field_name}" for name in objects]
         advice = f"Did you mean {', '.join(nested)}? " if nested else ""
+        if TEXT_FIELD in unknown:
+            advice = f"The value is an object: write its fields without {TEXT_FIELD}. {advice}"
         if not METADATA.keys().isdisjoint(unknown):
             advice = "Results of stateful steps and tables have no topic, headers and so on: select them before. "
         raise TopologyError(

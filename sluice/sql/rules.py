@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 from sqlglot import exp
 
-from sluice.sql.dialect import text_of, tree_of
+from sluice.sql.dialect import GIVEN, text_of, tree_of
 from sluice.sql.types import (
     VOID,
     common_type,
@@ -142,6 +142,11 @@ def _always(result: str, *operands: str, fails: bool = False, of_any: bool = Fal
     return resolve
 
 
+def _only_spark(result: str) -> Resolve:
+    """Return a function that only Spark computes, and that may fail."""
+    return lambda node, kinds: Signature(result, None, fails=True)
+
+
 def _exactly(result: str, *allowed: Kinds) -> Resolve:
     """Return a function of arguments of exactly these types.
 
@@ -215,13 +220,10 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
     different = {kind for kind in kinds if kind != VOID}
     fails = "" in different or not (len(different) <= 1 or all(map(is_number, different)))
     kind = _comparison_type(different)
-    # sqlglot has levels of precedence among comparisons and Spark has none,
-    # so they group a chain differently.
-    is_chain = any(isinstance(part, exp.Predicate | exp.Not) for part in _arguments_of(node))
     # Spark puts more than ten options of IN into a set, in which 0.0 and -0.0 are different.
     is_in_doubles = isinstance(node, exp.In) and kind == "DOUBLE"
     is_comparable = kind in _COMPARABLE or is_exact(kind)
-    if not is_comparable or is_chain or is_in_doubles:
+    if not is_comparable or is_in_doubles:
         return Signature("BOOLEAN", None, fails)
     # The options of IN come from UNNEST(...) or from a query, which only Spark computes.
     if isinstance(node, exp.In) and not node.expressions:
@@ -376,13 +378,9 @@ def _modulus(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _bits(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return an operation on the bits of whole numbers.
-
-    Only Spark computes chains of such operations, because sqlglot groups a chain differently.
-    """
+    """Return an operation on the bits of whole numbers."""
     kind = common_type(kinds)
-    is_chain = any(isinstance(part, exp.Binary) for part in _arguments_of(node))
-    if not is_integer(kind) or is_chain:
+    if not is_integer(kind):
         return Signature(fails=True)
     return Signature(kind, (kind, kind))
 
@@ -408,22 +406,29 @@ def _is_not_zero(node: exp.Expr) -> bool:
 
 
 def _negative(node: exp.Expr, kinds: Kinds) -> Signature:
-    (kind,) = kinds
+    kind = _number_of(kinds[0])
     if isinstance(node.this, exp.Literal):
         # Spark's parser takes the sign as a part of the number, so -2147483648 is an INT, although
         # 2147483648 is not.
         kind = {str(2**31): "INT", str(2**63): "BIGINT"}.get(node.this.name, kind)
-    operands = (kind,) if is_number(kind) else None
-    return Signature(
-        kind,
-        operands,
-        fails=not isinstance(node.this, exp.Literal) and not _is_symmetric(kind),
-    )
+    # Only Spark converts a text to a number.
+    operands = (kind,) if is_number(kinds[0]) else None
+    may_overflow = not isinstance(node.this, exp.Literal) and not _is_symmetric(kinds[0])
+    return Signature(kind, operands, fails=may_overflow)
 
 
 def _absolute(node: exp.Expr, kinds: Kinds) -> Signature:
-    (kind,) = kinds
-    return Signature(kind, kinds if is_number(kind) else None, fails=not _is_symmetric(kind))
+    kind = _number_of(kinds[0])
+    return Signature(
+        kind, kinds if is_number(kinds[0]) else None, fails=not _is_symmetric(kinds[0])
+    )
+
+
+def _number_of(kind: str) -> str:
+    """Return the type of the number to which Spark converts a value of a type; empty if the value is no number and no text."""
+    if kind == "STRING":
+        return "DOUBLE"
+    return kind if is_number(kind) else ""
 
 
 def _is_symmetric(kind: str) -> bool:
@@ -560,14 +565,38 @@ def _is_widening(of: str, to: str) -> bool:
 
 
 def _struct(node: exp.Expr, kinds: Kinds) -> Signature:
-    pairs = [part for part in node.expressions if isinstance(part, exp.PropertyEQ)]
-    names = [part.name for part in pairs]
-    is_known = bool(pairs) and len(pairs) == len(node.expressions) == len(
-        {name.lower() for name in names}
-    )
+    names = field_names(node)
+    is_known = bool(names) and len(names) == len({name.lower() for name in names})
     if not is_known or "" in kinds or VOID in kinds:
         return Signature()
     return Signature(struct_type(dict(zip(names, kinds, strict=True))), kinds)
+
+
+def field_names(node: exp.Expr) -> list[str]:
+    """Return the names that Spark gives the fields of `struct(...)`, `(a, b)`, `named_struct(...)` or `arrays_zip(...)`."""
+    names: list[str] = []
+    for number, part in enumerate(node.expressions):
+        unnamed = str(number) if isinstance(node, exp.ArraysZip) else f"col{number + 1}"
+        names.append(_field_name(part) or unnamed)
+    return names
+
+
+def _field_name(node: exp.Expr) -> str:
+    """Return the name of an object's field: after AS, or the last part of a path; empty for other expressions."""
+    match node.unnest():
+        case exp.PropertyEQ() as named:
+            # sqlglot numbers the fields that have no name. These numbers have no place in the text.
+            is_name = not named.this.meta.keys().isdisjoint(("start", GIVEN))
+            return named.name if is_name else _field_name(named.expression)
+        case exp.Alias() as named:
+            return str(named.alias)
+        case exp.Column() as path:
+            return path.parts[-1].name
+        case exp.Dot() as path:
+            return str(path.expression.name)
+        case exp.Bracket(expressions=[exp.Literal(is_string=True) as key]):
+            return str(key.name)
+    return ""
 
 
 def _struct_arguments(node: exp.Expr) -> list[exp.Expr]:
@@ -687,10 +716,14 @@ _WRITTEN = tree_of(value_of_json("x", "a INT")).args["options"]
 def json_of(node: exp.Substring) -> exp.Expr | None:
     """Return the value in a call of `substring` made with `value_json`; None for any other call."""
     try:
-        value: exp.Expr = node.this.this.expressions[0].expression
+        value = node.this.this.expressions[0].expression
     except (AttributeError, IndexError):
         return None
-    return value if node == tree_of(value_json(text_of(value))) else None
+    return (
+        value
+        if isinstance(value, exp.Expr) and node == tree_of(value_json(text_of(value)))
+        else None
+    )
 
 
 # -- Texts
@@ -701,12 +734,20 @@ def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
 
     Spark also concatenates bytes and arrays.
     """
-    if any(kind.startswith("ARRAY") for kind in kinds):
-        return Signature()
     if set(kinds) == {"BINARY"}:
         return Signature("BINARY", kinds)
+    # Values of unknown types may be bytes or arrays.
+    if any(kind.startswith("ARRAY") for kind in kinds) or set(kinds) <= {"", "BINARY", VOID}:
+        return Signature()
     are_known = all(is_integer(kind) or is_decimal(kind) or kind in _SAME_TEXT for kind in kinds)
     return Signature("STRING", ("STRING",) * len(kinds) if are_known else None)
+
+
+def _reverse(node: exp.Expr, kinds: Kinds) -> Signature:
+    """Return the reverse of a text, or of another value as text. Spark also reverses lists."""
+    is_known = kinds == ("STRING",)
+    kind = "" if kinds[0].startswith("ARRAY") else _text_or_bytes(kinds)
+    return Signature(kind, kinds if is_known else None, fails=not is_known)
 
 
 _SAME_TEXT = ("STRING", "BOOLEAN", "DATE", "TIMESTAMP")
@@ -744,7 +785,18 @@ def _position_arguments(node: exp.Expr) -> list[exp.Expr]:
 
 def _substring(node: exp.Expr, kinds: Kinds) -> Signature:
     is_known = kinds in (("STRING", "INT"), ("STRING", "INT", "INT"))
-    return Signature("STRING", kinds if is_known else None, fails=not is_known)
+    return Signature(_text_or_bytes(kinds), kinds if is_known else None, fails=not is_known)
+
+
+def _first_characters(node: exp.Expr, kinds: Kinds) -> Signature:
+    """Return the first characters of a text, or the first bytes of bytes."""
+    signature = _always("STRING", "STRING", "INT")(node, kinds)
+    return Signature(_text_or_bytes(kinds), signature.operands, signature.fails)
+
+
+def _text_or_bytes(kinds: Kinds) -> str:
+    """Return the type of a part of a value: bytes of bytes, and text of all other values."""
+    return "STRING" if kinds[0] not in ("", "BINARY") else kinds[0]
 
 
 def _trim(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -876,12 +928,17 @@ def _sum(node: exp.Expr, kinds: Kinds) -> Signature:
         # Spark gives the sum of decimals ten more digits.
         precision, scale = precision_and_scale(kind)
         kind = f"DECIMAL({min(precision + 10, MOST_DIGITS)},{scale})"
-    return Signature("BIGINT" if kind == "INT" else kind, fails=True)
+    return Signature("BIGINT" if kind == "INT" else _number_of(kind), fails=True)
 
 
 def _average(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = kinds[0] if kinds else ""
-    return Signature(kind and ("DECIMAL(38,18)" if is_decimal(kind) else "DOUBLE"), fails=True)
+    if is_decimal(kind):
+        # Spark gives the average of decimals four more digits, all after the point.
+        precision, scale = precision_and_scale(kind)
+        kind = f"DECIMAL({min(precision + 4, MOST_DIGITS)},{min(scale + 4, MOST_DIGITS)})"
+        return Signature(kind, fails=True)
+    return Signature("DOUBLE" if kind else "", fails=True)
 
 
 def _same_as_first(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -992,14 +1049,15 @@ RULES: dict[RuleKey, Rule] = {
     PYTHON: Rule(_exactly(PYTHON_RESULT, ("BOOLEAN", "STRING", "STRING"))),
     exp.JSONFormat: Rule(_json_text, "NO_RESULT", arguments=lambda node: (node.this,)),
     exp.Substring: Rule(_substring, "NO_RESULT"),
+    "get_json_object": Rule(_only_spark("STRING"), "NO_RESULT"),
     # Texts
     exp.HexString: Rule(lambda node, kinds: Signature("BINARY", ())),
     exp.Upper: Rule(_always("STRING", "STRING", of_any=True)),
     exp.Lower: Rule(_always("STRING", "STRING", of_any=True)),
     exp.Trim: Rule(_trim),
     exp.Length: Rule(_always("INT", "STRING", of_any=True)),
-    exp.Reverse: Rule(_exactly("STRING", ("STRING",)), "NO_RESULT"),
-    exp.Left: Rule(_always("STRING", "STRING", "INT"), "NO_RESULT"),
+    exp.Reverse: Rule(_reverse, "NO_RESULT"),
+    exp.Left: Rule(_first_characters, "NO_RESULT"),
     exp.Right: Rule(_always("STRING", "STRING", "INT"), "NO_RESULT"),
     exp.Pad: Rule(_of_text("STRING", "INT", "STRING"), "NO_RESULT"),
     exp.Repeat: Rule(_of_text("STRING", "INT"), "NO_RESULT"),

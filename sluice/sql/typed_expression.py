@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sqlglot import exp
 
 from sluice.sql.dialect import text_of, tree_of
+from sluice.sql.result_types import path_type, result_type
 from sluice.sql.rules import (
     RULES,
+    Rule,
     RuleKey,
     Signature,
     is_plain_time,
@@ -19,8 +22,8 @@ from sluice.sql.rules import (
     rule_key,
     rule_of,
 )
-from sluice.sql.types import VOID, Types
-from sluice.values.sql_types import struct_fields
+from sluice.sql.types import VOID, Types, holds_void
+from sluice.values.sql_types import is_complete, struct_fields
 
 JSON_VALUE = "(the JSON of a value)"
 """The `key` of an expression that is SQL made by `value_json`. No function has this name."""
@@ -92,9 +95,19 @@ def type_expression(expression: str | exp.Expr, types: Types) -> TypedExpression
     parts = tuple(type_expression(part, types) for part in rule.arguments(node))
     if isinstance(node, _COMPARISONS):
         parts = _with_times(parts)
-    if (equivalent := _equivalent(node, parts)) is not None:
-        return equivalent
-    signature = rule.resolve(node, tuple(part.type for part in parts))
+    typed = _equivalent(node, parts) or _by_rule(node, rule, parts)
+    if typed.type:
+        return typed
+
+    def type_in(body: exp.Expr, variables: Types) -> str:
+        return type_expression(body, {**types, **variables}).type
+
+    kind = result_type(node, [part.type for part in parts], type_in)
+    return replace(typed, signature=replace(typed.signature, type=kind, operands=None))
+
+
+def _by_rule(node: exp.Expr, rule: Rule, parts: tuple[TypedExpression, ...]) -> TypedExpression:
+    signature = rule.resolve(node, _complete_types(parts))
     if (
         isinstance(node, exp.Dot | exp.Bracket)
         and _unwrapped(parts[0]).key in _CONSTRUCTORS
@@ -104,6 +117,11 @@ def type_expression(expression: str | exp.Expr, types: Types) -> TypedExpression
         # fail. Arrow would compute `b`, and could fail, so only Spark computes this expression.
         signature = Signature(signature.type, None, signature.fails)
     return TypedExpression(node, rule_key(node), signature, parts)
+
+
+def _complete_types(parts: Iterable[TypedExpression]) -> tuple[str, ...]:
+    """Return the types of parts, as rules know types: an empty text if the type of any field of an object is unknown."""
+    return tuple([part.type if is_complete(part.type) else "" for part in parts])
 
 
 _COMPARISONS = (
@@ -149,7 +167,7 @@ def _equivalent(node: exp.Expr, parts: tuple[TypedExpression, ...]) -> TypedExpr
     """Return what Spark's analyzer puts in place of an expression, such as an IF for `nullif(a, b)`; None if nothing."""
 
     def build(kind: type[exp.Expr], *parts: TypedExpression) -> TypedExpression:
-        signature = RULES[kind].resolve(kind(), tuple(part.type for part in parts))
+        signature = RULES[kind].resolve(kind(), _complete_types(parts))
         return TypedExpression(node, kind, signature, parts)
 
     def is_null(part: TypedExpression) -> TypedExpression:
@@ -187,16 +205,26 @@ def type_of(expression: str | exp.Expr, types: Types) -> str:
 
     Return an empty text if unknown or always null.
     """
+    kind = structure_of(expression, types)
+    return kind if is_complete(kind) else ""
+
+
+def structure_of(expression: str | exp.Expr, types: Types) -> str:
+    """Like `type_of`, but an object also has a type if the types of some of its fields are unknown."""
     kind = type_expression(expression, types).type
-    return "" if kind == VOID else kind
+    return "" if holds_void(kind) else kind
 
 
 def _column(node: exp.Column, types: Types) -> TypedExpression:
     first, *rest = (part.name for part in node.parts)
     kind = types.get(first, "")
+    is_in_objects = True
     for name in rest:
-        kind = struct_fields(kind).get(name, "")
-    return TypedExpression(node, exp.Column, Signature(kind, () if kind else None), ())
+        is_in_objects = is_in_objects and name in struct_fields(kind)
+        kind = path_type(kind, [name])
+    # Only Spark reads a field of each object in a list.
+    is_computed = is_complete(kind) and is_in_objects
+    return TypedExpression(node, exp.Column, Signature(kind, () if is_computed else None), ())
 
 
 def _json_value(node: exp.Substring, value: TypedExpression) -> TypedExpression:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from sqlglot import exp
 
 from sluice.sql.dialect import text_of
-from sluice.values.sql_types import MOST_DIGITS, canonical, precision_and_scale
+from sluice.values.sql_types import MOST_DIGITS, canonical, parts_of, precision_and_scale
 
 Types: TypeAlias = Mapping[str, str]
 """Column → its Spark SQL type; an empty text if the type is unknown."""
@@ -21,6 +21,11 @@ _INTEGERS = {"INT": (10, 0), "BIGINT": (20, 0)}
 _FEWEST_DECIMALS = 6
 """If a result has more digits than a decimal can have, Spark keeps at least this many digits after
 the point."""
+
+
+def holds_void(kind: str) -> bool:
+    """Return whether a type is that of NULL, or has such a part, as the type of `array()` has."""
+    return kind == VOID or any(map(holds_void, parts_of(kind)))
 
 
 def is_integer(kind: str) -> bool:

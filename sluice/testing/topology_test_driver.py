@@ -43,7 +43,7 @@ from sluice.testing.piped_records import HeadersArgument, PipedRecords
 from sluice.testing.piped_run import ManualClock, PipedRun
 from sluice.topology.pipeline import Pipeline
 from sluice.values.json_limits import refuse_nesting
-from sluice.values.json_text import encode_text, plain_json
+from sluice.values.json_text import encode_bytes, encode_text, plain_json
 from sluice.values.pipeline_modules import require_no_task
 from sluice.values.sink_tables import connection_variable
 from sluice.values.topic_patterns import matches
@@ -132,9 +132,12 @@ class TopologyTestDriver:
         self._fed_back: Counter[str] = Counter()
         """Topic → the number of its output records that a batch has read."""
         self._texts: set[str] = set()
+        self._bytes: set[str] = set()
         for topic, sink in pipeline.sinks.items():
             if sink.encode is encode_text:
                 self._texts.add(topic)
+            if sink.encode is encode_bytes:
+                self._bytes.add(topic)
         self._records = PipedRecords(pipeline.zone)
         self._waiting: list[str] = []
         self._time = 0
@@ -297,7 +300,9 @@ class TopologyTestDriver:
                 next_step=f"It writes {', '.join(sorted(self._outputs))}.",
             )
         self.commit()
-        decode = _text if topic in self._texts else _value
+        decode: Callable[[Any], Any] = _text if topic in self._texts else _value
+        if topic in self._bytes:
+            decode = _unchanged
         return [_output(record, decode) for record in self._run.output.records.get(topic, ())]
 
     def dead_letters(self) -> list[Output]:
@@ -408,6 +413,10 @@ def _header_pairs(record: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     for header in record.get("headers") or ():
         pairs.append((header["key"], _text(header["value"])))
     return tuple(pairs)
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def _value(value: str | bytes | None) -> Any:

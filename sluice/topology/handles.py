@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from sluice.errors import TopologyError
 from sluice.sql import aggregate_expressions, expression_checks, parsed_expression
+from sluice.sql.dialect import PARSE_ERRORS
 from sluice.topology import arguments, nodes
 from sluice.topology.author_functions import (
     Function,
@@ -27,7 +28,7 @@ from sluice.topology.graph import Graph
 from sluice.topology.serdes import Contract, Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column, column_sql, key_expression, key_field_names
-from sluice.topology.value_types import types_after
+from sluice.topology.value_types import shape_after, types_after
 from sluice.topology.window_definitions import Duration
 from sluice.topology.windowed_inputs import (
     require_encodable_windows,
@@ -35,7 +36,7 @@ from sluice.topology.windowed_inputs import (
 from sluice.values.change_values import encode_debezium
 from sluice.values.expiry import Expiry, ExpiryClock
 from sluice.values.headers import Headers
-from sluice.values.json_text import JSON_FIELD, encode_text
+from sluice.values.json_text import JSON_FIELD, encode_bytes, encode_text
 from sluice.values.record_metadata import (
     CHANGE_METADATA,
     METADATA,
@@ -137,10 +138,15 @@ class Handle(Generic[V]):
             except TopologyError as error:
                 raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
             parsed_expression.require_known(expression, readable, where)
-            expression_checks.require_valid(text, self._types(readable), where, need)
+            expression_checks.require_valid(text, self._types(), where, need)
             parsed_expression.require_aggregate(expression, where, aggregate=aggregate)
             if aggregate:
                 aggregate_expressions.require_supported(text, where)
+        except (*PARSE_ERRORS, RecursionError) as error:
+            raise TopologyError(
+                f"{where}: {text!r} calls a function with other arguments than it takes.",
+                next_step="Compare the arguments with those in Spark's list of functions, or use a Python function.",
+            ) from error
         except TopologyError as error:
             # SQL reads a field such as `order-id` as a difference, so the error is about fields
             # `order` and `id`, which the author does not have.
@@ -151,9 +157,9 @@ class Handle(Generic[V]):
                 ) from None
             raise
 
-    def _types(self, readable: Mapping[str, str]) -> dict[str, str]:
+    def _types(self) -> dict[str, str]:
         """Return the types of the columns that SQL can read, and of computed fields, too, where the rules know them."""
-        computed = types_after(self.node)
+        readable, computed = self.fields | self.metadata, types_after(self.node)
         return {name: kind or computed.get(name, "") for name, kind in readable.items()}
 
     def _expiry(
@@ -380,6 +386,9 @@ class Handle(Generic[V]):
                 f"{where}: value=str cannot write an object.",
                 next_step="Turn it into a single value first with map_values('...').",
             )
+        if serde.encode is None and serde.is_bytes:
+            self._require_bytes(where)
+            return encode_bytes
         if serde.encode is None and not serde.is_text:
             raise TopologyError(
                 f"{where}: the serde of {serde.name} has no encode function.",
@@ -395,6 +404,14 @@ class Handle(Generic[V]):
                 next_step="Write the changes of a table: table.changes().to(...).",
             )
         return serde.encode or encode_text
+
+    def _require_bytes(self, where: str) -> None:
+        kind = shape_after(self.node).kind
+        if kind != "BINARY":
+            raise TopologyError(
+                f"{where}: value=bytes writes bytes, but the values are {kind or 'of an unknown type'}.",
+                next_step="Turn them into bytes first, for example with map_values(\"encode(text, 'UTF-8')\").",
+            )
 
 
 def _first_twins(names: Iterable[str], folded: Callable[[str], str]) -> tuple[str, str] | None:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from sluice.errors import TopologyError
 from sluice.values import contracts
-from sluice.values.change_values import Change, DebeziumDecoder, encode_debezium, row_type
+from sluice.values.change_values import Change, DebeziumEnvelope, encode_debezium, row_type
 from sluice.values.shapes import Shape
 
 V = TypeVar("V")
@@ -21,7 +21,9 @@ Contract: TypeAlias = type | UnionType
 
 @dataclass(frozen=True)
 class Serde(Generic[V]):
-    """A format of values of type `contract`. By default, values are JSON, and a str is plain text.
+    """A format of values of type `contract`.
+
+    By default, values are JSON, and a str or bytes are written as they are.
 
     For a source, `decode` converts the bytes of a record's value to a value of the type; if it
     raises an error, `on_error` decides what happens to the record. For an output, `encode` converts
@@ -37,21 +39,26 @@ class Serde(Generic[V]):
         return self.contract is str
 
     @property
+    def is_bytes(self) -> bool:
+        """Whether the bytes of a record's value are the value."""
+        return contracts.is_bytes(self.contract) and self.decode is None
+
+    @property
     def name(self) -> str:
         return contracts.name_of(self.contract)
 
 
 Value: TypeAlias = type[V] | UnionType | Serde[V]
 """The type of a topic's values: a msgspec Struct, a dataclass, a TypedDict, a pydantic model, a union of tagged Structs
-or of models, `str`, `Any` for JSON of any form, or a Serde."""
+or of models, `str`, `bytes`, `Any` for JSON of any form, or a Serde."""
 
 
 def debezium(changes: type[Change[V]]) -> Serde[Change[V]]:
     """Return a serde of changes in Debezium's JSON, with or without its schema.
 
     `changes` is a class for the type of the rows, such as `class ShopChange(Change[Shop]): pass`.
-    Values are written without the schema. `old` is None if the database does not send all columns
-    of the old row.
+    Rows are decoded like the values of other topics. Values are written without the schema. `old`
+    is None if the database sends only the key of the old row, or too few columns for the type.
     """
     if not (isinstance(changes, type) and issubclass(changes, Change)):
         raise TopologyError(
@@ -59,7 +66,7 @@ def debezium(changes: type[Change[V]]) -> Serde[Change[V]]:
             next_step="Declare one for the type of the rows: class ShopChange(Change[Shop]): pass.",
         )
     row_type(changes)
-    return Serde(changes, decode=DebeziumDecoder(changes), encode=encode_debezium)
+    return Serde(changes, decode=DebeziumEnvelope(changes), encode=encode_debezium)
 
 
 def serde_of(value: Value[V]) -> Serde[V]:

@@ -35,6 +35,7 @@ from sluice.topology.serdes import Contract, Serde, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column
 from sluice.topology.tables import GlobalTable, Table
+from sluice.topology.value_types import shape_after, shape_of_elements
 from sluice.topology.versions import grace_in_ms, history_in_ms
 from sluice.topology.window_definitions import Duration, milliseconds
 from sluice.topology.windowed_inputs import (
@@ -56,7 +57,6 @@ from sluice.values.record_metadata import (
 from sluice.values.shapes import Shape
 from sluice.values.sink_tables import OutputTable
 from sluice.values.sql_text import is_null, literal
-from sluice.values.sql_types import element_type
 from sluice.values.windowed_keys import Windowed, of_windowed_key
 from sluice.values.windows import JoinWindow
 
@@ -68,7 +68,7 @@ class Stream(Handle[V]):
         self,
         topic: str | OutputTable,
         *,
-        value: type[str] | Serde[Any] | None = None,
+        value: type[str | bytes] | Serde[Any] | None = None,
         key: Callable[[str], bytes] | Callable[[Windowed[str]], bytes] | None = None,
         partition: Partitioner | None = None,
         cycle: bool = False,
@@ -91,7 +91,7 @@ class Stream(Handle[V]):
         self,
         topic: str,
         *,
-        value: type[str] | Serde[Any] | None = None,
+        value: type[str | bytes] | Serde[Any] | None = None,
         key: Callable[[str], bytes] | Callable[[Windowed[str]], bytes] | None = None,
         partition: Partitioner | None = None,
         on_error: OnError | None = None,
@@ -110,7 +110,7 @@ class Stream(Handle[V]):
         topic: str | Callable[[V], str] | Callable[[Key, V], str],
         topics: Sequence[str],
         *,
-        value: type[str] | Serde[Any] | None = None,
+        value: type[str | bytes] | Serde[Any] | None = None,
         key: Callable[[str], bytes] | None = None,
         partition: Partitioner | None = None,
         on_error: OnError | None = None,
@@ -138,7 +138,7 @@ class Stream(Handle[V]):
         }
         if isinstance(topic, str):
             self._require_expression(topic, "route")
-            kind = type_of(topic, self.fields | self.metadata)
+            kind = type_of(topic, self._types())
             if kind not in ("", "STRING"):
                 raise TopologyError(
                     f"{where}: {topic!r} is {kind}, not the name of a topic.",
@@ -367,8 +367,9 @@ class Stream(Handle[V]):
         """Replace the value with the result of a Python function or an SQL expression; keep the key.
 
         `returns` is the type of the function's result. Without it, later functions receive plain
-        JSON data, and later SQL cannot read fields. In SQL, a value that is not an object is named
-        `value`.
+        JSON data, and later SQL cannot read fields. If an expression makes an object, such as
+        `lines[0]`, later SQL reads its fields. A value that is not an object is named `value` in
+        SQL.
         """
         if not isinstance(function, str):
             shape = self._result_shape("map_values", returns)
@@ -381,7 +382,7 @@ class Stream(Handle[V]):
             value=function,
             on_error=on_error,
         )
-        return self._next(node, Shape.single(self.fields.get(function, "")))
+        return self._next(node, shape_after(node))
 
     @overload
     def map_batch(
@@ -770,8 +771,7 @@ class Stream(Handle[V]):
             )
         self._require_no_returns("flat_map_values", returns)
         self._require_expression(items, "flat_map_values", "array")
-        element = element_type(self.fields.get(items, ""))
-        return self._elements(items, Shape.of_kind(element), on_error)
+        return self._elements(items, shape_of_elements(items, self._types()), on_error)
 
     @overload
     def flat_map(
@@ -816,14 +816,25 @@ class Stream(Handle[V]):
 
         `returns` is the values' type.
 
-        An SQL expression must be an array of structs with the fields `key` and `value`.
+        An SQL expression must be an array of structs with the fields `key` and `value`. If the
+        values are structs, later SQL reads their fields.
         """
         if not isinstance(items, str):
             shape = self._result_shape("flat_map", returns)
             return self._apply("flat_map", items, "records", shape, returns, on_error=on_error)
         self._require_no_returns("flat_map", returns)
         self._require_expression(items, "flat_map", "array")
-        elements = self._elements(items, Shape({"key": "", "value": ""}), on_error)
+        shape = shape_of_elements(items, self._types())
+        if shape.scalar and not shape.kind:
+            shape = Shape({"key": "", "value": ""})
+        if missing := [
+            name for name in ("key", "value") if name not in shape.fields or shape.scalar
+        ]:
+            raise TopologyError(
+                f"{self._where('flat_map')}: the elements of {items!r} have no field {missing[0]}.",
+                next_step="Make structs with the fields key and value: struct(... AS key, ... AS value).",
+            )
+        elements = self._elements(items, shape, on_error)
         return elements.select_key("key", on_error=on_error).map_values("value", on_error=on_error)
 
     @overload

@@ -15,6 +15,7 @@ from sluice.topology.author_functions import (
 from sluice.topology.handles import Handle, Key, Partitioner, R, V, joined_shape
 from sluice.topology.serdes import Contract, Serde
 from sluice.topology.structs import Column
+from sluice.topology.value_types import shape_after
 from sluice.topology.window_definitions import Duration, milliseconds
 from sluice.topology.windowed_inputs import (
     require_plain_keys,
@@ -53,7 +54,7 @@ class Table(Handle[V]):
         self,
         topic: str | OutputTable,
         *,
-        value: type[str] | Serde[Any] | None = None,
+        value: type[str | bytes] | Serde[Any] | None = None,
         key: Callable[[str], bytes] | Callable[[Windowed[str]], bytes] | None = None,
         partition: Partitioner | None = None,
         emit: Emit = "every",
@@ -230,7 +231,7 @@ class Table(Handle[V]):
             )
         self._require_expression(value, "map_values")
         node = self.pipeline.add(nodes.MapValues, parent=self.node, value=value, on_error=on_error)
-        return Table(self.pipeline, node, Shape.single(self.fields.get(value, "")))
+        return Table(self.pipeline, node, shape_after(node))
 
     def _as_stream(self) -> Stream[V]:
         """Return a stream after the same node.

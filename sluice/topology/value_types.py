@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
-from sluice.sql.typed_expression import type_of
+from sluice.sql.typed_expression import structure_of, type_of
 from sluice.topology import nodes
 from sluice.values.record_metadata import CHANGE_METADATA, METADATA
 from sluice.values.shapes import Shape
+from sluice.values.sql_types import element_type, is_complete
 
 
 def types_after(node: nodes.Node) -> dict[str, str]:
@@ -21,6 +22,24 @@ def shape_after(node: nodes.Node) -> Shape:
     if node not in _SHAPES:
         _SHAPES[node] = _shape_after(node)
     return _SHAPES[node]
+
+
+def shape_of_expression(text: str, types: Mapping[str, str]) -> Shape:
+    """Return the shape of an expression's results: its type decides whether SQL after it reads fields, or a single value."""
+    return _shape_of_type(structure_of(text, types))
+
+
+def shape_of_elements(text: str, types: Mapping[str, str]) -> Shape:
+    """Return the shape of the elements of an expression that is an array."""
+    return _shape_of_type(element_type(structure_of(text, types)))
+
+
+def _shape_of_type(kind: str) -> Shape:
+    shape = Shape.of_kind(kind)
+    complete = {
+        name: of_field if is_complete(of_field) else "" for name, of_field in shape.fields.items()
+    }
+    return Shape(complete, shape.scalar)
 
 
 _SHAPES: WeakKeyDictionary[nodes.Node, Shape] = WeakKeyDictionary()
@@ -44,7 +63,7 @@ def _shape_after(node: nodes.Node) -> Shape:
         case nodes.Select(parent=parent, columns=columns):
             return Shape(_types_of(columns, parent))
         case nodes.MapValues(parent=parent, value=value):
-            return Shape.single(type_of(value, types_after(parent) | METADATA | CHANGE_METADATA))
+            return shape_of_expression(value, types_after(parent) | METADATA | CHANGE_METADATA)
         case nodes.Merge(streams=streams):
             return _common_shape(list(map(shape_after, streams)))
         case nodes.Aggregate(python=python) if python is not None:
@@ -100,4 +119,4 @@ def _common_shape(shapes: list[Shape]) -> Shape:
 
 def _whole(shape: Shape) -> str:
     """Return the type of a value; an empty text if the type of any field is unknown."""
-    return shape.kind if all(shape.fields.values()) else ""
+    return shape.kind if is_complete(shape.kind) else ""

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args, get_origin
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast, get_args, get_origin
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, inspect
 
 from sluice.errors import TopologyError
+from sluice.values.contract_parts import quote_counter
+from sluice.values.contracts import type_info, variants
 from sluice.values.function_wrappers import Wrapper
 from sluice.values.keys import key_text
+from sluice.values.stored_values import author_value, topic_decoder
 
+T = TypeVar("T")
 V = TypeVar("V")
 
 CheckOld: TypeAlias = Literal["count", "reject"]
@@ -33,8 +40,7 @@ class Change(Struct, Generic[V]):
 
     kind: Kind
     old: V | None = None
-    """The row before the change; None if there was none, or if the database does not send all of
-    its columns."""
+    """The row before the change; None if there was none, or if the database sends only its key."""
     new: V | None = None
     """The row after the change; None if it was deleted."""
 
@@ -51,15 +57,16 @@ def row_type(changes: type[Change[Any]]) -> Any:
     )
 
 
-_KINDS: dict[str, Kind] = {
-    "c": "insert",
-    "r": "insert",
-    "u": "update",
-    "d": "delete",
-    "t": "truncate",
-    "m": "message",
+_KINDS = {
+    "c": b"insert",
+    "r": b"insert",
+    "u": b"update",
+    "d": b"delete",
+    "t": b"truncate",
+    "m": b"message",
 }
 """Debezium's operations. A row that a snapshot has read (`r`) is an insert."""
+_WITH_NEW = (b"insert", b"update")
 _OPERATIONS = {"insert": "c", "update": "u", "delete": "d"}
 _NULL = Raw(b"null")
 
@@ -74,52 +81,206 @@ class _Envelope(Struct):
     payload: Raw = _NULL
 
 
+def may_repeat_names(data: bytes) -> bool:
+    """Return whether a value of Debezium may have a field twice, outside of the rows, that Sluice reads.
+
+    It certainly has none twice if each name occurs once, and no name is written with escapes.
+    """
+    return (
+        data.count(b'"after"') > 1
+        or data.count(b'"before"') > 1
+        or data.count(b'"op"') > 1
+        or data.count(b'"payload"') > 1
+        or b"\\" in data
+    )
+
+
+def quote_counter_of_changes(changes: type[Change[Any]]) -> Callable[[Sequence[Any]], int] | None:
+    """Return a function that counts the quotation marks that the JSON of changes must have.
+
+    Return None if it cannot be known.
+
+    Such JSON has the three names of the fields of `Change`, and the kind.
+    """
+    count_in_rows = quote_counter(row_type(changes))
+    if count_in_rows is None:
+        return None
+
+    def count(values: Sequence[Any]) -> int:
+        rows: list[Any] = []
+        for change in values:
+            if change.old is not None:
+                rows.append(change.old)
+            if change.new is not None:
+                rows.append(change.new)
+        return 8 * len(values) + count_in_rows(rows)
+
+    return count
+
+
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
+_decode_columns = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
-class DebeziumDecoder(Wrapper):
-    """Decodes a value of Debezium to an instance of a class of changes.
+class DebeziumEnvelope(Wrapper):
+    """Finds the JSON of a change in a value of Debezium.
 
-    The attribute `__wrapped__` is the class of changes, by which pickling finds the author's
+    The rows stay as Debezium has written them, so that they are decoded by the same rules as other
+    JSON. The attribute `__wrapped__` is the class of changes, by which pickling finds the author's
     module.
     """
 
     def __init__(self, changes: type[Change[Any]]) -> None:
         super().__init__(changes)
         self._changes = changes
-        self._rows: msgspec.json.Decoder[Any] | None = None
 
     def __call__(self, data: bytes) -> Change[Any]:
+        """Decode a value of Debezium, as tasks do."""
+        _, change = self.decode(topic_decoder(self._changes), data, None)
+        return cast(Change[Any], author_value(change))
+
+    def decode(
+        self, decode_change: Callable[[bytes], Any], data: bytes, key: bytes | None
+    ) -> tuple[bytes, Any]:
+        """Return the change in a value as JSON of the class of changes, and the decoded change.
+
+        `key` is the key of the record. Raises ValueError for a value that is no change, and the
+        errors of `decode_change`. If the row before the change does not fit the contract, because
+        the database does not send all of its columns, `old` is null.
+        """
         envelope = _decode_envelope(data)
         if envelope.payload != _NULL:
             envelope = _decode_envelope(envelope.payload)
-        if envelope.op is None and envelope.status in ("BEGIN", "END"):
-            return self._changes(kind="transaction")
-        if envelope.op not in _KINDS:
-            raise ValueError(f"op is {envelope.op!r}, not one of {', '.join(_KINDS)}")
-        kind = _KINDS[envelope.op]
-        new = self._row(envelope.after)
-        if (new is None) is (kind in ("insert", "update")):
-            raise ValueError(
-                f"a change with op {envelope.op!r} {'has no' if new is None else 'has an'} after"
-            )
-        return self._changes(kind=kind, old=self._old(envelope.before), new=new)
-
-    def _row(self, data: Raw) -> Any:
-        if self._rows is None:
-            self._rows = msgspec.json.Decoder(row_type(self._changes))
-        return None if data == _NULL else self._rows.decode(data)
-
-    def _old(self, data: Raw) -> Any:
-        # Many databases send only the key columns of the old row, so it does not fit the class.
+        kind, old, new = _kind_of(envelope), envelope.before, envelope.after
+        text = _CHANGE % (kind, old, new)
         try:
-            return self._row(data)
+            change = decode_change(text)
         except msgspec.ValidationError:
+            if old == _NULL:
+                raise
+            text = _CHANGE % (kind, _NULL, new)
+            return text, decode_change(text)
+        if change.old is None or self._is_whole(change.old) or self._is_row(old, new, key):
+            return text, change
+        return _CHANGE % (kind, _NULL, new), msgspec.structs.replace(change, old=None)
+
+    def _is_whole(self, row: Any) -> bool:
+        """Return whether a decoded row certainly has all columns, without looking at its JSON."""
+        if not self._may_lack_columns:
+            return True
+        return self._values_of is not None and None not in self._values_of(row)
+
+    def _is_row(self, before: Raw, after: Raw, key: bytes | None) -> bool:
+        """Return whether the columns before the change make a row of the contract.
+
+        Many databases send only the columns of the key, and Debezium then writes null for the other
+        columns.
+        """
+        columns = _decode_columns(before)
+        sent = {name for name in self._columns if columns.get(name, _NULL) != _NULL}
+        if _are_of_key(sent, columns, self._columns.keys(), key):
+            return False
+        absent = [
+            name
+            for name, has_default in self._columns.items()
+            if has_default and name not in columns
+        ]
+        # A column that the row after the change lacks, too, is not in the database's table.
+        return not absent or (after != _NULL and _decode_columns(after).keys().isdisjoint(absent))
+
+    @cached_property
+    def _row_fields(self) -> list[inspect.Field]:
+        """The fields of the rows; none if the rows are not objects."""
+        fields: list[inspect.Field] = []
+        for kind in variants(type_info(row_type(self._changes))):
+            fields += kind.fields
+        return fields
+
+    @cached_property
+    def _columns(self) -> dict[str, bool]:
+        """The names of the rows' columns, each with whether it has a default other than null."""
+        return {
+            field.encode_name: not field.required and field.default is not None
+            for field in self._row_fields
+        }
+
+    @cached_property
+    def _may_lack_columns(self) -> bool:
+        """Whether a row that lacks columns, or has null in columns, can fit the contract."""
+        return any(
+            not field.required or not isinstance(field.type, _NEVER_NULL)
+            for field in self._row_fields
+        )
+
+    @cached_property
+    def _values_of(self) -> Callable[[Any], tuple[Any, ...]] | None:
+        """A function that reads all columns of a row; None if a column that was not sent is perhaps not null."""
+        kind = type_info(row_type(self._changes))
+        if not isinstance(kind, inspect.StructType) or any(self._columns.values()):
             return None
+        # An attrgetter of a single name does not give a tuple.
+        return attrgetter(*(field.name for field in kind.fields), "__class__")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_rows": None}  # decoders cannot be pickled
+        state = dict(self.__dict__)
+        for name in ("_row_fields", "_columns", "_may_lack_columns", "_values_of"):
+            state.pop(name, None)
+        return state
+
+
+_NEVER_NULL = (
+    inspect.BoolType, inspect.IntType, inspect.FloatType, inspect.StrType, inspect.BytesType,
+    inspect.DateTimeType, inspect.DateType, inspect.DecimalType, inspect.ListType,
+    inspect.DictType, inspect.StructType,
+)  # fmt: skip
+"""Types of fields that refuse null."""
+
+
+def _kind_of(envelope: _Envelope) -> bytes:
+    """Return the kind of a change. Raises ValueError if the envelope is not that of a change."""
+    operation = envelope.op
+    kind = _KINDS.get(operation) if operation is not None else None
+    if kind is None:
+        if operation is None and envelope.status in ("BEGIN", "END"):
+            return b"transaction"
+        raise ValueError(f"op is {operation!r}, not one of {', '.join(_KINDS)}")
+    has_new = envelope.after != _NULL
+    if has_new is not (kind in _WITH_NEW):
+        problem = "has an" if has_new else "has no"
+        raise ValueError(f"a change with op {operation!r} {problem} after")
+    return kind
+
+
+_CHANGE = b'{"kind":"%b","old":%b,"new":%b}'
+
+
+def _are_of_key(
+    sent: set[str], columns: Mapping[str, Raw], names: Set[str], key: bytes | None
+) -> bool:
+    """Return whether a row has other columns than those of the record's key, and all of these are null."""
+    if not sent:
+        return True
+    of_key = _columns_of_key(key)
+    if of_key is None:
+        # The key is the text of a single column.
+        text = bytes(columns[min(sent)]).strip(b'"')
+        return len(sent) == 1 < len(names) and text == key
+    return sent <= of_key and not names <= of_key
+
+
+def _columns_of_key(key: bytes | None) -> frozenset[str] | None:
+    """Return the names of the columns in a key that Debezium has written as JSON.
+
+    Return None for another key.
+    """
+    try:
+        columns = _decode_columns(key or b"")
+        if columns.keys() == {"schema", "payload"}:
+            columns = _decode_columns(columns["payload"])
+    except msgspec.DecodeError:
+        return None
+    return frozenset(columns)
 
 
 def encode_debezium(change: dict[str, Any]) -> bytes:

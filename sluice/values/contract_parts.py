@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from sluice.values.contracts import ObjectType, choice_type, type_info, variants
+from sluice.values.contracts import ObjectType, choice_type, type_info, types_within, variants
 from sluice.values.epochs import unit_of
 from sluice.values.json_limits import JSON_NUMBER
 
@@ -195,6 +196,51 @@ def amount_check(kind: Any) -> Callable[[Any], None] | None:
                 )
 
     return check
+
+
+def odd_amounts(contract: Any) -> re.Pattern[bytes] | None:
+    """Return a pattern that is in JSON if an amount is a text that is not a number, and perhaps in other JSON.
+
+    Return None if the contract has no amounts. To search takes a tenth of the time of
+    `amount_check`.
+    """
+    names: list[str] = []
+    if _is_amount(type_info(contract)):
+        return re.compile(b"")
+    for kind in types_within(contract):
+        if isinstance(kind, ObjectType):
+            names += [field.encode_name for field in kind.fields if _is_amount(field.type)]
+        elif any(map(_is_amount, _items_of(kind))):
+            # The elements of a list have no names.
+            return re.compile(b"")
+    escaped = b"|".join(re.escape(name.encode()) for name in names)
+    number = JSON_NUMBER.pattern.encode()
+    # A name may be written with escapes.
+    return re.compile(rb'\\|"(?:%b)"\s*:\s*"(?!(?:%b)")' % (escaped, number)) if names else None
+
+
+def _is_amount(kind: inspect.Type) -> bool:
+    members = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return any(
+        isinstance(member, inspect.DecimalType) or digits_of(member) is not None
+        for member in members
+    )
+
+
+def _items_of(kind: inspect.Type) -> Sequence[inspect.Type]:
+    """Return the type of the elements of a list, or of the values of a dict; none for other types."""
+    match kind:
+        case (
+            inspect.ListType()
+            | inspect.VarTupleType()
+            | inspect.SetType()
+            | inspect.FrozenSetType()
+        ):
+            return (kind.item_type,)
+        case inspect.DictType():
+            return (kind.value_type,)
+        case _:
+            return ()
 
 
 def _amounts_as_text(kind: inspect.Type, value: Any, path: str) -> Iterator[tuple[str, str]]:

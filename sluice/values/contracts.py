@@ -59,6 +59,11 @@ def is_class_with_fields(kind: Any) -> bool:
     )
 
 
+def is_bytes(kind: Any) -> bool:
+    """Return whether the values of a topic are bytes, which are not in JSON."""
+    return kind in (bytes, bytes | None)
+
+
 @cache
 def type_info(kind: Any) -> inspect.Type:
     """Return the type as which values of the type `kind` are stored, as msgspec describes it.

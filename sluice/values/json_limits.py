@@ -84,14 +84,18 @@ def refuse_long(string: bytes, *, is_name: bool = False, escaped: bool = True) -
 
 def refuse_nesting(text: bytes) -> None:
     """Raise ValueError if the JSON is nested more than `MOST_LEVELS` deep."""
-    # A text with so few brackets is not too deep, even if none of them is within a string.
-    if text.count(b"[") + text.count(b"{") <= MOST_LEVELS:
+    if is_surely_shallow(text):
         return
     depth = 0
     for bracket in _BRACKET.findall(_STRING.sub(b"", text)):
         depth += 1 if bracket in b"[{" else -1
         if depth > MOST_LEVELS:
             raise ValueError(f"nested more than {MOST_LEVELS} levels deep")
+
+
+def is_surely_shallow(text: bytes) -> bool:
+    """Return whether JSON has so few brackets that it is not too deep, even if none of them is within a string."""
+    return text.count(b"[") + text.count(b"{") <= MOST_LEVELS
 
 
 def refuse_inexact_numbers(text: bytes) -> None:

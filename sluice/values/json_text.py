@@ -45,6 +45,11 @@ def _put_back(match: re.Match[str]) -> str:
     return text
 
 
+def encode_bytes(json: str) -> bytes:
+    """Return the encoder of `to(topic, value=bytes)`: writes the bytes that a string of JSON has as base64."""
+    return msgspec.json.decode(json, type=bytes)
+
+
 def encode_text(json: str) -> bytes:
     """Return the encoder of `to(topic, value=str)`: writes a string without quotation marks, and any other value as JSON."""
     text: str = msgspec.json.decode(json) if json.startswith('"') else json

@@ -45,6 +45,16 @@ def map_value_type(kind: str) -> str:
     return next(islice(_arguments(kind, "MAP"), 1, None), "")
 
 
+def parts_of(kind: str) -> list[str]:
+    """Return the types of the parts of an object, a list or a map; nothing for other types."""
+    return [*struct_fields(kind).values(), *_arguments(kind, "ARRAY"), *_arguments(kind, "MAP")]
+
+
+def is_complete(kind: str) -> bool:
+    """Return whether a type and the types of all its parts are known."""
+    return bool(kind) and all(map(is_complete, parts_of(kind)))
+
+
 def compact(kind: str) -> str:
     """Return the type as Spark writes it in short: in lower case and without spaces, except for the names of fields."""
     if fields := struct_fields(kind):

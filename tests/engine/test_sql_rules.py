@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import random
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 from sluice.engine.steps import key_sql
 from sluice.engine.steps.arrow_steps import ArrowSteps, is_same
 from sluice.engine.steps.fallible_expressions import share_subexpressions, with_columns
+from sluice.errors import TopologyError
 from sluice.plan import FallibleExpression
 from sluice.sql.arrow_types import arrow_type
+from sluice.sql.expression_checks import require_valid
 from sluice.sql.fallible import failure_causes
+from sluice.sql.json_paths import is_json_path, is_variant_path
+from sluice.sql.parsed_expression import parse
 from sluice.sql.rules import key_problem
 from sluice.sql.typed_expression import type_expression
+from sluice.sql.types import holds_void
 from sluice.values.sql_text import struct_json, value_json
 from tests.unit.sql.spark_arguments import ACCEPTED
 from tests.unit.sql.spark_arguments import COLUMNS as COLUMNS_OF_SPARK
+from tests.unit.sql.test_field_names import CONSTANTS, KEYWORDS, OPERANDS, read_fields
+from tests.unit.sql.test_json_paths import (
+    READ,
+    READ_IN_VARIANTS,
+    REFUSED,
+    REFUSED_IN_VARIANTS,
+)
 
 COLUMNS = {
     "text": "STRING", "other": "STRING", "number": "STRING", "day_text": "STRING", "whole": "BIGINT", "more": "BIGINT",
@@ -222,7 +236,7 @@ def expressions() -> Iterator[str]:
         f"date_trunc('{unit}', at)"
         for unit in ("YEAR", "quarter", "month", "WEEK", "day", "hour", "minute")
     )
-    yield from (*TIME_FUNCTIONS, *LIST_FUNCTIONS, *COLUMNS)
+    yield from (*TIME_FUNCTIONS, *LIST_FUNCTIONS, *OBJECTS, *OPERATORS, *COLUMNS)
     yield from (struct_json(f"named_struct('v', {name})") for name in COLUMNS)
     yield from (value_json(name) for name in COLUMNS)
 
@@ -272,6 +286,23 @@ LIST_FUNCTIONS = [
     "sqrt(small)",
 ]  # fmt: skip
 
+OBJECTS = [
+    "struct(lines[0].price, map['a'], place.city, whole)", "struct((whole), small AS s, place)", "(whole, place.zip)",
+    "named_struct('a', lines[0].item, 'b', map['b'])", "array(struct(place.city, whole))",
+    "IF(flag, place, struct(text AS city, whole AS zip))", "coalesce(lines[0], lines[1])", "coalesce(lines, lines)",
+    "CASE WHEN flag THEN lines END", "struct(upper(text), whole + 1)", "nullif(place, place)",
+]  # fmt: skip
+"""Objects whose fields Spark names, and lists of objects. Most keep the names that they have."""
+OPERATORS = [
+    "small | tiny & 3", "small & tiny | 3", "small ^ tiny & 1", "small ^ tiny | 1", "small | tiny ^ 5",
+    "tiny & 3 << 1", "flag = flag < flag", "flag < flag = flag", "tiny = 1 IS NULL", "tiny = small IN (TRUE)",
+    "text = 'a' = flag", "tiny > 1 <=> flag", "NOT tiny = 1 AND flag", "NOT flag OR flag", "NOT tiny IN (1) OR flag",
+    "tiny BETWEEN 0 AND 2 AND flag", "flag BETWEEN FALSE AND tiny = 1", "-tiny * 2 - -tiny", "tiny - 1 - 2",
+    "10 % 4 DIV 2 + tiny", "text || 'a' = other", "tiny + 1 << 2", "tiny << 1 + 1", "-9223372036854775808L", "-1.5BD",
+    "~tiny & 6", "text LIKE 'a' || '%'", "(whole IS NULL) = flag",
+]  # fmt: skip
+"""Operators without parentheses: Spark's order of them decides."""
+
 
 CONDITIONS = [
     "IF(tiny = 0, 0, 10 / tiny)", "tiny != 0 AND 10 % tiny = 1", "tiny = 0 OR 10 DIV tiny > 2",
@@ -302,6 +333,53 @@ CONDITIONS = [
 def test_rules_give_the_results_and_the_errors_of_spark(
     spark: SparkSession, seed: int, every: int
 ) -> None:
+    sqls = [
+        sql for sql in dict.fromkeys(expressions()) if not type_expression(sql, COLUMNS).why_spark
+    ][::every]
+    assert not (wrong := wrong_results(spark, sqls, seed)), "\n".join(wrong[:40])
+
+
+@pytest.mark.parametrize(
+    ("seed", "count"),
+    [(1, 150), *(pytest.param(seed, 1500, marks=pytest.mark.heavy) for seed in range(2, 8))],
+)
+def test_expressions_in_expressions_give_the_results_and_the_errors_of_spark(
+    spark: SparkSession, seed: int, count: int
+) -> None:
+    sqls = list(dict.fromkeys(filter(is_computed_by_arrow, compositions(seed, count))))
+    assert len(sqls) > count / 2
+    assert not (wrong := wrong_results(spark, sqls, seed)), "\n".join(wrong[:40])
+
+
+def compositions(seed: int, count: int) -> Iterator[str]:
+    """Expressions in which other expressions of the same type stand in place of some columns."""
+    chance = random.Random(seed)
+    of_type = defaultdict[str, list[str]](list)
+    for sql in dict.fromkeys(expressions()):
+        if is_computed_by_arrow(sql) and "to_json" not in sql:
+            of_type[type_expression(sql, COLUMNS).type].append(sql)
+    outer = list(chain.from_iterable(of_type.values()))
+    for _ in range(count):
+        expression = parse(chance.choice(outer))
+        inner = {name: chance.choice(of_type[COLUMNS[name]]) for name in sorted(expression.fields)}
+        kept = chance.choice([0.0, 0.5])
+        yield expression.on(
+            {name: name if chance.random() < kept else f"({sql})" for name, sql in inner.items()}
+        )
+
+
+def is_computed_by_arrow(sql: str) -> bool:
+    if "current" in sql or not parse(sql).fields:
+        return False
+    try:
+        require_valid(sql, COLUMNS, "")
+    except TopologyError:
+        return False
+    typed = type_expression(sql, COLUMNS)
+    return not typed.why_spark and not holds_void(typed.type)
+
+
+def wrong_results(spark: SparkSession, sqls: list[str], seed: int) -> list[str]:
     table = pa.Table.from_pylist(
         rows(120, seed), pa.schema([(name, arrow_type(of)) for name, of in COLUMNS.items()])
     )
@@ -311,9 +389,6 @@ def test_rules_give_the_results_and_the_errors_of_spark(
     ).cache()
     share_subexpressions(spark, shared=False)
     key_sql.register(spark)
-    sqls = [
-        sql for sql in dict.fromkeys(expressions()) if not type_expression(sql, COLUMNS).why_spark
-    ][::every]
     wrong = []
     for start in range(0, len(sqls), 60):
         some = sqls[start : start + 60]
@@ -332,7 +407,7 @@ def test_rules_give_the_results_and_the_errors_of_spark(
             of_arrow |= {name: found[name] for name in (each.key_text,) if name in found}
             for name, values in of_arrow.items():
                 wrong += list(differences(sql, table, values, expected.column(name)))
-    assert not wrong, "\n".join(wrong[:40])
+    return wrong
 
 
 def attempt(number: int, sql: str) -> FallibleExpression:
@@ -398,3 +473,42 @@ def test_spark_accepts_the_arguments_that_the_unit_tests_name(
                 frame.selectExpr(expression.replace("{}", column))
                 accepted.append(column)
         assert accepted == columns.split(), expression
+
+
+def test_spark_reads_the_same_words_as_fields(spark: SparkSession) -> None:
+    parser = spark._jsparkSession.sessionState().sqlParser()
+    for number, word in enumerate(sorted({*KEYWORDS} - CONSTANTS - {"not", "e"})):
+        for operand in OPERANDS[number % 20 :: 20]:
+            text = operand.format(k=word)
+            if read_fields(text, {word, "x", "y"}) is None:
+                continue
+            fields = {*re.findall(r"'`?(\w+)`?(?![\w(`])", parser.parseExpression(text).toString())}
+            assert fields - {"e", "a", "b"} - {*re.findall(r"'(\w+)'", text)} == parse(
+                text
+            ).fields - {"a", "b"}, text
+
+
+@pytest.mark.parametrize("path", [*READ, *REFUSED])
+def test_spark_reads_the_same_paths_in_json(spark: SparkSession, path: str) -> None:
+    jvm = spark._jvm
+    assert jvm is not None
+    expressions = jvm.org.apache.spark.sql.catalyst.expressions.json
+    parser = getattr(getattr(expressions, "JsonPathParser$"), "MODULE$")
+    try:
+        is_read = parser.parse(path).isDefined()
+    except PySparkException:  # an index that is too large
+        is_read = False
+    assert is_read is is_json_path(path)
+
+
+@pytest.mark.parametrize("path", [*READ_IN_VARIANTS, *REFUSED_IN_VARIANTS])
+def test_spark_reads_the_same_paths_in_variants(spark: SparkSession, path: str) -> None:
+    jvm = spark._jvm
+    assert jvm is not None
+    expressions = jvm.org.apache.spark.sql.catalyst.expressions.variant
+    parser = getattr(getattr(expressions, "VariantPathParser$"), "MODULE$")
+    try:
+        is_read = parser.parse(path).isDefined()
+    except PySparkException:  # an index that is too large
+        is_read = False
+    assert is_read is is_variant_path(path)

@@ -48,7 +48,7 @@ AGGREGATES = (
     "median(n)", "percentile(d, 0.1)", "percentile(x, array(0.25, 0.5, 1.0))", "approx_percentile(n, 0.5)",
     "approx_percentile(d, array(0.0, 0.3, 1.0))", "corr(n, x)", "covar_pop(n, d)", "covar_samp(d, x)",
     "sum(d) / count(*)", "stddev(n) FILTER (WHERE b) + 1", "sort_array(collect_set(s))", "sort_array(collect_list(n))",
-    "sort_array(array_agg(s))",
+    "sort_array(array_agg(s))", "any(b)",
 )  # fmt: skip
 EVERY_KIND = {f"c{number}": text for number, text in enumerate(AGGREGATES)}
 KEYS = ("many", "nulls", "one", "equal")

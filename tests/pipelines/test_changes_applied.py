@@ -131,6 +131,60 @@ def test_the_old_row_of_a_change_is_checked(drive: Drive, check_old: Any, by_one
         assert '"city":"Pune"' in details[1]
 
 
+class Place(Struct):
+    id: int
+    city: str | None = None
+    rent: Decimal2 | None = None
+
+
+class PlaceChange(Change[Place]):
+    pass
+
+
+OSLO = {"id": 1, "city": "Oslo", "rent": 2.5}
+PARTS_OF_OSLO: list[Any] = [
+    None, OSLO, {"id": 1}, {"id": 1, "city": None, "rent": None}, {"id": 1, "city": "Oslo"}, {"id": 1, "rent": "2.50"},
+    {"id": 1, "city": "Oslo", "rent": None}, {},
+]  # fmt: skip
+NOT_OF_OSLO: list[Any] = [
+    {"id": 1, "city": "Rome"},
+    {"id": 1, "city": "Oslo", "rent": 3},
+    {"id": 2, "city": "Oslo"},
+]
+
+
+@pytest.mark.parametrize("by_one", [False, True], ids=["one batch", "a batch per record"])
+@pytest.mark.parametrize("check_old", ["count", "reject"])
+def test_only_columns_that_were_sent_are_compared(
+    drive: Drive, check_old: Any, by_one: bool
+) -> None:
+    pipeline = Pipeline("places", workers=2, max_failures=1.0)
+    changes = pipeline.stream("places", value=debezium(PlaceChange), key=debezium_key, nulls="keep")
+    changes.apply_changes(store="rows", check_old=check_old)
+    driver = drive(pipeline)
+    driver.pipe("places", envelope("c", None, OSLO), key_of(1))
+    for before in (*PARTS_OF_OSLO, *NOT_OF_OSLO):
+        driver.pipe("places", envelope("u", before, OSLO), key_of(1))
+        if by_one:
+            driver.commit()
+    differ = len(NOT_OF_OSLO)
+    assert driver.store("rows") == {"1": OSLO}
+    assert driver.counts().get("old_differs/changedrows-2", 0) == (
+        differ if check_old == "count" else 0
+    )
+    assert len(driver.dead_letters()) == (differ if check_old == "reject" else 0)
+
+
+def test_the_changes_of_a_table_are_compared_in_all_columns(drive: Drive) -> None:
+    pipeline = Pipeline("own_places", workers=2, max_failures=1.0)
+    changes = pipeline.stream("changes", value=PlaceChange)
+    changes.apply_changes(store="rows", check_old="count")
+    driver = drive(pipeline)
+    driver.pipe("changes", {"kind": "insert", "new": OSLO}, "1")
+    driver.pipe("changes", {"kind": "update", "old": OSLO | {"city": None}, "new": OSLO}, "1")
+    assert driver.counts()["old_differs/changedrows-2"] == 1
+
+
 def test_changes_that_cannot_be_applied_are_rejected(drive: Drive) -> None:
     driver = drive(shops("rejected"))
     sent: list[tuple[Any, Any]] = [

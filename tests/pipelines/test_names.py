@@ -374,3 +374,34 @@ class Maker:
 
 
 MAKES = {contract: Maker(contract) for contract in VALUES}
+
+
+WORDS = ["all", "distinct", "values", "any", "fetch", "while", "array", "interval", "nulls", "x"]
+Worded = msgspec.defstruct(
+    "Worded", [(f"f{number}", str) for number in range(len(WORDS))],
+    rename={f"f{number}": word for number, word in enumerate(WORDS)}, module=__name__,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("word", WORDS[:-1])
+def test_a_field_named_like_a_word_of_sql_is_read_without_backticks(
+    drive: Drive, word: str
+) -> None:
+    pipeline = Pipeline("words")
+    stream = pipeline.stream("in", value=Worded)
+    stream.select(
+        first=f"concat({word}, x)", last=f"concat(x, {word})", or_else=f"coalesce({word}, x)",
+        among=f"{word} IN (x, '{word}')",
+        chosen=f"CASE WHEN {word} = '{word}' THEN {word} ELSE x END", text=f"CAST({word} AS STRING) || x",
+    ).to("out")  # fmt: skip
+    stream.group_by_key().aggregate(
+        store="counted", least=f"min({word})", by=f"max_by(x, {word})", n=f"count({word})"
+    )
+    driver = drive(pipeline)
+    driver.pipe("in", {name: name for name in WORDS}, "k")
+    assert [record.value for record in driver.output("out")] == [
+        {
+            "first": f"{word}x", "last": f"x{word}", "or_else": word, "among": True, "chosen": word, "text": f"{word}x",
+        }
+    ]  # fmt: skip
+    assert driver.store("counted") == {"k": {"least": word, "by": "x", "n": 1}}

@@ -26,7 +26,7 @@ from sluice.sql.arrow_values import bytes_of
 from sluice.support.arrays import Mask
 from sluice.values.function_wrappers import WithHeaders, WithoutKey
 from sluice.values.headers import Headers
-from sluice.values.json_text import JSON_TEXT, encode_text, plain_json
+from sluice.values.json_text import JSON_TEXT, encode_bytes, encode_text, plain_json
 from sluice.values.sink_tables import WINDOW
 from sluice.values.windowed_keys import windowed
 from sluice.values.windows import Bounds
@@ -67,8 +67,9 @@ def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.
     errors: dict[int, str] = {}
     if sink.encode is not None:
         encode: Encoder = sink.encode.value
-        # `encode_text` takes JSON and needs no decoded value.
-        encode_json = encode_text if encode is encode_text else lambda text: encode(_decode(text))
+        # Sluice's own encoders take JSON and need no decoded value.
+        takes_json = encode is encode_bytes or encode is encode_text
+        encode_json = encode if takes_json else lambda text: encode(_decode(text))
         columns["value"] = _encode_column(encode_json, columns["value"].to_pylist(), errors, sink)
     if sink.encode_key is not None:
         columns["key"] = _encode_keys(sink.encode_key.value, table, errors, sink)

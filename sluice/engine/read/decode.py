@@ -9,12 +9,13 @@ it check the values one by one.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any, TypeVar, is_typeddict
 from zoneinfo import ZoneInfo
@@ -24,7 +25,7 @@ import pyarrow as pa
 
 from sluice.engine.batch.dead_letters import RejectedRecord
 from sluice.engine.batch.rejections import run_ending_error
-from sluice.engine.read.decoding_errors import reason_of, refuse_duplicates
+from sluice.engine.read.decoding_errors import perhaps_ambiguous, reason_of, refuse_duplicates
 from sluice.engine.read.json_columns import JsonColumns, TextRun
 from sluice.engine.read.record_keys import RecordKeys
 from sluice.engine.read.value_columns import ARROW_TYPES, ValueColumns, Values, failing_places
@@ -32,6 +33,11 @@ from sluice.errors import error_text
 from sluice.operators.base import rejects_record
 from sluice.plan import Source, SourceField
 from sluice.values import contract_parts, stored_values
+from sluice.values.change_values import (
+    DebeziumEnvelope,
+    may_repeat_names,
+    quote_counter_of_changes,
+)
 from sluice.values.json_limits import (
     LONGEST_NAME,
     Amounts,
@@ -90,17 +96,37 @@ class ValueDecoder:
             return [TextRun(0, len(texts), None)]
         return self._json_columns.runs(texts)
 
-    @property
+    @cached_property
+    def _envelope(self) -> DebeziumEnvelope | None:
+        """The envelopes in which the values are, if Sluice takes the JSON of the contract out of envelopes."""
+        decode = self.source.decode
+        return (
+            decode.value
+            if decode is not None and isinstance(decode.value, DebeziumEnvelope)
+            else None
+        )
+
+    @cached_property
     def _is_json(self) -> bool:
         """Whether the values are JSON of a contract, and Sluice, not the author, decodes them."""
-        return self.source.contract is not None and self.source.decode is None
+        if self.source.contract is None or self.source.is_bytes:
+            return False
+        return self.source.decode is None or self._envelope is not None
 
-    def decode(self, raw: list[bytes | None]) -> tuple[list[int], list[Any], list[RejectedRecord]]:
-        """Return the row numbers of valid values, the valid values, and dead letters for the other rows."""
-        decoded = self._decode_each(raw)
+    def decode(
+        self, raw: list[bytes | None], keys: pa.Array | None = None
+    ) -> tuple[list[int], list[Any], list[RejectedRecord]]:
+        """Return the row numbers of valid values, the valid values, and dead letters for the other rows.
+
+        `raw` and `keys` are the values and the keys of the records.
+        """
+        if self._envelope is None:
+            texts, decoded = raw, self._decode_each(raw)
+        else:
+            texts, decoded = self._decode_envelopes(self._envelope, raw, keys)
         if self._is_json:
-            self._refuse_ambiguous_json(raw, decoded)
-        self._refuse_unreadable(raw, decoded)
+            self._refuse_ambiguous_json(texts, decoded)
+        self._refuse_unreadable(texts, decoded)
         if self.source.contract is not None:
             self._refuse_digits(decoded)
         return decoded.rows, decoded.values, decoded.dead_letters
@@ -130,6 +156,41 @@ class ValueDecoder:
         rows = _without(range(len(raw)), {dead_letter.row for dead_letter in dead_letters})
         return DecodedValues(rows, values, dead_letters)
 
+    def _decode_envelopes(
+        self, envelope: DebeziumEnvelope, raw: list[bytes | None], keys: pa.Array | None
+    ) -> tuple[list[bytes | None], DecodedValues]:
+        """Return the change in each envelope as JSON of the contract, and the decoded values.
+
+        The JSON may be None for an envelope that cannot be decoded.
+        """
+        texts: list[bytes | None] = []
+        rows: list[int] = []
+        values: list[Any] = []
+        dead_letters: list[RejectedRecord] = []
+        decode_json = self._decode_json
+        kafka_keys: Iterable[bytes | None] = repeat(None) if keys is None else keys.to_pylist()
+        for row, (data, key) in enumerate(zip(raw, kafka_keys, strict=False)):
+            text, value = None, None
+            try:
+                if data is not None:
+                    text, value = envelope.decode(decode_json, data, key)
+                    if may_repeat_names(data):
+                        refuse_duplicates(data)
+                elif not self.source.keeps_nulls:
+                    raise ValueError("the value is null")
+            except Exception as error:
+                dead_letters.append(RejectedRecord(row, *reason_of(data, error)))
+            else:
+                rows.append(row)
+                values.append(value)
+            texts.append(text)
+        return texts, DecodedValues(rows, values, dead_letters)
+
+    @cached_property
+    def _decode_json(self) -> Callable[[bytes], Any]:
+        """The function that decodes the JSON of the contract, whether it is a record's value or in an envelope."""
+        return stored_values.topic_decoder(self.source.value_class)
+
     @cached_property
     def _decode_value(self) -> Callable[[bytes], Any]:
         contract, author = self.source.contract, self.source.decode
@@ -137,7 +198,7 @@ class ValueDecoder:
             return partial(self._decode_by_author, author.value)
         if contract is None:
             return bytes.decode
-        return stored_values.topic_decoder(self.source.value_class)
+        return bytes if self.source.is_bytes else self._decode_json
 
     @cached_property
     def _has_models(self) -> bool:
@@ -148,7 +209,7 @@ class ValueDecoder:
     @property
     def _is_by_author(self) -> bool:
         """Whether an author's code makes the values: a decoder, or the validators of a model."""
-        return self.source.decode is not None or self._has_models
+        return (self.source.decode is not None and self._envelope is None) or self._has_models
 
     def _decode_by_author(self, decode: Callable[[bytes], Any], data: bytes) -> Any:
         """Call an author's decoder.
@@ -180,27 +241,48 @@ class ValueDecoder:
             raise msgspec.ValidationError(error_text(error)) from None
         return msgspec.convert(plain, self.source.value_class)
 
-    def _refuse_ambiguous_json(self, raw: list[bytes | None], decoded: DecodedValues) -> None:
+    def _refuse_ambiguous_json(self, texts: list[bytes | None], decoded: DecodedValues) -> None:
         """Reject JSON that is nested too deep, has a field twice, or has an amount as text that is not a plain number.
 
         msgspec accepts such JSON: it takes the last of two fields, and does not look into fields
         outside the contract.
         """
-        if self._quotes_prove_unambiguous(raw, decoded):
+        if self._quotes_prove_unambiguous(texts, decoded):
             return
+        places: list[int] = []
+        unproved: list[bytes] = []
+        for place, text in self._unproved(texts, decoded):
+            places.append(place)
+            unproved.append(text)
         errors: dict[int, tuple[str, str]] = {}
+        for number in perhaps_ambiguous(unproved):
+            text = unproved[number]
+            try:
+                refuse_nesting(text)
+                refuse_duplicates(text)
+            except Exception as error:
+                errors[places[number]] = reason_of(text, error)
+        check, pattern = self._check_amounts, self._odd_amounts
+        if check is not None and pattern is not None:
+            for place, text in zip(places, unproved, strict=True):
+                try:
+                    if pattern.search(text):
+                        check(refuse_duplicates(text))
+                except Exception as error:
+                    errors.setdefault(place, reason_of(text, error))
+        decoded.reject(errors)
+
+    def _unproved(
+        self, texts: list[bytes | None], decoded: DecodedValues
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield the place and the JSON of each value whose number of quotation marks proves nothing."""
         count_quotes = self._count_quotes
         for place, (row, value) in enumerate(zip(decoded.rows, decoded.values, strict=True)):
-            text = raw[row]
+            text = texts[row]
             if text is None:
                 continue
-            if count_quotes is not None and text.count(b'"') == count_quotes([value]):
-                continue
-            try:
-                self._require_unambiguous(text)
-            except Exception as error:
-                errors[place] = reason_of(text, error)
-        decoded.reject(errors)
+            if count_quotes is None or text.count(b'"') != count_quotes([value]):
+                yield place, text
 
     def _quotes_prove_unambiguous(self, raw: list[bytes | None], decoded: DecodedValues) -> bool:
         """Return whether the JSON of all values has each field of the contract once, and no other field.
@@ -224,19 +306,18 @@ class ValueDecoder:
         """
         if self._has_models or not self.source.is_object:
             return None
+        if self._envelope is not None:
+            return quote_counter_of_changes(self.source.value_class)
         return contract_parts.quote_counter(self.source.value_class)
-
-    def _require_unambiguous(self, text: bytes) -> None:
-        """Raise an error for ambiguous JSON. This check parses the text again."""
-        refuse_nesting(text)
-        data = refuse_duplicates(text)
-        if self._check_amounts is not None:
-            self._check_amounts(data)
 
     @cached_property
     def _check_amounts(self) -> Callable[[Any], None] | None:
         # For the values of a pydantic model, pydantic has decided which texts are amounts.
         return None if self._has_models else contract_parts.amount_check(self.source.value_class)
+
+    @cached_property
+    def _odd_amounts(self) -> re.Pattern[bytes] | None:
+        return contract_parts.odd_amounts(self.source.value_class)
 
     def _refuse_unreadable(self, raw: list[bytes | None], decoded: DecodedValues) -> None:
         """Reject values with strings, times or numbers that Spark cannot read back."""

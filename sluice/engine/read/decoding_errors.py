@@ -4,19 +4,70 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from sluice.engine.read.value_columns import failing_places
 from sluice.errors import error_text
-from sluice.values.json_limits import MOST_LEVELS
+from sluice.values.json_limits import MOST_LEVELS, is_surely_shallow
 
 
 def refuse_duplicates(text: bytes) -> Any:
-    """Decode JSON, with numbers as text.
+    """Decode JSON. Raises DuplicateField, with the field's name, if a field occurs twice.
 
-    Raises DuplicateField, with the field's name, if a field occurs twice.
+    Numbers may be numbers or text.
     """
+    try:
+        value = _decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _without_duplicates(text)
+    # msgspec takes the last of two fields with the same name. If the JSON that it writes of the
+    # value has as many strings as the text, it has dropped no field. This takes a fifth of the
+    # time.
+    is_sure = _count_quotes(_encode(value)) == _count_quotes(text)
+    return value if is_sure else _without_duplicates(text)
+
+
+_decode, _encode = msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
+_AT_ONCE = 500
+
+
+def perhaps_ambiguous(texts: Sequence[bytes]) -> Iterator[int]:
+    """Return the indices of the texts, all of them valid JSON, that may be nested too deep or have a field twice.
+
+    Looking at many texts at once takes half of the time of `refuse_duplicates` for each of them.
+    """
+
+    def are_plain(begin: int, end: int) -> bool:
+        return end - begin <= _AT_ONCE and _are_plain(texts[begin:end])
+
+    return failing_places(len(texts), are_plain)
+
+
+def _are_plain(texts: Sequence[bytes]) -> bool:
+    """Return whether no text is nested too deep or has a field twice; False if this is not sure."""
+    if not all(map(is_surely_shallow, texts)):
+        return False
+    joined = b"[%b]" % b",".join(texts)
+    try:
+        value = _decode(joined)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return _count_quotes(_encode(value)) == _count_quotes(joined)
+
+
+def _count_quotes(text: bytes) -> int:
+    """Return the number of quotation marks around strings in JSON, without those that are escaped within strings."""
+    count = text.count(b'"')
+    if b"\\" in text:
+        count -= text.replace(b"\\\\", b"").count(b'\\"')
+    return count
+
+
+def _without_duplicates(text: bytes) -> Any:
+    """Decode JSON, with numbers as text. Raises DuplicateField if a field occurs twice."""
 
     def pairs(fields: list[tuple[str, Any]]) -> dict[str, Any]:
         counted = Counter(name for name, _ in fields)

@@ -68,7 +68,7 @@ class TableReader(RecordReader):
         raw = batch.column("value").to_pylist()
         changes: list[tuple[str, bytes]] = []
         decoder = self.decoders[output.topic]
-        rows, values, dead_letters = decoder.decode(raw)
+        rows, values, dead_letters = decoder.decode(raw, batch.column("key"))
         keys = list(decoder.keys.decode(batch.column("key").to_pylist()))
         positions, unfit = _positions(batch, output.partition), decoder.columns.unfit(values)
         counted_as_rejected = self._rejected_as_stream(batch, rows, values, keys, output, clock)

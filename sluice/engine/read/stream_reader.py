@@ -335,7 +335,9 @@ class StreamReader(RecordReader):
 
         The other records are rejected.
         """
-        rows, values, dead_letters = decoder.decode(batch.column("value").to_pylist())
+        rows, values, dead_letters = decoder.decode(
+            batch.column("value").to_pylist(), batch.column("key")
+        )
         kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
         try:
             columns = self._columns(decoder, kept, values, output, clock)

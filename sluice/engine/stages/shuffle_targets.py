@@ -19,7 +19,7 @@ from sluice.engine.steps.python_calls import functions_of
 from sluice.plan import Column, Edge
 from sluice.plan.arrow_support import UNDECLARED, NeedsSparkError, types_of
 from sluice.sql.arrow_from_json import array_of_json
-from sluice.sql.arrow_types import arrow_type
+from sluice.sql.arrow_types import arrow_type, has_arrow_type
 from sluice.values import row_order
 from sluice.values.sql_types import canonical
 
@@ -129,6 +129,8 @@ class ShuffleTargets:
             if not stages.types[column]:
                 raise NeedsSparkError(f"{operator.step}: {UNDECLARED}")
             types[column] = canonical(stages.types[column])
+            if not has_arrow_type(types[column]):
+                raise NeedsSparkError(f"{operator.step}: a value of type {types[column]}")
             kind, output = arrow_type(types[column]), operator.output_of(column)
             results.append(StageResult(operator.number, column, kind, output))
         layers, before = job.later_layers.get(number, ()), types

@@ -53,7 +53,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
         "date_add({}, 1)", "date_sub({}, 1)", "datediff({}, day)", "datediff(day, {})",
         "add_months({}, 1)", "last_day({})", "months_between({}, day)", "next_day({}, 'MO')",
         "unix_timestamp({})", "date_part('YEAR', {})", "extract(HOUR FROM {})",
-        "to_unix_timestamp({})",
+        "to_unix_timestamp({})", "from_utc_timestamp({}, 'UTC')", "to_utc_timestamp({}, 'UTC')",
     ),
     "text small whole share amount flag at day data counts words sizes place": (
         "{} IS NULL", "CAST({} AS STRING)", "nvl2({}, 1, 2)", "struct({})", "array({}, {})",
@@ -75,7 +75,7 @@ ACCEPTED: dict[str, tuple[str, ...]] = {
     ),
     "text flag": (
         "{} AND true", "true AND {}", "{} OR false", "NOT {}", "count_if({})", "bool_and({})",
-        "bool_or({})", "every({})", "some({})",
+        "bool_or({})", "every({})", "some({})", "any({})",
     ),
     "text": (
         "array_join(words, {})", "from_json({}, 'a INT')", "soundex({})",

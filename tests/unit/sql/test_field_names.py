@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,10 @@ from sluice import DeltaTable, Pipeline, PostgresTable, Stream, TopologyError, s
 from sluice.plan.job_columns import column_name
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.calls import aggregate_calls
+from sluice.sql.dialect import SparkSQL, tokens_of
 from sluice.sql.parsed_expression import parse, reference
+from sluice.sql.spark_functions import FUNCTIONS
+from sluice.sql.spark_syntax import functions_in
 from sluice.values.contracts import sql_type
 from sluice.values.sink_tables import OutputTable
 from sluice.values.sql_types import (
@@ -46,6 +50,17 @@ KEYWORDS = [
     "unbounded", "union", "unique", "unknown", "unpivot", "update", "use", "user", "using", "value", "values",
     "version", "view", "when", "where", "while", "window", "with", "within", "x", "year", "zone",
 ]  # fmt: skip
+
+
+CONSTANTS = {
+    "null",
+    "true",
+    "false",
+    "current_date",
+    "current_timestamp",
+    "current_user",
+    "session_user",
+}
 
 
 def stream_of(*names: str, kind: Any = int) -> Stream[Any]:
@@ -97,6 +112,90 @@ def test_a_name_without_backticks_is_read_or_refused_with_the_backticks() -> Non
             else:
                 assert reference(name) in mistake
                 assert "names: filter at test_field_names.py:" in mistake
+
+
+OPERANDS = [
+    "{k}", "({k})", "{k}.a", "{k}[0]", "-{k}", "NOT {k}", "concat({k}, x)", "concat(x, {k}, y)", "concat(x, {k})",
+    "coalesce({k}, x)", "upper({k})", "sum({k})", "count({k})", "max_by({k}, x)", "min_by(x, {k})", "sum(DISTINCT {k})",
+    "sum(x) FILTER (WHERE {k})", "{k} + x", "x - {k}", "x + {k} - 1", "{k} || x", "x DIV {k}", "{k} % x", "{k} & x",
+    "{k} = x", "x <=> {k}", "{k} AND x", "x OR {k}", "{k} IS NULL", "{k} IS NOT NULL", "{k} IS DISTINCT FROM x",
+    "{k} IN (x, y)", "x IN ({k}, y)", "x NOT IN ({k})", "{k} NOT IN (x)", "{k} BETWEEN x AND y",
+    "x BETWEEN {k} AND y", "x BETWEEN y AND {k}", "{k} LIKE 'a'", "{k} NOT LIKE 'a'", "x RLIKE {k}",
+    "CASE WHEN {k} THEN x ELSE y END", "CASE WHEN x THEN {k} ELSE y END", "CASE WHEN x THEN y ELSE {k} END",
+    "CASE {k} WHEN x THEN y END", "CASE x WHEN {k} THEN y END", "CAST({k} AS STRING)", "{k}::STRING",
+    "CAST({k} AS ARRAY<INT>)", "IF({k}, x, y)", "IF(x, y, {k})", "struct({k}, x)", "struct({k} AS a)", "struct(x, {k})",
+    "named_struct('a', {k})", "array({k}, x)", "map('a', {k})", "map({k}, x)", "x[{k}]", "EXTRACT(DAY FROM {k})",
+    "transform({k}, e -> e)", "transform(x, e -> e + {k})", "aggregate(x, 0, (a, b) -> a + {k})", "nullif({k}, x)",
+    "timestampadd(DAY, 1, {k})", "date_add({k}, 1)",
+    "trim(BOTH {k} FROM x)", "(x, {k})", "{k} - 1", "concat(x, {k} - 1)",
+]  # fmt: skip
+"""Expressions in which a word at the place of `{k}` can only be a field."""
+
+
+def read_fields(text: str, known: set[str]) -> set[str] | None:
+    """The fields that an expression reads; None if the expression is refused."""
+    try:
+        read = parse(text).fields
+    except TopologyError:
+        return None
+    calls = {token.text.lower() for token in functions_in(tokens_of(text))}
+    return {*read} if read <= known and calls <= FUNCTIONS else None
+
+
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.heavy)])
+def test_a_word_where_only_a_field_can_be_is_read_or_refused(every: int) -> None:
+    words = {
+        *KEYWORDS,
+        *map(str.lower, filter(str.isidentifier, SparkSQL.Tokenizer.KEYWORDS)),
+        *FUNCTIONS,
+    }
+    for number, word in enumerate(sorted(words - CONSTANTS - {"not", "e"})):
+        for operand in OPERANDS[number % every :: every]:
+            text = operand.format(k=word)
+            expected = {*re.findall(r"\b[xy]\b", operand), word}
+            read = read_fields(text, {word, "x", "y"})
+            assert read is None or read == expected, text
+
+
+def test_few_words_are_refused_as_operands() -> None:
+    for word in ("all", "any", "date", "interval", "values"):
+        texts = [operand.format(k=word) for operand in OPERANDS if "BOTH" not in operand]
+        refused = [text for text in texts if read_fields(text, {word, "x", "y"}) is None]
+        assert refused == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("schema(x)", "calls schema, which is not a function"),
+        ("upper(x) || x.trim(x)", "calls a function after a dot"),
+        ("[x, 1]", r"Write array\(\.\.\.\)"),
+        ("x ->> 'a'", "has the operator ->>"),
+        ("x ISNULL", "has the operator ISNULL"),
+        ("x IS y", "has IS before something else"),
+        ("x IN y", "has IN without parentheses"),
+        ("bigint '1'", r"Write CAST\('1' AS bigint\)"),
+        ("CAST(x AS TEXT)", "converts to TEXT as Spark SQL does not"),
+        ("INTERVAL x DAY", "an INTERVAL that is not a constant"),
+        ("(x AS y)", "names a part of it with AS"),
+        ("concat(x, )", "a comma without a value"),
+        ("named_struct(x)", "has x as an argument that the function does not take"),
+        ("x;", "ends with a semicolon"),
+        ("struct(x.*)", "contains a star"),
+        ("struct(x AS)", "has AS without a name"),
+        ("struct(x AS, y)", "has AS without a name"),
+        ("sequence(x)", "is not a Spark SQL expression .column 11.: a value is missing"),
+        ("map(x)", "is not a Spark SQL expression: a function has other arguments"),
+        ("x IS NULL[0]", "is not a Spark SQL expression"),
+        ("x IS NOT NULL.y", "is not a Spark SQL expression"),
+        ("x IS NULL::INT", "is not a Spark SQL expression"),
+    ],
+)
+def test_what_only_other_databases_read_is_refused(text: str, says: str) -> None:
+    with pytest.raises(
+        TopologyError, match=rf"names: select at test_field_names\.py:\d+: .*{says}"
+    ):
+        stream_of("x", "y", "schema").select(a=text)
 
 
 def refusal(stream: Stream[Any], condition: str) -> str | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from sqlglot import exp
 
 from sluice.errors import TopologyError
 from sluice.sql.aggregate_expressions import SplitAggregate, require_supported, split_aggregate
+from sluice.sql.dialect import tree_of
 from sluice.sql.parsed_expression import parse, reference
 from sluice.sql.typed_expression import type_expression
 from sluice.values.aggregate_calls import AggregateFunction
@@ -83,8 +85,8 @@ def test_a_field_of_any_name_can_be_referred_to(name: str, text: str) -> None:
 
 
 AGGREGATES = """\
-    any_value approx_count_distinct array_agg avg bool_and bool_or collect_list collect_set count count_if every first
-    last kurtosis max mean median min mode skewness some std stddev stddev_pop sum try_avg try_sum variance
+    any any_value approx_count_distinct array_agg avg bool_and bool_or collect_list collect_set count count_if every
+    first last kurtosis max mean median min mode skewness some std stddev stddev_pop sum try_avg try_sum variance
 """
 
 
@@ -143,6 +145,15 @@ WRITTEN: dict[str, tuple[str, list[AggregateFunction]]] = {
         [("percentiles", "a", (0.25, 0.9)), ("percentile", "a", (0.5,))],
     ),
     "approx_percentile(a, 1)": ("a0", [("approx_percentile", "a", (1.0,))]),
+    "sum(all) + min(distinct) + sum(ALL all)": (
+        "a0 + a1 + a0",
+        [("sum", "all", ()), ("min", "distinct", ())],
+    ),
+    "first(nulls) || first(ignore) || first(nulls IGNORE NULLS)": (
+        "a0 || a1 || a0",
+        [("first", "nulls", ()), ("first", "ignore", ())],
+    ),
+    "max_by(ignore, nulls)": ("a0", [("max_by", "named_struct('x', ignore, 'y', nulls)", ())]),
 }
 
 
@@ -207,7 +218,11 @@ def test_an_error_names_its_column() -> None:
 
 @pytest.mark.parametrize(
     ("text", "quotes"),
-    [("inner > 1", "`inner` > 1"), ("a + on", "a + `on`"), ("upper(from)", "upper(`from`)")],
+    [
+        ("a.not > 1", "a.`not` > 1"),
+        ("a.select", "a.`select`"),
+        ("CASE WHEN from THEN 1 END", "CASE WHEN `from` THEN 1 END"),
+    ],
 )
 def test_an_error_suggests_backticks_for_keywords(text: str, quotes: str) -> None:
     with pytest.raises(TopologyError) as refused:
@@ -216,11 +231,83 @@ def test_an_error_suggests_backticks_for_keywords(text: str, quotes: str) -> Non
     assert parse(quotes).fields
 
 
-def test_an_error_without_a_keyword_suggests_nothing() -> None:
+def test_an_error_without_a_keyword_suggests_no_backticks() -> None:
     with pytest.raises(TopologyError) as refused:
         parse("(a + b")
-    assert not refused.value.next_step
+    assert refused.value.next_step == "Correct the expression at this column."
 
 
 def test_a_function_within_unhex_is_not_taken_for_a_part_of_a_path() -> None:
     assert type_expression("unhex(hex(name))", {"name": "STRING"}).type == "BINARY"
+
+
+@pytest.mark.parametrize(
+    ("text", "grouped"),
+    [
+        ("a | b & c", "a | (b & c)"), ("a & b | c", "(a & b) | c"), ("a ^ b & c", "a ^ (b & c)"),
+        ("a | b ^ c", "a | (b ^ c)"), ("a & b << c", "a & (b << c)"), ("a << b + c", "a << (b + c)"),
+        ("a || b + c", "(a || b) + c"), ("a + b || c", "(a + b) || c"), ("a = b < c", "(a = b) < c"),
+        ("a < b = c", "(a < b) = c"), ("a = b & c", "a = (b & c)"), ("a = b IS NULL", "(a = b) IS NULL"),
+        ("a = b IN (c)", "(a = b) IN (c)"), ("a = b LIKE c", "(a = b) LIKE c"), ("a LIKE b = c", "a LIKE (b = c)"),
+        ("a BETWEEN b AND c = d", "a BETWEEN b AND (c = d)"), ("NOT a = b", "NOT (a = b)"),
+        ("NOT a AND b", "(NOT a) AND b"), ("a OR b AND c", "a OR (b AND c)"), ("-a * b", "(-a) * b"),
+        ("a - b - c", "(a - b) - c"), ("a IS DISTINCT FROM b = c", "a IS DISTINCT FROM (b = c)"),
+        ("~a COLLATE UTF8_LCASE", "~(a COLLATE UTF8_LCASE)"), ("a NOT LIKE b || c", "a NOT LIKE (b || c)"),
+    ],
+)  # fmt: skip
+def test_operators_have_the_order_of_spark(text: str, grouped: str) -> None:
+    assert without_parentheses(text) == without_parentheses(grouped)
+
+
+def without_parentheses(text: str) -> exp.Expr:
+    tree: exp.Expr = tree_of(text).transform(lambda node: node.unnest())
+    return tree
+
+
+@pytest.mark.parametrize(
+    "text", ["a IN (1) = b", "a IS NULL IS NULL", "a = NOT b", "a < < b", "a LIKE 'x' LIKE 'y'"]
+)
+def test_a_predicate_within_an_operation_needs_parentheses(text: str) -> None:
+    with pytest.raises(TopologyError, match=r"is not a Spark SQL expression \(column \d+\)"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["-1::STRING", "DATE '2026-01-01'::STRING", "x = -1[0]", "TIMESTAMP '2026-01-01'.x"]
+)
+def test_what_reads_on_after_a_constant_needs_parentheses(text: str) -> None:
+    with pytest.raises(
+        TopologyError, match=r"reads on after the constant .* Put it in parentheses"
+    ):
+        parse(text)
+
+
+TYPES_OF_SPARK = [
+    "STRING", "INT", "LONG", "DECIMAL", "DECIMAL(38,38)", "DEC(3)", "NUMERIC(5, 2)", "VARCHAR(3)", "CHARACTER(3)",
+    "TIME(3)", "ARRAY<ARRAY<ARRAY<INT>>>", "MAP<STRING, ARRAY<STRUCT<`a b`: INT, c DECIMAL(5,1) NOT NULL>>>",
+    "STRUCT<a: INT COMMENT 'x'>", "INTERVAL YEAR TO MONTH", "INTERVAL DAY", "INTERVAL", "TIMESTAMP_NTZ", "VARIANT",
+]  # fmt: skip
+OTHER_TYPES = [
+    "TEXT", "UUID", "VARCHAR", "STRING(3)", "INT(3)", "TIMESTAMP(3)", "DECIMAL(39)", "DECIMAL(38,39)", "DECIMAL()",
+    "DECIMAL(5,2,1)", "ARRAY", "ARRAY<VARCHAR>", "ARRAY<DECIMAL(50,1)>", "MAP<INT>", "MAP<INT,INT,INT>", "INT[]",
+    "STRUCT", "TIME(7)", "INTERVAL WEEK", "INTERVAL MONTH TO YEAR", "BIGINT UNSIGNED", "STRING COLLATE UTF8_LCASE",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TYPES_OF_SPARK)
+def test_a_cast_converts_to_types_of_spark(kind: str) -> None:
+    for text in (f"CAST(a AS {kind})", f"a::{kind}", f"TRY_CAST(a AS {kind}) IS NULL"):
+        assert parse(text).fields == {"a"}
+
+
+@pytest.mark.parametrize("kind", OTHER_TYPES)
+def test_a_cast_to_another_type_is_refused(kind: str) -> None:
+    for text in (
+        f"CAST(a AS {kind})",
+        f"CAST(a::{kind} AS STRING)",
+        f"TRY_CAST(a AS {kind}) IS NULL",
+    ):
+        with pytest.raises(
+            TopologyError, match=r"as Spark SQL does not|not a Spark SQL expression|without a value"
+        ):
+            parse(text)

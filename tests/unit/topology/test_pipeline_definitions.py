@@ -237,7 +237,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         )
         for text, name, instead in (
             ("monotonically_increasing_id()", "monotonically_increasing_id", "_partition and _offset"),
-            ("amount * random()", "rand", "xxhash64"),
+            ("amount * random()", "random", "xxhash64"),
             ("uuid()", "uuid", "xxhash64"),
             ("current_time()", "current_time", r"current_timestamp\(\)"),
             ("now()", "now", r"current_timestamp\(\)"),

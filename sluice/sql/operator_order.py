@@ -1,0 +1,102 @@
+"""Parses operators in Spark's order, which differs from sqlglot's.
+
+For Spark, `a | b & c` is `a | (b & c)`, `a = b < c` is `(a = b) < c`, and `a = b IN (c)` is
+`(a = b) IN (c)`. The methods follow the rules `booleanExpression` and `valueExpression` of Spark's
+grammar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sqlglot import exp
+from sqlglot.dialects.spark import Spark
+from sqlglot.parser import IsPredicatePrecedence
+from sqlglot.tokenizer_core import TokenType
+from typing_extensions import override
+
+_OPERATIONS: Sequence[Mapping[TokenType, type[exp.Binary]]] = (
+    {
+        TokenType.EQ: exp.EQ, TokenType.NEQ: exp.NEQ, TokenType.NULLSAFE_EQ: exp.NullSafeEQ,
+        TokenType.LT: exp.LT, TokenType.LTE: exp.LTE, TokenType.GT: exp.GT, TokenType.GTE: exp.GTE,
+    },
+    {TokenType.PIPE: exp.BitwiseOr},
+    {TokenType.CARET: exp.BitwiseXor},
+    {TokenType.AMP: exp.BitwiseAnd},
+    {TokenType.LT: exp.BitwiseLeftShift, TokenType.GT: exp.BitwiseRightShift},
+    {TokenType.PLUS: exp.Add, TokenType.DASH: exp.Sub, TokenType.DPIPE: exp.DPipe},
+)  # fmt: skip
+"""Operators between two values, from those that bind least tightly on. Those such as `*` bind most
+tightly."""
+_SHIFTS = 4
+_LEVELS = {
+    sign: level for level, signs in enumerate(_OPERATIONS) if level != _SHIFTS for sign in signs
+}
+
+
+class OperatorOrder(Spark.Parser):  # type: ignore[valid-type, misc]
+    """A parser with Spark's order of operators."""
+
+    # After IS DISTINCT FROM, there is a value.
+    IS_PREDICATE_PRECEDENCE = IsPredicatePrecedence.HIGH
+    # Only an operand of AND and OR begins with NOT.
+    UNARY_PARSERS = {  # noqa: RUF012
+        kind: of for kind, of in Spark.Parser.UNARY_PARSERS.items() if kind is not TokenType.NOT
+    }
+
+    @override
+    def _parse_equality(self, parse_is: bool = True) -> exp.Expr | None:
+        """Parse an operand of AND and OR: NOT and an operand, or a value with at most one predicate."""
+        if self._match(TokenType.NOT):
+            negation: exp.Expr = self.expression(exp.Not(this=self._parse_equality()))
+            return negation
+        return self._parse_range()
+
+    @override
+    def _parse_range(self, this: exp.Expr | None = None, parse_is: bool = False) -> exp.Expr | None:
+        value = self._parse_bitwise() if this is None else this
+        negated = self._match(TokenType.NOT)
+        if not self._match_set(self.RANGE_PARSERS):
+            if negated:
+                self._retreat(self._index - 1)
+            return value
+        predicate: exp.Expr | None = self.RANGE_PARSERS[self._prev.token_type](self, value)
+        return self._negate_range(predicate) if negated else predicate
+
+    @override
+    def _parse_column_ops(self, this: exp.Expr | None) -> exp.Expr | None:
+        # Brackets, dots and :: can be after a value, but not after `a IS NULL`.
+        if isinstance(this, exp.Is | exp.Not):
+            return this
+        value: exp.Expr | None = super()._parse_column_ops(this)
+        return value
+
+    @override
+    def _parse_bitwise(self) -> exp.Expr | None:
+        """Parse a value: an expression in which AND, OR, NOT and predicates are only in parentheses."""
+        return self._parse_operation(0)
+
+    def _parse_operation(self, loosest: int) -> exp.Expr | None:
+        """Parse a value whose operators outside of parentheses bind at least as tightly as a level."""
+        value: exp.Expr | None = self._parse_factor()
+        while (level := self._level()) >= loosest:
+            operation = _OPERATIONS[level][self._curr.token_type]
+            self._advance(2 if level == _SHIFTS else 1)
+            operand = self._parse_operation(level + 1)
+            value = self.expression(operation(this=value, expression=operand))
+        return value
+
+    def _level(self) -> int:
+        """Return how tightly the next operator binds, or -1 if no operator comes next."""
+        sign, following = self._curr, self._next
+        if sign.token_type in _OPERATIONS[_SHIFTS] and following.token_type is sign.token_type:
+            # The two halves of a sign such as `<<` are two tokens.
+            return _SHIFTS if following.start == sign.end + 1 else -1
+        return _LEVELS.get(sign.token_type, -1)
+
+    @override
+    def _parse_unary(self) -> exp.Expr | None:
+        value: exp.Expr | None = super()._parse_unary()
+        while self._match(TokenType.COLLATE):
+            value = self.expression(exp.Collate(this=value, expression=self._parse_id_var()))
+        return value

@@ -1,0 +1,75 @@
+"""The author's text of a part of an expression, for errors: sqlglot would write `date_sub` as `DATE_ADD`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from sqlglot import exp
+from sqlglot.tokenizer_core import Token, TokenType
+
+from sluice.sql.dialect import PARSE_ERRORS, text_of, tokens_of, tree_of
+
+
+def written(node: exp.Expr, text: str) -> str:
+    """Return the text from which sqlglot has made a part of the expression `text`.
+
+    If the part has no text, return SQL that is made from the part.
+    If sqlglot has added the part to the argument of a function, as in `days * -1`, this is the text
+    of the argument.
+    """
+    for candidate in _candidates(node, text):
+        if _is_made_from(node, candidate):
+            return candidate
+    arguments = [part for part in node.iter_expressions() if isinstance(part, exp.Column)]
+    is_made_up = isinstance(node, exp.Mul | exp.TsOrDsToDate) and len(arguments) == 1
+    return written(arguments[0], text) if is_made_up else text_of(node)
+
+
+def written_name(node: exp.Expr, text: str) -> str:
+    """Return the name of a function in lower case, or an operator with its operands, as the author wrote it."""
+    start, stop = node.meta.get("start"), node.meta.get("end")
+    if isinstance(node, exp.Func) and start is not None and stop is not None:
+        return text[start : stop + 1].lower()
+    if isinstance(node, exp.If):
+        return "CASE" if isinstance(node.parent, exp.Case) else "if"
+    return "cast" if isinstance(node, exp.Cast) else written(node, text)
+
+
+_MOST_TOKENS_AROUND = 3
+"""The most tokens of a part before or after its operands, such as IS NOT NULL."""
+
+
+def _candidates(node: exp.Expr, text: str) -> Iterator[str]:
+    """Yield the texts that a part may have: from its first to its last operand, with more and more tokens around."""
+    tokens = tokens_of(text)
+    places: list[int] = []
+    for part in node.walk():
+        if "start" in part.meta:
+            start = part.meta["start"]
+            place = next(place for place, token in enumerate(tokens) if token.start == start)
+            places += [place, _end_of_call(tokens, place) if isinstance(part, exp.Func) else place]
+    if not places:
+        return
+    for before, after in product(range(_MOST_TOKENS_AROUND + 1), repeat=2):
+        first, last = min(places) - before, max(places) + after
+        if first >= 0 and last < len(tokens):
+            yield text[tokens[first].start : tokens[last].end + 1]
+
+
+def _end_of_call(tokens: Sequence[Token], place: int) -> int:
+    """Return the place of the parenthesis that ends the call of the function whose name is at `place`."""
+    depth = 0
+    for end in range(place + 1, len(tokens)):
+        kind = tokens[end].token_type
+        depth += (kind is TokenType.L_PAREN) - (kind is TokenType.R_PAREN)
+        if depth == 0:
+            return end
+    return place
+
+
+def _is_made_from(node: exp.Expr, text: str) -> bool:
+    try:
+        return tree_of(text) == node
+    except PARSE_ERRORS:
+        return False
