@@ -320,10 +320,9 @@ class RecordSinks:
         results.count_last_record()
         for output, tables in results.outputs.items():
             self.side_outputs.add_records(output, name, concatenate_records(tables))
-        times = results.times | {f"{SEEN}/{topic}/{partition}": now}
-        self.side_outputs.add_stats_of_reading(
-            name, BatchStats(dict(results.counts), times, f"{topic}-{partition}")
-        )
+        times = results.times | {f"{SEEN}/{topic}/{number}": now}
+        stats = BatchStats(dict(results.counts), times, f"{topic}-{number}")
+        self.side_outputs.add_stats_of_reading(name, stats)
 
 
 def _records_as_read(batch: pa.RecordBatch) -> pa.RecordBatch:
