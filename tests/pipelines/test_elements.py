@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from sluice import Pipeline
 from sluice.errors import TopologyError
+from sluice.testing import TopologyTestDriver
 from sluice.topology import Stream
 from sluice.topology.value_types import shape_after
 from tests.pipelines.conftest import Drive
@@ -156,6 +157,21 @@ def test_elements_and_values_keep_their_fields_in_spark(drive: Drive) -> None:
 
 def assert_fields_are_kept(drive: Drive, lists: list[str], singles: list[str]) -> None:
     """Check that each expression gives the same values whether they are written as a whole or field by field."""
+    expected: Any = RECORD["lines"]
+    # Spark takes long to plan very many steps at once.
+    for first in range(0, len(lists), 8):
+        driver = _driver_with_kept_fields(drive, lists[first : first + 8], [])
+        if first == 0:
+            assert [record.value for record in driver.output("list0_whole")] == expected
+    for first in range(0, len(singles), 8):
+        driver = _driver_with_kept_fields(drive, [], singles[first : first + 8])
+        if first == 0:
+            assert [record.value for record in driver.output("single0_whole")] == expected[:1]
+
+
+def _driver_with_kept_fields(
+    drive: Drive, lists: list[str], singles: list[str]
+) -> TopologyTestDriver:
     pipeline = Pipeline("kept", workers=1)
     stream = pipeline.stream("orders", value=Order)
     made = {f"list{number}": stream.flat_map_values(items) for number, items in enumerate(lists)}
@@ -176,12 +192,9 @@ def assert_fields_are_kept(drive: Drive, lists: list[str], singles: list[str]) -
         assert [record.value for record in driver.output(f"{name}_fields")] == [
             w | {"both": w} for w in wholes
         ], name
-        sums = [
-            value and value["product"] + value["quantity"]
-            for value in values
-            if value is None or None not in value.values()
-        ]
+        sums: list[int | None] = []
+        for value in values:
+            is_null = value is None or None in value.values()
+            sums.append(None if is_null else value["product"] + value["quantity"])
         assert [record.value for record in driver.output(f"{name}_sums")] == sums, name
-    expected: Any = RECORD["lines"]
-    assert [record.value for record in driver.output("list0_whole")] == expected
-    assert [record.value for record in driver.output("single0_whole")] == expected[:1]
+    return driver
