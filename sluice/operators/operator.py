@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from sluice.operators.base import Asking, Output, Row
-from sluice.operators.columns import KeyedRows, KeyStates, Results
+
+if TYPE_CHECKING:
+    # Planning imports some operators, and must not import Arrow.
+    from sluice.operators.columns import KeyedRows, KeyStates, Results
 
 S = TypeVar("S")
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from sluice.operators.operator import Operator
 from sluice.values.aggregate_calls import AggregateFunction
 from sluice.values.call_parameters import CallPolicy, LookedUpTable
 from sluice.values.expiry import Expiry
@@ -14,6 +13,9 @@ from sluice.values.record_metadata import How, OnMissing, Until
 from sluice.values.references import Reference
 from sluice.values.shapes import Shape
 from sluice.values.windows import AnyWindow, CountWindow, JoinWindow
+
+if TYPE_CHECKING:
+    from sluice.operators.operator import Operator
 
 
 @dataclass(frozen=True)
@@ -201,9 +203,10 @@ class TableLookup:
     """The name under which the rows are recorded with the state."""
 
 
+# A text, because planning does not import operators: they need Arrow.
 Action: TypeAlias = (
-    Aggregate | PythonAggregate | Merge | PassedRows | Latest | Suppress | StreamJoin | TableJoin | Process | Call
-    | TableLookup | Operator[Any]
-)  # fmt: skip
+    "Aggregate | PythonAggregate | Merge | PassedRows | Latest | Suppress | StreamJoin | TableJoin"
+    " | Process | Call | TableLookup | Operator[Any]"
+)
 """An operator's parameters, or the operator itself if the engine need not add anything to make
 it."""

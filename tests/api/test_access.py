@@ -20,7 +20,11 @@ EXAMPLES = {
 }
 STREAM = "/sluice/v1/stores/general_orders_count/changes"
 EVENTS = "/sluice/v1/events"
-REQUIRED = {"/keys": "?key=k", "/diff": "?before=1.0"}
+REQUIRED = {
+    "/keys": "?key=k",
+    "/diff": "?before=1.0",
+    "/history": "?since=2026-01-01T00:00:00Z&until=2026-01-02T00:00:00Z",
+}
 """The last part of a route's path → the parameters that it needs."""
 NEEDS_KAFKA = "/sluice/v1/pipelines/orders/dead_letters"
 CHANGES = {

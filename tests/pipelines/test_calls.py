@@ -417,7 +417,7 @@ async def refuse_first(order: Order) -> Score:
     return Score(order.customer, order.amount)
 
 
-def end_before_publishing(rows: Any, batch: int) -> None:
+def end_before_publishing(rows: Any) -> None:
     """Write the rows to the shards, as publishing does first, and fail."""
     rows.write()
     raise InterruptedError

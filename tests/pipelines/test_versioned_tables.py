@@ -152,7 +152,7 @@ WRONG: dict[str, tuple[Callable[[Pipeline], object], str]] = {
         lambda p: p.stream("s", value=str).left_join(
             p.stream("t", value=str), within("1 s"), grace="1 s"
         ),
-        r"takes no on= and no grace=",
+        r"takes no on=, no mapped_key= and no grace=",
     ),
     "versions of windows": (
         lambda p: (
