@@ -130,11 +130,18 @@ class _Evaluation:
         *earlier, last = arguments if order == "until null" else reversed(arguments)
         failed = last.failed
         for argument in reversed(earlier):
-            failed_later = (
-                None if failed is None else failed & valid_rows(argument.values, self.count)
-            )
+            failed_later = None
+            if failed is not None:
+                goes_on = valid_rows(argument.values, self.count)
+                if order == "from divisor":
+                    goes_on &= _nonzero_rows(argument.values, self.count)
+                failed_later = failed & goes_on
             failed = any_of(argument.failed, failed_later)
         return failed
+
+
+def _nonzero_rows(value: Value, count: int) -> Mask:
+    return mask_of(pc.not_equal(value, pa.scalar(0).cast(value.type)), count)
 
 
 # -- Columns, literals, conditions
@@ -509,9 +516,13 @@ def _part_of_time(expression: TypedExpression, values: list[Value], count: int) 
 
 
 def _truncate(expression: TypedExpression, values: list[Value], count: int) -> Result:
-    return Result(
-        arrow_times.truncate(array_of(values[0], count), expression.node.args["unit"].name)
-    )
+    times = array_of(values[0], count)
+    starts = arrow_times.truncate(times, expression.node.args["unit"].name)
+    # The start of the unit that contains the earliest time does not exist.
+    has_wrapped = mask_of(pc.greater(starts, times), count)
+    if not has_wrapped.any():
+        return Result(starts)
+    return Result(pc.if_else(pa.array(has_wrapped), None, starts), has_wrapped)
 
 
 def _to_epoch(micros: int) -> Function:

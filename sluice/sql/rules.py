@@ -63,11 +63,12 @@ class Signature:
 
 
 Resolve: TypeAlias = Callable[[exp.Expr, Kinds], Signature]
-Order: TypeAlias = Literal["until null", "backwards", "all"]
+Order: TypeAlias = Literal["until null", "backwards", "from divisor", "all"]
 """Which arguments Spark computes for a row:
 
 - "until null": one after the other, up to the first argument that is null,
-- "backwards": the same, but beginning with the last argument, or
+- "backwards": the same, but beginning with the last argument,
+- "from divisor": like "backwards", but also only up to an argument that is 0, or
 - "all": all arguments.
 """
 
@@ -1020,7 +1021,7 @@ RULES: dict[RuleKey, Rule] = {
     exp.SafeAdd: Rule(_null_on_failure(_addition), "NO_RESULT"),
     exp.SafeSubtract: Rule(_null_on_failure(_addition), "NO_RESULT"),
     exp.SafeMultiply: Rule(_null_on_failure(_product), "NO_RESULT"),
-    exp.SafeDivide: Rule(_null_on_failure(_division), "NO_RESULT", order="backwards"),
+    exp.SafeDivide: Rule(_null_on_failure(_division), "NO_RESULT", order="from divisor"),
     exp.Round: Rule(_rounding, "NO_RESULT"),
     exp.Floor: Rule(_floor_or_ceil, "NO_RESULT"),
     exp.Ceil: Rule(_floor_or_ceil, "NO_RESULT"),
