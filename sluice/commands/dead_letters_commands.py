@@ -10,6 +10,7 @@ import typer
 
 from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import Form, FormOption, err, errors_as_messages, out, print_rows
+from sluice.commands.pipeline_submission import load
 from sluice.settings import settings
 
 if TYPE_CHECKING:
@@ -68,10 +69,9 @@ def redrive(
     from sluice.kafka.dead_letter_topic import DeadLetterFilter
     from sluice.kafka.redrive import redrive as redrive_chosen
     from sluice.plan import plan
-    from sluice.topology import load_pipeline
 
     with errors_as_messages():
-        topics = plan(load_pipeline(settings().pipelines, pipeline)).job.topics
+        topics = plan(load(pipeline)).job.topics
         chosen = DeadLetterFilter(reason, _time(since), partition)
         outcome = redrive_chosen(settings().kafka, pipeline, topics, chosen, limit)
         out.print(f"{outcome.redriven:,} re-driven")

@@ -9,6 +9,7 @@ import typer
 
 from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out, printable
+from sluice.commands.pipeline_submission import load
 from sluice.errors import SettingsError
 from sluice.settings import settings
 from sluice.values.phrases import counted
@@ -40,11 +41,10 @@ def create(
     """Create the missing topics that a pipeline reads and writes, and the one for dead letters."""
     from sluice.kafka.topics import Topic, create_topics
     from sluice.plan import plan
-    from sluice.topology import load_pipeline
     from sluice.values.topic_patterns import is_pattern
 
     with errors_as_messages():
-        definition = load_pipeline(settings().pipelines, pipeline)
+        definition = load(pipeline)
         job = plan(definition).job
         topics: list[Topic] = []
         for name in dict.fromkeys((*job.topics, *job.outputs)):
@@ -74,10 +74,9 @@ def accept(
     from sluice.kafka.brokers import require_brokers
     from sluice.operations.accepted_topics import accept_topics
     from sluice.plan import plan
-    from sluice.topology import load_pipeline
 
     with errors_as_messages():
-        job = plan(load_pipeline(settings().pipelines, pipeline)).job
+        job = plan(load(pipeline)).job
         require_brokers(settings().kafka)
         accepted = accept_topics(job, settings(), restored=restored)
         for topic in accepted:
