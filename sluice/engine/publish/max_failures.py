@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from sluice.engine.batch.record_outcomes import PASSED_OVER, Outcome
 from sluice.errors import RecordsRejected
 from sluice.plan import Job, Step
 from sluice.values.dead_letter_headers import FIRST
@@ -23,12 +24,7 @@ FAILED = "failed/"
 _REJECTED = ("dead_letter/", "dropped/")
 """Prefixes of the counts, per reason, of records that could not be read."""
 _NOT_REJECTED = {
-    "dropped/null_key",
-    "dropped/null_value",
-    "dropped/no_window",
-    "dropped/duplicate",
-    "dead_letter/processing",
-    "dropped/processing",
+    outcome.count for outcome in (*PASSED_OVER.values(), Outcome.REJECTED, Outcome.SKIPPED)
 }
 """Counts with the prefixes above, but of records that could be read: operators ignored them, as in
 Kafka Streams, or a step failed for them."""
