@@ -7,7 +7,6 @@ them when stream time reaches the time at which they are due is called a *releas
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -29,8 +28,7 @@ class DueKey(NamedTuple):
     key: str
 
 
-@dataclass(frozen=True)
-class MomentOfTimeline:
+class MomentOfTimeline(NamedTuple):
     """The `Moment` at a position of a timeline."""
 
     timeline: Timeline
