@@ -116,9 +116,9 @@ class Count(Answer, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Aggregates of one group.
+    """The aggregates of one group.
 
-    If no entry of the group has the field, `sum`, `min` and `max` are None.
+    `sum`, `min` and `max` are None if the field is missing in all entries of the group.
     """
 
     group: Any

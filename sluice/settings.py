@@ -118,7 +118,7 @@ class Settings:
 
 
 def sqlite_url(path: Path) -> str:
-    """The URL of a file or folder of SQLite. A path may have characters that mean something else in a URL."""
+    """Return the URL of a file or folder of SQLite, with the path's special characters escaped."""
     return f"sqlite:///{quote(str(path))}"
 
 
@@ -222,7 +222,7 @@ def _strings(environ: Mapping[str, str], name: str, default: dict[str, str]) -> 
 
 @cache
 def settings() -> Settings:
-    """The settings of this process."""
+    """Return the settings of this process."""
     return Settings.read(os.environ)
 
 

@@ -112,7 +112,7 @@ def _marked_run(pipeline: str, dag: DagState) -> Failure:
 
 
 def _marked(dag: DagState) -> str:
-    """Say who has marked the last run as failed, and when."""
+    """Say who marked the last run as failed, and when."""
     at = ""
     if dag.last_run is not None and dag.last_run.ended_at is not None:
         at = f" at {dag.last_run.ended_at:%H:%M:%S} UTC"

@@ -67,8 +67,8 @@ class DagState:
     tags: tuple[str, ...] = ()
     """The DAG's tags apart from Sluice's own, sorted."""
     marked_by: str = ""
-    """Who has marked the last run as failed; empty if it has not failed, or if Airflow has noted
-    nobody."""
+    """The user who marked the last run as failed; empty if nobody did, or if Airflow does not know
+    who it was."""
 
 
 class Runs(Protocol):

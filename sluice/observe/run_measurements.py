@@ -73,7 +73,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def _most_bytes(process: psutil.Process) -> int:
-    """Return the most memory that a process has had. Without `/proc`, return what it has now."""
+    """Return the peak memory of a process, in bytes; without `/proc`, its present memory."""
     import psutil
 
     with suppress(OSError):

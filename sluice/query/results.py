@@ -69,7 +69,7 @@ class Answer(Result):
 
 @dataclass(frozen=True)
 class Page(Answer):
-    """One page of entries. The next page begins after `after`, which is None on the last page."""
+    """A page of entries. The next page begins after the entry `after`; the last page has None."""
 
     after: EntryId | None
 

@@ -89,7 +89,7 @@ class _Reader:
     def _reads_units(self) -> bool:
         first = self._next()
         if not self.skips(*_UNITS):
-            # A unit such as WEEK is none of a type.
+            # No type has any other unit, such as WEEK.
             return not first.isidentifier()
         return not self.skips("to") or self.skips(*_UNITS[first])
 

@@ -106,7 +106,7 @@ def masked(text: str, secrets: Iterable[str]) -> str:
 
 @lru_cache
 def _words(secrets: frozenset[str]) -> re.Pattern[str] | None:
-    """Return a pattern of the secrets that are long enough; None if there are none."""
+    """Return a pattern that matches the secrets that are long enough; None if no secret is."""
     forms: set[str] = set()
     for secret in secrets:
         forms.update(form for form in _forms(secret) if len(form) >= _LEAST_LENGTH)

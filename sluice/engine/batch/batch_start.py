@@ -61,12 +61,12 @@ class BatchStart(msgspec.Struct, frozen=True):
         return {**self.read_times, **self.stage_times}
 
     def is_read_like(self, other: BatchStart) -> bool:
-        """Whether the tasks that read the records would do the same with another start."""
+        """Return whether the tasks that read the records would do the same with another start."""
         return _for_readers(self) == _for_readers(other)
 
 
 def _for_readers(start: BatchStart) -> BatchStart:
-    """What the tasks that read the records use of a start.
+    """Return what the tasks that read the records use of a start.
 
     A start also has the times up to which operators' windows are closed, which the stages find.
     Without an idle timeout, such a time increases to the stream time of the partition that is

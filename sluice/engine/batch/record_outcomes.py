@@ -38,7 +38,7 @@ class Outcome(IntEnum):
 
     @property
     def count(self) -> str:
-        """The name of the count of records with this outcome."""
+        """Return the name of the count of records with this outcome."""
         return _COUNTS[self]
 
 

@@ -245,15 +245,15 @@ class Collected:
         return records
 
     def undecided(self) -> Iterator[pa.Table]:
-        """The reports that `add_undecided` has added."""
+        """Return the reports that `add_undecided` has added."""
         return map(_unpack_table, self._undecided)
 
     def records(self, topic: str) -> Iterator[pa.Table]:
-        """The records for a topic, in tables, sorted by part."""
+        """Return the records for a topic, in tables, sorted by part."""
         return map(_unpack_table, self._records.get(topic, ()))
 
     def changes(self, groups: Collection[int]) -> Iterator[pa.Table]:
-        """The rows of these groups that `add_changes` has added, in pages, sorted by part.
+        """Yield the rows of these groups that `add_changes` has added, in pages, sorted by part.
 
         Only one page at a time is uncompressed.
         """
@@ -272,7 +272,7 @@ _UNDECIDED = "undecided-"
 
 
 def _file_of_task() -> Path | None:
-    """The file in which a chain leaves side outputs for the next chain; None without Spark.
+    """Return the file in which a chain leaves side outputs for the next chain; None without Spark.
 
     Both chains run in the same task of Spark. Spark deletes the file's folder at the end.
     """
@@ -290,19 +290,19 @@ def _file_of_task() -> Path | None:
 
 
 def part_name(kind: str, topic: str, partition: int) -> str:
-    """The name of the side outputs of one partition's records."""
+    """Return the name of the side outputs of one partition's records."""
     return f"{kind}-{topic}-{partition:05}"
 
 
 def _pages(table: pa.Table) -> Iterator[pa.Table]:
-    """The table in slices that are not too large."""
+    """Yield the table in slices that are not too large."""
     most = max(1, min(_MOST_ROWS, table.num_rows * _MOST_BYTES // max(table.nbytes, 1)))
     for begin in range(0, table.num_rows, most):
         yield table.slice(begin, most)
 
 
 def pack_table(table: pa.Table) -> bytes:
-    """The table as a compressed Arrow stream."""
+    """Return the table as a compressed Arrow stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=_WRITE_OPTIONS) as writer:
         writer.write_table(table)
@@ -311,7 +311,7 @@ def pack_table(table: pa.Table) -> bytes:
 
 
 def open_table(data: pa.Buffer) -> pa.RecordBatchReader:
-    """The batches of a table that `pack_table` has packed."""
+    """Return the batches of a table that `pack_table` has packed."""
     return pa.ipc.open_stream(data, options=_READ_OPTIONS)
 
 

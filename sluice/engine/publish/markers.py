@@ -44,7 +44,7 @@ class Writer:
 
     @property
     def transactional_id(self) -> str:
-        """The transactional id.
+        """Return the transactional id.
 
         A pipeline's generations share it, so that a newer producer fences an older one.
         """
@@ -52,12 +52,12 @@ class Writer:
 
     @property
     def name(self) -> str:
-        """The key of the generation's markers."""
+        """Return the key of the generation's markers."""
         return f"{self.transactional_id}.{self.ref.generation}"
 
     @property
     def registration_key(self) -> str:
-        """The key of the generation's registration."""
+        """Return the key of the generation's registration."""
         return f"{self.name}.{_REGISTRATION}"
 
     def generation_of(self, key: str) -> int | None:
@@ -118,7 +118,7 @@ class Marker(msgspec.Struct, frozen=True):
 
     @property
     def with_earlier(self) -> Batch:
-        """The batch, with the end offsets of all partitions that this batch or a batch before it has read."""
+        """Return the batch with the end offsets of all partitions that have been read so far."""
         return msgspec.structs.replace(self.batch, ends=merge_ends(self.ends, self.batch.ends))
 
 

@@ -149,7 +149,7 @@ class BatchResult:
         return any(name.endswith("/future") for name in self.counts)
 
     def published(self, snapshot: Snapshot | None) -> PublishedBatch:
-        """Return the published batch. `snapshot` is None for an empty batch."""
+        """Return what is known of the batch after it has been published as this snapshot, if any."""
         collected = self.collected
         return PublishedBatch(snapshot, self.counts, collected.row_bytes, collected.output_size)
 

@@ -98,7 +98,7 @@ class ValueDecoder:
 
     @cached_property
     def _envelope(self) -> DebeziumEnvelope | None:
-        """The envelopes in which the values are, if Sluice takes the JSON of the contract out of envelopes."""
+        """Return what takes the rows out of Debezium's envelopes; None for values without envelopes."""
         decode = self.source.decode
         return (
             decode.value
@@ -188,7 +188,7 @@ class ValueDecoder:
 
     @cached_property
     def _decode_json(self) -> Callable[[bytes], Any]:
-        """The function that decodes the JSON of the contract, whether it is a record's value or in an envelope."""
+        """Return the function that decodes the JSON of the contract, in an envelope or without one."""
         return stored_values.topic_decoder(self.source.value_class)
 
     @cached_property

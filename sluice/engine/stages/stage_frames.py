@@ -99,12 +99,12 @@ def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
 
 
 def _family(kind: spark.DataType) -> type[spark.DataType]:
-    """The type, or NumericType for all numbers."""
+    """Return the type, or NumericType for all numbers."""
     return spark.NumericType if isinstance(kind, spark.NumericType) else type(kind)
 
 
 def _operations(frame: DataFrame) -> list[str]:
-    """The operations of a DataFrame that drop, add or sort rows, the last operation first."""
+    """Return the operations of a DataFrame that drop, add or sort rows, the last operation first."""
     plan = frame._jdf.queryExecution().analyzed().treeString()
     return [name for name in _OPERATION.findall(plan) if name in _ROW_CHANGES]
 
@@ -132,7 +132,7 @@ def stage_with_sql(stages: Stages, number: int, shuffled: DataFrame) -> DataFram
 
 
 def kinds_in(frame: DataFrame) -> Kinds:
-    """A function that returns the types that Spark finds for columns over a frame."""
+    """Return a function that returns the types that Spark finds for columns over a frame."""
 
     def kinds(columns: Sequence[Column]) -> Mapping[str, str]:
         schema = select(frame, columns).schema
@@ -142,7 +142,7 @@ def kinds_in(frame: DataFrame) -> Kinds:
 
 
 def _rows_for_targets(job: Job, number: int, frame: DataFrame) -> DataFrame:
-    """A row for each target of a stage's results."""
+    """Return a row for each target of a stage's results."""
     is_passed_on = "NOT emitted"
     rows = [value_if(is_passed_on, _row_sql({}))]
     rows += [value_if(edge.column, _edge_row_sql(edge)) for edge in job.edges_from(number)]

@@ -50,7 +50,7 @@ def note_killed(
             return
         info = ledger.generations.current(pipeline)
         if not run and info is not None and is_copy(info.file, configuration.pipelines):
-            # Whoever runs a copy sees the end of the run, and the driver has noted why it failed.
+            # The user who runs a copy sees that the run ends, and the driver has noted the cause.
             return
         # A driver counts its own run when the run ends. A killed driver could not.
         ledger.measurements.add(pipeline, [Measurement("runs_total", 1, (("outcome", "failed"),))])

@@ -103,7 +103,7 @@ def _broken(file: Path, error: SluiceError) -> Broken:
 def load_pipeline(folder: Path, name: str) -> Pipeline:
     """Load the pipeline with this name.
 
-    If there is none, raises TopologyError, which lists the known names.
+    Raises TopologyError, with a list of the known names, if no pipeline has this name.
 
     The calling process imports only the file of this pipeline. If a file computes its pipeline's
     name, a separate process imports the file to find the name.
