@@ -94,7 +94,7 @@ class Settings:
             max_records=_positive(environ, "SLUICE_MAX_RECORDS"),
             linger_ms=_whole(environ, "SLUICE_LINGER_MS"),
             run=environ.get("SLUICE_RUN", ""),
-            memory=_megabytes(environ, "SLUICE_MEMORY"),
+            memory=megabytes("SLUICE_MEMORY", environ.get("SLUICE_MEMORY") or f"{MEMORY_MB}m"),
             pool=environ.get("SLUICE_POOL") or "default_pool",
             server_token=_token(environ),
             server_token_file=_path(environ, "SLUICE_SERVER_TOKEN_FILE"),
@@ -174,10 +174,11 @@ def _positive(environ: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _megabytes(environ: Mapping[str, str], name: str) -> int:
-    text = environ.get(name)
-    if not text:
-        return MEMORY_MB
+def megabytes(name: str, text: str) -> int:
+    """Return an amount of memory, such as `4g` or `1500m`, in millions of bytes.
+
+    Raise SettingsError, with the name of the setting, for anything else and for too little.
+    """
     number, unit = text[:-1], text[-1:].lower()
     megabytes = 0
     if _is_whole(number):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -82,12 +84,40 @@ def check(
         else:
             errors += _check_with_spark(plans)
         _warn_of_shared_topics(plans)
+        errors += _check_run_options(loaded.pipelines)
+        if not pipeline:
+            names = {definition.name for definition in loaded.pipelines}
+            _warn_of_unknown_names(names | {file.name for file in loaded.broken})
         if not pipeline and not no_spark:
             errors += _check_routes()
     errors += _check_settings()
     for mistake in errors:
         show(mistake)
     raise typer.Exit(1 if errors else status)
+
+
+def _check_run_options(pipelines: Iterable[Pipeline]) -> list[SluiceError]:
+    """Return the errors in the files `sluice.toml`, each once."""
+    from sluice.topology.loading.run_options import run_options
+
+    folder = settings().pipelines
+    errors: dict[str, SluiceError] = {}
+    for pipeline in pipelines:
+        try:
+            run_options(folder, pipeline.file, pipeline.name)
+        except SettingsError as error:
+            # The error of a team's defaults is the same for all of its pipelines.
+            errors[str(error)] = error
+    return [*errors.values()]
+
+
+def _warn_of_unknown_names(pipelines: Iterable[str]) -> None:
+    """Warn of the names in the files `sluice.toml` that no pipeline has."""
+    from sluice.topology.loading.run_options import unknown_names
+
+    with suppress(SettingsError):  # `_check_run_options` has reported it
+        for warning in unknown_names(settings().pipelines, pipelines):
+            out.print(f"warning: {warning}", markup=False, soft_wrap=True)
 
 
 def _check_with_spark(plans: Sequence[Plan]) -> Iterable[SluiceError]:
@@ -202,15 +232,20 @@ def describe(
         typer.Option("--html", help="Print an HTML file with the drawing of the page in Airflow."),
     ] = False,
 ) -> None:
-    """Print a pipeline's topology as text or as a drawing."""
+    """Print a pipeline's topology as text or as a drawing, and below a text how Airflow runs it."""
     from sluice.commands.topology_file import topology_file
     from sluice.topology import drawing
+    from sluice.topology.loading.run_options import run_options
 
     draw: Callable[[Pipeline], str] = drawing.svg if svg else drawing.text
     if html:
         draw = topology_file
     with errors_as_messages():
-        out.print(draw(load(pipeline)), markup=False, soft_wrap=True)
+        definition = load(pipeline)
+        out.print(draw(definition), markup=False, soft_wrap=True)
+        if not svg and not html:
+            options = run_options(settings().pipelines, definition.file, pipeline)
+            out.print(f"\nruns\n{indent(options.as_text(), '  ')}", markup=False, soft_wrap=True)
 
 
 def run(

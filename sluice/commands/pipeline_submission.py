@@ -22,13 +22,15 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
         from sluice.kafka.brokers import require_brokers
         from sluice.spark_submit import Interrupted, submission
         from sluice.state.ledger.run_ends import note_failure, note_killed, now
+        from sluice.topology.loading.run_options import run_options
 
         definition = load(pipeline)
+        run_with = run_options(settings().pipelines, definition.file, pipeline)
     with errors_as_messages():
         started_at = now()
         try:
             with submission(
-                replace(settings(), linger_ms=linger_ms),
+                replace(run_with.applied_to(settings()), linger_ms=linger_ms),
                 settings().kafka,
                 master,
                 [*options, pipeline],

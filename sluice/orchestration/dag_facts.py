@@ -21,6 +21,8 @@ class DagFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A pipeline's DAG, apart from Airflow's settings."""
 
     name: str
+    file: str | None
+    """The path of the pipeline's file."""
     doc: str
     text: str
     """The topology as text."""
@@ -51,6 +53,7 @@ def facts_of(pipeline: Pipeline) -> DagFacts:
     job = plan(pipeline).job
     return DagFacts(
         name=pipeline.name,
+        file=None if pipeline.file is None else str(pipeline.file.absolute()),
         doc=pipeline.doc,
         text=drawing.text(pipeline),
         schedule=pipeline.schedule,

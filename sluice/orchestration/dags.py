@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from typing import Any, NoReturn
@@ -21,11 +22,12 @@ from sluice.orchestration.cached_facts import cached_facts_of, facts_of_folder
 from sluice.orchestration.dag_facts import DagFacts, facts_of
 from sluice.orchestration.deadlines import NAME, OverdueTrigger, deadlines_dag
 from sluice.orchestration.operator import ACTIONS, LIMITS, SluiceOperator
-from sluice.orchestration.retries import OWNER, pipeline_task_defaults
+from sluice.orchestration.retries import pipeline_task_defaults
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.settings import settings
 from sluice.state.ledger.run_ends import note_files
 from sluice.topology import Broken, Pipeline, load_pipeline
+from sluice.topology.loading.run_options import OWNER, RunOptions, run_options
 from sluice.topology.pipeline import CONTINUOUS, ON_RECORDS, RESERVED
 from sluice.values.replay_span import LONGEST_POINT, POINT_PATTERN
 from sluice.values.shared_topics import shared_topics
@@ -83,8 +85,13 @@ def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
     watched: dict[str, OverdueTrigger] = {}
     shared = shared_topics({facts.name: facts.outputs for facts in all_facts})
     for facts in all_facts:
+        try:
+            options = _options(facts, folder)
+        except SluiceError as error:
+            broken.append(Broken(Path(facts.file or facts.name), facts.name, error))
+            continue
         warnings = [str(topic) for topic in shared if facts.name in (*topic.pipelines, topic.owner)]
-        dags[facts.name] = _dag(facts, alerts, warnings)
+        dags[facts.name] = _dag(facts, options, alerts, warnings)
         if facts.deadline_ms is not None:
             watched[facts.name] = OverdueTrigger(facts.name, [*facts.topics], facts.deadline_ms)
     if watched:
@@ -120,11 +127,9 @@ def _dag_of_task(folder: Path, alerts: Alerts) -> DAG | None:
         return None
     try:
         facts = cached_facts_of(folder, settings().home, wanted)
-        return (
-            pipeline_dag(load_pipeline(folder, wanted), alerts)
-            if facts is None
-            else _dag(facts, alerts)
-        )
+        if facts is None:
+            facts = facts_of(load_pipeline(folder, wanted))
+        return _dag(facts, _options(facts, folder), alerts)
     except SluiceError:
         return None
 
@@ -153,14 +158,27 @@ def pipeline_dag(pipeline: Pipeline, alerts: Alerts = NO_ALERTS) -> DAG:
 
     At most one run of the DAG is active at a time.
     """
-    return _dag(facts_of(pipeline), alerts)
+    facts = facts_of(pipeline)
+    return _dag(facts, _options(facts, settings().pipelines), alerts)
 
 
-def _dag(facts: DagFacts, alerts: Alerts, warnings: Sequence[str] = ()) -> DAG:
+def _options(facts: DagFacts, folder: Path) -> RunOptions:
+    """Return the options of a pipeline, whose file may also be outside of `folder`."""
+    if facts.file is None:
+        return run_options(folder, None, facts.name)
+    file = Path(facts.file)
+    root = folder.absolute()
+    return run_options(root if file.is_relative_to(root) else file.parent, file, facts.name)
+
+
+def _dag(facts: DagFacts, options: RunOptions, alerts: Alerts, warnings: Sequence[str] = ()) -> DAG:
     """Make a DAG. Warnings are in the DAG processor's log and the DAG's documentation."""
     deadline = facts.deadline_ms
     for warning in warnings:
         log.warning("output shared", pipeline=facts.name, warning=warning)
+    on_failure = alerts.on_failure
+    if options.on_failure is not None:
+        on_failure = CalledByPath(options.on_failure)
     documented = "".join(f"**Warning:** {warning}\n\n" for warning in warnings)
     dag = DAG(
         facts.name,
@@ -168,20 +186,32 @@ def _dag(facts: DagFacts, alerts: Alerts, warnings: Sequence[str] = ()) -> DAG:
         catchup=False,
         max_active_runs=1,
         description=facts.doc.partition("\n")[0],
-        doc_md=f"{documented}{facts.doc}\n\n```text\n{facts.text}\n```\n",
-        tags={"sluice", "pipeline"},
+        doc_md=f"{documented}{facts.doc}\n\n```text\n{facts.text}\n\n{options.as_text()}\n```\n",
+        tags={"sluice", "pipeline", *options.tags},
         params=_parameters(),
-        default_args=pipeline_task_defaults() | {"on_failure_callback": alerts.on_failure},
-        owner_links=_owner_links(),
+        default_args=pipeline_task_defaults(options) | {"on_failure_callback": on_failure},
+        owner_links=_owner_links(options.owner or OWNER),
         deadline=None
         if deadline is None
         else deadline_alert(facts.name, deadline, alerts.on_overdue),
     )
     SluiceOperator(
-        dag=dag, task_id="main", pipeline=facts.name, pool=settings().pool,
+        dag=dag, task_id="main", pipeline=facts.name, pool=options.pool or settings().pool, options=options,
         outlets=[Asset(name) for name in facts.assets], databases=[*facts.databases], delta=facts.needs_delta,
     )  # fmt: skip
     return dag
+
+
+@dataclass(frozen=True)
+class CalledByPath:
+    """A function that is imported when it is called, so that a wrong path does not break the DAG."""
+
+    path: str
+
+    def __call__(self, context: Any) -> None:
+        """Call the function with Airflow's context."""
+        module, _, name = self.path.rpartition(".")
+        getattr(import_module(module), name)(context)
 
 
 def _parameters() -> dict[str, Param]:
@@ -263,7 +293,7 @@ def _fail(why: str) -> None:
     raise AirflowFailException(why)
 
 
-def _owner_links() -> dict[str, str]:
+def _owner_links(owner: str) -> dict[str, str]:
     """Return a link from a DAG's owner to Sluice's page, if Airflow's own address is configured."""
     base = conf.get("api", "base_url", fallback="") or ""
-    return {OWNER: f"{base.rstrip('/')}/plugin/sluice"} if base.startswith("http") else {}
+    return {owner: f"{base.rstrip('/')}/plugin/sluice"} if base.startswith("http") else {}

@@ -42,6 +42,7 @@ from sluice.spark_submit import (
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.measurements import Measurement
 from sluice.state.ledger.run_ends import note_killed, now
+from sluice.topology.loading.run_options import DEFAULTS, RunOptions
 from sluice.values.replay_span import LONGEST_POINT, Span
 from sluice.values.sink_tables import connection_variable
 
@@ -67,6 +68,9 @@ class SluiceOperator(SparkSubmitOperator):
     does not have such a connection, the driver reads the environment variable
     `SLUICE_CONNECTION_NAME`, where `NAME` is the connection's name in capital letters.
 
+    `options` say how much memory the run may use, which Spark settings it has, and which Airflow
+    connection has the Spark master.
+
     Of the run's parameters, uses only `action` (one of `ACTIONS`), the parameters in `LIMITS` and,
     for a replay, `from` and `until`.
     """
@@ -80,19 +84,21 @@ class SluiceOperator(SparkSubmitOperator):
         kafka_conn_id: str = KAFKA,
         databases: Sequence[str] = (),
         delta: bool = False,
-        conn_id: str = SPARK,
+        options: RunOptions = DEFAULTS,
+        conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
             application=str(APPLICATION),
             application_args=[pipeline],
             name=f"sluice.{pipeline}",
-            conn_id=conn_id,
+            conn_id=conn_id or options.spark_connection or SPARK,
             **{"retry_policy": Repetition(pipeline)} | kwargs,
         )
         self.kafka_conn_id = kafka_conn_id
         self.databases = databases
         self.delta = delta
+        self.options = options
         self.pipeline = pipeline
         self._is_ended = False
 
@@ -108,7 +114,8 @@ class SluiceOperator(SparkSubmitOperator):
         """
         started_at = now()
         self._count_retry(context)
-        arguments, configuration = [*_options(context), self.pipeline], _settings(context)
+        arguments = [*_options(context), self.pipeline]
+        configuration = self.options.applied_to(_settings(context))
         try:
             master = spark_master(self._conn_id)
             if self._deploy_mode == "cluster":

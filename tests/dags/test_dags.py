@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import structlog
 from airflow.dag_processing.dagbag import DagBag
 from airflow.dag_processing.processor import DagFileParseRequest, _parse_file
-from airflow.sdk import DAG, Asset
+from airflow.sdk import DAG, Asset, Context
 from airflow.sdk.definitions._internal.dag_parsing_context import _airflow_parsing_context_manager
 from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
@@ -330,3 +331,75 @@ def test_a_run_triggered_by_hand_reads_by_default(bag: DagBag) -> None:
         "run",
         ["run", "replay", "promote", "drop"],
     )
+
+
+VISITS = """
+from sluice import Pipeline
+pipeline = Pipeline("{name}")
+pipeline.stream("visits", value=str).group_by_key().count(store="{name}_visits")
+"""
+
+
+@pytest.fixture
+def two_teams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the pipeline `audit`, and the pipeline `orders` of the team shop."""
+    folder = tmp_path / "pipelines"
+    (folder / "shop").mkdir(parents=True)
+    (folder / "audit.py").write_text(VISITS.format(name="audit"))
+    (folder / "shop" / "orders.py").write_text(VISITS.format(name="orders"))
+    (folder / "shop" / "sluice.toml").touch()
+    configuration = replace(settings(), home=tmp_path, pipelines=folder)
+    monkeypatch.setattr("sluice.orchestration.dags.settings", lambda: configuration)
+    return folder
+
+
+def main_task(loaded: DAG) -> SluiceOperator:
+    (task,) = loaded.tasks
+    assert isinstance(task, SluiceOperator)
+    return task
+
+
+def test_a_teams_file_says_how_its_pipelines_run(two_teams: Path) -> None:
+    (two_teams / "shop" / "sluice.toml").write_text(
+        """
+        [defaults]
+        owner = "shop"
+        tags = ["web"]
+        pool = "shop"
+        queue = "spark"
+        priority = 7
+        retries = 4
+        timeout = "6 hours"
+        spark_connection = "spark_large"
+        on_failure = "tests.dags.test_dags.note_failure"
+        """
+    )
+    dags = pipeline_dags(two_teams)
+    assert {*dags} == {"audit", "orders"}
+    task = main_task(dags["orders"])
+    assert dags["orders"].tags == {"sluice", "pipeline", "web"}
+    assert (task.owner, task.pool, task.queue, task.priority_weight) == ("shop", "shop", "spark", 7)
+    assert (task.retries, task.execution_timeout) == (4, timedelta(hours=6))
+    assert task._conn_id == "spark_large"
+    (callback,) = task.on_failure_callback
+    callback(Context(run_id="manual__1"))
+    assert failures == [{"run_id": "manual__1"}]
+    others = main_task(dags["audit"])
+    assert (others.owner, others.pool, others.retries) == ("sluice", settings().pool, 2)
+    DagSerialization.to_dict(dags["orders"])
+
+
+failures: list[object] = []
+
+
+def note_failure(context: object) -> None:
+    failures.append(context)
+
+
+def test_a_pipeline_that_exceeds_a_limit_is_broken_and_no_other(two_teams: Path) -> None:
+    (two_teams / "sluice.toml").write_text('[limits]\nmemory = "2g"')
+    (two_teams / "shop" / "sluice.toml").write_text('[defaults]\nmemory = "4g"')
+    dags = pipeline_dags(two_teams)
+    assert "broken" in dags["orders"].tags
+    assert "the memory 4g, but at most 2g is allowed" in (dags["orders"].doc_md or "")
+    assert "pipeline" in dags["audit"].tags

@@ -28,6 +28,7 @@ from sluice.settings import settings
 from sluice.spark_submit import APPLICATION
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
+from sluice.topology.loading.run_options import RunOptions
 from tests.support.ports import free_port
 from tests.support.states import States, make_snapshot
 
@@ -204,6 +205,17 @@ def test_a_run_can_have_batches_and_a_linger_of_its_own(
     assert (given["SLUICE_MAX_RECORDS"], given["SLUICE_LINGER_MS"]) == ("500", "90000")
     plain = submit(recorder, given={"max_records": None, "linger_seconds": None}).environment
     assert (plain["SLUICE_MAX_RECORDS"], plain["SLUICE_LINGER_MS"]) == ("", "")
+
+
+def test_options_say_how_much_memory_a_run_has_and_its_spark_settings(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(monkeypatch)
+    options = RunOptions(memory="4g", spark_conf={"spark.ui.enabled": "true"})
+    given = submit(recorder, options=options).environment
+    assert given["SLUICE_MEMORY"] == "4000m"
+    assert json.loads(given["SLUICE_SPARK_CONF"])["spark.ui.enabled"] == "true"
+    assert submit(recorder).environment["SLUICE_MEMORY"] == "1500m"
 
 
 @pytest.mark.attack("S8", "numbers of a run out of bounds, and text")

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas
 import pytest
-from airflow.serialization.serialized_objects import DagSerialization
 
 from sluice import read_store
 from sluice.engine.run.job_run import JobRun
@@ -23,8 +23,8 @@ from sluice.plan import plan
 from sluice.settings import Settings, settings
 from sluice.testing import TopologyTestDriver
 from sluice.topology import Pipeline, load_pipeline
-from sluice.values.pipeline_modules import load_module
-from tests.docs.pages import ROOT, files, read, steps, write_files
+from sluice.topology.loading.run_options import run_options
+from tests.docs.pages import read, steps, write_files
 from tests.support.spark_in_process import SparkInProcess
 
 PAGE = "docs/recipes.md"
@@ -113,20 +113,21 @@ def stores(values: Settings) -> dict[str, dict[str, Any]]:
         return {name: {entry.key: entry.value for entry in read_store(name)} for name in names}
 
 
-def test_the_dag_file_of_the_page_gives_pipelines_a_pool_and_an_owner(
-    tmp_path: Path, as_settings: pytest.MonkeyPatch
-) -> None:
-    as_settings.setenv("SLUICE_PIPELINES", str(ROOT / "spark_jobs"))
-    as_settings.setenv("SLUICE_HOME", str(tmp_path))
-    content = files(read("docs/how-to/airflow.md"))["dags/pipelines.py"]
-    file = tmp_path / "pipelines.py"
-    file.write_text(content)
-    dags = vars(load_module(file))["dags"]
+def test_the_files_of_the_pages_say_how_pipelines_run(tmp_path: Path) -> None:
+    """The files are those of the platform and of the shop's team."""
+    team, platform = toml_blocks(read("docs/how-to/teams.md"))
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "sluice.toml").write_text(platform)
+    (tmp_path / "shop" / "sluice.toml").write_text(team)
+    orders = run_options(tmp_path, tmp_path / "shop" / "orders.py", "orders")
+    assert (orders.owner, orders.pool, orders.memory) == ("shop", "shop", "4g")
+    assert run_options(tmp_path, tmp_path / "audit.py", "audit").pool == "shared"
 
-    kept = DagSerialization.to_dict(dags["orders"])["dag"]
-    (task,) = kept["tasks"]
-    assert task["__var"]["pool"] == "team_a"
-    assert task["__var"]["owner"] == "team-a"
-    assert "team-a" in kept["tags"]
-    (other,) = DagSerialization.to_dict(dags["words"])["dag"]["tasks"]
-    assert other["__var"].get("pool", "default_pool") == "default_pool"
+    (single,) = toml_blocks(read("docs/how-to/airflow.md"))
+    (tmp_path / "sluice.toml").write_text(single)
+    pages = run_options(tmp_path, tmp_path / "pages.py", "pages")
+    assert (pages.owner, pages.tags, pages.retries) == ("web", ("web", "nightly"), 4)
+
+
+def toml_blocks(text: str) -> list[str]:
+    return re.findall(r"```toml\n(.*?)```", text, re.DOTALL)

@@ -96,7 +96,7 @@ def gone_files(
             continue
         if not file.exists():
             gone[name] = _gone(name, f"Its file is gone: {file}.")
-        elif file.parent == folder:
+        elif file.is_relative_to(folder):
             gone[name] = _gone(name, f"Its file no longer defines it: {file}.")
     return gone
 
@@ -135,7 +135,7 @@ def is_copy(own: str, folder: Path) -> bool:
     `own` is the file of the newest run that wrote the pipeline's state; empty if it is unknown.
     """
     file = Path(own)
-    if not own or file.parent == folder:
+    if not own or file.is_relative_to(folder):
         return False
     # The file may have moved to this folder. If its folder is not here, it may be on another host.
     return file.exists() or not file.parent.is_dir()

@@ -15,6 +15,7 @@ from pathlib import Path
 from sluice.errors import SluiceError, TopologyError
 from sluice.topology.loading.isolated_imports import Outcome, import_isolated
 from sluice.topology.loading.pipeline_import import LOAD_SECONDS, load_file
+from sluice.topology.loading.run_options import pipeline_folders
 from sluice.topology.pipeline import Pipeline
 
 _ROUTES = "_routes"
@@ -44,17 +45,27 @@ class Loaded:
 
 
 def pipeline_files(folder: Path) -> list[Path]:
-    """Return the files in `folder` that should define a pipeline, sorted by name."""
+    """Return the files that should define a pipeline, in `folder` and in the folders of teams in it.
+
+    They are sorted by folder and name.
+    """
     if not folder.is_dir():
         raise TopologyError(
             f"{folder} is not a folder.",
             next_step="Set SLUICE_PIPELINES to the folder of your pipelines.",
         )
-    public = [file for file in folder.glob("*.py") if file.stem[0] not in "_."]
-    named = [file for file in public if not file.stem.endswith(_ROUTES)]
+    files: list[Path] = []
+    for place in pipeline_folders(folder):
+        files += sorted(file for file in place.glob("*.py") if _may_define_pipeline(file))
+    return files
+
+
+def _may_define_pipeline(file: Path) -> bool:
+    if file.stem[0] in "_." or file.stem.endswith(_ROUTES):
+        return False
     # Pipes are left out, because opening a pipe waits for its writer. Broken links
     # stay, so that loading reports them.
-    return sorted(file for file in named if file.is_file() or not file.exists())
+    return file.is_file() or not file.exists()
 
 
 def load_pipelines(folder: Path, seconds: float = LOAD_SECONDS) -> Loaded:

@@ -1,0 +1,276 @@
+"""How Airflow runs pipelines, from the files `sluice.toml`.
+
+The platform's file is in the folder of the pipelines. A folder in it that has a `sluice.toml` of
+its own is a team's folder: its files are pipelines, too, and its `sluice.toml` says how they run.
+
+```toml
+[defaults]                  # of the pipelines in this folder
+owner = "shop"
+tags = ["shop"]
+pool = "shop"
+retries = 4
+
+[pipelines.orders]          # of one pipeline
+memory = "4g"
+timeout = "6 hours"
+
+[limits]                    # only in the platform's file
+memory = "8g"
+pools = ["shop", "default_pool"]
+may_exceed = ["orders"]
+```
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from sluice.errors import SettingsError, TopologyError
+from sluice.settings import LEAST_MEMORY_MB, Settings, megabytes
+from sluice.topology.window_definitions import milliseconds
+
+FILE = "sluice.toml"
+OWNER = "sluice"
+"""The owner, in Airflow, of pipelines that no file gives another one."""
+_TEAM_FILES = f"*/{FILE}"
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+_KNOWN = "docs/how-to/teams.md lists the names."
+
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How Airflow runs a pipeline. None: Sluice's default, or that of the settings."""
+
+    owner: Name | None = None
+    tags: tuple[Name, ...] = ()
+    pool: Name | None = None
+    queue: Name | None = None
+    """The queue of an executor with several kinds of workers, such as Celery's."""
+    priority: Count | None = None
+    """Airflow's `priority_weight`."""
+    retries: Count | None = None
+    timeout: str | None = None
+    """The longest duration of an attempt, such as `"2 hours"`."""
+    memory: str | None = None
+    """The memory of a run, such as `"4g"`: as SLUICE_MEMORY."""
+    spark_connection: Name | None = None
+    """Airflow's connection with the Spark master."""
+    spark_conf: dict[str, str] = {}  # msgspec copies it
+    """Spark settings, beside those in SLUICE_SPARK_CONF."""
+    on_failure: str | None = None
+    """The import path of a function that Airflow calls with its context when a run has failed."""
+
+    def over(self, others: RunOptions) -> RunOptions:
+        """Return the options of `others` with those given here in their place.
+
+        Tags and Spark settings are added.
+        """
+        given: dict[str, object] = {}
+        for name in self.__struct_fields__:
+            if getattr(self, name) is not None:
+                given[name] = getattr(self, name)
+        given["tags"] = tuple(dict.fromkeys((*others.tags, *self.tags)))
+        given["spark_conf"] = others.spark_conf | self.spark_conf
+        return msgspec.structs.replace(others, **given)
+
+    @property
+    def timeout_ms(self) -> int | None:
+        return None if self.timeout is None else milliseconds(self.timeout)
+
+    @property
+    def memory_mb(self) -> int | None:
+        return None if self.memory is None else _memory(self.memory)
+
+    def applied_to(self, settings: Settings) -> Settings:
+        """Return the settings of a run with these options."""
+        memory = self.memory_mb or settings.memory
+        return replace(settings, memory=memory, spark_conf=settings.spark_conf | self.spark_conf)
+
+    def as_text(self) -> str:
+        """Return the options that are given, a line each."""
+        lines: list[str] = []
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if name == "spark_conf":
+                # The values may be secrets.
+                value = list(value)
+            if isinstance(value, (tuple, list)):
+                value = ", ".join(value)
+            if value not in (None, ""):
+                lines.append(f"{name}: {value}")
+        return "\n".join(lines)
+
+
+DEFAULTS = RunOptions(owner=OWNER, retries=2, timeout="2 hours")
+
+
+class _Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The platform's limits of what teams may write in their files."""
+
+    priority: Count | None = None
+    retries: Count | None = None
+    timeout: str | None = None
+    memory: str | None = None
+    pools: tuple[Name, ...] | None = None
+    queues: tuple[Name, ...] | None = None
+    spark_connections: tuple[Name, ...] | None = None
+    may_exceed: tuple[Name, ...] = ()
+    """The pipelines to which the limits do not apply."""
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of a `sluice.toml`."""
+
+    defaults: RunOptions = RunOptions()
+    pipelines: dict[str, RunOptions] = {}  # msgspec copies it
+    limits: _Limits | None = None
+
+    def options(self, pipeline: str) -> RunOptions:
+        return self.pipelines.get(pipeline, RunOptions()).over(self.defaults)
+
+
+def pipeline_folders(folder: Path) -> list[Path]:
+    """Return the folders of pipelines: `folder`, and the folders of teams in it, sorted by name."""
+    return [folder, *sorted(file.parent for file in folder.glob(_TEAM_FILES))]
+
+
+def run_options(folder: Path, file: Path | None, pipeline: str) -> RunOptions:
+    """Return the options of the pipeline in `file`, which is in `folder` or in a team's folder.
+
+    Without a file, only the platform's `sluice.toml` counts. What a team's `sluice.toml` says
+    counts more than what the platform's says, and what either says of a pipeline more than its
+    defaults. Raise SettingsError if a `sluice.toml` is invalid, or if an option exceeds a limit of
+    the platform.
+    """
+    platform = _read(folder / FILE)
+    limits = platform.limits or _Limits()
+    options = platform.options(pipeline).over(_lowered_defaults(limits))
+    place = folder / FILE
+    if file is not None and file.parent != folder:
+        place = file.parent / FILE
+        team = _read(place)
+        if team.limits is not None:
+            raise SettingsError(
+                f"{place}: a team's file has no limits.",
+                next_step=f"Move [limits] to the platform's file, {folder / FILE}.",
+            )
+        options = team.options(pipeline).over(options)
+    if pipeline in limits.may_exceed:
+        return options
+    for exceeded in _exceeded(options, limits):
+        raise SettingsError(
+            f"{place}: the pipeline {pipeline} has {exceeded}.",
+            next_step="Change it, or ask the platform's team to add the pipeline to may_exceed in "
+            f"[limits] of {folder / FILE}.",
+        )
+    return options
+
+
+def unknown_names(folder: Path, pipelines: Iterable[str]) -> list[str]:
+    """Return a warning for each name in the files that no pipeline has."""
+    known = {*pipelines}
+    warnings: list[str] = []
+    for place in (parent / FILE for parent in pipeline_folders(folder)):
+        content = _read(place)
+        exceeding = () if content.limits is None else content.limits.may_exceed
+        for name in dict.fromkeys((*content.pipelines, *exceeding)):
+            if name not in known:
+                warnings.append(f"{place} names the pipeline {name}, which no file defines.")
+    return warnings
+
+
+def _read(file: Path) -> _File:
+    try:
+        text = file.read_bytes()
+    except FileNotFoundError:
+        return _File()
+    except OSError as error:
+        raise SettingsError(
+            f"{file} cannot be read: {error.strerror}.",
+            next_step="Let the users who run Airflow and Sluice read it.",
+        ) from None
+    try:
+        content = msgspec.toml.decode(text, type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file}: {error}.", next_step=f"Correct the file. {_KNOWN}") from None
+    _require_valid(file, content)
+    return content
+
+
+def _require_valid(file: Path, content: _File) -> None:
+    parts = {"[defaults]": content.defaults}
+    parts |= {f"[pipelines.{name}]": options for name, options in content.pipelines.items()}
+    for where, options in parts.items():
+        if options.on_failure is not None and not _FUNCTION.fullmatch(options.on_failure):
+            raise SettingsError(
+                f"{file}: on_failure in {where} is {options.on_failure[:60]!r}.",
+                next_step='Write the import path of a function, such as "shop_alerts.page".',
+            )
+    durations: dict[str, RunOptions | _Limits] = {**parts}
+    if content.limits is not None:
+        durations["[limits]"] = content.limits
+    for where, given in durations.items():
+        _require_units(file, where, given)
+
+
+def _require_units(file: Path, where: str, given: RunOptions | _Limits) -> None:
+    try:
+        is_short = given.timeout is not None and milliseconds(given.timeout) < 1_000
+    except TopologyError:
+        is_short = True
+    if is_short:
+        raise SettingsError(
+            f"{file}: timeout in {where} is {str(given.timeout)[:60]!r}.",
+            next_step='Write a duration of at least a second, such as "2 hours".',
+        )
+    try:
+        if given.memory is not None:
+            _memory(given.memory)
+    except SettingsError:
+        raise SettingsError(
+            f"{file}: memory in {where} is {str(given.memory)[:60]!r}.",
+            next_step=f"Write at least {LEAST_MEMORY_MB}m, such as 4g.",
+        ) from None
+
+
+def _lowered_defaults(limits: _Limits) -> RunOptions:
+    """Return Sluice's defaults, which give way to lower limits of the platform."""
+    lower: dict[str, object] = {}
+    if limits.retries is not None and limits.retries < (DEFAULTS.retries or 0):
+        lower["retries"] = limits.retries
+    if limits.timeout is not None and milliseconds(limits.timeout) < (DEFAULTS.timeout_ms or 0):
+        lower["timeout"] = limits.timeout
+    return msgspec.structs.replace(DEFAULTS, **lower)
+
+
+def _exceeded(options: RunOptions, limits: _Limits) -> Iterator[str]:
+    """Yield a text for each option that exceeds a limit."""
+    amounts: tuple[tuple[str, Any, Any, Callable[[Any], int]], ...] = (
+        ("priority", options.priority, limits.priority, int),
+        ("retries", options.retries, limits.retries, int),
+        ("timeout", options.timeout, limits.timeout, milliseconds),
+        ("memory", options.memory, limits.memory, _memory),
+    )
+    for name, value, limit, number in amounts:
+        if value is not None and limit is not None and number(value) > number(limit):
+            yield f"the {name} {value}, but at most {limit} is allowed"
+    choices = (
+        ("pool", options.pool, limits.pools),
+        ("queue", options.queue, limits.queues),
+        ("spark_connection", options.spark_connection, limits.spark_connections),
+    )
+    for name, choice, allowed in choices:
+        if choice is not None and allowed is not None and choice not in allowed:
+            yield f"the {name} {choice}, but only {', '.join(allowed) or 'none'} is allowed"
+
+
+def _memory(text: str) -> int:
+    return megabytes("memory", text)
