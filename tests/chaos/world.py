@@ -27,6 +27,7 @@ from tests.chaos.extras import CONNECTION
 from tests.conformance.catalogue import SOURCES
 from tests.engine.conftest import Running
 from tests.engine.shop import Names
+from tests.servers.hosts import TOKEN
 from tests.support.ports import free_port
 from tests.support.postgres import new_database, postgres_server
 
@@ -48,7 +49,11 @@ class World:
         """An episode with topics and state of its own."""
         names = Names(name)
         kafka = json.dumps({"bootstrap.servers": self.kafka.bootstrap, "log_level": "0"})
-        about = {"SLUICE_HOME": str(self.folder / name), "SLUICE_KAFKA": kafka}
+        about = {
+            "SLUICE_HOME": str(self.folder / name),
+            "SLUICE_KAFKA": kafka,
+            "SLUICE_SERVER_TOKEN": TOKEN,
+        }
         if self.postgres:
             database = new_database(self.postgres)
             about[f"SLUICE_CONNECTION_{CONNECTION.upper()}"] = database

@@ -115,6 +115,28 @@ class Topology:
         return replace(self, outputs=outputs)
 
     @property
+    def unmatched(self) -> set[str]:
+        """The left and outer joins of streams, which send records that got no match in time."""
+        joins = [node for node in self.nodes if node["op"] == "join" and "window" in node]
+        return {node["id"] for node in joins if node["type"] != "inner"}
+
+    @property
+    def depends_on_workers(self) -> bool:
+        """Whether a step whose results depend on stream time reads records that got no match in time.
+
+        When these are sent depends on the times of the other keys of the same worker.
+        """
+        behind = self.unmatched
+        for node in self.nodes:
+            parts = [node, *node.get("parts", ())]
+            if not behind.isdisjoint(_inputs(parts)):
+                is_timed = any(name in node for name in ("window", "within", "ms"))
+                if is_timed or node["op"] in ("suppress", "process"):
+                    return True
+                behind.add(node["id"])
+        return False
+
+    @property
     def used_sources(self) -> set[str]:
         """The sources that a node of the topology reads or looks up."""
         nodes = [node for node in self.nodes if node["id"] not in SOURCES]
@@ -234,7 +256,7 @@ class Trial:
         self._checks_definitions = definitions
         # Each worker searches for unmatched records by the times of its own keys, and the model by
         # those of all keys.
-        workers = 1 if partitions == 1 and any(map(_sends_unmatched, topologies)) else 2
+        workers = 1 if partitions == 1 and any(one.unmatched for one in topologies) else 2
         self._pipeline = Pipeline("topologies", workers=workers)
         add_topologies(self._pipeline, topologies)
         self._merged = frozenset(
@@ -287,14 +309,6 @@ class Trial:
 
         fewest = _fewest(self.inputs, lambda inputs: bool(difference(inputs)))
         return f"{difference(fewest)}, for {len(fewest)} records: {_told(fewest)}"
-
-
-def _sends_unmatched(topology: Topology) -> bool:
-    """Whether a left or outer join of streams sends records that got no match in time."""
-    return any(
-        "window" in node and node["op"] == "join" and node["type"] != "inner"
-        for node in topology.nodes
-    )
 
 
 def lines(inputs: Sequence[Input]) -> list[str]:
