@@ -16,6 +16,7 @@
 | standby | standby_commands |
 | backup, restore | backup_commands |
 | recover | recover_command |
+| remove | remove_command |
 
 A new command is a function in one of these files. Commands of a group are registered with its
 `app`, all others below. Commands import everything else inside their functions, so that --help is
@@ -37,6 +38,7 @@ from sluice.commands import (
     produce_commands,
     query_commands,
     recover_command,
+    remove_command,
     serve_commands,
     standby_commands,
     status_command,
@@ -77,6 +79,7 @@ for command in (
     pipeline_commands.rebuild,
     pipeline_commands.repartition,
     recover_command.recover,
+    remove_command.remove,
     pipeline_commands.audit,
 ):
     app.command()(command)

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AclOperation, TopicDescription  # type: ignore
 
 from sluice.errors import AccessDenied
 
-CREATE, DESCRIBE, READ, WRITE = "CREATE", "DESCRIBE", "READ", "WRITE"
+CREATE, DELETE, DESCRIBE, READ, WRITE = "CREATE", "DELETE", "DESCRIBE", "READ", "WRITE"
 """Operations, by their names in Kafka's access control lists."""
 
 _KINDS = {

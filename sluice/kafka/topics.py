@@ -32,6 +32,7 @@ from sluice.kafka.brokers import (
 )
 from sluice.kafka.denied_operations import (
     CREATE,
+    DELETE,
     DESCRIBE,
     READ,
     WRITE,
@@ -105,6 +106,21 @@ def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[st
     # Another client may have created a topic that exists only a moment ago.
     _wait_until_listed(kafka, admin, futures.keys())
     return tuple(created)
+
+
+def delete_topics(kafka: Mapping[str, str], names: Sequence[str]) -> None:
+    """Delete topics. Those that do not exist are passed over."""
+    if not names:
+        return
+    admin = silent_admin(kafka)
+    with broker_errors(kafka):
+        for name, future in admin.delete_topics([*names]).items():
+            try:
+                with denial_named(DELETE, name):
+                    future.result(_TIMEOUT_S)
+            except KafkaException as error:
+                if error.args[0].code() not in _NO_TOPIC:
+                    raise
 
 
 def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: Set[str]) -> None:

@@ -22,6 +22,7 @@ from sluice.state.ledger.ledger_tables import (
     GENERATIONS,
     HISTORY,
     LEASES,
+    METADATA,
     PIPELINES,
     PLANS,
     QUARANTINE,
@@ -299,6 +300,25 @@ class Generations(LedgerPart):
                 connection.execute(delete(table).where(of_ref(table, ref)))
             # The lease's row stays, so that no other generation gets this number.
             connection.execute(update(LEASES).where(of_ref(LEASES, ref)).values(held=False))
+
+    def forget_pipeline(self, lease: LeaseRow) -> None:
+        """Remove all that the ledger knows of a pipeline, except its workers and leases.
+
+        The workers stay until `forget_workers`, because their shards still exist. The leases stay,
+        so that a driver that has lost one of them cannot write for a later pipeline of this name.
+
+        `lease` is the current generation's lease. Raise LeaseError, and change nothing, if it is no
+        longer held.
+        """
+        pipeline = lease.ref.pipeline
+        with (
+            database_errors("Removing the pipeline", seconds=None),
+            transaction(self._engine) as connection,
+        ):
+            require_epoch(connection, lease.ref, lease.epoch)
+            for table in METADATA.sorted_tables:
+                if "pipeline" in table.c and table not in (WORKERS, LEASES):
+                    connection.execute(delete(table).where(table.c.pipeline == pipeline))
 
     def forgotten(self, pipeline: str) -> dict[GenerationRef, list[WorkerInfo]]:
         """Forgotten generation → its workers, whose shards have not been removed yet."""

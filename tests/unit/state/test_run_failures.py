@@ -165,7 +165,7 @@ def test_a_file_that_is_gone_is_recorded_until_it_is_back(known: Settings, own_f
     (gone,) = failures(known)
     assert (gone.pipeline, gone.kind) == ("orders", "file")
     assert gone.detail.startswith(f"Its file is gone: {own_file}. Its state stays as it is")
-    assert gone.next_step.endswith("sluice retire orders.")
+    assert gone.next_step.endswith("sluice retire orders, or sluice remove orders.")
     note_files(known, {"orders": TopologyError("moved.py:1 is wrong")}, ())
     assert [failure.detail for failure in failures(known)] == ["moved.py:1 is wrong."]
     note_files(known, {}, ["orders"])

@@ -1,0 +1,52 @@
+"""`sluice remove`: removes a pipeline that is no longer run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sluice.commands.command_arguments import PipelineName
+from sluice.commands.console import errors_as_messages, out
+from sluice.settings import settings
+
+
+def remove(
+    pipeline: PipelineName,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Remove it. Without this, only say what would be removed.")
+    ] = False,
+    keep_dead_letters: Annotated[
+        bool, typer.Option("--keep-dead-letters", help="Keep the topics of dead letters.")
+    ] = False,
+) -> None:
+    """Remove a pipeline for good: its stores, its history, and its own topics.
+
+    Remove the pipeline's file first. What the pipeline has written to topics and tables stays. To
+    keep the stores for queries: sluice retire.
+    """
+    from sluice.errors import Refused
+    from sluice.operations.removal import find_removal, remove
+    from sluice.state.ledger.ledger import Ledger
+    from sluice.topology.loading.pipeline_folders import declared_names, pipeline_files
+
+    with errors_as_messages():
+        for file in pipeline_files(settings().pipelines):
+            if pipeline in declared_names(file):
+                raise Refused(
+                    f"{file} still defines {pipeline}, so Airflow would run it again.",
+                    next_step="Remove the file first.",
+                )
+        if yes:
+            removal = remove(settings(), pipeline, keep_dead_letters=keep_dead_letters)
+        else:
+            with Ledger.open(settings().ledger) as ledger:
+                removal = find_removal(
+                    ledger, settings(), pipeline, keep_dead_letters=keep_dead_letters
+                )
+        for line in removal.lines():
+            out.print(line, markup=False, soft_wrap=True)
+        last = "Airflow keeps its own history of the DAG: airflow dags delete " + pipeline
+        if not yes:
+            last = f"Nothing was changed. To remove it for good: sluice remove {pipeline} --yes"
+        out.print(last, markup=False, soft_wrap=True)

@@ -1,0 +1,109 @@
+"""Removes a pipeline that is no longer run: its state, what the ledger knows of it, and its own topics.
+
+The ledger forgets the pipeline first, so that no query reads a shard that is being deleted. Then
+the shards are deleted, and then the topics. If this is interrupted, the repeated call removes the
+rest. What the pipeline has written to topics and tables stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sluice.engine.run.driver_lease import PATIENCE, Patience, current_lease, this_process
+from sluice.errors import NotFound, Refused, StateError
+from sluice.kafka.dead_letter_topic import markers_of, topic_of
+from sluice.kafka.redrive_topic import batches_of
+from sluice.kafka.topics import delete_topics, topic_ids
+from sluice.operations.rebuild import remove_forgotten
+from sluice.settings import Settings
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.shard.addresses import shown
+from sluice.values.phrases import counted, joined
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What there is to remove of a pipeline."""
+
+    pipeline: str
+    generations: tuple[int, ...]
+    stores: tuple[str, ...]
+    shards: tuple[str, ...]
+    """The addresses of the shards, without passwords."""
+    topics: tuple[str, ...]
+
+    def lines(self) -> Iterator[str]:
+        """Describe what is removed, in sentences."""
+        if self.generations:
+            numbers = counted(len(self.generations), "generation")
+            yield f"The ledger forgets {self.pipeline} with {numbers} of its state."
+        if self.stores:
+            yield f"These stores can no longer be queried: {', '.join(self.stores)}."
+        if self.shards:
+            yield f"{counted(len(self.shards), 'shard')} deleted: {', '.join(self.shards)}."
+        if self.topics:
+            yield f"{counted(len(self.topics), 'topic')} deleted: {', '.join(self.topics)}."
+
+
+def find_removal(
+    ledger: Ledger, settings: Settings, pipeline: str, *, keep_dead_letters: bool = False
+) -> Removal:
+    """Find what there is to remove of a pipeline. Raise NotFound if there is nothing."""
+    infos = ledger.generations.all(pipeline)
+    workers = [worker for info in infos for worker in info.workers]
+    for left in ledger.generations.forgotten(pipeline).values():
+        workers += left
+    topics = [batches_of(pipeline)]
+    if not keep_dead_letters:
+        topics += [topic_of(pipeline), markers_of(pipeline)]
+    existing = topic_ids(settings.kafka, topics)
+    current = ledger.generations.current(pipeline)
+    removal = Removal(
+        pipeline,
+        tuple(info.ref.generation for info in infos),
+        () if current is None else tuple(store.name for store in current.stores),
+        tuple(shown(worker.location) for worker in workers),
+        tuple(topic for topic in topics if topic in existing),
+    )
+    if not (infos or removal.shards or removal.topics):
+        raise NotFound(
+            f"There is nothing of a pipeline {pipeline!r}: no state, and no topic of its own.",
+            next_step="Look for its name in: sluice status.",
+        )
+    return removal
+
+
+def remove(
+    settings: Settings,
+    pipeline: str,
+    *,
+    keep_dead_letters: bool = False,
+    patience: Patience = PATIENCE,
+) -> Removal:
+    """Remove a pipeline. Return what has been removed.
+
+    Raise LeaseError if the pipeline is running, Refused if it has standbys, and StateError if a
+    shard cannot be deleted now.
+    """
+    holder = this_process(settings.run or "remove")
+    with Ledger.open(settings.ledger) as ledger:
+        removal = find_removal(ledger, settings, pipeline, keep_dead_letters=keep_dead_letters)
+        if standbys := ledger.standbys.of(pipeline):
+            workers = joined([str(number) for number in sorted(standbys)])
+            raise Refused(
+                f"{pipeline} has standbys, of its workers {workers}.",
+                next_step=f"Remove them first: sluice standby remove {pipeline} WORKER.",
+            )
+        with current_lease(ledger, pipeline, holder, patience) as lease:
+            ledger.generations.forget_pipeline(lease.row)
+            remove_forgotten(ledger, pipeline)
+        if left := ledger.generations.forgotten(pipeline):
+            places = [shown(worker.location) for workers in left.values() for worker in workers]
+            raise StateError(
+                f"These shards of {pipeline} could not be deleted: {', '.join(places)}. Queries no "
+                "longer find the pipeline.",
+                next_step=f"When their database or server answers: sluice remove {pipeline}.",
+            )
+        delete_topics(settings.kafka, removal.topics)
+    return removal
