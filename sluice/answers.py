@@ -421,6 +421,8 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """The number of records of each of the newest 30 batches, oldest first."""
     tags: list[str]
     """The tags of the pipeline's DAG in Airflow, apart from Sluice's own tags."""
+    owner: str
+    """The owner of the pipeline's DAG in Airflow; empty without a DAG."""
 
 
 class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):

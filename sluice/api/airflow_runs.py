@@ -52,10 +52,8 @@ class AirflowRuns:
             tagged = select(DagTag.dag_id).where(
                 DagTag.name.in_(_KINDS), DagTag.dag_id.in_(with_tag)
             )
-            statement = select(DagModel.dag_id, DagModel.is_paused).where(
-                DagModel.dag_id.in_(tagged)
-            )
-            paused = dict(session.execute(statement).all())
+            columns = DagModel.dag_id, DagModel.is_paused, DagModel.owners
+            dags = session.execute(select(*columns).where(DagModel.dag_id.in_(tagged))).all()
             # Ids increase with every run, while the times of runs can be equal.
             newest = (
                 select(func.max(DagRun.id)).where(DagRun.dag_id.in_(tagged)).group_by(DagRun.dag_id)
@@ -63,10 +61,11 @@ class AirflowRuns:
             runs = session.scalars(select(DagRun).where(DagRun.id.in_(newest))).all()
             tasks = self._tasks(session, runs)
             waiting, marked = self._waiting(session, tasks.values()), self._marked(session, runs)
-            tags = self._own_tags(session, paused)
+            tags = self._own_tags(session, [name for name, _, _ in dags])
             states: dict[str, DagState] = {}
-            for name, is_paused in paused.items():
-                states[name] = DagState(bool(is_paused), None, tags=tags.get(name, ()))
+            for name, is_paused, owner in dags:
+                own = tags.get(name, ())
+                states[name] = DagState(bool(is_paused), None, tags=own, owner=owner or "")
             for run in runs:
                 task = tasks.get((run.dag_id, run.run_id))
                 states[run.dag_id] = replace(

@@ -66,6 +66,7 @@ class DagState:
     one goes on."""
     tags: tuple[str, ...] = ()
     """The DAG's tags apart from Sluice's own, sorted."""
+    owner: str = ""
     marked_by: str = ""
     """The user who marked the last run as failed; empty if nobody did, or if Airflow does not know
     who it was."""

@@ -70,15 +70,16 @@ def many(folder: Path, count: int) -> Scene:
     for number in range(count - 1):
         name = f"{chance.choice(('clicks', 'carts', 'stock', 'invoices', 'returns'))}_{number:03}"
         team = (tags[number % len(tags)],)
+        owner = "web" if number % 3 == 0 else "sluice"
         if number % 20 == 2:
-            scene.api.runs.states[name] = DagState(False, None, tags=team)
+            scene.api.runs.states[name] = DagState(False, None, tags=team, owner=owner)
             continue
         topic = f"{name}_events"
         _history(states.database, name, topic, chance, 24)
         behind = chance.randrange(40_000, 900_000) if number % 20 == 1 else 0
         scene.ends[topic] = {0: 10_000_000 + behind}
         run = _run(name, "failed" if number % 20 == 0 else "success")
-        scene.api.runs.states[name] = DagState(False, run, tags=team)
+        scene.api.runs.states[name] = DagState(False, run, tags=team, owner=owner)
         if number % 20 == 0:
             error = EngineError(
                 "Step total_by_customer: the value of amount is not a number.",
@@ -118,7 +119,7 @@ def _scene(states: States) -> Scene:
     api = Api(states.ledger, User(editable=("orders",)), folder=EXAMPLES)
     api.runs.root = ""
     runs = _runs("orders", "success", 30, 24)
-    api.runs.states["orders"] = DagState(False, runs[0], tags=("shop",))
+    api.runs.states["orders"] = DagState(False, runs[0], tags=("shop",), owner="sluice")
     api.runs.history["orders"] = runs
     return Scene(api, {"orders": {0: 10_000_000, 1: 5}})
 

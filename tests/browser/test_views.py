@@ -122,6 +122,13 @@ def test_filters_are_in_the_address(open_view: Open, many: gallery.Scene) -> Non
     page.go_back()
     page.go_back()
     expect(page.locator("tbody tr")).to_have_count(7)
+    owners = page.get_by_role("navigation", name="Owners")
+    owners.get_by_role("link", name="web").click()
+    expect(page.locator("tbody tr")).to_have_count(2)
+    owners.get_by_role("link", name="group by owner").click()
+    expect(page.get_by_role("heading", level=2)).to_have_text([re.compile("web")])
+    page.go_back()
+    page.go_back()
     # What needs a person leads to the place where the person goes on.
     expect(page.get_by_role("alert").get_by_role("link", name="Open the log")).to_have_count(1)
     dead_letters = page.get_by_role("alert").get_by_role("link", name="Look at dead letters")

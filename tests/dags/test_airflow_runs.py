@@ -40,7 +40,7 @@ with create_session() as session:
         session.execute(insert(DagModel).values(
             dag_id=dag, is_paused=False, is_stale=False, fileloc="f", bundle_name="dags", timetable_summary="",
             max_active_tasks=1, max_active_runs=1, max_consecutive_failed_dag_runs=0, has_task_concurrency_limits=False,
-            has_import_errors=False, fail_fast=False,
+            has_import_errors=False, fail_fast=False, owners="shop",
         ))
         if dag != "other_team":
             session.execute(insert(DagTag), [{"dag_id": dag, "name": tag} for tag in ("sluice", "pipeline")])
@@ -68,7 +68,7 @@ with create_session() as session:
 found = {}
 for name, dag in AirflowRuns().dags().items():
     found[name] = [dag.last_run.run, dag.attempts_left, dag.marked_by, dag.waits and dag.waits.detail]
-tags = {name: dag.tags for name, dag in AirflowRuns().dags().items()}
+tags = {name: [dag.owner, *dag.tags] for name, dag in AirflowRuns().dags().items()}
 newest = AirflowRuns().recent("refunds", 1)[0]
 attempts = [[attempt.number, attempt.state, attempt.log] for attempt in newest.attempts]
 print("FOUND " + json.dumps([found, tags, attempts]))
@@ -90,7 +90,7 @@ def test_the_database_knows_what_a_run_waits_for_and_how_it_goes_on(tmp_path: Pa
     assert done.returncode == 0, done.stderr
     found: dict[str, Any]
     found, tags, attempts = json.loads(done.stdout.partition("FOUND ")[2])
-    assert tags == {name: ["payments"] if name == "orders" else [] for name in found}
+    assert tags == {name: ["shop", "payments"] if name == "orders" else ["shop"] for name in found}
     log = "/dags/refunds/runs/manual__2/tasks/main?try_number="
     assert attempts == [[1, "failed", f"{log}1"], [2, "failed", f"{log}2"]]
     holders = (

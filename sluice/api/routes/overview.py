@@ -105,6 +105,7 @@ async def _overview(
         newest_event=None if newest is None else newest_event(newest),
         records=[],
         tags=[*dag.tags],
+        owner=dag.owner,
     )
 
 

@@ -171,13 +171,13 @@ def test_a_dag_that_never_ran_is_listed_with_its_paused_state(api: Api) -> None:
 
 
 def test_a_pipeline_that_has_never_run_waits_without_an_alarm(api: Api, states: States) -> None:
-    api.runs.states["fresh"] = DagState(False, None, tags=("payments",))
+    api.runs.states["fresh"] = DagState(False, None, tags=("payments",), owner="shop")
     missing = InputAway("Topic pos does not exist.")
     states.ledger.failures.keep(Failure.of(missing, "fresh", kind="input"))
     (fresh,) = api.get(OVERVIEW, pipeline="fresh")
     assert (fresh["health"], fresh["failures"]) == ("not_started", [])
     assert fresh["lag_error"] == "Topic pos does not exist."
-    assert fresh["tags"] == ["payments"]
+    assert (fresh["tags"], fresh["owner"]) == (["payments"], "shop")
     statuses = {one["pipeline"]: one for one in api.get("/v1/pipelines")}
     assert (statuses["fresh"]["status"], statuses["fresh"]["failures"]) == ("not_started", [])
     # What fails in a run is a failure of a pipeline that has never published, too.

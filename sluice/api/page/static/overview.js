@@ -36,7 +36,7 @@ function nothing() {
 
 function chosen(pipelines, given) {
   const text = (given.name ?? "").toLowerCase();
-  return pipelines.filter((pipeline) => (!given.health || pipeline.health === given.health) && (!given.tag || pipeline.tags.includes(given.tag))
+  return pipelines.filter((pipeline) => (!given.health || pipeline.health === given.health) && Object.entries(FACETS).every(([name, { of }]) => !given[name] || of(pipeline).includes(given[name]))
     && pipeline.pipeline.toLowerCase().includes(text));
 }
 
@@ -46,18 +46,30 @@ function filters(pipelines, given) {
   const choice = (value, text, count) => element("a", { class: `choice ${value}`, href: at({ ...rest, health: value }), "aria-current": (given.health ?? "") === value ? "true" : null }, `${text} `, element("b", {}, count));
   return element("div", { class: "filters" },
     element("nav", { "aria-label": "Health", class: "choices" }, choice("", "all", pipelines.length), ORDER.filter((state) => counts.has(state)).map((state) => choice(state, words(state), counts.get(state).length))),
-    tags(pipelines, given),
+    facets(pipelines, given),
     element("form", { role: "search", onsubmit: (event) => event.preventDefault() },
       element("input", { type: "search", placeholder: "Filter by name", "aria-label": "Filter by name", value: given.name ?? "", oninput: (event) => typed(event.target, given) })));
 }
 
-function tags(pipelines, given) {
-  const names = [...new Set(pipelines.flatMap((pipeline) => pipeline.tags))].sort();
-  if (!names.length) return null;
-  const { tag: _tag, all: _all, ...rest } = given;
-  return element("nav", { "aria-label": "Tags", class: "choices" },
-    names.map((tag) => element("a", { class: "choice", href: at(given.tag === tag ? rest : { ...rest, tag }), "aria-current": given.tag === tag ? "true" : null }, tag)),
-    element("a", { class: "choice", href: at(given.group ? { ...given, group: "" } : { ...given, group: "tag" }), "aria-current": given.group ? "true" : null }, "group by tag"));
+// What pipelines are filtered and grouped by → the values of a pipeline, and the group of those that have none.
+const FACETS = {
+  owner: { label: "Owners", of: (pipeline) => [pipeline.owner].filter(Boolean), none: "without an owner" },
+  tag: { label: "Tags", of: (pipeline) => pipeline.tags, none: "without a tag" },
+};
+
+function facets(pipelines, given) {
+  return Object.keys(FACETS).map((name) => facet(name, pipelines, given));
+}
+
+function facet(name, pipelines, given) {
+  const { label, of } = FACETS[name];
+  const values = [...new Set(pipelines.flatMap(of))].sort();
+  // An owner that all pipelines share tells nothing.
+  if (!values.length || (values.length === 1 && pipelines.every((pipeline) => of(pipeline).length))) return null;
+  const { [name]: _chosen, all: _all, ...rest } = given;
+  return element("nav", { "aria-label": label, class: "choices" },
+    values.map((value) => element("a", { class: "choice", href: at(given[name] === value ? rest : { ...rest, [name]: value }), "aria-current": given[name] === value ? "true" : null }, value)),
+    element("a", { class: "choice", href: at({ ...given, group: given.group === name ? "" : name }), "aria-current": given.group === name ? "true" : null }, `group by ${name}`));
 }
 
 // A name changes the address while it is typed, without a new entry in the browser's history.
@@ -92,9 +104,14 @@ function list(pipelines, given) {
   });
   const choose = (by) => { location.hash = at({ ...given, sort: by.title, down: by === column && !down || by !== column && by.number ? "1" : "" }); };
   const sorting = { by: column.title, down, choose };
-  if (given.group !== "tag") return section(rows, given, sorting, "Pipelines");
-  const groups = Map.groupBy(rows.flatMap((pipeline) => (pipeline.tags.length ? pipeline.tags : ["without a tag"]).map((tag) => ({ tag, pipeline }))), ({ tag }) => tag);
-  return [...groups].map(([tag, members]) => [element("h2", { class: "group" }, tag, " ", badge(number(members.length))), section(members.map(({ pipeline }) => pipeline), given, sorting, `Pipelines of ${tag}`)]);
+  const grouping = FACETS[given.group];
+  if (!grouping) return section(rows, given, sorting, "Pipelines");
+  const groups = new Map();
+  for (const pipeline of rows) {
+    const values = grouping.of(pipeline);
+    for (const value of values.length ? values : [grouping.none]) groups.set(value, [...(groups.get(value) ?? []), pipeline]);
+  }
+  return [...groups].map(([value, members]) => [element("h2", { class: "group" }, value, " ", badge(number(members.length))), section(members, given, sorting, `Pipelines of ${value}`)]);
 }
 
 function section(rows, given, sorting, label) {

@@ -81,7 +81,7 @@ const isRunning = (overview) => ["running", "queued"].includes(overview.last_run
 function heading(overview, act) {
   const label = isRunning(overview) ? "Run again after this run" : ACTIONS.run[0];
   return element("div", { class: "title" },
-    element("h1", {}, overview.pipeline, " ", health(overview), overview.tags.map((tag) => [" ", link(`#/?tag=${part(tag)}`, badge(tag))])),
+    element("h1", {}, overview.pipeline, " ", health(overview), overview.owner && overview.owner !== "sluice" && [" ", link(`#/?owner=${part(overview.owner)}`, badge(overview.owner))], overview.tags.map((tag) => [" ", link(`#/?tag=${part(tag)}`, badge(tag))])),
     element("div", { class: "actions" },
       airflowLink(`${address("").replace(/\/sluice\/v1$/, "")}/dags/${part(overview.pipeline)}`, "DAG"),
       overview.may_edit && button(label, () => act("run"), { class: "primary" }),
