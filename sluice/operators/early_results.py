@@ -48,6 +48,11 @@ class EarlyResults(Suppress):
         super().__init__("window_final", wait_ms, sends_old_values=sends_old_values)
         self.early_ms = early_ms
 
+    @property
+    @override
+    def takes_columns(self) -> bool:
+        return False
+
     @override
     def new_state(self) -> HeldResults:  # type: ignore[override]
         return {}

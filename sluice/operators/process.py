@@ -12,7 +12,14 @@ import pyarrow as pa
 from typing_extensions import override
 
 from sluice.operators.base import DEFAULT_OUTPUT, Output, Row, require_run
-from sluice.operators.columns import NO_ROWS, KeyedRows, Results, RowFailedError
+from sluice.operators.columns import (
+    NO_ROWS,
+    BatchTimeline,
+    KeyedRows,
+    KeyStates,
+    Results,
+    RowFailedError,
+)
 from sluice.operators.encoding import plain_texts, state_type, to_json
 from sluice.operators.operator import BatchOfOperator, Moment, Operator, Releasing, WallTimer
 from sluice.operators.plain_values import has_plain_values
@@ -148,7 +155,9 @@ class Process(Operator[KeyState]):
         if key is not None and state.event and self.fires_with_rows:
             self._fire(state, key, row.after, out)
 
-    def process_columns(self, states: Sequence[KeyState], rows: KeyedRows) -> Results | None:
+    def process_columns(
+        self, states: KeyStates[KeyState], rows: KeyedRows, timeline: BatchTimeline | None
+    ) -> Results | None:
         """Process all rows together, if the processor sets no timers.
 
         Raises RowFailedError if the author's code fails for a record or forwards very many records.

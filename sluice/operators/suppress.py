@@ -13,17 +13,31 @@ window after the window's result has been sent.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 from typing_extensions import override
 
 from sluice.errors import BufferFull
+from sluice.operators.aggregation.aggregate import WindowAggregation
+from sluice.operators.aggregation.last_results import Windows
 from sluice.operators.base import Output, Row
+from sluice.operators.columns import (
+    NO_ROWS,
+    BatchTimeline,
+    KeyedRows,
+    KeyStates,
+    ReleasedResults,
+    Results,
+    validity,
+)
 from sluice.operators.lateness import closes_at, last_closed_end
 from sluice.operators.operator import Operator, Releasing
+from sluice.support.arrays import Indices, Mask, Times
 from sluice.values.record_metadata import Until
 from sluice.values.windows import Bounds
 
@@ -105,6 +119,36 @@ class BufferLimit:
         if self.records is not None and buffer.records > self.records:
             return True
         return self.bytes is not None and buffer.bytes > self.bytes
+
+
+def released_windows(
+    keys: Sequence[str],
+    numbers: Indices,
+    due: Times,
+    windows: tuple[Times, Times],
+    times: Times,
+    values: pa.Array,
+    headers: pa.Array | None,
+) -> ReleasedResults:
+    """Return the results of windows that close, given the number of each window's key.
+
+    `headers` are None if each result gets the headers of the record that closes the window.
+    """
+    # If the results are sorted by position, the driver sorts them faster. They are already sorted
+    # by key.
+    order = np.argsort(due, kind="stable")
+    due, in_order, (starts, ends) = due[order], pa.array(order), windows
+    return ReleasedResults(
+        pa.array(keys, pa.string()),
+        numbers[order],
+        due,
+        due,
+        np.zeros(len(order), np.intp),
+        times[order],
+        values.take(in_order),
+        (starts[order], ends[order]),
+        None if headers is None else headers.take(in_order),
+    )
 
 
 class Suppress(Operator[Any]):
@@ -189,6 +233,68 @@ class Suppress(Operator[Any]):
             self.shared.insert(waiting.since, row.key, window, size)
         self.close(state, row.key, row.after, out)
         self._make_room(state, row, out)
+
+    @property
+    @override
+    def takes_columns(self) -> bool:
+        return self.until_close and self.shared is None and not self.sends_old_values
+
+    def process_columns(
+        self, states: KeyStates[Any], rows: KeyedRows, timeline: BatchTimeline | None
+    ) -> Results | None:
+        """Send the results of windows that close in this batch, and hold back all other results.
+
+        The rows are the last results of their windows.
+        """
+        if timeline is None or not self.takes_columns:
+            return None
+        ends = np.asarray(rows.columns["window_end"])
+        due = closes_at(ends, self.wait_ms)
+        is_closed = due <= timeline.closed_after
+        has_state = np.zeros(len(rows.keys), np.bool_)
+        has_state[[number for number, _ in states.existing()]] = True
+        is_kept = ~is_closed & self._must_keep(rows)
+        # A result that is sent, or a tombstone, replaces the result that an earlier batch has held
+        # back.
+        self._hold(states, rows, np.flatnonzero(is_kept | has_state[rows.key_numbers]), is_kept)
+        sent = np.flatnonzero(is_closed & rows.has_value)
+        taken = pa.array(sent)
+        starts = np.asarray(rows.columns["window_start"])
+        released = released_windows(
+            rows.keys,
+            rows.key_numbers[sent],
+            due[sent],
+            (starts[sent], ends[sent]),
+            rows.times[sent],
+            rows.columns["value"].take(taken),
+            None if self.is_final else rows.columns["headers"].take(taken),
+        )
+        return Results(NO_ROWS, pa.array([], pa.string()), NO_ROWS, released=released)
+
+    def _keep(self, state: Any, window: Bounds, waiting: Waiting | None) -> None:
+        """Hold a window's result back, or forget its earlier result if nothing is waiting."""
+        if waiting is None:
+            state.pop(window, None)
+        else:
+            state[window] = waiting
+
+    def _must_keep(self, rows: KeyedRows) -> Mask:
+        """Mask of the results that the state keeps while their windows are open."""
+        return rows.has_value
+
+    def _hold(
+        self, states: KeyStates[Any], rows: KeyedRows, changed: Indices, is_kept: Mask
+    ) -> None:
+        """Keep the results of the changed rows, or forget the earlier results of their windows."""
+        taken = pa.array(changed)
+        columns = [rows.key_numbers[changed].tolist(), is_kept[changed].tolist()]
+        for name in ("window_start", "window_end", "value", "time", "headers"):
+            columns.append(rows.columns[name].take(taken).to_pylist())
+        for number, kept, start, end, value, time, headers in zip(*columns, strict=True):
+            waiting = None
+            if kept:
+                waiting = Waiting(end, value, time, None, None if self.is_final else headers)
+            self._keep(states[number], (start, end), waiting)
 
     @property
     @override
@@ -280,16 +386,95 @@ class ClosingWindows(Suppress):
 
     state_type: Any = dict[Bounds, str]
 
+    aggregate: WindowAggregation
+    """The aggregate before this step."""
+
     def process(self, state: dict[Bounds, str], row: Row, out: Output) -> None:  # type: ignore[override]
         assert row.window is not None
-        self.keep_headers(state, row.window, row.headers)
+        self._keep_headers(state, row.window, row.headers)
 
-    def keep_headers(self, state: dict[Bounds, str], window: Bounds, headers: str | None) -> None:
+    @override
+    def _must_keep(self, rows: KeyedRows) -> Mask:
+        if self.is_final:
+            return np.zeros(len(rows), np.bool_)
+        return rows.has_value & validity(rows.columns["headers"])
+
+    @override
+    def _keep(self, state: dict[Bounds, str], window: Bounds, waiting: Waiting | None) -> None:
+        self._keep_headers(state, window, None if waiting is None else waiting.headers)
+
+    def _keep_headers(self, state: dict[Bounds, str], window: Bounds, headers: str | None) -> None:
         """Keep the headers of a window's last update."""
         if headers is None or self.is_final:
             state.pop(window, None)
         else:
             state[window] = headers
+
+    def next_due(self, windows: Windows, sent_until: int) -> int | None:
+        """Return when the next of a key's windows closes that closes after `sent_until`."""
+        waiting: list[int] = []
+        for start, (time, _) in windows.items():
+            due = self.aggregate.expires_at(start, time)
+            if due > sent_until:
+                waiting.append(due)
+        return min(waiting, default=None)
+
+    def send_closed(
+        self,
+        windows: Windows,
+        headers: Mapping[Bounds, str],
+        key: str,
+        after: int,
+        until: int,
+        out: Output,
+    ) -> None:
+        """Send the results of a key's windows that close after `after`, until `until`."""
+        closed: list[tuple[Bounds, int, Any]] = []
+        for start, (time, aggregate) in windows.items():
+            if after < self.aggregate.expires_at(start, time) <= until:
+                closed.append((self.aggregate.bounds_of(start, time), time, aggregate))
+        for bounds, time, aggregate in sorted(closed, key=lambda window: window[0][1]):
+            if not self.is_final:
+                out.headers = headers.get(bounds)
+            # As in Kafka Streams, the final result of a window is never a tombstone.
+            result = self.aggregate.calculation.result(aggregate)
+            if result is not None:
+                out.emit(key, result, time, window=bounds)
+
+    def closed_windows(
+        self,
+        keys: Sequence[str],
+        windows: Mapping[str, Windows],
+        headers: Mapping[str, Mapping[Bounds, str]],
+        until: int,
+    ) -> ReleasedResults:
+        """Return the results of all windows of these keys that close until the stream time `until`.
+
+        `windows` are the aggregate's states, and `headers` the states of this step.
+        """
+        closed: list[tuple[int, int, int, int, int]] = []
+        aggregates: list[Any] = []
+        headers_of_results: list[str | None] = []
+        for number, key in enumerate(keys):
+            headers_of_key = headers.get(key, {})
+            for start, (time, aggregate) in windows.get(key, {}).items():
+                due = self.aggregate.expires_at(start, time)
+                if due <= until:
+                    bounds = self.aggregate.bounds_of(start, time)
+                    closed.append((number, *bounds, time, due))
+                    aggregates.append(aggregate)
+                    headers_of_results.append(headers_of_key.get(bounds))
+        values = pa.array(self.aggregate.calculation.results(aggregates), pa.string())
+        # As in Kafka Streams, the final result of a window is never a tombstone.
+        sent = np.flatnonzero(validity(values))
+        taken = pa.array(sent)
+        numbers, starts, ends, times, due_times = np.array(closed, np.int64).reshape(-1, 5)[sent].T
+        all_headers = None
+        if not self.is_final:
+            all_headers = pa.array(headers_of_results, pa.string()).take(taken)
+        return released_windows(
+            keys, numbers, due_times, (starts, ends), times, values.take(taken), all_headers
+        )
 
     def due(self, state: dict[Bounds, str]) -> int | None:  # type: ignore[override]
         """Return when the first window with headers closes."""
@@ -304,5 +489,6 @@ class ClosingWindows(Suppress):
         latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
         """Forget the headers of closed windows."""
-        for window in [window for window in state if closes_at(window[1], self.wait_ms) <= closed]:
-            del state[window]
+        for window in list(state):
+            if closes_at(window[1], self.wait_ms) <= closed:
+                del state[window]

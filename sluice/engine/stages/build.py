@@ -67,8 +67,10 @@ def stage_operator(
     arguments: Mapping[int, list[str]],
     *,
     is_read: bool,
+    only_stored: bool,
     only_last: bool,
     only_changes: bool = False,
+    has_listeners: bool = False,
     connections: Mapping[str, str] = MappingProxyType({}),
 ) -> StageOperator:
     """Return the operator of a stage.
@@ -76,12 +78,12 @@ def stage_operator(
     `arguments`: operator → the types of its aggregate's arguments.
 
     `is_read` is true if later expressions read fields of the results, so that the results must fit
-    the types that the plan has found for these fields. `only_last` is true if only a key's last
-    result in a batch matters, and `only_changes` if a result that equals the previous one does not
-    matter. `connections`: environment variable → the URL of a database in which records are looked
-    up.
+    the types that the plan has found for these fields. `only_stored` is true if results go only to
+    their store, `only_last` if only the last result of each key and window in a batch matters, and
+    `only_changes` if a result that equals the previous one does not matter. `connections`:
+    environment variable → the URL of a database in which records are looked up.
     """
-    only_last = only_last and not operator.by_window
+    only_stored = only_stored and not operator.by_window
     action = operator.action
     if isinstance(action, plan.Call):
         return StageOperator(operator, partial(_call, action, str(operator.step)))
@@ -89,10 +91,12 @@ def stage_operator(
         name = action.table.connection
         connection = Connection(name, connections.get(connection_variable(name), ""))
         return StageOperator(operator, partial(_lookup, action, str(operator.step), connection))
-    make = _make(operator, arguments.get(operator.number, []), is_read, only_last, only_changes)
+    make = _make(operator, arguments.get(operator.number, []), is_read, only_stored, only_changes)
     # A processor gets windowed keys itself, because its timers have windowed keys, too.
     is_wrapped = operator.by_window and not isinstance(action, plan.Process)
-    return StageOperator(operator, partial(ByWindow, make) if is_wrapped else make)
+    if is_wrapped:
+        make = partial(ByWindow, make)
+    return StageOperator(operator, make, only_last=only_last, has_listeners=has_listeners)
 
 
 def _make(

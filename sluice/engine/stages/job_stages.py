@@ -146,19 +146,22 @@ class Stages:
     def task(self, number: int) -> Stage:
         """Return the task that runs the operators of a stage; also records the types of their results."""
         job, only_stored = self.job, self.job.store_only_operators
+        last_only = job.last_only_operators
+        chained_to = {operator.chained_to for operator in job.operators}
         only_changes = job.operators_of_changes
         operators = self.operators(number)
         built: list[StageOperator] = []
         for operator in operators:
             is_read = operator.result in operator.columns_read
-            only_last = operator.number in only_stored
             built.append(
                 stage_operator(
                     operator,
                     self.arguments,
                     is_read=is_read,
-                    only_last=only_last,
+                    only_stored=operator.number in only_stored,
+                    only_last=operator.number in last_only,
                     only_changes=operator.number in only_changes,
+                    has_listeners=operator.number in chained_to,
                     connections=self.storage.connections,
                 )
             )
@@ -170,7 +173,6 @@ class Stages:
             tuple(built),
             job.edges_sharing_rows(number),
             only_stored,
-            job.last_only_operators,
             job.topics_by_source,
             self.epoch,
             self.storage.token,

@@ -56,6 +56,10 @@ class StageOperator:
 
     plan: PlannedOperator
     make: Callable[[], Operator[Any]]
+    only_last: bool = False
+    """Whether only the last result of each key and window in a batch matters."""
+    has_listeners: bool = False
+    """Whether another operator of the stage gets the results directly."""
 
     @cached_property
     def number(self) -> int:
@@ -443,10 +447,10 @@ class StageOutput:
 
     def add_columns(
         self, operator: StageOperator, results: Results, keyed: KeyedRows, rows_of: OperatorRows
-    ) -> None:
-        """Add the results that an operator has computed as columns.
+    ) -> pa.RecordBatch | None:
+        """Add the results that an operator has computed as columns, and return them as rows.
 
-        `rows_of` are the same rows as `keyed`.
+        `rows_of` are the same rows as `keyed`. Returns None if there are no results.
         """
         for reason, dropped in results.dropped.items():
             self._count_rows(f"{reason}/{operator.plan.name}", rows_of.values_at("origin", dropped))
@@ -456,7 +460,7 @@ class StageOutput:
         if operator.late_sink is not None and len(results.late):
             self._send_late_rows(operator.late_sink, rows_of, results.late)
         if not len(results.rows):
-            return
+            return None
         numbers = _numbers_within(results.rows)
         chosen = np.arange(len(results.rows))
         # The last result of a key is the last of its rows' results only if results have the keys of
@@ -487,9 +491,9 @@ class StageOutput:
             columns["window_start"], columns["window_end"] = (
                 pa.array(bounds[chosen]) for bounds in results.windows
             )
-        self._batches.append(
-            rows(len(chosen), columns | {"before": BEFORE_ALL, "after": BEFORE_ALL})
-        )
+        batch = rows(len(chosen), columns | {"before": BEFORE_ALL, "after": BEFORE_ALL})
+        self._batches.append(batch)
+        return batch
 
     def _pass_over_rows(self, rows_of: OperatorRows, indices: Indices, outcome: Outcome) -> None:
         if len(indices):

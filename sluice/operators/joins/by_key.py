@@ -14,7 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.operators.base import AHEAD, LEFT, RIGHT, Output, Row
-from sluice.operators.columns import KeyedRows, Results, take_or, validity, with_old_values
+from sluice.operators.columns import (
+    BatchTimeline,
+    KeyedRows,
+    KeyStates,
+    Results,
+    take_or,
+    validity,
+    with_old_values,
+)
 from sluice.operators.operator import Operator
 from sluice.support.arrays import Indices, Mask, Times
 
@@ -129,7 +137,9 @@ class TableJoin(Operator[TablePair]):
             out.emit(row.key, old, time, old=True)
         out.emit(row.key, new, time)
 
-    def process_columns(self, states: Sequence[TablePair], rows: KeyedRows) -> Results | None:
+    def process_columns(
+        self, states: KeyStates[TablePair], rows: KeyedRows, timeline: BatchTimeline | None
+    ) -> Results | None:
         if self._ahead or (rows.sides >= AHEAD).any():
             return None
         is_new = ~rows.is_old
@@ -332,7 +342,9 @@ class StreamTableJoin(Operator[TableValue]):
             value = joined(row.value, state.value, more)
             out.emit(key, value, row.time, window=row.window)
 
-    def process_columns(self, states: Sequence[TableValue], rows: KeyedRows) -> Results:
+    def process_columns(
+        self, states: KeyStates[TableValue], rows: KeyedRows, timeline: BatchTimeline | None
+    ) -> Results:
         of_table = (rows.sides == RIGHT) & ~rows.is_old
         of_stream = rows.sides != RIGHT
         stored = [state.value for state in states]

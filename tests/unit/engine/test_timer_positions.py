@@ -59,7 +59,7 @@ def positions(tmp_path: Path, batches: Sequence[Sequence[tuple[int, str, int]]])
     """Process records (offset, key, time of the timers) in batches; one more batch has none."""
     planned, sent = job(), dict[tuple[object, ...], str]()
     (operator,) = planned.operators
-    spec = stage_operator(operator, {}, is_read=False, only_last=False)
+    spec = stage_operator(operator, {}, is_read=False, only_stored=False, only_last=False)
     with create_shard(f"sqlite:///{tmp_path}/shard.sqlite") as shard:
         for batch, records in enumerate([*batches, []]):
             times = StreamTimes({}, {"amounts": 1}, now=100)
