@@ -82,7 +82,9 @@ class EarlyResults(Suppress):
 
     def _due(self, held: HeldResult) -> int:
         closing = closes_at(held.end, self.wait_ms)
-        return closing if held.since is None else min(closing, closes_at(held.since, self.early_ms))
+        if held.since is None:
+            return closing
+        return min(closing, closes_at(held.since, self.early_ms))
 
     @override
     def close(  # type: ignore[override]

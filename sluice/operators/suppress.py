@@ -113,7 +113,9 @@ class BufferLimit:
 
     @property
     def buffer(self) -> Buffer | None:
-        return None if self.records is self.bytes is None else Buffer()
+        if self.records is self.bytes is None:
+            return None
+        return Buffer()
 
     def exceeded(self, buffer: Buffer) -> bool:
         if self.records is not None and buffer.records > self.records:
@@ -219,7 +221,10 @@ class Suppress(Operator[Any]):
         if waiting is None:
             # The time limit starts with the first update that is held back;
             # later updates do not prolong it.
-            since = row.window[1] if self.until_close and row.window else row.time
+            if self.until_close and row.window:
+                since = row.window[1]
+            else:
+                since = row.time
             state[window] = waiting = Waiting(since, None, row.time, replaced)
         waiting.value = row.value
         waiting.time = row.time
@@ -321,7 +326,10 @@ class Suppress(Operator[Any]):
     ) -> None:
         """Send the updates that are due, and the updates that a full buffer sends early, the oldest first."""
         horizon = last_closed_end(closed, self.wait_ms)
-        sent_early = self.sent_early.pop(key, ()) if key is not None else ()
+        if key is not None:
+            sent_early = self.sent_early.pop(key, ())
+        else:
+            sent_early = ()
         due: list[Bounds] = []
         for window, waiting in state.items():
             if waiting.since <= horizon or window in sent_early:
@@ -362,7 +370,10 @@ class Suppress(Operator[Any]):
         waiting = state.pop(window)
         if self.shared is not None and key is not None:
             self.shared.remove(waiting.since, key, window)
-        bounds = None if window == NO_WINDOW else window
+        if window == NO_WINDOW:
+            bounds = None
+        else:
+            bounds = window
         if not self.is_final:
             out.headers = waiting.headers
         # As in Kafka Streams, the final result of a window is never a tombstone.
@@ -478,7 +489,9 @@ class ClosingWindows(Suppress):
 
     def due(self, state: dict[Bounds, str]) -> int | None:  # type: ignore[override]
         """Return when the first window with headers closes."""
-        return closes_at(min(end for _, end in state), self.wait_ms) if state else None
+        if state:
+            return closes_at(min(end for _, end in state), self.wait_ms)
+        return None
 
     def close(
         self,

@@ -125,11 +125,9 @@ class LatestVersion(Operator[LatestValue]):
             out.emit(row.key, row.value, row.time)
 
     def due(self, state: LatestValue) -> int | None:
-        return (
-            forgotten_at(state.time, self.history_ms)
-            if state.value is None and state.time >= 0
-            else None
-        )
+        if state.value is None and state.time >= 0:
+            return forgotten_at(state.time, self.history_ms)
+        return None
 
     def close(
         self,

@@ -378,4 +378,6 @@ def _first_of_sluice(headers: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _encoded(text: str | None) -> bytes | None:
-    return None if text is None else text.encode()
+    if text is None:
+        return None
+    return text.encode()

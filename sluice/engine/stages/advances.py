@@ -243,7 +243,9 @@ def _advancing_rows(table: pa.Table, *, is_stream_join: bool) -> pa.Table:
             advancing |= after > before
     chosen = np.zeros(len(times), bool)
     chosen[order[advancing]] = True
-    return table if advancing.all() else table.filter(pa.array(chosen))
+    if advancing.all():
+        return table
+    return table.filter(pa.array(chosen))
 
 
 def _latest_rows(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -193,7 +193,9 @@ def _table(table: plan.Latest, *, sends_old_values: bool) -> Make:
 
 
 def _left_or_inner(join: plan.TableJoin) -> Literal["inner", "left"]:
-    return "left" if join.how == "left" else "inner"
+    if join.how == "left":
+        return "left"
+    return "inner"
 
 
 def _process(action: plan.Process, at: str) -> Operator[Any]:
@@ -202,9 +204,15 @@ def _process(action: plan.Process, at: str) -> Operator[Any]:
         options[name] = StoreOptions(store.type.value, store.ttl_ms, store.keeps_headers)
     returns: dict[str, Any] = {}
     for name, output in action.outputs.items():
-        returns[name] = output.type.value if output.type else Any
+        if output.type:
+            returns[name] = output.type.value
+        else:
+            returns[name] = Any
     tables = {name: kind.value if kind else Any for name, kind in action.tables.items()}
-    argument = action.takes.value if action.takes else Any
+    if action.takes:
+        argument = action.takes.value
+    else:
+        argument = Any
     try:
         return Process(
             action.processor.value,
@@ -271,8 +279,11 @@ def _aggregate(
         case SlidingWindow():
             return SlidingAggregate(calculation(), window, sends_old_values=sends_old_values)
         case CountWindow():
-            counted = LastRecordsAggregate if window.slides else EveryRecordsAggregate
-            return counted(calculation(), window, sends_old_values=sends_old_values)
+            if window.slides:
+                return LastRecordsAggregate(
+                    calculation(), window, sends_old_values=sends_old_values
+                )
+            return EveryRecordsAggregate(calculation(), window, sends_old_values=sends_old_values)
         case CustomWindow():
             return CustomWindowAggregate(calculation(), window, sends_old_values=sends_old_values)
         case SessionWindow():
@@ -296,9 +307,15 @@ def _calculation(
     functions: list[Function] = []
     for (name, text, parameters), kind in zip(action.functions, arguments, strict=True):
         # count() has no argument.
-        argument = None if text is None else kind
+        if text is None:
+            argument = None
+        else:
+            argument = kind
         functions.append(_function(name, argument, parameters, is_read))
-    fields = action.columns if action.plain else tuple(f"a{i}" for i in range(len(functions)))
+    if action.plain:
+        fields = action.columns
+    else:
+        fields = tuple(f"a{i}" for i in range(len(functions)))
     scalar = action.scalar and action.plain
     return partial(Functions, *functions, subtracts=action.subtracts, fields=fields, scalar=scalar)
 
@@ -324,7 +341,10 @@ def _function(
 
 def _custom(action: plan.PythonAggregate) -> Calculation:
     assert action.adder is not None
-    value_type = Any if action.returns is None else action.returns.value
+    if action.returns is None:
+        value_type = Any
+    else:
+        value_type = action.returns.value
     if action.cogrouped:
         assert action.initializer is not None
         return Cogrouped(
@@ -336,7 +356,10 @@ def _custom(action: plan.PythonAggregate) -> Calculation:
             None if action.merger is None else action.merger.value,
             value_type,
         )
-    argument_type = Any if action.takes is None else action.takes.value
+    if action.takes is None:
+        argument_type = Any
+    else:
+        argument_type = action.takes.value
     if action.takes_list:
         assert action.initializer is not None
         return Batched(
@@ -365,7 +388,9 @@ _PYTHON_TYPES = {
 
 
 def _python_type(kind: str) -> type:
-    return Decimal if kind.startswith("decimal") else _PYTHON_TYPES.get(kind, msgspec.Raw)
+    if kind.startswith("decimal"):
+        return Decimal
+    return _PYTHON_TYPES.get(kind, msgspec.Raw)
 
 
 def _has_maps(kind: str) -> bool:

@@ -139,7 +139,10 @@ class Ingest(TaskOfBatch):
         undecided = np.zeros(batch.num_rows, np.int64)
         for part, mask in parts:
             results = task.parts.setdefault(part, PartitionResults())
-            records = batch if mask is None else batch.filter(pa.array(mask))
+            if mask is None:
+                records = batch
+            else:
+                records = batch.filter(pa.array(mask))
             outcome = self.sinks.collect(records, results)
             for group, windowed in task.windowing.windowed(records, part, results, outcome):
                 yield from task.windowed.add_records(group, windowed)
@@ -305,7 +308,10 @@ class Ingest(TaskOfBatch):
         for part, mask in parts:
             if part[0] not in operator.topics:
                 continue
-            in_part = np.ones(len(times), bool) if mask is None else mask
+            if mask is None:
+                in_part = np.ones(len(times), bool)
+            else:
+                in_part = mask
             # Stream time never goes back before the time up to which windows are closed, even if a
             # partition that was idle has records again.
             closed = task.before.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
@@ -332,7 +338,10 @@ def whole_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
         divided = _rows_of_last_record(held, batch)
         if divided < held.num_rows:
             yield held.slice(0, held.num_rows - divided)
-        held = pa.concat_batches([held.slice(held.num_rows - divided), batch]) if divided else batch
+        if divided:
+            held = pa.concat_batches([held.slice(held.num_rows - divided), batch])
+        else:
+            held = batch
     if held is not None:
         yield held
 

@@ -83,7 +83,9 @@ class Stages:
                 if edge.shares is not None:
                     kind = self._values[edge.shares.target, edge.shares.side]
                     self._values[edge.target, edge.side] = kind
-        return (*columns, tuple(paths)) if paths else columns
+        if paths:
+            return (*columns, tuple(paths))
+        return columns
 
     def edges(self, stage: int, kinds: Kinds) -> Layers:
         """Return the columns of the edges from a stage.
@@ -98,7 +100,9 @@ class Stages:
                     values.append(Column(f"{edge.column}_{number}", sql, edge.target))
         # The types of all edges are found at once, because Spark analyzes the whole query again for
         # each call.
-        types = kinds(values) if values else {}
+        types: Mapping[str, str] = {}
+        if values:
+            types = kinds(values)
         columns: list[Column] = []
         for edge in edges:
             own: list[str] = []
@@ -247,7 +251,10 @@ class Stages:
                 yield operator.result, compact(shape.kind)
             case TableLookup(row=of_table):
                 record = self._values[operator.number, 0]
-                kind = f"struct<left:{record},right:{compact(of_table.kind)}>" if record else ""
+                if record:
+                    kind = f"struct<left:{record},right:{compact(of_table.kind)}>"
+                else:
+                    kind = ""
                 yield operator.result, kind
             case StreamJoin() | TableJoin():
                 left, right = (self._values[operator.number, side] for side in (0, 1))
@@ -273,7 +280,9 @@ class Stages:
             results.append(result_type(name, kind))
         if action.scalar and action.plain:
             return results[0]
-        names = action.columns if action.plain else [f"a{i}" for i in range(len(results))]
+        names = action.columns
+        if not action.plain:
+            names = tuple(f"a{number}" for number in range(len(results)))
         return compact(struct_type(dict(zip(names, results, strict=True))))
 
 

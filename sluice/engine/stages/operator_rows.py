@@ -102,7 +102,9 @@ class OperatorRows:
         return cls(columns, {})
 
     def __len__(self) -> int:
-        return len(self.columns["key"]) if self._part_of is None else len(self._part_of[1])
+        if self._part_of is None:
+            return len(self.columns["key"])
+        return len(self._part_of[1])
 
     def values_at(self, name: str, indices: Indices) -> pa.Array:
         """Return the values of a column at some rows. Does not make the column."""
@@ -233,11 +235,9 @@ class OperatorRows:
             times: dict[str, list[int]] = {}
             for name, of_rows in self.stream_times.items():
                 times[name] = of_rows[begin : begin + _ROWS_AT_ONCE].tolist()
-            latest = (
-                zip(times["left"], times["right"], strict=True)
-                if "left" in times
-                else repeat(_BEFORE_ALL)
-            )
+            latest: Iterable[tuple[int, int]] = repeat(_BEFORE_ALL)
+            if "left" in times:
+                latest = zip(times["left"], times["right"], strict=True)
             positions = zip(columns["sequence"], columns["origin"], columns["path"], strict=True)
             rows = map(
                 Row,
@@ -277,4 +277,7 @@ def _values(column: pa.Array) -> list[Any]:
     A column of nulls, such as the headers in most batches, is not converted one by one.
     """
     count = len(column)
-    return [None] * count if column.null_count == count else column.to_pylist()
+    values: list[Any] = [None] * count
+    if column.null_count < count:
+        values = column.to_pylist()
+    return values

@@ -58,7 +58,10 @@ class OperatorRun:
         self._process = self.operator.process
         self._processes_due = self.operator.processes_due
         self.timeline = timeline
-        self.closed = BEFORE_ALL if timeline is None else self._closed_time(timeline)
+        if timeline is None:
+            self.closed = BEFORE_ALL
+        else:
+            self.closed = self._closed_time(timeline)
         self._stored = stored
         self.operator.begin_batch(self._batch_of_operator())
         self._decode = state_decoder(self.operator.state_type)
@@ -105,7 +108,10 @@ class OperatorRun:
     def _load_shared(self) -> None:
         """Load the state that all keys of the worker share."""
         empty = self.operator.shared
-        stored = None if empty is None else self._stored.shared(self.spec.number)
+        if empty is None:
+            stored = None
+        else:
+            stored = self._stored.shared(self.spec.number)
         if stored is not None:
             assert stored.data is not None
             self.operator.shared = msgspec.msgpack.decode(stored.data, type=type(empty))
@@ -117,15 +123,17 @@ class OperatorRun:
         # the record is late. So an aggregate keeps a window until all of the streams have passed
         # it. But the largest stream time of the streams decides when a suppress step, which is
         # chained to the aggregate, sends the window's result.
-        return (
-            timeline.passed_by_all_sides if self.spec.chained_to is None else timeline.closed_after
-        )
+        if self.spec.chained_to is None:
+            return timeline.passed_by_all_sides
+        return timeline.closed_after
 
     @property
     def timeline_of_rows(self) -> Timeline | None:
         """The timeline that gives the stream times of the operator's rows; None if the rows have them already."""
         plan = self.spec.plan
-        return self.timeline if plan.has_own_stream_time and not plan.is_timed_by_source else None
+        if plan.has_own_stream_time and not plan.is_timed_by_source:
+            return self.timeline
+        return None
 
     def _create_releases(self) -> Releases | None:
         """Return the results that the operator sends as stream time advances.
@@ -201,7 +209,10 @@ class OperatorRun:
         output.operator = self.spec
         output.row = None
         output.headers = self.releases.timeline.headers.get(position)
-        turn = self.releases.turn if has_origin(position[0]) else b""
+        if has_origin(position[0]):
+            turn = self.releases.turn
+        else:
+            turn = b""
         output.start_row(position, due, Released(due, key, self.releases.before_row, turn))
         self._send_due(key, due, position, output)
         self.releases.schedule(key, self._release_due(key), position)
@@ -588,7 +599,10 @@ class OperatorRun:
         for key, state in self.states.items():
             replaced = self._versions.get(key)
             if not operator.is_empty(state):
-                wall = operator.wall_due(state) if waits_for_clock else None
+                if waits_for_clock:
+                    wall = operator.wall_due(state)
+                else:
+                    wall = None
                 yield State(
                     number, key, encode_state(state), operator.due(state), wall, replaces=replaced
                 )

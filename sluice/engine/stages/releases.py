@@ -52,7 +52,9 @@ class ClockTime:
 
     def closing_position(self, due: int) -> Position:
         """Return the position at which a result is due: before all rows, or after them if it is not due yet."""
-        return BEGIN if due <= self.closed_after else END
+        if due <= self.closed_after:
+            return BEGIN
+        return END
 
 
 class Releases:

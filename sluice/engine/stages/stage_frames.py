@@ -100,7 +100,9 @@ def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
 
 def _family(kind: spark.DataType) -> type[spark.DataType]:
     """Return the type, or NumericType for all numbers."""
-    return spark.NumericType if isinstance(kind, spark.NumericType) else type(kind)
+    if isinstance(kind, spark.NumericType):
+        return spark.NumericType
+    return type(kind)
 
 
 def _operations(frame: DataFrame) -> list[str]:
@@ -122,7 +124,10 @@ def stage_with_sql(stages: Stages, number: int, shuffled: DataFrame) -> DataFram
     typed: list[str] = []
     for operator, column in stages.results(number):
         typed.append(f"{parsed(operator, stages.types[column])} AS {column}")
-    frame = rows.selectExpr("*", *typed) if typed else rows
+    if typed:
+        frame = rows.selectExpr("*", *typed)
+    else:
+        frame = rows
     frame = with_layers(frame, stages.job.later_layers.get(number, ()))
     frame = with_layers(frame, stages.edges(number, kinds_in(frame)))
     return _rows_for_targets(stages.job, number, frame).mapInArrow(

@@ -68,7 +68,9 @@ class StageOperator:
     @property
     def late_sink(self) -> int | None:
         """The number of the sink for records that are late for every window, if any."""
-        return None if self.plan.late is None else self.plan.late.number
+        if self.plan.late is None:
+            return None
+        return self.plan.late.number
 
     @property
     def chained_to(self) -> int | None:
@@ -291,7 +293,10 @@ class StageOutput:
         """
         assert self.operator is not None
         sequence, _, row_path = self.position
-        due = released.due if rank is None else rank
+        if rank is None:
+            due = released.due
+        else:
+            due = rank
         path = row_order.release_path(
             row_path, due, released.key, before=released.before_row, turn=released.turn
         )
@@ -468,9 +473,10 @@ class StageOutput:
         if operator.number in self.only_stored and results.keys is None and results.windows is None:
             chosen = np.flatnonzero(np.diff(keyed.key_numbers[results.rows], append=-1))
         causes, taken = results.rows[chosen], pa.array(chosen)
-        keys = (
-            rows_of.values_at("key", causes) if results.keys is None else results.keys.take(taken)
-        )
+        if results.keys is None:
+            keys = rows_of.values_at("key", causes)
+        else:
+            keys = results.keys.take(taken)
         columns: dict[str, pa.Array | int | bool | str] = {
             "target": operator.number,
             "emitted": True,

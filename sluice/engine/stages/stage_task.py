@@ -67,7 +67,10 @@ class Stage(TaskOfBatch):
         for batch in batches:
             if batch.num_rows:
                 yield from received.add(batch)
-        worker = task.worker if received.worker is None else received.worker
+        if received.worker is None:
+            worker = task.worker
+        else:
+            worker = received.worker
         if received.worker is not None or self._has_due_results(before, worker):
             with no_garbage_collection():
                 yield from self._run(received, worker, start.number, before)
@@ -185,11 +188,10 @@ class StageRows:
         targets = pc.unique(batch.column("target")).to_pylist()
         for target in targets:
             # In most pipelines, all rows of a batch are for one operator, and nothing is copied.
-            rows = (
-                batch
-                if len(targets) == 1
-                else batch.filter(pc.equal(batch.column("target"), target))
-            )
+            if len(targets) == 1:
+                rows = batch
+            else:
+                rows = batch.filter(pc.equal(batch.column("target"), target))
             self._add_rows(target, rows)
             for edge in self._sharing.get(target, ()):
                 shared = _shared_rows(rows, edge)

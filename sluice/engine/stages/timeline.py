@@ -113,9 +113,10 @@ class Timeline:
             if clocks.counts[-1] or not before.is_idle(operator.topics, number):
                 self._active.append(clocks)
         last = min((clocks.closed.last for clocks in self._active), default=BEFORE_ALL)
-        self.closed_after = (
-            max(last, self.closed_before) if len(self._times) else self.closed_before
-        )
+        if len(self._times):
+            self.closed_after = max(last, self.closed_before)
+        else:
+            self.closed_after = self.closed_before
 
     @cached_property
     def _table(self) -> pa.Table:
@@ -203,7 +204,9 @@ class Timeline:
     def after(self) -> dict[str, int]:
         """The stream times that the batch has advanced, by name."""
         operator, times = self._operator, {}
-        names = _SUFFIXES if operator.is_stream_join else ["closed"]
+        names = ["closed"]
+        if operator.is_stream_join:
+            names = list(_SUFFIXES)
         for number, clocks in self._partitions.items():
             if not clocks.counts[-1]:
                 continue
@@ -262,7 +265,10 @@ class Timeline:
         if position is None:
             closings, closed = self._closings
             closing = int(np.searchsorted(closed, due))
-            position = self.position(int(closings[closing])) if closing < len(closings) else END
+            if closing < len(closings):
+                position = self.position(int(closings[closing]))
+            else:
+                position = END
             self._closing_positions[due] = position
         return position
 
@@ -272,7 +278,9 @@ class Timeline:
         count = bisect_right(
             range(len(closings)), position, key=lambda number: self.position(int(closings[number]))
         )
-        return int(closed[count - 1]) if count else self.closed_before
+        if count:
+            return int(closed[count - 1])
+        return self.closed_before
 
     def advances_until(self, due: Times) -> Times:
         """For each time in `due`, the number of advances up to the advance with which the closed time reaches it.

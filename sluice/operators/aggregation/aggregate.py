@@ -104,13 +104,19 @@ class BaseAggregation(Operator[S]):
         assert row.key is not None
         calculation = self.calculation
         stored = state.get(start)
-        replaced = forgotten if stored is None else stored
+        if stored is None:
+            replaced = forgotten
+        else:
+            replaced = stored
         old = None
         if replaced is not None and self.sends_old_values:
             old = calculation.result(replaced[1])
         if stored is None:
             time = row.time
-            aggregate = calculation.new_aggregate() if copied is None else copied
+            if copied is None:
+                aggregate = calculation.new_aggregate()
+            else:
+                aggregate = copied
             if forgotten is not None:
                 out.count("restarted")
         else:
@@ -267,7 +273,10 @@ class SpreadAggregation(Aggregation):
             return None
         self.calculation.keep_changes()
         try:
-            last = self._last_in_columns(states, rows) if self.only_last else None
+            if self.only_last:
+                last = self._last_in_columns(states, rows)
+            else:
+                last = None
             if last is not None:
                 return last
             additions, dropped = self._additions(rows)
@@ -487,7 +496,9 @@ class Aggregate(SpreadAggregation):
 
     def _time_of(self, state: Windows, row: Row) -> int:
         """Return the time of the result that includes the row."""
-        return max(state[0][0], row.time) if state else row.time
+        if state:
+            return max(state[0][0], row.time)
+        return row.time
 
 
 def _is_past(time: int, stream_time: int, history_ms: int) -> bool:
@@ -530,7 +541,10 @@ class TableAggregate(BaseAggregation[Group[Any]]):
         row = new or old
         assert row is not None
         subtracted = state.instead.pop(_table_key(row), None if old is None else old.value)
-        added = None if new is None else new.value
+        if new is None:
+            added = None
+        else:
+            added = new.value
         out.hold()
         try:
             # A row whose group key is null belongs to no group, so there is no aggregate to update.
@@ -557,7 +571,10 @@ class TableAggregate(BaseAggregation[Group[Any]]):
         out: Output,
     ) -> None:
         """Subtract `subtracted`, add `added`, and send one result for both changes."""
-        old = self.calculation.result(state[0][1]) if self.sends_old_values and 0 in state else None
+        if self.sends_old_values and 0 in state:
+            old = self.calculation.result(state[0][1])
+        else:
+            old = None
         changed = self._changed(state.get(0), key, time, subtracted, added)
         if changed is None:
             # As in Kafka Streams, a group that has been removed is deleted again if a row leaves
@@ -641,12 +658,14 @@ class TableAggregate(BaseAggregation[Group[Any]]):
                 if is_replaced[row]:
                     replaced = values[row]
                     continue
-                old = (
-                    calculation.result(held[1])
-                    if self.sends_old_values and held is not None
-                    else None
-                )
-                subtracted, added = (values[row], None) if is_old[row] else (replaced, values[row])
+                if self.sends_old_values and held is not None:
+                    old = calculation.result(held[1])
+                else:
+                    old = None
+                if is_old[row]:
+                    subtracted, added = values[row], None
+                else:
+                    subtracted, added = replaced, values[row]
                 replaced = None
                 changed = self._changed(held, key, times[row], subtracted, added)
                 if changed is None:
@@ -654,7 +673,10 @@ class TableAggregate(BaseAggregation[Group[Any]]):
                         results.append((row, None, times[row], False))
                     continue
                 last_cause, (time, aggregate) = row, changed
-                held = None if aggregate is None else changed
+                if aggregate is None:
+                    held = None
+                else:
+                    held = changed
                 if self.only_last:
                     # If the result cannot be written, the change fails here, as if it were sent.
                     calculation.check(aggregate)
@@ -669,9 +691,10 @@ class TableAggregate(BaseAggregation[Group[Any]]):
                     state.windows[0] = held
                 if self.only_last:
                     results.append((last_cause, calculation.result(aggregate), time, False))
-        causes, texts, result_times, old_results = (
-            zip(*results, strict=True) if results else ((), (), (), ())
-        )
+        if results:
+            causes, texts, result_times, old_results = zip(*results, strict=True)
+        else:
+            causes, texts, result_times, old_results = ((), (), (), ())
         return Results(
             np.array(causes, np.intp),
             pa.array(texts, rows.columns["value"].type),

@@ -30,7 +30,9 @@ class Distinct(msgspec.Struct, array_like=True):
 
     @property
     def estimate(self) -> int:
-        return round(_estimate(self.registers)) if self.registers else len(self.hashes)
+        if self.registers:
+            return round(_estimate(self.registers))
+        return len(self.hashes)
 
     def add(self, hashed: int) -> Undo | None:
         """Add a hash. Returns a function that undoes the change; None if nothing has changed."""
@@ -87,7 +89,10 @@ def hash_of(value: Any) -> int:
     # This turns -0.0 into 0.0: the two numbers are equal, so they need the same hash.
     if isinstance(value, float):
         value += 0.0
-    text = str(value.normalize()) if isinstance(value, Decimal) else str(value)
+    if isinstance(value, Decimal):
+        text = str(value.normalize())
+    else:
+        text = str(value)
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
 
 
@@ -201,7 +206,10 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
         if isinstance(least, Decimal):
             value: Any = Decimal(middle).quantize(least)
         else:
-            value = round(middle) if isinstance(least, int) else middle
+            if isinstance(least, int):
+                value = round(middle)
+            else:
+                value = middle
         # The middle of the first or last bin may lie beyond the numbers that were seen.
         return min(max(value, least), most)
 
@@ -232,7 +240,9 @@ def _bin(value: Any) -> int:
     if not value:
         return 0
     number = math.ceil(math.log(abs(value)) / math.log(_GAMMA)) + _SHIFT
-    return number if value > 0 else -number
+    if value > 0:
+        return number
+    return -number
 
 
 def _middle(place: int) -> float:

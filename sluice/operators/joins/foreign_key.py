@@ -107,7 +107,9 @@ class ForeignKeyJoin(Operator[Referred]):
             out.emit(key, result, max(row.time, state.right_time))
 
     def _result(self, left: str, right: str | None) -> str | None:
-        return joined(left, right) if right is not None or self.how == "left" else None
+        if right is not None or self.how == "left":
+            return joined(left, right)
+        return None
 
     def is_empty(self, state: Referred) -> bool:
         return state.right is None and not state.left

@@ -52,9 +52,10 @@ class _LeftChanges:
         stored: list[tuple[int, str, str]] = []
         for number, state in enumerate(states):
             stored += [(number, own_key, value) for own_key, value in state.left.items()]
-        numbers, own_keys_stored, values_stored = (
-            zip(*stored, strict=True) if stored else ((), (), ())
-        )
+        if stored:
+            numbers, own_keys_stored, values_stored = zip(*stored, strict=True)
+        else:
+            numbers, own_keys_stored, values_stored = ((), (), ())
         keys_stored = np.array(numbers, np.intp)
         changing = np.flatnonzero(is_left & (rows.is_old | rows.has_value))
         taken, text = pa.array(changing), pa.string()
@@ -86,7 +87,9 @@ class _LeftChanges:
         first = np.searchsorted(right_rows, self.rows, "right")
         end = np.where(self.adds, np.searchsorted(right_rows, self.ends), first)
         pairs = pairs_of_ranges(first, end)
-        return None if pairs is None else (pairs[0], right_rows[pairs[1]])
+        if pairs is None:
+            return None
+        return pairs[0], right_rows[pairs[1]]
 
     def store(self, states: Sequence[Referred], rows: KeyedRows) -> None:
         """Change the left rows in the states of their foreign keys."""
@@ -139,7 +142,10 @@ def join_columns(
     )
     had_right = validity(before.values)
     # The rules of `ForeignKeyJoin.process` for a single row are the same.
-    joins_left = is_right & (rows.has_value | had_right) if right_filtered else is_right
+    if right_filtered:
+        joins_left = is_right & (rows.has_value | had_right)
+    else:
+        joins_left = is_right
     pairs = changes.stays_at(np.flatnonzero(joins_left))
     if pairs is None:
         return None

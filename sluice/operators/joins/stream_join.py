@@ -55,7 +55,10 @@ class Watch(msgspec.Struct, array_like=True):
         latest = [times[-1] for times in self.waiting if times]
         for times, last in zip(self.waiting, last_unmatched, strict=True):
             del times[: bisect_right(times, last)]
-        self.since = self._next_look() if all(self.waiting) else max(latest, default=NEVER)
+        if all(self.waiting):
+            self.since = self._next_look()
+        else:
+            self.since = max(latest, default=NEVER)
         self.looked = stream_time
 
     def _next_look(self) -> int:
@@ -131,7 +134,9 @@ class StreamJoin(Operator[Sides]):
     @override
     def sent_until(self, stream_time: int) -> int:
         # As in Kafka Streams, a record that is already due waits for the next search.
-        return stream_time if self.shared is None else min(stream_time, self.shared.looked)
+        if self.shared is None:
+            return stream_time
+        return min(stream_time, self.shared.looked)
 
     def end_batch_at(self, closed: int, latest_of_sides: tuple[int, int]) -> None:
         """Set the stream times at which the batch ends, so that no record is stored that `close` would forget."""
@@ -242,7 +247,10 @@ class StreamJoin(Operator[Sides]):
             records.values.take(pa.array(kept)).to_pylist(),
         )
         for number, side, time, waits, value in zip(*columns, strict=True):
-            of_side = states[number].right if side == RIGHT else states[number].left
+            if side == RIGHT:
+                of_side = states[number].right
+            else:
+                of_side = states[number].left
             of_side.records.append(StoredRecord(time, value, waits))
             if waits:
                 of_side.waits_from = min(of_side.waits_from, time)
@@ -262,7 +270,10 @@ class StreamJoin(Operator[Sides]):
         values = rows.columns["value"].take(pa.array(stored)).to_pylist()
         columns = (each[stored].tolist() for each in (rows.key_numbers, rows.sides, rows.times))
         for number, side, time, value in zip(*columns, values, strict=True):
-            of_side = states[number].right if side == RIGHT else states[number].left
+            if side == RIGHT:
+                of_side = states[number].right
+            else:
+                of_side = states[number].left
             insort(of_side.records, StoredRecord(time, value, False), key=_TIME)
 
     def _match(self, state: Sides, key: str, row: Row, out: Output) -> bool:
@@ -271,7 +282,10 @@ class StreamJoin(Operator[Sides]):
         Returns whether any record matches.
         """
         other_side = 1 - row.side
-        matching = state.left if row.side == RIGHT else state.right
+        if row.side == RIGHT:
+            matching = state.left
+        else:
+            matching = state.right
         records = matching.records
         if not records:
             return False
@@ -288,11 +302,10 @@ class StreamJoin(Operator[Sides]):
                 has_waited, other.waits_for_match = True, False
                 if self.shared is not None:
                     self.shared.remove_matched(other_side, other.time)
-            value = (
-                joined(row.value, other.value)
-                if row.side == LEFT
-                else joined(other.value, row.value)
-            )
+            if row.side == LEFT:
+                value = joined(row.value, other.value)
+            else:
+                value = joined(other.value, row.value)
             out.emit(key, value, max(row.time, other.time))
         if has_waited:
             waiting = (other.time for other in records if other.waits_for_match)
@@ -306,9 +319,15 @@ class StreamJoin(Operator[Sides]):
         ):
             return
         assert row.value is not None
-        side = state.right if row.side == RIGHT else state.left
+        if row.side == RIGHT:
+            side = state.right
+        else:
+            side = state.left
         if self.keeps_headers:
-            headers = row.headers if waits_for_match else None
+            if waits_for_match:
+                headers = row.headers
+            else:
+                headers = None
             record: StoredRecord = RecordWithHeaders(row.time, row.value, waits_for_match, headers)
         else:
             record = StoredRecord(row.time, row.value, waits_for_match)
@@ -371,7 +390,9 @@ class StreamJoin(Operator[Sides]):
         out.headers = headers
 
     def _unmatched(self, side: int, value: str) -> str:
-        return joined(value, None) if side == LEFT else joined(None, value)
+        if side == LEFT:
+            return joined(value, None)
+        return joined(None, value)
 
     def release_due(self, state: Sides) -> int | None:
         """Return the stream time at which the next record is sent unmatched.
@@ -382,7 +403,9 @@ class StreamJoin(Operator[Sides]):
         for number, side in enumerate((state.left, state.right)):
             if side.waits_from != NEVER:
                 due = min(due, self.lateness.sent_unmatched_at(number, side.waits_from))
-        return None if due == NEVER else due
+        if due == NEVER:
+            return None
+        return due
 
     def due(self, state: Sides) -> int | None:
         """Stream time at which the next record is sent unmatched or, if none waits, can no longer be matched."""

@@ -184,7 +184,9 @@ def _pairs(lateness: JoinLateness, records: JoinRecords) -> tuple[Indices, Indic
     first = np.searchsorted(places_of_right, first_of_left + earliest.clip(0, after_last))
     end = np.searchsorted(places_of_right, first_of_left + (latest + 1).clip(0, after_last))
     pairs = pairs_of_ranges(first, end)
-    return None if pairs is None else (left[pairs[0]], right[pairs[1]])
+    if pairs is None:
+        return None
+    return left[pairs[0]], right[pairs[1]]
 
 
 def _sorted_side(records: JoinRecords, side: int, places: Indices) -> Indices:
