@@ -244,7 +244,10 @@ class RecordSinks:
     ) -> pa.Table:
         """Return the output records of the records that reach a sink."""
         wanted = (sink.key, sink.value, *_OF_EVERY_RECORD)
-        names = [name for name in batch.schema.names if name in wanted]
+        names: list[str] = []
+        for name in batch.schema.names:
+            if name in wanted:
+                names.append(name)
         chosen = batch.select(names).filter(pa.array(passed))
         columns = {
             "key": chosen.column(sink.key),

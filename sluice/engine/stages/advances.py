@@ -201,9 +201,9 @@ class ReportAdvances:
         if isinstance(operator.action, Suppress) and operator.action.filtered:
             replaces_value = np.concatenate(([False], (is_old & has_value)[:-1]))
             complete &= ~is_old & (has_value | replaces_value)
-        columns = {
-            name: rows.column(name).combine_chunks() for name in (*SORT_KEY, "time", "headers")
-        }
+        columns: dict[str, pa.Array] = {}
+        for name in (*SORT_KEY, "time", "headers"):
+            columns[name] = rows.column(name).combine_chunks()
         advances.add_rows(operator, edge.side, complete, columns)
 
 

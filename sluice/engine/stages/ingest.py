@@ -118,10 +118,10 @@ class Ingest(TaskOfBatch):
             # worker without rows for it: one of the worker's timers may be due, or one of its
             # windows may close because a partition has become idle.
             topics = {topic for topic, _ in results.parts}
-            timed = [operator for operator in self.operators if operator.has_own_stream_time]
-            with_records = [
-                operator for operator in timed if not topics.isdisjoint(operator.topics)
-            ]
+            with_records: list[PlannedOperator] = []
+            for operator in self.operators:
+                if operator.has_own_stream_time and not topics.isdisjoint(operator.topics):
+                    with_records.append(operator)
             yield from results.advances.reports(with_records, self.workers)
             results.end(self.sinks)
 
@@ -271,7 +271,10 @@ class Ingest(TaskOfBatch):
 
     def _are_of(self, batch: pa.RecordBatch, topics: tuple[str, ...]) -> Mask:
         """Mask of the records of these topics."""
-        numbers = [number for number, topic in self.sinks.topics.items() if topic in topics]
+        numbers: list[int] = []
+        for number, topic in self.sinks.topics.items():
+            if topic in topics:
+                numbers.append(number)
         return np.isin(batch.column("_source").to_numpy(), numbers)
 
     @staticmethod

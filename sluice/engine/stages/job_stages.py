@@ -145,7 +145,11 @@ class Stages:
         ]
 
     def operators(self, number: int) -> list[PlannedOperator]:
-        return [operator for operator in self.job.operators if operator.stage == number]
+        operators: list[PlannedOperator] = []
+        for operator in self.job.operators:
+            if operator.stage == number:
+                operators.append(operator)
+        return operators
 
     def task(self, number: int) -> Stage:
         """Return the task that runs the operators of a stage; also records the types of their results."""

@@ -136,9 +136,13 @@ class Functions:
         self._nulls = (None,) * len(accumulators)
         # The indices of the functions whose argument is not a number, a Boolean or a text. Such an
         # argument stays JSON text.
-        self._raw_arguments = [
-            at for at, function in enumerate(functions) if function.argument is msgspec.Raw
-        ]
+        self._raw_arguments: list[int] = []
+        self._pair_arguments: set[int] = set()
+        for at, function in enumerate(functions):
+            if function.argument is msgspec.Raw:
+                self._raw_arguments.append(at)
+            if function.takes_pairs:
+                self._pair_arguments.add(at)
         self._map_arguments: list[int] = []
         self._json_results: list[int] = []
         for at in self._raw_arguments:
@@ -146,8 +150,6 @@ class Functions:
                 self._map_arguments.append(at)
             if functions[at].name not in _COUNTING:
                 self._json_results.append(at)
-        pairs = [at for at, function in enumerate(functions) if function.takes_pairs]
-        self._pair_arguments = frozenset(pairs)
         self.accumulators = accumulators
         self._in_place = [
             accumulator for accumulator in accumulators if isinstance(accumulator, InPlace)

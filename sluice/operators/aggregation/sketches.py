@@ -42,7 +42,10 @@ class Distinct(msgspec.Struct, array_like=True):
             self.hashes[hashed] = None
             if len(self.hashes) <= MOST_EXACT:
                 return partial(self.hashes.pop, hashed)
-            before_this = [earlier for earlier in self.hashes if earlier != hashed]
+            before_this: list[int] = []
+            for earlier in self.hashes:
+                if earlier != hashed:
+                    before_this.append(earlier)
             undo = partial(self._restore, dict.fromkeys(before_this))
             self._fill(self.hashes)
             self.hashes = {}
@@ -253,5 +256,8 @@ def _middle(place: int) -> float:
 
 
 def _range(values: Iterable[Any]) -> tuple[Any, Any]:
-    present = [value for value in values if value is not None]
+    present: list[Any] = []
+    for value in values:
+        if value is not None:
+            present.append(value)
     return min(present, default=None), max(present, default=None)

@@ -60,7 +60,9 @@ class JoinRecords:
 
     def texts(self, left: Indices, right: Indices) -> pa.Array:
         """Return the results for pairs of records. A record with the index -1 is missing."""
-        values = [self.values.take(pa.array(side, mask=side < 0)) for side in (left, right)]
+        values: list[pa.Array] = []
+        for side in (left, right):
+            values.append(self.values.take(pa.array(side, mask=side < 0)))
         return joined_texts(*values)
 
 
