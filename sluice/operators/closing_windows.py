@@ -119,7 +119,13 @@ class ClosingWindows(Suppress):
         if not self.is_final:
             all_headers = pa.array(headers_of_results, pa.string()).take(taken)
         return released_windows(
-            keys, numbers, due_times, (starts, ends), times, values.take(taken), all_headers
+            pa.array(keys, pa.string()),
+            numbers,
+            due_times,
+            (starts, ends),
+            times,
+            values.take(taken),
+            all_headers,
         )
 
     def due(self, state: dict[Bounds, str]) -> int | None:  # type: ignore[override]

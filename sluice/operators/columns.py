@@ -86,6 +86,11 @@ class KeyedRows:
         return np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
 
     @cached_property
+    def key_texts(self) -> pa.Array:
+        """The different keys, as a column."""
+        return self.columns["key"].take(pa.array(self.starts[:-1]))
+
+    @cached_property
     def times(self) -> Times:
         return np.asarray(self.columns["time"].to_numpy())
 

@@ -13,7 +13,7 @@ window after the window's result has been sent.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -121,7 +121,7 @@ class BufferLimit:
 
 
 def released_windows(
-    keys: Sequence[str],
+    key_texts: pa.Array,
     numbers: Indices,
     due: Times,
     windows: tuple[Times, Times],
@@ -138,7 +138,7 @@ def released_windows(
     order = np.argsort(due, kind="stable")
     due, in_order, (starts, ends) = due[order], pa.array(order), windows
     return ReleasedResults(
-        pa.array(keys, pa.string()),
+        key_texts,
         numbers[order],
         due,
         due,
@@ -263,7 +263,7 @@ class Suppress(Operator[Any]):
         taken = pa.array(sent)
         starts = np.asarray(rows.columns["window_start"])
         released = released_windows(
-            rows.keys,
+            rows.key_texts,
             rows.key_numbers[sent],
             due[sent],
             (starts[sent], ends[sent]),

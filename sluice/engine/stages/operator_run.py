@@ -292,7 +292,7 @@ class OperatorRun:
     ) -> OperatorRows:
         """Process rows as columns, and pass their results to listeners.
 
-        Returns the rows that are left over. The states of their keys have been loaded.
+        Returns the rows that are left over.
         """
         is_left = np.zeros(len(rows), np.bool_)
         numbered = OperatorRows(
@@ -301,6 +301,8 @@ class OperatorRun:
         for keyed, part in numbered.by_key():
             left: OperatorRows | None = part
             if keyed is not None:
+                for run in (self, *listeners):
+                    run.load(keyed.keys)
                 left = self._process_columns(keyed, part, output, listeners)
             if left is not None:
                 is_left[left.columns[_NUMBER].to_numpy()] = True

@@ -289,10 +289,10 @@ class StageRun:
             elif run.is_independent and not listeners:
                 yield from run.process_by_key(rows, self.output)
             else:
-                self._load(runs, rows)
                 # Each step replaces `rows`, so that the copy that is no longer needed is freed.
                 if all(each.operator.takes_columns for each in runs):
                     rows = run.process_columns(rows, self.output, listeners)
+                self._load(runs, rows)
                 rows = rows.in_order()
                 yield from self._process_in_order(runs, rows)
             self.output.settle(run.spec, rows)
