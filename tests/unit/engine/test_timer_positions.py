@@ -64,9 +64,7 @@ def positions(tmp_path: Path, batches: Sequence[Sequence[tuple[int, str, int]]])
         for batch, records in enumerate([*batches, []]):
             times = StreamTimes({}, {"amounts": 1}, now=100)
             states = BatchStates(shard, 0, batch, 1, times)
-            stage: Any = SimpleNamespace(
-                operators=(spec,), only_stored=frozenset(), last_only=frozenset()
-            )
+            stage: Any = SimpleNamespace(operators=(spec,), only_stored=frozenset())
             run = StageRun.of(stage, states, {operator.clock: Timeline(operator, (), times)})
             offsets, keys, due = zip(*records, strict=True) if records else ((), (), ())
             columns = {
