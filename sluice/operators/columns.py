@@ -236,7 +236,12 @@ class KeyStates(Sequence[S]):
     def __getitem__(self, at: int | slice) -> S | list[S]:
         if isinstance(at, slice):
             return [self._state(key) for key in self._keys[at]]
-        return self._state(self._keys[at])
+        # `_state` has the same lines; to call it would take as long as they do.
+        key = self._keys[at]
+        state = self._states.get(key)
+        if state is None:
+            self._states[key] = state = self._new_state()
+        return state
 
     def __iter__(self) -> Iterator[S]:
         return map(self._state, self._keys)
