@@ -58,7 +58,10 @@ def listed_results(step: str, results: Any, count: int, error: type[EngineError]
     is_list = isinstance(results, Sequence) and not isinstance(results, str | bytes)
     if is_list and len(results) == count:
         return list(results)
-    returned = counted(len(results), "result") if is_list else f"a {type(results).__name__}"
+    if is_list:
+        returned = counted(len(results), "result")
+    else:
+        returned = f"a {type(results).__name__}"
     raise error(
         f"{step} gave its function {counted(count, 'value')} and got {returned} back.",
         next_step="Nothing from the batch was published. Return a list with one result per value, in the order of the "

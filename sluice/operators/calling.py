@@ -94,8 +94,13 @@ class Calls:
 
     async def _called(self, call: Callable[[], Any]) -> Any:
         try:
-            result = call() if self._is_async else await self._in_thread(call)
-            return await result if inspect.isawaitable(result) else result
+            if self._is_async:
+                result = call()
+            else:
+                result = await self._in_thread(call)
+            if inspect.isawaitable(result):
+                return await result
+            return result
         except SystemExit as error:
             # SystemExit would end the event loop. As in any step, it must only reject the record.
             raise RuntimeError(f"the function ended the process: SystemExit: {error}") from error

@@ -34,7 +34,12 @@ class Changes(Operator[LatestValue]):
         # This is no change.
         if old is None and new is None:
             return
-        kind = "insert" if old is None else "delete" if new is None else "update"
+        if old is None:
+            kind = "insert"
+        elif new is None:
+            kind = "delete"
+        else:
+            kind = "update"
         state.value, state.time = new, row.time
         out.emit(
             row.key, f'{{"kind":"{kind}","old":{old or "null"},"new":{new or "null"}}}', row.time

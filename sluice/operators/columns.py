@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +20,42 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.support.arrays import Indices, Mask, Times
+
+T = TypeVar("T")
+
+
+class LazyColumns(Mapping[str, T]):
+    """Columns, each of which is made when it is first read."""
+
+    def __init__(self, names: Collection[str], make: Callable[[str], T]) -> None:
+        self._names = names
+        self._make = make
+        self._made: dict[str, T] = {}
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._made:
+            if name not in self._names:
+                raise KeyError(name)
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class BatchTimeline(Protocol):
+    """The stream time of an operator in a batch, for results that wait for it."""
+
+    closed_before: int
+    """The stream time that all partitions had reached when the batch began."""
+    closed_after: int
+    """The stream time that all partitions have reached when the batch ends."""
+
+    def advances_until(self, due: Times) -> Times:
+        """For each time in `due`, return the number of advances up to the one that reaches it."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +84,11 @@ class KeyedRows:
     def key_numbers(self) -> Indices:
         """For each row, the index of its key in `keys`."""
         return np.repeat(np.arange(len(self.keys)), np.diff(self.starts))
+
+    @cached_property
+    def key_texts(self) -> pa.Array:
+        """The different keys, as a column."""
+        return self.columns["key"].take(pa.array(self.starts[:-1]))
 
     @cached_property
     def times(self) -> Times:
@@ -81,13 +129,52 @@ class KeyedRows:
         """For each key, the index of its last chosen row; -1 if no row of the key is chosen."""
         return self.last_up_to(chosen)[self.starts[1:] - 1]
 
+    def of_keys(self, chosen: Mask) -> tuple[KeyedRows, Indices]:
+        """Return the rows of the chosen keys, and the index that each of them has here."""
+        indices = np.flatnonzero(chosen[self.key_numbers])
+        places = pa.array(indices)
+        keys = [self.keys[number] for number in np.flatnonzero(chosen).tolist()]
+        starts = np.append(0, np.cumsum(np.diff(self.starts)[chosen]))
+        columns = LazyColumns(self.columns.keys(), lambda name: self.columns[name].take(places))
+        stream_times = LazyColumns(
+            self.stream_times.keys(), lambda name: self.stream_times[name][indices]
+        )
+        return KeyedRows(keys, starts, columns, stream_times), indices
+
 
 NO_ROWS: Indices = np.array([], np.intp)
 
 
 @dataclass(frozen=True)
+class ReleasedResults:
+    """Results that are sent because stream time advances."""
+
+    key_texts: pa.Array
+    """The texts of the keys, by number."""
+    keys: Indices
+    """The number of each result's key."""
+    due: Times
+    """The stream time at which each result is sent."""
+    ranks: Times
+    """The rank of each result (see `Output.emit`)."""
+    numbers: Indices
+    """The number of each result among the results of its key that are due at the same time."""
+    times: Times
+    values: pa.Array
+    windows: tuple[Times, Times] | None = None
+    """The start and the end of each result's window; None without windows."""
+    headers: pa.Array | None = None
+    """The headers of each result, as JSON; None if each result has the headers of the record that
+    has advanced stream time."""
+
+    def texts_of_keys(self) -> pa.Array:
+        """Return the text of each result's key."""
+        return self.key_texts.take(pa.array(self.keys))
+
+
+@dataclass(frozen=True)
 class Results:
-    """The results of an operator, in order."""
+    """What the rows of many keys cause: results in order, and rows without results."""
 
     rows: Indices
     """The index of the row that has caused each result, ascending."""
@@ -108,28 +195,17 @@ class Results:
     late."""
     late: Indices = field(default_factory=lambda: NO_ROWS)
     """The indices of the rows that are late for all of their windows."""
+    released: ReleasedResults | None = None
+    """The results that become due in this batch, if they wait for stream time."""
+    left_over: Mask | None = None
+    """Mask of the rows that have to be processed one by one; None if there are none."""
 
-
-@dataclass(frozen=True)
-class ReleasedResults:
-    """Results that are sent because stream time advances."""
-
-    key_texts: pa.Array
-    """The texts of the keys, by number."""
-    keys: Indices
-    """The number of each result's key."""
-    due: Times
-    """The stream time at which each result is sent."""
-    ranks: Times
-    """The rank of each result (see `Output.emit`)."""
-    numbers: Indices
-    """The number of each result among the results of its key that are due at the same time."""
-    times: Times
-    values: pa.Array
-
-    def texts_of_keys(self) -> pa.Array:
-        """Return the text of each result's key."""
-        return self.key_texts.take(pa.array(self.keys))
+    def of_rows(self, indices: Indices) -> Results:
+        """Return the results of rows that have these indices among other rows."""
+        dropped: dict[str, Indices] = {}
+        for reason, rows in self.dropped.items():
+            dropped[reason] = indices[rows]
+        return replace(self, rows=indices[self.rows], dropped=dropped, late=indices[self.late])
 
 
 S = TypeVar("S")
@@ -160,10 +236,19 @@ class KeyStates(Sequence[S]):
     def __getitem__(self, at: int | slice) -> S | list[S]:
         if isinstance(at, slice):
             return [self._state(key) for key in self._keys[at]]
-        return self._state(self._keys[at])
+        # `_state` has the same lines; to call it would take as long as they do.
+        key = self._keys[at]
+        state = self._states.get(key)
+        if state is None:
+            self._states[key] = state = self._new_state()
+        return state
 
     def __iter__(self) -> Iterator[S]:
         return map(self._state, self._keys)
+
+    def of_keys(self, keys: Sequence[str]) -> KeyStates[S]:
+        """Return the states of some of the keys."""
+        return KeyStates(keys, self._states, self._new_state)
 
     def existing(self) -> Iterator[tuple[int, S]]:
         """Return the numbers of the keys that have a state, and their states."""

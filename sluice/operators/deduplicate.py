@@ -37,7 +37,9 @@ class Deduplicate(Operator[list[int]]):
         out.emit(row.foreign, row.value, row.time, window=row.window)
 
     def due(self, state: list[int]) -> int | None:
-        return forgotten_at(min(state), self.within_ms) if state else None
+        if state:
+            return forgotten_at(min(state), self.within_ms)
+        return None
 
     def close(
         self,

@@ -48,6 +48,11 @@ class EarlyResults(Suppress):
         super().__init__("window_final", wait_ms, sends_old_values=sends_old_values)
         self.early_ms = early_ms
 
+    @property
+    @override
+    def takes_columns(self) -> bool:
+        return False
+
     @override
     def new_state(self) -> HeldResults:  # type: ignore[override]
         return {}
@@ -77,7 +82,9 @@ class EarlyResults(Suppress):
 
     def _due(self, held: HeldResult) -> int:
         closing = closes_at(held.end, self.wait_ms)
-        return closing if held.since is None else min(closing, closes_at(held.since, self.early_ms))
+        if held.since is None:
+            return closing
+        return min(closing, closes_at(held.since, self.early_ms))
 
     @override
     def close(  # type: ignore[override]

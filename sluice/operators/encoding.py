@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -104,9 +103,16 @@ class Declared:
         """Returns True only for a value that needs no check and no other form (see
         `plain_values`)."""
         self.copy_plain = plain_copy(kind)
-        self._validate = pydantic_models.validator(kind) if has_models(kind) else None
-        self._store = storer(kind) if self._is_known and is_converted(kind) else None
-        self._plain = kind if kind in IMMUTABLE and kind is not datetime else None
+        self._validate: Callable[[Any], Any] | None = None
+        if has_models(kind):
+            self._validate = pydantic_models.validator(kind)
+        self._store: Callable[[Any], Any] | None = None
+        if self._is_known and is_converted(kind):
+            self._store = storer(kind)
+        if kind in IMMUTABLE and kind is not datetime:
+            self._plain = kind
+        else:
+            self._plain = None
         self._decode = msgspec.json.Decoder(stored_type(kind) if self._is_known else Any).decode
         # msgspec may leave out the defaults of a Struct, for example, but later steps read every
         # field.
@@ -117,8 +123,14 @@ class Declared:
             self._encode = _encode_times
         self._may_hold_sets = not self._is_known or contract_values.may_hold_sets(kind)
         self._has_dicts = self._is_known and contract_values.has_dicts(kind)
-        parts = contract_parts.parts_of(kind) if self._is_known else []
-        self._check_amounts = contract_parts.amount_check(kind) if self._is_known else None
+        if self._is_known:
+            parts = contract_parts.parts_of(kind)
+        else:
+            parts = []
+        if self._is_known:
+            self._check_amounts = contract_parts.amount_check(kind)
+        else:
+            self._check_amounts = None
         integers = [part for part in parts if isinstance(part.kind, inspect.IntType)]
         self._integers = contract_parts.parts_collector(integers)
         self._times: list[tuple[str, Callable[[Any], Iterable[Any]]]] = []
@@ -187,7 +199,9 @@ class Declared:
         """
         if self._validate is not None:
             value = self._validate(value)
-        return with_sorted_sets(value) if self._may_hold_sets else value
+        if self._may_hold_sets:
+            return with_sorted_sets(value)
+        return value
 
     def _checked(self, value: Any, data: bytes) -> str:
         refuse_long_strings(data)
@@ -297,12 +311,9 @@ def _decode_hook(kind: type, value: Any) -> Any:
     if isinstance(kind, _Converted):
         # The stored values of models have been encoded, not the models (see `encode_model`), so
         # they are decoded as the types of stored values.
-        store = (
-            partial(msgspec.convert, type=stored_type(kind.kind))
-            if has_models(kind.kind)
-            else storer(kind.kind)
-        )
-        return author_value(store(value))
+        if has_models(kind.kind):
+            return author_value(msgspec.convert(value, type=stored_type(kind.kind)))
+        return author_value(storer(kind.kind)(value))
     raise TypeError(f"Decoding objects of type {kind.__name__} is unsupported")
 
 
@@ -320,11 +331,9 @@ class _Converted(type):
 
 def state_type(kind: Any) -> Any:
     """Return the type that stands for the author's type `kind` in the type of a state."""
-    return (
-        _Converted("Converted", (), {"kind": kind})
-        if kind is not Any and is_converted(kind)
-        else kind
-    )
+    if kind is not Any and is_converted(kind):
+        return _Converted("Converted", (), {"kind": kind})
+    return kind
 
 
 encode_state: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=_encode_hook).encode

@@ -59,17 +59,25 @@ class ExpiringTable(Operator[ExpiringRow]):
         if row.old:
             return
         value, expires = row.value, self._expires_at(row)
-        now = self._now if self.is_timed_by_clock else row.after
+        if self.is_timed_by_clock:
+            now = self._now
+        else:
+            now = row.after
         if value is not None and expires is not None and expires <= now:
             out.count("expired")
             value = None
         self._replace(state, row.key, value, row.time, out)
-        state.expires = None if value is None else expires
+        if value is None:
+            state.expires = None
+        else:
+            state.expires = expires
 
     def _expires_at(self, row: Row) -> int | None:
         if self.expiry.after_ms is not None:
             return row.time + self.expiry.after_ms
-        return None if row.foreign is None else int(row.foreign)
+        if row.foreign is None:
+            return None
+        return int(row.foreign)
 
     def _replace(
         self, state: ExpiringRow, key: str, value: str | None, time: int, out: Output
@@ -83,10 +91,14 @@ class ExpiringTable(Operator[ExpiringRow]):
         return state.expires
 
     def due(self, state: ExpiringRow) -> int | None:
-        return None if self.is_timed_by_clock else state.expires
+        if self.is_timed_by_clock:
+            return None
+        return state.expires
 
     def wall_due(self, state: ExpiringRow) -> int | None:
-        return state.expires if self.is_timed_by_clock else None
+        if self.is_timed_by_clock:
+            return state.expires
+        return None
 
     def close(
         self,

@@ -35,7 +35,7 @@ class WindowLateness:
         # Sliding windows and sessions include their end, so they accept records for one millisecond
         # longer.
         includes_end = isinstance(window, SlidingWindow | SessionWindow)
-        self.open_ms = window.open_ms + 1 if includes_end else window.open_ms
+        self.open_ms = window.open_ms + int(includes_end)
         """How long after its end a window takes in records, in stream time."""
 
     @overload

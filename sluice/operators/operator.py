@@ -15,7 +15,7 @@ from sluice.operators.base import Asking, Output, Row
 
 if TYPE_CHECKING:
     # Planning imports some operators, and must not import Arrow.
-    from sluice.operators.columns import KeyedRows, KeyStates, Results
+    from sluice.operators.columns import BatchTimeline, KeyedRows, KeyStates, Results
 
 S = TypeVar("S")
 
@@ -87,6 +87,10 @@ class BatchOfOperator:
     fires_after_record: bool
     """Whether timers fire after all rows that come from one record, because a record may have
     several."""
+    only_last: bool
+    """Whether only the last result of each key and window in the batch matters."""
+    has_listeners: bool
+    """Whether another operator gets the results directly."""
     read_table: Callable[[int, str], str | None]
     """Returns the row of a table with this side (see `READ`) and key, as JSON."""
 
@@ -129,12 +133,25 @@ class Operator(Generic[S]):
         """Process one row. If that fails, the row is rejected and the state is unchanged."""
         raise NotImplementedError
 
-    def process_columns(self, states: KeyStates[S], rows: KeyedRows) -> Results | None:
+    @property
+    def takes_columns(self) -> bool:
+        """Whether `process_columns` gets rows whose results wait for stream time or are passed on.
+
+        Results are passed on if another operator gets them directly. An operator whose results
+        neither wait nor are passed on gets its rows as columns anyway.
+        """
+        return False
+
+    def process_columns(
+        self, states: KeyStates[S], rows: KeyedRows, timeline: BatchTimeline | None
+    ) -> Results | None:
         """Process all rows of many keys at once, and change the `states` of the keys in place.
 
-        Returns None, and changes no state, if these rows have to be processed one by one. Raises
-        RowFailedError if a row fails. States may then have changed: the caller loads them again,
-        and processes the rows one by one.
+        The results say which rows are left over, to be processed one by one. Returns None, and
+        changes no state, if all rows are. `timeline` is None if the operator has no stream time.
+
+        Raises RowFailedError if a row fails. States may then have changed: the caller loads them
+        again, and processes the rows one by one.
         """
         return None
 

@@ -78,6 +78,13 @@ def _test(kind: Any, item: str) -> str | None:
     """Python source that tests whether `item` is a plain value of the type; None if no value of the type is plain."""
     if get_origin(kind) in (Union, UnionType):
         tests = [_test(member, item) for member in get_args(kind)]
-        return None if None in tests else f"({' or '.join(f'({test})' for test in tests)})"
-    test = _TESTS.get(kind) if isinstance(kind, type) else None
-    return None if test is None else test.format(item)
+        if None in tests:
+            return None
+        return f"({' or '.join(f'({test})' for test in tests)})"
+    if isinstance(kind, type):
+        test = _TESTS.get(kind)
+    else:
+        test = None
+    if test is None:
+        return None
+    return test.format(item)

@@ -12,7 +12,13 @@ import pyarrow as pa
 from typing_extensions import override
 
 from sluice.operators.base import DEFAULT_OUTPUT, Output, Row, require_run
-from sluice.operators.columns import NO_ROWS, KeyedRows, Results, RowFailedError
+from sluice.operators.columns import (
+    BatchTimeline,
+    KeyedRows,
+    KeyStates,
+    Results,
+    RowFailedError,
+)
 from sluice.operators.encoding import plain_texts, state_type, to_json
 from sluice.operators.operator import BatchOfOperator, Moment, Operator, Releasing, WallTimer
 from sluice.operators.plain_values import has_plain_values
@@ -28,7 +34,7 @@ from sluice.operators.processor import (
     ValueProcessor,
     field_of,
 )
-from sluice.support.arrays import Indices
+from sluice.support.arrays import Indices, Times
 from sluice.values.headers import NO_HEADERS, Headers
 from sluice.values.kept_headers import headers_by_name_json
 from sluice.values.stored_values import value_decoder
@@ -108,7 +114,9 @@ class Process(Operator[KeyState]):
     @property
     @override
     def releasing(self) -> Releasing | None:
-        return Releasing(after_record=not self.fires_with_rows) if self.sets_timers else None
+        if self.sets_timers:
+            return Releasing(after_record=not self.fires_with_rows)
+        return None
 
     def new_state(self) -> KeyState:
         return self.state_type()  # type: ignore[no-any-return]
@@ -125,7 +133,10 @@ class Process(Operator[KeyState]):
             # The timers have reset the headers, because the results of a timer have no headers.
             out.headers = row.headers
         context = self._context
-        key_text = row.foreign if self._is_keyed_by else key
+        if self._is_keyed_by:
+            key_text = row.foreign
+        else:
+            key_text = key
         context.journal.keep_changes()
         out.hold()
         try:
@@ -148,7 +159,9 @@ class Process(Operator[KeyState]):
         if key is not None and state.event and self.fires_with_rows:
             self._fire(state, key, row.after, out)
 
-    def process_columns(self, states: Sequence[KeyState], rows: KeyedRows) -> Results | None:
+    def process_columns(
+        self, states: KeyStates[KeyState], rows: KeyedRows, timeline: BatchTimeline | None
+    ) -> Results | None:
         """Process all rows together, if the processor sets no timers.
 
         Raises RowFailedError if the author's code fails for a record or forwards very many records.
@@ -226,7 +239,9 @@ class Process(Operator[KeyState]):
 
     def release_due(self, state: KeyState) -> int | None:
         """Time of the earliest event timer."""
-        return min(schedule.time for schedule in state.event.values()) if state.event else None
+        if state.event:
+            return min(schedule.time for schedule in state.event.values())
+        return None
 
     def due(self, state: KeyState) -> int | None:
         """Time of the earliest event timer or expiry of an entry."""
@@ -235,7 +250,9 @@ class Process(Operator[KeyState]):
         times = [schedule.time for schedule in state.event.values()]
         for field, ttl in self._ttls:
             times += [entry[0] + ttl + 1 for entry in getattr(state.stores, field).values()]
-        return min(times) if times else None
+        if times:
+            return min(times)
+        return None
 
     def close(
         self,
@@ -265,7 +282,9 @@ class Process(Operator[KeyState]):
 
     def wall_due(self, state: KeyState) -> int | None:
         """Time of the earliest wall-clock timer, epoch ms."""
-        return min(timer.time for timer in state.wall.values()) if state.wall else None
+        if state.wall:
+            return min(timer.time for timer in state.wall.values())
+        return None
 
     def tick(
         self, state: KeyState, key: str, now: int, stream_time: int, out: Output,
@@ -330,7 +349,10 @@ class Process(Operator[KeyState]):
 
         `reached` is the stream time, which may be later than `until`; its default is `until`.
         """
-        now = until if reached is None else reached
+        if reached is None:
+            now = until
+        else:
+            now = reached
         while state.event:
             name, schedule = min(state.event.items(), key=_by_time)
             if schedule.time > until:
@@ -344,15 +366,21 @@ class Process(Operator[KeyState]):
 
         Raises OverflowError for a window after the year 9999.
         """
-        return windowed_of_text(text) if self._has_windowed_keys and text is not None else text
+        if self._has_windowed_keys and text is not None:
+            return windowed_of_text(text)
+        return text
 
     def _plain_key(self, text: str | None) -> str | None:
         """Return the key of a record without its window."""
-        return split_windowed_key(text)[0] if self._has_windowed_keys and text is not None else text
+        if self._has_windowed_keys and text is not None:
+            return split_windowed_key(text)[0]
+        return text
 
     def _timer_key(self, text: str) -> Windowed[str] | str:
         """Return the key of stores and timers, as the author's code gets it."""
-        return windowed_of_text(text) if self._has_windowed_keys and not self._is_keyed_by else text
+        if self._has_windowed_keys and not self._is_keyed_by:
+            return windowed_of_text(text)
+        return text
 
     def _call(
         self, state: KeyState, timer: Timer[Windowed[str] | str], stream_time: int, out: Output
@@ -410,21 +438,25 @@ class _Forwarded:
 
     def results(self, causes: Indices) -> Results:
         """Return the results. `causes` are the rows that have caused them."""
-        columns = zip(*self.sent, strict=True) if self.sent else ((),) * 6
+        columns: Iterable[Sequence[Any]] = ((),) * 6
+        if self.sent:
+            columns = zip(*self.sent, strict=True)
         keys, values, times, outputs, headers, windows = columns
-        starts, ends = (
-            np.array(windows, np.int64).reshape(-1, 2).T
-            if self._has_windows
-            else (NO_ROWS, NO_ROWS)
-        )
+        bounds: tuple[Times, Times] | None = None
+        if self._has_windows:
+            starts, ends = np.array(windows, np.int64).reshape(-1, 2).T
+            bounds = starts, ends
+        names_of_outputs = None
+        if not {*outputs} <= {DEFAULT_OUTPUT}:
+            names_of_outputs = pa.array(outputs, pa.string())
         return Results(
             causes,
             pa.array(values, pa.string()),
             np.array(times, np.int64),
             keys=pa.array(keys, pa.string()),
-            outputs=None if {*outputs} <= {DEFAULT_OUTPUT} else pa.array(outputs, pa.string()),
+            outputs=names_of_outputs,
             headers=pa.array(headers, pa.string()),
-            windows=(starts, ends) if self._has_windows else None,
+            windows=bounds,
         )
 
 
@@ -433,7 +465,10 @@ def _texts(column: pa.Array) -> list[str | None] | None:
 
     Return None if all of them are null, as the headers in most batches are.
     """
-    return None if column.null_count == len(column) else column.to_pylist()
+    texts: list[str | None] | None = None
+    if column.null_count < len(column):
+        texts = column.to_pylist()
+    return texts
 
 
 def _reschedule(timers: dict[str, Schedule], name: str, schedule: Schedule | None) -> None:

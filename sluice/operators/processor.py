@@ -103,7 +103,10 @@ class Schedule(msgspec.Struct, array_like=True):
         """
         if not self.every:
             return None
-        passed = (now - self.time) // self.every + 1 if once else 1
+        if once:
+            passed = (now - self.time) // self.every + 1
+        else:
+            passed = 1
         return Schedule(self.time + passed * self.every, self.every, self.cause, self.once)
 
 
@@ -202,11 +205,15 @@ class Store(Generic[V]):
         self._is_plain = plain_check(options.value_type)
         self._copy_plain = plain_copy(options.value_type)
         self._decode: Callable[[bytes], V] = state_decoder(state_type(options.value_type))
-        self._check_amounts = (
-            None if options.value_type is Any else amount_check(options.value_type)
-        )
+        if options.value_type is Any:
+            self._check_amounts = None
+        else:
+            self._check_amounts = amount_check(options.value_type)
         self._accepted = Declared(options.value_type).accepted
-        self._plain = options.value_type if options.value_type in IMMUTABLE else None
+        if options.value_type in IMMUTABLE:
+            self._plain = options.value_type
+        else:
+            self._plain = None
         self._is_undeclared = options.value_type is Any
 
     @overload
@@ -224,7 +231,9 @@ class Store(Generic[V]):
         if self.ttl is not None and self._expired(entry[0]):
             return default
         value: V = entry[1]
-        return value if type(value) in IMMUTABLE else self._copy(value)
+        if type(value) in IMMUTABLE:
+            return value
+        return self._copy(value)
 
     def headers(self, key: str) -> Headers:
         """Return the headers that `put` has stored with the value of a key; empty if the key has no value.
@@ -251,13 +260,19 @@ class Store(Generic[V]):
         if not self._is_plain(value):
             stored = self._as_read(value)
         else:
-            stored = value if self._copy_plain is None else self._copy_plain(value)
+            if self._copy_plain is None:
+                stored = value
+            else:
+                stored = self._copy_plain(value)
         if headers is not None:
             self._require_kept_headers()
         if self._journal.is_kept:
             self._journal.change(self.entries, key)
         if self._keeps_headers:
-            text = self._context._record_headers if headers is None else headers_json(headers)
+            if headers is None:
+                text = self._context._record_headers
+            else:
+                text = headers_json(headers)
             self.entries[key] = self._context.stream_time, stored, kept_headers(text)
         else:
             self.entries[key] = self._context.stream_time, stored
@@ -283,11 +298,12 @@ class Store(Generic[V]):
         if type(value) in IMMUTABLE:
             return value
         # The fields of a Struct that has plain values are immutable, whatever values they have.
-        return (
-            self._decode(encode_state(value))
-            if self._copy_plain is None
-            else self._copy_plain(value)
-        )
+        copy: V
+        if self._copy_plain is None:
+            copy = self._decode(encode_state(value))
+        else:
+            copy = self._copy_plain(value)
+        return copy
 
     def _as_read(self, value: V) -> V:
         """Return the value as the next batch reads it.
@@ -344,8 +360,13 @@ class ReadOnlyTable(Generic[V]):
         A key that is not a str is turned into text. Returns `default` if the key has no row.
         """
         text_of_key = key_text(key)
-        value = None if text_of_key is None else self.read_row(self._number, text_of_key)
-        return default if value is None else self._decode(value)
+        if text_of_key is None:
+            value = None
+        else:
+            value = self.read_row(self._number, text_of_key)
+        if value is None:
+            return default
+        return self._decode(value)
 
 
 class ContextBase:
@@ -434,10 +455,19 @@ class ContextBase:
                 raise ValueError(f"forward: {time} ms is not a time in the years 1970 to 9999")
         if self._outputs is not None and to not in self._outputs:
             raise ValueError(f"unknown output {to!r}; the outputs are {', '.join(self._outputs)}")
-        declared = _UNDECLARED if self._outputs is None else self._outputs[to]
-        text = None if value is None else declared.json(value)
+        if self._outputs is None:
+            declared = _UNDECLARED
+        else:
+            declared = self._outputs[to]
+        if value is None:
+            text = None
+        else:
+            text = declared.json(value)
         out = self._out
-        sent_at = self.time if time is None else time
+        if time is None:
+            sent_at = self.time
+        else:
+            sent_at = time
         if headers is None:
             out.emit(text_of_key, text, sent_at, window=window, to=to)
             return
@@ -471,7 +501,10 @@ class ContextBase:
                 f"timer {name!r}: {at} is before {now}, the current event time; give a time, not a "
                 "delay, such as record.time + 60_000"
             )
-        cause = self._out.cause if clock == "wall" else 0
+        if clock == "wall":
+            cause = self._out.cause
+        else:
+            cause = 0
         self._set_timer(name, clock, Schedule(at, every, cause))
 
     def punctuate(self, name: str, every: int, *, clock: Clock = "event") -> None:
@@ -490,9 +523,15 @@ class ContextBase:
         if name in self._timers_of(clock):
             return
         is_wall = clock == "wall"
-        now = self.wall_clock if is_wall else self._time_before
+        if is_wall:
+            now = self.wall_clock
+        else:
+            now = self._time_before
         at = (now // every + 1) * every
-        cause = self._out.cause if is_wall else 0
+        if is_wall:
+            cause = self._out.cause
+        else:
+            cause = 0
         self._set_timer(name, clock, Schedule(at, every, cause, once=True))
 
     def _require_timers(self, name: str) -> None:
@@ -524,7 +563,9 @@ class ContextBase:
         """Return the key's timers that a clock fires."""
         if clock not in get_args(Clock):
             raise ValueError(f"clock={clock!r} must be 'event' or 'wall'")
-        return self._state.event if clock == "event" else self._state.wall
+        if clock == "event":
+            return self._state.event
+        return self._state.wall
 
     def turn_to(
         self,
@@ -545,9 +586,10 @@ class ContextBase:
         """Switch to the stores and timers of another key; called by the engine."""
         self._state, self._out, self.key = kept, out, key
         for store, field in self._fields:
-            store.entries = (
-                getattr(kept.stores, field) if key is not None else NoEntries(store.name)
-            )
+            if key is not None:
+                store.entries = getattr(kept.stores, field)
+            else:
+                store.entries = NoEntries(store.name)
 
     def turn_to_record(
         self, time: int, stream_time: int, *, sent_key: Windowed[str] | str | None, time_before: int

@@ -39,7 +39,10 @@ class SetMetadata(Operator[None]):
         values = _decode(row.foreign)
         out.hold()
         try:
-            time = _milliseconds(values.pop(0)) if self.sets_time else row.time
+            if self.sets_time:
+                time = _milliseconds(values.pop(0))
+            else:
+                time = row.time
             if self.headers:
                 out.headers = self._changed(row.headers, values).json()
         except ValueError as error:

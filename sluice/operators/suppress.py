@@ -18,12 +18,23 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 from typing_extensions import override
 
 from sluice.errors import BufferFull
 from sluice.operators.base import Output, Row
+from sluice.operators.columns import (
+    NO_ROWS,
+    BatchTimeline,
+    KeyedRows,
+    KeyStates,
+    ReleasedResults,
+    Results,
+)
 from sluice.operators.lateness import closes_at, last_closed_end
 from sluice.operators.operator import Operator, Releasing
+from sluice.support.arrays import Indices, Mask, Times
 from sluice.values.record_metadata import Until
 from sluice.values.windows import Bounds
 
@@ -99,12 +110,44 @@ class BufferLimit:
 
     @property
     def buffer(self) -> Buffer | None:
-        return None if self.records is self.bytes is None else Buffer()
+        if self.records is self.bytes is None:
+            return None
+        return Buffer()
 
     def exceeded(self, buffer: Buffer) -> bool:
         if self.records is not None and buffer.records > self.records:
             return True
         return self.bytes is not None and buffer.bytes > self.bytes
+
+
+def released_windows(
+    key_texts: pa.Array,
+    numbers: Indices,
+    due: Times,
+    windows: tuple[Times, Times],
+    times: Times,
+    values: pa.Array,
+    headers: pa.Array | None,
+) -> ReleasedResults:
+    """Return the results of windows that close, given the number of each window's key.
+
+    `headers` are None if each result gets the headers of the record that closes the window.
+    """
+    # If the results are sorted by position, the driver sorts them faster. They are already sorted
+    # by key.
+    order = np.argsort(due, kind="stable")
+    due, in_order, (starts, ends) = due[order], pa.array(order), windows
+    return ReleasedResults(
+        key_texts,
+        numbers[order],
+        due,
+        due,
+        np.zeros(len(order), np.intp),
+        times[order],
+        values.take(in_order),
+        (starts[order], ends[order]),
+        None if headers is None else headers.take(in_order),
+    )
 
 
 class Suppress(Operator[Any]):
@@ -175,7 +218,10 @@ class Suppress(Operator[Any]):
         if waiting is None:
             # The time limit starts with the first update that is held back;
             # later updates do not prolong it.
-            since = row.window[1] if self.until_close and row.window else row.time
+            if self.until_close and row.window:
+                since = row.window[1]
+            else:
+                since = row.time
             state[window] = waiting = Waiting(since, None, row.time, replaced)
         waiting.value = row.value
         waiting.time = row.time
@@ -189,6 +235,68 @@ class Suppress(Operator[Any]):
             self.shared.insert(waiting.since, row.key, window, size)
         self.close(state, row.key, row.after, out)
         self._make_room(state, row, out)
+
+    @property
+    @override
+    def takes_columns(self) -> bool:
+        return self.until_close and self.shared is None and not self.sends_old_values
+
+    def process_columns(
+        self, states: KeyStates[Any], rows: KeyedRows, timeline: BatchTimeline | None
+    ) -> Results | None:
+        """Send the results of windows that close in this batch, and hold back all other results.
+
+        The rows are the last results of their windows.
+        """
+        if timeline is None or not self.takes_columns:
+            return None
+        ends = np.asarray(rows.columns["window_end"])
+        due = closes_at(ends, self.wait_ms)
+        is_closed = due <= timeline.closed_after
+        has_state = np.zeros(len(rows.keys), np.bool_)
+        has_state[[number for number, _ in states.existing()]] = True
+        is_kept = ~is_closed & self._must_keep(rows)
+        # A result that is sent, or a tombstone, replaces the result that an earlier batch has held
+        # back.
+        self._hold(states, rows, np.flatnonzero(is_kept | has_state[rows.key_numbers]), is_kept)
+        sent = np.flatnonzero(is_closed & rows.has_value)
+        taken = pa.array(sent)
+        starts = np.asarray(rows.columns["window_start"])
+        released = released_windows(
+            rows.key_texts,
+            rows.key_numbers[sent],
+            due[sent],
+            (starts[sent], ends[sent]),
+            rows.times[sent],
+            rows.columns["value"].take(taken),
+            None if self.is_final else rows.columns["headers"].take(taken),
+        )
+        return Results(NO_ROWS, pa.array([], pa.string()), NO_ROWS, released=released)
+
+    def _keep(self, state: Any, window: Bounds, waiting: Waiting | None) -> None:
+        """Hold a window's result back, or forget its earlier result if nothing is waiting."""
+        if waiting is None:
+            state.pop(window, None)
+        else:
+            state[window] = waiting
+
+    def _must_keep(self, rows: KeyedRows) -> Mask:
+        """Mask of the results that the state keeps while their windows are open."""
+        return rows.has_value
+
+    def _hold(
+        self, states: KeyStates[Any], rows: KeyedRows, changed: Indices, is_kept: Mask
+    ) -> None:
+        """Keep the results of the changed rows, or forget the earlier results of their windows."""
+        taken = pa.array(changed)
+        columns = [rows.key_numbers[changed].tolist(), is_kept[changed].tolist()]
+        for name in ("window_start", "window_end", "value", "time", "headers"):
+            columns.append(rows.columns[name].take(taken).to_pylist())
+        for number, kept, start, end, value, time, headers in zip(*columns, strict=True):
+            waiting = None
+            if kept:
+                waiting = Waiting(end, value, time, None, None if self.is_final else headers)
+            self._keep(states[number], (start, end), waiting)
 
     @property
     @override
@@ -215,7 +323,10 @@ class Suppress(Operator[Any]):
     ) -> None:
         """Send the updates that are due, and the updates that a full buffer sends early, the oldest first."""
         horizon = last_closed_end(closed, self.wait_ms)
-        sent_early = self.sent_early.pop(key, ()) if key is not None else ()
+        if key is not None:
+            sent_early = self.sent_early.pop(key, ())
+        else:
+            sent_early = ()
         due: list[Bounds] = []
         for window, waiting in state.items():
             if waiting.since <= horizon or window in sent_early:
@@ -256,7 +367,10 @@ class Suppress(Operator[Any]):
         waiting = state.pop(window)
         if self.shared is not None and key is not None:
             self.shared.remove(waiting.since, key, window)
-        bounds = None if window == NO_WINDOW else window
+        if window == NO_WINDOW:
+            bounds = None
+        else:
+            bounds = window
         if not self.is_final:
             out.headers = waiting.headers
         # As in Kafka Streams, the final result of a window is never a tombstone.
@@ -265,44 +379,3 @@ class Suppress(Operator[Any]):
         if self.sends_old_values and waiting.old is not None:
             out.emit(key, waiting.old, waiting.time, window=bounds, old=True)
         out.emit(key, waiting.value, waiting.time, window=bounds)
-
-
-class ClosingWindows(Suppress):
-    """Sends the last result of each window when the window closes.
-
-    The engine reads it from the aggregate's state.
-
-    The aggregate before this step keeps each window exactly until it closes, so its state has the
-    results that wait. The state of this step has only what the aggregate does not know: the headers
-    of each window's last update, unless the result gets the headers of the record that closes the
-    window.
-    """
-
-    state_type: Any = dict[Bounds, str]
-
-    def process(self, state: dict[Bounds, str], row: Row, out: Output) -> None:  # type: ignore[override]
-        assert row.window is not None
-        self.keep_headers(state, row.window, row.headers)
-
-    def keep_headers(self, state: dict[Bounds, str], window: Bounds, headers: str | None) -> None:
-        """Keep the headers of a window's last update."""
-        if headers is None or self.is_final:
-            state.pop(window, None)
-        else:
-            state[window] = headers
-
-    def due(self, state: dict[Bounds, str]) -> int | None:  # type: ignore[override]
-        """Return when the first window with headers closes."""
-        return closes_at(min(end for _, end in state), self.wait_ms) if state else None
-
-    def close(
-        self,
-        state: dict[Bounds, str],  # type: ignore[override]
-        key: str | None,
-        closed: int,
-        out: Output,
-        latest_of_sides: tuple[int, int] = (-1, -1),
-    ) -> None:
-        """Forget the headers of closed windows."""
-        for window in [window for window in state if closes_at(window[1], self.wait_ms) <= closed]:
-            del state[window]

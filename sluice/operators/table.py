@@ -9,7 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.operators.base import Output, Row
-from sluice.operators.columns import KeyedRows, Results, take_or, validity, with_old_values
+from sluice.operators.columns import (
+    BatchTimeline,
+    KeyedRows,
+    KeyStates,
+    Results,
+    take_or,
+    validity,
+    with_old_values,
+)
 from sluice.operators.lateness import forgotten_at, last_forgotten
 from sluice.operators.latest_value import LatestValue
 from sluice.operators.operator import Operator
@@ -47,7 +55,9 @@ class Latest(Operator[LatestValue]):
         # Kafka Streams passes a tombstone on even if the key has no value.
         out.emit(row.key, row.value, row.time)
 
-    def process_columns(self, states: Sequence[LatestValue], rows: KeyedRows) -> Results:
+    def process_columns(
+        self, states: KeyStates[LatestValue], rows: KeyedRows, timeline: BatchTimeline | None
+    ) -> Results:
         is_new = ~rows.is_old
         new, values = np.flatnonzero(is_new), rows.columns["value"]
         results = Results(new, values.take(pa.array(new)), rows.times[new])
@@ -115,11 +125,9 @@ class LatestVersion(Operator[LatestValue]):
             out.emit(row.key, row.value, row.time)
 
     def due(self, state: LatestValue) -> int | None:
-        return (
-            forgotten_at(state.time, self.history_ms)
-            if state.value is None and state.time >= 0
-            else None
-        )
+        if state.value is None and state.time >= 0:
+            return forgotten_at(state.time, self.history_ms)
+        return None
 
     def close(
         self,

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from sluice import Pipeline, within
-from sluice.engine.stages import column_join
-from sluice.engine.stages.column_join import ColumnJoin
+from sluice.operators.columns import KeyedRows, Results
+from sluice.operators.joins import stream_join
+from sluice.operators.joins.stream_join import StreamJoin
 from sluice.testing import TopologyTestDriver
 from sluice.values.windows import JoinWindow
 
@@ -77,7 +78,7 @@ def results_of(
 ) -> tuple[list[Any], dict[str, int]]:
     """The results and counts of a pipeline that joins batches of this many records in columns."""
     with (
-        patch.object(column_join, "FEWEST_ROWS", fewest_rows),
+        patch.object(stream_join, "FEWEST_ROWS", fewest_rows),
         TopologyTestDriver(pipeline, partitions={"left": 2, "right": 2}) as driver,
     ):
         for record in piped:
@@ -105,12 +106,11 @@ def test_columns_have_the_results_of_the_operator(
 
 def test_only_the_keys_whose_records_come_from_one_partition_are_joined_in_columns() -> None:
     joined: list[str] = []
-    join = ColumnJoin._join
+    join = StreamJoin._join_outer
 
-    def note_keys(self: ColumnJoin, *arguments: Any) -> Any:
-        rows = join(self, *arguments)
+    def note_keys(self: StreamJoin, states: Any, rows: KeyedRows, timeline: Any) -> Results | None:
         joined.extend(rows.columns["key"].to_pylist())
-        return rows
+        return join(self, states, rows, timeline)
 
     piped = [
         Piped("left", "own", 1, 50, 0),
@@ -118,7 +118,7 @@ def test_only_the_keys_whose_records_come_from_one_partition_are_joined_in_colum
         Piped("left", "spread", 3, 52, 0),
         Piped("left", "spread", 4, 20, 1),
     ]
-    with patch.object(ColumnJoin, "_join", note_keys):
+    with patch.object(StreamJoin, "_join_outer", note_keys):
         results, _ = results_of(pipeline_of("left", WINDOWS["a long grace"]), piped, ALWAYS)
     assert joined == ["own", "own"]
     assert [result.value for result in results] == [{"left": {"number": 1}, "right": {"number": 2}}]

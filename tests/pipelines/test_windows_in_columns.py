@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from sluice import CalendarWindow, Digits, Pipeline, hopping, session, sliding, tumbling
-from sluice.engine.stages import column_aggregation
+from sluice.operators.aggregation import last_results
 from sluice.plan import PlannedOperator, plan
 from sluice.testing import TopologyTestDriver
 from sluice.values.calendar_windows import Period
@@ -128,7 +128,7 @@ def results_of(
     aggregate's state.
     """
     with (
-        patch.object(column_aggregation, "FEWEST_ROWS", fewest_rows),
+        patch.object(last_results, "FEWEST_ROWS", fewest_rows),
         patch.object(PlannedOperator, "keeps_waiting_windows", return_value=False)
         if copies_results
         else nullcontext(),

@@ -190,7 +190,10 @@ class RecordSinks:
             for edge in operator.edges:
                 if edge.shares is not None:
                     column = edge_column(edge.shares.target, edge.shares.side)
-                    needed = key_column(column) if edge.shares.needs_key else None
+                    if edge.shares.needs_key:
+                        needed = key_column(column)
+                    else:
+                        needed = None
                     passes.append((column, needed))
         return cls(
             side_outputs,
@@ -241,7 +244,10 @@ class RecordSinks:
     ) -> pa.Table:
         """Return the output records of the records that reach a sink."""
         wanted = (sink.key, sink.value, *_OF_EVERY_RECORD)
-        names = [name for name in batch.schema.names if name in wanted]
+        names: list[str] = []
+        for name in batch.schema.names:
+            if name in wanted:
+                names.append(name)
         chosen = batch.select(names).filter(pa.array(passed))
         columns = {
             "key": chosen.column(sink.key),
@@ -297,7 +303,10 @@ class RecordSinks:
             if step.on_error != "dead_letter":
                 continue
             for row in rows.tolist():
-                record = row if offsets is None else int(offsets[row])
+                if offsets is None:
+                    record = row
+                else:
+                    record = int(offsets[row])
                 # The record may have become a dead letter already, with its rows in the previous
                 # batch.
                 if record != results.last_dead_letter and record not in dead_letters:

@@ -37,5 +37,8 @@ class Chain(TaskOfBatch):
     @override
     def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:
         for step in self.tasks:
-            batches = step.run(batches, task) if isinstance(step, TaskOfBatch) else step(batches)
+            if isinstance(step, TaskOfBatch):
+                batches = step.run(batches, task)
+            else:
+                batches = step(batches)
         return batches

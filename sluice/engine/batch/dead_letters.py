@@ -236,7 +236,9 @@ class RejectedOutput:
             ]
             of_streams = _streams_headers(detail, None, f"output {sink.topic}", sink.at)
             headers.append([*(own or ()), *of_sluice, *of_streams])
-        columns = {name: records.column(name).cast(pa.binary()) for name in ("key", "value")}
+        columns: dict[str, pa.Array] = {}
+        for name in ("key", "value"):
+            columns[name] = records.column(name).cast(pa.binary())
         self.dead_letters.append(pa.table(columns | {"headers": pa.array(headers, HEADERS)}))
 
 
@@ -368,7 +370,10 @@ def _headers_of_sluice(headers: Sequence[Mapping[str, Any]]) -> list[Mapping[str
 def _without_streams_headers(headers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the headers of a dead letter, without the headers of Kafka Streams that Sluice has written."""
     first = _first_of_sluice(headers)
-    of_sluice = [header for header in headers[first:] if header["key"] not in STREAMS_HEADERS]
+    of_sluice: list[Mapping[str, Any]] = []
+    for each in headers[first:]:
+        if each["key"] not in STREAMS_HEADERS:
+            of_sluice.append(each)
     return [*headers[:first], *of_sluice]
 
 
@@ -378,4 +383,6 @@ def _first_of_sluice(headers: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _encoded(text: str | None) -> bytes | None:
-    return None if text is None else text.encode()
+    if text is None:
+        return None
+    return text.encode()

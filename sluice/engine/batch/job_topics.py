@@ -68,7 +68,9 @@ def at(kafka: Mapping[str, str], reason: str = "") -> str:
     Return an empty text if `reason` contains the address.
     """
     address = kafka.get("bootstrap.servers", "an unset address")
-    return "" if address in reason else f", Kafka at {address}"
+    if address in reason:
+        return ""
+    return f", Kafka at {address}"
 
 
 def next_step_for(reason: str) -> str:

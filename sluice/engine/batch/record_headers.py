@@ -6,7 +6,7 @@ As in Kafka Streams, an output record keeps the headers of the record that cause
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -99,6 +99,9 @@ def with_more(headers: pa.ChunkedArray | None, more: pa.Array) -> Texts:
     lists = []
     for own, added in zip(headers.to_pylist(), more.to_pylist(), strict=True):
         replaced = {header["key"] for header in added}
-        kept = [header for header in own or () if header["key"] not in replaced]
+        kept: list[Mapping[str, Any]] = []
+        for header in own or ():
+            if header["key"] not in replaced:
+                kept.append(header)
         lists.append([*kept, *added])
     return pa.array(lists, HEADERS)

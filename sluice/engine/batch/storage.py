@@ -177,7 +177,10 @@ class Storage:
         """
         audit = ledger.audits.newest(self.ref)
         for worker, address in enumerate(self.locations):
-            expected = None if audit is None else audit.published_checksums(worker)
+            if audit is None:
+                expected = None
+            else:
+                expected = audit.published_checksums(worker)
             # `damage` also fences earlier holders of the lease off from the shard.
             reason = damage(address, published, expected, epoch)
             if reason:
@@ -219,4 +222,6 @@ def damage(location: str, published: int, expected: Checksums | None, epoch: int
             checksums = shard.begin_run(epoch, published)
     except DamagedState as error:
         return error.detail
-    return "" if expected is None else checksums.difference(expected)
+    if expected is None:
+        return ""
+    return checksums.difference(expected)

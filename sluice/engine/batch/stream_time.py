@@ -145,7 +145,10 @@ def split_times(
     of_stages: dict[str, int] = {}
     for name, time in times.items():
         kind, _, rest = name.partition("/")
-        clock = rest if kind == CLOSED else name.rsplit("/", 2)[0]
+        if kind == CLOSED:
+            clock = rest
+        else:
+            clock = name.rsplit("/", 2)[0]
         is_for_readers = name == CLOSED or kind in (ORDER, SEEN) or clock in clocks
         if is_for_readers:
             of_readers[name] = time

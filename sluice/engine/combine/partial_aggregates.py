@@ -32,7 +32,9 @@ class PartialAggregate:
     @property
     def function(self) -> str:
         """The function that combines what `contributions` returns for the records."""
-        return "sum" if self.aggregate.function == "count" else self.aggregate.function
+        if self.aggregate.function == "count":
+            return "sum"
+        return self.aggregate.function
 
     def contributions(self, records: pa.Table) -> pa.ChunkedArray | pa.Array:
         """Return what each record adds to the aggregate: its value, or for a count, 1 or 0."""

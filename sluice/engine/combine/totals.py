@@ -127,14 +127,18 @@ def _sum(first: Any, second: Any) -> Any:
 
 
 def _smaller(first: Any, second: Any) -> Any:
-    if first is None or second is None:
-        return second if first is None else first
+    if first is None:
+        return second
+    if second is None:
+        return first
     return min(first, second)
 
 
 def _larger(first: Any, second: Any) -> Any:
-    if first is None or second is None:
-        return second if first is None else first
+    if first is None:
+        return second
+    if second is None:
+        return first
     return max(first, second)
 
 

@@ -201,9 +201,9 @@ class ReportAdvances:
         if isinstance(operator.action, Suppress) and operator.action.filtered:
             replaces_value = np.concatenate(([False], (is_old & has_value)[:-1]))
             complete &= ~is_old & (has_value | replaces_value)
-        columns = {
-            name: rows.column(name).combine_chunks() for name in (*SORT_KEY, "time", "headers")
-        }
+        columns: dict[str, pa.Array] = {}
+        for name in (*SORT_KEY, "time", "headers"):
+            columns[name] = rows.column(name).combine_chunks()
         advances.add_rows(operator, edge.side, complete, columns)
 
 
@@ -243,7 +243,9 @@ def _advancing_rows(table: pa.Table, *, is_stream_join: bool) -> pa.Table:
             advancing |= after > before
     chosen = np.zeros(len(times), bool)
     chosen[order[advancing]] = True
-    return table if advancing.all() else table.filter(pa.array(chosen))
+    if advancing.all():
+        return table
+    return table.filter(pa.array(chosen))
 
 
 def _latest_rows(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -65,7 +65,9 @@ class BatchStates:
         Call this after the batch's states are written.
         """
         due = self.shard.earliest_timer(operator, self.batch + 1, self.epoch)
-        return BEFORE_ALL if due is None else due
+        if due is None:
+            return BEFORE_ALL
+        return due
 
     def earliest_result(self, operator: int, after: int) -> int:
         """Return the next stream time after `after` at which a result is due, or -1 if no result is.
@@ -74,4 +76,6 @@ class BatchStates:
         which a record can no longer be matched.
         """
         due = self.shard.earliest_timer(operator, self.batch + 1, self.epoch, "due", after)
-        return BEFORE_ALL if due is None else due
+        if due is None:
+            return BEFORE_ALL
+        return due

@@ -31,6 +31,7 @@ from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.base import RIGHT
 from sluice.operators.by_window import ByWindow
 from sluice.operators.call import Call, Lookup
+from sluice.operators.closing_windows import ClosingWindows
 from sluice.operators.early_results import EarlyResults
 from sluice.operators.expiring_table import ExpiringTable
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
@@ -42,7 +43,7 @@ from sluice.operators.operator import Operator
 from sluice.operators.passed_rows import PassedRows
 from sluice.operators.process import Process
 from sluice.operators.processor import StoreOptions
-from sluice.operators.suppress import BufferLimit, ClosingWindows, Suppress
+from sluice.operators.suppress import BufferLimit, Suppress
 from sluice.operators.table import Latest, LatestVersion
 from sluice.plan import PlannedOperator
 from sluice.plan import operator_parameters as plan
@@ -67,8 +68,10 @@ def stage_operator(
     arguments: Mapping[int, list[str]],
     *,
     is_read: bool,
+    only_stored: bool,
     only_last: bool,
     only_changes: bool = False,
+    has_listeners: bool = False,
     connections: Mapping[str, str] = MappingProxyType({}),
 ) -> StageOperator:
     """Return the operator of a stage.
@@ -76,12 +79,12 @@ def stage_operator(
     `arguments`: operator → the types of its aggregate's arguments.
 
     `is_read` is true if later expressions read fields of the results, so that the results must fit
-    the types that the plan has found for these fields. `only_last` is true if only a key's last
-    result in a batch matters, and `only_changes` if a result that equals the previous one does not
-    matter. `connections`: environment variable → the URL of a database in which records are looked
-    up.
+    the types that the plan has found for these fields. `only_stored` is true if results go only to
+    their store, `only_last` if only the last result of each key and window in a batch matters, and
+    `only_changes` if a result that equals the previous one does not matter. `connections`:
+    environment variable → the URL of a database in which records are looked up.
     """
-    only_last = only_last and not operator.by_window
+    only_stored = only_stored and not operator.by_window
     action = operator.action
     if isinstance(action, plan.Call):
         return StageOperator(operator, partial(_call, action, str(operator.step)))
@@ -89,10 +92,12 @@ def stage_operator(
         name = action.table.connection
         connection = Connection(name, connections.get(connection_variable(name), ""))
         return StageOperator(operator, partial(_lookup, action, str(operator.step), connection))
-    make = _make(operator, arguments.get(operator.number, []), is_read, only_last, only_changes)
+    make = _make(operator, arguments.get(operator.number, []), is_read, only_stored, only_changes)
     # A processor gets windowed keys itself, because its timers have windowed keys, too.
     is_wrapped = operator.by_window and not isinstance(action, plan.Process)
-    return StageOperator(operator, partial(ByWindow, make) if is_wrapped else make)
+    if is_wrapped:
+        make = partial(ByWindow, make)
+    return StageOperator(operator, make, only_last=only_last, has_listeners=has_listeners)
 
 
 def _make(
@@ -189,7 +194,9 @@ def _table(table: plan.Latest, *, sends_old_values: bool) -> Make:
 
 
 def _left_or_inner(join: plan.TableJoin) -> Literal["inner", "left"]:
-    return "left" if join.how == "left" else "inner"
+    if join.how == "left":
+        return "left"
+    return "inner"
 
 
 def _process(action: plan.Process, at: str) -> Operator[Any]:
@@ -198,9 +205,15 @@ def _process(action: plan.Process, at: str) -> Operator[Any]:
         options[name] = StoreOptions(store.type.value, store.ttl_ms, store.keeps_headers)
     returns: dict[str, Any] = {}
     for name, output in action.outputs.items():
-        returns[name] = output.type.value if output.type else Any
+        if output.type:
+            returns[name] = output.type.value
+        else:
+            returns[name] = Any
     tables = {name: kind.value if kind else Any for name, kind in action.tables.items()}
-    argument = action.takes.value if action.takes else Any
+    if action.takes:
+        argument = action.takes.value
+    else:
+        argument = Any
     try:
         return Process(
             action.processor.value,
@@ -267,8 +280,11 @@ def _aggregate(
         case SlidingWindow():
             return SlidingAggregate(calculation(), window, sends_old_values=sends_old_values)
         case CountWindow():
-            counted = LastRecordsAggregate if window.slides else EveryRecordsAggregate
-            return counted(calculation(), window, sends_old_values=sends_old_values)
+            if window.slides:
+                return LastRecordsAggregate(
+                    calculation(), window, sends_old_values=sends_old_values
+                )
+            return EveryRecordsAggregate(calculation(), window, sends_old_values=sends_old_values)
         case CustomWindow():
             return CustomWindowAggregate(calculation(), window, sends_old_values=sends_old_values)
         case SessionWindow():
@@ -292,9 +308,15 @@ def _calculation(
     functions: list[Function] = []
     for (name, text, parameters), kind in zip(action.functions, arguments, strict=True):
         # count() has no argument.
-        argument = None if text is None else kind
+        if text is None:
+            argument = None
+        else:
+            argument = kind
         functions.append(_function(name, argument, parameters, is_read))
-    fields = action.columns if action.plain else tuple(f"a{i}" for i in range(len(functions)))
+    if action.plain:
+        fields = action.columns
+    else:
+        fields = tuple(f"a{i}" for i in range(len(functions)))
     scalar = action.scalar and action.plain
     return partial(Functions, *functions, subtracts=action.subtracts, fields=fields, scalar=scalar)
 
@@ -320,7 +342,10 @@ def _function(
 
 def _custom(action: plan.PythonAggregate) -> Calculation:
     assert action.adder is not None
-    value_type = Any if action.returns is None else action.returns.value
+    if action.returns is None:
+        value_type = Any
+    else:
+        value_type = action.returns.value
     if action.cogrouped:
         assert action.initializer is not None
         return Cogrouped(
@@ -332,7 +357,10 @@ def _custom(action: plan.PythonAggregate) -> Calculation:
             None if action.merger is None else action.merger.value,
             value_type,
         )
-    argument_type = Any if action.takes is None else action.takes.value
+    if action.takes is None:
+        argument_type = Any
+    else:
+        argument_type = action.takes.value
     if action.takes_list:
         assert action.initializer is not None
         return Batched(
@@ -361,7 +389,9 @@ _PYTHON_TYPES = {
 
 
 def _python_type(kind: str) -> type:
-    return Decimal if kind.startswith("decimal") else _PYTHON_TYPES.get(kind, msgspec.Raw)
+    if kind.startswith("decimal"):
+        return Decimal
+    return _PYTHON_TYPES.get(kind, msgspec.Raw)
 
 
 def _has_maps(kind: str) -> bool:

@@ -35,7 +35,10 @@ class CopiedRows:
         rows = self._stored.read_rows(self._operator, names)
         for name in names:
             row = rows.get(name)
-            self._values[name] = None if row is None or row.data is None else row.data.decode()
+            if row is None or row.data is None:
+                self._values[name] = None
+            else:
+                self._values[name] = row.data.decode()
             if row is not None:
                 self._versions[name] = row.version
 
@@ -49,5 +52,8 @@ class CopiedRows:
         for name in self._changed:
             value, replaced = self._values[name], self._versions.get(name)
             if value is not None or replaced is not None:
-                data = None if value is None else value.encode()
+                if value is None:
+                    data = None
+                else:
+                    data = value.encode()
                 yield State(self._operator, name, data, shared=True, replaces=replaced)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.row_schemas import SCHEMA, with_schema
 from sluice.operators.base import LEFT, MOVED
-from sluice.plan import Job
+from sluice.plan import Edge, Job
 from sluice.plan.operator_parameters import TableJoin
 from sluice.support.arrays import Indices, Mask
 
@@ -36,7 +36,10 @@ class ForeignKeyMoves:
         for operator in job.operators:
             action = operator.action
             if isinstance(action, TableJoin) and action.kind == "foreign-key":
-                lefts = [edge for edge in operator.edges if edge.side == LEFT]
+                lefts: list[Edge] = []
+                for edge in operator.edges:
+                    if edge.side == LEFT:
+                        lefts.append(edge)
                 if any(edge.stage == stage for edge in lefts):
                     joins.append(operator.number)
         return cls(tuple(joins))

@@ -118,10 +118,10 @@ class Ingest(TaskOfBatch):
             # worker without rows for it: one of the worker's timers may be due, or one of its
             # windows may close because a partition has become idle.
             topics = {topic for topic, _ in results.parts}
-            timed = [operator for operator in self.operators if operator.has_own_stream_time]
-            with_records = [
-                operator for operator in timed if not topics.isdisjoint(operator.topics)
-            ]
+            with_records: list[PlannedOperator] = []
+            for operator in self.operators:
+                if operator.has_own_stream_time and not topics.isdisjoint(operator.topics):
+                    with_records.append(operator)
             yield from results.advances.reports(with_records, self.workers)
             results.end(self.sinks)
 
@@ -139,7 +139,10 @@ class Ingest(TaskOfBatch):
         undecided = np.zeros(batch.num_rows, np.int64)
         for part, mask in parts:
             results = task.parts.setdefault(part, PartitionResults())
-            records = batch if mask is None else batch.filter(pa.array(mask))
+            if mask is None:
+                records = batch
+            else:
+                records = batch.filter(pa.array(mask))
             outcome = self.sinks.collect(records, results)
             for group, windowed in task.windowing.windowed(records, part, results, outcome):
                 yield from task.windowed.add_records(group, windowed)
@@ -268,7 +271,10 @@ class Ingest(TaskOfBatch):
 
     def _are_of(self, batch: pa.RecordBatch, topics: tuple[str, ...]) -> Mask:
         """Mask of the records of these topics."""
-        numbers = [number for number, topic in self.sinks.topics.items() if topic in topics]
+        numbers: list[int] = []
+        for number, topic in self.sinks.topics.items():
+            if topic in topics:
+                numbers.append(number)
         return np.isin(batch.column("_source").to_numpy(), numbers)
 
     @staticmethod
@@ -305,7 +311,10 @@ class Ingest(TaskOfBatch):
         for part, mask in parts:
             if part[0] not in operator.topics:
                 continue
-            in_part = np.ones(len(times), bool) if mask is None else mask
+            if mask is None:
+                in_part = np.ones(len(times), bool)
+            else:
+                in_part = mask
             # Stream time never goes back before the time up to which windows are closed, even if a
             # partition that was idle has records again.
             closed = task.before.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
@@ -332,7 +341,10 @@ def whole_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
         divided = _rows_of_last_record(held, batch)
         if divided < held.num_rows:
             yield held.slice(0, held.num_rows - divided)
-        held = pa.concat_batches([held.slice(held.num_rows - divided), batch]) if divided else batch
+        if divided:
+            held = pa.concat_batches([held.slice(held.num_rows - divided), batch])
+        else:
+            held = batch
     if held is not None:
         yield held
 

@@ -83,7 +83,9 @@ class Stages:
                 if edge.shares is not None:
                     kind = self._values[edge.shares.target, edge.shares.side]
                     self._values[edge.target, edge.side] = kind
-        return (*columns, tuple(paths)) if paths else columns
+        if paths:
+            return (*columns, tuple(paths))
+        return columns
 
     def edges(self, stage: int, kinds: Kinds) -> Layers:
         """Return the columns of the edges from a stage.
@@ -98,7 +100,9 @@ class Stages:
                     values.append(Column(f"{edge.column}_{number}", sql, edge.target))
         # The types of all edges are found at once, because Spark analyzes the whole query again for
         # each call.
-        types = kinds(values) if values else {}
+        types: Mapping[str, str] = {}
+        if values:
+            types = kinds(values)
         columns: list[Column] = []
         for edge in edges:
             own: list[str] = []
@@ -141,24 +145,31 @@ class Stages:
         ]
 
     def operators(self, number: int) -> list[PlannedOperator]:
-        return [operator for operator in self.job.operators if operator.stage == number]
+        operators: list[PlannedOperator] = []
+        for operator in self.job.operators:
+            if operator.stage == number:
+                operators.append(operator)
+        return operators
 
     def task(self, number: int) -> Stage:
         """Return the task that runs the operators of a stage; also records the types of their results."""
         job, only_stored = self.job, self.job.store_only_operators
+        last_only = job.last_only_operators
+        chained_to = {operator.chained_to for operator in job.operators}
         only_changes = job.operators_of_changes
         operators = self.operators(number)
         built: list[StageOperator] = []
         for operator in operators:
             is_read = operator.result in operator.columns_read
-            only_last = operator.number in only_stored
             built.append(
                 stage_operator(
                     operator,
                     self.arguments,
                     is_read=is_read,
-                    only_last=only_last,
+                    only_stored=operator.number in only_stored,
+                    only_last=operator.number in last_only,
                     only_changes=operator.number in only_changes,
+                    has_listeners=operator.number in chained_to,
                     connections=self.storage.connections,
                 )
             )
@@ -170,7 +181,6 @@ class Stages:
             tuple(built),
             job.edges_sharing_rows(number),
             only_stored,
-            job.last_only_operators,
             job.topics_by_source,
             self.epoch,
             self.storage.token,
@@ -245,7 +255,10 @@ class Stages:
                 yield operator.result, compact(shape.kind)
             case TableLookup(row=of_table):
                 record = self._values[operator.number, 0]
-                kind = f"struct<left:{record},right:{compact(of_table.kind)}>" if record else ""
+                if record:
+                    kind = f"struct<left:{record},right:{compact(of_table.kind)}>"
+                else:
+                    kind = ""
                 yield operator.result, kind
             case StreamJoin() | TableJoin():
                 left, right = (self._values[operator.number, side] for side in (0, 1))
@@ -271,7 +284,9 @@ class Stages:
             results.append(result_type(name, kind))
         if action.scalar and action.plain:
             return results[0]
-        names = action.columns if action.plain else [f"a{i}" for i in range(len(results))]
+        names = action.columns
+        if not action.plain:
+            names = tuple(f"a{number}" for number in range(len(results)))
         return compact(struct_type(dict(zip(names, results, strict=True))))
 
 

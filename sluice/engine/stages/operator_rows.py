@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.row_schemas import (
     SORT_KEY,
     Position,
@@ -23,7 +24,7 @@ from sluice.engine.batch.row_schemas import (
 from sluice.engine.batch.stream_time import BEFORE_ALL
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.base import Row
-from sluice.operators.columns import KeyedRows
+from sluice.operators.columns import KeyedRows, LazyColumns
 from sluice.state.model import NO_WINDOW
 from sluice.support.arrays import Indices, Mask, Times
 
@@ -53,30 +54,6 @@ _KEYED_ROWS_AT_ONCE = 50_000
 and results."""
 _BEFORE_ALL = (BEFORE_ALL, BEFORE_ALL)
 
-T = TypeVar("T")
-
-
-class _LazyColumns(Mapping[str, T]):
-    """Columns, each of which is made when it is first read."""
-
-    def __init__(self, names: Collection[str], make: Callable[[str], T]) -> None:
-        self._names = names
-        self._make = make
-        self._made: dict[str, T] = {}
-
-    def __getitem__(self, name: str) -> T:
-        if name not in self._made:
-            if name not in self._names:
-                raise KeyError(name)
-            self._made[name] = self._make(name)
-        return self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
 
 @dataclass(frozen=True)
 class OperatorRows:
@@ -87,7 +64,7 @@ class OperatorRows:
     stream_times: Mapping[str, Times]
     """The stream times `before` and `after` each row, and for a join also `left` and `right`; see
     `Row`."""
-    _part_of: tuple[OperatorRows, Indices] | None = None
+    _part_of: tuple[Self, Indices] | None = None
     """For rows whose columns are made when they are first read: the rows from which they are taken,
     and the indices."""
 
@@ -115,8 +92,19 @@ class OperatorRows:
             timeline.stream_times(pa.table({name: columns[name] for name in ("side", *SORT_KEY)})),
         )
 
+    @classmethod
+    def of_results(cls, emitted: pa.RecordBatch) -> Self:
+        """Return the results of an operator as rows of an operator that gets them directly."""
+        columns: dict[str, pa.Array] = {}
+        for name in COLUMNS:
+            if name not in ("before", "after"):
+                columns[name] = emitted.column(name)
+        return cls(columns, {})
+
     def __len__(self) -> int:
-        return len(self.columns["key"]) if self._part_of is None else len(self._part_of[1])
+        if self._part_of is None:
+            return len(self.columns["key"])
+        return len(self._part_of[1])
 
     def values_at(self, name: str, indices: Indices) -> pa.Array:
         """Return the values of a column at some rows. Does not make the column."""
@@ -153,6 +141,14 @@ class OperatorRows:
     def where(self, chosen: Mask) -> Self:
         """Return the chosen rows."""
         return self._take(np.flatnonzero(chosen))
+
+    def part_where(self, chosen: Mask) -> Self:
+        """Like `where`, but each column is made when it is first read."""
+        indices = np.flatnonzero(chosen)
+        if self._part_of is None:
+            return self._part(indices)
+        rows, places = self._part_of
+        return rows._part(places[indices])
 
     def in_order(self) -> Self:
         """Return the rows sorted by position."""
@@ -197,6 +193,14 @@ class OperatorRows:
         if keyed_count < len(self):
             yield None, self._part(order[keyed_count:])
 
+    def starts_of_keys(self) -> Indices:
+        """Return the index of each key's first row, and the number of rows, of rows sorted by key."""
+        keys = self.columns["key"]
+        count = len(self)
+        is_first = np.ones(count + 1, np.bool_)
+        is_first[1:count] = boolean_mask(pc.not_equal(keys.slice(0, count - 1), keys.slice(1)))
+        return np.flatnonzero(is_first)
+
     def keyed(self, starts: Indices) -> KeyedRows:
         """Rows that are sorted by key, as KeyedRows. `starts` means the same as in KeyedRows."""
         keys = self.values_at("key", starts[:-1]).to_pylist()
@@ -216,8 +220,8 @@ class OperatorRows:
     def _part(self, indices: Indices) -> Self:
         """Like `_take`, but each column is made when it is first read."""
         places = pa.array(indices)
-        columns = _LazyColumns(self.columns.keys(), lambda name: taken(self.columns[name], places))
-        stream_times = _LazyColumns(
+        columns = LazyColumns(self.columns.keys(), lambda name: taken(self.columns[name], places))
+        stream_times = LazyColumns(
             self.stream_times.keys(), lambda name: self.stream_times[name][indices]
         )
         return type(self)(columns, stream_times, (self, indices))
@@ -231,11 +235,9 @@ class OperatorRows:
             times: dict[str, list[int]] = {}
             for name, of_rows in self.stream_times.items():
                 times[name] = of_rows[begin : begin + _ROWS_AT_ONCE].tolist()
-            latest = (
-                zip(times["left"], times["right"], strict=True)
-                if "left" in times
-                else repeat(_BEFORE_ALL)
-            )
+            latest: Iterable[tuple[int, int]] = repeat(_BEFORE_ALL)
+            if "left" in times:
+                latest = zip(times["left"], times["right"], strict=True)
             positions = zip(columns["sequence"], columns["origin"], columns["path"], strict=True)
             rows = map(
                 Row,
@@ -275,4 +277,7 @@ def _values(column: pa.Array) -> list[Any]:
     A column of nulls, such as the headers in most batches, is not converted one by one.
     """
     count = len(column)
-    return [None] * count if column.null_count == count else column.to_pylist()
+    values: list[Any] = [None] * count
+    if column.null_count < count:
+        values = column.to_pylist()
+    return values

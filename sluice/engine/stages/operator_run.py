@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from sluice.engine.batch.stream_time import BEFORE_ALL, due_name, wall_name
 from sluice.engine.stages.batch_states import BatchStates
 from sluice.engine.stages.copied_rows import CopiedRows
 from sluice.engine.stages.operator_rows import OperatorRows
+from sluice.engine.stages.released_rows import released_rows
 from sluice.engine.stages.releases import (
     ClockTime,
     DueKey,
@@ -26,7 +27,13 @@ from sluice.engine.stages.releases import (
 from sluice.engine.stages.stage_output import Released, StageOperator, StageOutput
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.base import LEFT, Row
-from sluice.operators.columns import KeyedRows, KeyStates, RowFailedError, replaced_values
+from sluice.operators.columns import (
+    KeyedRows,
+    KeyStates,
+    ReleasedResults,
+    RowFailedError,
+    replaced_values,
+)
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.latest_value import LatestValue
 from sluice.operators.operator import BatchOfOperator, WallTimer
@@ -34,6 +41,8 @@ from sluice.state.shard.operator_states import Replaced, State
 from sluice.values.row_order import turn_of_timers
 from sluice.values.windowed_keys import split_windowed_key
 
+_NUMBER = "number"
+"""The name of a column with the numbers of rows."""
 _ROWS_UNCHECKED = 100
 """A task checks once per so many rows whether it has collected so many results that it must pass
 them on."""
@@ -49,7 +58,10 @@ class OperatorRun:
         self._process = self.operator.process
         self._processes_due = self.operator.processes_due
         self.timeline = timeline
-        self.closed = BEFORE_ALL if timeline is None else self._closed_time(timeline)
+        if timeline is None:
+            self.closed = BEFORE_ALL
+        else:
+            self.closed = self._closed_time(timeline)
         self._stored = stored
         self.operator.begin_batch(self._batch_of_operator())
         self._decode = state_decoder(self.operator.state_type)
@@ -88,13 +100,18 @@ class OperatorRun:
             ),
             is_one_task=all(partitions[topic] == 1 for topic in plan.topics),
             fires_after_record=fires_after_record,
+            only_last=self.spec.only_last,
+            has_listeners=self.spec.has_listeners,
             read_table=self.copied_rows.read,
         )
 
     def _load_shared(self) -> None:
         """Load the state that all keys of the worker share."""
         empty = self.operator.shared
-        stored = None if empty is None else self._stored.shared(self.spec.number)
+        if empty is None:
+            stored = None
+        else:
+            stored = self._stored.shared(self.spec.number)
         if stored is not None:
             assert stored.data is not None
             self.operator.shared = msgspec.msgpack.decode(stored.data, type=type(empty))
@@ -106,15 +123,17 @@ class OperatorRun:
         # the record is late. So an aggregate keeps a window until all of the streams have passed
         # it. But the largest stream time of the streams decides when a suppress step, which is
         # chained to the aggregate, sends the window's result.
-        return (
-            timeline.passed_by_all_sides if self.spec.chained_to is None else timeline.closed_after
-        )
+        if self.spec.chained_to is None:
+            return timeline.passed_by_all_sides
+        return timeline.closed_after
 
     @property
     def timeline_of_rows(self) -> Timeline | None:
         """The timeline that gives the stream times of the operator's rows; None if the rows have them already."""
         plan = self.spec.plan
-        return self.timeline if plan.has_own_stream_time and not plan.is_timed_by_source else None
+        if plan.has_own_stream_time and not plan.is_timed_by_source:
+            return self.timeline
+        return None
 
     def _create_releases(self) -> Releases | None:
         """Return the results that the operator sends as stream time advances.
@@ -190,7 +209,10 @@ class OperatorRun:
         output.operator = self.spec
         output.row = None
         output.headers = self.releases.timeline.headers.get(position)
-        turn = self.releases.turn if has_origin(position[0]) else b""
+        if has_origin(position[0]):
+            turn = self.releases.turn
+        else:
+            turn = b""
         output.start_row(position, due, Released(due, key, self.releases.before_row, turn))
         self._send_due(key, due, position, output)
         self.releases.schedule(key, self._release_due(key), position)
@@ -237,43 +259,111 @@ class OperatorRun:
         )
         return {key: LatestValue(value) for key, value in values.items()}
 
+    @property
+    def is_independent(self) -> bool:
+        """Whether the results of a key depend on no other key.
+
+        The results of other operators wait for stream time, or depend on tables' rows, which have
+        other keys.
+        """
+        return self.releases is None and not self.operator.reads_tables
+
     def process_by_key(self, rows: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
         """Process all rows of the batch key by key. Yields the results.
 
-        Only for an operator whose results never wait for stream time (`releases` is None). So the
-        results of a key do not depend on other keys' rows. When a key's rows have been processed,
-        its states and results are forgotten, to free their memory.
+        Only for an operator that `is_independent` and has no listeners. When a key's rows have been
+        processed, its states and results are forgotten, to free their memory.
         """
         for keyed, part in rows.by_key():
             if keyed is None:
                 yield from self._process_each(part, output)
                 continue
             self.load(keyed.keys)
-            if not self._process_columns(keyed, part, output):
-                yield from self._process_each(part, output)
+            left = self._process_columns(keyed, part, output)
+            if left is not None:
+                yield from self._process_each(left, output)
             if self.timeline is not None:
                 self._finished.update(keyed.keys)
             self.finish_keys(output)
             yield from output.take()
 
-    def _process_columns(self, keyed: KeyedRows, part: OperatorRows, output: StageOutput) -> bool:
-        """Process all rows at once.
+    def process_columns(
+        self, rows: OperatorRows, output: StageOutput, listeners: Sequence[OperatorRun]
+    ) -> OperatorRows:
+        """Process rows as columns, and pass their results to listeners.
 
-        Returns False, with the states as before, if the operator cannot do so.
+        Returns the rows that are left over.
+        """
+        is_left = np.zeros(len(rows), np.bool_)
+        numbered = OperatorRows(
+            {**rows.columns, _NUMBER: pa.array(np.arange(len(rows)))}, rows.stream_times
+        )
+        for keyed, part in numbered.by_key():
+            left: OperatorRows | None = part
+            if keyed is not None:
+                for run in (self, *listeners):
+                    run.load(keyed.keys)
+                left = self._process_columns(keyed, part, output, listeners)
+            if left is not None:
+                is_left[left.columns[_NUMBER].to_numpy()] = True
+        if is_left.all():
+            return rows
+        return rows.where(is_left)
+
+    def _process_columns(
+        self,
+        keyed: KeyedRows,
+        part: OperatorRows,
+        output: StageOutput,
+        listeners: Sequence[OperatorRun] = (),
+    ) -> OperatorRows | None:
+        """Process all rows at once, if the operator can. Returns the rows that are left over, if any.
 
         `part` has the same rows as `keyed`.
         """
+        states = KeyStates(keyed.keys, self.states, self.operator.new_state)
         try:
-            states = KeyStates(keyed.keys, self.states, self.operator.new_state)
-            results = self.operator.process_columns(states, keyed)
+            results = self.operator.process_columns(states, keyed, self.timeline)
         except RowFailedError:
-            self._forget_states()
+            self._forget_states(keyed.keys)
             self.load(keyed.keys)
-            return False
+            return part
         if results is None:
-            return False
-        output.add_columns(self.spec, results, keyed, part)
-        return True
+            return part
+        emitted = output.add_columns(self.spec, results, keyed, part)
+        if results.released is not None:
+            self.add_released(results.released, output)
+        if self.releases is not None:
+            self._schedule_again(self.releases, keyed.keys)
+        if emitted is not None:
+            for listener in listeners:
+                listener._process_results(emitted, output)
+        if results.left_over is None:
+            return None
+        return part.part_where(results.left_over)
+
+    def _process_results(self, emitted: pa.RecordBatch, output: StageOutput) -> None:
+        """Process the results of another operator, which are sorted by key."""
+        part = OperatorRows.of_results(emitted)
+        left = self._process_columns(part.keyed(part.starts_of_keys()), part, output)
+        assert left is None, f"{self.spec.plan.name} would have to process results one by one"
+
+    def add_released(self, released: ReleasedResults, output: StageOutput) -> None:
+        """Send the results of an operator that become due in this batch."""
+        if not len(released.keys):
+            return
+        assert self.timeline is not None
+        assert self._releasing is not None
+        output.add_rows(
+            released_rows(
+                self.spec.number, self.timeline, released, before=self._releasing.before_row
+            )
+        )
+
+    def _schedule_again(self, releases: Releases, keys: Sequence[str]) -> None:
+        """Schedule the results of keys whose rows have been processed as columns."""
+        for key in releases.scheduled(keys):
+            releases.schedule(key, self._release_due(key), BEGIN)
 
     def _process_each(self, part: OperatorRows, output: StageOutput) -> Iterator[pa.RecordBatch]:
         """Process the rows one by one. Whenever there are many results, yields them."""
@@ -355,6 +445,15 @@ class OperatorRun:
             self.states[key] = self.operator.new_state()
         return self.states[key]
 
+    def expect_rows(self, keys: Iterable[str]) -> None:
+        """Prepare for results of these keys, which the operator before it now sends one by one."""
+
+    def send_before_close(self, output: StageOutput) -> None:
+        """Send all due results of an operator that reads the states of the operator before it.
+
+        Called before that operator forgets its states.
+        """
+
     def close(self, output: StageOutput) -> None:
         """End the batch: send due results, and finish the loaded keys and the keys that are due."""
         if self.releases is not None:
@@ -385,9 +484,15 @@ class OperatorRun:
                 self._fire_wall_clock_timers(output)
         self._put_store_changes(output)
         self.changed += self._states_to_store()
-        self._forget_states()
+        self._forget_all_states()
 
-    def _forget_states(self) -> None:
+    def _forget_states(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._loaded.discard(key)
+            for of_keys in (self.states, self._versions, self._entries_before):
+                of_keys.pop(key, None)
+
+    def _forget_all_states(self) -> None:
         for of_keys in (self.states, self._loaded, self._versions, self._entries_before):
             of_keys.clear()
 
@@ -496,7 +601,10 @@ class OperatorRun:
         for key, state in self.states.items():
             replaced = self._versions.get(key)
             if not operator.is_empty(state):
-                wall = operator.wall_due(state) if waits_for_clock else None
+                if waits_for_clock:
+                    wall = operator.wall_due(state)
+                else:
+                    wall = None
                 yield State(
                     number, key, encode_state(state), operator.due(state), wall, replaces=replaced
                 )

@@ -6,7 +6,7 @@ them when stream time reaches the time at which they are due is called a *releas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -52,7 +52,9 @@ class ClockTime:
 
     def closing_position(self, due: int) -> Position:
         """Return the position at which a result is due: before all rows, or after them if it is not due yet."""
-        return BEGIN if due <= self.closed_after else END
+        if due <= self.closed_after:
+            return BEGIN
+        return END
 
 
 class Releases:
@@ -95,6 +97,12 @@ class Releases:
         elif key not in self._due or self._due[key][0] != due:
             self._due[key] = due, position
             heappush(self._heap, (due, key))
+
+    def scheduled(self, keys: Sequence[str]) -> list[str]:
+        """Return those of the keys whose results are scheduled."""
+        if not self._due:
+            return []
+        return [key for key in keys if key in self._due]
 
     def next(self, position: Position, *, inclusive: bool) -> DueKey | None:
         """Return the next key whose results are due before a position, or at it if `inclusive`."""

@@ -45,7 +45,9 @@ def _elements(numbers: Integers, element: Callable[[int], bytes]) -> pa.Array | 
     """
     encoded = pa.array(numbers).dictionary_encode()
     elements = pa.array([element(number) for number in encoded.dictionary.to_pylist()], pa.binary())
-    return elements[0] if len(elements) == 1 else elements.take(encoded.indices)
+    if len(elements) == 1:
+        return elements[0]
+    return elements.take(encoded.indices)
 
 
 def _joined(*parts: pa.Array | pa.Scalar) -> pa.Array:

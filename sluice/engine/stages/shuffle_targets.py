@@ -51,7 +51,10 @@ class ShuffleTarget:
 
     @classmethod
     def of(cls, edge: Edge) -> Self:
-        foreign = None if edge.foreign is None else edge.foreign_column
+        if edge.foreign is None:
+            foreign = None
+        else:
+            foreign = edge.foreign_column
         path = edge.path_column or row_order.bytes_around_base(edge.path, rekeyed=edge.rekeyed)
         assert path is not None, "an edge whose path differs from row to row has a column for it"
         return cls(
@@ -76,11 +79,16 @@ class ShuffleTarget:
         count = len(passed)
         if not count:
             return None
-        indices = None if count == len(columns[self.passed]) else pa.array(passed)
+        if count == len(columns[self.passed]):
+            indices = None
+        else:
+            indices = pa.array(passed)
 
         def chosen(name: str) -> pa.Array:
             # In most batches, all results go to the same target, and nothing is copied.
-            return columns[name] if indices is None else columns[name].take(indices)
+            if indices is None:
+                return columns[name]
+            return columns[name].take(indices)
 
         changed = {
             "target": pa.repeat(pa.scalar(self.target, pa.int32()), count),

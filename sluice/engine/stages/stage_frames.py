@@ -38,8 +38,13 @@ def with_layers(frame: DataFrame, layers: Layers) -> DataFrame:
         if isinstance(layer, Transformation):
             frame = _apply_transformation(frame, layer)
             continue
-        plain = [column for column in layer if isinstance(column, Column)]
-        fallibles = [column for column in layer if isinstance(column, FallibleExpression)]
+        plain: list[Column] = []
+        fallibles: list[FallibleExpression] = []
+        for column in layer:
+            if isinstance(column, Column):
+                plain.append(column)
+            else:
+                fallibles.append(column)
         frame = with_columns(frame, plain, fallibles)
     return frame
 
@@ -100,13 +105,19 @@ def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
 
 def _family(kind: spark.DataType) -> type[spark.DataType]:
     """Return the type, or NumericType for all numbers."""
-    return spark.NumericType if isinstance(kind, spark.NumericType) else type(kind)
+    if isinstance(kind, spark.NumericType):
+        return spark.NumericType
+    return type(kind)
 
 
 def _operations(frame: DataFrame) -> list[str]:
     """Return the operations of a DataFrame that drop, add or sort rows, the last operation first."""
     plan = frame._jdf.queryExecution().analyzed().treeString()
-    return [name for name in _OPERATION.findall(plan) if name in _ROW_CHANGES]
+    operations: list[str] = []
+    for name in _OPERATION.findall(plan):
+        if name in _ROW_CHANGES:
+            operations.append(name)
+    return operations
 
 
 def stage_with_sql(stages: Stages, number: int, shuffled: DataFrame) -> DataFrame:
@@ -122,7 +133,10 @@ def stage_with_sql(stages: Stages, number: int, shuffled: DataFrame) -> DataFram
     typed: list[str] = []
     for operator, column in stages.results(number):
         typed.append(f"{parsed(operator, stages.types[column])} AS {column}")
-    frame = rows.selectExpr("*", *typed) if typed else rows
+    if typed:
+        frame = rows.selectExpr("*", *typed)
+    else:
+        frame = rows
     frame = with_layers(frame, stages.job.later_layers.get(number, ()))
     frame = with_layers(frame, stages.edges(number, kinds_in(frame)))
     return _rows_for_targets(stages.job, number, frame).mapInArrow(
@@ -146,10 +160,16 @@ def _rows_for_targets(job: Job, number: int, frame: DataFrame) -> DataFrame:
     is_passed_on = "NOT emitted"
     rows = [value_if(is_passed_on, _row_sql({}))]
     rows += [value_if(edge.column, _edge_row_sql(edge)) for edge in job.edges_from(number)]
-    failures = [failure for failure in job.failures if failure.stage == number]
+    failures: list[Failure] = []
+    for failure in job.failures:
+        if failure.stage == number:
+            failures.append(failure)
     rows += [value_if(failure.once, _rejected_row_sql(failure)) for failure in failures]
     rows_for_targets = f"filter(array({', '.join(rows)}), row -> row IS NOT NULL)"
-    unchanged = [name for name in ROW if name not in (*_CHANGED, "output")]
+    unchanged: list[str] = []
+    for name in ROW:
+        if name not in (*_CHANGED, "output"):
+            unchanged.append(name)
     exploded = frame.selectExpr(*unchanged, f"inline({rows_for_targets})")
     # Only the steps after the stage need the name of a processor's output. It is null in the rows
     # for the targets.

@@ -56,6 +56,10 @@ class StageOperator:
 
     plan: PlannedOperator
     make: Callable[[], Operator[Any]]
+    only_last: bool = False
+    """Whether only the last result of each key and window in a batch matters."""
+    has_listeners: bool = False
+    """Whether another operator of the stage gets the results directly."""
 
     @cached_property
     def number(self) -> int:
@@ -64,7 +68,9 @@ class StageOperator:
     @property
     def late_sink(self) -> int | None:
         """The number of the sink for records that are late for every window, if any."""
-        return None if self.plan.late is None else self.plan.late.number
+        if self.plan.late is None:
+            return None
+        return self.plan.late.number
 
     @property
     def chained_to(self) -> int | None:
@@ -287,7 +293,10 @@ class StageOutput:
         """
         assert self.operator is not None
         sequence, _, row_path = self.position
-        due = released.due if rank is None else rank
+        if rank is None:
+            due = released.due
+        else:
+            due = rank
         path = row_order.release_path(
             row_path, due, released.key, before=released.before_row, turn=released.turn
         )
@@ -443,10 +452,10 @@ class StageOutput:
 
     def add_columns(
         self, operator: StageOperator, results: Results, keyed: KeyedRows, rows_of: OperatorRows
-    ) -> None:
-        """Add the results that an operator has computed as columns.
+    ) -> pa.RecordBatch | None:
+        """Add the results that an operator has computed as columns, and return them as rows.
 
-        `rows_of` are the same rows as `keyed`.
+        `rows_of` are the same rows as `keyed`. Returns None if there are no results.
         """
         for reason, dropped in results.dropped.items():
             self._count_rows(f"{reason}/{operator.plan.name}", rows_of.values_at("origin", dropped))
@@ -456,7 +465,7 @@ class StageOutput:
         if operator.late_sink is not None and len(results.late):
             self._send_late_rows(operator.late_sink, rows_of, results.late)
         if not len(results.rows):
-            return
+            return None
         numbers = _numbers_within(results.rows)
         chosen = np.arange(len(results.rows))
         # The last result of a key is the last of its rows' results only if results have the keys of
@@ -464,9 +473,10 @@ class StageOutput:
         if operator.number in self.only_stored and results.keys is None and results.windows is None:
             chosen = np.flatnonzero(np.diff(keyed.key_numbers[results.rows], append=-1))
         causes, taken = results.rows[chosen], pa.array(chosen)
-        keys = (
-            rows_of.values_at("key", causes) if results.keys is None else results.keys.take(taken)
-        )
+        if results.keys is None:
+            keys = rows_of.values_at("key", causes)
+        else:
+            keys = results.keys.take(taken)
         columns: dict[str, pa.Array | int | bool | str] = {
             "target": operator.number,
             "emitted": True,
@@ -487,9 +497,9 @@ class StageOutput:
             columns["window_start"], columns["window_end"] = (
                 pa.array(bounds[chosen]) for bounds in results.windows
             )
-        self._batches.append(
-            rows(len(chosen), columns | {"before": BEFORE_ALL, "after": BEFORE_ALL})
-        )
+        batch = rows(len(chosen), columns | {"before": BEFORE_ALL, "after": BEFORE_ALL})
+        self._batches.append(batch)
+        return batch
 
     def _pass_over_rows(self, rows_of: OperatorRows, indices: Indices, outcome: Outcome) -> None:
         if len(indices):

@@ -25,8 +25,6 @@ from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes
 from sluice.engine.batch.worker_shards import worker_shard
 from sluice.engine.stages.batch_states import BatchStates
 from sluice.engine.stages.closing_run import ClosingRun
-from sluice.engine.stages.column_aggregation import ColumnAggregation
-from sluice.engine.stages.column_join import ColumnJoin
 from sluice.engine.stages.operator_rows import COLUMNS as OPERATOR_COLUMNS
 from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.operator_run import OperatorRun
@@ -53,8 +51,6 @@ class Stage(TaskOfBatch):
     """Operator of the stage → the edges that take rows of this operator's edges."""
     only_stored: frozenset[int]
     """The operators whose results go only to their store."""
-    last_only: frozenset[int]
-    """The operators for which only the last result of each key and window in a batch matters."""
     topics: Mapping[int, str]
     """Source number → its topic."""
     epoch: int
@@ -71,7 +67,10 @@ class Stage(TaskOfBatch):
         for batch in batches:
             if batch.num_rows:
                 yield from received.add(batch)
-        worker = task.worker if received.worker is None else received.worker
+        if received.worker is None:
+            worker = task.worker
+        else:
+            worker = received.worker
         if received.worker is not None or self._has_due_results(before, worker):
             with no_garbage_collection():
                 yield from self._run(received, worker, start.number, before)
@@ -189,11 +188,10 @@ class StageRows:
         targets = pc.unique(batch.column("target")).to_pylist()
         for target in targets:
             # In most pipelines, all rows of a batch are for one operator, and nothing is copied.
-            rows = (
-                batch
-                if len(targets) == 1
-                else batch.filter(pc.equal(batch.column("target"), target))
-            )
+            if len(targets) == 1:
+                rows = batch
+            else:
+                rows = batch.filter(pc.equal(batch.column("target"), target))
             self._add_rows(target, rows)
             for edge in self._sharing.get(target, ()):
                 shared = _shared_rows(rows, edge)
@@ -236,11 +234,9 @@ class StageRun:
         self,
         operators: dict[int, OperatorRun],
         only_stored: frozenset[int],
-        last_only: frozenset[int] = frozenset(),
         answers: Mapping[int, RecordedAnswers] = NO_ANSWERS,
     ) -> None:
         self.operators = operators
-        self.last_only = last_only
         self.answers = answers
         """Number of an operator that asks a service or a database → its `RecordedAnswers`."""
         self.listeners: dict[int, list[OperatorRun]] = {}
@@ -248,11 +244,6 @@ class StageRun:
         for operator in operators.values():
             if operator.spec.chained_to is not None:
                 self.listeners.setdefault(operator.spec.chained_to, []).append(operator)
-        self.window_readers: dict[int, list[ClosingRun]] = {}
-        """Aggregate → the suppress steps that read the results of closed windows from its
-        states."""
-        for number, runs in self.listeners.items():
-            self.window_readers[number] = [run for run in runs if isinstance(run, ClosingRun)]
         self.output = StageOutput(listeners=self.listeners, only_stored=only_stored)
 
     @classmethod
@@ -273,7 +264,7 @@ class StageRun:
             asking = run.operator.asking
             if asking is not None:
                 answers[number] = RecordedAnswers(run.spec, asking, states, stage.topics)
-        return cls(operators, stage.only_stored, stage.last_only, answers)
+        return cls(operators, stage.only_stored, answers)
 
     def process(self, by_target: dict[int, list[dict[str, pa.Array]]]) -> Iterator[pa.RecordBatch]:
         """Pass all rows to their operators, one operator after the other.
@@ -291,32 +282,22 @@ class StageRun:
             # Such a table only stores the last value of each key.
             if number in self.output.only_stored and run.spec.has_states_in_store:
                 rows = rows.last_of_keys()
-            runs = (run, *self.listeners.get(number, ()))
-            in_columns = self._in_columns(runs)
-            is_alone = len(runs) == 1 and run.releases is None
+            listeners = self.listeners.get(number, [])
+            runs = (run, *listeners)
             if number in self.answers:
                 yield from self.answers[number].process(rows, self.output)
-            # Keys are processed one after the other only if results depend on no other key. A
-            # processor that reads tables depends on the tables' rows, which have other keys.
-            elif in_columns is None and is_alone and not run.operator.reads_tables:
+            elif run.is_independent and not listeners:
                 yield from run.process_by_key(rows, self.output)
             else:
-                self._load(runs, rows)
                 # Each step replaces `rows`, so that the copy that is no longer needed is freed.
-                if in_columns is not None:
-                    rows = in_columns.process(rows, self.output)
+                if all(each.operator.takes_columns for each in runs):
+                    rows = run.process_columns(rows, self.output, listeners)
+                self._load(runs, rows)
                 rows = rows.in_order()
                 yield from self._process_in_order(runs, rows)
             self.output.settle(run.spec, rows)
             del rows
             yield from self.output.take()
-
-    def _in_columns(self, runs: Sequence[OperatorRun]) -> ColumnAggregation | ColumnJoin | None:
-        """Return what processes rows of these operators in columns, if anything can."""
-        run, *listeners = runs
-        if run.spec.number in self.last_only:
-            return ColumnAggregation.of(run, listeners)
-        return None if listeners else ColumnJoin.of(run)
 
     @staticmethod
     def _load(runs: Sequence[OperatorRun], rows: OperatorRows) -> None:
@@ -336,8 +317,8 @@ class StageRun:
         Send due results before and after each row.
         """
         output, operator = self.output, runs[0]
-        for reader in self.window_readers.get(operator.spec.number, ()):
-            reader.expect_rows(rows.keys())
+        for listener in runs[1:]:
+            listener.expect_rows(rows.keys())
         releasing = [run for run in runs if run.releases is not None]
         replaced = operator.replaced_rows(rows)
         old_row: Row | None = None
@@ -362,9 +343,8 @@ class StageRun:
     def close(self) -> Iterator[pa.RecordBatch]:
         """Close all operators after the last row, in order: an operator's results may go to a later operator."""
         for number, operator in self.operators.items():
-            # Closing an aggregate forgets its states.
-            for reader in self.window_readers.get(number, ()):
-                reader.send_closed(self.output)
+            for listener in self.listeners.get(number, ()):
+                listener.send_before_close(self.output)
             operator.close(self.output)
         yield from self.output.take()
 

@@ -69,6 +69,11 @@ class _PartitionClocks:
     """The clocks of the sides that have a clock of their own (`PlannedOperator.timed_sides`)."""
 
 
+def _earliest(times: Iterable[int]) -> int:
+    """Return the earliest of the stream times that have begun; BEFORE_ALL if none has."""
+    return min((time for time in times if time != BEFORE_ALL), default=BEFORE_ALL)
+
+
 _SUFFIXES = {"all_rows": ".any", "closed": "", "left": ".0", "right": ".1"}
 """Clock → the suffix of its name among the stored stream times."""
 
@@ -89,7 +94,9 @@ class Timeline:
     ) -> None:
         self._operator = operator
         self._before = before
-        tables = [open_table(pa.py_buffer(report)).read_all() for report in reports]
+        tables: list[pa.Table] = []
+        for report in reports:
+            tables.append(open_table(pa.py_buffer(report)).read_all())
         self._reported = pa.concat_tables([*tables, ADVANCES.empty_table()])
         self._order = np.argsort(position_numbers(self._reported), kind="stable")
         """The indices that sort the advances by position. Their columns are sorted when they are
@@ -113,9 +120,10 @@ class Timeline:
             if clocks.counts[-1] or not before.is_idle(operator.topics, number):
                 self._active.append(clocks)
         last = min((clocks.closed.last for clocks in self._active), default=BEFORE_ALL)
-        self.closed_after = (
-            max(last, self.closed_before) if len(self._times) else self.closed_before
-        )
+        if len(self._times):
+            self.closed_after = max(last, self.closed_before)
+        else:
+            self.closed_after = self.closed_before
 
     @cached_property
     def _table(self) -> pa.Table:
@@ -203,7 +211,9 @@ class Timeline:
     def after(self) -> dict[str, int]:
         """The stream times that the batch has advanced, by name."""
         operator, times = self._operator, {}
-        names = _SUFFIXES if operator.is_stream_join else ["closed"]
+        names = ["closed"]
+        if operator.is_stream_join:
+            names = list(_SUFFIXES)
         for number, clocks in self._partitions.items():
             if not clocks.counts[-1]:
                 continue
@@ -240,19 +250,23 @@ class Timeline:
         partition's later records can still match earlier records. Idle partitions, and partitions
         without any record of a side, are ignored.
         """
-        left = [clocks.left.last for clocks in self._active if clocks.left.last != BEFORE_ALL]
-        right = [clocks.right.last for clocks in self._active if clocks.right.last != BEFORE_ALL]
-        return min(left, default=BEFORE_ALL), min(right, default=BEFORE_ALL)
+        left: list[int] = []
+        right: list[int] = []
+        for clocks in self._active:
+            left.append(clocks.left.last)
+            right.append(clocks.right.last)
+        return _earliest(left), _earliest(right)
 
     def latest_of_sides_at(self, position: Position) -> tuple[int, int]:
         """Like `latest_of_sides`, but up to and including a position of this batch."""
         count = bisect_right(range(len(self._times)), position, key=self.position)
-        left = [int(clocks.left.after[clocks.counts[count]]) for clocks in self._active]
-        right = [int(clocks.right.after[clocks.counts[count]]) for clocks in self._active]
-        return (
-            min((time for time in left if time != BEFORE_ALL), default=BEFORE_ALL),
-            min((time for time in right if time != BEFORE_ALL), default=BEFORE_ALL),
-        )
+        left: list[int] = []
+        right: list[int] = []
+        for clocks in self._active:
+            place = clocks.counts[count]
+            left.append(int(clocks.left.after[place]))
+            right.append(int(clocks.right.after[place]))
+        return _earliest(left), _earliest(right)
 
     def closing_position(self, due: int) -> Position:
         """Return the first position at which the closed time has reached `due`."""
@@ -262,7 +276,10 @@ class Timeline:
         if position is None:
             closings, closed = self._closings
             closing = int(np.searchsorted(closed, due))
-            position = self.position(int(closings[closing])) if closing < len(closings) else END
+            if closing < len(closings):
+                position = self.position(int(closings[closing]))
+            else:
+                position = END
             self._closing_positions[due] = position
         return position
 
@@ -272,7 +289,9 @@ class Timeline:
         count = bisect_right(
             range(len(closings)), position, key=lambda number: self.position(int(closings[number]))
         )
-        return int(closed[count - 1]) if count else self.closed_before
+        if count:
+            return int(closed[count - 1])
+        return self.closed_before
 
     def advances_until(self, due: Times) -> Times:
         """For each time in `due`, the number of advances up to the advance with which the closed time reaches it.

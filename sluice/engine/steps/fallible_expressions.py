@@ -86,7 +86,9 @@ def _with_structs(
     structs: list[Column] = []
     for fallible in fallibles:
         structs.append(_null_if_failing(_struct_sql(fallible)).alias(fallible.name))
-    columns = [F.expr(column.sql).alias(column.name) for column in plain]
+    columns: list[Column] = []
+    for column in plain:
+        columns.append(F.expr(column.sql).alias(column.name))
     try:
         return frame.select("*", *columns, *structs)
     except PySparkException:

@@ -59,8 +59,14 @@ class Pickled:
 
     @classmethod
     def of(cls, value: Any) -> Pickled:
-        inner = inspect.unwrap(value) if callable(value) else value
-        owner = inner if hasattr(inner, "__qualname__") else _class_within(inner)
+        if callable(value):
+            inner = inspect.unwrap(value)
+        else:
+            inner = value
+        if hasattr(inner, "__qualname__"):
+            owner = inner
+        else:
+            owner = _class_within(inner)
         module = getattr(owner, "__module__", "builtins") or "builtins"
         file = _file(owner)
         if file and _is_named_class(value):

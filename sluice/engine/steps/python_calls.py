@@ -73,7 +73,9 @@ class _Calls:
 
         Raises an error if the value is not of the type that the step declares.
         """
-        return None if value is None else self._declared.json(value)
+        if value is None:
+            return None
+        return self._declared.json(value)
 
     @cached_property
     def _declared(self) -> Declared:

@@ -71,4 +71,6 @@ def _place(message: str, files: set[str]) -> str | None:
         if file in files:
             return place
         places.append(place)
-    return places[0] if places else None
+    if places:
+        return places[0]
+    return None

@@ -77,11 +77,15 @@ class Count(Accumulator):
 
     @override
     def add(self, accumulator: int, value: Any) -> int:
-        return accumulator + 1 if self.rows or value is not None else accumulator
+        if self.rows or value is not None:
+            return accumulator + 1
+        return accumulator
 
     @override
     def subtract(self, accumulator: int, value: Any) -> int:
-        return accumulator - 1 if self.rows or value is not None else accumulator
+        if self.rows or value is not None:
+            return accumulator - 1
+        return accumulator
 
     @override
     def merge(self, earlier: int, later: int) -> int:
@@ -94,7 +98,9 @@ integers."""
 
 
 def _large(number: int) -> Large:
-    return number if -(1 << 63) <= number < 1 << 63 else str(number)
+    if -(1 << 63) <= number < 1 << 63:
+        return number
+    return str(number)
 
 
 class Sum(Accumulator):
@@ -109,19 +115,15 @@ class Sum(Accumulator):
 
     @override
     def add(self, accumulator: tuple[int, Large], value: int | None) -> tuple[int, Large]:
-        return (
-            accumulator
-            if value is None
-            else (accumulator[0] + 1, _large(int(accumulator[1]) + value))
-        )
+        if value is None:
+            return accumulator
+        return accumulator[0] + 1, _large(int(accumulator[1]) + value)
 
     @override
     def subtract(self, accumulator: tuple[int, Large], value: int | None) -> tuple[int, Large]:
-        return (
-            accumulator
-            if value is None
-            else (accumulator[0] - 1, _large(int(accumulator[1]) - value))
-        )
+        if value is None:
+            return accumulator
+        return accumulator[0] - 1, _large(int(accumulator[1]) - value)
 
     @override
     def merge(self, earlier: tuple[int, Large], later: tuple[int, Large]) -> tuple[int, Large]:
@@ -129,7 +131,9 @@ class Sum(Accumulator):
 
     @override
     def result(self, accumulator: tuple[int, Large]) -> int | None:
-        return int(accumulator[1]) if accumulator[0] else None
+        if accumulator[0]:
+            return int(accumulator[1])
+        return None
 
 
 class BigintSum(Sum):
@@ -150,7 +154,9 @@ class Average(Sum):
 
     @override
     def result(self, accumulator: tuple[int, Large]) -> Any:
-        return int(accumulator[1]) / accumulator[0] if accumulator[0] else None
+        if accumulator[0]:
+            return int(accumulator[1]) / accumulator[0]
+        return None
 
 
 class ExactSum(Accumulator):
@@ -165,13 +171,15 @@ class ExactSum(Accumulator):
 
     @override
     def add(self, accumulator: tuple[int, Exact], value: float | None) -> tuple[int, Exact]:
-        return accumulator if value is None else (accumulator[0] + 1, accumulator[1].add(value))
+        if value is None:
+            return accumulator
+        return accumulator[0] + 1, accumulator[1].add(value)
 
     @override
     def subtract(self, accumulator: tuple[int, Exact], value: float | None) -> tuple[int, Exact]:
-        return (
-            accumulator if value is None else (accumulator[0] - 1, accumulator[1].subtract(value))
-        )
+        if value is None:
+            return accumulator
+        return accumulator[0] - 1, accumulator[1].subtract(value)
 
     @override
     def merge(self, earlier: tuple[int, Exact], later: tuple[int, Exact]) -> tuple[int, Exact]:
@@ -179,7 +187,9 @@ class ExactSum(Accumulator):
 
     @override
     def result(self, accumulator: tuple[int, Exact]) -> float | None:
-        return float(accumulator[1]) if accumulator[0] else None
+        if accumulator[0]:
+            return float(accumulator[1])
+        return None
 
 
 class ExactAverage(ExactSum):
@@ -187,7 +197,9 @@ class ExactAverage(ExactSum):
 
     @override
     def result(self, accumulator: tuple[int, Exact]) -> float | None:
-        return accumulator[1].divided(accumulator[0]) if accumulator[0] else None
+        if accumulator[0]:
+            return accumulator[1].divided(accumulator[0])
+        return None
 
 
 class DecimalSum(Accumulator):
@@ -226,7 +238,9 @@ class DecimalSum(Accumulator):
 
     @override
     def result(self, accumulator: tuple[int, Decimal]) -> Decimal | None:
-        return accumulator[1] if accumulator[0] else None
+        if accumulator[0]:
+            return accumulator[1]
+        return None
 
 
 class DecimalAverage(DecimalSum):
@@ -273,7 +287,9 @@ class First(Accumulator):
 
     @override
     def add(self, accumulator: Any, value: Any) -> Any:
-        return value if accumulator is None else accumulator
+        if accumulator is None:
+            return value
+        return accumulator
 
 
 class Last(Accumulator):
@@ -281,7 +297,9 @@ class Last(Accumulator):
 
     @override
     def add(self, accumulator: Any, value: Any) -> Any:
-        return accumulator if value is None else value
+        if value is None:
+            return accumulator
+        return value
 
 
 class CollectList(Accumulator):
@@ -293,7 +311,9 @@ class CollectList(Accumulator):
 
     @override
     def add(self, accumulator: list[Any], value: Any) -> list[Any]:
-        return accumulator if value is None else [*accumulator, value]
+        if value is None:
+            return accumulator
+        return [*accumulator, value]
 
     @override
     def subtract(self, accumulator: list[Any], value: Any) -> list[Any]:
@@ -327,9 +347,9 @@ class CollectSet(Accumulator):
 
     @override
     def add(self, accumulator: dict[Any, None], value: Any) -> dict[Any, None]:
-        return (
-            accumulator if value is None or value in accumulator else {**accumulator, value: None}
-        )
+        if value is None or value in accumulator:
+            return accumulator
+        return {**accumulator, value: None}
 
     @override
     def merge(self, earlier: dict[Any, None], later: dict[Any, None]) -> dict[Any, None]:
@@ -441,7 +461,9 @@ class ApproximatePercentile(InPlace):
         if not accumulator.counts and not accumulator.bins:
             return None
         results = [accumulator.percentile(part) for part in self.parts]
-        return results if self.many else results[0]
+        if self.many:
+            return results
+        return results[0]
 
 
 class Counted(InPlace):
@@ -515,7 +537,9 @@ class Percentile(Counted):
         values = sorted(accumulator)
         ends = list(itertools.accumulate(accumulator[value] for value in values))
         results = [_percentile(values, ends, part) for part in self.parts]
-        return results if self.many else results[0]
+        if self.many:
+            return results
+        return results[0]
 
 
 def _percentile(values: list[Any], ends: list[int], part: float) -> float:
@@ -545,7 +569,9 @@ class ByOrder(Accumulator):
 
     @override
     def add(self, accumulator: Any, value: Any) -> Any:
-        return accumulator if value is None else self.merge(accumulator, (value.y, value.x))
+        if value is None:
+            return accumulator
+        return self.merge(accumulator, (value.y, value.x))
 
     @override
     def merge(self, earlier: Any, later: Any) -> Any:
@@ -557,7 +583,9 @@ class ByOrder(Accumulator):
 
     @override
     def result(self, accumulator: Any) -> Any:
-        return None if accumulator is None else accumulator[1]
+        if accumulator is None:
+            return None
+        return accumulator[1]
 
 
 class Truths(Accumulator):
@@ -573,15 +601,15 @@ class Truths(Accumulator):
 
     @override
     def add(self, accumulator: tuple[int, int], value: bool | None) -> tuple[int, int]:
-        return (
-            accumulator if value is None else (accumulator[0] + value, accumulator[1] + (not value))
-        )
+        if value is None:
+            return accumulator
+        return accumulator[0] + value, accumulator[1] + (not value)
 
     @override
     def subtract(self, accumulator: tuple[int, int], value: bool | None) -> tuple[int, int]:
-        return (
-            accumulator if value is None else (accumulator[0] - value, accumulator[1] - (not value))
-        )
+        if value is None:
+            return accumulator
+        return accumulator[0] - value, accumulator[1] - (not value)
 
     @override
     def merge(self, earlier: tuple[int, int], later: tuple[int, int]) -> tuple[int, int]:
@@ -592,7 +620,9 @@ class Truths(Accumulator):
         trues, falses = accumulator
         if not trues and not falses:
             return None
-        return not falses if self.all_true else bool(trues)
+        if self.all_true:
+            return not falses
+        return bool(trues)
 
 
 class Bits(Accumulator):
@@ -605,7 +635,9 @@ class Bits(Accumulator):
     @override
     def add(self, accumulator: int | None, value: int | None) -> int | None:
         if accumulator is None or value is None:
-            return value if accumulator is None else accumulator
+            if accumulator is None:
+                return value
+            return accumulator
         return self.combine(accumulator, value)
 
 

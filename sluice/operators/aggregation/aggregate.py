@@ -23,16 +23,28 @@ from typing_extensions import override
 
 from sluice.operators.aggregation.calculation import Calculation
 from sluice.operators.aggregation.column_functions import ColumnFunctions
+from sluice.operators.aggregation.last_results import (
+    LastResults,
+    Windows,
+    last_results_of_keys,
+)
 from sluice.operators.aggregation.window_bounds import bounds_of_all, ends_of
 from sluice.operators.aggregation.window_ranges import WindowRanges
 from sluice.operators.base import Output, Row
-from sluice.operators.columns import KeyedRows, Results, RowFailedError, validity, with_old_values
+from sluice.operators.columns import (
+    BatchTimeline,
+    KeyedRows,
+    KeyStates,
+    Results,
+    RowFailedError,
+    validity,
+    with_old_values,
+)
 from sluice.operators.lateness import WindowLateness, last_forgotten
-from sluice.operators.operator import Operator
+from sluice.operators.operator import BatchOfOperator, Operator
 from sluice.support.arrays import Indices, Times
 from sluice.values.windows import AnyWindow, Bounds, TimeWindow
 
-Windows = dict[Any, tuple[int, Any]]
 T = TypeVar("T")
 S = TypeVar("S")
 
@@ -92,13 +104,19 @@ class BaseAggregation(Operator[S]):
         assert row.key is not None
         calculation = self.calculation
         stored = state.get(start)
-        replaced = forgotten if stored is None else stored
+        if stored is None:
+            replaced = forgotten
+        else:
+            replaced = stored
         old = None
         if replaced is not None and self.sends_old_values:
             old = calculation.result(replaced[1])
         if stored is None:
             time = row.time
-            aggregate = calculation.new_aggregate() if copied is None else copied
+            if copied is None:
+                aggregate = calculation.new_aggregate()
+            else:
+                aggregate = copied
             if forgotten is not None:
                 out.count("restarted")
         else:
@@ -239,7 +257,13 @@ class SpreadAggregation(Aggregation):
         """Return the values to add to windows, and the dropped and late rows, as results without values."""
         raise NotImplementedError
 
-    def process_columns(self, states: Sequence[Windows], rows: KeyedRows) -> Results | None:
+    def _last_in_columns(self, states: KeyStates[Windows], rows: KeyedRows) -> Results | None:
+        """Return the last results of these rows, if SQL functions compute them without an order."""
+        return None
+
+    def process_columns(
+        self, states: KeyStates[Windows], rows: KeyedRows, timeline: BatchTimeline | None
+    ) -> Results | None:
         """Process all rows at once.
 
         Returns None if the rows must be processed one by one. Raises RowFailedError if a function
@@ -249,24 +273,29 @@ class SpreadAggregation(Aggregation):
             return None
         self.calculation.keep_changes()
         try:
+            if self.only_last:
+                last = self._last_in_columns(states, rows)
+            else:
+                last = None
+            if last is not None:
+                return last
             additions, dropped = self._additions(rows)
             if not len(additions.rows):
                 return dropped
-            add = self._last_results if self.only_last else self._each_result
-            return replace(add(states, rows, additions), dropped=dropped.dropped, late=dropped.late)
+            results = self._add(states, rows, additions)
+            return replace(results, dropped=dropped.dropped, late=dropped.late)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             raise RowFailedError from error
 
-    def _each_result(
-        self, states: Sequence[Windows], rows: KeyedRows, additions: Additions
-    ) -> Results:
+    def _add(self, states: KeyStates[Windows], rows: KeyedRows, additions: Additions) -> Results:
         """Add the values of each window, one after the other.
 
-        Returns the result after each value.
+        Returns the result after each value or, if `only_last`, the last result of each window.
         """
-        windows, event_times = additions.windows, rows.times[additions.rows].tolist()
+        calculation, windows = self.calculation, additions.windows
+        event_times = rows.times[additions.rows].tolist()
         texts = rows.columns["value"].take(pa.array(additions.rows)).to_pylist()
         results: list[str | None] = []
         times: list[int] = []
@@ -275,37 +304,75 @@ class SpreadAggregation(Aggregation):
         begins: list[int] = []
         for number, start, first, behind in windows.tuples():
             stored = states[number].get(start)
-            time, aggregate = stored or (event_times[first], self.calculation.new_aggregate())
+            if stored is None:
+                time, aggregate = event_times[first], calculation.new_aggregate()
+            else:
+                time, aggregate = stored
             if self.sends_old_values:
-                replaced.append(None if stored is None else self.calculation.result(aggregate))
-            aggregate, begin = self.calculation.add_all(
-                rows.keys[number], aggregate, texts[first:behind], results
+                replaced.append(None if stored is None else calculation.result(aggregate))
+            aggregate, begin = calculation.add_all(
+                rows.keys[number],
+                aggregate,
+                texts[first:behind],
+                None if self.only_last else results,
             )
+            begins.append(first + begin)
+            times_of_window = event_times[first:behind]
+            if self.only_last:
+                # Records before a removal do not count for the time of the aggregate that has begun
+                # after it.
+                latest = max(times_of_window[begin:])
+                if not begin:
+                    latest = max(time, latest)
+                times.append(latest)
+            elif begin:
+                times += _times_with_removals(times_of_window, results[first:], time)
+            else:
+                times += islice(accumulate(times_of_window, max, initial=time), 1, None)
             if self.sends_old_values:
                 replaced += results[first:-1]
-            if begin:
-                times += _times_with_removals(event_times[first:behind], results[first:], time)
-            else:
-                times += islice(accumulate(event_times[first:behind], max, initial=time), 1, None)
             changed.append((times[-1], aggregate))
-            begins.append(first + begin)
         self._set_windows(states, additions, changed, np.array(begins, np.intp))
-        # The results of a row follow each other, whatever windows they belong to.
+        if self.only_last:
+            aggregates = [aggregate for _, aggregate in changed]
+            return self._last_results(additions, calculation.results(aggregates), times)
+        each = self._each_result(additions, results, times)
+        if self.sends_old_values:
+            return self._replacing(each, pa.array(replaced, pa.string()))
+        return each
+
+    def _each_result(
+        self, additions: Additions, results: Sequence[str | None], times: Sequence[int]
+    ) -> Results:
+        """Return the results of all additions.
+
+        The results of a row follow each other, whatever windows they belong to.
+        """
+        windows = additions.windows
         in_order = np.argsort(additions.order)
-        starts, ends = (
-            np.repeat(each, windows.behind - windows.first)
-            for each in (windows.starts, windows.ends)
-        )
-        each = Results(
+        counts = windows.behind - windows.first
+        starts, ends = np.repeat(windows.starts, counts), np.repeat(windows.ends, counts)
+        return Results(
             additions.rows[in_order],
             pa.array(results, pa.string()).take(pa.array(in_order)),
             np.array(times, np.int64)[in_order],
             windows=self._bounds_of_results(starts, ends, in_order),
         )
-        return (
-            self._replacing(each, pa.array(replaced, pa.string()))
-            if self.sends_old_values
-            else each
+
+    def _last_results(
+        self, additions: Additions, results: Sequence[str | None], times: Sequence[int]
+    ) -> Results:
+        """Return the last result of each window, in the order of the windows' last rows."""
+        windows = additions.windows
+        last_rows = additions.rows[windows.behind - 1]
+        in_order = np.argsort(last_rows, kind="stable")
+        return Results(
+            last_rows[in_order],
+            pa.array(results, pa.string()).take(pa.array(in_order)),
+            np.array(times, np.int64)[in_order],
+            # As the results of `end_keys`, these results come from no single record.
+            headers=pa.nulls(len(windows), pa.string()),
+            windows=self._bounds_of_results(windows.starts, windows.ends, in_order),
         )
 
     def _replacing(self, new: Results, replaced: pa.Array) -> Results:
@@ -318,68 +385,9 @@ class SpreadAggregation(Aggregation):
         replaced = replaced.take(sent)
         return replace(with_old_values(changes, replaced, validity(replaced)), dropped=new.dropped)
 
-    def _last_results(
-        self, states: Sequence[Windows], rows: KeyedRows, additions: Additions
-    ) -> Results:
-        """Add the values of each window together. Returns the last result of each window."""
-        windows = additions.windows
-        latest = windows.over_ranges(np.maximum, rows.times[additions.rows]).tolist()
-        held = [states[number].get(start) for number, start, _, _ in windows.tuples()]
-        aggregates, begins = self._added(rows, held, additions)
-        times: list[int] = []
-        for time, window in zip(latest, held, strict=True):
-            times.append(time if window is None else max(time, window[0]))
-        # Records before a removal do not count for the time of the aggregate that has begun after
-        # it.
-        for number in np.flatnonzero(begins > windows.first).tolist():
-            times[number] = int(
-                rows.times[additions.rows[begins[number] : windows.behind[number]]].max()
-            )
-        self._set_windows(states, additions, [*zip(times, aggregates, strict=True)], begins)
-        last_rows = additions.rows[windows.behind - 1]
-        in_order = np.argsort(last_rows, kind="stable")
-        return Results(
-            last_rows[in_order],
-            pa.array(self.calculation.results(aggregates), pa.string()).take(pa.array(in_order)),
-            np.array(times, np.int64)[in_order],
-            # As the results of `end_keys`, these results come from no single record.
-            headers=pa.nulls(len(windows), pa.string()),
-            windows=self._bounds_of_results(windows.starts, windows.ends, in_order),
-        )
-
-    def _added(
-        self, rows: KeyedRows, held: Sequence[tuple[int, Any] | None], additions: Additions
-    ) -> tuple[list[Any], Indices]:
-        """Return the aggregates of windows after their values have been added to the aggregates that they held.
-
-        Also returns the place of the addition with which each of these aggregates begins (see
-        `Calculation.add_all`).
-        """
-        calculation, windows = self.calculation, additions.windows
-        values = rows.columns["value"].take(pa.array(additions.rows))
-        keys = [rows.keys[number] for number in windows.keys.tolist()]
-        functions = ColumnFunctions.of(calculation, in_order=True)
-        if functions is not None:
-            new = functions.aggregates(values, windows, additions.rows).aggregates(
-                np.arange(len(windows))
-            )
-            merged: list[Any] = []
-            for key, old, aggregate in zip(keys, held, new, strict=True):
-                merged.append(aggregate if old is None else functions.merge(key, old[1], aggregate))
-            return merged, windows.first
-        texts, added, begins = values.to_pylist(), list[Any](), windows.first.copy()
-        for number, (key, old, (_, _, first, behind)) in enumerate(
-            zip(keys, held, windows.tuples(), strict=True)
-        ):
-            aggregate = calculation.new_aggregate() if old is None else old[1]
-            aggregate, begin = calculation.add_all(key, aggregate, texts[first:behind])
-            added.append(aggregate)
-            begins[number] += begin
-        return added, begins
-
     @staticmethod
     def _set_windows(
-        states: Sequence[Windows],
+        states: KeyStates[Windows],
         additions: Additions,
         aggregates: Sequence[tuple[int, Any]],
         begins: Indices,
@@ -467,6 +475,13 @@ class Aggregate(SpreadAggregation):
     def _takes_columns(self, rows: KeyedRows) -> bool:
         return self.history_ms is None
 
+    @override
+    def _last_in_columns(self, states: KeyStates[Windows], rows: KeyedRows) -> Results | None:
+        functions = ColumnFunctions.of(self.calculation, in_order=True)
+        if functions is None:
+            return None
+        return last_results_of_keys(functions, states, rows)
+
     def _additions(self, rows: KeyedRows) -> tuple[Additions, Results]:
         # Kafka Streams drops records without a value here.
         given, nothing = np.flatnonzero(rows.has_value), np.array([], np.int64)
@@ -481,7 +496,9 @@ class Aggregate(SpreadAggregation):
 
     def _time_of(self, state: Windows, row: Row) -> int:
         """Return the time of the result that includes the row."""
-        return max(state[0][0], row.time) if state else row.time
+        if state:
+            return max(state[0][0], row.time)
+        return row.time
 
 
 def _is_past(time: int, stream_time: int, history_ms: int) -> bool:
@@ -524,7 +541,10 @@ class TableAggregate(BaseAggregation[Group[Any]]):
         row = new or old
         assert row is not None
         subtracted = state.instead.pop(_table_key(row), None if old is None else old.value)
-        added = None if new is None else new.value
+        if new is None:
+            added = None
+        else:
+            added = new.value
         out.hold()
         try:
             # A row whose group key is null belongs to no group, so there is no aggregate to update.
@@ -551,7 +571,10 @@ class TableAggregate(BaseAggregation[Group[Any]]):
         out: Output,
     ) -> None:
         """Subtract `subtracted`, add `added`, and send one result for both changes."""
-        old = self.calculation.result(state[0][1]) if self.sends_old_values and 0 in state else None
+        if self.sends_old_values and 0 in state:
+            old = self.calculation.result(state[0][1])
+        else:
+            old = None
         changed = self._changed(state.get(0), key, time, subtracted, added)
         if changed is None:
             # As in Kafka Streams, a group that has been removed is deleted again if a row leaves
@@ -598,7 +621,9 @@ class TableAggregate(BaseAggregation[Group[Any]]):
             aggregate = calculation.add(key, aggregate, calculation.read(added))
         return time, aggregate
 
-    def process_columns(self, states: Sequence[Group[Any]], rows: KeyedRows) -> Results | None:
+    def process_columns(
+        self, states: KeyStates[Group[Any]], rows: KeyedRows, timeline: BatchTimeline | None
+    ) -> Results | None:
         """Process all rows at once.
 
         Returns None if a change has failed in an earlier batch. Raises RowFailedError if a change
@@ -633,12 +658,14 @@ class TableAggregate(BaseAggregation[Group[Any]]):
                 if is_replaced[row]:
                     replaced = values[row]
                     continue
-                old = (
-                    calculation.result(held[1])
-                    if self.sends_old_values and held is not None
-                    else None
-                )
-                subtracted, added = (values[row], None) if is_old[row] else (replaced, values[row])
+                if self.sends_old_values and held is not None:
+                    old = calculation.result(held[1])
+                else:
+                    old = None
+                if is_old[row]:
+                    subtracted, added = values[row], None
+                else:
+                    subtracted, added = replaced, values[row]
                 replaced = None
                 changed = self._changed(held, key, times[row], subtracted, added)
                 if changed is None:
@@ -646,7 +673,10 @@ class TableAggregate(BaseAggregation[Group[Any]]):
                         results.append((row, None, times[row], False))
                     continue
                 last_cause, (time, aggregate) = row, changed
-                held = None if aggregate is None else changed
+                if aggregate is None:
+                    held = None
+                else:
+                    held = changed
                 if self.only_last:
                     # If the result cannot be written, the change fails here, as if it were sent.
                     calculation.check(aggregate)
@@ -661,9 +691,10 @@ class TableAggregate(BaseAggregation[Group[Any]]):
                     state.windows[0] = held
                 if self.only_last:
                     results.append((last_cause, calculation.result(aggregate), time, False))
-        causes, texts, result_times, old_results = (
-            zip(*results, strict=True) if results else ((), (), (), ())
-        )
+        if results:
+            causes, texts, result_times, old_results = zip(*results, strict=True)
+        else:
+            causes, texts, result_times, old_results = ((), (), (), ())
         return Results(
             np.array(causes, np.intp),
             pa.array(texts, rows.columns["value"].type),
@@ -702,6 +733,32 @@ class WindowAggregation(Aggregation):
         )
         self.window = window
         self.lateness = WindowLateness(window)
+        self._last_results_matter = only_last
+        self._results_are_passed_on = False
+        self._closed = -1
+        self._in_columns = LastResults.of(window, self.lateness, calculation, self.expires_at)
+
+    @override
+    def begin_batch(self, batch: BatchOfOperator) -> None:
+        self._last_results_matter = batch.only_last
+        self._results_are_passed_on = batch.has_listeners
+        self._closed = batch.closed
+
+    @property
+    @override
+    def takes_columns(self) -> bool:
+        is_last = self._last_results_matter and not self.sends_old_values
+        return is_last and self._in_columns is not None
+
+    @override
+    def process_columns(
+        self, states: KeyStates[Windows], rows: KeyedRows, timeline: BatchTimeline | None
+    ) -> Results | None:
+        if self._in_columns is None or not self.takes_columns:
+            return None
+        return self._in_columns.process(
+            states, rows, self._closed, with_headers=self._results_are_passed_on
+        )
 
     def expires_at(self, start: Any, time: Any) -> Any:
         """Return the stream time at which no later record can need the aggregate of a window any more.
@@ -793,6 +850,14 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
             out.count("late", late)
             if late == len(windows):
                 out.send_late()
+
+    @override
+    def process_columns(
+        self, states: KeyStates[Windows], rows: KeyedRows, timeline: BatchTimeline | None
+    ) -> Results | None:
+        if self.takes_columns:
+            return WindowAggregation.process_columns(self, states, rows, timeline)
+        return SpreadAggregation.process_columns(self, states, rows, timeline)
 
     def _takes_columns(self, rows: KeyedRows) -> bool:
         # Windows of several cogrouped streams may begin again (see `_last_forgotten_end`).

@@ -149,7 +149,10 @@ def table_accumulator_of(function: Function) -> Accumulator:
         case "min" | "max":
             return table_functions.ExtremeOfRows(kind, min if name == "min" else max)
         case "min_by" | "max_by":
-            better = operator.lt if name == "min_by" else operator.gt
+            if name == "min_by":
+                better = operator.lt
+            else:
+                better = operator.gt
             return table_functions.ByOrderOfRows(kind, function.second, better)
         case "top":
             return table_functions.TopOfRows(kind, int(function.parameters[0]))
@@ -166,7 +169,9 @@ def _kind_of(function: Function) -> Any:
 
     Objects and lists are accumulated as JSON text.
     """
-    return str if function.argument is msgspec.Raw else function.argument
+    if function.argument is msgspec.Raw:
+        return str
+    return function.argument
 
 
 def accumulator_of(function: Function) -> Accumulator:  # noqa: C901  (a case per function)

@@ -125,7 +125,10 @@ class Functions:
                     next_step=f"For tables, use {', '.join(sorted(SUBTRACTABLE))}, or Python functions.",
                 )
         self.fields, self.scalar = fields, scalar
-        accumulator = table_accumulator_of if subtracts else accumulator_of
+        if subtracts:
+            accumulator = table_accumulator_of
+        else:
+            accumulator = accumulator_of
         accumulators = [accumulator(function) for function in functions]
         arguments = [function.json_type for function in functions]
         self.kind = tuple[tuple(accumulator.kind for accumulator in accumulators)]  # type: ignore[misc]
@@ -133,9 +136,13 @@ class Functions:
         self._nulls = (None,) * len(accumulators)
         # The indices of the functions whose argument is not a number, a Boolean or a text. Such an
         # argument stays JSON text.
-        self._raw_arguments = [
-            at for at, function in enumerate(functions) if function.argument is msgspec.Raw
-        ]
+        self._raw_arguments: list[int] = []
+        self._pair_arguments: set[int] = set()
+        for at, function in enumerate(functions):
+            if function.argument is msgspec.Raw:
+                self._raw_arguments.append(at)
+            if function.takes_pairs:
+                self._pair_arguments.add(at)
         self._map_arguments: list[int] = []
         self._json_results: list[int] = []
         for at in self._raw_arguments:
@@ -143,8 +150,6 @@ class Functions:
                 self._map_arguments.append(at)
             if functions[at].name not in _COUNTING:
                 self._json_results.append(at)
-        pairs = [at for at, function in enumerate(functions) if function.takes_pairs]
-        self._pair_arguments = frozenset(pairs)
         self.accumulators = accumulators
         self._in_place = [
             accumulator for accumulator in accumulators if isinstance(accumulator, InPlace)
@@ -167,7 +172,10 @@ class Functions:
         # The windows of a row are computed one after the other, and all get the same value, which
         # needs to be decoded only once.
         if value is not last:
-            arguments = self._nulls if value is None else self._arguments(value)
+            if value is None:
+                arguments = self._nulls
+            else:
+                arguments = self._arguments(value)
             self._last = value, arguments
         return arguments
 
@@ -188,7 +196,10 @@ class Functions:
         # Two maps with the same entries in different orders are one value, so they must become one
         # text.
         for at in self._map_arguments:
-            texts[at] = None if texts[at] is None else _with_sorted_names(texts[at])
+            if texts[at] is None:
+                texts[at] = None
+            else:
+                texts[at] = _with_sorted_names(texts[at])
         return texts
 
     def add(self, key: str, aggregate: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
@@ -265,7 +276,9 @@ _COUNTING = ("count", "count_distinct", "approx_count_distinct")
 
 def _text(raw: msgspec.Raw) -> str | None:
     text = bytes(raw).decode()
-    return None if text == "null" else text
+    if text == "null":
+        return None
+    return text
 
 
 _DECODER = msgspec.json.Decoder(float_hook=Decimal)
@@ -313,7 +326,10 @@ class Custom:
         self._merger = merger
         self._decode = value_decoder(argument_type)
         self._decode_kept = state_decoder(self.kind)
-        self._check_amounts = None if value_type is Any else contract_parts.amount_check(value_type)
+        if value_type is Any:
+            self._check_amounts = None
+        else:
+            self._check_amounts = contract_parts.amount_check(value_type)
         self._before: dict[int, bytes] = {}
         """`id` of an aggregate → the aggregate's encoding from before the author's functions could
         modify it."""
@@ -327,10 +343,14 @@ class Custom:
         if type(initial) in IMMUTABLE:
             return initial
         copy = self._declared.copy_plain
-        return copy(initial) if copy is not None and self._is_plain(initial) else deepcopy(initial)
+        if copy is not None and self._is_plain(initial):
+            return copy(initial)
+        return deepcopy(initial)
 
     def read(self, value: str | None) -> Any:
-        return None if value is None else self._decode(value)
+        if value is None:
+            return None
+        return self._decode(value)
 
     def rejected(self, value: str | None) -> str | None:
         return value
@@ -385,7 +405,9 @@ class Custom:
     def merge(self, key: str, earlier: Any, later: Any) -> Any:
         """Return the aggregate of two merged sessions: if one has no aggregate, the aggregate of the other session."""
         if earlier is None or later is None:
-            return later if earlier is None else earlier
+            if earlier is None:
+                return later
+            return earlier
         self._remember(earlier)
         self._remember(later)
         if not self._merger:
@@ -396,7 +418,9 @@ class Custom:
         return deepcopy(aggregate)
 
     def result(self, aggregate: Any) -> str | None:
-        return None if aggregate is None else self._declared.typed_json(aggregate)
+        if aggregate is None:
+            return None
+        return self._declared.typed_json(aggregate)
 
     def results(self, aggregates: Sequence[Any]) -> list[str | None]:
         if any(aggregate is None for aggregate in aggregates):
@@ -413,7 +437,9 @@ class Custom:
 
     def undo_changes(self, aggregate: Any) -> Any:
         before = self._before.get(id(aggregate))
-        return aggregate if before is None else self._decode_kept(before)
+        if before is None:
+            return aggregate
+        return self._decode_kept(before)
 
     def _remember(self, aggregate: Any) -> None:
         # An undo needs only the encoding from before the first change. An immutable aggregate
@@ -428,7 +454,9 @@ class Custom:
         """
         if self._is_plain(aggregate):
             copy = self._declared.copy_plain
-            return aggregate if copy is None else copy(aggregate)
+            if copy is None:
+                return aggregate
+            return copy(aggregate)
         kind = type(aggregate)
         # The range of integers is checked below.
         if kind is self._plain and kind in _WITHOUT_INTEGERS:
@@ -447,7 +475,9 @@ _WITHOUT_INTEGERS = IMMUTABLE - {int}
 def _plain_aggregates(declared: Declared) -> Callable[[Any], bool]:
     """Like `Declared.is_plain`, but False for None, which is no aggregate, even if the declared type includes it."""
     is_plain = declared.is_plain
-    return (lambda value: value is not None and is_plain(value)) if is_plain(None) else is_plain
+    if is_plain(None):
+        return lambda value: value is not None and is_plain(value)
+    return is_plain
 
 
 class Batched(Custom):
@@ -468,7 +498,10 @@ class Batched(Custom):
         values: Sequence[str | None],
         results: list[str | None] | None = None,
     ) -> tuple[Any, int]:
-        size = _MOST_VALUES if results is None else 1
+        if results is None:
+            size = _MOST_VALUES
+        else:
+            size = 1
         begin = 0
         for first in range(0, len(values), size):
             if aggregate is None:
@@ -515,7 +548,9 @@ class Cogrouped(Custom):
     @override
     def rejected(self, value: str | None) -> str | None:
         """Return the value without the number of its stream, which the author does not know."""
-        return None if value is None else bytes(_decode_numbered(value)[1]).decode()
+        if value is None:
+            return None
+        return bytes(_decode_numbered(value)[1]).decode()
 
     def _add_of_stream(self, key: str, aggregate: Any, numbered: tuple[int, Any]) -> Any:
         stream, value = numbered

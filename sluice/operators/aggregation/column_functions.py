@@ -176,7 +176,10 @@ class Aggregates:
         names = [msgspec.json.encode(name).decode() + ":" for name in self.functions.fields] or [
             ""
         ] * len(texts)
-        begin, end = "{}" if self.functions.fields else "[]"
+        if self.functions.fields:
+            begin, end = "{}"
+        else:
+            begin, end = "[]"
         parts: list[Any] = []
         for name, text in zip(names, texts, strict=True):
             parts += [("," if parts else begin) + name, text]
@@ -308,7 +311,10 @@ def _decimal_argument(is_given: Mask, column: Sequence[Decimal | None]) -> Argum
     these numbers or the integers are too large.
     """
     exponents = {int(value.as_tuple().exponent) for value in column if value is not None}
-    exponent = exponents.pop() if exponents else 0
+    if exponents:
+        exponent = exponents.pop()
+    else:
+        exponent = 0
     if exponents or exponent not in _PLAIN_EXPONENTS:
         raise NumbersTooLargeError
     numbers = [0 if value is None else int(value.scaleb(-exponent, _EXACT)) for value in column]
@@ -331,7 +337,10 @@ def _double_argument(is_given: Mask, column: Sequence[float | None]) -> Argument
     fractions, exponents = np.frexp(doubles)
     exponents -= _DOUBLE_BITS
     sizes = exponents[doubles != 0]
-    least = int(sizes.min()) if len(sizes) else 0
+    if len(sizes):
+        least = int(sizes.min())
+    else:
+        least = 0
     if len(sizes) and int(sizes.max()) - least > _WIDEST:
         raise NumbersTooLargeError
     mantissas = np.ldexp(fractions, _DOUBLE_BITS).astype(np.int64).tolist()

@@ -154,7 +154,9 @@ class LastRecordsAggregate(CountedAggregation[LatestRecords]):
             self._send(key, old, result, max(times[begin:]), out)
 
     def _has_result(self, values: list[str]) -> bool:
-        return len(values) == self.window.records if self.window.only_complete else bool(values)
+        if self.window.only_complete:
+            return len(values) == self.window.records
+        return bool(values)
 
     def _result(self, key: str, values: list[str]) -> tuple[str | None, int]:
         """Return the result, and the index of the value with which its aggregate begins: the first one after a removal."""

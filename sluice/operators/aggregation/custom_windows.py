@@ -6,8 +6,9 @@ from typing import Any
 
 from typing_extensions import override
 
-from sluice.operators.aggregation.aggregate import WindowAggregation, Windows
+from sluice.operators.aggregation.aggregate import WindowAggregation
 from sluice.operators.aggregation.calculation import Calculation
+from sluice.operators.aggregation.last_results import Windows
 from sluice.operators.base import Output, Row
 from sluice.values.windows import Bounds, CustomWindow
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.operators.aggregation.aggregate import WindowAggregation, Windows
+from sluice.operators.aggregation.aggregate import WindowAggregation
 from sluice.operators.aggregation.calculation import Calculation
+from sluice.operators.aggregation.last_results import Windows
 from sluice.operators.base import Output, Row
 from sluice.operators.lateness import closes_at, last_closed_end
 from sluice.values.windows import Bounds, SessionWindow

@@ -30,7 +30,9 @@ class Distinct(msgspec.Struct, array_like=True):
 
     @property
     def estimate(self) -> int:
-        return round(_estimate(self.registers)) if self.registers else len(self.hashes)
+        if self.registers:
+            return round(_estimate(self.registers))
+        return len(self.hashes)
 
     def add(self, hashed: int) -> Undo | None:
         """Add a hash. Returns a function that undoes the change; None if nothing has changed."""
@@ -40,7 +42,10 @@ class Distinct(msgspec.Struct, array_like=True):
             self.hashes[hashed] = None
             if len(self.hashes) <= MOST_EXACT:
                 return partial(self.hashes.pop, hashed)
-            before_this = [earlier for earlier in self.hashes if earlier != hashed]
+            before_this: list[int] = []
+            for earlier in self.hashes:
+                if earlier != hashed:
+                    before_this.append(earlier)
             undo = partial(self._restore, dict.fromkeys(before_this))
             self._fill(self.hashes)
             self.hashes = {}
@@ -87,7 +92,10 @@ def hash_of(value: Any) -> int:
     # This turns -0.0 into 0.0: the two numbers are equal, so they need the same hash.
     if isinstance(value, float):
         value += 0.0
-    text = str(value.normalize()) if isinstance(value, Decimal) else str(value)
+    if isinstance(value, Decimal):
+        text = str(value.normalize())
+    else:
+        text = str(value)
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
 
 
@@ -201,7 +209,10 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
         if isinstance(least, Decimal):
             value: Any = Decimal(middle).quantize(least)
         else:
-            value = round(middle) if isinstance(least, int) else middle
+            if isinstance(least, int):
+                value = round(middle)
+            else:
+                value = middle
         # The middle of the first or last bin may lie beyond the numbers that were seen.
         return min(max(value, least), most)
 
@@ -232,7 +243,9 @@ def _bin(value: Any) -> int:
     if not value:
         return 0
     number = math.ceil(math.log(abs(value)) / math.log(_GAMMA)) + _SHIFT
-    return number if value > 0 else -number
+    if value > 0:
+        return number
+    return -number
 
 
 def _middle(place: int) -> float:
@@ -243,5 +256,8 @@ def _middle(place: int) -> float:
 
 
 def _range(values: Iterable[Any]) -> tuple[Any, Any]:
-    present = [value for value in values if value is not None]
+    present: list[Any] = []
+    for value in values:
+        if value is not None:
+            present.append(value)
     return min(present, default=None), max(present, default=None)

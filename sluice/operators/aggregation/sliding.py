@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.operators.aggregation.aggregate import WindowAggregation, Windows
+from sluice.operators.aggregation.aggregate import WindowAggregation
 from sluice.operators.aggregation.calculation import Calculation
+from sluice.operators.aggregation.last_results import Windows
 from sluice.operators.base import Output, Row
 from sluice.values.windows import SlidingWindow
 
@@ -82,7 +83,10 @@ class SlidingAggregate(WindowAggregation):
 
     def _next_window(self, state: Windows, starts: list[int], time: int) -> tuple[int, Any] | None:
         """Time and aggregate for a new window right after `time`; None if it would be empty or already exists."""
-        earliest = 0 if time < self.window.size_ms else time - self.window.size_ms + 1
+        if time < self.window.size_ms:
+            earliest = 0
+        else:
+            earliest = time - self.window.size_ms + 1
         containing = next((start for start in starts if earliest <= start <= time), None)
         if containing is None or time + 1 in state:
             return None
@@ -124,7 +128,10 @@ class SlidingAggregate(WindowAggregation):
         own = row.time - self.window.size_ms
         has_own = own in state
         preceding = next((start for start in starts if start < own), None)
-        previous = state[own][0] if has_own else None
+        if has_own:
+            previous = state[own][0]
+        else:
+            previous = None
         """The time of the last record before the row; None if no such record is stored."""
         copied = None
         if preceding is not None and (previous is None or previous < row.time):
@@ -177,13 +184,19 @@ class SlidingAggregate(WindowAggregation):
         The results of the windows are sent in the same order as in Kafka Streams. A later step that
         does not distinguish the windows sees the order.
         """
-        previous = state[0][0] if 0 in state else row.time
+        if 0 in state:
+            previous = state[0][0]
+        else:
+            previous = row.time
         # The window right after the previous record may not exist yet: the row is its first record.
         begins_next = previous < row.time and previous + 1 not in state
         containing = [start for start in reversed(starts) if 0 < start <= row.time]
         is_counted = self._add_to_each(state, containing, row, out)
         self._create_next(state, row, out, next_window)
-        last_starts = [previous + 1, 0] if begins_next else [0]
+        if begins_next:
+            last_starts = [previous + 1, 0]
+        else:
+            last_starts = [0]
         return self._add_to_each(state, last_starts, row, out) or is_counted
 
     def _add_to_each(

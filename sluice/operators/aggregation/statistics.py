@@ -61,14 +61,20 @@ class Statistic(Accumulator):
 
     @override
     def add(self, accumulator: Sums, value: Any) -> Sums:
-        products = None if value is None else self._products(value)
+        if value is None:
+            products = None
+        else:
+            products = self._products(value)
         if products is None:
             return accumulator
         return accumulator[0] + 1, tuple(map(self._add, accumulator[1], products))
 
     @override
     def subtract(self, accumulator: Sums, value: Any) -> Sums:
-        products = None if value is None else self._products(value)
+        if value is None:
+            products = None
+        else:
+            products = self._products(value)
         if products is None:
             return accumulator
         return accumulator[0] - 1, tuple(map(self._subtract, accumulator[1], products))
@@ -81,7 +87,9 @@ class Statistic(Accumulator):
     def result(self, accumulator: Sums) -> float | None:
         count, sums = accumulator
         try:
-            return self._result_of(count, tuple(map(_fraction, sums))) if count else None
+            if count:
+                return self._result_of(count, tuple(map(_fraction, sums)))
+            return None
         except OverflowError:
             return None
 
@@ -152,16 +160,22 @@ def _root(square: Fraction) -> float:
 
 def _variance(samples: bool, count: int, sums: tuple[Fraction, ...]) -> Fraction | None:
     divisor = count - samples
-    return _squares(count, *sums) / divisor if divisor else None
+    if divisor:
+        return _squares(count, *sums) / divisor
+    return None
 
 
 def _float(value: Fraction | None) -> float | None:
-    return None if value is None else float(value)
+    if value is None:
+        return None
+    return float(value)
 
 
 def _stddev(samples: bool, count: int, sums: tuple[Fraction, ...]) -> float | None:
     variance = _variance(samples, count, sums)
-    return None if variance is None else _root(variance)
+    if variance is None:
+        return None
+    return _root(variance)
 
 
 def _skewness(count: int, sums: tuple[Fraction, ...]) -> float | None:
@@ -192,14 +206,18 @@ def _kurtosis(count: int, sums: tuple[Fraction, ...]) -> float | None:
 def _covariance(samples: bool, count: int, sums: tuple[Fraction, ...]) -> float | None:
     xs, ys, _, _, products = sums
     divisor = count - samples
-    return float((products - xs * ys / count) / divisor) if divisor else None
+    if divisor:
+        return float((products - xs * ys / count) / divisor)
+    return None
 
 
 def _correlation(count: int, sums: tuple[Fraction, ...]) -> float | None:
     xs, ys, x_squares, y_squares, products = sums
     common = products - xs * ys / count
     squares = _squares(count, xs, x_squares) * _squares(count, ys, y_squares)
-    return math.copysign(_root(common**2 / squares), common) if squares else None
+    if squares:
+        return math.copysign(_root(common**2 / squares), common)
+    return None
 
 
 _Result = Callable[[int, tuple[Fraction, ...]], float | None]

@@ -86,7 +86,11 @@ class ByOrderOfRows(Accumulator):
         for pair in accumulator:
             if best is None or not self.better(best[0], pair[0]):
                 best = pair
-        return None if best is None else best[1]
+        if best is None:
+            return None
+        return best[1]
 
     def _pair(self, value: Any) -> tuple[Any, Any] | None:
-        return None if value is None or value.y is None else (value.y, value.x)
+        if value is None or value.y is None:
+            return None
+        return value.y, value.x

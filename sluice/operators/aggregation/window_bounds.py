@@ -21,7 +21,9 @@ window first.
 
 def bounds_of_all(window: TimeWindow, times: Times) -> AllBounds:
     """Return the windows that may contain each of these times; see `AllBounds`."""
-    return _of_sizes(window, times) if isinstance(window, Window) else _on_calendar(window, times)
+    if isinstance(window, Window):
+        return _of_sizes(window, times)
+    return _on_calendar(window, times)
 
 
 def ends_of(window: TimeWindow, starts: Any) -> Any:

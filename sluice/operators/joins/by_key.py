@@ -14,7 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.operators.base import AHEAD, LEFT, RIGHT, Output, Row
-from sluice.operators.columns import KeyedRows, Results, take_or, validity, with_old_values
+from sluice.operators.columns import (
+    BatchTimeline,
+    KeyedRows,
+    KeyStates,
+    Results,
+    take_or,
+    validity,
+    with_old_values,
+)
 from sluice.operators.operator import Operator
 from sluice.support.arrays import Indices, Mask, Times
 
@@ -27,8 +35,14 @@ def joined(left: str | None, right: str | None, more: str = "") -> str:
     `more` is the text of further fields, each after a comma.
     """
     # The values are JSON already, so they need not be decoded.
-    left_json = "null" if left is None else left
-    right_json = "null" if right is None else right
+    if left is None:
+        left_json = "null"
+    else:
+        left_json = left
+    if right is None:
+        right_json = "null"
+    else:
+        right_json = right
     return f'{{"left":{left_json},"right":{right_json}{more}}}'
 
 
@@ -109,13 +123,22 @@ class TableJoin(Operator[TablePair]):
             self._ahead.pop((row.key, row.side), None)
         # If the change deletes a row that the filter has never passed, Kafka Streams' filter sends
         # nothing to the join.
-        replaced = state.right if row.side == RIGHT else state.left
+        if row.side == RIGHT:
+            replaced = state.right
+        else:
+            replaced = state.left
         if row.value is None and replaced is None and self.filtered[row.side]:
             # A result that was computed with this change is now the state's result, too.
             self._sent_ahead.pop(row.key, None)
             return
-        old = self._sent_ahead.pop(row.key) if row.key in self._sent_ahead else self._result(state)
-        pair = self._pair_in_stores(state, row) if self._ahead else state
+        if row.key in self._sent_ahead:
+            old = self._sent_ahead.pop(row.key)
+        else:
+            old = self._result(state)
+        if self._ahead:
+            pair = self._pair_in_stores(state, row)
+        else:
+            pair = state
         for values in (state, pair):
             values.put(row.side, *changed)
         new = self._result(pair)
@@ -129,7 +152,9 @@ class TableJoin(Operator[TablePair]):
             out.emit(row.key, old, time, old=True)
         out.emit(row.key, new, time)
 
-    def process_columns(self, states: Sequence[TablePair], rows: KeyedRows) -> Results | None:
+    def process_columns(
+        self, states: KeyStates[TablePair], rows: KeyedRows, timeline: BatchTimeline | None
+    ) -> Results | None:
         if self._ahead or (rows.sides >= AHEAD).any():
             return None
         is_new = ~rows.is_old
@@ -190,7 +215,10 @@ class TableJoin(Operator[TablePair]):
         The other side's store already contains a change that this join has got early, with AHEAD.
         """
         assert row.key is not None
-        other = LEFT if row.side == RIGHT else RIGHT
+        if row.side == RIGHT:
+            other = LEFT
+        else:
+            other = RIGHT
         ahead = self._ahead.get((row.key, other))
         if ahead is None:
             return state
@@ -205,7 +233,10 @@ class TableJoin(Operator[TablePair]):
         side of a left join. If the side needs no other for a result, the value that the change has
         `replaced` is enough.
         """
-        other = state.left if side == RIGHT else state.right
+        if side == RIGHT:
+            other = state.left
+        else:
+            other = state.right
         if self.how == "inner":
             return other is not None
         return (self.how == "outer" or side == LEFT) and (other is not None or replaced is not None)
@@ -222,7 +253,9 @@ class TableJoin(Operator[TablePair]):
                 has_result = left is not None
             case "outer":
                 has_result = left is not None or right is not None
-        return joined(left, right) if has_result else None
+        if has_result:
+            return joined(left, right)
+        return None
 
 
 class _SideOfRows:
@@ -309,7 +342,10 @@ class StreamTableJoin(Operator[TableValue]):
     def __init__(self, how: How, *, mapped: bool = False, mapped_key: str | None = None) -> None:
         self.how = how
         self.mapped = mapped
-        self.mapped_key = None if mapped_key is None else _json(mapped_key)
+        if mapped_key is None:
+            self.mapped_key = None
+        else:
+            self.mapped_key = _json(mapped_key)
 
     def new_state(self) -> TableValue:
         return TableValue()
@@ -326,13 +362,21 @@ class StreamTableJoin(Operator[TableValue]):
         elif row.value is None or (row.key is None and self.how == "inner"):
             out.count("null_value" if row.key is not None else "null_key")
         elif state.value is not None or self.how == "left":
-            key = row.foreign if self.mapped else row.key
+            if self.mapped:
+                key = row.foreign
+            else:
+                key = row.key
             # The key that is looked up has no window, but the record's own key may have one.
-            more = "" if self.mapped_key is None else f",{self.mapped_key}:{_json(row.key)}"
+            if self.mapped_key is None:
+                more = ""
+            else:
+                more = f",{self.mapped_key}:{_json(row.key)}"
             value = joined(row.value, state.value, more)
             out.emit(key, value, row.time, window=row.window)
 
-    def process_columns(self, states: Sequence[TableValue], rows: KeyedRows) -> Results:
+    def process_columns(
+        self, states: KeyStates[TableValue], rows: KeyedRows, timeline: BatchTimeline | None
+    ) -> Results:
         of_table = (rows.sides == RIGHT) & ~rows.is_old
         of_stream = rows.sides != RIGHT
         stored = [state.value for state in states]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from sluice.operators.base import MOVED, RIGHT, Output, Row
-from sluice.operators.columns import KeyedRows, Results
+from sluice.operators.columns import BatchTimeline, KeyedRows, KeyStates, Results
 from sluice.operators.joins.by_key import joined
 from sluice.operators.joins.foreign_stays import join_columns
 from sluice.operators.joins.referred import Referred
@@ -63,7 +62,9 @@ class ForeignKeyJoin(Operator[Referred]):
         else:
             self._process_left(state, row.foreign, row, out)
 
-    def process_columns(self, states: Sequence[Referred], rows: KeyedRows) -> Results | None:
+    def process_columns(
+        self, states: KeyStates[Referred], rows: KeyedRows, timeline: BatchTimeline | None
+    ) -> Results | None:
         return join_columns(
             states, rows, is_left_join=self.how == "left", right_filtered=self.right_filtered
         )
@@ -106,7 +107,9 @@ class ForeignKeyJoin(Operator[Referred]):
             out.emit(key, result, max(row.time, state.right_time))
 
     def _result(self, left: str, right: str | None) -> str | None:
-        return joined(left, right) if right is not None or self.how == "left" else None
+        if right is not None or self.how == "left":
+            return joined(left, right)
+        return None
 
     def is_empty(self, state: Referred) -> bool:
         return state.right is None and not state.left

@@ -23,6 +23,49 @@ from sluice.support.arrays import Indices, Mask, Times
 
 
 @dataclass(frozen=True)
+class _LeftRows:
+    """Left rows and changes of left rows, in no order. `_LeftChanges` has the same columns."""
+
+    keys: Indices
+    rows: Indices
+    adds: Mask
+    own_keys: pa.Array
+    values: pa.Array
+
+    @classmethod
+    def of_states(cls, states: Sequence[Referred], rows: KeyedRows) -> Self:
+        """Return the left rows in the states of the foreign keys."""
+        keys: list[int] = []
+        own_keys: list[str] = []
+        values: list[str] = []
+        for number, state in enumerate(states):
+            keys += [number] * len(state.left)
+            own_keys += state.left.keys()
+            values += state.left.values()
+        numbers = np.array(keys, np.intp)
+        return cls(
+            numbers,
+            rows.starts[numbers] - 1,
+            np.ones(len(numbers), np.bool_),
+            pa.array(own_keys, pa.string()),
+            pa.array(values, pa.string()),
+        )
+
+    @classmethod
+    def of_rows(cls, rows: KeyedRows, is_left: Mask) -> Self:
+        """Return the changes that the rows `is_left` make."""
+        changing = np.flatnonzero(is_left & (rows.is_old | rows.has_value))
+        taken = pa.array(changing)
+        return cls(
+            rows.key_numbers[changing],
+            changing,
+            ~rows.is_old[changing],
+            rows.columns["foreign"].take(taken),
+            rows.columns["value"].take(taken),
+        )
+
+
+@dataclass(frozen=True)
 class _LeftChanges:
     """The changes of the left rows of all foreign keys, sorted by foreign key, own key and order.
 
@@ -49,44 +92,40 @@ class _LeftChanges:
     @classmethod
     def of(cls, states: Sequence[Referred], rows: KeyedRows, is_left: Mask) -> Self:
         """Return the left rows in `states`, and the changes that the rows `is_left` make."""
-        stored: list[tuple[int, str, str]] = []
-        for number, state in enumerate(states):
-            stored += [(number, own_key, value) for own_key, value in state.left.items()]
-        numbers, own_keys_stored, values_stored = (
-            zip(*stored, strict=True) if stored else ((), (), ())
-        )
-        keys_stored = np.array(numbers, np.intp)
-        changing = np.flatnonzero(is_left & (rows.is_old | rows.has_value))
-        taken, text = pa.array(changing), pa.string()
-        keys = np.concatenate((keys_stored, rows.key_numbers[changing]))
-        indices = np.concatenate((rows.starts[keys_stored] - 1, changing))
-        adds = np.concatenate((np.ones(len(stored), bool), ~rows.is_old[changing]))
-        own_keys = pa.concat_arrays(
-            [pa.array(own_keys_stored, text), rows.columns["foreign"].take(taken)]
-        )
-        values = pa.concat_arrays(
-            [pa.array(values_stored, text), rows.columns["value"].take(taken)]
-        )
+        stored, changing = _LeftRows.of_states(states, rows), _LeftRows.of_rows(rows, is_left)
+        keys = np.concatenate((stored.keys, changing.keys))
+        changed_by = np.concatenate((stored.rows, changing.rows))
+        adds = np.concatenate((stored.adds, changing.adds))
+        own_keys = pa.concat_arrays([stored.own_keys, changing.own_keys])
+        values = pa.concat_arrays([stored.values, changing.values])
         ranks = np.asarray(pc.rank(own_keys, tiebreaker="dense"), np.intp)
-        order = np.lexsort((indices, ranks, keys))
-        keys, ranks, indices = keys[order], ranks[order], indices[order]
+        order = np.lexsort((changed_by, ranks, keys))
+        keys, ranks, changed_by = keys[order], ranks[order], changed_by[order]
         ends = rows.starts[keys + 1]
         has_next = (keys[1:] == keys[:-1]) & (ranks[1:] == ranks[:-1])
-        ends[:-1][has_next] = indices[1:][has_next]
+        ends[:-1][has_next] = changed_by[1:][has_next]
         in_order = pa.array(order)
         return cls(
-            keys, indices, adds[order], ends, own_keys.take(in_order), ranks, values.take(in_order)
+            keys,
+            changed_by,
+            adds[order],
+            ends,
+            own_keys.take(in_order),
+            ranks,
+            values.take(in_order),
         )
 
     def stays_at(self, right_rows: Indices) -> tuple[Indices, Indices] | None:
-        """Return the pairs of a change that adds a left row, and of one of these rows during the left row's stay.
+        """Return pairs of a change that adds a left row, and of a right row while the left row stays.
 
         None if there are too many pairs.
         """
         first = np.searchsorted(right_rows, self.rows, "right")
         end = np.where(self.adds, np.searchsorted(right_rows, self.ends), first)
         pairs = pairs_of_ranges(first, end)
-        return None if pairs is None else (pairs[0], right_rows[pairs[1]])
+        if pairs is None:
+            return None
+        return pairs[0], right_rows[pairs[1]]
 
     def store(self, states: Sequence[Referred], rows: KeyedRows) -> None:
         """Change the left rows in the states of their foreign keys."""
@@ -107,7 +146,7 @@ class _LeftChanges:
 
 @dataclass(frozen=True)
 class _RightBefore:
-    """For each row, the right row of its foreign key before it."""
+    """For each row, the latest preceding right-hand row with the same foreign key."""
 
     values: pa.Array
     times: Times
@@ -115,7 +154,7 @@ class _RightBefore:
 
     @classmethod
     def of(cls, states: Sequence[Referred], rows: KeyedRows, is_right: Mask) -> Self:
-        """Return the right rows before the rows; the rows `is_right` change them."""
+        """Return the right rows that precede the rows. The rows `is_right` change them."""
         last, stored = rows.last_before(is_right), [state.right for state in states]
         values = take_or(rows.columns["value"], last, stored, rows.key_numbers)
         times_stored = np.array([state.right_time for state in states], np.int64)
@@ -139,7 +178,10 @@ def join_columns(
     )
     had_right = validity(before.values)
     # The rules of `ForeignKeyJoin.process` for a single row are the same.
-    joins_left = is_right & (rows.has_value | had_right) if right_filtered else is_right
+    if right_filtered:
+        joins_left = is_right & (rows.has_value | had_right)
+    else:
+        joins_left = is_right
     pairs = changes.stays_at(np.flatnonzero(joins_left))
     if pairs is None:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from sluice.operators.base import LEFT, RIGHT, Output, Row
-from sluice.operators.columns import KeyedRows, KeyStates, ReleasedResults, Results
+from sluice.operators.columns import BatchTimeline, KeyedRows, KeyStates, Results
 from sluice.operators.joins.by_key import How, joined
 from sluice.operators.joins.stored_records import (
     NEVER,
@@ -24,12 +24,14 @@ from sluice.operators.joins.stored_records import (
     StoredRecord,
 )
 from sluice.operators.joins.stream_pairs import join_columns, unexpired_rows
-from sluice.operators.joins.unmatched import can_match, join_outer
+from sluice.operators.joins.unmatched import can_match, join_outer, keys_in_order
 from sluice.operators.lateness import JoinLateness
 from sluice.operators.operator import BatchOfOperator, Operator, Releasing
-from sluice.support.arrays import Times
+from sluice.support.arrays import Mask
 from sluice.values.windows import JoinWindow
 
+FEWEST_ROWS = 100
+"""Fewer rows than this are joined faster one by one, if the join sends unmatched records."""
 _TIME = attrgetter("time")
 
 
@@ -53,7 +55,10 @@ class Watch(msgspec.Struct, array_like=True):
         latest = [times[-1] for times in self.waiting if times]
         for times, last in zip(self.waiting, last_unmatched, strict=True):
             del times[: bisect_right(times, last)]
-        self.since = self._next_look() if all(self.waiting) else max(latest, default=NEVER)
+        if all(self.waiting):
+            self.since = self._next_look()
+        else:
+            self.since = max(latest, default=NEVER)
         self.looked = stream_time
 
     def _next_look(self) -> int:
@@ -129,7 +134,9 @@ class StreamJoin(Operator[Sides]):
     @override
     def sent_until(self, stream_time: int) -> int:
         # As in Kafka Streams, a record that is already due waits for the next search.
-        return stream_time if self.shared is None else min(stream_time, self.shared.looked)
+        if self.shared is None:
+            return stream_time
+        return min(stream_time, self.shared.looked)
 
     def end_batch_at(self, closed: int, latest_of_sides: tuple[int, int]) -> None:
         """Set the stream times at which the batch ends, so that no record is stored that `close` would forget."""
@@ -171,22 +178,58 @@ class StreamJoin(Operator[Sides]):
             self._store(state, row, is_lone)
         self._forget_expired(state, row.latest_of_sides)
 
-    def process_columns(self, states: KeyStates[Sides], rows: KeyedRows) -> Results | None:
-        # Records of an outer join are also sent when stream time advances, so the engine calls
-        # `join_outer`, with the advances.
-        results = None if self._is_outer else join_columns(self.lateness, states, rows)
-        if results is not None:
-            self._keep_unexpired(states, rows)
-        return results
+    @property
+    @override
+    def takes_columns(self) -> bool:
+        # With `Watch`, a record that is due waits for the next search, which depends on the rows of
+        # all keys.
+        return self._is_outer and self.shared is None and not self.keeps_headers
 
-    def join_outer(
-        self,
-        states: KeyStates[Sides],
-        rows: KeyedRows,
-        advances_until: Callable[[Times], Times],
-    ) -> tuple[Results, ReleasedResults] | None:
-        """Process the rows of a left or outer join at once (see `unmatched.join_outer`)."""
-        joined = join_outer(self.lateness, self.outer, states, rows, advances_until)
+    def process_columns(
+        self, states: KeyStates[Sides], rows: KeyedRows, timeline: BatchTimeline | None
+    ) -> Results | None:
+        """Join all rows at once, if that is possible for their keys.
+
+        The rows of a key of an outer join are left over in two cases: they come from several
+        partitions, so that times go back; or a record of the key is already due when the batch
+        begins, or when the record comes.
+        """
+        if not self._is_outer:
+            results = join_columns(self.lateness, states, rows)
+            if results is not None:
+                self._keep_unexpired(states, rows)
+            return results
+        if timeline is None or not self.takes_columns or len(rows) < FEWEST_ROWS:
+            return None
+        is_possible = keys_in_order(self.lateness, rows)
+        is_possible &= ~self._has_due_records(states, timeline.closed_before)
+        if is_possible.all():
+            return self._join_outer(states, rows, timeline)
+        some_rows, indices = rows.of_keys(is_possible)
+        if not len(indices):
+            return None
+        results = self._join_outer(states.of_keys(some_rows.keys), some_rows, timeline)
+        if results is None:
+            return None
+        left_over = ~is_possible[rows.key_numbers]
+        return replace(results.of_rows(indices), left_over=left_over)
+
+    def _has_due_records(self, states: KeyStates[Sides], closed_before: int) -> Mask:
+        """Mask of the keys with a record that was already due before the batch's first record.
+
+        No advance of stream time has caused its result.
+        """
+        has_due = np.zeros(len(states), np.bool_)
+        for number, state in states.existing():
+            due = self.release_due(state)
+            has_due[number] = due is not None and due <= closed_before
+        return has_due
+
+    def _join_outer(
+        self, states: KeyStates[Sides], rows: KeyedRows, timeline: BatchTimeline
+    ) -> Results | None:
+        """Join all rows of a left or outer join at once (see `unmatched.join_outer`)."""
+        joined = join_outer(self.lateness, self.outer, states, rows, timeline.advances_until)
         if joined is None:
             return None
         records = joined.records
@@ -197,16 +240,21 @@ class StreamJoin(Operator[Sides]):
         order = np.lexsort((records.order[kept], records.times[kept]))
         kept = kept[order]
         columns = (
-            each[kept].tolist()
-            for each in (records.keys, records.sides, records.times, joined.waits)
+            records.keys[kept].tolist(),
+            records.sides[kept].tolist(),
+            records.times[kept].tolist(),
+            joined.waits[kept].tolist(),
+            records.values.take(pa.array(kept)).to_pylist(),
         )
-        values = records.values.take(pa.array(kept)).to_pylist()
-        for number, side, time, waits, value in zip(*columns, values, strict=True):
-            of_side = states[number].right if side == RIGHT else states[number].left
+        for number, side, time, waits, value in zip(*columns, strict=True):
+            if side == RIGHT:
+                of_side = states[number].right
+            else:
+                of_side = states[number].left
             of_side.records.append(StoredRecord(time, value, waits))
             if waits:
                 of_side.waits_from = min(of_side.waits_from, time)
-        return joined.results, joined.released
+        return replace(joined.results, released=joined.released)
 
     def _keep_unexpired(self, states: KeyStates[Sides], rows: KeyedRows) -> None:
         """Store the rows' records, except records that can no longer be matched after the last row of their key.
@@ -222,7 +270,10 @@ class StreamJoin(Operator[Sides]):
         values = rows.columns["value"].take(pa.array(stored)).to_pylist()
         columns = (each[stored].tolist() for each in (rows.key_numbers, rows.sides, rows.times))
         for number, side, time, value in zip(*columns, values, strict=True):
-            of_side = states[number].right if side == RIGHT else states[number].left
+            if side == RIGHT:
+                of_side = states[number].right
+            else:
+                of_side = states[number].left
             insort(of_side.records, StoredRecord(time, value, False), key=_TIME)
 
     def _match(self, state: Sides, key: str, row: Row, out: Output) -> bool:
@@ -231,7 +282,10 @@ class StreamJoin(Operator[Sides]):
         Returns whether any record matches.
         """
         other_side = 1 - row.side
-        matching = state.left if row.side == RIGHT else state.right
+        if row.side == RIGHT:
+            matching = state.left
+        else:
+            matching = state.right
         records = matching.records
         if not records:
             return False
@@ -248,11 +302,10 @@ class StreamJoin(Operator[Sides]):
                 has_waited, other.waits_for_match = True, False
                 if self.shared is not None:
                     self.shared.remove_matched(other_side, other.time)
-            value = (
-                joined(row.value, other.value)
-                if row.side == LEFT
-                else joined(other.value, row.value)
-            )
+            if row.side == LEFT:
+                value = joined(row.value, other.value)
+            else:
+                value = joined(other.value, row.value)
             out.emit(key, value, max(row.time, other.time))
         if has_waited:
             waiting = (other.time for other in records if other.waits_for_match)
@@ -266,9 +319,15 @@ class StreamJoin(Operator[Sides]):
         ):
             return
         assert row.value is not None
-        side = state.right if row.side == RIGHT else state.left
+        if row.side == RIGHT:
+            side = state.right
+        else:
+            side = state.left
         if self.keeps_headers:
-            headers = row.headers if waits_for_match else None
+            if waits_for_match:
+                headers = row.headers
+            else:
+                headers = None
             record: StoredRecord = RecordWithHeaders(row.time, row.value, waits_for_match, headers)
         else:
             record = StoredRecord(row.time, row.value, waits_for_match)
@@ -331,7 +390,9 @@ class StreamJoin(Operator[Sides]):
         out.headers = headers
 
     def _unmatched(self, side: int, value: str) -> str:
-        return joined(value, None) if side == LEFT else joined(None, value)
+        if side == LEFT:
+            return joined(value, None)
+        return joined(None, value)
 
     def release_due(self, state: Sides) -> int | None:
         """Return the stream time at which the next record is sent unmatched.
@@ -342,7 +403,9 @@ class StreamJoin(Operator[Sides]):
         for number, side in enumerate((state.left, state.right)):
             if side.waits_from != NEVER:
                 due = min(due, self.lateness.sent_unmatched_at(number, side.waits_from))
-        return None if due == NEVER else due
+        if due == NEVER:
+            return None
+        return due
 
     def due(self, state: Sides) -> int | None:
         """Stream time at which the next record is sent unmatched or, if none waits, can no longer be matched."""

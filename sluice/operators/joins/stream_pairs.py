@@ -60,7 +60,9 @@ class JoinRecords:
 
     def texts(self, left: Indices, right: Indices) -> pa.Array:
         """Return the results for pairs of records. A record with the index -1 is missing."""
-        values = [self.values.take(pa.array(side, mask=side < 0)) for side in (left, right)]
+        values: list[pa.Array] = []
+        for side in (left, right):
+            values.append(self.values.take(pa.array(side, mask=side < 0)))
         return joined_texts(*values)
 
 
@@ -184,7 +186,9 @@ def _pairs(lateness: JoinLateness, records: JoinRecords) -> tuple[Indices, Indic
     first = np.searchsorted(places_of_right, first_of_left + earliest.clip(0, after_last))
     end = np.searchsorted(places_of_right, first_of_left + (latest + 1).clip(0, after_last))
     pairs = pairs_of_ranges(first, end)
-    return None if pairs is None else (left[pairs[0]], right[pairs[1]])
+    if pairs is None:
+        return None
+    return left[pairs[0]], right[pairs[1]]
 
 
 def _sorted_side(records: JoinRecords, side: int, places: Indices) -> Indices:

@@ -221,7 +221,9 @@ def _senders(records: JoinRecords, due: Times, rows: KeyedRows) -> Indices:
     """For each record, the first row of its key with a stream time that has reached the record's due time."""
     valid = np.flatnonzero(rows.has_value)
     reached, keys = _reached(rows)[valid], rows.key_numbers[valid]
-    first, last = (int(reached.min()), int(reached.max())) if len(valid) else (0, 0)
+    first, last = 0, 0
+    if len(valid):
+        first, last = int(reached.min()), int(reached.max())
     # The times of each key have a stretch of their own, so that one search finds the rows of all
     # keys.
     stretch = last - first + 2

@@ -144,9 +144,13 @@ class VersionedJoin(Operator[Versions]):
             return None
         if time <= last_forgotten(table_time, self.history_ms):
             start, value = versions[-1]
-            return value if start <= time else None
+            if start <= time:
+                return value
+            return None
         at = bisect_right(versions, time, key=_start_of)
-        return versions[at - 1][1] if at else None
+        if at:
+            return versions[at - 1][1]
+        return None
 
 
 def _start_of(version: Version) -> int:

@@ -59,14 +59,12 @@ def positions(tmp_path: Path, batches: Sequence[Sequence[tuple[int, str, int]]])
     """Process records (offset, key, time of the timers) in batches; one more batch has none."""
     planned, sent = job(), dict[tuple[object, ...], str]()
     (operator,) = planned.operators
-    spec = stage_operator(operator, {}, is_read=False, only_last=False)
+    spec = stage_operator(operator, {}, is_read=False, only_stored=False, only_last=False)
     with create_shard(f"sqlite:///{tmp_path}/shard.sqlite") as shard:
         for batch, records in enumerate([*batches, []]):
             times = StreamTimes({}, {"amounts": 1}, now=100)
             states = BatchStates(shard, 0, batch, 1, times)
-            stage: Any = SimpleNamespace(
-                operators=(spec,), only_stored=frozenset(), last_only=frozenset()
-            )
+            stage: Any = SimpleNamespace(operators=(spec,), only_stored=frozenset())
             run = StageRun.of(stage, states, {operator.clock: Timeline(operator, (), times)})
             offsets, keys, due = zip(*records, strict=True) if records else ((), (), ())
             columns = {

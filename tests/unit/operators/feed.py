@@ -214,7 +214,7 @@ def run_in_columns(
                     of_columns = times | latest
                     operator.end_batch_at(closed[end - 1], latest_of_sides[end - 1])
                 results = operator.process_columns(
-                    of_keys, _keyed_rows(rows, numbers, keys, of_columns)
+                    of_keys, _keyed_rows(rows, numbers, keys, of_columns), None
                 )
             except RowFailedError:
                 states, results = _states(operator, keys, ran), None

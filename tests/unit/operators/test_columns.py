@@ -365,7 +365,7 @@ def test_a_processor_that_forwards_very_much_goes_row_by_row(
     texts = {name: pa.array([None] * 6, pa.string()) for name in ("value", "foreign", "headers")}
     rows = KeyedRows(["k"], np.array([0, 6]), texts | {"time": pa.array([1] * 6)}, times_of(6))
     with pytest.raises(RowFailedError):
-        processor.process_columns(KeyStates(["k"], {"k": state}, summing().new_state), rows)
+        processor.process_columns(KeyStates(["k"], {"k": state}, summing().new_state), rows, None)
     by_row, by_columns = run(summing(), made), run_in_columns(summing(), made)
     assert (by_columns.results, by_columns.states) == (by_row.results, by_row.states)
 
@@ -409,7 +409,7 @@ def test_a_join_of_streams_goes_row_by_row_if_times_are_too_far_apart(
     latest = {name: np.array([0, 0, 0, far]) for name in ("left", "right")}
     rows = KeyedRows(keys, np.arange(5), columns, latest)
     assert (
-        join().process_columns(KeyStates(keys, {}, join().new_state), rows) is None
+        join().process_columns(KeyStates(keys, {}, join().new_state), rows, None) is None
     ) == goes_by_row
 
 
@@ -423,10 +423,13 @@ def test_a_join_goes_row_by_row_for_a_key_with_rows_of_partitions_that_differ_in
     latest = {"left": np.array([90, 10]), "right": np.array([-1, 10])}
     join = StreamJoin("inner", within("5 ms"))
     states = KeyStates(["k"], {}, join.new_state)
-    assert join.process_columns(states, KeyedRows(["k"], np.array([0, 2]), made, latest)) is None
+    assert (
+        join.process_columns(states, KeyedRows(["k"], np.array([0, 2]), made, latest), None) is None
+    )
     latest["left"] = np.array([90, 90])
     assert (
-        join.process_columns(states, KeyedRows(["k"], np.array([0, 2]), made, latest)) is not None
+        join.process_columns(states, KeyedRows(["k"], np.array([0, 2]), made, latest), None)
+        is not None
     )
 
 

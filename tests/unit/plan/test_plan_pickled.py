@@ -117,7 +117,9 @@ def test_steps_that_ask_are_pickled_with_their_functions() -> None:
     assert copy == job
     urls = {"SLUICE_CONNECTION_CRM": "sqlite:///secret.db"}
     for operator in job.operators:
-        task = stage_operator(operator, {}, is_read=True, only_last=False, connections=urls)
+        task = stage_operator(
+            operator, {}, is_read=True, only_stored=False, only_last=False, connections=urls
+        )
         assert "secret" not in repr(task)
         data = pickle.dumps(task)
         assert (b"secret" in data) == isinstance(operator.action, TableLookup)
