@@ -235,7 +235,10 @@ class Soak:
 
 
 def main(
-    minutes: Annotated[float, typer.Option(min=1, help="How long the run lingers.")] = 10.0,
+    minutes: Annotated[
+        float,
+        typer.Option(min=1, max=58, help="How long to watch. A run lingers for at most an hour."),
+    ] = 10.0,
     rate: Annotated[int, typer.Option(min=1, help="Records per second.")] = 300,
 ) -> None:
     """Show whether a lingering run, or a process beside it, grows."""
