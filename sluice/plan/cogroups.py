@@ -9,7 +9,6 @@ from sluice.errors import TopologyError
 from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
 from sluice.sql.typed_expression import type_of
 from sluice.topology import nodes
-from sluice.topology.value_types import types_after
 from sluice.values.aggregate_calls import AggregateFunction
 from sluice.values.record_metadata import METADATA
 from sluice.values.sql_text import value_if
@@ -82,7 +81,7 @@ def types_of(node: nodes.Cogroup, column: str) -> dict[str, str]:
 
 
 def _types_of(part: nodes.CogroupedStream) -> dict[str, str]:
-    return types_after(part.parent) | METADATA
+    return part.parent.result_types | METADATA
 
 
 def _splits(node: nodes.Cogroup, column: str) -> dict[int, SplitAggregate]:

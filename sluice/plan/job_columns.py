@@ -35,7 +35,6 @@ from sluice.sql.parsed_expression import parse
 from sluice.sql.types import Types
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
-from sluice.topology.value_types import types_after
 from sluice.values.record_metadata import CHANGE_METADATA, MAPPED_KEY, METADATA, TEXT_FIELD
 from sluice.values.sql_text import all_of, named_struct, struct_json, value_if, value_json
 
@@ -224,7 +223,7 @@ class JobColumns:
         As in Kafka Streams, a step of a stream also computes records with a null value, and a step
         of a table computes only rows that exist.
         """
-        if not nodes.is_table(before) or scope.is_null == "false":
+        if not before.is_table or scope.is_null == "false":
             return scope.passed
         return f"({scope.passed} AND NOT {self.read_null(scope)})"
 
@@ -278,7 +277,7 @@ class JobColumns:
         fields of the node `before`. `key` is the name of the expression that becomes a key: the
         returned SQL of this expression computes the key's text.
         """
-        types = types_after(before) | METADATA | CHANGE_METADATA | {MAPPED_KEY: "STRING"}
+        types = before.result_types | METADATA | CHANGE_METADATA | {MAPPED_KEY: "STRING"}
         return self.guard_if(
             self.evaluation_condition(scope, before),
             scope,

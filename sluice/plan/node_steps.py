@@ -7,9 +7,8 @@ from collections.abc import Collection
 from sluice.errors import TopologyError
 from sluice.plan.job_columns import column_name, key_column
 from sluice.plan.steps import Sink, Source, SourceField, Step
-from sluice.topology import drawing, nodes
+from sluice.topology import nodes
 from sluice.topology.graph import Graph
-from sluice.topology.value_types import types_after
 from sluice.values.epochs import EpochTime
 from sluice.values.references import Reference, reference
 from sluice.values.topic_patterns import is_pattern
@@ -23,8 +22,8 @@ def step_of(node: nodes.Node) -> Step:
     return Step(
         node.number,
         node.name,
-        drawing.title(node),
-        drawing.detail(node),
+        node.title,
+        node.detail,
         node.at,
         node.on_error,
     )
@@ -102,11 +101,11 @@ def source_of(
 
 def sink_of(node: nodes.Sink) -> Sink:
     """Return the plan's sink for a sink of the topology."""
-    types = types_after(node.parent)
+    types = node.parent.result_types
     return Sink(
         number=node.number, topic=node.topic, encode=reference(node.encode), encode_key=reference(node.encode_key),
         partition=reference(node.partition),
-        emit=node.emit, is_windowed=nodes.window_of(node.parent) is not None,
+        emit=node.emit, is_windowed=node.parent.key_window is not None,
         on_error=node.on_error, at=node.at, table=node.table,
         columns=tuple((name, types.get(name) or kind) for name, kind in node.fields.items()),
         scalar=node.scalar,

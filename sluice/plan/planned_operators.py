@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sluice.operators.base import LEFT, READ, RIGHT
+from sluice.operators.base import COGROUPED, LEFT, READ, RIGHT
 from sluice.operators.lateness import WindowLateness
 from sluice.plan.operator_parameters import (
     Action,
@@ -326,8 +326,6 @@ class PlannedOperator:
 STORE = 2
 """The `side` of an edge whose rows only change an operator's store. The operator does not process
 these rows."""
-COGROUPED = 10
-"""The `side` of a cogrouped aggregate's first stream; the other streams have the next numbers."""
 
 
 def result_column(operator: int, output: int | None = None) -> str:

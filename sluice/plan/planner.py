@@ -19,7 +19,6 @@ from sluice.plan.steps import GlobalTableInput, Sink, Source
 from sluice.topology import drawing, load_pipeline, nodes
 from sluice.topology.graph import Graph
 from sluice.topology.pipeline import Pipeline
-from sluice.topology.value_types import types_after
 from sluice.values import contracts
 from sluice.values.contract_fields import contract_fields
 from sluice.values.sql_text import value_if
@@ -93,7 +92,7 @@ def _output_fields(pipeline: Pipeline) -> dict[str, dict[str, str]]:
     fields: dict[str, dict[str, str]] = {}
     for node in pipeline.nodes:
         if isinstance(node, nodes.Sink):
-            fields[node.topic] = types_after(node.parent)
+            fields[node.topic] = node.parent.result_types
     return fields
 
 

@@ -18,7 +18,6 @@ from sluice.sql.parsed_expression import parse
 from sluice.sql.typed_expression import type_of
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
-from sluice.topology.value_types import shape_after, types_after
 from sluice.values import row_order
 from sluice.values.aggregate_calls import AggregateFunction
 from sluice.values.record_metadata import MAPPED_KEY, METADATA, TEXT_FIELD
@@ -82,7 +81,7 @@ class Scopes:
         """
         inputs = []
         for node in self.pipeline.whole.nodes:
-            for number, input_node in enumerate(nodes.parents(node)):
+            for number, input_node in enumerate(node.parents):
                 if input_node is parent:
                     inputs.append((node.number, number))
         if len(inputs) <= 1:
@@ -126,7 +125,7 @@ class Scopes:
                 branch = self.for_branch(self.after(process), process, node)
                 return self._processor_output(node, branch)
             case _:
-                (parent,) = nodes.parents(node)
+                (parent,) = node.parents
                 return self._step(node, self.for_branch(self.after(parent, old=old), parent, node))
 
     def _step(self, node: nodes.Node, scope: Scope) -> Scope:
@@ -138,7 +137,7 @@ class Scopes:
                 return self._mapped(node, scope, texts)
             case nodes.MapValues(value=text):
                 mapped = self._mapped(node, scope, {TEXT_FIELD: text})
-                return self._with_shape(mapped, mapped.columns[TEXT_FIELD], shape_after(node))
+                return self._with_shape(mapped, mapped.columns[TEXT_FIELD], node.result_shape)
             case nodes.SelectKey(parent=parent, key=key):
                 scope, sqls = self.columns.guard(scope, node, parent, {"key": key}, key="key")
                 return self._rekeyed(node, scope, value_if(scope.passed, sqls["key"]))
@@ -207,7 +206,7 @@ class Scopes:
         # A chained suppress step sends the values of the operator before it.
         producer = node
         while producer.number in self.chained:
-            (producer,) = nodes.parents(producer)
+            (producer,) = producer.parents
         expressions = (
             result_expressions(producer) if isinstance(producer, nodes.Aggregate) else None
         )
@@ -220,7 +219,7 @@ class Scopes:
                 is_chained=producer is not node,
             )
         else:
-            scope = _with_value_in(column, scope, self._result_shape(producer))
+            scope = _with_value_in(column, scope, producer.result_shape)
             scope = self.columns.register_results(replace(scope, unchanged_result=column), column)
         return replace(scope, is_null=_VALUE_IS_NULL, rekeyed=self._has_new_key(producer))
 
@@ -261,40 +260,11 @@ class Scopes:
         scope = replace(scope, passed=f"({scope.passed} AND output = {literal(node.output)})")
         return self.columns.register_results(_with_value_in(column, scope, node.shape), column)
 
-    def _result_shape(self, node: nodes.Node) -> Shape:
-        """Return the shape of an operator's results. The types of their fields may be missing."""
-        match node:
-            case nodes.Aggregate(python=python) if python is not None:
-                return python.shape
-            case nodes.Aggregate(columns=columns, scalar=scalar):
-                return Shape.single() if scalar else Shape(dict.fromkeys(columns, ""))
-            case nodes.Join(mapped_key=str(mapped_key)):
-                return Shape({"left": "", "right": "", mapped_key: ""})
-            case nodes.Join() | nodes.Lookup():
-                return Shape({"left": "", "right": ""})
-            case nodes.Call(shape=shape):
-                return shape
-            case nodes.Changes():
-                return Shape({"kind": "", "old": "", "new": ""})
-            case nodes.Process():
-                return Shape.single()
-            case nodes.ChangedRows(shape=shape):
-                return shape
-            case _:
-                scope = self.after(nodes.parents(node)[0])
-                return Shape(dict.fromkeys(scope.fields, ""), scope.scalar)
-
     def _has_new_key(self, node: nodes.Node) -> bool:
         """Return whether the operator, or an earlier step before its inputs, may change the key."""
-        match node:
-            case nodes.Process(keeps_key=False):
-                return True
-            case nodes.Join() if nodes.joins_global_table(node):
-                return self.after(node.left).rekeyed
-            case nodes.Merge() | nodes.StreamOperator() | nodes.Changes() | nodes.Process():
-                return any(self.after(parent).rekeyed for parent in nodes.parents(node))
-            case _:
-                return False
+        if not node.keeps_keys:
+            return True
+        return any(self.after(parent).rekeyed for parent in node.passes_on_keys_of)
 
     # -- Stateless steps
 
@@ -303,7 +273,7 @@ class Scopes:
             return scope
         scope, sqls = self.columns.guard(scope, node, node.parent, {"where": node.where})
         condition, name = sqls["where"], f"n{node.number}"
-        if nodes.is_table(node):
+        if node.is_table:
             # A row that no longer passes the filter is deleted from the filtered table.
             return self._without_rows(node, scope, f"NOT coalesce({condition}, false)")
         sql = f"coalesce({scope.passed} AND ({condition}), false)"
@@ -341,7 +311,7 @@ class Scopes:
                 self.columns.add(scope.stage, scope.depth + 1, column)
         # Mapping turns a stream's null value into an object; in a table,
         # a null value remains a deletion.
-        is_null = scope.is_null if nodes.is_table(node) else "false"
+        is_null = scope.is_null if node.is_table else "false"
         return replace(
             scope,
             depth=scope.depth + 1,
@@ -381,12 +351,12 @@ class Scopes:
         if function not in self.columns.functions:
             self.columns.functions.append(function)
         key = self.columns.read(scope, "_key")
-        if nodes.window_of(node.parent) is not None:
+        if node.parent.key_window is not None:
             key = windowed_key_sql(key)
         name = f"r{node.number}"
         self.columns.register_failure(scope, node, f"{name}.error")
         depth, condition = self.columns.call_depth(scope)
-        of_table = nodes.is_table(node)
+        of_table = node.is_table
         if of_table:
             condition = f"({condition} AND NOT {self.columns.read_null(scope)})"
         call = f"python_{node.number}({condition}, {key}, {self.columns.json(scope, condition)})"
@@ -548,9 +518,7 @@ def _feeds_left_join(pipeline: Graph, node: nodes.Node) -> bool:
             and child.left is not node
         ):
             continue  # the records only become rows of the table
-        keeps_all = (
-            isinstance(child, nodes.Join) and child.how != "inner" and not nodes.is_table(child)
-        )
+        keeps_all = isinstance(child, nodes.Join) and child.how != "inner" and not child.is_table
         if keeps_all or _feeds_left_join(pipeline, child):
             return True
     return False
@@ -558,8 +526,8 @@ def _feeds_left_join(pipeline: Graph, node: nodes.Node) -> bool:
 
 def _is_topic_table(node: nodes.Node) -> bool:
     """Return whether a node is a table of a stream's latest values, possibly mapped and filtered."""
-    while nodes.computes_rows(node):
-        (node,) = nodes.parents(node)
+    while node.computes_rows:
+        (node,) = node.parents
     return isinstance(node, nodes.ToTable) and node.has_rows_of_records
 
 
@@ -605,7 +573,7 @@ def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
         return None
     if isinstance(node, nodes.Cogroup):
         return _cogroup_expressions(node)
-    types = types_after(node.parent) | METADATA
+    types = node.parent.result_types | METADATA
     functions: dict[AggregateFunction, str] = {}
     columns = []
     for name, text in node.columns.items():

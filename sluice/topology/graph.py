@@ -65,7 +65,7 @@ class Graph:
         while pending:
             node = pending.pop()
             kept.add(node)
-            pending += nodes.parents(node)
+            pending += node.parents
         part = copy.copy(self)
         part.nodes = [node for node in self.nodes if node in kept]
         return part
@@ -78,18 +78,14 @@ class Graph:
         """
         left_out = {node for node in self.nodes if node.name in names}
         for node in self.nodes:
-            if not left_out.isdisjoint(nodes.parents(node)):
+            if not left_out.isdisjoint(node.parents):
                 left_out.add(node)
         # Stateful steps stay even if nothing follows them, because their stores can be queried. The
         # loop goes from the last node to the first, so that it leaves out whole chains of unused
         # steps.
         for node in reversed(self.nodes):
-            following = [child for child in self.nodes if node in nodes.parents(child)]
-            if (
-                following
-                and left_out.issuperset(following)
-                and not isinstance(node, nodes.STATEFUL)
-            ):
+            following = [child for child in self.nodes if node in child.parents]
+            if following and left_out.issuperset(following) and not node.is_stateful:
                 left_out.add(node)
         rest = copy.copy(self)
         rest.nodes, rest.whole = [], rest
@@ -98,7 +94,7 @@ class Graph:
             if node not in left_out:
                 # Nodes come after their inputs, so the inputs have their new numbers already.
                 renumbered = replace(node, number=len(rest.nodes))
-                numbered[node] = nodes.with_parents(renumbered, numbered)
+                numbered[node] = renumbered.with_parents(numbered)
                 rest.nodes.append(numbered[node])
         return rest
 

@@ -28,7 +28,6 @@ from sluice.topology.graph import Graph
 from sluice.topology.serdes import Contract, Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column, column_sql, key_expression, key_field_names
-from sluice.topology.value_types import shape_after, types_after
 from sluice.topology.window_definitions import Duration
 from sluice.topology.windowed_inputs import (
     require_encodable_windows,
@@ -91,7 +90,7 @@ class Handle(Generic[V]):
     @property
     def metadata(self) -> dict[str, str]:
         """The columns that SQL can read in addition to the value's fields, with their types."""
-        if nodes.window_of(self.node) is not None:
+        if self.node.key_window is not None:
             return STATEFUL_METADATA | CHANGE_METADATA
         return STATEFUL_METADATA if nodes.follows_state(self.node) else METADATA
 
@@ -159,7 +158,7 @@ class Handle(Generic[V]):
 
     def _types(self) -> dict[str, str]:
         """Return the types of the columns that SQL can read, and of computed fields, too, where the rules know them."""
-        readable, computed = self.fields | self.metadata, types_after(self.node)
+        readable, computed = self.fields | self.metadata, self.node.result_types
         return {name: kind or computed.get(name, "") for name, kind in readable.items()}
 
     def _expiry(
@@ -328,7 +327,7 @@ class Handle(Generic[V]):
                 f"{where}: {of_any[0]} has values of type Any, for which a table has no column.",
                 next_step=f"Write their JSON as text: select(..., {of_any[0]}='{of_any[0]}.{JSON_FIELD}').",
             )
-        is_windowed = nodes.window_of(self.node) is not None
+        is_windowed = self.node.key_window is not None
         identity = table.identity_columns(is_windowed=is_windowed)
         own = {*POSITION} | ({*WINDOW} if is_windowed and table.key else set())
         names = [*self.fields] if table.key is None else [table.key, *self.fields]
@@ -406,7 +405,7 @@ class Handle(Generic[V]):
         return serde.encode or encode_text
 
     def _require_bytes(self, where: str) -> None:
-        kind = shape_after(self.node).kind
+        kind = self.node.result_shape.kind
         if kind != "BINARY":
             raise TopologyError(
                 f"{where}: value=bytes writes bytes, but the values are {kind or 'of an unknown type'}.",

@@ -176,7 +176,7 @@ class Pipeline(Graph):
         """Raise TopologyError if `keep_headers` names a store that the pipeline does not have."""
         if isinstance(self.keep_headers, bool):
             return
-        stores = {store for node in self.nodes for store in nodes.stores_of(node)}
+        stores = {store for node in self.nodes for store in node.store_names}
         for name in sorted(self.keep_headers - stores):
             raise TopologyError(
                 f"{self.name} at {self.at}: keep_headers= names the store {name!r}, which does not "

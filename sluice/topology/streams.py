@@ -35,7 +35,7 @@ from sluice.topology.serdes import Contract, Serde, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column
 from sluice.topology.tables import GlobalTable, Table
-from sluice.topology.value_types import shape_after, shape_of_elements
+from sluice.topology.value_types import shape_of_elements
 from sluice.topology.versions import grace_in_ms, history_in_ms
 from sluice.topology.window_definitions import Duration, milliseconds
 from sluice.topology.windowed_inputs import (
@@ -382,7 +382,7 @@ class Stream(Handle[V]):
             value=function,
             on_error=on_error,
         )
-        return self._next(node, shape_after(node))
+        return self._next(node, node.result_shape)
 
     @overload
     def map_batch(
@@ -1081,7 +1081,7 @@ class Stream(Handle[V]):
 
         To group by the key without its window, write `group_by("_key")`.
         """
-        return GroupedStream(self, "_key", None, by_window=nodes.window_of(self.node) is not None)
+        return GroupedStream(self, "_key", None, by_window=self.node.key_window is not None)
 
     @overload
     def group_by(self, key: str | Sequence[str] | Callable[[V], object]) -> GroupedStream[V]: ...
@@ -1431,7 +1431,7 @@ class Stream(Handle[V]):
             self._require_same_pipeline(where, table)
             # A processor reads a row by its key, but the rows of a windowed table have a key and a
             # window.
-            if nodes.window_of(table.node) is not None:
+            if table.node.key_window is not None:
                 raise TopologyError(
                     f"{where}: the table {name!r} is windowed.",
                     next_step="Give its rows plain keys first: to_stream().select_key(...).to_table(store=...).",
@@ -1546,7 +1546,7 @@ class Stream(Handle[V]):
             may_yield=may_yield,
             may_be_async=may_be_async,
         )
-        return of_windowed_key(keyed) if nodes.window_of(self.node) is not None else keyed
+        return of_windowed_key(keyed) if self.node.key_window is not None else keyed
 
     def _add_function(
         self,

@@ -28,7 +28,7 @@ def grace_in_ms(where: str, grace: Duration | None, table: nodes.Node) -> int | 
     """
     if grace is None:
         return None
-    grace_ms, history_ms = milliseconds(grace), nodes.history_of(table)
+    grace_ms, history_ms = milliseconds(grace), table.history
     arguments.require_at_least(where, "grace", grace_ms, 0)
     if history_ms is None:
         raise TopologyError(

@@ -18,7 +18,7 @@ from sluice.engine.stages.ingest import Ingest
 from sluice.engine.stages.stage_output import StageOperator
 from sluice.engine.stages.stage_task import Stage
 from sluice.errors import TopologyError
-from sluice.operators.base import AHEAD
+from sluice.operators.base import AHEAD, COGROUPED
 from sluice.operators.changes import Changes
 from sluice.plan import Column, Edge, Job, Layers, PlannedOperator
 from sluice.plan.arrow_support import on_arrow
@@ -32,7 +32,7 @@ from sluice.plan.operator_parameters import (
     TableJoin,
     TableLookup,
 )
-from sluice.plan.planned_operators import COGROUPED, STORE, result_column
+from sluice.plan.planned_operators import STORE, result_column
 from sluice.sql.aggregate_expressions import result_type
 from sluice.values.shapes import Shape
 from sluice.values.sql_text import literal, struct_json, value_json
