@@ -59,7 +59,9 @@ def _argument(function: AggregateFunction) -> str:
 
 def _require_one_type(node: nodes.Cogroup, column: str, arguments: Mapping[int, str]) -> None:
     """Raise TopologyError if streams add values of different types to a column, as far as the types are known."""
-    kinds = {part: type_of(sql, _types_of(node.parts[part])) for part, sql in arguments.items()}
+    kinds: dict[int, str] = {}
+    for part, sql in arguments.items():
+        kinds[part] = type_of(sql, _types_of(node.parts[part]))
     if len({*kinds.values()} - {""}) > 1:
         texts = " and ".join(
             f"{node.parts[part].columns[column]} of {kind}" for part, kind in kinds.items()

@@ -67,7 +67,7 @@ def step_definition(node: nodes.Node, pipeline: Graph | None = None) -> str:
     The `pipeline` says which headers the step keeps. It is given only for the step of an operator.
     """
     texts = [node.title, node.detail, node.declared_types]
-    definition = " ".join([text.strip() for text in texts if text])
+    definition = " ".join(map(str.strip, filter(None, texts)))
     if pipeline is not None and any(map(pipeline.keeps_headers, node.header_stores)):
         return f"{definition}{KEEPS_HEADERS}"
     return definition
@@ -84,7 +84,9 @@ def functions_of(stateful: Iterable[nodes.Node]) -> tuple[tuple[str, Reference],
         for function in _functions(step):
             name = f"{function.name} ({step.title})"
             uses[name] += 1
-            functions.append((name if uses[name] == 1 else f"{name} {uses[name]}", function))
+            if uses[name] > 1:
+                name = f"{name} {uses[name]}"
+            functions.append((name, function))
     return tuple(functions)
 
 

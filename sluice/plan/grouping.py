@@ -96,6 +96,7 @@ def _group(
     passed = output_column("n", condition)
     key = output_column("k", value_if(condition, sqls["key"]))
     inputs = {sql: output_column("i", sqls[name]) for name, sql in arguments.items()}
+    null = "" if scope.is_null == "false" else output_column("z", scope.is_null)
     assert first.window is None or isinstance(first.window, TimeWindow)
     group = AggregationGroup(
         number=first.number,
@@ -105,7 +106,7 @@ def _group(
         grouped_by=first.key,
         window=first.window,
         store_columns=tuple([_store_column(node, inputs) for node in members]),
-        null="" if scope.is_null == "false" else output_column("z", scope.is_null),
+        null=null,
         late=late_sinks.claim(first.late),
         retention_ms=first.retention_ms,
     )
@@ -180,10 +181,12 @@ def _select(node: nodes.Select, columns: Mapping[str, str]) -> Select:
     """Return a select after a group, over the fields in `columns` and the metadata of the change."""
     columns = dict(columns) | dict(zip(CHANGE_METADATA, CHANGE_METADATA, strict=True))
     types = node.parent.result_types | CHANGE_METADATA
-    fields, errors = {}, []
+    fields: dict[str, str] = {}
+    errors: list[tuple[str, str]] = []
     for name, text in node.columns.items():
         text_checked = with_utf8_checks(text, types)
         fields[name] = parse(text_checked).on(columns)
         if may_fail(text_checked, types):
-            errors += [(parse(part).on(columns), why) for part, why in failure_causes(text_checked)]
+            for part, why in failure_causes(text_checked):
+                errors.append((parse(part).on(columns), why))
     return Select(named_struct(fields), node.number, tuple(errors))

@@ -100,9 +100,8 @@ class JobColumns:
         A step that turns a row into several rows gets such a layer, and so does a function of the
         whole DataFrame.
         """
-        return (
-            max((depth for depth in self._layers.get(stage, {}) if depth != _LAST), default=0) + 1
-        )
+        depths = [depth for depth in self._layers.get(stage, {}) if depth != _LAST]
+        return max(depths, default=0) + 1
 
     def add_output_column(self, name: str, sql: str, step: int) -> None:
         """Add a column to the last layer of the stage before the operators."""
@@ -125,12 +124,16 @@ class JobColumns:
         """Return the layers of a stage, in order."""
         layers: list[Layer] = []
         for _, layer in sorted(self._layers.get(stage, {}).items()):
-            layers.append(layer if isinstance(layer, Transformation) else tuple(layer))
+            if isinstance(layer, Transformation):
+                layers.append(layer)
+            else:
+                layers.append(tuple(layer))
         return tuple(layers)
 
     def layers_after_operators(self) -> dict[int, Layers]:
         """Stage → the layers that are computed from the results of the stage's operators."""
-        return {stage: self.layers_of(stage) for stage in self._layers if stage}
+        stages = [stage for stage in self._layers if stage]
+        return {stage: self.layers_of(stage) for stage in stages}
 
     def _layer(self, stage: int, depth: int) -> list[Column | FallibleExpression]:
         layer = self._layers.setdefault(stage, {}).setdefault(depth, [])
@@ -243,8 +246,7 @@ class JobColumns:
         used for calls, because in this layer, Spark would call the function for each of the rows.
         """
         explosions = self._explosions.get(scope.stage, {})
-        not_upstream = [number for number in explosions if number not in scope.exploded]
-        others = {explosions[number]: number for number in not_upstream}
+        others = {explosions[number]: number for number in self._other_explosions(scope)}
         depth = scope.depth + 1
         while depth in others:
             depth += 1
@@ -257,8 +259,12 @@ class JobColumns:
         return depth, f"({all_of([scope.passed, *conditions])})"
 
     def _first_row_conditions(self, scope: Scope) -> list[str]:
+        return [_is_first_row(number) for number in self._other_explosions(scope)]
+
+    def _other_explosions(self, scope: Scope) -> list[int]:
+        """Return the numbers of the nodes of a stage that make several rows of a record, and are not upstream of a scope."""
         explosions = self._explosions.get(scope.stage, {})
-        return [_is_first_row(number) for number in explosions if number not in scope.exploded]
+        return [number for number in explosions if number not in scope.exploded]
 
     # -- Expressions that can fail
 
@@ -320,20 +326,17 @@ class JobColumns:
         for name in fallible:
             for part, why in failure_causes(texts[name]):
                 causes.append((self.sql(scope, part), why))
+        index_of_key = fallible.index(key) if key in fallible else None
         expression = FallibleExpression(
             self._fallible_name(node),
             node.number,
             condition,
             tuple([sqls[name] for name in fallible]),
-            fallible.index(key) if key in fallible else None,
+            index_of_key,
             tuple(causes),
         )
-        after, expression = self._add_fallible(
-            scope,
-            node,
-            expression,
-            reported_with=scope if reported else None,
-        )
+        reported_with = scope if reported else None
+        after, expression = self._add_fallible(scope, node, expression, reported_with=reported_with)
         for number, name in enumerate(fallible):
             sqls[name] = expression.key_text if name == key else expression.result(number)
         return after, sqls

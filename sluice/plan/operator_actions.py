@@ -150,7 +150,10 @@ def _cogrouped(node: nodes.Aggregate) -> tuple[tuple[Reference, Reference | None
     """For each stream of a cogrouped aggregate: its adder, and the type of the values that the adder takes."""
     if not isinstance(node, nodes.Cogroup):
         return ()
-    return tuple((Reference(part.adder), reference(part.takes)) for part in node.parts)
+    adders: list[tuple[Reference, Reference | None]] = []
+    for part in node.parts:
+        adders.append((Reference(part.adder), reference(part.takes)))
+    return tuple(adders)
 
 
 def _process(node: nodes.Process, pipeline: Graph) -> Process:

@@ -438,7 +438,9 @@ class Scopes:
         # processed first, with all steps that follow it.
         sides = sorted(range(len(scopes)), key=lambda side: scopes[side].turns)
         conditions = {side: self.columns.row_condition(scopes[side]) for side in sides}
-        numbers = [value_if(condition, str(side)) for side, condition in conditions.items()]
+        numbers: list[str] = []
+        for side, condition in conditions.items():
+            numbers.append(value_if(condition, str(side)))
         streams = f"m{node.number}_ways"
         column = Column(streams, f"array_compact(array({', '.join(numbers)}))", node.number)
         self.columns.add(first.stage, depth, column)

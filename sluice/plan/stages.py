@@ -173,7 +173,10 @@ class StagePlanner:
         for failure in self.columns.failures():
             if failure.stage == operator.stage:
                 yield from (failure.error, failure.once, failure.key, failure.value)
-        for edge in (*(edge for each in self.operators for edge in each.edges), *self.edges):
+        edges = list(self.edges)
+        for each in self.operators:
+            edges += each.edges
+        for edge in edges:
             if operator.number in edge.results_of:
                 yield from (edge.key, edge.is_null, edge.foreign or "", *edge.values, *edge.path)
                 yield from (self._edge_scopes[edge.column].passed, edge.unchanged_result or "")
@@ -199,14 +202,14 @@ class StagePlanner:
         store = node.store_name
         keeps_headers = store is not None and self.pipeline.whole.keeps_headers(store)
         action = action_of(node, functions, self.pipeline.whole)
+        # The rows of the tables that a processor reads do not advance the processor's stream time.
+        timing = node.parent if isinstance(node, nodes.Process) else node
         return PlannedOperator(
             step=self.columns.steps[node.number],
             stage=stage,
             action=action,
             edges=tuple(edges),
-            # The rows of the tables that a processor reads do not advance the processor's stream
-            # time.
-            topics=topics_of(node.parent if isinstance(node, nodes.Process) else node),
+            topics=topics_of(timing),
             sends_old_values=node.number in self._sending_old_values,
             chained_to=None if chained_to is None else chained_to.number,
             clock=node.name,

@@ -99,20 +99,25 @@ def _function(call: Call) -> AggregateFunction | None:
     name, argument, parameters = function
     if condition is not None:
         # Aggregates ignore nulls, so `sum(x) FILTER (WHERE c)` is `sum(IF(c, x, NULL))`.
-        argument = value_if(condition, "TRUE" if argument == "*" else argument)
+        counted = "TRUE" if argument == "*" else argument
+        argument = value_if(condition, counted)
     if call.quantifier == "DISTINCT":
         return ("count_distinct", argument, ()) if name == "count" else None
-    return name, None if argument == "*" else argument, parameters
+    if argument == "*":
+        return name, None, parameters
+    return name, argument, parameters
 
 
 def _pair(name: str, arguments: Sequence[str], condition: str | None) -> str:
     """Return the argument of a function of two columns: an object of `x` and `y`."""
-    pair = []
+    pair: list[str] = []
     for argument in arguments:
         sql = f"CAST({argument} AS DOUBLE)" if name in STATISTICS_OF_TWO else argument
         # These functions ignore pairs with a null. So if the condition of FILTER is not true, both
         # values of the pair become null.
-        pair.append(sql if condition is None else value_if(condition, sql))
+        if condition is not None:
+            sql = value_if(condition, sql)
+        pair.append(sql)
     return named_struct({"x": pair[0], "y": pair[1]})
 
 
@@ -132,7 +137,8 @@ def _function_of_one(
             percentages, is_array = _percentages(more[0])
             if not percentages:
                 return None
-            return f"{name}s" if is_array else name, first, percentages
+            function = f"{name}s" if is_array else name
+            return function, first, percentages
         case "percentile" | "approx_percentile":
             return None
         case "count" if more and not quantifier:

@@ -44,6 +44,7 @@ from sluice.sql.arrow_values import (
     ignore_failures,
     map_rows,
     mask_of,
+    rows_of,
     valid_rows,
 )
 from sluice.sql.rules import PYTHON, RULES, RuleKey
@@ -91,10 +92,10 @@ class _Evaluation:
 
     def arguments(self, expression: TypedExpression) -> list[Result]:
         """Return the results of the arguments, converted to the types that the function takes."""
-        return [
-            self.convert(part, kind)
-            for part, kind in zip(expression.parts, expression.operands, strict=True)
-        ]
+        results: list[Result] = []
+        for part, kind in zip(expression.parts, expression.operands, strict=True):
+            results.append(self.convert(part, kind))
+        return results
 
     def convert(self, expression: TypedExpression, kind: str) -> Result:
         """Return the result of an expression, converted to `kind`, which contains every value of the expression's type."""
@@ -289,7 +290,7 @@ def _python(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     """
     function = evaluation.functions[expression.node.name]
     arguments = evaluation.arguments(expression)
-    columns = [array_of(argument.values, evaluation.count).to_pylist() for argument in arguments]
+    columns = [rows_of(argument.values, evaluation.count) for argument in arguments]
     return Result(pa.array(function(*columns), arrow_type(expression.type)))
 
 
@@ -455,7 +456,9 @@ def _path_element(expression: TypedExpression, values: list[Value], count: int) 
 
 def _like(expression: TypedExpression, values: list[Value], count: int) -> Result:
     matches = pc.match_like(values[0], expression.node.expression.name)
-    return Result(pc.invert(matches) if expression.node.args.get("negate") else matches)
+    if expression.node.args.get("negate"):
+        matches = pc.invert(matches)
+    return Result(matches)
 
 
 # -- Texts and times
@@ -483,11 +486,10 @@ def _row_function(function: Callable[..., Any]) -> Function:
 
 
 def _trim(expression: TypedExpression, values: list[Value], count: int) -> Result:
-    characters = expression.node.args.get("expression")
+    given = expression.node.args.get("expression")
+    characters = " " if given is None else given.name
     position = str(expression.node.args.get("position") or "BOTH")
-    return Result(
-        arrow_texts.trim(values[0], " " if characters is None else characters.name, position)
-    )
+    return Result(arrow_texts.trim(values[0], characters, position))
 
 
 def _pad(expression: TypedExpression, values: list[Value], count: int) -> Result:

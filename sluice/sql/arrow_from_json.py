@@ -23,7 +23,8 @@ def array_of_json(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     """Values of a type from their JSON. A null text is a null."""
     if (declared := _declared(kind)) is not None:
         # Decoding all texts together takes a third of the time of decoding them one by one.
-        together = f"[{','.join(['null' if text is None else text for text in texts.to_pylist()])}]"
+        elements = ["null" if text is None else text for text in texts.to_pylist()]
+        together = f"[{','.join(elements)}]"
         try:
             return _column(_decoder(declared)(together), kind)
         except msgspec.DecodeError:
@@ -96,14 +97,13 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
     columns = []
     for number, field in enumerate(kind):
         read = attrgetter(f"f{number}")
-        members = (
-            (None if value is None else read(value) for value in values)
-            if has_nulls
-            else map(read, values)
-        )
-        columns.append(_column([*members], field.type))
+        if has_nulls:
+            members = [None if value is None else read(value) for value in values]
+        else:
+            members = list(map(read, values))
+        columns.append(_column(members, field.type))
     if not columns:
-        return pa.array([None if null else {} for null in is_null], kind)
+        return pa.array([None if value is None else {} for value in values], kind)
     return pa.StructArray.from_arrays(columns, fields=[*kind], mask=pa.array(is_null, pa.bool_()))
 
 
@@ -112,17 +112,29 @@ def _conversion(kind: pa.DataType) -> Convert:
     """Return the function that converts a decoded JSON value to a value that Arrow takes for a type."""
     if pa.types.is_struct(kind):
         fields = [(field.name, _conversion(field.type)) for field in kind]
-        return lambda value: (
-            None if value is None else {name: of(value.get(name)) for name, of in fields}
-        )
+
+        def convert_object(value: Any) -> Any:
+            if value is None:
+                return None
+            return {name: convert(value.get(name)) for name, convert in fields}
+
+        return convert_object
     if pa.types.is_list(kind):
         element = _conversion(kind.value_type)
-        return lambda value: None if value is None else [element(each) for each in value]
+
+        def convert_list(value: Any) -> Any:
+            return None if value is None else [element(each) for each in value]
+
+        return convert_list
     if pa.types.is_map(kind):
         item = _conversion(kind.item_type)
-        return lambda value: (
-            None if value is None else [(name, item(each)) for name, each in value.items()]
-        )
+
+        def convert_map(value: Any) -> Any:
+            if value is None:
+                return None
+            return [(name, item(each)) for name, each in value.items()]
+
+        return convert_map
     simple = _simple(kind)
     return lambda value: None if value is None else simple(value)
 

@@ -27,9 +27,8 @@ def list_of(values: list[pa.Array], count: int) -> pa.Array:
 
 def sizes(values: pa.Array) -> pa.Array:
     """Return the number of elements of each list, or of entries of each map."""
-    return pc.list_value_length(_as_lists(values) if pa.types.is_map(values.type) else values).cast(
-        pa.int32()
-    )
+    lists = _as_lists(values) if pa.types.is_map(values.type) else values
+    return pc.list_value_length(lists).cast(pa.int32())
 
 
 def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Result:
@@ -56,7 +55,7 @@ def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Resul
     # The elements of all lists are one array, in which a list begins at the sum of
     # the lengths of all earlier lists.
     values = lists.flatten().take(pa.array(starts + np.where(exists, places, 0), mask=~exists))
-    return Result(values, failed if failed.any() else None)
+    return Result.with_failures(values, failed)
 
 
 def entry(maps: pa.Array, key: Value) -> pa.Array:

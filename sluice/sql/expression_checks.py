@@ -127,12 +127,11 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
             next_step="Make an array, for example with split(text, ' ').",
         )
     if need in ("key", "key or null") and JSON_FIELD in kind:
-        columns = [
-            text_of(node) for node in tree.find_all(exp.Column) if JSON_FIELD in kinds.of(node)
-        ]
+        with_json = [node for node in tree.find_all(exp.Column) if JSON_FIELD in kinds.of(node)]
+        example = text_of(with_json[0]) if with_json else text
         raise TopologyError(
             f"{where} has JSON that is not looked into, which is no key.",
-            next_step=f"Use the text of the JSON: {columns[0] if columns else text}.{JSON_FIELD}.",
+            next_step=f"Use the text of the JSON: {example}.{JSON_FIELD}.",
         )
     if need == "key" and kind == "NULL":
         raise TopologyError(

@@ -102,8 +102,9 @@ def parse(text: str) -> ParsedExpression:
     except PARSE_ERRORS as error:
         raise _not_an_expression(text, error) from None
     if tree is None or more:
+        number = "more than one" if more else "no"
         raise TopologyError(
-            f"{text!r} contains {'more than one' if more else 'no'} expression.",
+            f"{text!r} contains {number} expression.",
             next_step="Write exactly one expression, without a semicolon.",
         )
     if reason := reason_to_refuse(text, tree):
@@ -294,11 +295,13 @@ def require_known(expression: ParsedExpression, known: Mapping[str, str], where:
 
 def require_aggregate(expression: ParsedExpression, where: str, *, aggregate: bool) -> None:
     """Raise TopologyError if the expression aggregates and must not, or vice versa."""
-    if expression.aggregates != aggregate:
-        rule = "must aggregate, like count(*) or sum(x)" if aggregate else "must not aggregate here"
-        step = (
-            "Write for example max(...)."
-            if aggregate
-            else "Aggregate first, and use the result in the next step."
+    if aggregate and not expression.aggregates:
+        raise TopologyError(
+            f"{where}: {expression.text!r} must aggregate, like count(*) or sum(x).",
+            next_step="Write for example max(...).",
         )
-        raise TopologyError(f"{where}: {expression.text!r} {rule}.", next_step=step)
+    if expression.aggregates and not aggregate:
+        raise TopologyError(
+            f"{where}: {expression.text!r} must not aggregate here.",
+            next_step="Aggregate first, and use the result in the next step.",
+        )

@@ -344,7 +344,8 @@ _OF_LAMBDAS: dict[RuleKey, Callable[[exp.Expr, Kinds, TypeIn], str]] = {
 
 def _object(node: exp.Expr, kinds: Kinds) -> str:
     names = field_names(node)
-    fields = dict(zip(names, ("" if kind == VOID else kind for kind in kinds), strict=True))
+    known = ["" if kind == VOID else kind for kind in kinds]
+    fields = dict(zip(names, known, strict=True))
     return struct_type(fields) if len(fields) == len(kinds) else ""
 
 

@@ -121,7 +121,10 @@ def _by_rule(node: exp.Expr, rule: Rule, parts: tuple[TypedExpression, ...]) -> 
 
 def _complete_types(parts: Iterable[TypedExpression]) -> tuple[str, ...]:
     """Return the types of parts, as rules know types: an empty text if the type of any field of an object is unknown."""
-    return tuple([part.type if is_complete(part.type) else "" for part in parts])
+    types: list[str] = []
+    for part in parts:
+        types.append(part.type if is_complete(part.type) else "")
+    return tuple(types)
 
 
 _COMPARISONS = (
@@ -223,8 +226,8 @@ def _column(node: exp.Column, types: Types) -> TypedExpression:
         is_in_objects = is_in_objects and name in struct_fields(kind)
         kind = path_type(kind, [name])
     # Only Spark reads a field of each object in a list.
-    is_computed = is_complete(kind) and is_in_objects
-    return TypedExpression(node, exp.Column, Signature(kind, () if is_computed else None), ())
+    operands = () if is_complete(kind) and is_in_objects else None
+    return TypedExpression(node, exp.Column, Signature(kind, operands), ())
 
 
 def _json_value(node: exp.Substring, value: TypedExpression) -> TypedExpression:

@@ -48,7 +48,9 @@ def _candidates(node: exp.Expr, text: str) -> Iterator[str]:
         if "start" in part.meta:
             start = part.meta["start"]
             place = next(place for place, token in enumerate(tokens) if token.start == start)
-            places += [place, _end_of_call(tokens, place) if isinstance(part, exp.Func) else place]
+            places.append(place)
+            if isinstance(part, exp.Func):
+                places.append(_end_of_call(tokens, place))
     if not places:
         return
     for before, after in product(range(_MOST_TOKENS_AROUND + 1), repeat=2):

@@ -14,24 +14,19 @@ _FILL = {"Source": "#dbeafe", "Aggregate": "#dcfce7", "Cogroup": "#dcfce7", "Sin
 
 def text(pipeline: Pipeline) -> str:
     """Return the topology as indented text, each step below its input."""
-    lines = [
-        ", ".join(
-            [
-                f"pipeline {pipeline.name}",
-                counted(pipeline.workers, "worker"),
-                *_idle_settings(pipeline),
-            ]
-        )
-    ]
+    workers = counted(pipeline.workers, "worker")
+    settings = [f"pipeline {pipeline.name}", workers, *_idle_settings(pipeline)]
+    lines = [", ".join(settings)]
 
     def show(node: nodes.Node, depth: int) -> None:
         expressions = node.detail
-        lines.append("  " * depth + node.title + (f": {expressions}" if expressions else ""))
+        line = "  " * depth + node.title
+        lines.append(f"{line}: {expressions}" if expressions else line)
         for child in _successors(pipeline, node):
             show(child, depth + 1)
 
     for node in pipeline.nodes:
-        if isinstance(node, nodes.Source):
+        if not node.parents:
             show(node, 1)
     return "\n".join(lines)
 
@@ -69,7 +64,8 @@ def svg(pipeline: Pipeline) -> str:
         f'aria-label="topology of {escape(pipeline.name)}">'
     ]
     for node in pipeline.nodes:
-        parts += [_arrow(place[parent.number], place[node.number]) for parent in node.parents]
+        for parent in node.parents:
+            parts.append(_arrow(place[parent.number], place[node.number]))
     parts += [_box(node, *place[node.number]) for node in pipeline.nodes]
     return "\n".join([*parts, "</svg>"])
 
@@ -91,12 +87,15 @@ def _layout(pipeline: Pipeline) -> dict[int, tuple[int, int]]:
             free = put(child, column + 1, free)
         return max(free, row + 1)
 
-    sources = [node for node in pipeline.nodes if isinstance(node, nodes.Source)]
-    tables = [source for source in sources if source.kind != "stream"]
+    tables: list[nodes.Node] = []
     next_row = 0
-    for source in sources:
-        if source.kind == "stream":
-            next_row = put(source, 0, next_row)
+    for node in pipeline.nodes:
+        if node.parents:
+            continue
+        if node.is_table:
+            tables.append(node)
+        else:
+            next_row = put(node, 0, next_row)
     # A table without steps of its own is placed to the left of the joins that look it up. These
     # joins may follow another table, so the tables with steps are placed before it.
     tables.sort(key=lambda table: not _successors(pipeline, table))
@@ -117,8 +116,9 @@ def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
 
 def _box(node: nodes.Node, x: int, y: int) -> str:
     fill = _FILL.get(type(node).__name__, "#f1f5f9")
-    inputs = " ".join(str(parent.number) for parent in node.parents)
-    first_line, second_line = escape(_short(node.title, 34)), escape(_short(node.detail, 38))
+    inputs = " ".join([str(parent.number) for parent in node.parents])
+    first_line = escape(_short(node.title, 34))
+    second_line = escape(_short(node.detail, 38))
     return (
         f'<g data-number="{node.number}" data-inputs="{inputs}" data-name="{escape(node.name)}">'
         f"<title>{escape(node.title)}: {escape(node.detail)}</title>"

@@ -275,13 +275,15 @@ class Handle(Generic[V]):
                 require_callable(where, function, name)
         require_encodable_windows(where, key, self.node)
         arguments.require_choice(where, "emit", options.get("emit", "every"), Emit)
+        if partition is not None:
+            partition = partitioner(where, partition)
         self.pipeline.add(
             nodes.Sink,
             parent=self.node,
             topic=to,
             encode=encode,
             encode_key=key,
-            partition=None if partition is None else partitioner(where, partition),
+            partition=partition,
             **options,
         )
 
@@ -329,7 +331,9 @@ class Handle(Generic[V]):
             )
         is_windowed = self.node.key_window is not None
         identity = table.identity_columns(is_windowed=is_windowed)
-        own = {*POSITION} | ({*WINDOW} if is_windowed and table.key else set())
+        own = {*POSITION}
+        if is_windowed and table.key:
+            own |= WINDOW.keys()
         names = [*self.fields] if table.key is None else [table.key, *self.fields]
         if wrong := [name for name in names if table.folded_name(name) in own]:
             raise TopologyError(
@@ -368,6 +372,7 @@ class Handle(Generic[V]):
             )
         self.pipeline.claim("table", table.output)
         # A table with a key has one row per key, so only a key's last change in a batch is written.
+        changes_written: Emit = "every" if table.key is None else "latest"
         self.pipeline.add(
             nodes.Sink,
             parent=self.node,
@@ -375,7 +380,7 @@ class Handle(Generic[V]):
             table=table,
             fields=dict(self.fields),
             scalar=self.shape.scalar,
-            emit="every" if table.key is None else "latest",
+            emit=changes_written,
             on_error=on_error,
         )
 

@@ -576,7 +576,8 @@ class Select(RowStep):
     def _expressions(self) -> str:
         texts: list[str] = []
         for name, sql in self.columns.items():
-            texts.append(name if name == sql else f"{name} = {sql}")
+            is_unchanged = name == sql
+            texts.append(name if is_unchanged else f"{name} = {sql}")
         return ", ".join(texts)
 
 
@@ -1080,7 +1081,9 @@ class Aggregate(ChildNode):
     def _aggregated(self) -> str:
         """Return what is aggregated, and by which key."""
         added = ", ".join(self.columns.values()) or "Python functions"
-        return f"{added} by {'key and window' if self.by_window else self.key}"
+        if self.by_window:
+            return f"{added} by key and window"
+        return f"{added} by {self.key}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -1249,12 +1252,13 @@ class Join(Node):
             parent=self.left,
             key=self.on,
             repartitions=repartitions,
-            foreign=None if self.on is None else "key",
             requires_value=not self.is_table,
             is_passed_on=self.kind == "stream-table" and not self.joins_versions,
         )
-        if self.on is not None and not self.right.is_global_table:
-            of_left = replace(of_left, repartitions="always")
+        if self.on is not None:
+            of_left = replace(of_left, foreign="key")
+            if not self.right.is_global_table:
+                of_left = replace(of_left, repartitions="always")
         of_right = Input(
             parent=self.right,
             side=RIGHT,

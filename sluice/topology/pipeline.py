@@ -176,7 +176,9 @@ class Pipeline(Graph):
         """Raise TopologyError if `keep_headers` names a store that the pipeline does not have."""
         if isinstance(self.keep_headers, bool):
             return
-        stores = {store for node in self.nodes for store in node.store_names}
+        stores: set[str] = set()
+        for node in self.nodes:
+            stores.update(node.store_names)
         for name in sorted(self.keep_headers - stores):
             raise TopologyError(
                 f"{self.name} at {self.at}: keep_headers= names the store {name!r}, which does not "
@@ -398,8 +400,11 @@ class Pipeline(Graph):
             raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
         fields = shape.fields
         time_field = event_time.field if isinstance(event_time, EpochTime) else event_time
-        for name in (*key_fields, None if is_timed_by_clock else time_field):
-            if name is not None and name not in fields:
+        read = list(key_fields)
+        if time_field is not None and not is_timed_by_clock:
+            read.append(time_field)
+        for name in read:
+            if name not in fields:
                 raise TopologyError(
                     f"{where}: {serde.name} has no field {name!r}.",
                     next_step=f"Its fields: {', '.join(fields)}.",

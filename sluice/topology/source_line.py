@@ -14,11 +14,10 @@ def source_line() -> str:
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
-    return (
-        "?"
-        if frame is None
-        else f"{frame.f_code.co_filename.rpartition(os.sep)[2]}:{frame.f_lineno}"
-    )
+    if frame is None:
+        return "?"
+    _, _, name = frame.f_code.co_filename.rpartition(os.sep)
+    return f"{name}:{frame.f_lineno}"
 
 
 def files_running() -> frozenset[str]:

@@ -429,6 +429,8 @@ class Stream(Handle[V]):
         require_callable(where, function, "values")
         arguments.require_choice(where, "takes", takes, Literal["list", "table"])
         require_whole(where, "size", size)
+        shape = self._result_shape("map_batch", returns)
+        table_type = self._table_type(where) if takes == "table" else None
         node = self.pipeline.add(
             nodes.Apply,
             parent=self.node,
@@ -436,8 +438,8 @@ class Stream(Handle[V]):
             gives="value",
             takes=self.contract,
             returns=returns,
-            shape=(shape := self._result_shape("map_batch", returns)),
-            batch=FunctionBatch(size, self._table_type(where) if takes == "table" else None),
+            shape=shape,
+            batch=FunctionBatch(size, table_type),
             on_error=on_error,
         )
         return self._next(node, shape, returns)
@@ -952,8 +954,9 @@ class Stream(Handle[V]):
         node = self.pipeline.add(nodes.Merge, streams=streams)
         # A function declares one type of values, so values of several
         # types are passed as plain JSON data.
-        same = all(other.contract is self.contract for other in others)
-        return self._next(node, self.shape, self.contract if same else None)
+        have_one_type = all(other.contract is self.contract for other in others)
+        contract = self.contract if have_one_type else None
+        return self._next(node, self.shape, contract)
 
     def split(
         self,
@@ -1383,9 +1386,8 @@ class Stream(Handle[V]):
         on_error: OnError | None,
     ) -> Processed[Any]:
         where = self._where(step)
-        _require_processor(
-            where, processor, self.contract, Context if step == "process" else ValueContext
-        )
+        context = Context if step == "process" else ValueContext
+        _require_processor(where, processor, self.contract, context)
         for name, declared in (("stores", stores or {}), ("outputs", outputs or {})):
             arguments.require_instance(where, declared, Mapping, f"{name}={{name: type}}")
         tables = self._readable_tables(where, tables or {})
@@ -1599,7 +1601,8 @@ def _store_type(declared: Any) -> tuple[Any, int | None]:
             f"process at {source_line()}: {declared!r} is not a type for a store's values.",
             next_step='Write for example {"points": Decimal} or {"points": (Decimal, "7 days")}.',
         )
-    return kind, None if ttl is None else milliseconds(ttl)
+    ttl_ms = None if ttl is None else milliseconds(ttl)
+    return kind, ttl_ms
 
 
 def _require_processor(

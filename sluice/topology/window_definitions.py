@@ -204,11 +204,11 @@ def within(
     The right record may be at most `size` before or after the left record. `before` replaces `size`
     for right records before the left record, and `after` for right records after it.
     """
-    window = JoinWindow(
-        milliseconds(size if before is None else before),
-        milliseconds(size if after is None else after),
-        milliseconds(grace),
-    )
+    if before is None:
+        before = size
+    if after is None:
+        after = size
+    window = JoinWindow(milliseconds(before), milliseconds(after), milliseconds(grace))
     where = f"{window} at {source_line()}"
     if window.before_ms + window.after_ms < 0:
         raise TopologyError(
@@ -251,8 +251,9 @@ def _valid(window: W, name: str, length_ms: int, *, least: int = 1) -> W:
 
 def _require_length(where: str, name: str, length: int, least: int = 1) -> None:
     if length < least:
+        limit = "above 0" if least else "at least 0"
         raise TopologyError(
-            f"{where}: the {name} must be {'above 0' if least else 'at least 0'}.",
+            f"{where}: the {name} must be {limit}.",
             next_step=f'Write for example {name}="5 minutes".',
         )
 

@@ -126,7 +126,9 @@ class CalendarWindow:
     @property
     def _first(self) -> int:
         """The local time at which period 0 begins, for periods of milliseconds and of weeks."""
-        return self.offset.ms + (_FIRST_MONDAY if self.period.unit == "week" else 0)
+        if self.period.unit == "week":
+            return self.offset.ms + _FIRST_MONDAY
+        return self.offset.ms
 
     def _bounds(self, number: int) -> tuple[int, int]:
         return self.start_of(number), self.start_of(number + self.periods)

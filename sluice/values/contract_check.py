@@ -56,8 +56,8 @@ def _problems(
     fields: Mapping[str, str], path: str, shown: str, value: Any
 ) -> Iterator[FieldProblem]:
     """Yield the problems of the value at a path. `shown` is the path with the places in lists."""
-    kind = fields.get(path, "object" if not path else "")
-    kind = kind.removesuffix(OPTIONAL)
+    undeclared = "" if path else "object"
+    kind = fields.get(path, undeclared).removesuffix(OPTIONAL)
     is_nullable = kind.endswith(NULLABLE)
     kind = kind.removesuffix(NULLABLE)
     if value is None:

@@ -64,7 +64,8 @@ def _add_fields(fields: dict[str, str], path: str, kind: ObjectType) -> None:
     required = required_fields(kind.cls)
     for field in kind.fields:
         is_required = field.required if required is None else field.encode_name in required
-        _add(fields, f"{prefix}{field.encode_name}", field.type, "" if is_required else OPTIONAL)
+        optional = "" if is_required else OPTIONAL
+        _add(fields, f"{prefix}{field.encode_name}", field.type, optional)
     if isinstance(kind, inspect.StructType) and kind.forbid_unknown_fields:
         fields[f"{prefix}{UNKNOWN_FIELDS}"] = FORBIDDEN
 
@@ -95,9 +96,12 @@ def _name(kind: inspect.Type) -> str:
         name = sql_type_of(kind)
     except TopologyError:
         name = type(bare).__name__.removesuffix("Type").lower()
-    limits = {limit: getattr(bare, limit, None) for limit in _LIMITS}
-    texts = [f"{limit} {value}" for limit, value in limits.items() if value is not None]
-    return " with ".join([name, *([" and ".join(texts)] if texts else [])])
+    limits: list[str] = []
+    for limit in _LIMITS:
+        value = getattr(bare, limit, None)
+        if value is not None:
+            limits.append(f"{limit} {value}")
+    return f"{name} with {' and '.join(limits)}" if limits else name
 
 
 def choices_text(choices: Iterable[Any]) -> str:

@@ -46,8 +46,10 @@ def _strings(kind: inspect.Type, value: str) -> str | None:
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
             if any(not field.required for field in kind.fields):
                 return None
-            parts = [_strings(field.type, _member(kind, field, value)) for field in kind.fields]
-            return _total([str(len(kind.fields)), *parts])
+            parts: list[str | None] = [str(len(kind.fields))]
+            for field in kind.fields:
+                parts.append(_strings(field.type, _member(kind, field, value)))
+            return _total(parts)
         case inspect.ListType() | inspect.VarTupleType():
             per_item = _strings(kind.item_type, "i")
             if per_item is None or per_item == "0":
@@ -181,10 +183,7 @@ def amount_check(kind: Any) -> Callable[[Any], None] | None:
     Returns None for a type without Decimals.
     """
     info = type_info(kind)
-    if not any(
-        isinstance(part.kind, inspect.DecimalType) or part.digits is not None
-        for part in parts_of(kind)
-    ):
+    if not any(map(_has_amount, parts_of(kind))):
         return None
 
     def check(value: Any) -> None:
@@ -196,6 +195,10 @@ def amount_check(kind: Any) -> Callable[[Any], None] | None:
                 )
 
     return check
+
+
+def _has_amount(part: ContractPart) -> bool:
+    return isinstance(part.kind, inspect.DecimalType) or part.digits is not None
 
 
 def odd_amounts(contract: Any) -> re.Pattern[bytes] | None:
@@ -213,18 +216,18 @@ def odd_amounts(contract: Any) -> re.Pattern[bytes] | None:
         elif any(map(_is_amount, _items_of(kind))):
             # The elements of a list have no names.
             return re.compile(b"")
-    escaped = b"|".join(re.escape(name.encode()) for name in names)
+    if not names:
+        return None
+    escaped = b"|".join([re.escape(name).encode() for name in names])
     number = JSON_NUMBER.pattern.encode()
     # A name may be written with escapes.
-    return re.compile(rb'\\|"(?:%b)"\s*:\s*"(?!(?:%b)")' % (escaped, number)) if names else None
+    return re.compile(rb'\\|"(?:%b)"\s*:\s*"(?!(?:%b)")' % (escaped, number))
 
 
 def _is_amount(kind: inspect.Type) -> bool:
-    members = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
-    return any(
-        isinstance(member, inspect.DecimalType) or digits_of(member) is not None
-        for member in members
-    )
+    if isinstance(kind, inspect.UnionType):
+        return any(map(_is_amount, kind.types))
+    return isinstance(kind, inspect.DecimalType) or digits_of(kind) is not None
 
 
 def _items_of(kind: inspect.Type) -> Sequence[inspect.Type]:
@@ -255,11 +258,10 @@ def _amounts_as_text(kind: inspect.Type, value: Any, path: str) -> Iterator[tupl
                 yield from _amounts_as_text(member, value, path)
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
             for field in kind.fields:
-                part = (
-                    value.get(field.encode_name)
-                    if isinstance(value, dict)
-                    else getattr(value, field.name, None)
-                )
+                if isinstance(value, dict):
+                    part = value.get(field.encode_name)
+                else:
+                    part = getattr(value, field.name, None)
                 yield from _amounts_as_text(field.type, part, f"{path}.{field.encode_name}")
         case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() if isinstance(
             value,

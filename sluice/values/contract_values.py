@@ -65,10 +65,10 @@ def _with_numbers(value: Any, kind: inspect.Type, zone: tzinfo) -> Any:
             ):
                 return value
             kinds = {field.encode_name: field.type for field in kind.fields}
-            return {
-                name: _with_numbers(part, kinds[name], zone) if name in kinds else part
-                for name, part in value.items()
-            }
+            members = dict(value)
+            for name in members.keys() & kinds.keys():
+                members[name] = _with_numbers(members[name], kinds[name], zone)
+            return members
         case inspect.ListType() | inspect.VarTupleType() if isinstance(value, list):
             return [_with_numbers(element, kind.item_type, zone) for element in value]
         case inspect.DictType() if isinstance(value, dict):
@@ -221,10 +221,8 @@ def plain_data(value: Any) -> Any:
             config = value.__struct_config__
             return named if config.tag_field is None else {config.tag_field: config.tag, **named}
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {
-                field.name: plain_data(getattr(value, field.name))
-                for field in dataclasses.fields(value)
-            }
+            names = [field.name for field in dataclasses.fields(value)]
+            return {name: plain_data(getattr(value, name)) for name in names}
         case list() | tuple():
             return [*map(plain_data, value)]
         # A set's order changes from process to process, but equal values need equal JSON.

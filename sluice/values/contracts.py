@@ -136,15 +136,18 @@ def field_types(contract: Any) -> dict[str, Any]:
 
 def sql_type(kind: Any) -> str:
     """Return the Spark SQL type of any type that a field can have."""
-    name = getattr(kind, "__name__", str(kind))
+    name = _name_of_type(kind)
     if isinstance(origin := get_origin(kind), type) and issubclass(origin, msgspec.Struct):
-        arguments = [getattr(argument, "__name__", str(argument)) for argument in get_args(kind)]
-        text = f"{name}[{', '.join(arguments)}]"
+        text = f"{name}[{', '.join(map(_name_of_type, get_args(kind)))}]"
         raise TopologyError(
             f"{text} is generic; a contract is a class.",
             next_step=f"Declare a class: class {name}Values({text}): pass.",
         )
     return _sql_type(_info(kind, name), name)
+
+
+def _name_of_type(kind: Any) -> str:
+    return getattr(kind, "__name__", str(kind))
 
 
 def sql_type_of(kind: inspect.Type) -> str:
@@ -155,7 +158,10 @@ def sql_type_of(kind: inspect.Type) -> str:
 def field_reader(contract: Any, name: str) -> Callable[[Any], Any]:
     """Return a function that reads, from a value of the contract, the field or the tag whose JSON name is `name`."""
     kinds = object_variants(contract)
-    attributes = {field.encode_name: field.name for kind in kinds for field in kind.fields}
+    attributes: dict[str, str] = {}
+    for kind in kinds:
+        for field in kind.fields:
+            attributes[field.encode_name] = field.name
     if name not in attributes:
         return attrgetter("__struct_config__.tag")
     attribute = attributes[name]
@@ -363,12 +369,10 @@ def _choice(kind: inspect.LiteralType | inspect.EnumType, where: str) -> str:
 
 def choice_type(kind: inspect.LiteralType | inspect.EnumType) -> type:
     """Return the type of all choices of a Literal or an Enum; NoneType if their types differ."""
-    values = (
-        kind.values
-        if isinstance(kind, inspect.LiteralType)
-        else [member.value for member in kind.cls]
-    )
-    types = {type(value) for value in values}
+    if isinstance(kind, inspect.LiteralType):
+        types = {type(value) for value in kind.values}
+    else:
+        types = {type(member.value) for member in kind.cls}
     return types.pop() if len(types) == 1 else type(None)
 
 

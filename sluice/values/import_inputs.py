@@ -74,7 +74,8 @@ def recorded_inputs() -> Iterator[Callable[[], Inputs | None]]:
         nonlocal is_recording
         is_recording = False
         files: dict[str, str] = {}
-        for path in sorted({_source_of(path) for path in paths if not path.startswith(_UNSTABLE)}):
+        stable = [path for path in paths if not path.startswith(_UNSTABLE)]
+        for path in sorted(set(map(_source_of, stable))):
             file = Path(path)
             if file.exists() and not file.is_file():
                 continue  # a device, such as /dev/null

@@ -35,13 +35,18 @@ def headers_by_name(text: str | None) -> dict[str, Headers]:
 
     `text`: a JSON object, in which values without headers are missing.
     """
-    headers = _decode_by_name(text or "{}")
-    return {name: Headers.of_json(bytes(raw).decode()) for name, raw in headers.items()}
+    headers: dict[str, Headers] = {}
+    for name, raw in _decode_by_name(text or "{}").items():
+        headers[name] = Headers.of_json(bytes(raw).decode())
+    return headers
 
 
 def headers_by_name_json(headers: Mapping[str, str | None]) -> str:
     """Return the inverse of `headers_by_name`, for headers as JSON."""
-    texts = {name: msgspec.Raw(text.encode()) for name, text in headers.items() if text is not None}
+    texts: dict[str, msgspec.Raw] = {}
+    for name, text in headers.items():
+        if text is not None:
+            texts[name] = msgspec.Raw(text.encode())
     return msgspec.json.encode(texts).decode()
 
 

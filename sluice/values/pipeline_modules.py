@@ -118,8 +118,11 @@ def _edition(file: Path) -> str:
     last = _imports.get(file)
     if last is None:
         return ""
-    others = sorted([(str(other), _digest(other)) for other in last.digests if other != file])
-    return f"@{_digest_of(repr(others).encode())}" if others else ""
+    digests: list[tuple[str, str]] = []
+    for other in last.digests:
+        if other != file:
+            digests.append((str(other), _digest(other)))
+    return f"@{_digest_of(repr(sorted(digests)).encode())}" if digests else ""
 
 
 def _digest(file: Path) -> str:

@@ -173,4 +173,5 @@ def bytes_around_base(elements: Sequence[str], *, rekeyed: bool) -> tuple[bytes,
     if not all(element.startswith("X'") for element in elements):
         return None
     after = b"".join([bytes.fromhex(element[2:-1]) for element in elements])
-    return _REKEYED if rekeyed else b"", after
+    before = _REKEYED if rekeyed else b""
+    return before, after

@@ -219,7 +219,7 @@ def _require_match(
 def _identity_columns(key: str | None, is_windowed: bool) -> dict[str, str]:
     if key is None:
         return POSITION
-    return {key: ""} | (WINDOW if is_windowed else {})
+    return {key: "", **WINDOW} if is_windowed else {key: ""}
 
 
 def connection_variable(connection: str) -> str:

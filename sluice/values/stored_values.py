@@ -207,7 +207,8 @@ def value_decoder(kind: Any) -> Callable[[str | msgspec.Raw], Any]:
 
 def _decode_plain(json: str | msgspec.Raw) -> Any:
     """Decode JSON that Sluice has written to plain data, in which a value of type Any is the value itself."""
-    return _decode_any(plain_json(json if isinstance(json, str) else bytes(json).decode()))
+    text = json if isinstance(json, str) else bytes(json).decode()
+    return _decode_any(plain_json(text))
 
 
 _decode_any = msgspec.json.Decoder(Any).decode
@@ -286,7 +287,7 @@ class _Replacing:
             arguments, marks = arguments[:1], arguments[1:]
             inner = self.replaced(arguments[0], where)
             return kind if inner is arguments[0] else Annotated[(inner, *marks)]
-        replaced = tuple(part if part is ... else self.replaced(part, where) for part in arguments)
+        replaced = epochs.of_types(lambda part: self.replaced(part, where), arguments)
         if all(new is old for new, old in zip(replaced, arguments, strict=True)):
             return kind
         return origin[replaced]
@@ -336,23 +337,21 @@ def _struct(kind: Any, types: Mapping[str, Any], optional: Sequence[str]) -> Any
     """
     config: dict[str, Any] = {}
     namespace: dict[str, Any] = {"__made_for__": kind}
+    fields: list[tuple[str, Any, Any]] = []
     if is_typeddict(kind):
-        fields = []
         for name, part in types.items():
             # A field that is left out is None in Python functions.
-            is_optional = name in optional
-            field = msgspec.field(default=None) if is_optional else msgspec.field()
-            fields.append((name, part | None if is_optional else part, field))
+            if name in optional:
+                fields.append((name, part | None, msgspec.field(default=None)))
+            else:
+                fields.append((name, part, msgspec.field()))
     elif dataclasses.is_dataclass(kind):
-        fields = [
-            (field.name, types[field.name], epochs.default_of(field))
-            for field in dataclasses.fields(kind)
-        ]
+        for of_class in dataclasses.fields(kind):
+            default = epochs.default_of(of_class)
+            fields.append((of_class.name, types[of_class.name], default))
     else:
-        fields = [
-            (field.name, types[field.name], epochs.field_of(field))
-            for field in msgspec.structs.fields(kind)
-        ]
+        for field in msgspec.structs.fields(kind):
+            fields.append((field.name, types[field.name], epochs.field_of(field)))
         of_struct = kind.__struct_config__
         config = {"forbid_unknown_fields": of_struct.forbid_unknown_fields}
         if of_struct.tag_field is not None:
