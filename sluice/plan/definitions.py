@@ -12,7 +12,7 @@ from typing import Any
 
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
-from sluice.values.epochs import EpochTime
+from sluice.values.epochs import field_of_time
 from sluice.values.kept_headers import KEEPS_HEADERS
 from sluice.values.references import Reference
 
@@ -35,11 +35,13 @@ def upstream_definition(node: nodes.Node) -> str:
 def _source_definition(source: nodes.Source, texts: str) -> str:
     """Return a source's definition, with the fields that the expressions in `texts` read."""
     kind = source.kind.replace("_", " ")
-    key = f"key {source.key or ('decoded' if source.key_decode else 'of the record')}"
+    key = "key of the record"
+    if source.key:
+        key = f"key {source.key}"
+    elif source.key_decode:
+        key = "key decoded"
     time = f"event time {source.event_time or 'of the record'} {source.zone}"
-    time_field = (
-        source.event_time.field if isinstance(source.event_time, EpochTime) else source.event_time
-    )
+    time_field = field_of_time(source.event_time)
     if source.on_time == "clock":
         time += ", or that of processing"
     parts = [f"{kind} {source.topic}", key, time]

@@ -51,7 +51,7 @@ def plan_groups(
 
 
 def _functions(node: nodes.Aggregate) -> dict[str, CombinableFunction]:
-    """Column of the store → the combinable function that computes the column."""
+    """Return the columns of the store, each with the combinable function that computes it."""
     types = node.parent.result_types | METADATA
     functions = {}
     for name, text in node.columns.items():

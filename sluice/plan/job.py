@@ -378,7 +378,7 @@ class Job:
         return [edge for edge in self._all_edges if edge.stage == stage and edge.shares is None]
 
     def edges_sharing_rows(self, stage: int) -> Mapping[int, tuple[Edge, ...]]:
-        """Operator of a stage → the edges that take rows of this operator's edges (see `shared_rows.py`)."""
+        """Return, for each operator of a stage, the edges that take rows of its edges (see `shared_rows.py`)."""
         stage_of = {operator.number: operator.stage for operator in self.operators}
         sharing: dict[int, tuple[Edge, ...]] = {}
         for edge in self._all_edges:

@@ -131,7 +131,7 @@ class JobColumns:
         return tuple(layers)
 
     def layers_after_operators(self) -> dict[int, Layers]:
-        """Stage → the layers that are computed from the results of the stage's operators."""
+        """Return, for each stage, the layers that are computed from the results of its operators."""
         stages = [stage for stage in self._layers if stage]
         return {stage: self.layers_of(stage) for stage in stages}
 
@@ -178,13 +178,13 @@ class JobColumns:
         return scope.is_null
 
     def value(self, scope: Scope) -> str:
-        """SQL of the value: a struct of its fields, or the scalar itself."""
+        """Return SQL of the value: a struct of its fields, or the scalar itself."""
         if scope.scalar:
             return self.read(scope, TEXT_FIELD)
         return named_struct({name: self.read(scope, name) for name in scope.fields})
 
     def json(self, scope: Scope, condition: str = "true") -> str:
-        """SQL of the value as JSON; null if the condition is false or the value is null."""
+        """Return SQL of the value as JSON; null if the condition is false or the value is null."""
         if scope.unchanged_result is not None:
             text = "value"
         else:
@@ -304,7 +304,7 @@ class JobColumns:
         key: str = "",
         reported: bool = True,
     ) -> tuple[Scope, dict[str, str]]:
-        """Like `guard`, for expressions over fields of these types, computed under a condition.
+        """Do the same as `guard` for expressions over fields of these types, computed under a condition.
 
         Without `reported`, the records for which an expression fails are left out, but not
         reported.
@@ -446,7 +446,7 @@ class JobColumns:
 
 
 def _is_first_row(explosion: int) -> str:
-    """SQL of the condition that the row holds the first element of the record's array, or the array has no elements."""
+    """Return SQL of the condition that a row has the first element of its record's array, or that the array is empty."""
     return f"coalesce(x{explosion}_pos, 0) = 0"
 
 

@@ -56,7 +56,7 @@ class FallibleExpression:
         return f"{self.name}_key"
 
     def result(self, number: int) -> str:
-        """SQL for the result of the expression with this index."""
+        """Return SQL for the result of the expression with this index."""
         return f"{self.name}.c{number}"
 
 

@@ -147,7 +147,7 @@ def _join(node: nodes.Join, pipeline: Graph) -> StreamJoin | TableJoin:
 
 
 def _cogrouped(node: nodes.Aggregate) -> tuple[tuple[Reference, Reference | None], ...]:
-    """For each stream of a cogrouped aggregate: its adder, and the type of the values that the adder takes."""
+    """Return the adder of each stream of a cogrouped aggregate, with the type of the values that it takes."""
     if not isinstance(node, nodes.Cogroup):
         return ()
     adders: list[tuple[Reference, Reference | None]] = []
@@ -192,7 +192,7 @@ def _may_lack_columns(node: nodes.ChangedRows) -> bool:
 
 
 def _set_metadata(node: nodes.SetMetadata) -> SetMetadata:
-    """Raises TopologyError if an expression has a type that times or headers cannot have."""
+    """Return the operator. Raises TopologyError if an expression has a type that times or headers cannot have."""
     types = node.readable_types
     if node.time is not None:
         kind = type_of(node.time, types)

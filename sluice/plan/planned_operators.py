@@ -119,7 +119,7 @@ class Edge:
         return row_order.constant_path(self.path, rekeyed=self.rekeyed)
 
     def path_from(self, base: str) -> str:
-        """SQL of the path; `base` is SQL for the path of the stage's record or result."""
+        """Return SQL of the path; `base` is SQL for the path of the stage's record or result."""
         return row_order.path_sql(base, self.path, rekeyed=self.rekeyed)
 
 

@@ -178,7 +178,7 @@ class Scopes:
         return Scope(0, 1, self._is_of_source(node), columns, node.shape.scalar, is_null)
 
     def _is_of_source(self, node: nodes.Source) -> str:
-        """SQL of the condition that a record comes from a source."""
+        """Return SQL of the condition that a record comes from a source."""
         number = source_number(self.pipeline, node)
         if not is_pattern(node.topic):
             return f"(_source <=> {number})"
@@ -542,13 +542,13 @@ def _with_value_in(column: str, scope: Scope, shape: Shape) -> Scope:
 
 
 def _by_stream(number: str, sqls: Mapping[int, str]) -> str:
-    """SQL that chooses, from the SQL of each merged stream, by the stream's number in the column `number`."""
+    """Return SQL that chooses between the SQL of merged streams, by a stream's number in the column `number`."""
     cases = " ".join(f"WHEN {side} THEN {sql}" for side, sql in sqls.items())
     return f"CASE {number} {cases} END"
 
 
 def shape_columns(shape: Shape, value: str) -> dict[str, str]:
-    """Field → SQL that reads the field from a value of this shape."""
+    """Return the fields of a shape, each with the SQL that reads it from a value."""
     if shape.scalar:
         return {TEXT_FIELD: value}
     return {name: f"{value}.{quoted(name)}" for name in shape.fields}
@@ -595,7 +595,7 @@ def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
 
 
 def _cogroup_expressions(node: nodes.Cogroup) -> ResultExpressions | None:
-    """Like `result_expressions`, for a cogrouped aggregate, in which each column has functions of its own."""
+    """Do the same as `result_expressions` for a cogrouped aggregate, whose columns share no functions."""
     columns: list[tuple[str, str]] = []
     types: dict[str, str] = {}
     for name in node.columns:

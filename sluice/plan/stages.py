@@ -366,7 +366,7 @@ class StagePlanner:
         own_key: str,
         sqls: Mapping[str, str],
     ) -> str | None:
-        """SQL of the column `foreign` of an edge, None for an edge without this column.
+        """Return SQL of the column `foreign` of an edge; None for an edge without this column.
 
         `sqls` has the SQL of the edge's expressions by name.
         """

@@ -73,14 +73,14 @@ _NAMED_FUNCTIONS = {
 
 
 def aggregate_name(node: exp.Expr) -> str:
-    """Sluice's name of an aggregate function; empty for other functions."""
+    """Return Sluice's name of an aggregate function; empty for other functions."""
     if isinstance(node, exp.Anonymous):
         return _NAMED_FUNCTIONS.get(node.name.lower(), "")
     return _FUNCTIONS.get(type(node), "")
 
 
 def _function(call: Call) -> AggregateFunction | None:
-    """Sluice's function for a call; None if Sluice has no such function."""
+    """Return Sluice's function for a call; None if Sluice has no such function."""
     name = aggregate_name(call.tree())
     arguments = [argument.text for argument in call.arguments]
     # As the second argument of these functions, `true` means "ignore nulls", which Sluice always

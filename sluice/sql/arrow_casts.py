@@ -56,7 +56,7 @@ def _widened_array(values: Value, of: str, to: str) -> Value:
 
 
 def _decimals(values: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Whole numbers as decimals."""
+    """Convert whole numbers to decimals."""
     # Arrow casts a whole number only to a decimal with room for 19 digits,
     # so cast it to a wide decimal first.
     return (
@@ -93,7 +93,7 @@ def cast(value: Value, of: str, to: str, count: int) -> Result:
 
 
 def _times_from_seconds(seconds: pa.Array) -> pa.Array:
-    """Times from seconds since 1970.
+    """Convert seconds since 1970 to times.
 
     As in Spark, seconds outside the possible times give the first or last time.
     """
@@ -123,12 +123,12 @@ def _texts(values: pa.Array, of: str) -> pa.Array:
 
 
 def date_text(values: pa.Array) -> pa.Array:
-    """Dates as text."""
+    """Write dates as text."""
     return _with_far_years(values, values.cast(pa.string()))
 
 
 def time_text(values: pa.Array) -> pa.Array:
-    """Times as text: with a fraction of a second only if it is not 0."""
+    """Write times as text, with a fraction of a second only if it is not 0."""
     text = values.cast(pa.timestamp("us")).cast(pa.string())
     short = pc.utf8_rtrim(pc.replace_substring_regex(text, r"(\.[0-9]*?)0+$", r"\1"), ".")
     return _with_far_years(values, short)
@@ -167,7 +167,7 @@ _LAST_YEAR = 9999
 
 
 def format_times(values: pa.Array, pattern: str) -> pa.Array:
-    """Times as text in a format with Java's letters, such as yyyy-MM-dd."""
+    """Write times as text in a format with Java's letters, such as yyyy-MM-dd."""
     seconds = pc.floor_temporal(values.cast(pa.timestamp("us")), unit="second").cast(
         pa.timestamp("s")
     )
@@ -312,7 +312,7 @@ def _number_result(numbers: pa.Array, values: pa.Array, fails: Mask) -> Result:
 
 
 def times_from_numbers(values: pa.Array, micros: int) -> Result:
-    """Times from whole units since 1970; a unit has `micros` microseconds."""
+    """Convert whole units since 1970 to times; a unit has `micros` microseconds."""
     kind = arrow_type("TIMESTAMP")
     numbers = _numbers(values.cast(pa.int64()))
     most = (2**63 - 1) // micros
@@ -470,7 +470,7 @@ _EPOCH = date(1970, 1, 1).toordinal()
 
 
 def _plain_times(values: pa.Array, to: str) -> Result:
-    """Times from texts such as 2026-11-21 08:00:00.
+    """Read times from texts such as 2026-11-21 08:00:00.
 
     `rules` allows this cast only for constants of this form.
     """

@@ -183,7 +183,7 @@ def _condition(
     *,
     until: bool,
 ) -> Result:
-    """AND or OR. Where the left side decides, Spark does not compute the right side."""
+    """Compute AND or OR. Where the left side decides, Spark does not compute the right side."""
     left, right = evaluation.arguments(expression)
     right_failed = right.failed
     if right_failed is not None:
@@ -256,7 +256,7 @@ def _coalesce(evaluation: _Evaluation, expression: TypedExpression) -> Result:
 
 
 def _choose(evaluation: _Evaluation, condition: Result, true: Result, false: Result) -> Result:
-    """For each row: `true` where the condition is true, `false` where the condition is false or null."""
+    """Choose for each row: `true` where the condition is true, `false` where the condition is false or null."""
     passed = false_if_null(condition.values)
     failed = None
     if true.failed is not None or false.failed is not None:

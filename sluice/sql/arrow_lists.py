@@ -13,7 +13,7 @@ from sluice.support.arrays import Mask
 
 
 def list_of(values: list[pa.Array], count: int) -> pa.Array:
-    """For each row, a list of the values that the arrays have in this row."""
+    """Return for each row a list of the values that the arrays have in this row."""
     # Arrow stores the elements of all lists one after the other: the first values of
     # all arrays, then the second values of all arrays.
     width = len(values)
@@ -73,7 +73,7 @@ def entry(maps: pa.Array, key: Value) -> pa.Array:
 
 
 def _as_lists(maps: pa.Array) -> pa.Array:
-    """Maps as lists of their entries."""
+    """Return maps as lists of their entries."""
     pair = pa.struct([("key", maps.type.key_type), ("value", maps.type.item_type)])
     return maps.cast(pa.list_(pair))
 
@@ -120,13 +120,13 @@ def join_elements(lists: pa.Array, separator: Value) -> pa.Array:
 
 
 def _rows_of_elements(lists: pa.Array) -> Any:
-    """For each element of all lists, the row of its list."""
+    """Return for each element of all lists the row of its list."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     return np.repeat(np.arange(len(lists)), lengths)
 
 
 def _lists(like: pa.Array, elements: pa.Array) -> pa.Array:
-    """Lists of these elements, with the lengths of the lists in `like`, and null where `like` is null."""
+    """Return lists of these elements, with the lengths of the lists in `like`, and null where `like` is null."""
     lengths = pc.fill_null(pc.list_value_length(like), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     is_null: Mask = ~like.is_valid().to_numpy(zero_copy_only=False)

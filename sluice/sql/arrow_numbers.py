@@ -169,7 +169,7 @@ def round_to_whole(
 
 
 def java_longs(values: pa.Array) -> pa.Array:
-    """Doubles as Java's longs: NaN becomes 0, and a number out of range becomes the nearest long."""
+    """Convert doubles to longs as Java does: NaN becomes 0, and a number out of range becomes the nearest long."""
     numbers = np.nan_to_num(
         pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False),
         nan=0.0,

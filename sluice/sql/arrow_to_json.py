@@ -32,12 +32,12 @@ def json_values(values: pa.Array) -> pa.Array:
 
 
 def json_object(fields: Mapping[str, pa.Array]) -> pa.Array:
-    """Objects of these fields as JSON."""
+    """Write objects of these fields as JSON."""
     return _joined(_parts_of_object(fields))
 
 
 def json_array(columns: Sequence[pa.Array]) -> pa.Array:
-    """For each row, an array of the row's values as JSON."""
+    """Write for each row an array of the row's values as JSON."""
     parts: list[_Part] = []
     for place, values in enumerate(columns):
         parts.append("," if place else "[")

@@ -82,7 +82,7 @@ class _Naming:
     """Whether SQL allows `AS name` after the column."""
 
     def named(self, sql: str, name: str) -> str:
-        """SQL that gives the field this name."""
+        """Return SQL that gives the field this name."""
         if self.takes_alias:
             return f"{sql} AS {quoted(name)}"
         # Where AS is not allowed, the value is read from the field `name` of an extra struct,
@@ -209,7 +209,7 @@ def reference(name: str) -> str:
 
 
 def backticks_for(text: str, known: Mapping[str, str]) -> str:
-    """Advice to write backticks around fields that need them, if the text names such fields without backticks.
+    """Return advice to write backticks around fields that need them, if the text names such fields without backticks.
 
     `known` are the fields with their types, from which the fields of nested objects follow.
     """

@@ -240,7 +240,7 @@ _COMPARABLE = ("STRING", "BOOLEAN", "TIMESTAMP", "DATE", "DOUBLE")
 
 
 def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Numbers are compared with numbers, and other values with values of their type.
+    """Compare numbers with numbers, and other values with values of their type.
 
     Spark compares a text with a number by casting the text to a number, which can fail.
     """
@@ -328,7 +328,7 @@ def _if_arguments(node: exp.Expr) -> list[exp.Expr]:
 
 
 def _addition(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Addition and subtraction."""
+    """Add or subtract."""
 
     def of_decimals(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
         scale = max(left[1], right[1])
@@ -373,7 +373,7 @@ def _numbers(kinds: Kinds) -> str:
 
 
 def _operands_digits(node: exp.Expr, kinds: Kinds) -> list[tuple[int, int]]:
-    """Precision and scale of each argument as a decimal; an integer literal has only as many digits as its text."""
+    """Return precision and scale of each argument as a decimal; an integer literal has only as many digits as its text."""
     pairs: list[tuple[int, int]] = []
     for argument, kind in zip(_arguments_of(node), kinds, strict=True):
         if isinstance(argument, exp.Literal) and is_integer(kind):
@@ -488,7 +488,7 @@ def _null_on_failure(resolve: Resolve) -> Resolve:
 
 
 def _rounding(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Rounding to a number of decimal places.
+    """Round to a number of decimal places.
 
     Only Spark rounds doubles: it rounds the digits that Java writes.
     """
@@ -513,7 +513,7 @@ def _rounding(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _floor_or_ceil(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Rounding up or down to a whole number."""
+    """Round up or down to a whole number."""
     kind = kinds[0]
     if len(kinds) > 1 or not is_number(kind):
         return Signature(fails=True)
@@ -653,7 +653,7 @@ def _size(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _element(node: exp.Expr, kinds: Kinds) -> Signature:
-    """`x[y]`: fails if a list has no such index, and is null if a map has no such key."""
+    """Read `x[y]`, which fails if a list has no such index, and is null if a map has no such key."""
     if len(kinds) != 2:
         return Signature(fails=True)
     of, by = kinds
@@ -770,7 +770,7 @@ def json_of(node: exp.Substring) -> exp.Expr | None:
 
 
 def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Concatenation of texts, and of other values as text.
+    """Concatenate texts, and other values as text.
 
     Spark also concatenates bytes and arrays.
     """

@@ -23,6 +23,7 @@ from sluice.sql.rules import (
     rule_of,
 )
 from sluice.sql.types import VOID, Types, holds_void
+from sluice.values.json_limits import shortened
 from sluice.values.sql_types import is_complete, struct_fields
 
 JSON_VALUE = "(the JSON of a value)"
@@ -66,7 +67,7 @@ class TypedExpression:
                 return part.why_spark
         if self.signature.operands is not None:
             return ""
-        return self.signature.problem or _shortened(text_of(self.node))
+        return self.signature.problem or shortened(text_of(self.node), _LONGEST)
 
     @cached_property
     def columns(self) -> frozenset[str]:
@@ -74,10 +75,6 @@ class TypedExpression:
         if isinstance(self.node, exp.Column):
             return frozenset({self.node.parts[0].name})
         return frozenset[str]().union(*(part.columns for part in self.parts))
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def type_expression(expression: str | exp.Expr, types: Types) -> TypedExpression:
@@ -213,7 +210,7 @@ def type_of(expression: str | exp.Expr, types: Types) -> str:
 
 
 def structure_of(expression: str | exp.Expr, types: Types) -> str:
-    """Like `type_of`, but an object also has a type if the types of some of its fields are unknown."""
+    """Do the same as `type_of`, but an object also has a type if the types of some of its fields are unknown."""
     kind = type_expression(expression, types).type
     return "" if holds_void(kind) else kind
 

@@ -211,7 +211,7 @@ class Handle(Generic[V]):
         return self.fields.get(column, "")
 
     def _key_expression(self, step: str, key: str | Sequence[str]) -> str:
-        """SQL of a key that is an expression, or a list of fields."""
+        """Return SQL of a key that is an expression, or a list of fields."""
         if isinstance(key, str) or not isinstance(key, Sequence):
             return key
         fields = key_field_names(self._where(step), key)
@@ -419,7 +419,7 @@ class Handle(Generic[V]):
 
 
 def _first_twins(names: Iterable[str], folded: Callable[[str], str]) -> tuple[str, str] | None:
-    """Two different names that `folded` maps to the same text; None if no two names do."""
+    """Return two different names that `folded` maps to the same text; None if no two names do."""
     first_names: dict[str, str] = {}
     for name in names:
         other = first_names.setdefault(folded(name), name)

@@ -153,7 +153,7 @@ class Node:
         return tuple(inputs)
 
     def foreign_sql(self, sqls: Mapping[str, str]) -> str:
-        """SQL of the column `foreign` of an input whose `foreign` is `computed`.
+        """Return SQL of the column `foreign` of an input whose `foreign` is `computed`.
 
         `sqls` has the SQL of the input's expressions by name.
         """

@@ -10,7 +10,7 @@ _HERE = f"{Path(__file__).parent}{os.sep}"
 
 
 def source_line() -> str:
-    """`file:line` of the innermost caller outside of this package."""
+    """Return `file:line` of the innermost caller outside of this package."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back

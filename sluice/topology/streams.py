@@ -37,7 +37,7 @@ from sluice.topology.structs import Column
 from sluice.topology.tables import GlobalTable, Table
 from sluice.topology.value_types import shape_of_elements
 from sluice.topology.versions import grace_in_ms, history_in_ms
-from sluice.topology.window_definitions import Duration, milliseconds
+from sluice.topology.window_definitions import Duration, milliseconds, milliseconds_if_given
 from sluice.topology.windowed_inputs import (
     require_plain_keys,
     require_same_windows,
@@ -1232,7 +1232,7 @@ class Stream(Handle[V]):
         *window: JoinWindow,
         **options: Any,
     ) -> Stream[dict[str, Any]]:
-        """`join` with `how="left"`: if there is no match, `right` is null."""
+        """Do the same as `join` with `how="left"`: if there is no match, `right` is null."""
         return self.join(other, *window, how="left", **options)
 
     def outer_join(
@@ -1241,7 +1241,7 @@ class Stream(Handle[V]):
         window: JoinWindow,
         **options: Any,
     ) -> Stream[dict[str, Any]]:
-        """`join` with `how="outer"`: if there is no match, the other side is null."""
+        """Do the same as `join` with `how="outer"`: if there is no match, the other side is null."""
         return self.join(other, window, how="outer", **options)
 
     @overload
@@ -1601,8 +1601,7 @@ def _store_type(declared: Any) -> tuple[Any, int | None]:
             f"process at {source_line()}: {declared!r} is not a type for a store's values.",
             next_step='Write for example {"points": Decimal} or {"points": (Decimal, "7 days")}.',
         )
-    ttl_ms = None if ttl is None else milliseconds(ttl)
-    return kind, ttl_ms
+    return kind, milliseconds_if_given(ttl)
 
 
 def _require_processor(

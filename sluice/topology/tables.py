@@ -321,11 +321,11 @@ class Table(Handle[V]):
         return Table(self.pipeline, node, joined_shape(self, other))
 
     def left_join(self, other: Table[Any], **options: Any) -> Table[dict[str, Any]]:
-        """`join` with `how="left"`: if there is no match, `right` is null."""
+        """Do the same as `join` with `how="left"`: if there is no match, `right` is null."""
         return self.join(other, how="left", **options)
 
     def outer_join(self, other: Table[Any], **options: Any) -> Table[dict[str, Any]]:
-        """`join` with `how="outer"`: if there is no match, the other side is null."""
+        """Do the same as `join` with `how="outer"`: if there is no match, the other side is null."""
         return self.join(other, how="outer", **options)
 
     def suppress_until_window_closes(

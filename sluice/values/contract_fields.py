@@ -9,7 +9,7 @@ import msgspec
 from msgspec import inspect
 
 from sluice.errors import TopologyError
-from sluice.values.contracts import ObjectType, sql_type_of, type_info, variants
+from sluice.values.contracts import ObjectType, members_of, sql_type_of, type_info, variants
 from sluice.values.pydantic_models import required_fields
 
 OPTIONAL = ", optional"
@@ -77,7 +77,7 @@ def _without_null(kind: inspect.Type) -> tuple[inspect.Type, str]:
         # The metadata has the digits of a Decimal.
         return (inner, nullable) if nullable else (kind, "")
     if isinstance(kind, inspect.UnionType):
-        members = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
+        members = members_of(kind)
         if len(members) < len(kind.types):
             if len(members) == 1:
                 return members[0], NULLABLE

@@ -37,7 +37,7 @@ _QUOTED = inspect.StrType | inspect.DateTimeType | inspect.DateType | inspect.By
 
 
 def _strings(kind: inspect.Type, value: str) -> str | None:
-    """Python source that counts the strings, including field names, in the JSON of `value`."""
+    """Return Python source that counts the strings, including field names, in the JSON of `value`."""
     match kind:
         case inspect.Metadata():
             return _strings(kind.type, value) if unit_of(kind.extra) is None else "0"
@@ -67,7 +67,7 @@ def _strings(kind: inspect.Type, value: str) -> str | None:
 
 
 def _member(kind: ObjectType, field: inspect.Field, value: str) -> str:
-    """Python source that reads a field of `value`, or None if a TypedDict leaves the field out."""
+    """Return Python source that reads a field of `value`, or None if a TypedDict leaves the field out."""
     if not isinstance(kind, inspect.TypedDictType):
         return f"{value}.{field.name}"
     return f"{value}[{field.name!r}]" if field.required else f"{value}.get({field.name!r})"
@@ -86,7 +86,7 @@ def _total(counts: list[str | None]) -> str | None:
 
 
 def digits_of(kind: inspect.Type) -> tuple[int, int] | None:
-    """Precision and scale of a Decimal with declared digits; None for other types."""
+    """Return precision and scale of a Decimal with declared digits; None for other types."""
     if not isinstance(kind, inspect.Metadata) or not isinstance(kind.type, inspect.DecimalType):
         return None
     extra = kind.extra or {}
@@ -101,14 +101,14 @@ class ContractPart:
     path: str
     """The place of the part, for messages: `$.lines[...].amount`."""
     item: str
-    """Python source that reads the part from the value `v` and the variables of `loops`."""
+    """Return Python source that reads the part from the value `v` and the variables of `loops`."""
     loops: str
     """Python source: the clauses after `for v in values` in a comprehension; empty if each value
     has one such part."""
 
     @property
     def digits(self) -> tuple[int, int] | None:
-        """Precision and scale of a Decimal with declared digits."""
+        """Return precision and scale of a Decimal with declared digits."""
         return digits_of(self.kind)
 
     def collector(self) -> Callable[[Sequence[Any]], list[Any]]:
@@ -131,7 +131,7 @@ def parts_collector(parts: Iterable[ContractPart]) -> Callable[[Any], list[Any]]
 
 
 def _source_of(part: ContractPart) -> str:
-    """Python source for the elements of a list: this part of the value `v`, as often as it occurs."""
+    """Return Python source for the elements of a list: this part of the value `v`, as often as it occurs."""
     return f"*[{part.item} for _ in (0,){part.loops}]" if part.loops else part.item
 
 

@@ -41,7 +41,7 @@ _EXACT = (bytes, date, datetime, Decimal, time, timedelta, UUID)
 
 
 def _with_numbers(value: Any, kind: inspect.Type, zone: tzinfo) -> Any:
-    """Plain data with numbers in place of times.
+    """Return plain data with numbers in place of times.
 
     Values that do not have the contract's type stay as they are.
     """

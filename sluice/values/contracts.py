@@ -15,8 +15,6 @@ from types import UnionType
 from typing import (
     Annotated,
     Any,
-    NotRequired,
-    Required,
     TypeAlias,
     get_args,
     get_origin,
@@ -31,7 +29,7 @@ from sluice.errors import TopologyError, sentence
 from sluice.values.json_text import JSON_FIELD
 from sluice.values.pydantic_models import is_model
 from sluice.values.sql_types import MOST_DIGITS, struct_type
-from sluice.values.stored_values import JsonText, stored_type
+from sluice.values.stored_values import JsonText, stored_type, unmarked
 
 
 def Digits(precision: int, scale: int) -> msgspec.Meta:  # noqa: N802  (reads as a type in an annotation)
@@ -103,7 +101,7 @@ def variants(kind: inspect.Type) -> Sequence[ObjectType]:
     if isinstance(kind, ObjectType):
         return [kind]
     if isinstance(kind, inspect.UnionType):
-        members = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
+        members = members_of(kind)
         classes = [member for member in members if isinstance(member, inspect.StructType)]
         if len(classes) == len(members):
             return classes
@@ -128,10 +126,13 @@ def field_types(contract: Any) -> dict[str, Any]:
     for kind in object_variants(contract):
         hints = get_type_hints(kind.cls, include_extras=True)
         for field in kind.fields:
-            declared = hints[field.name]
-            is_marked = get_origin(declared) in (Required, NotRequired)
-            types[field.encode_name] = get_args(declared)[0] if is_marked else declared
+            types[field.encode_name] = unmarked(hints[field.name])
     return types
+
+
+def members_of(union: inspect.UnionType) -> list[inspect.Type]:
+    """Return the members of a union other than None."""
+    return [member for member in union.types if not isinstance(member, inspect.NoneType)]
 
 
 def sql_type(kind: Any) -> str:
@@ -175,7 +176,7 @@ def field_reader(contract: Any, name: str) -> Callable[[Any], Any]:
 
 
 def object_variants(contract: Any) -> Sequence[ObjectType]:
-    """Like `variants`, for a contract. Raises TopologyError if its values have no fields."""
+    """Return the same as `variants`, for a contract. Raises TopologyError if its values have no fields."""
     kinds = variants(_info(contract, name_of(contract)))
     if not kinds:
         raise TopologyError(
@@ -204,7 +205,7 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
     if isinstance(kind, inspect.UnionType):
         # Every field can be null in SQL, so `X | None` has the type of X.
         # Of other unions, only unions of classes with fields have a type in SQL.
-        present = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
+        present = members_of(kind)
         if len(present) == 1:
             return _sql_type(present[0], where)
     if kinds := variants(kind):
@@ -230,7 +231,7 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
 
 
 def _instead(kind: inspect.Type) -> str:
-    """Advice for an error message: what to declare instead of a type that has no Spark SQL type."""
+    """Return advice for an error message: what to declare instead of a type that has no Spark SQL type."""
     match kind:
         case inspect.DecimalType():
             return "Use Annotated[Decimal, Digits(12, 2)]."

@@ -152,6 +152,11 @@ def of_types(function: Callable[[Any], Any], arguments: Sequence[Any]) -> tuple[
     return tuple(results)
 
 
+def field_of_time(event_time: str | EpochTime | None) -> str | None:
+    """Return the field with an event time, or WALL_CLOCK; None for the Kafka timestamp."""
+    return event_time.field if isinstance(event_time, EpochTime) else event_time
+
+
 @cache
 def _json_type(kind: Any) -> Any:
     """Return the type of a value's JSON: `kind`, or the same type with a number in place of each EpochMillis or the like."""

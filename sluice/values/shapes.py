@@ -48,7 +48,7 @@ class Shape:
         return struct_type(self.fields) if self.fields else ""
 
     def value_sql(self, text: str) -> str:
-        """SQL for the value of JSON of this shape.
+        """Return SQL for the value of JSON of this shape.
 
         A VARIANT if it is a single value of an unknown type.
         """

@@ -98,7 +98,7 @@ class PostgresTable:
         return name
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:
-        """Column that identifies a row → its Spark SQL type.
+        """Return the columns that identify a row, each with its Spark SQL type.
 
         The type of the key's column is an empty text, because it depends on the value's fields.
         """
@@ -178,7 +178,7 @@ class DeltaTable:
         return name.lower()
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:
-        """Column that identifies a row → its Spark SQL type.
+        """Return the columns that identify a row, each with its Spark SQL type.
 
         The type of the key's column is an empty text, because it depends on the value's fields.
         """

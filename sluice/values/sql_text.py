@@ -12,12 +12,12 @@ def quoted(name: str) -> str:
 
 
 def backticked(name: str) -> str:
-    """`name` in backticks."""
+    """Return `name` in backticks."""
     return f"`{name.replace('`', '``')}`"
 
 
 def literal(text: str) -> str:
-    """`text` as a literal of Spark SQL."""
+    """Return `text` as a literal of Spark SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
@@ -28,7 +28,7 @@ def named_struct(fields: Mapping[str, str]) -> str:
 
 
 def value_if(condition: str, sql: str) -> str:
-    """SQL for the value where the condition is true, else null.
+    """Return SQL for the value where the condition is true, else null.
 
     Spark does not compute the value in other rows.
     """
@@ -65,7 +65,7 @@ def value_json(sql: str) -> str:
 
 
 def value_of_json(text: str, kind: str) -> str:
-    """SQL for the value of JSON that Sluice has written, given the value's Spark SQL type.
+    """Return SQL for the value of JSON that Sluice has written, given the value's Spark SQL type.
 
     Spark ignores the option `writer`, which tells `sql.arrow_evaluation` that the JSON is of
     exactly this type.

@@ -92,7 +92,7 @@ def _arguments(kind: str, name: str) -> Iterator[str]:
 
 
 def _split(text: str, separator: str) -> tuple[str, str, str]:
-    """Like `str.partition`, at the first separator that is neither in brackets nor in a name in backticks."""
+    """Do the same as `str.partition`, at the first separator that is neither in brackets nor in a name in backticks."""
     depth, is_quoted = 0, False
     for i, sign in enumerate(text):
         # A doubled backtick toggles twice, so the name goes on.
@@ -110,7 +110,7 @@ def _unquoted(name: str) -> str:
 
 
 def precision_and_scale(kind: str) -> tuple[int, int]:
-    """Precision and scale of a DECIMAL type."""
+    """Return precision and scale of a DECIMAL type."""
     digits = [int(number) for number in re.findall(r"\d+", kind)]
     precision = digits[0] if digits else 10
     scale = digits[1] if len(digits) == 2 else 0

@@ -169,7 +169,7 @@ def _json_text(_: Any, value: Any) -> JsonText | None:
 
 
 def encode_model(value: Any) -> Any:
-    """For encoders of msgspec: the Struct for a model.
+    """Return the Struct for a model, for encoders of msgspec.
 
     Raises TypeError for a value of another type.
     """
@@ -180,7 +180,7 @@ def encode_model(value: Any) -> Any:
 
 
 def plain_model(value: Any) -> Any:
-    """For encoders of msgspec: the plain data of a model, with plain data in its fields of type Any, too.
+    """Return the plain data of a model and of its fields of type Any, for encoders of msgspec.
 
     Raises TypeError for a value of another type.
     """
@@ -308,7 +308,7 @@ class _Replacing:
             return kind
         inner = _Replacing(self.any_type, (*self.within, kind))
         annotations = _annotations(kind)
-        types = {name: _unmarked(declared) for name, declared in annotations.items()}
+        types = {name: unmarked(declared) for name, declared in annotations.items()}
         replaced = {name: inner.replaced(part, f"{where}.{name}") for name, part in types.items()}
         if all(replaced[name] is part for name, part in types.items()):
             return kind
@@ -372,10 +372,6 @@ def _struct(kind: Any, types: Mapping[str, Any], optional: Sequence[str]) -> Any
     return struct
 
 
-def _unmarked(declared: Any) -> Any:
-    return get_args(declared)[0] if get_origin(declared) in (Required, NotRequired) else declared
-
-
 def _refuse_models_in(kind: Any, where: str) -> None:
     """Raise TopologyError for a Struct, dataclass or TypedDict with a model in it, and for a dataclass of pydantic."""
     if dataclasses.is_dataclass(kind) and hasattr(kind, "__pydantic_validator__"):
@@ -422,3 +418,8 @@ def _parts_of_values(kind: Any) -> Iterator[Any]:
 
 def _is_stored(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Stored)
+
+
+def unmarked(declared: Any) -> Any:
+    """Return the type of a TypedDict's field, without Required or NotRequired around it."""
+    return get_args(declared)[0] if get_origin(declared) in (Required, NotRequired) else declared

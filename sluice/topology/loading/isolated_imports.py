@@ -165,7 +165,7 @@ def _import_all(
 
 
 def main(load: Callable[[Path, float], str]) -> None:
-    """Entry point of the helper process.
+    """Run the helper process.
 
     Its arguments are the time limit and the files; it prints outcomes as JSON.
     """
