@@ -54,7 +54,9 @@ def _argument(function: AggregateFunction) -> str:
         return EACH_RECORD
     # The streams can count values of different types, so each counted value becomes the same
     # constant.
-    return value_if(f"({argument}) IS NOT NULL", EACH_RECORD) if name == "count" else argument
+    if name == "count":
+        return value_if(f"({argument}) IS NOT NULL", EACH_RECORD)
+    return argument
 
 
 def _require_one_type(node: nodes.Cogroup, column: str, arguments: Mapping[int, str]) -> None:

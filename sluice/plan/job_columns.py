@@ -194,7 +194,9 @@ class JobColumns:
         conditions = [] if condition == "true" else [condition]
         if is_null != "false":
             conditions.append(f"NOT {is_null}")
-        return value_if(all_of(conditions), text) if conditions else text
+        if conditions:
+            return value_if(all_of(conditions), text)
+        return text
 
     def sql(self, scope: Scope, text: str) -> str:
         """Return the author's expression, over the job's columns."""
@@ -442,7 +444,9 @@ class JobColumns:
             source = self.pipeline.whole.nodes[number]
             assert isinstance(source, nodes.Source)
             return key_column(source, field_name)
-        return self.read(scope, name) if name in ("_key", MAPPED_KEY) else None
+        if name in ("_key", MAPPED_KEY):
+            return self.read(scope, name)
+        return None
 
 
 def _is_first_row(explosion: int) -> str:

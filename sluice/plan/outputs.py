@@ -41,7 +41,9 @@ class Outputs:
         peeks_at_results: list[nodes.Apply] = []
         for node in pipeline.nodes:
             if isinstance(node, nodes.Apply) and node.is_peek and not _is_used(pipeline, node):
-                peeks = peeks_at_results if _follows_state(pipeline, node) else peeks_at_records
+                peeks = peeks_at_records
+                if _follows_state(pipeline, node):
+                    peeks = peeks_at_results
                 peeks.append(node)
         return cls(of_records, of_groups, of_operators, peeks_at_records, peeks_at_results)
 

@@ -111,7 +111,9 @@ class Edge:
     @property
     def path_column(self) -> str | None:
         """The name of the column with the path from the record; None if the path is the same for all records."""
-        return f"{self.column}_path" if self.constant_path is None else None
+        if self.constant_path is None:
+            return f"{self.column}_path"
+        return None
 
     @property
     def constant_path(self) -> bytes | None:
@@ -330,4 +332,6 @@ these rows."""
 
 def result_column(operator: int, output: int | None = None) -> str:
     """Return the column of an operator's results; for a processor, the column of the results of one output."""
-    return f"v{operator}" if output is None else f"v{operator}_{output}"
+    if output is None:
+        return f"v{operator}"
+    return f"v{operator}_{output}"

@@ -47,7 +47,10 @@ def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str
         part = pipeline.part(only)
         # Spark cannot read global tables alone, so a part that has no
         # other source gets the first stream.
-        pipeline = part if {*streams} & {*part.nodes} else pipeline.part([*only, streams[0].name])
+        if {*streams} & {*part.nodes}:
+            pipeline = part
+        else:
+            pipeline = pipeline.part([*only, streams[0].name])
     return Plan(planned, _job(pipeline, planned))
 
 

@@ -164,7 +164,10 @@ class Scopes:
         The value `null` counts as a missing value, also if it is an object.
         """
         before = self.columns.read_null(scope)
-        is_null = f"{column} IS NULL" if before == "false" else f"{before} OR {column} IS NULL"
+        if before == "false":
+            is_null = f"{column} IS NULL"
+        else:
+            is_null = f"{before} OR {column} IS NULL"
         columns = scope.metadata | shape_columns(shape, column)
         return replace(scope, columns=columns, scalar=shape.scalar, is_null=f"({is_null})")
 
@@ -207,9 +210,9 @@ class Scopes:
         producer = node
         while producer.number in self.chained:
             (producer,) = producer.parents
-        expressions = (
-            result_expressions(producer) if isinstance(producer, nodes.Aggregate) else None
-        )
+        expressions = None
+        if isinstance(producer, nodes.Aggregate):
+            expressions = result_expressions(producer)
         if isinstance(producer, nodes.Aggregate) and expressions is not None:
             scope = self._aggregate_columns(
                 producer,
@@ -425,7 +428,9 @@ class Scopes:
         )
         # A DataFrame can compute NaN and infinity, which JSON cannot express.
         doubles = [columns[name] for name, kind in node.fields.items() if "DOUBLE" in kind]
-        return self.columns.guard_results(after, node, doubles, scope) if doubles else after
+        if doubles:
+            return self.columns.guard_results(after, node, doubles, scope)
+        return after
 
     def _merged(self, node: nodes.Node, scopes: Sequence[Scope]) -> Scope:
         """Return the scope with a row for each merged stream that contains the record."""

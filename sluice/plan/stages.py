@@ -114,7 +114,10 @@ class StagePlanner:
         operators = []
         by_number = {operator.number: operator for operator in self.operators}
         for operator in self.operators:
-            before = None if operator.chained_to is None else by_number[operator.chained_to]
+            if operator.chained_to is None:
+                before = None
+            else:
+                before = by_number[operator.chained_to]
             results = {operator.result}
             if isinstance(operator.action, Process):
                 results = {output.column for output in operator.action.outputs.values()}

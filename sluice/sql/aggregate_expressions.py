@@ -92,7 +92,9 @@ def _function(call: Call) -> AggregateFunction | None:
     condition = None if call.condition is None else call.condition.text
     if name in OF_PAIRS:
         has_two = len(arguments) == 2 and call.quantifier != "DISTINCT"
-        return (name, _pair(name, arguments, condition), ()) if has_two else None
+        if has_two:
+            return (name, _pair(name, arguments, condition), ())
+        return None
     function = _function_of_one(name, arguments, call.quantifier)
     if function is None:
         return None
@@ -102,7 +104,9 @@ def _function(call: Call) -> AggregateFunction | None:
         counted = "TRUE" if argument == "*" else argument
         argument = value_if(condition, counted)
     if call.quantifier == "DISTINCT":
-        return ("count_distinct", argument, ()) if name == "count" else None
+        if name == "count":
+            return ("count_distinct", argument, ())
+        return None
     if argument == "*":
         return name, None, parameters
     return name, argument, parameters
@@ -112,7 +116,9 @@ def _pair(name: str, arguments: Sequence[str], condition: str | None) -> str:
     """Return the argument of a function of two columns: an object of `x` and `y`."""
     pair: list[str] = []
     for argument in arguments:
-        sql = f"CAST({argument} AS DOUBLE)" if name in STATISTICS_OF_TWO else argument
+        sql = argument
+        if name in STATISTICS_OF_TWO:
+            sql = f"CAST({argument} AS DOUBLE)"
         # These functions ignore pairs with a null. So if the condition of FILTER is not true, both
         # values of the pair become null.
         if condition is not None:

@@ -193,7 +193,10 @@ _PARTS = re.compile(r"yyyy|MM|dd|HH|mm|ss|'[A-Za-z]+'|.", re.DOTALL)
 def _far_format(second: int, pattern: str) -> str:
     day, of_day = divmod(second, 86_400)
     year, month, of_month = str(np.datetime64(day, "D")).rsplit("-", 2)
-    of_era = int(year) if int(year) > 0 else 1 - int(year)
+    if int(year) > 0:
+        of_era = int(year)
+    else:
+        of_era = 1 - int(year)
     sign = "+" if of_era > _LAST_YEAR else ""
     parts = {
         "yyyy": f"{sign}{of_era:04}", "MM": month, "dd": of_month,
@@ -248,7 +251,10 @@ def _to_decimal(values: pa.Array, of: str, to: str) -> Result:
         of_precision, of_scale = precision_and_scale(of)
         wide = values.cast(pa.decimal128(38, of_scale))
         if scale < of_scale:
-            wide = pc.round(wide, scale, "half_towards_infinity") if of_precision < 38 else None
+            if of_precision < 38:
+                wide = pc.round(wide, scale, "half_towards_infinity")
+            else:
+                wide = None
     else:
         wide = values.cast(pa.decimal128(19, 0))
     try:

@@ -86,7 +86,10 @@ class _Evaluation:
     def result(self, expression: TypedExpression) -> Result:
         if id(expression) not in self.done:
             special = _SPECIAL.get(expression.key)
-            result = self._call(expression) if special is None else special(self, expression)
+            if special is None:
+                result = self._call(expression)
+            else:
+                result = special(self, expression)
             self.done[id(expression)] = (expression, result)
         return self.done[id(expression)][1]
 
@@ -388,7 +391,9 @@ def _negate(expression: TypedExpression, values: list[Value], count: int) -> Res
 
 def _cast(expression: TypedExpression, values: list[Value], count: int) -> Result:
     result = cast(values[0], expression.parts[0].type, expression.type, count)
-    return ignore_failures(result) if expression.node.args.get("safe") else result
+    if expression.node.args.get("safe"):
+        return ignore_failures(result)
+    return result
 
 
 def _shift(function: Callable[..., Value]) -> Function:
@@ -493,9 +498,9 @@ def _trim(expression: TypedExpression, values: list[Value], count: int) -> Resul
 
 
 def _pad(expression: TypedExpression, values: list[Value], count: int) -> Result:
-    function = (
-        arrow_texts.pad_left if expression.node.args.get("is_left") else arrow_texts.pad_right
-    )
+    function = arrow_texts.pad_right
+    if expression.node.args.get("is_left"):
+        function = arrow_texts.pad_left
     return map_rows(function, values, pa.string(), count)
 
 

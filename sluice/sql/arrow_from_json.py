@@ -64,7 +64,9 @@ def _declared(kind: pa.DataType) -> Any:
     if pa.types.is_list(kind):
         element = _declared(kind.value_type)
         is_nested = element is None or pa.types.is_nested(kind.value_type)
-        return None if is_nested else list.__class_getitem__(element | None)
+        if is_nested:
+            return None
+        return list.__class_getitem__(element | None)
     for is_kind, declared in _SIMPLE:
         if is_kind(kind):
             return declared
@@ -123,7 +125,9 @@ def _conversion(kind: pa.DataType) -> Convert:
         element = _conversion(kind.value_type)
 
         def convert_list(value: Any) -> Any:
-            return None if value is None else [element(each) for each in value]
+            if value is None:
+                return None
+            return [element(each) for each in value]
 
         return convert_list
     if pa.types.is_map(kind):
@@ -150,12 +154,16 @@ def _simple(kind: pa.DataType) -> Convert:
         return date.fromisoformat
     if pa.types.is_binary(kind):
         return b64decode
-    return _text if pa.types.is_string(kind) else lambda value: value
+    if pa.types.is_string(kind):
+        return _text
+    return lambda value: value
 
 
 def _text(value: Any) -> str:
     """Return a text unchanged, and any other value as its JSON, as Spark reads a STRING from JSON."""
-    return value if isinstance(value, str) else _encode(value).decode()
+    if isinstance(value, str):
+        return value
+    return _encode(value).decode()
 
 
 def _time(text: str) -> datetime:

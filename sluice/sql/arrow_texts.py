@@ -21,7 +21,9 @@ def change_case(values: pa.Array, *, upper: bool) -> pa.Array:
     # Arrow does not change letters that become several letters, such as ß, so texts
     # beyond ASCII are changed in Python.
     if pc.all(pc.string_is_ascii(values)).as_py() in (True, None):
-        return pc.ascii_upper(values) if upper else pc.ascii_lower(values)
+        if upper:
+            return pc.ascii_upper(values)
+        return pc.ascii_lower(values)
     return map_present(_java_upper if upper else _java_lower, values)
 
 
@@ -103,7 +105,9 @@ def pad_right(text: str, length: int, pad: str = " ") -> str:
 
 def _padding(text: str, length: int, pad: str) -> str:
     missing = max(length - len(text), 0)
-    return (pad * (missing // len(pad) + 1))[:missing] if pad else ""
+    if pad:
+        return (pad * (missing // len(pad) + 1))[:missing]
+    return ""
 
 
 def split(values: pa.Array, pattern: str) -> pa.Array:

@@ -99,7 +99,9 @@ def _joined(parts: Sequence[_Part]) -> pa.Array:
             joined[-1] += part
         else:
             joined.append(part)
-    return pc.binary_join_element_wise(*joined, "") if len(joined) > 1 else joined[0]
+    if len(joined) > 1:
+        return pc.binary_join_element_wise(*joined, "")
+    return joined[0]
 
 
 def java_text(number: float) -> str:

@@ -32,7 +32,9 @@ class Result:
 
 def array_of(value: Value, count: int) -> pa.Array:
     """Return the value for each of `count` rows."""
-    return pa.repeat(value, count) if isinstance(value, pa.Scalar) else value
+    if isinstance(value, pa.Scalar):
+        return pa.repeat(value, count)
+    return value
 
 
 def rows_of(value: Value, count: int) -> list[Any]:

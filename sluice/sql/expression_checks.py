@@ -378,7 +378,9 @@ class _Kinds:
         kind = self._of_parts.get(id(node))
         # Some parts are no arguments of an expression that has a type, such as the parts of a
         # query.
-        return type_expression(node, self._types).type if kind is None else kind
+        if kind is None:
+            return type_expression(node, self._types).type
+        return kind
 
 
 def _kind(node: exp.Expr, kinds: _Kinds) -> str:

@@ -252,7 +252,9 @@ def misfit(node: exp.Expr, kinds: Sequence[str]) -> Misfit | None:
     for argument, kind, accepted in zip(arguments, kinds, _accepted_by(node), strict=False):
         if accepted is not None and _head(kind) in _KNOWN - accepted.heads:
             return Misfit(argument, accepted.name, accepted.advice)
-    return _unfit_together(node, arguments, kinds) if kinds else None
+    if kinds:
+        return _unfit_together(node, arguments, kinds)
+    return None
 
 
 def _unfit_together(

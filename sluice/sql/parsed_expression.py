@@ -137,7 +137,9 @@ def _not_an_expression(text: str, error: Exception) -> TopologyError:
     elif mistake.startswith("Required keyword"):
         mistake = "a value is missing"
     corrected = _with_a_quoted_keyword(text)
-    next_step = "Correct the expression at this column." if where else "Correct the expression."
+    next_step = "Correct the expression."
+    if where:
+        next_step = "Correct the expression at this column."
     if corrected:
         next_step = f"Fields whose names are SQL keywords need backticks: {corrected}"
     return TopologyError(
@@ -205,7 +207,9 @@ def _with_a_quoted_keyword(text: str) -> str:
 
 def reference(name: str) -> str:
     """Return the expression that reads the field with this name, quoted if needed."""
-    return name if quoted(name) == name and is_plain_name(name) else backticked(name)
+    if quoted(name) == name and is_plain_name(name):
+        return name
+    return backticked(name)
 
 
 def backticks_for(text: str, known: Mapping[str, str]) -> str:
@@ -227,10 +231,14 @@ def _in_backticks(text: str, names: Iterable[str]) -> str:
     """Return the text with backticks around these names where they have none."""
     # Longest names first: otherwise, a short name would match the start of a longer name.
     longest_first = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-    pattern = rf"`(?:[^`]|``)*`|(?<!\w)(?:{longest_first})(?!\w)" if longest_first else "(?!)"
+    pattern = "(?!)"
+    if longest_first:
+        pattern = rf"`(?:[^`]|``)*`|(?<!\w)(?:{longest_first})(?!\w)"
 
     def with_backticks(match: re.Match[str]) -> str:
-        return match[0] if match[0].startswith("`") else reference(match[0])
+        if match[0].startswith("`"):
+            return match[0]
+        return reference(match[0])
 
     return re.sub(pattern, with_backticks, text)
 

@@ -105,7 +105,9 @@ def rule_of(node: exp.Expr) -> Rule:
     rule = RULES.get(rule_key(node))
     if rule is not None:
         return rule
-    return _UNKNOWN if isinstance(node, exp.Func) else _UNKNOWN_PART
+    if isinstance(node, exp.Func):
+        return _UNKNOWN
+    return _UNKNOWN_PART
 
 
 def reason_of(node: exp.Expr) -> str:
@@ -119,7 +121,9 @@ def rule_key(node: exp.Expr) -> RuleKey:
     if isinstance(node, exp.Anonymous):
         name = str(node.name).lower()
         return PYTHON if re.fullmatch(r"python_\d+", name) else name
-    return exp.Cast if isinstance(node, exp.Cast) else type(node)
+    if isinstance(node, exp.Cast):
+        return exp.Cast
+    return type(node)
 
 
 RuleKey: TypeAlias = "type[exp.Expr] | str"
@@ -217,11 +221,15 @@ def _literal_type(node: exp.Expr) -> str:
     if re.fullmatch(r"\d+", text):
         if int(text) < 2**31:
             return "INT"
-        return "BIGINT" if int(text) < 2**63 else f"DECIMAL({len(text)},0)"
+        if int(text) < 2**63:
+            return "BIGINT"
+        return f"DECIMAL({len(text)},0)"
     if match := re.fullmatch(r"(\d*)\.(\d*)", text):
         whole, decimals = match[1].lstrip("0"), match[2]
         return f"DECIMAL({max(1, len(whole) + len(decimals))},{len(decimals)})"
-    return "DOUBLE" if re.fullmatch(r"(\d+\.?\d*|\.\d+)[eE][+-]?\d+", text) else ""
+    if re.fullmatch(r"(\d+\.?\d*|\.\d+)[eE][+-]?\d+", text):
+        return "DOUBLE"
+    return ""
 
 
 def _conditions(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -262,7 +270,9 @@ def _comparison_type(kinds: set[str]) -> str:
     """Return the type to which compared values are converted; for exact numbers, a type that holds all of them."""
     if len(kinds) > 1 and all(map(is_exact, kinds)) and not all(map(is_integer, kinds)):
         precision, scale = wide_decimal(map(_fewest_digits, kinds))
-        return f"DECIMAL({precision},{scale})" if precision <= MOST_DIGITS else ""
+        if precision <= MOST_DIGITS:
+            return f"DECIMAL({precision},{scale})"
+        return ""
     return common_type(kinds)
 
 
@@ -612,7 +622,10 @@ def field_names(node: exp.Expr) -> list[str]:
     """Return the names that Spark gives the fields of `struct(...)`, `(a, b)`, `named_struct(...)` or `arrays_zip(...)`."""
     names: list[str] = []
     for number, part in enumerate(node.expressions):
-        unnamed = str(number) if isinstance(node, exp.ArraysZip) else f"col{number + 1}"
+        if isinstance(node, exp.ArraysZip):
+            unnamed = str(number)
+        else:
+            unnamed = f"col{number + 1}"
         names.append(_field_name(part) or unnamed)
     return names
 
@@ -623,7 +636,9 @@ def _field_name(node: exp.Expr) -> str:
         case exp.PropertyEQ() as named:
             # sqlglot numbers the fields that have no name. These numbers have no place in the text.
             is_name = not named.this.meta.keys().isdisjoint(("start", GIVEN))
-            return named.name if is_name else _field_name(named.expression)
+            if is_name:
+                return named.name
+            return _field_name(named.expression)
         case exp.Alias() as named:
             return str(named.alias)
         case exp.Column() as path:
@@ -644,7 +659,9 @@ def _struct_arguments(node: exp.Expr) -> list[exp.Expr]:
 
 def _field(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = struct_fields(kinds[0]).get(node.expression.name)
-    return Signature() if kind is None else Signature(kind, kinds if kind else None)
+    if kind is None:
+        return Signature()
+    return Signature(kind, kinds if kind else None)
 
 
 def _size(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -675,7 +692,10 @@ def _array_contains(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _map_part(node: exp.Expr, kinds: Kinds) -> Signature:
     """Return the keys or the values of a map."""
-    of = map_key_type(kinds[0]) if isinstance(node, exp.MapKeys) else map_value_type(kinds[0])
+    if isinstance(node, exp.MapKeys):
+        of = map_key_type(kinds[0])
+    else:
+        of = map_value_type(kinds[0])
     if not of:
         return Signature(fails=True)
     return Signature(f"ARRAY<{of}>", kinds)
@@ -745,11 +765,15 @@ def _from_json(node: exp.Expr, kinds: Kinds) -> Signature:
 
     Only Spark reads the JSON of other programs.
     """
-    kind = canonical(node.expression.name) if isinstance(node.expression, exp.Literal) else ""
+    kind = ""
+    if isinstance(node.expression, exp.Literal):
+        kind = canonical(node.expression.name)
     is_known = (
         kinds == ("STRING",) and node.args.get("options") == _WRITTEN and bool(struct_fields(kind))
     )
-    return Signature(kind, kinds) if is_known else Signature(fails=True)
+    if is_known:
+        return Signature(kind, kinds)
+    return Signature(fails=True)
 
 
 _WRITTEN = tree_of(value_of_json("x", "a INT")).args["options"]
@@ -839,7 +863,9 @@ def _first_characters(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _text_or_bytes(kinds: Kinds) -> str:
     """Return the type of a part of a value: bytes of bytes, and text of all other values."""
-    return "STRING" if kinds[0] not in ("", "BINARY") else kinds[0]
+    if kinds[0] not in ("", "BINARY"):
+        return "STRING"
+    return kinds[0]
 
 
 def _trim(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -954,7 +980,9 @@ _FORMAT = re.compile(r"(?:yyyy|MM|dd|HH|mm|ss|[-/:., ]|'[A-Za-z]+')+")
 
 def _difference(node: exp.Expr, kinds: Kinds) -> Signature:
     signature = _exactly("INT", ("DATE", "DATE"))(node, kinds)
-    return signature if node.args.get("unit") is None else Signature(fails=True)
+    if node.args.get("unit") is None:
+        return signature
+    return Signature(fails=True)
 
 
 def _digest(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -1019,7 +1047,9 @@ def path_element(node: exp.Expr) -> exp.Expr | None:
     # In other expressions, the name of a column may be at this place.
     if not isinstance(position, exp.Expr):
         return None
-    return position if node == tree_of(row_order.element_sql(text_of(position))) else None
+    if node == tree_of(row_order.element_sql(text_of(position))):
+        return position
+    return None
 
 
 _UNKNOWN = Rule(_unknown, "NO_RESULT")

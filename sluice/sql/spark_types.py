@@ -131,4 +131,6 @@ class _Reader:
         return numbers
 
     def _next(self) -> str:
-        return self._tokens[self._place].text.lower() if self._place < len(self._tokens) else ""
+        if self._place < len(self._tokens):
+            return self._tokens[self._place].text.lower()
+        return ""

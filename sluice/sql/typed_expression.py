@@ -193,7 +193,9 @@ def _equivalent(node: exp.Expr, parts: tuple[TypedExpression, ...]) -> TypedExpr
             return build(exp.NullSafeEQ, *parts)
         case exp.Anonymous() if len(parts) == 1 and node.name.lower() in ("isnull", "isnotnull"):
             condition = is_null(parts[0])
-            return condition if node.name.lower() == "isnull" else build(exp.Not, condition)
+            if node.name.lower() == "isnull":
+                return condition
+            return build(exp.Not, condition)
     return None
 
 

@@ -86,10 +86,14 @@ def common_type(kinds: Iterable[str]) -> str:
     if all(map(is_integer, different)):
         return "BIGINT"
     precision, scale = wide_decimal(map(digits, different))
-    return f"DECIMAL({precision},{scale})" if precision <= MOST_DIGITS else ""
+    if precision <= MOST_DIGITS:
+        return f"DECIMAL({precision},{scale})"
+    return ""
 
 
 def declared(tree: exp.DataType) -> str:
     """Return the type that a CAST names, in the form that contracts use."""
     kind = canonical(text_of(tree))
-    return decimal(*precision_and_scale(kind)) if is_decimal(kind) else kind
+    if is_decimal(kind):
+        return decimal(*precision_and_scale(kind))
+    return kind

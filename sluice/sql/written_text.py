@@ -23,7 +23,9 @@ def written(node: exp.Expr, text: str) -> str:
             return candidate
     arguments = [part for part in node.iter_expressions() if isinstance(part, exp.Column)]
     is_made_up = isinstance(node, exp.Mul | exp.TsOrDsToDate) and len(arguments) == 1
-    return written(arguments[0], text) if is_made_up else text_of(node)
+    if is_made_up:
+        return written(arguments[0], text)
+    return text_of(node)
 
 
 def written_name(node: exp.Expr, text: str) -> str:
@@ -33,7 +35,9 @@ def written_name(node: exp.Expr, text: str) -> str:
         return text[start : stop + 1].lower()
     if isinstance(node, exp.If):
         return "CASE" if isinstance(node.parent, exp.Case) else "if"
-    return "cast" if isinstance(node, exp.Cast) else written(node, text)
+    if isinstance(node, exp.Cast):
+        return "cast"
+    return written(node, text)
 
 
 _MOST_TOKENS_AROUND = 3

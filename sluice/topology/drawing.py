@@ -130,4 +130,6 @@ def _box(node: nodes.Node, x: int, y: int) -> str:
 
 
 def _short(label: str, length: int) -> str:
-    return label if len(label) <= length else label[: length - 1] + "…"
+    if len(label) <= length:
+        return label
+    return label[: length - 1] + "…"

@@ -103,9 +103,9 @@ class Graph:
 
         Raises TopologyError if the pipeline already uses the name, or if it is not valid.
         """
-        pattern_advice = (
-            ' Pass a pattern of topics as re.compile("...").' if kind == "topic" else ""
-        )
+        pattern_advice = ""
+        if kind == "topic":
+            pattern_advice = ' Pass a pattern of topics as re.compile("...").'
         if kind != "table" and (not isinstance(name, str) or not _NAME.fullmatch(name)):
             raise TopologyError(
                 f"{name!r} at {source_line()} is not a valid {kind} name.",

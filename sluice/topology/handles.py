@@ -92,7 +92,9 @@ class Handle(Generic[V]):
         """The columns that SQL can read in addition to the value's fields, with their types."""
         if self.node.key_window is not None:
             return STATEFUL_METADATA | CHANGE_METADATA
-        return STATEFUL_METADATA if nodes.follows_state(self.node) else METADATA
+        if nodes.follows_state(self.node):
+            return STATEFUL_METADATA
+        return METADATA
 
     def _where(self, step: str) -> str:
         return f"{self.pipeline.name}: {step} at {source_line()}"

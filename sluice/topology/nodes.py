@@ -509,7 +509,9 @@ class Source(Node):
     @property
     @override
     def store_names(self) -> tuple[str, ...]:
-        return (self.store or self.topic,) if self.is_global_table else ()
+        if self.is_global_table:
+            return (self.store or self.topic,)
+        return ()
 
     has_known_name = True
 
@@ -891,7 +893,9 @@ class ToTable(ChildNode):
     @property
     @override
     def title(self) -> str:
-        return "table of results" if self.store is None else f"store {self.store}"
+        if self.store is None:
+            return "table of results"
+        return f"store {self.store}"
 
     @override
     def _expressions(self) -> str:
@@ -971,7 +975,7 @@ class Aggregate(ChildNode):
     def _foreign(self) -> Foreign | None:
         if not self.parent.is_table:
             return None if self.late is None else "record"
-        return "key" if self.parent.key_window is None else "windowed_key"
+        return _own_key_of(self.parent)
 
     @property
     def requires_value(self) -> bool:
@@ -996,7 +1000,9 @@ class Aggregate(ChildNode):
     def key_window(self) -> AnyWindow | None:
         if self.window is None and self.by_window:
             return self.parent.key_window
-        return None if isinstance(self.window, CountWindow) else self.window
+        if isinstance(self.window, CountWindow):
+            return None
+        return self.window
 
     @property
     @override
@@ -1044,13 +1050,17 @@ class Aggregate(ChildNode):
 
     def _shape_of_columns(self) -> Shape:
         types = types_of_columns(self.columns, self.readable_types)
-        return Shape.single(*types.values()) if self.scalar else Shape(types)
+        if self.scalar:
+            return Shape.single(*types.values())
+        return Shape(types)
 
     @property
     @override
     def author_functions(self) -> tuple[Any, ...]:
-        functions = (self.window.function.value,) if isinstance(self.window, CustomWindow) else ()
-        return (*functions, *self._adders(), *self._functions_of_python())
+        functions = [*self._adders(), *self._functions_of_python()]
+        if isinstance(self.window, CustomWindow):
+            functions.insert(0, self.window.function.value)
+        return tuple(functions)
 
     def _adders(self) -> tuple[Any, ...]:
         """Return the functions that add the values of cogrouped streams."""
@@ -1302,7 +1312,9 @@ class Join(Node):
     @property
     @override
     def key_window(self) -> AnyWindow | None:
-        return self.left.key_window if self.kind in ("stream-table", "table-table") else None
+        if self.kind in ("stream-table", "table-table"):
+            return self.left.key_window
+        return None
 
     @property
     @override
@@ -1348,7 +1360,9 @@ class Join(Node):
     @property
     @override
     def header_stores(self) -> tuple[str | None, ...]:
-        return (None,) if self.kind == "stream-stream" and self.how != "inner" else ()
+        if self.kind == "stream-stream" and self.how != "inner":
+            return (None,)
+        return ()
 
     @override
     def _result_shape(self) -> Shape:
@@ -1435,9 +1449,7 @@ class Process(ChildNode):
         return tuple(inputs)
 
     def _foreign(self) -> Foreign | None:
-        if self.by is None:
-            return None
-        return "key" if self.parent.key_window is None else "windowed_key"
+        return None if self.by is None else _own_key_of(self.parent)
 
     @property
     @override
@@ -1751,7 +1763,9 @@ class ChangedRows(StreamOperator):
 
     @override
     def _expressions(self) -> str:
-        return "" if self.check_old is None else f"old rows checked: {self.check_old}"
+        if self.check_old is None:
+            return ""
+        return f"old rows checked: {self.check_old}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -1816,7 +1830,14 @@ def _recorded_as(answers: str, policy: CallPolicy) -> str:
     With another name, the step gets new answers. So the name belongs to the step's definition: if
     it changes, the state must be computed again.
     """
-    return "" if policy.keep_ms is None else f", recorded as {answers}"
+    if policy.keep_ms is None:
+        return ""
+    return f", recorded as {answers}"
+
+
+def _own_key_of(parent: Node) -> Foreign:
+    """Return how a row's own key is written: with its window, if it has one."""
+    return "key" if parent.key_window is None else "windowed_key"
 
 
 def is_step_name(name: str) -> bool:

@@ -385,7 +385,10 @@ class Pipeline(Graph):
         serde = serde_of(value)
         arguments.require_choice(where, "nulls", nulls, OnNull)
         is_timed_by_clock = event_time == WALL_CLOCK
-        on_time = "clock" if is_timed_by_clock else on_time or on_error or self.on_error
+        if is_timed_by_clock:
+            on_time = "clock"
+        else:
+            on_time = on_time or on_error or self.on_error
         arguments.require_choice(where, "invalid_time", on_time, OnTime)
         key_fields = key_field_names(where, key)
         if key is not None and not key_fields:

@@ -535,8 +535,12 @@ class Stream(Handle[V]):
             where, concurrency=concurrency, timeout=timeout, retries=retries, backoff=backoff, keep=keep
         )  # fmt: skip
         shape = self._result_shape("call", returns)
-        substitute = None if otherwise is ... else fallback_json(where, otherwise, returns)
-        name = "" if keep is None else answers_name(self.pipeline, where, answers, function)
+        substitute = None
+        if otherwise is not ...:
+            substitute = fallback_json(where, otherwise, returns)
+        name = ""
+        if keep is not None:
+            name = answers_name(self.pipeline, where, answers, function)
         node = self.pipeline.add(
             nodes.Call,
             parent=self.node,
@@ -1548,7 +1552,9 @@ class Stream(Handle[V]):
             may_yield=may_yield,
             may_be_async=may_be_async,
         )
-        return of_windowed_key(keyed) if self.node.key_window is not None else keyed
+        if self.node.key_window is not None:
+            return of_windowed_key(keyed)
+        return keyed
 
     def _add_function(
         self,
@@ -1569,7 +1575,9 @@ class Stream(Handle[V]):
             shape=shape or self.shape,
             on_error=on_error,
         )
-        return self._next(node) if shape is None else self._next(node, shape, returns)
+        if shape is None:
+            return self._next(node)
+        return self._next(node, shape, returns)
 
     def _require_no_returns(self, step: str, returns: Contract | None) -> None:
         if returns is not None:

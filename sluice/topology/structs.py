@@ -35,7 +35,9 @@ def struct(fields: Mapping[str, Column]) -> str:
 
 
 def column_sql(column: Column) -> str:
-    return struct(column) if isinstance(column, Mapping) else column
+    if isinstance(column, Mapping):
+        return struct(column)
+    return column
 
 
 def key_field_names(where: str, key: Any) -> tuple[str, ...]:

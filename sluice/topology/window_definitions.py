@@ -305,7 +305,10 @@ def _valid_calendar(window: CalendarWindow) -> CalendarWindow:
 
 def _period(size: Size) -> Period:
     """Return the size as a duration, or as a number of weeks, months or years."""
-    match = _CALENDAR_SIZE.fullmatch(size.strip().lower()) if isinstance(size, str) else None
+    if isinstance(size, str):
+        match = _CALENDAR_SIZE.fullmatch(size.strip().lower())
+    else:
+        match = None
     if match is None:
         return Period(milliseconds(size))
     units: dict[str, Literal["week", "month", "year"]] = {

@@ -58,7 +58,9 @@ class Period:
                 return 0
 
     def __str__(self) -> str:
-        return duration_text(self.count) if self.unit == "ms" else counted(self.count, self.unit)
+        if self.unit == "ms":
+            return duration_text(self.count)
+        return counted(self.count, self.unit)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,10 @@ def _add_fields(fields: dict[str, str], path: str, kind: ObjectType) -> None:
     # The Struct that stores a pydantic model requires all fields: pydantic has filled them in.
     required = required_fields(kind.cls)
     for field in kind.fields:
-        is_required = field.required if required is None else field.encode_name in required
+        if required is None:
+            is_required = field.required
+        else:
+            is_required = field.encode_name in required
         optional = "" if is_required else OPTIONAL
         _add(fields, f"{prefix}{field.encode_name}", field.type, optional)
     if isinstance(kind, inspect.StructType) and kind.forbid_unknown_fields:
@@ -101,7 +104,9 @@ def _name(kind: inspect.Type) -> str:
         value = getattr(bare, limit, None)
         if value is not None:
             limits.append(f"{limit} {value}")
-    return f"{name} with {' and '.join(limits)}" if limits else name
+    if limits:
+        return f"{name} with {' and '.join(limits)}"
+    return name
 
 
 def choices_text(choices: Iterable[Any]) -> str:

@@ -40,7 +40,9 @@ def _strings(kind: inspect.Type, value: str) -> str | None:
     """Return Python source that counts the strings, including field names, in the JSON of `value`."""
     match kind:
         case inspect.Metadata():
-            return _strings(kind.type, value) if unit_of(kind.extra) is None else "0"
+            if unit_of(kind.extra) is None:
+                return _strings(kind.type, value)
+            return "0"
         case inspect.StructType(tag_field=str()):
             return None
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
@@ -70,7 +72,9 @@ def _member(kind: ObjectType, field: inspect.Field, value: str) -> str:
     """Return Python source that reads a field of `value`, or None if a TypedDict leaves the field out."""
     if not isinstance(kind, inspect.TypedDictType):
         return f"{value}.{field.name}"
-    return f"{value}[{field.name!r}]" if field.required else f"{value}.get({field.name!r})"
+    if field.required:
+        return f"{value}[{field.name!r}]"
+    return f"{value}.get({field.name!r})"
 
 
 def _total(counts: list[str | None]) -> str | None:
@@ -90,7 +94,9 @@ def digits_of(kind: inspect.Type) -> tuple[int, int] | None:
     if not isinstance(kind, inspect.Metadata) or not isinstance(kind.type, inspect.DecimalType):
         return None
     extra = kind.extra or {}
-    return (extra["precision"], extra["scale"]) if "scale" in extra else None
+    if "scale" in extra:
+        return (extra["precision"], extra["scale"])
+    return None
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,9 @@ def parts_collector(parts: Iterable[ContractPart]) -> Callable[[Any], list[Any]]
 
 def _source_of(part: ContractPart) -> str:
     """Return Python source for the elements of a list: this part of the value `v`, as often as it occurs."""
-    return f"*[{part.item} for _ in (0,){part.loops}]" if part.loops else part.item
+    if part.loops:
+        return f"*[{part.item} for _ in (0,){part.loops}]"
+    return part.item
 
 
 def parts_of(kind: Any) -> list[ContractPart]:
@@ -162,7 +170,9 @@ def parts_of(kind: Any) -> list[ContractPart]:
                 for member in kind.types:
                     # Only values of this member of the union have the member's fields.
                     tag = getattr(member, "tag", None)
-                    condition = f" and {item}.__struct_config__.tag == {tag!r}" if is_tagged else ""
+                    condition = ""
+                    if is_tagged:
+                        condition = f" and {item}.__struct_config__.tag == {tag!r}"
                     visit(member, path, item, present + condition)
             case inspect.Metadata() if not isinstance(kind.type, inspect.DecimalType):
                 visit(kind.type, path, item, loops)

@@ -49,7 +49,9 @@ def _with_numbers(value: Any, kind: inspect.Type, zone: tzinfo) -> Any:
         case inspect.Metadata():
             unit = unit_of(kind.extra)
             if unit is not None:
-                return number_of(value, unit, zone) if isinstance(value, datetime) else value
+                if isinstance(value, datetime):
+                    return number_of(value, unit, zone)
+                return value
             return _with_numbers(value, kind.type, zone)
         case inspect.UnionType():
             for member in kind.types:
@@ -156,7 +158,9 @@ def _replaced(value: Any, kinds: tuple[type, ...], replace: Callable[[Any], Any]
 
     Return the value itself if it has no such part.
     """
-    return _copied(value, kinds, replace) if _holds(value, kinds) else value
+    if _holds(value, kinds):
+        return _copied(value, kinds, replace)
+    return value
 
 
 def _holds(value: Any, kinds: tuple[type, ...]) -> bool:
@@ -196,9 +200,9 @@ def values_within(value: Any) -> Iterable[Any]:
     """Return the values that a list, a set, a dict or an object holds; none for other values."""
     if isinstance(value, dict):
         return value.values()
-    return (
-        value if isinstance(value, list | tuple | set | frozenset) else _fields_of(value).values()
-    )
+    if isinstance(value, list | tuple | set | frozenset):
+        return value
+    return _fields_of(value).values()
 
 
 def _fields_of(value: Any) -> dict[str, Any]:
@@ -219,7 +223,9 @@ def plain_data(value: Any) -> Any:
             fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
             named = {name: plain_data(getattr(value, attribute)) for name, attribute in fields}
             config = value.__struct_config__
-            return named if config.tag_field is None else {config.tag_field: config.tag, **named}
+            if config.tag_field is None:
+                return named
+            return {config.tag_field: config.tag, **named}
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
             names = [field.name for field in dataclasses.fields(value)]
             return {name: plain_data(getattr(value, name)) for name in names}

@@ -89,7 +89,9 @@ _DEEPEST = 40
 def name_of(kind: Any) -> str:
     """Return the name of a type, for messages."""
     if members := [*map(name_of, get_args(kind))]:
-        return " | ".join(members) if get_origin(kind) is UnionType else str(kind)
+        if get_origin(kind) is UnionType:
+            return " | ".join(members)
+        return str(kind)
     return getattr(kind, "__name__", str(kind))
 
 
@@ -168,11 +170,13 @@ def field_reader(contract: Any, name: str) -> Callable[[Any], Any]:
     attribute = attributes[name]
     if isinstance(kinds[0], inspect.TypedDictType):
         is_required = all(field.required for field in kinds[0].fields if field.name == attribute)
-        return itemgetter(attribute) if is_required else lambda value: value.get(attribute)
+        if is_required:
+            return itemgetter(attribute)
+        return lambda value: value.get(attribute)
     # A member of a union may lack the field.
-    return (
-        attrgetter(attribute) if len(kinds) == 1 else lambda value: getattr(value, attribute, None)
-    )
+    if len(kinds) == 1:
+        return attrgetter(attribute)
+    return lambda value: getattr(value, attribute, None)
 
 
 def object_variants(contract: Any) -> Sequence[ObjectType]:
@@ -223,7 +227,9 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
         )
     if type(kind) in _SIMPLE:
         return _SIMPLE[type(kind)]
-    name = kind.cls.__name__ if isinstance(kind, inspect.CustomType) else type(kind).__name__
+    name = type(kind).__name__
+    if isinstance(kind, inspect.CustomType):
+        name = kind.cls.__name__
     raise TopologyError(
         f"{where}: {name} has no Spark SQL type.",
         next_step=_instead(kind),
@@ -374,7 +380,9 @@ def choice_type(kind: inspect.LiteralType | inspect.EnumType) -> type:
         types = {type(value) for value in kind.values}
     else:
         types = {type(member.value) for member in kind.cls}
-    return types.pop() if len(types) == 1 else type(None)
+    if len(types) == 1:
+        return types.pop()
+    return type(None)
 
 
 def require_importable(kind: Any, where: str = "") -> None:

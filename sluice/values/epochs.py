@@ -154,7 +154,9 @@ def of_types(function: Callable[[Any], Any], arguments: Sequence[Any]) -> tuple[
 
 def field_of_time(event_time: str | EpochTime | None) -> str | None:
     """Return the field with an event time, or WALL_CLOCK; None for the Kafka timestamp."""
-    return event_time.field if isinstance(event_time, EpochTime) else event_time
+    if isinstance(event_time, EpochTime):
+        return event_time.field
+    return event_time
 
 
 @cache
@@ -192,7 +194,10 @@ def _struct_in_json(contract: type[msgspec.Struct]) -> type[msgspec.Struct]:
     with_numbers = [(field.name, written[field.name], field_of(field)) for field in fields]
     # If the contract is a member of a union, msgspec recognizes the member by this attribute, which
     # has the tag.
-    namespace = {config.tag_field: config.tag} if config.tag_field is not None else {}
+    if config.tag_field is not None:
+        namespace = {config.tag_field: config.tag}
+    else:
+        namespace = {}
     return msgspec.defstruct(
         contract.__name__,
         with_numbers,

@@ -27,4 +27,6 @@ class Expiry:
             text = f"rows expire at the time {self.at}"
         else:
             text = f"rows expire {duration_text(self.after_ms)} after their time"
-        return f"{text} by the wall clock" if self.clock == "wall" else text
+        if self.clock == "wall":
+            return f"{text} by the wall clock"
+        return text

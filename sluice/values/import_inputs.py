@@ -106,7 +106,9 @@ def _digest_of_file(path: str) -> str:
 
 def _digest_of_variable(name: str) -> str:
     value = os.environ.get(name)
-    return "" if value is None else _digest(value.encode(errors="surrogateescape"))
+    if value is None:
+        return ""
+    return _digest(value.encode(errors="surrogateescape"))
 
 
 def _digest(content: bytes) -> str:

@@ -30,13 +30,17 @@ def size_text(size: int) -> str:
 
 def counted(number: int, noun: str) -> str:
     """Return the number with the noun in the singular or plural: `1 worker`, `2 workers`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number} {noun}s"
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
     """Return the names, or the first `most` of them and the number of the others: `a, b and 7 more`."""
     shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+    if len(names) <= most:
+        return shown
+    return f"{shown} and {len(names) - most} more"
 
 
 def joined(names: Sequence[str]) -> str:

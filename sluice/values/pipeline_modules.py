@@ -122,7 +122,9 @@ def _edition(file: Path) -> str:
     for other in last.digests:
         if other != file:
             digests.append((str(other), _digest(other)))
-    return f"@{_digest_of(repr(sorted(digests)).encode())}" if digests else ""
+    if digests:
+        return f"@{_digest_of(repr(sorted(digests)).encode())}"
+    return ""
 
 
 def _digest(file: Path) -> str:

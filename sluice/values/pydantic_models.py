@@ -355,7 +355,9 @@ def _only_choice(field: Any) -> str | None:
     if field is None or get_origin(field.annotation) is not Literal:
         return None
     choices = get_args(field.annotation)
-    return choices[0] if len(choices) == 1 and type(choices[0]) is str else None
+    if len(choices) == 1 and type(choices[0]) is str:
+        return choices[0]
+    return None
 
 
 def _json_name(name: str, field: Any) -> str:

@@ -155,7 +155,9 @@ def path_sql(base: str, elements: Sequence[str], *, rekeyed: bool) -> str:
     parts = [base, *elements]
     if rekeyed:
         parts.insert(0, "X'FF'")
-    return parts[0] if len(parts) == 1 else f"concat({', '.join(parts)})"
+    if len(parts) == 1:
+        return parts[0]
+    return f"concat({', '.join(parts)})"
 
 
 def constant_path(elements: Sequence[str], *, rekeyed: bool) -> bytes | None:

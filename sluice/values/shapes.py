@@ -35,7 +35,9 @@ class Shape:
         """
         fields = struct_fields(kind)
         # A value of type Any is not an object in SQL, although it is stored as one.
-        return cls(fields) if fields and JSON_FIELD not in fields else cls.single(kind)
+        if fields and JSON_FIELD not in fields:
+            return cls(fields)
+        return cls.single(kind)
 
     @property
     def kind(self) -> str:

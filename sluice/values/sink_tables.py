@@ -171,7 +171,9 @@ class DeltaTable:
         Return an empty text if a column can have it.
         """
         signs = [sign for sign in name if sign in _NOT_IN_DELTA]
-        return f"names in Delta Lake have no {signs[0]!r}" if signs else ""
+        if signs:
+            return f"names in Delta Lake have no {signs[0]!r}"
+        return ""
 
     def folded_name(self, name: str) -> str:
         """Return the name in a form that is equal for all names of the same column."""

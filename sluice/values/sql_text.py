@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 
 def quoted(name: str) -> str:
     """Return a field's name for use after a dot or in a type, where keywords need no backticks, but special characters do."""
-    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else backticked(name)
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        return name
+    return backticked(name)
 
 
 def backticked(name: str) -> str:

@@ -106,7 +106,9 @@ def _split(text: str, separator: str) -> tuple[str, str, str]:
 
 
 def _unquoted(name: str) -> str:
-    return name[1:-1].replace("``", "`") if name.startswith("`") else name
+    if name.startswith("`"):
+        return name[1:-1].replace("``", "`")
+    return name
 
 
 def precision_and_scale(kind: str) -> tuple[int, int]:

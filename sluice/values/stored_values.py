@@ -202,12 +202,17 @@ def value_decoder(kind: Any) -> Callable[[str | msgspec.Raw], Any]:
     if kind is Any:
         return _decode_plain
     decode = msgspec.json.Decoder(stored_type(kind)).decode
-    return (lambda text: author_value(decode(text))) if is_converted(kind) else decode
+    if is_converted(kind):
+        return lambda text: author_value(decode(text))
+    return decode
 
 
 def _decode_plain(json: str | msgspec.Raw) -> Any:
     """Decode JSON that Sluice has written to plain data, in which a value of type Any is the value itself."""
-    text = json if isinstance(json, str) else bytes(json).decode()
+    if isinstance(json, str):
+        text = json
+    else:
+        text = bytes(json).decode()
     return _decode_any(plain_json(text))
 
 
@@ -286,7 +291,9 @@ class _Replacing:
         if origin is Annotated:
             arguments, marks = arguments[:1], arguments[1:]
             inner = self.replaced(arguments[0], where)
-            return kind if inner is arguments[0] else Annotated[(inner, *marks)]
+            if inner is arguments[0]:
+                return kind
+            return Annotated[(inner, *marks)]
         replaced = epochs.of_types(lambda part: self.replaced(part, where), arguments)
         if all(new is old for new, old in zip(replaced, arguments, strict=True)):
             return kind
@@ -392,8 +399,9 @@ def _annotations(kind: Any) -> dict[str, Any]:
     try:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             # An array has no field names: `contracts.sql_type` raises an error for such a Struct.
-            fields = () if kind.__struct_config__.array_like else msgspec.structs.fields(kind)
-            return {field.name: field.type for field in fields}
+            if kind.__struct_config__.array_like:
+                return {}
+            return {field.name: field.type for field in msgspec.structs.fields(kind)}
         if dataclasses.is_dataclass(kind) or is_typeddict(kind):
             return get_type_hints(kind, include_extras=True)
     except (TypeError, NameError):
@@ -422,4 +430,6 @@ def _is_stored(kind: Any) -> bool:
 
 def unmarked(declared: Any) -> Any:
     """Return the type of a TypedDict's field, without Required or NotRequired around it."""
-    return get_args(declared)[0] if get_origin(declared) in (Required, NotRequired) else declared
+    if get_origin(declared) in (Required, NotRequired):
+        return get_args(declared)[0]
+    return declared

@@ -19,4 +19,6 @@ def utc_datetime(ms: int) -> datetime:
     """
     if ms >= AFTER_LAST:
         return _LAST
-    return _FIRST if ms < _BEGIN else datetime.fromtimestamp(ms / 1_000, UTC)
+    if ms < _BEGIN:
+        return _FIRST
+    return datetime.fromtimestamp(ms / 1_000, UTC)

@@ -102,12 +102,16 @@ def windowed_of_text(text: str) -> Windowed[str]:
 
 def key_and_window(key: Windowed[str] | str | None) -> tuple[str | None, Bounds | None]:
     """Return the parts of a key as authors see it: the key without its window, and the bounds of the window, if any."""
-    return (key.key, (key.start_ms, key.end_ms)) if isinstance(key, Windowed) else (key, None)
+    if isinstance(key, Windowed):
+        return (key.key, (key.start_ms, key.end_ms))
+    return (key, None)
 
 
 def of_windowed_key(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adapt a function that takes a `Windowed`, so that it can be called with the text of a windowed key."""
-    return function if isinstance(function, WithoutKey) else OfWindowedKey(function)
+    if isinstance(function, WithoutKey):
+        return function
+    return OfWindowedKey(function)
 
 
 class OfWindowedKey(Wrapper):
