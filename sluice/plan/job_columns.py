@@ -67,7 +67,7 @@ class JobColumns:
     _field_of: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Column → the number of the source and the name of the field whose values the column holds."""
     _result_of: dict[str, str] = field(default_factory=dict)
-    """SQL of a field of an operator's results → the column of the results."""
+    """SQL that reads a field of an operator's result → the column with the result."""
     _fallible: list[FallibleExpression] = field(default_factory=list)
     _failures: list[tuple[Failure, Scope]] = field(default_factory=list)
     """Steps that can fail, each with the scope before it."""
@@ -264,7 +264,7 @@ class JobColumns:
         return [_is_first_row(number) for number in self._other_explosions(scope)]
 
     def _other_explosions(self, scope: Scope) -> list[int]:
-        """Return the numbers of the nodes of a stage that make several rows of a record, and are not upstream of a scope."""
+        """Return the nodes, by number, that split records into several rows in a scope's stage but not upstream of it."""
         explosions = self._explosions.get(scope.stage, {})
         return [number for number in explosions if number not in scope.exploded]
 

@@ -35,7 +35,7 @@ def topics_of(node: nodes.Node) -> tuple[str, ...]:
 
 
 def source_number(pipeline: Graph, node: nodes.Source) -> int:
-    """Return the number of a source in the column `_source`; for a pattern, the first of the numbers of its topics.
+    """Return a source's number in the column `_source`; for a pattern, the number of its first topic.
 
     Topics that match a pattern have numbers after those of all steps: `most_topics` numbers for
     each pattern. Raises TopologyError if the numbers do not suffice.

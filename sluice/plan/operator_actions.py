@@ -147,7 +147,7 @@ def _join(node: nodes.Join, pipeline: Graph) -> StreamJoin | TableJoin:
 
 
 def _cogrouped(node: nodes.Aggregate) -> tuple[tuple[Reference, Reference | None], ...]:
-    """Return the adder of each stream of a cogrouped aggregate, with the type of the values that it takes."""
+    """Return for each cogrouped stream its adder, and the type of the values that the adder takes."""
     if not isinstance(node, nodes.Cogroup):
         return ()
     adders: list[tuple[Reference, Reference | None]] = []
@@ -183,7 +183,7 @@ def _process(node: nodes.Process, pipeline: Graph) -> Process:
 
 
 def _may_lack_columns(node: nodes.ChangedRows) -> bool:
-    """Return whether the old rows of changes come from Debezium, and not from the changes of a table of Sluice."""
+    """Return whether the old rows come from Debezium, which may leave columns out, and not from a table of Sluice."""
     if any(isinstance(step, nodes.Changes) for step in nodes.upstream(node)):
         return False
     return any(

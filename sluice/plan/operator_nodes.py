@@ -51,7 +51,7 @@ class _Operators:
     reasons: Mapping[int, str]
     """Number of each operator's node → why it takes records in order."""
     after: frozenset[int]
-    """The numbers of the operators' nodes and of all nodes downstream of them."""
+    """The operators and everything downstream of them, by the numbers of their nodes."""
 
 
 def _operators(pipeline: Graph) -> _Operators:

@@ -331,7 +331,7 @@ these rows."""
 
 
 def result_column(operator: int, output: int | None = None) -> str:
-    """Return the column of an operator's results; for a processor, the column of the results of one output."""
+    """Return the column with an operator's results, or with those that a processor sends to one output."""
     if output is None:
         return f"v{operator}"
     return f"v{operator}_{output}"

@@ -350,7 +350,7 @@ class StagePlanner:
         before: Scope,
         functions: Sequence[AggregateFunction],
     ) -> tuple[Scope, dict[str, str]]:
-        """Return the scope of the rows for which no expression of an edge fails, and the SQL of these expressions."""
+        """Compute an edge's expressions; return the scope of the rows for which none fails, and their SQL by name."""
         texts: dict[str, str] = {}
         if taken.key is not None:
             texts["key"] = taken.key

@@ -113,7 +113,7 @@ def _function(call: Call) -> AggregateFunction | None:
 
 
 def _pair(name: str, arguments: Sequence[str], condition: str | None) -> str:
-    """Return the argument of a function of two columns: an object of `x` and `y`."""
+    """Return the argument for a function that takes two columns: an object with `x` and `y`."""
     pair: list[str] = []
     for argument in arguments:
         sql = argument

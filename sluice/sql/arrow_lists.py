@@ -26,7 +26,7 @@ def list_of(values: list[pa.Array], count: int) -> pa.Array:
 
 
 def sizes(values: pa.Array) -> pa.Array:
-    """Return the number of elements of each list, or of entries of each map."""
+    """Return how many elements each list, or entries each map, has."""
     lists = _as_lists(values) if pa.types.is_map(values.type) else values
     return pc.list_value_length(lists).cast(pa.int32())
 

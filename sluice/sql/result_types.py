@@ -56,7 +56,7 @@ def path_type(kind: str, names: Sequence[str]) -> str:
 
 
 def _part_type(kind: str, name: str) -> str:
-    """Return the type of an object's field, of a map's value, or of a field of all objects in a list."""
+    """Return the type that a path reads: a field, a map's value, or that field of all objects in a list."""
     if element := element_type(kind):
         # Of a list of lists, Spark reads no field.
         return list_type(_field_type(element, name))
@@ -74,7 +74,7 @@ def list_type(element: str) -> str:
 
 
 def map_type(key: str, value: str) -> str:
-    """Return the type of a map; empty if the type of its keys or of its values is unknown."""
+    """Return the type of a map; empty if the type of its keys or values is unknown."""
     return f"MAP<{key}, {value}>" if key and value else ""
 
 
@@ -373,12 +373,12 @@ def _zip_of_lists(node: exp.Expr, kinds: Kinds) -> str:
 
 
 def _branch(node: exp.Expr, kinds: Kinds) -> str:
-    """Return the type of an IF: of one of its two results."""
+    """Return the type of an IF, which is the type of one of its two results."""
     return _common(kinds[1:])
 
 
 def _branches(node: exp.Expr, kinds: Kinds) -> str:
-    """Return the type of a CASE: of one of its results, which come after the conditions."""
+    """Return the type of a CASE, which is the type of one of its results. They follow the conditions."""
     conditions = len(node.args["ifs"]) + (node.this is not None)
     return _common(kinds[conditions:])
 

@@ -1,4 +1,4 @@
-"""The table of rules: for each operator and function of Spark SQL, the type of its result, and whether it can fail.
+"""Rules for the operators and functions of Spark SQL: the type of each result, and whether it can fail.
 
 For arguments of certain types, a rule gives the type of the result, the types to which Spark
 converts the arguments, whether a record's values can make the function fail, and the reason in the
@@ -143,7 +143,7 @@ def _if_known(result: str, operands: Kinds, *, is_known: bool) -> Signature:
 
 
 def _of_pair(kind: str, *, fails: bool) -> Signature:
-    """Return the signature of a function of two values of a type, whose result has this type, too.
+    """Return the signature of a function whose two arguments and whose result have one type.
 
     An empty type is unknown.
     """
@@ -477,7 +477,7 @@ def _number_of(kind: str) -> str:
 
 
 def _is_symmetric(kind: str) -> bool:
-    """Return whether the negative of each number of a type is also of that type."""
+    """Return whether each number of a type can be negated within the type."""
     return is_decimal(kind) or kind == "DOUBLE"
 
 
@@ -862,7 +862,7 @@ def _first_characters(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _text_or_bytes(kinds: Kinds) -> str:
-    """Return the type of a part of a value: bytes of bytes, and text of all other values."""
+    """Return the type of a part of a value: bytes are cut into bytes, all other values into text."""
     if kinds[0] not in ("", "BINARY"):
         return "STRING"
     return kinds[0]

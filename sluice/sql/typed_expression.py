@@ -117,7 +117,7 @@ def _by_rule(node: exp.Expr, rule: Rule, parts: tuple[TypedExpression, ...]) -> 
 
 
 def _complete_types(parts: Iterable[TypedExpression]) -> tuple[str, ...]:
-    """Return the types of parts, as rules know types: an empty text if the type of any field of an object is unknown."""
+    """Return the types of parts for a rule, which gets an empty text for an object with a field of unknown type."""
     types: list[str] = []
     for part in parts:
         types.append(part.type if is_complete(part.type) else "")

@@ -70,7 +70,7 @@ window, the record's value, or what `Node.foreign_sql` computes."""
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """How the operator of a node takes the rows of one of the node's parents."""
+    """How a node's operator takes the rows of one parent."""
 
     parent: Node
     side: int = LEFT
@@ -188,7 +188,7 @@ class Node:
 
     @property
     def store_window(self) -> AnyWindow | None:
-        """The window definition of the keys of the operator's store, or of a processor's stores."""
+        """The window definition of the keys under which the node stores rows; None without windows."""
         return self.key_window
 
     @property
@@ -205,7 +205,7 @@ class Node:
 
     @property
     def is_global_table(self) -> bool:
-        """Whether the node is a table of which every worker has all rows."""
+        """Whether every worker has all rows of the node, because it is a global table."""
         return False
 
     @property
@@ -410,7 +410,7 @@ class ChildNode(Node):
 
 @dataclass(frozen=True, eq=False)
 class RowStep(ChildNode):
-    """Base of the stateless steps that make at most one record of a record, and a table of a table."""
+    """Base of the stateless steps that turn each record into at most one, and a table into a table."""
 
     @property
     @override

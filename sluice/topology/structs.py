@@ -41,7 +41,7 @@ def column_sql(column: Column) -> str:
 
 
 def key_field_names(where: str, key: Any) -> tuple[str, ...]:
-    """Return the fields of a key that is given as the name of a field, or as a list of names; empty for any other key."""
+    """Return the fields of a key given as one name or a list of names; empty for any other key."""
     if isinstance(key, str):
         return (key,)
     if not isinstance(key, Sequence) or isinstance(key, bytes):

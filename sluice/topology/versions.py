@@ -1,4 +1,4 @@
-"""The history of versioned tables, and the grace of joins of streams with versioned tables."""
+"""How far back versioned tables reach, and how long streams that join them wait for late versions."""
 
 from __future__ import annotations
 

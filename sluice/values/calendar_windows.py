@@ -30,7 +30,7 @@ _MONTHS_OF_A_CYCLE, _DAYS_OF_A_CYCLE = 4_800, 146_097
 
 @dataclass(frozen=True)
 class Period:
-    """A length of time on the clocks of a zone: a number of milliseconds, weeks, months or years."""
+    """A length of time on a zone's clocks: a number of milliseconds, weeks, months or years."""
 
     count: int
     unit: Literal["ms", "week", "month", "year"] = "ms"
@@ -206,7 +206,7 @@ def _distances(zone: str, local: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=10_000)
 def _ahead_of_utc(zone: str, quarter: int) -> int:
-    """Return how far the clocks of a zone are ahead of UTC at a time: `quarter` quarters of an hour after 1970 began."""
+    """Return how far a zone's clocks are ahead of UTC at a time, given in quarters of an hour since 1970."""
     moment = _clock(quarter * _QUARTER).replace(tzinfo=UTC)
     return _in_ms(moment.astimezone(_zone(zone)).utcoffset())
 

@@ -46,7 +46,7 @@ class Change(Struct, Generic[V]):
 
 
 def row_type(changes: type[Change[Any]]) -> Any:
-    """Return the type of the rows of a class of changes."""
+    """Return the type of row that a class of changes declares."""
     for base in changes.__mro__:
         for generic in getattr(base, "__orig_bases__", ()):
             if get_origin(generic) is Change and not isinstance(get_args(generic)[0], TypeVar):
@@ -72,7 +72,7 @@ _NULL = Raw(b"null")
 
 
 class _Envelope(Struct):
-    """A value of a topic of Debezium, with or without its schema, or a marker of a transaction."""
+    """A value that Debezium has written, with or without its schema, or the marker of a transaction."""
 
     op: str | None = None
     before: Raw = _NULL

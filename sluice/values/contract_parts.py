@@ -241,7 +241,7 @@ def _is_amount(kind: inspect.Type) -> bool:
 
 
 def _items_of(kind: inspect.Type) -> Sequence[inspect.Type]:
-    """Return the type of the elements of a list, or of the values of a dict; none for other types."""
+    """Return the type of a list's elements, or of a dict's values; none for other types."""
     match kind:
         case (
             inspect.ListType()

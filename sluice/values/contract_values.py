@@ -109,7 +109,7 @@ def has_dicts(kind: Any) -> bool:
 
 
 def may_hold_sets(kind: Any) -> bool:
-    """Return whether a function can return a set in a value of this type: in place of a list, or for a part of type Any."""
+    """Return whether a value of this type may contain a set, which may stand for a list or be in a part of type Any."""
     return is_converted(kind) or any(isinstance(part, _TAKES_SETS) for part in types_within(kind))
 
 

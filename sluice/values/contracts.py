@@ -275,7 +275,7 @@ def _struct_type(kinds: Sequence[ObjectType], where: str) -> str:
 
 
 def _fields(kinds: Sequence[ObjectType], where: str) -> dict[str, str]:
-    """Return the tag and fields of a class, or of all members of a union: a value has null in other members' fields."""
+    """Return the tag and fields of a class, or of a union, whose values have null in other members' fields."""
     if len(kinds) == 1:
         return _fields_of_class(kinds[0], where)
     types: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""State rows of stores that keep headers: JSON arrays of a value and the headers of its record.
+"""State rows in stores that keep headers: JSON arrays with a value and its record's headers.
 
 The state row of any other store of an operator is an array of the value alone.
 """
@@ -31,7 +31,7 @@ def kept_headers(text: str | None) -> str | None:
 
 
 def headers_by_name(text: str | None) -> dict[str, Headers]:
-    """Return the headers of the values of a processor's store: key of the value → its headers.
+    """Return the headers that a processor's store keeps: key of a value → its headers.
 
     `text`: a JSON object, in which values without headers are missing.
     """

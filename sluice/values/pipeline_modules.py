@@ -19,7 +19,7 @@ _PREFIX = "sluice-pipeline:"
 
 @dataclass(frozen=True)
 class _Import:
-    """An imported file, with the digests of the file and of the modules of its folder that it imports."""
+    """An imported file, with its digest and those of the modules that it imports from its folder."""
 
     module: ModuleType
     digests: Mapping[Path, str]

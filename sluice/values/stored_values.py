@@ -180,7 +180,7 @@ def encode_model(value: Any) -> Any:
 
 
 def plain_model(value: Any) -> Any:
-    """Return the plain data of a model and of its fields of type Any, for encoders of msgspec.
+    """Return a model as plain data, including its fields of type Any, for encoders of msgspec.
 
     Raises TypeError for a value of another type.
     """

@@ -79,7 +79,7 @@ def _eight_bytes(ms: int) -> bytes:
 
 
 def windowed_key_sql(key: str) -> str:
-    """Return SQL of the text of a windowed key, from the SQL of its key and the columns of a row's window."""
+    """Return SQL of a windowed key's text, given the SQL of its key; the window is read from the row."""
     parts = ("CAST(window_start AS STRING)", "':'", "CAST(window_end AS STRING)", "':'", key)
     return f"concat({', '.join(parts)})"
 
