@@ -22,6 +22,9 @@ LEFT, RIGHT, MOVED = 0, 1, 2
 READ = 100
 """The side of the rows of the first table that a processor reads. Its other tables have the next
 numbers."""
+COGROUPED = 10
+"""The side of the rows of a cogrouped aggregate's first stream. The other streams have the next
+numbers."""
 DEFAULT_OUTPUT = "output"
 """The name of an operator's output. Only a processor can have other outputs."""
 AHEAD = 3

@@ -9,7 +9,6 @@ from sluice.errors import TopologyError
 from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
 from sluice.sql.typed_expression import type_of
 from sluice.topology import nodes
-from sluice.topology.value_types import types_after
 from sluice.values.aggregate_calls import AggregateFunction
 from sluice.values.record_metadata import METADATA
 from sluice.values.sql_text import value_if
@@ -55,12 +54,16 @@ def _argument(function: AggregateFunction) -> str:
         return EACH_RECORD
     # The streams can count values of different types, so each counted value becomes the same
     # constant.
-    return value_if(f"({argument}) IS NOT NULL", EACH_RECORD) if name == "count" else argument
+    if name == "count":
+        return value_if(f"({argument}) IS NOT NULL", EACH_RECORD)
+    return argument
 
 
 def _require_one_type(node: nodes.Cogroup, column: str, arguments: Mapping[int, str]) -> None:
     """Raise TopologyError if streams add values of different types to a column, as far as the types are known."""
-    kinds = {part: type_of(sql, _types_of(node.parts[part])) for part, sql in arguments.items()}
+    kinds: dict[int, str] = {}
+    for part, sql in arguments.items():
+        kinds[part] = type_of(sql, _types_of(node.parts[part]))
     if len({*kinds.values()} - {""}) > 1:
         texts = " and ".join(
             f"{node.parts[part].columns[column]} of {kind}" for part, kind in kinds.items()
@@ -82,7 +85,7 @@ def types_of(node: nodes.Cogroup, column: str) -> dict[str, str]:
 
 
 def _types_of(part: nodes.CogroupedStream) -> dict[str, str]:
-    return types_after(part.parent) | METADATA
+    return part.parent.result_types | METADATA
 
 
 def _splits(node: nodes.Cogroup, column: str) -> dict[int, SplitAggregate]:

@@ -13,7 +13,6 @@ from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
 from sluice.sql.typed_expression import type_of
 from sluice.sql.types import PLAIN_SCALE, Types, is_decimal, is_integer
 from sluice.topology import nodes
-from sluice.topology.value_types import types_after
 from sluice.values.record_metadata import METADATA
 from sluice.values.sql_types import MOST_DIGITS, precision_and_scale
 
@@ -71,7 +70,7 @@ def why_not_combinable(node: nodes.Aggregate) -> str:
 
     Return an empty text if they are.
     """
-    types = types_after(node.parent) | METADATA
+    types = node.parent.result_types | METADATA
     for text in node.columns.values():
         if combinable_function(text, types) is None:
             return f"{text} is computed record by record"

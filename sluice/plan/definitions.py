@@ -10,32 +10,24 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sluice.errors import TopologyError
-from sluice.topology import drawing, nodes
+from sluice.topology import nodes
 from sluice.topology.graph import Graph
-from sluice.topology.serdes import shape_of
-from sluice.values.epochs import EpochTime
+from sluice.values.epochs import field_of_time
 from sluice.values.kept_headers import KEEPS_HEADERS
 from sluice.values.references import Reference
-from sluice.values.sql_types import compact
-from sluice.values.stored_values import models_within
-from sluice.values.windows import CustomWindow
 
 
 def upstream_definition(node: nodes.Node) -> str:
     """Return the steps before an operator as the author wrote them, with only the used fields of each contract."""
     steps = [*_ancestors(node)]
-    details = [
-        drawing.detail(step) for step in (*steps, node) if not isinstance(step, nodes.Source)
-    ]
+    details = [step.detail for step in (*steps, node) if step.parents]
     texts = " ".join(details)
-    definitions = []
+    definitions: list[str] = []
     for step in steps:
-        is_peek = isinstance(step, nodes.Apply) and step.gives == "nothing"
         if isinstance(step, nodes.Source):
             definitions.append(_source_definition(step, texts))
         # A peek does not affect results, so the author may add and remove it without a rebuild.
-        elif not is_peek:
+        elif not step.is_peek:
             definitions.append(step_definition(step))
     return " > ".join(definitions)
 
@@ -43,11 +35,13 @@ def upstream_definition(node: nodes.Node) -> str:
 def _source_definition(source: nodes.Source, texts: str) -> str:
     """Return a source's definition, with the fields that the expressions in `texts` read."""
     kind = source.kind.replace("_", " ")
-    key = f"key {source.key or ('decoded' if source.key_decode else 'of the record')}"
+    key = "key of the record"
+    if source.key:
+        key = f"key {source.key}"
+    elif source.key_decode:
+        key = "key decoded"
     time = f"event time {source.event_time or 'of the record'} {source.zone}"
-    time_field = (
-        source.event_time.field if isinstance(source.event_time, EpochTime) else source.event_time
-    )
+    time_field = field_of_time(source.event_time)
     if source.on_time == "clock":
         time += ", or that of processing"
     parts = [f"{kind} {source.topic}", key, time]
@@ -74,48 +68,11 @@ def step_definition(node: nodes.Node, pipeline: Graph | None = None) -> str:
 
     The `pipeline` says which headers the step keeps. It is given only for the step of an operator.
     """
-    types = ""
-    match node:
-        case nodes.Apply(takes=takes, shape=shape):
-            fields = [f"{name} {sql_type}" for name, sql_type in shape.fields.items()]
-            types = f"({declared(takes)}) gives {', '.join(fields)}"
-        case nodes.Call(takes=takes, shape=shape):
-            types = f"({declared(takes)}) gives {compact(shape.kind) or 'variant'}"
-        case nodes.Lookup(row=row):
-            types = f"gives {compact(row.kind)}"
-        case nodes.Process(takes=takes, stores=stores, queryable=queryable):
-            # Stores that can be queried have their own definitions, which are compared separately.
-            stores = {} if queryable else stores
-            store_types = [f"{name} {declared(kind)}" for name, (kind, _) in stores.items()]
-            types = f"({declared(takes)}) {', '.join(store_types)}"
-    definition = " ".join(
-        text.strip() for text in (drawing.title(node), drawing.detail(node), types) if text
-    )
-    keeps_headers = pipeline is not None and _keeps_headers(node, pipeline)
-    return f"{definition}{KEEPS_HEADERS}" if keeps_headers else definition
-
-
-def _keeps_headers(node: nodes.Node, pipeline: Graph) -> bool:
-    """Return whether the operator of a node keeps headers because the author has asked for them."""
-    match node:
-        case nodes.Aggregate(store=str() as store) | nodes.ToTable(store=str() as store):
-            return pipeline.keeps_headers(store)
-        case nodes.Join(kind="stream-stream", how="left" | "outer"):
-            return pipeline.keeps_headers(None)
-        case nodes.Process(queryable=False, stores=stores):
-            # Stores that can be queried have their own definitions.
-            return any(map(pipeline.keeps_headers, stores))
-        case _:
-            return False
-
-
-def declared(kind: Any) -> str:
-    """Return the Spark SQL type of a processor's values, or `variant` if no SQL type corresponds to their type."""
-    try:
-        sql_type = "" if kind is Any else shape_of(kind).kind
-    except TopologyError:
-        sql_type = ""
-    return compact(sql_type) or "variant"
+    texts = [node.title, node.detail, node.declared_types]
+    definition = " ".join(map(str.strip, filter(None, texts)))
+    if pipeline is not None and any(map(pipeline.keeps_headers, node.header_stores)):
+        return f"{definition}{KEEPS_HEADERS}"
+    return definition
 
 
 def functions_of(stateful: Iterable[nodes.Node]) -> tuple[tuple[str, Reference], ...]:
@@ -127,50 +84,24 @@ def functions_of(stateful: Iterable[nodes.Node]) -> tuple[tuple[str, Reference],
     functions = []
     for step in steps:
         for function in _functions(step):
-            name = f"{function.name} ({drawing.title(step)})"
+            name = f"{function.name} ({step.title})"
             uses[name] += 1
-            functions.append((name if uses[name] == 1 else f"{name} {uses[name]}", function))
+            if uses[name] > 1:
+                name = f"{name} {uses[name]}"
+            functions.append((name, function))
     return tuple(functions)
 
 
 def _functions(node: nodes.Node) -> Iterator[Reference]:
-    functions: tuple[Any, ...] = ()
-    match node:
-        case nodes.Source(serde=serde, key_decode=key_decode):
-            # The validators of models decide which values a state gets, so models count as
-            # functions.
-            functions = (serde.decode, key_decode, *models_within(serde.contract))
-        case nodes.Apply(function=function, gives=gives) if gives != "nothing":
-            functions = (function,)
-        case nodes.Transform(function=function):
-            functions = (function,)
-        case nodes.Aggregate():
-            functions = tuple(_aggregate_functions(node))
-        case nodes.Process(processor=processor):
-            functions = (processor,)
     different: list[Any] = []
-    for function in functions:
+    for function in node.author_functions:
         # A function can be an instance that has no hash, such as a frozen dataclass with a list.
         if function is not None and function not in different:
             different.append(function)
     yield from map(Reference, different)
 
 
-def _aggregate_functions(node: nodes.Aggregate) -> Iterator[Any]:
-    if isinstance(node.window, CustomWindow):
-        yield node.window.function.value
-    if isinstance(node, nodes.Cogroup):
-        yield from (part.adder for part in node.parts)
-    if node.python is not None:
-        yield from (
-            node.python.initializer,
-            node.python.adder,
-            node.python.subtractor,
-            node.python.merger,
-        )
-
-
 def _ancestors(node: nodes.Node) -> Iterator[nodes.Node]:
-    for parent in nodes.parents(node):
+    for parent in node.parents:
         yield from _ancestors(parent)
         yield parent

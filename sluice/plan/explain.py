@@ -18,28 +18,24 @@ def explain(plan: Plan) -> str:
         f"one streaming query with {_summary(job)}"
     ]
     for source in job.streams:
-        topics = (
-            f"{source.topic}, at most {counted(source.most_topics, 'topic')},"
-            if source.pattern
-            else source.topic
-        )
+        topics = source.topic
+        if source.pattern:
+            topics += f", at most {counted(source.most_topics, 'topic')},"
         lines.append(f"  reads   {topics} as {source.contract_name}")
-    lines += [
-        f"  reads   {table.source.topic} as a global table, on every worker" for table in job.tables
-    ]
-    why = why_spark(job)
-    lines.append(
-        f"  steps   {f'by Spark SQL: {why}' if why else 'on Arrow, in the tasks that read'}"
-    )
+    for table in job.tables:
+        lines.append(f"  reads   {table.source.topic} as a global table, on every worker")
+    if why := why_spark(job):
+        lines.append(f"  steps   by Spark SQL: {why}")
+    else:
+        lines.append("  steps   on Arrow, in the tasks that read")
     lines += [*_groups(job), *_operators(job)]
-    lines += [f"  writes  {topic}" for topic in (*job.outputs, plan.pipeline.dead_letters)]
+    for topic in (*job.outputs, plan.pipeline.dead_letters):
+        lines.append(f"  writes  {topic}")
     for destination, sinks in job.written_tables.items():
         names = ", ".join([sink.table.name for sink in sinks if sink.table is not None])
-        where = (
-            f"in the database of {destination}"
-            if destination in job.connections
-            else "in Delta Lake"
-        )
+        where = "in Delta Lake"
+        if destination in job.connections:
+            where = f"in the database of {destination}"
         lines.append(f"  writes  {names} {where}, in one transaction per batch")
     if any(isinstance(sink.table, DeltaTable) for sink in job.sinks):
         lines.append("  loads   the jars of Delta Lake")

@@ -23,7 +23,6 @@ from sluice.plan.steps import GlobalTableInput
 from sluice.sql.fallible import failure_causes, may_fail, with_utf8_checks
 from sluice.sql.parsed_expression import parse
 from sluice.topology import nodes
-from sluice.topology.value_types import shape_after, types_after
 from sluice.values.record_metadata import CHANGE_METADATA, METADATA
 from sluice.values.sql_text import named_struct, value_if
 from sluice.values.windows import TimeWindow
@@ -52,8 +51,8 @@ def plan_groups(
 
 
 def _functions(node: nodes.Aggregate) -> dict[str, CombinableFunction]:
-    """Column of the store → the combinable function that computes the column."""
-    types = types_after(node.parent) | METADATA
+    """Return the columns of the store, each with the combinable function that computes it."""
+    types = node.parent.result_types | METADATA
     functions = {}
     for name, text in node.columns.items():
         function = combinable_function(text, types)
@@ -74,7 +73,7 @@ def _arguments(members: Sequence[nodes.Aggregate]) -> list[str]:
 
 def _fallible_arguments(node: nodes.Aggregate) -> tuple[str, ...]:
     """Return the arguments of an aggregate that can fail."""
-    types = types_after(node.parent) | METADATA
+    types = node.parent.result_types | METADATA
     return tuple(sql for sql in _arguments([node]) if may_fail(sql, types))
 
 
@@ -97,6 +96,7 @@ def _group(
     passed = output_column("n", condition)
     key = output_column("k", value_if(condition, sqls["key"]))
     inputs = {sql: output_column("i", sqls[name]) for name, sql in arguments.items()}
+    null = "" if scope.is_null == "false" else output_column("z", scope.is_null)
     assert first.window is None or isinstance(first.window, TimeWindow)
     group = AggregationGroup(
         number=first.number,
@@ -106,7 +106,7 @@ def _group(
         grouped_by=first.key,
         window=first.window,
         store_columns=tuple([_store_column(node, inputs) for node in members]),
-        null="" if scope.is_null == "false" else output_column("z", scope.is_null),
+        null=null,
         late=late_sinks.claim(first.late),
         retention_ms=first.retention_ms,
     )
@@ -150,15 +150,15 @@ def change_sink(
     assert isinstance(aggregate, nodes.Aggregate)
     group, store_column = _place_of(aggregate.store, groups)
     steps: list[Lookup | Select] = []
-    columns = shape_columns(shape_after(aggregate), "v")
+    columns = shape_columns(aggregate.result_shape, "v")
     for node in chain[1:]:
         if isinstance(node, nodes.Join):
             table = next(table for table in tables if table.source.number == node.right.number)
             steps.append(Lookup(table, node.how))
-            columns = shape_columns(shape_after(node), "v")
+            columns = shape_columns(node.result_shape, "v")
         elif isinstance(node, nodes.Select):
             steps.append(_select(node, columns))
-            columns = shape_columns(shape_after(node), "v")
+            columns = shape_columns(node.result_shape, "v")
     return ChangeSink(
         sink_of(sink),
         group,
@@ -180,11 +180,13 @@ def _place_of(store: str, groups: Sequence[AggregationGroup]) -> tuple[int, int]
 def _select(node: nodes.Select, columns: Mapping[str, str]) -> Select:
     """Return a select after a group, over the fields in `columns` and the metadata of the change."""
     columns = dict(columns) | dict(zip(CHANGE_METADATA, CHANGE_METADATA, strict=True))
-    types = types_after(node.parent) | CHANGE_METADATA
-    fields, errors = {}, []
+    types = node.parent.result_types | CHANGE_METADATA
+    fields: dict[str, str] = {}
+    errors: list[tuple[str, str]] = []
     for name, text in node.columns.items():
         text_checked = with_utf8_checks(text, types)
         fields[name] = parse(text_checked).on(columns)
         if may_fail(text_checked, types):
-            errors += [(parse(part).on(columns), why) for part, why in failure_causes(text_checked)]
+            for part, why in failure_causes(text_checked):
+                errors.append((parse(part).on(columns), why))
     return Select(named_struct(fields), node.number, tuple(errors))

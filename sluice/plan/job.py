@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -99,25 +98,23 @@ class Job:
     @property
     def patterns(self) -> tuple[str, ...]:
         """The patterns of the topics that the job reads."""
-        return tuple(
-            dict.fromkeys(source.pattern for source in self.streams if source.pattern is not None)
-        )
+        patterns = dict.fromkeys([source.pattern for source in self.streams])
+        return tuple(pattern for pattern in patterns if pattern is not None)
 
     @property
     def unmatched_patterns(self) -> Mapping[str, int]:
         """The patterns whose topics are not known yet, each with the largest number of topics that it may match."""
-        return {
-            source.topic: source.most_topics
-            for source in self.streams
-            if source.topic == source.pattern
-        }
+        unmatched = [source for source in self.streams if source.topic == source.pattern]
+        return {source.topic: source.most_topics for source in unmatched}
 
     @property
     def matched_topics(self) -> tuple[str, ...]:
         """The topics that patterns match."""
-        return tuple(
-            source.topic for source in self.streams if source.pattern not in (None, source.topic)
-        )
+        topics: list[str] = []
+        for source in self.streams:
+            if source.pattern not in (None, source.topic):
+                topics.append(source.topic)
+        return tuple(topics)
 
     @property
     def topics_and_patterns(self) -> tuple[str, ...]:
@@ -128,37 +125,43 @@ class Job:
         """Return the job with a source for each topic that a pattern matches, numbered in the order of the topics."""
 
         def matched(topics: Sequence[str]) -> tuple[str, ...]:
-            return tuple(
-                chain.from_iterable(topics_by_pattern.get(topic, [topic]) for topic in topics)
-            )
+            names: list[str] = []
+            for topic in topics:
+                names += topics_by_pattern.get(topic, [topic])
+            return tuple(names)
+
+        def matched_edges(edges: Sequence[Edge]) -> tuple[Edge, ...]:
+            return tuple([replace(edge, topics=matched(edge.topics)) for edge in edges])
 
         streams: list[Source] = []
         for source in self.streams:
             for number, topic in enumerate(matched([source.topic]), source.number):
                 streams.append(replace(source, number=number, topic=topic))
-        groups = [replace(group, topics=matched(group.topics)) for group in self.groups]
+        groups: list[AggregationGroup] = []
+        for group in self.groups:
+            groups.append(replace(group, topics=matched(group.topics)))
         operators: list[PlannedOperator] = []
         for operator in self.operators:
-            edges = tuple([replace(edge, topics=matched(edge.topics)) for edge in operator.edges])
-            timed_by_topics = matched(operator.timed_by_topics)
-            topics = matched(operator.topics)
-            operators.append(
-                replace(operator, topics=topics, edges=edges, timed_by_topics=timed_by_topics)
+            of_topics = replace(
+                operator,
+                topics=matched(operator.topics),
+                edges=matched_edges(operator.edges),
+                timed_by_topics=matched(operator.timed_by_topics),
             )
-        edges_after = [replace(edge, topics=matched(edge.topics)) for edge in self.edges]
+            operators.append(of_topics)
         return replace(
             self,
             streams=tuple(streams),
             groups=tuple(groups),
             operators=tuple(operators),
-            edges=tuple(edges_after),
+            edges=matched_edges(self.edges),
         )
 
     @property
     def sinks(self) -> tuple[Sink, ...]:
         """All topics and tables that the job writes, except dead letters."""
         late = [group.late for group in self.groups if group.late is not None]
-        of_changes = [table.sink for table in self.change_sinks]
+        of_changes = [change_sink.sink for change_sink in self.change_sinks]
         return (*self.stream_sinks, *of_changes, *late, *self.operator_sinks)
 
     @property
@@ -169,8 +172,10 @@ class Job:
     @property
     def copied(self) -> frozenset[tuple[int, int]]:
         """The inputs whose rows go to every worker, each as the number of an operator and one of its sides."""
-        edges = (edge for operator in self.operators for edge in operator.edges)
-        return frozenset((edge.target, edge.side) for edge in edges if edge.is_copied)
+        copied: set[tuple[int, int]] = set()
+        for operator in self.operators:
+            copied |= {(edge.target, edge.side) for edge in operator.edges if edge.is_copied}
+        return frozenset(copied)
 
     @property
     def keeps_headers(self) -> bool:
@@ -229,7 +234,7 @@ class Job:
     @property
     def stage_count(self) -> int:
         """The number of stages of operators."""
-        return max((operator.stage for operator in self.operators), default=0)
+        return max([operator.stage for operator in self.operators], default=0)
 
     @property
     def writes_in_last_stage(self) -> bool:
@@ -242,9 +247,8 @@ class Job:
             return False
         # The key of these operators' rows is the text of a windowed key. Their stores have the key
         # without the window, which may belong to another worker.
-        return not any(
-            operator.by_window and operator.stage == self.stage_count for operator in self.operators
-        )
+        last = [operator for operator in self.operators if operator.stage == self.stage_count]
+        return not any(operator.by_window for operator in last)
 
     @property
     def has_one_shuffle(self) -> bool:
@@ -254,7 +258,8 @@ class Job:
     @property
     def read_clocks(self) -> frozenset[str]:
         """The names under which the tasks that read the records keep stream times."""
-        return frozenset([group.name for group in self.groups] + self._clocks_of_operators_read)
+        of_groups = [group.name for group in self.groups]
+        return frozenset([*of_groups, *self._clocks_of_operators_read])
 
     @property
     def reads_without_stages(self) -> bool:
@@ -271,8 +276,11 @@ class Job:
 
     @property
     def _clocks_of_operators_read(self) -> list[str]:
-        timed = [operator for operator in self.operators if operator.has_own_stream_time]
-        return [operator.clock for operator in timed if operator.is_timed_by_source]
+        clocks: list[str] = []
+        for operator in self.operators:
+            if operator.has_own_stream_time and operator.is_timed_by_source:
+                clocks.append(operator.clock)
+        return clocks
 
     @property
     def has_operators(self) -> bool:
@@ -297,7 +305,8 @@ class Job:
     def python_steps(self) -> tuple[Step, ...]:
         """The steps that call the author's Python functions in Spark's tasks."""
         numbers = {function.number for function in self.functions}
-        for source in (*self.streams, *(table.source for table in self.tables)):
+        of_tables = [table.source for table in self.tables]
+        for source in (*self.streams, *of_tables):
             if source.decode or source.key_decode:
                 numbers.add(source.step)
         for operator in self.operators:
@@ -313,8 +322,11 @@ class Job:
     @property
     def looked_up_groups(self) -> frozenset[int]:
         """The group numbers of the global tables with which changes of groups are joined."""
-        lookups = [step for step in self._change_steps if isinstance(step, Lookup)]
-        return frozenset(lookup.table.group for lookup in lookups)
+        groups: set[int] = set()
+        for step in self._change_steps:
+            if isinstance(step, Lookup):
+                groups.add(step.table.group)
+        return frozenset(groups)
 
     @property
     def groups_by_number(self) -> Mapping[int, AggregationGroup]:
@@ -344,8 +356,11 @@ class Job:
         """Return the step with this name in counts."""
         # A store and a topic can have the same name. The name then means the store: counts name an
         # operator after its store.
-        steps = [*(operator.step for operator in self.operators), *self.pipeline.steps]
-        return next((step for step in steps if step.name == name), None)
+        of_operators = [operator.step for operator in self.operators]
+        for step in (*of_operators, *self.pipeline.steps):
+            if step.name == name:
+                return step
+        return None
 
     @property
     def field_names(self) -> dict[str, str]:
@@ -363,7 +378,7 @@ class Job:
         return [edge for edge in self._all_edges if edge.stage == stage and edge.shares is None]
 
     def edges_sharing_rows(self, stage: int) -> Mapping[int, tuple[Edge, ...]]:
-        """Operator of a stage → the edges that take rows of this operator's edges (see `shared_rows.py`)."""
+        """Return, for each operator of a stage, the edges that take rows of its edges (see `shared_rows.py`)."""
         stage_of = {operator.number: operator.stage for operator in self.operators}
         sharing: dict[int, tuple[Edge, ...]] = {}
         for edge in self._all_edges:
@@ -399,11 +414,10 @@ class Job:
 
         Their results go only to their store, and to suppress steps that send only final results.
         """
-        others: set[int | None] = {
-            operator.chained_to
-            for operator in self.operators
-            if not operator.sends_only_final_results
-        }
+        others: set[int | None] = set()
+        for operator in self.operators:
+            if not operator.sends_only_final_results:
+                others.add(operator.chained_to)
         for edge in self._all_edges:
             # The last result for a key of a versioned table may be a late update. The table's store
             # leaves late updates out, so it needs an earlier result.
@@ -425,11 +439,13 @@ class Job:
         Besides their store, only aggregates of their tables read their results: aggregates whose
         last results alone matter, with functions that such a result would not change.
         """
-        last_only, readers = self.last_only_operators, set[int]()
+        last_only = self.last_only_operators
+        readers: set[int] = set()
         for operator in self.operators:
             match operator.action:
                 case Aggregate(functions=functions, subtracts=True) if operator.number in last_only:
-                    if all(name in UNORDERED for name, _, _ in functions):
+                    names = {name for name, _, _ in functions}
+                    if UNORDERED.issuperset(names):
                         readers.add(operator.number)
         others: set[int | None] = {operator.chained_to for operator in self.operators}
         for edge in self._all_edges:

@@ -35,7 +35,6 @@ from sluice.sql.parsed_expression import parse
 from sluice.sql.types import Types
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
-from sluice.topology.value_types import types_after
 from sluice.values.record_metadata import CHANGE_METADATA, MAPPED_KEY, METADATA, TEXT_FIELD
 from sluice.values.sql_text import all_of, named_struct, struct_json, value_if, value_json
 
@@ -68,7 +67,7 @@ class JobColumns:
     _field_of: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Column → the number of the source and the name of the field whose values the column holds."""
     _result_of: dict[str, str] = field(default_factory=dict)
-    """SQL of a field of an operator's results → the column of the results."""
+    """SQL that reads a field of an operator's result → the column with the result."""
     _fallible: list[FallibleExpression] = field(default_factory=list)
     _failures: list[tuple[Failure, Scope]] = field(default_factory=list)
     """Steps that can fail, each with the scope before it."""
@@ -101,9 +100,8 @@ class JobColumns:
         A step that turns a row into several rows gets such a layer, and so does a function of the
         whole DataFrame.
         """
-        return (
-            max((depth for depth in self._layers.get(stage, {}) if depth != _LAST), default=0) + 1
-        )
+        depths = [depth for depth in self._layers.get(stage, {}) if depth != _LAST]
+        return max(depths, default=0) + 1
 
     def add_output_column(self, name: str, sql: str, step: int) -> None:
         """Add a column to the last layer of the stage before the operators."""
@@ -126,12 +124,16 @@ class JobColumns:
         """Return the layers of a stage, in order."""
         layers: list[Layer] = []
         for _, layer in sorted(self._layers.get(stage, {}).items()):
-            layers.append(layer if isinstance(layer, Transformation) else tuple(layer))
+            if isinstance(layer, Transformation):
+                layers.append(layer)
+            else:
+                layers.append(tuple(layer))
         return tuple(layers)
 
     def layers_after_operators(self) -> dict[int, Layers]:
-        """Stage → the layers that are computed from the results of the stage's operators."""
-        return {stage: self.layers_of(stage) for stage in self._layers if stage}
+        """Return, for each stage, the layers that are computed from the results of its operators."""
+        stages = [stage for stage in self._layers if stage]
+        return {stage: self.layers_of(stage) for stage in stages}
 
     def _layer(self, stage: int, depth: int) -> list[Column | FallibleExpression]:
         layer = self._layers.setdefault(stage, {}).setdefault(depth, [])
@@ -176,13 +178,13 @@ class JobColumns:
         return scope.is_null
 
     def value(self, scope: Scope) -> str:
-        """SQL of the value: a struct of its fields, or the scalar itself."""
+        """Return SQL of the value: a struct of its fields, or the scalar itself."""
         if scope.scalar:
             return self.read(scope, TEXT_FIELD)
         return named_struct({name: self.read(scope, name) for name in scope.fields})
 
     def json(self, scope: Scope, condition: str = "true") -> str:
-        """SQL of the value as JSON; null if the condition is false or the value is null."""
+        """Return SQL of the value as JSON; null if the condition is false or the value is null."""
         if scope.unchanged_result is not None:
             text = "value"
         else:
@@ -192,7 +194,9 @@ class JobColumns:
         conditions = [] if condition == "true" else [condition]
         if is_null != "false":
             conditions.append(f"NOT {is_null}")
-        return value_if(all_of(conditions), text) if conditions else text
+        if conditions:
+            return value_if(all_of(conditions), text)
+        return text
 
     def sql(self, scope: Scope, text: str) -> str:
         """Return the author's expression, over the job's columns."""
@@ -224,7 +228,7 @@ class JobColumns:
         As in Kafka Streams, a step of a stream also computes records with a null value, and a step
         of a table computes only rows that exist.
         """
-        if not nodes.is_table(before) or scope.is_null == "false":
+        if not before.is_table or scope.is_null == "false":
             return scope.passed
         return f"({scope.passed} AND NOT {self.read_null(scope)})"
 
@@ -244,8 +248,7 @@ class JobColumns:
         used for calls, because in this layer, Spark would call the function for each of the rows.
         """
         explosions = self._explosions.get(scope.stage, {})
-        not_upstream = [number for number in explosions if number not in scope.exploded]
-        others = {explosions[number]: number for number in not_upstream}
+        others = {explosions[number]: number for number in self._other_explosions(scope)}
         depth = scope.depth + 1
         while depth in others:
             depth += 1
@@ -258,8 +261,12 @@ class JobColumns:
         return depth, f"({all_of([scope.passed, *conditions])})"
 
     def _first_row_conditions(self, scope: Scope) -> list[str]:
+        return [_is_first_row(number) for number in self._other_explosions(scope)]
+
+    def _other_explosions(self, scope: Scope) -> list[int]:
+        """Return the nodes, by number, that split records into several rows in a scope's stage but not upstream of it."""
         explosions = self._explosions.get(scope.stage, {})
-        return [_is_first_row(number) for number in explosions if number not in scope.exploded]
+        return [number for number in explosions if number not in scope.exploded]
 
     # -- Expressions that can fail
 
@@ -278,7 +285,7 @@ class JobColumns:
         fields of the node `before`. `key` is the name of the expression that becomes a key: the
         returned SQL of this expression computes the key's text.
         """
-        types = types_after(before) | METADATA | CHANGE_METADATA | {MAPPED_KEY: "STRING"}
+        types = before.result_types | METADATA | CHANGE_METADATA | {MAPPED_KEY: "STRING"}
         return self.guard_if(
             self.evaluation_condition(scope, before),
             scope,
@@ -299,7 +306,7 @@ class JobColumns:
         key: str = "",
         reported: bool = True,
     ) -> tuple[Scope, dict[str, str]]:
-        """Like `guard`, for expressions over fields of these types, computed under a condition.
+        """Do the same as `guard` for expressions over fields of these types, computed under a condition.
 
         Without `reported`, the records for which an expression fails are left out, but not
         reported.
@@ -321,20 +328,17 @@ class JobColumns:
         for name in fallible:
             for part, why in failure_causes(texts[name]):
                 causes.append((self.sql(scope, part), why))
+        index_of_key = fallible.index(key) if key in fallible else None
         expression = FallibleExpression(
             self._fallible_name(node),
             node.number,
             condition,
             tuple([sqls[name] for name in fallible]),
-            fallible.index(key) if key in fallible else None,
+            index_of_key,
             tuple(causes),
         )
-        after, expression = self._add_fallible(
-            scope,
-            node,
-            expression,
-            reported_with=scope if reported else None,
-        )
+        reported_with = scope if reported else None
+        after, expression = self._add_fallible(scope, node, expression, reported_with=reported_with)
         for number, name in enumerate(fallible):
             sqls[name] = expression.key_text if name == key else expression.result(number)
         return after, sqls
@@ -440,11 +444,13 @@ class JobColumns:
             source = self.pipeline.whole.nodes[number]
             assert isinstance(source, nodes.Source)
             return key_column(source, field_name)
-        return self.read(scope, name) if name in ("_key", MAPPED_KEY) else None
+        if name in ("_key", MAPPED_KEY):
+            return self.read(scope, name)
+        return None
 
 
 def _is_first_row(explosion: int) -> str:
-    """SQL of the condition that the row holds the first element of the record's array, or the array has no elements."""
+    """Return SQL of the condition that a row has the first element of its record's array, or that the array is empty."""
     return f"coalesce(x{explosion}_pos, 0) = 0"
 
 

@@ -40,7 +40,7 @@ class FallibleExpression:
     columns: tuple[str, ...]
     """SQL of the expressions."""
     key: int | None
-    """Index of the expression that becomes the key of records or of a store; None if no expression
+    """Index of the expression that becomes a key, of records or in a store; None if no expression
     does."""
     causes: tuple[tuple[str, str], ...]
     """SQL of the parts that can fail, innermost first, each with its error message."""
@@ -56,7 +56,7 @@ class FallibleExpression:
         return f"{self.name}_key"
 
     def result(self, number: int) -> str:
-        """SQL for the result of the expression with this index."""
+        """Return SQL for the result of the expression with this index."""
         return f"{self.name}.c{number}"
 
 
@@ -102,7 +102,7 @@ class Failure:
 
 
 def columns_of(layers: Layers) -> Iterator[Column | FallibleExpression]:
-    """Yield the columns of layers that have SQL: not the columns of a function of the whole DataFrame."""
+    """Yield the columns that have SQL, so not those that a function of the whole DataFrame computes."""
     for layer in layers:
         if not isinstance(layer, Transformation):
             yield from layer

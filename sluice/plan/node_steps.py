@@ -7,9 +7,8 @@ from collections.abc import Collection
 from sluice.errors import TopologyError
 from sluice.plan.job_columns import column_name, key_column
 from sluice.plan.steps import Sink, Source, SourceField, Step
-from sluice.topology import drawing, nodes
+from sluice.topology import nodes
 from sluice.topology.graph import Graph
-from sluice.topology.value_types import types_after
 from sluice.values.epochs import EpochTime
 from sluice.values.references import Reference, reference
 from sluice.values.topic_patterns import is_pattern
@@ -23,8 +22,8 @@ def step_of(node: nodes.Node) -> Step:
     return Step(
         node.number,
         node.name,
-        drawing.title(node),
-        drawing.detail(node),
+        node.title,
+        node.detail,
         node.at,
         node.on_error,
     )
@@ -36,7 +35,7 @@ def topics_of(node: nodes.Node) -> tuple[str, ...]:
 
 
 def source_number(pipeline: Graph, node: nodes.Source) -> int:
-    """Return the number of a source in the column `_source`; for a pattern, the first of the numbers of its topics.
+    """Return a source's number in the column `_source`; for a pattern, the number of its first topic.
 
     Topics that match a pattern have numbers after those of all steps: `most_topics` numbers for
     each pattern. Raises TopologyError if the numbers do not suffice.
@@ -71,46 +70,72 @@ def source_of(
     `number` is the number of the plan's source in the column `_source`, by default the number of
     its step.
     """
-    serde, event_time = node.serde, node.event_time
-    own = (
-        []
-        if node.key is None
-        else [SourceField(node.key, f"key{node.number}", "STRING", "record_key")]
-    )
-    values: list[SourceField] = []
-    for name in read:
-        column = column_name(f"s{node.number}", name)
-        values.append(SourceField(name, column, node.fields[name]))
-    texts = [SourceField(name, key_column(node, name), "STRING", "key_text") for name in keys]
-    # The fields are collected by column, because a text field's value and key text are in one
-    # column.
-    fields = {field.column: field for field in (*own, *values, *texts)}
+    serde, event_time, time_unit = node.serde, node.event_time, None
+    if isinstance(event_time, EpochTime):
+        time_unit, event_time = event_time.unit, event_time.field
     return Source(
-        number=node.number if number is None else number, step=node.number, topic=node.topic,
-        pattern=node.topic if is_pattern(node.topic) else None, most_topics=node.most_topics, kind=node.kind,
-        contract=None if serde.is_text else Reference(serde.contract), contract_name=serde.name,
-        is_object=not node.shape.scalar, decode=reference(serde.decode), key=node.key,
+        number=node.number if number is None else number,
+        step=node.number,
+        topic=node.topic,
+        pattern=node.topic if is_pattern(node.topic) else None,
+        most_topics=node.most_topics,
+        kind=node.kind,
+        contract=None if serde.is_text else Reference(serde.contract),
+        contract_name=serde.name,
+        is_object=not node.shape.scalar,
+        decode=reference(serde.decode),
+        key=node.key,
         key_fields=node.key_fields,
         key_decode=reference(node.key_decode),
-        event_time=event_time.field if isinstance(event_time, EpochTime) else event_time,
-        time_unit=event_time.unit if isinstance(event_time, EpochTime) else None, zone=node.zone,
-        max_future_skew_ms=node.max_future_skew_ms, nulls=node.nulls, on_time=node.on_time, on_error=node.on_error,
+        event_time=event_time,
+        time_unit=time_unit,
+        zone=node.zone,
+        max_future_skew_ms=node.max_future_skew_ms,
+        nulls=node.nulls,
+        on_time=node.on_time,
+        on_error=node.on_error,
         types=dict(node.fields),
-        fields=tuple(fields.values()),
-    )  # fmt: skip
+        fields=_fields_read(node, read, keys),
+    )
+
+
+def _fields_read(
+    node: nodes.Source, read: Collection[str], keys: Collection[str]
+) -> tuple[SourceField, ...]:
+    """Return the record's key, the values of the fields `read`, and the fields `keys` as the texts of keys."""
+    fields: list[SourceField] = []
+    if node.key is not None:
+        fields.append(SourceField(node.key, f"key{node.number}", "STRING", "record_key"))
+    for name in read:
+        column = column_name(f"s{node.number}", name)
+        fields.append(SourceField(name, column, node.fields[name]))
+    for name in keys:
+        fields.append(SourceField(name, key_column(node, name), "STRING", "key_text"))
+    # A text field's value and key text are in one column.
+    by_column = {field.column: field for field in fields}
+    return tuple(by_column.values())
 
 
 def sink_of(node: nodes.Sink) -> Sink:
     """Return the plan's sink for a sink of the topology."""
-    types = types_after(node.parent)
+    types = node.parent.result_types
+    columns: list[tuple[str, str]] = []
+    for name, kind in node.fields.items():
+        columns.append((name, types.get(name) or kind))
     return Sink(
-        number=node.number, topic=node.topic, encode=reference(node.encode), encode_key=reference(node.encode_key),
+        number=node.number,
+        topic=node.topic,
+        encode=reference(node.encode),
+        encode_key=reference(node.encode_key),
         partition=reference(node.partition),
-        emit=node.emit, is_windowed=nodes.window_of(node.parent) is not None,
-        on_error=node.on_error, at=node.at, table=node.table,
-        columns=tuple((name, types.get(name) or kind) for name, kind in node.fields.items()),
+        emit=node.emit,
+        is_windowed=node.parent.key_window is not None,
+        on_error=node.on_error,
+        at=node.at,
+        table=node.table,
+        columns=tuple(columns),
         scalar=node.scalar,
-    )  # fmt: skip
+    )
 
 
 class LateSinks:

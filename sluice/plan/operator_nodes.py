@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sluice.plan.combinable import why_not_combinable
-from sluice.plan.filtered_tables import needs_old_to_filter
 from sluice.plan.node_steps import topics_of
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
@@ -22,7 +21,7 @@ from sluice.values.windows import CountWindow, CustomWindow, TimeWindow
 
 def children(pipeline: Graph, node: nodes.Node) -> list[nodes.Node]:
     """Return the nodes that take this node's output."""
-    return [child for child in pipeline.nodes if node in nodes.parents(child)]
+    return [child for child in pipeline.nodes if node in child.parents]
 
 
 def is_operator(pipeline: Graph, node: nodes.Node) -> bool:
@@ -52,7 +51,7 @@ class _Operators:
     reasons: Mapping[int, str]
     """Number of each operator's node → why it takes records in order."""
     after: frozenset[int]
-    """The numbers of the operators' nodes and of all nodes downstream of them."""
+    """The operators and everything downstream of them, by the numbers of their nodes."""
 
 
 def _operators(pipeline: Graph) -> _Operators:
@@ -69,48 +68,27 @@ def _operators_of(pipeline: Graph, size: int) -> _Operators:
     reasons: dict[int, str] = {}
     after: set[int] = set()
     for node in pipeline.nodes:
-        is_behind = any(parent.number in after for parent in nodes.parents(node))
-        if reason := _why(pipeline, node, is_behind=is_behind):
+        follows_operator = any(parent.number in after for parent in node.parents)
+        reason = _why(pipeline, node, follows_operator=follows_operator)
+        if reason:
             reasons[node.number] = reason
-        if reason or is_behind:
+        if reason or follows_operator:
             after.add(node.number)
     return _Operators(reasons, frozenset(after))
 
 
-def _why(pipeline: Graph, node: nodes.Node, *, is_behind: bool) -> str:
-    """Return why a node is an operator; empty if it is not.
-
-    `is_behind` says whether another operator is upstream.
-    """
-    match node:
-        case nodes.Aggregate():
-            return _why_aggregate_is_operator(pipeline, node, is_behind=is_behind)
-        case nodes.Changes():
-            return "compares each row with its last value"
-        case nodes.ToStream() if needs_old_to_filter(node):
-            return "leaves out deletions of rows that the filter has never passed"
-        case nodes.ToTable():
-            return "stores each key's latest value"
-        case nodes.Suppress():
-            return "holds results back"
-        case nodes.Join(kind="lookup") if not is_behind:
-            # The left side is a group. Its changes are joined with the global table in the driver.
-            return ""
-        case nodes.Join():
-            return "stores both sides and joins them in order"
-        case nodes.Call() | nodes.Lookup():
-            return "asks outside of the pipeline"
-        case nodes.SetMetadata():
-            return "sets the time or the headers of records"
-        case nodes.ChangedRows():
-            return "applies each key's changes in order"
-        case nodes.Process() | nodes.StreamOperator():
-            return "needs each key's records in order"
-        case _:
-            return ""
+def _why(pipeline: Graph, node: nodes.Node, *, follows_operator: bool) -> str:
+    """Return why a node is an operator; empty if it is not."""
+    if isinstance(node, nodes.Aggregate):
+        return _why_aggregate(pipeline, node, follows_operator=follows_operator)
+    if node.needs_last_change_only and not follows_operator:
+        # The left side of such a join is a group. Its changes are joined with the global table in
+        # the driver.
+        return ""
+    return node.operator_reason
 
 
-def _why_aggregate_is_operator(pipeline: Graph, node: nodes.Aggregate, *, is_behind: bool) -> str:
+def _why_aggregate(pipeline: Graph, node: nodes.Aggregate, *, follows_operator: bool) -> str:
     """Return why an aggregate is an operator; empty if it is combinable."""
     window = node.window
     # The texts are shown by `sluice explain`, and each is a reason
@@ -129,9 +107,9 @@ def _why_aggregate_is_operator(pipeline: Graph, node: nodes.Aggregate, *, is_beh
         return "windows over several topics close when all topics have reached their end"
     if window is not None and not isinstance(window, TimeWindow):
         return f"{str(window).split('(')[0]} windows depend on the records"
-    if nodes.subtracts(node):
+    if node.subtracts:
         return "subtracts a table's old values"
-    if is_behind:
+    if follows_operator:
         return "follows a step that needs each key's records in order"
     if pipeline.keeps_headers(node.store):
         return "its store keeps the headers of records"
@@ -145,8 +123,7 @@ def _why_aggregate_is_operator(pipeline: Graph, node: nodes.Aggregate, *, is_beh
 def _need_last_change_only(pipeline: Graph, steps: Iterable[nodes.Node]) -> bool:
     """Return whether a table's changes go only to topics, with only maps and joins with global tables in between."""
     for step in steps:
-        is_lookup = isinstance(step, nodes.Join) and step.kind == "lookup"
-        if not is_lookup and not isinstance(step, nodes.Sink | nodes.Select):
+        if not step.needs_last_change_only:
             return False
         if not _need_last_change_only(pipeline, children(pipeline, step)):
             return False

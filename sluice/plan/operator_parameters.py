@@ -166,7 +166,7 @@ class Process:
     has_windowed_keys: bool = False
     """Whether the keys of the records have windows."""
     tables: Mapping[str, Reference | None] = field(default_factory=dict)
-    """Name of each table that the processor reads → the type of its values, in the order of the
+    """Table that the processor reads → the type of its values, in the order of the
     tables' sides."""
 
 

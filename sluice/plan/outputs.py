@@ -40,12 +40,10 @@ class Outputs:
         peeks_at_records: list[nodes.Apply] = []
         peeks_at_results: list[nodes.Apply] = []
         for node in pipeline.nodes:
-            if (
-                isinstance(node, nodes.Apply)
-                and node.gives == "nothing"
-                and not _is_used(pipeline, node)
-            ):
-                peeks = peeks_at_results if _follows_state(pipeline, node) else peeks_at_records
+            if isinstance(node, nodes.Apply) and node.is_peek and not _is_used(pipeline, node):
+                peeks = peeks_at_records
+                if _follows_state(pipeline, node):
+                    peeks = peeks_at_results
                 peeks.append(node)
         return cls(of_records, of_groups, of_operators, peeks_at_records, peeks_at_results)
 
@@ -59,14 +57,14 @@ def _chain_from_group(
     Return None if no such aggregate is upstream.
     """
     chain: list[nodes.Node] = [sink.parent]
-    while nodes.parents(chain[0]) and chain[0] not in combinable:
-        chain.insert(0, nodes.parents(chain[0])[0])
+    while chain[0].parents and chain[0] not in combinable:
+        chain.insert(0, chain[0].parents[0])
     return chain if chain[0] in combinable else None
 
 
 def _follows_state(pipeline: Graph, node: nodes.Node) -> bool:
     """Return whether a node follows an aggregation or an operator, and therefore does not process single records."""
-    for parent in nodes.parents(node):
+    for parent in node.parents:
         # A topic's table is an operator, too, but the steps after it process the topic's single
         # records.
         is_topic_table = isinstance(parent, nodes.ToTable) and parent.has_rows_of_records
@@ -84,8 +82,6 @@ def _is_used(pipeline: Graph, node: nodes.Node) -> bool:
     for child in children(pipeline, node):
         if isinstance(child, nodes.Sink | nodes.Aggregate) or is_operator(pipeline, child):
             return True
-        if (isinstance(child, nodes.Apply) and child.gives == "nothing") or _is_used(
-            pipeline, child
-        ):
+        if child.is_peek or _is_used(pipeline, child):
             return True
     return False

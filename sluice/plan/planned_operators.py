@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sluice.operators.base import LEFT, READ, RIGHT
+from sluice.operators.base import COGROUPED, LEFT, READ, RIGHT
 from sluice.operators.lateness import WindowLateness
 from sluice.plan.operator_parameters import (
     Action,
@@ -111,7 +111,9 @@ class Edge:
     @property
     def path_column(self) -> str | None:
         """The name of the column with the path from the record; None if the path is the same for all records."""
-        return f"{self.column}_path" if self.constant_path is None else None
+        if self.constant_path is None:
+            return f"{self.column}_path"
+        return None
 
     @property
     def constant_path(self) -> bytes | None:
@@ -119,7 +121,7 @@ class Edge:
         return row_order.constant_path(self.path, rekeyed=self.rekeyed)
 
     def path_from(self, base: str) -> str:
-        """SQL of the path; `base` is SQL for the path of the stage's record or result."""
+        """Return SQL of the path; `base` is SQL for the path of the stage's record or result."""
         return row_order.path_sql(base, self.path, rekeyed=self.rekeyed)
 
 
@@ -326,10 +328,10 @@ class PlannedOperator:
 STORE = 2
 """The `side` of an edge whose rows only change an operator's store. The operator does not process
 these rows."""
-COGROUPED = 10
-"""The `side` of a cogrouped aggregate's first stream; the other streams have the next numbers."""
 
 
 def result_column(operator: int, output: int | None = None) -> str:
-    """Return the column of an operator's results; for a processor, the column of the results of one output."""
-    return f"v{operator}" if output is None else f"v{operator}_{output}"
+    """Return the column with an operator's results, or with those that a processor sends to one output."""
+    if output is None:
+        return f"v{operator}"
+    return f"v{operator}_{output}"

@@ -19,7 +19,6 @@ from sluice.plan.steps import GlobalTableInput, Sink, Source
 from sluice.topology import drawing, load_pipeline, nodes
 from sluice.topology.graph import Graph
 from sluice.topology.pipeline import Pipeline
-from sluice.topology.value_types import types_after
 from sluice.values import contracts
 from sluice.values.contract_fields import contract_fields
 from sluice.values.sql_text import value_if
@@ -48,7 +47,10 @@ def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str
         part = pipeline.part(only)
         # Spark cannot read global tables alone, so a part that has no
         # other source gets the first stream.
-        pipeline = part if {*streams} & {*part.nodes} else pipeline.part([*only, streams[0].name])
+        if {*streams} & {*part.nodes}:
+            pipeline = part
+        else:
+            pipeline = pipeline.part([*only, streams[0].name])
     return Plan(planned, _job(pipeline, planned))
 
 
@@ -93,7 +95,7 @@ def _output_fields(pipeline: Pipeline) -> dict[str, dict[str, str]]:
     fields: dict[str, dict[str, str]] = {}
     for node in pipeline.nodes:
         if isinstance(node, nodes.Sink):
-            fields[node.topic] = types_after(node.parent)
+            fields[node.topic] = node.parent.result_types
     return fields
 
 

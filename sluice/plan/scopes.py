@@ -18,7 +18,6 @@ from sluice.sql.parsed_expression import parse
 from sluice.sql.typed_expression import type_of
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
-from sluice.topology.value_types import shape_after, types_after
 from sluice.values import row_order
 from sluice.values.aggregate_calls import AggregateFunction
 from sluice.values.record_metadata import MAPPED_KEY, METADATA, TEXT_FIELD
@@ -82,7 +81,7 @@ class Scopes:
         """
         inputs = []
         for node in self.pipeline.whole.nodes:
-            for number, input_node in enumerate(nodes.parents(node)):
+            for number, input_node in enumerate(node.parents):
                 if input_node is parent:
                     inputs.append((node.number, number))
         if len(inputs) <= 1:
@@ -126,7 +125,7 @@ class Scopes:
                 branch = self.for_branch(self.after(process), process, node)
                 return self._processor_output(node, branch)
             case _:
-                (parent,) = nodes.parents(node)
+                (parent,) = node.parents
                 return self._step(node, self.for_branch(self.after(parent, old=old), parent, node))
 
     def _step(self, node: nodes.Node, scope: Scope) -> Scope:
@@ -138,7 +137,7 @@ class Scopes:
                 return self._mapped(node, scope, texts)
             case nodes.MapValues(value=text):
                 mapped = self._mapped(node, scope, {TEXT_FIELD: text})
-                return self._with_shape(mapped, mapped.columns[TEXT_FIELD], shape_after(node))
+                return self._with_shape(mapped, mapped.columns[TEXT_FIELD], node.result_shape)
             case nodes.SelectKey(parent=parent, key=key):
                 scope, sqls = self.columns.guard(scope, node, parent, {"key": key}, key="key")
                 return self._rekeyed(node, scope, value_if(scope.passed, sqls["key"]))
@@ -165,7 +164,10 @@ class Scopes:
         The value `null` counts as a missing value, also if it is an object.
         """
         before = self.columns.read_null(scope)
-        is_null = f"{column} IS NULL" if before == "false" else f"{before} OR {column} IS NULL"
+        if before == "false":
+            is_null = f"{column} IS NULL"
+        else:
+            is_null = f"{before} OR {column} IS NULL"
         columns = scope.metadata | shape_columns(shape, column)
         return replace(scope, columns=columns, scalar=shape.scalar, is_null=f"({is_null})")
 
@@ -179,7 +181,7 @@ class Scopes:
         return Scope(0, 1, self._is_of_source(node), columns, node.shape.scalar, is_null)
 
     def _is_of_source(self, node: nodes.Source) -> str:
-        """SQL of the condition that a record comes from a source."""
+        """Return SQL of the condition that a record comes from a source."""
         number = source_number(self.pipeline, node)
         if not is_pattern(node.topic):
             return f"(_source <=> {number})"
@@ -207,10 +209,10 @@ class Scopes:
         # A chained suppress step sends the values of the operator before it.
         producer = node
         while producer.number in self.chained:
-            (producer,) = nodes.parents(producer)
-        expressions = (
-            result_expressions(producer) if isinstance(producer, nodes.Aggregate) else None
-        )
+            (producer,) = producer.parents
+        expressions = None
+        if isinstance(producer, nodes.Aggregate):
+            expressions = result_expressions(producer)
         if isinstance(producer, nodes.Aggregate) and expressions is not None:
             scope = self._aggregate_columns(
                 producer,
@@ -220,7 +222,7 @@ class Scopes:
                 is_chained=producer is not node,
             )
         else:
-            scope = _with_value_in(column, scope, self._result_shape(producer))
+            scope = _with_value_in(column, scope, producer.result_shape)
             scope = self.columns.register_results(replace(scope, unchanged_result=column), column)
         return replace(scope, is_null=_VALUE_IS_NULL, rekeyed=self._has_new_key(producer))
 
@@ -261,40 +263,11 @@ class Scopes:
         scope = replace(scope, passed=f"({scope.passed} AND output = {literal(node.output)})")
         return self.columns.register_results(_with_value_in(column, scope, node.shape), column)
 
-    def _result_shape(self, node: nodes.Node) -> Shape:
-        """Return the shape of an operator's results. The types of their fields may be missing."""
-        match node:
-            case nodes.Aggregate(python=python) if python is not None:
-                return python.shape
-            case nodes.Aggregate(columns=columns, scalar=scalar):
-                return Shape.single() if scalar else Shape(dict.fromkeys(columns, ""))
-            case nodes.Join(mapped_key=str(mapped_key)):
-                return Shape({"left": "", "right": "", mapped_key: ""})
-            case nodes.Join() | nodes.Lookup():
-                return Shape({"left": "", "right": ""})
-            case nodes.Call(shape=shape):
-                return shape
-            case nodes.Changes():
-                return Shape({"kind": "", "old": "", "new": ""})
-            case nodes.Process():
-                return Shape.single()
-            case nodes.ChangedRows(shape=shape):
-                return shape
-            case _:
-                scope = self.after(nodes.parents(node)[0])
-                return Shape(dict.fromkeys(scope.fields, ""), scope.scalar)
-
     def _has_new_key(self, node: nodes.Node) -> bool:
         """Return whether the operator, or an earlier step before its inputs, may change the key."""
-        match node:
-            case nodes.Process(keeps_key=False):
-                return True
-            case nodes.Join() if nodes.joins_global_table(node):
-                return self.after(node.left).rekeyed
-            case nodes.Merge() | nodes.StreamOperator() | nodes.Changes() | nodes.Process():
-                return any(self.after(parent).rekeyed for parent in nodes.parents(node))
-            case _:
-                return False
+        if not node.keeps_keys:
+            return True
+        return any(self.after(parent).rekeyed for parent in node.passes_on_keys_of)
 
     # -- Stateless steps
 
@@ -303,7 +276,7 @@ class Scopes:
             return scope
         scope, sqls = self.columns.guard(scope, node, node.parent, {"where": node.where})
         condition, name = sqls["where"], f"n{node.number}"
-        if nodes.is_table(node):
+        if node.is_table:
             # A row that no longer passes the filter is deleted from the filtered table.
             return self._without_rows(node, scope, f"NOT coalesce({condition}, false)")
         sql = f"coalesce({scope.passed} AND ({condition}), false)"
@@ -341,7 +314,7 @@ class Scopes:
                 self.columns.add(scope.stage, scope.depth + 1, column)
         # Mapping turns a stream's null value into an object; in a table,
         # a null value remains a deletion.
-        is_null = scope.is_null if nodes.is_table(node) else "false"
+        is_null = scope.is_null if node.is_table else "false"
         return replace(
             scope,
             depth=scope.depth + 1,
@@ -381,12 +354,12 @@ class Scopes:
         if function not in self.columns.functions:
             self.columns.functions.append(function)
         key = self.columns.read(scope, "_key")
-        if nodes.window_of(node.parent) is not None:
+        if node.parent.key_window is not None:
             key = windowed_key_sql(key)
         name = f"r{node.number}"
         self.columns.register_failure(scope, node, f"{name}.error")
         depth, condition = self.columns.call_depth(scope)
-        of_table = nodes.is_table(node)
+        of_table = node.is_table
         if of_table:
             condition = f"({condition} AND NOT {self.columns.read_null(scope)})"
         call = f"python_{node.number}({condition}, {key}, {self.columns.json(scope, condition)})"
@@ -455,7 +428,9 @@ class Scopes:
         )
         # A DataFrame can compute NaN and infinity, which JSON cannot express.
         doubles = [columns[name] for name, kind in node.fields.items() if "DOUBLE" in kind]
-        return self.columns.guard_results(after, node, doubles, scope) if doubles else after
+        if doubles:
+            return self.columns.guard_results(after, node, doubles, scope)
+        return after
 
     def _merged(self, node: nodes.Node, scopes: Sequence[Scope]) -> Scope:
         """Return the scope with a row for each merged stream that contains the record."""
@@ -468,7 +443,9 @@ class Scopes:
         # processed first, with all steps that follow it.
         sides = sorted(range(len(scopes)), key=lambda side: scopes[side].turns)
         conditions = {side: self.columns.row_condition(scopes[side]) for side in sides}
-        numbers = [value_if(condition, str(side)) for side, condition in conditions.items()]
+        numbers: list[str] = []
+        for side, condition in conditions.items():
+            numbers.append(value_if(condition, str(side)))
         streams = f"m{node.number}_ways"
         column = Column(streams, f"array_compact(array({', '.join(numbers)}))", node.number)
         self.columns.add(first.stage, depth, column)
@@ -548,9 +525,7 @@ def _feeds_left_join(pipeline: Graph, node: nodes.Node) -> bool:
             and child.left is not node
         ):
             continue  # the records only become rows of the table
-        keeps_all = (
-            isinstance(child, nodes.Join) and child.how != "inner" and not nodes.is_table(child)
-        )
+        keeps_all = isinstance(child, nodes.Join) and child.how != "inner" and not child.is_table
         if keeps_all or _feeds_left_join(pipeline, child):
             return True
     return False
@@ -558,8 +533,8 @@ def _feeds_left_join(pipeline: Graph, node: nodes.Node) -> bool:
 
 def _is_topic_table(node: nodes.Node) -> bool:
     """Return whether a node is a table of a stream's latest values, possibly mapped and filtered."""
-    while nodes.computes_rows(node):
-        (node,) = nodes.parents(node)
+    while node.computes_rows:
+        (node,) = node.parents
     return isinstance(node, nodes.ToTable) and node.has_rows_of_records
 
 
@@ -572,13 +547,13 @@ def _with_value_in(column: str, scope: Scope, shape: Shape) -> Scope:
 
 
 def _by_stream(number: str, sqls: Mapping[int, str]) -> str:
-    """SQL that chooses, from the SQL of each merged stream, by the stream's number in the column `number`."""
+    """Return SQL that chooses between the SQL of merged streams, by a stream's number in the column `number`."""
     cases = " ".join(f"WHEN {side} THEN {sql}" for side, sql in sqls.items())
     return f"CASE {number} {cases} END"
 
 
 def shape_columns(shape: Shape, value: str) -> dict[str, str]:
-    """Field → SQL that reads the field from a value of this shape."""
+    """Return the fields of a shape, each with the SQL that reads it from a value."""
     if shape.scalar:
         return {TEXT_FIELD: value}
     return {name: f"{value}.{quoted(name)}" for name in shape.fields}
@@ -605,7 +580,7 @@ def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
         return None
     if isinstance(node, nodes.Cogroup):
         return _cogroup_expressions(node)
-    types = types_after(node.parent) | METADATA
+    types = node.parent.result_types | METADATA
     functions: dict[AggregateFunction, str] = {}
     columns = []
     for name, text in node.columns.items():
@@ -625,7 +600,7 @@ def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
 
 
 def _cogroup_expressions(node: nodes.Cogroup) -> ResultExpressions | None:
-    """Like `result_expressions`, for a cogrouped aggregate, in which each column has functions of its own."""
+    """Do the same as `result_expressions` for a cogrouped aggregate, whose columns share no functions."""
     columns: list[tuple[str, str]] = []
     types: dict[str, str] = {}
     for name in node.columns:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from sluice.plan.planned_operators import Edge, PlannedOperator, SharedRows
 
-_CONTENT = ("topics", "key", "values", "is_null", "foreign", "scalar", "is_json")
+_content = attrgetter("topics", "key", "values", "is_null", "foreign", "scalar", "is_json")
 """The fields of an edge that are equal if its rows have the same columns as the rows of another
 edge."""
 
@@ -34,7 +35,9 @@ def share_rows(operators: Sequence[PlannedOperator]) -> tuple[PlannedOperator, .
                 break
     sharing: list[PlannedOperator] = []
     for operator in operators:
-        own = [replace(edge, shares=shared.get(edge.column)) for edge in operator.edges]
+        own: list[Edge] = []
+        for edge in operator.edges:
+            own.append(replace(edge, shares=shared.get(edge.column)))
         sharing.append(replace(operator, edges=tuple(own)))
     return tuple(sharing)
 
@@ -51,7 +54,7 @@ def _may_share(operator: PlannedOperator, edge: Edge) -> bool:
 
 def _has_rows_for(earlier: Edge, edge: Edge) -> bool:
     """Return whether all rows of `edge` are rows of `earlier`."""
-    if any(getattr(earlier, name) != getattr(edge, name) for name in _CONTENT):
+    if _content(earlier) != _content(edge):
         return False
     # Steps after a table leave out the records without a key. The table's own edge counts them.
     return edge.passed in (earlier.passed, f"({earlier.passed} AND {earlier.key} IS NOT NULL)")

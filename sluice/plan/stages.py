@@ -10,28 +10,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from sluice.errors import TopologyError
 from sluice.operators.aggregation.aggregate_functions import SUBTRACTABLE
-from sluice.operators.base import AHEAD, DEFAULT_OUTPUT, LEFT, READ, RIGHT
+from sluice.operators.base import COGROUPED, DEFAULT_OUTPUT, LEFT, READ
 from sluice.plan.cogroups import EACH_RECORD, slots_of
 from sluice.plan.definitions import step_definition, upstream_definition
 from sluice.plan.fields_read import left_fields_read
 from sluice.plan.layers import Column, Transformation
 from sluice.plan.node_steps import LateSinks, topics_of
-from sluice.plan.operator_actions import (
-    action_of,
-    joins_versions,
-    metadata_sql,
-    metadata_texts,
-    needs_old_values,
-    requires_value,
-    waits_for_close,
-)
+from sluice.plan.operator_actions import action_of
 from sluice.plan.operator_nodes import children, is_operator, is_or_follows_operator, why_operator
 from sluice.plan.operator_parameters import Process
-from sluice.plan.planned_operators import COGROUPED, STORE, Edge, PlannedOperator
+from sluice.plan.planned_operators import STORE, Edge, PlannedOperator
 from sluice.plan.scope import Scope
 from sluice.plan.scopes import Scopes
 from sluice.plan.shared_rows import share_rows
@@ -39,7 +31,7 @@ from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
 from sluice.values.aggregate_calls import AggregateFunction
-from sluice.values.sql_text import literal, named_struct, struct_json
+from sluice.values.sql_text import literal
 from sluice.values.windowed_keys import windowed_key_sql
 
 
@@ -68,7 +60,8 @@ class StagePlanner:
         for node in candidates:
             # A topic's table without a store needs no operator: its rows are the topic's records.
             # But if a later step needs old values, an operator stores the rows, and sends them.
-            if node.number in self._sending_old_values or not _is_only_for_old(node):
+            is_needed = not node.is_needed_for_old_values_only
+            if is_needed or node.number in self._sending_old_values:
                 self._nodes.append(node)
 
     def add_operators(self) -> None:
@@ -85,11 +78,13 @@ class StagePlanner:
         for operator in self.operators:
             if operator.store is not None:
                 node = self.pipeline.whole.nodes[operator.number]
-                self.edges.append(self._edge(node, STORE, self.scopes.after(node, old=True), node))
+                results = nodes.Input(parent=node, side=STORE)
+                self.edges.append(self._edge(node, results, self.scopes.after(node, old=True)))
 
     def add_sink(self, node: nodes.Sink) -> None:
         """Add the edge into a sink after an operator."""
-        self.edges.append(self._edge(node, LEFT, self.scopes.after(node.parent), node.parent))
+        (changes,) = node.inputs
+        self.edges.append(self._edge(node, changes, self.scopes.after(node.parent)))
 
     def add_peek(self, node: nodes.Apply) -> None:
         """Call a function after an operator.
@@ -98,7 +93,7 @@ class StagePlanner:
         the function.
         """
         scope = self.scopes.after(node)
-        edge = self._edge(node, LEFT, scope, node)
+        edge = self._edge(node, nodes.Input(parent=node), scope)
         passed = f"({scope.passed} AND r{node.number}.value IS NOT NULL)"
         self._edge_scopes[edge.column] = replace(scope, passed=passed)
         self.edges.append(edge)
@@ -119,7 +114,10 @@ class StagePlanner:
         operators = []
         by_number = {operator.number: operator for operator in self.operators}
         for operator in self.operators:
-            before = None if operator.chained_to is None else by_number[operator.chained_to]
+            if operator.chained_to is None:
+                before = None
+            else:
+                before = by_number[operator.chained_to]
             results = {operator.result}
             if isinstance(operator.action, Process):
                 results = {output.column for output in operator.action.outputs.values()}
@@ -178,7 +176,10 @@ class StagePlanner:
         for failure in self.columns.failures():
             if failure.stage == operator.stage:
                 yield from (failure.error, failure.once, failure.key, failure.value)
-        for edge in (*(edge for each in self.operators for edge in each.edges), *self.edges):
+        edges = list(self.edges)
+        for each in self.operators:
+            edges += each.edges
+        for edge in edges:
             if operator.number in edge.results_of:
                 yield from (edge.key, edge.is_null, edge.foreign or "", *edge.values, *edge.path)
                 yield from (self._edge_scopes[edge.column].passed, edge.unchanged_result or "")
@@ -201,34 +202,33 @@ class StagePlanner:
             self.scopes.chained.add(node.number)
         self.scopes.operator_stages[node.number] = stage
         timed_by_topics, is_timed_by_rows = self._timing(node) if stage > 1 else ((), True)
-        late = self.late_sinks.claim(node.late) if isinstance(node, nodes.Aggregate) else None
-        store = getattr(node, "store", None)
-        keeps_headers = self.pipeline.whole.keeps_headers(store)
+        store = node.store_name
+        keeps_headers = store is not None and self.pipeline.whole.keeps_headers(store)
         action = action_of(node, functions, self.pipeline.whole)
+        # The rows of the tables that a processor reads do not advance the processor's stream time.
+        timing = node.parent if isinstance(node, nodes.Process) else node
         return PlannedOperator(
             step=self.columns.steps[node.number],
             stage=stage,
             action=action,
             edges=tuple(edges),
-            # The rows of the tables that a processor reads do not advance the processor's stream
-            # time.
-            topics=topics_of(node.parent if isinstance(node, nodes.Process) else node),
+            topics=topics_of(timing),
             sends_old_values=node.number in self._sending_old_values,
             chained_to=None if chained_to is None else chained_to.number,
             clock=node.name,
-            waits_for_close=waits_for_close(node),
+            waits_for_close=node.waits_for_close,
             store=store,
-            by_window=nodes.is_keyed_by_window(node),
-            grouped_by=getattr(node, "key", "_key"),
-            window=nodes.window_of_store(node),
-            late=late,
+            by_window=node.is_keyed_by_window,
+            grouped_by=node.group_key,
+            window=node.store_window,
+            late=self.late_sinks.claim(node.late_sink),
             upstream_definition=upstream_definition(node),
             reason=why_operator(self.pipeline, node),
             definition=step_definition(node, self.pipeline.whole),
             timed_by_topics=timed_by_topics,
             is_timed_by_rows=is_timed_by_rows,
             reads_pattern=nodes.reads_pattern(node),
-            keeps_headers=store is not None and keeps_headers,
+            keeps_headers=keeps_headers,
         )
 
     def _timing(self, node: nodes.Node) -> tuple[tuple[str, ...], bool]:
@@ -241,7 +241,7 @@ class StagePlanner:
         """
         # Every worker gets a report of all records that advance stream time, so without timers, the
         # processor's rows have to do.
-        if not isinstance(node, nodes.Process) or not hasattr(node.processor, "on_timer"):
+        if not isinstance(node, nodes.Process) or not node.sets_timers:
             return (), True
         topics: dict[str, None] = {}
         comes_from_another_task = False
@@ -253,223 +253,192 @@ class StagePlanner:
             visited.add(step)
             if isinstance(step, nodes.Source):
                 topics[step.topic] = None
-            for number, parent in enumerate(nodes.parents(step)):
-                if _is_copied_to_tasks(step, number):
+            for taken in step.inputs:
+                # Every task has all rows of these inputs.
+                if taken.is_copied or taken.parent.is_global_table:
                     continue
-                if self._comes_from_another_task(step, number, parent):
+                if self._comes_from_another_task(taken):
                     comes_from_another_task = True
                 else:
-                    waiting.append(parent)
+                    waiting.append(taken.parent)
         return tuple(topics), comes_from_another_task or not topics
 
-    def _comes_from_another_task(self, step: nodes.Node, number: int, parent: nodes.Node) -> bool:
-        """Return whether the records of a step's input come from another task than the step's results."""
-        match step:
-            case nodes.SetMetadata(time=str()):
-                # The step's results have other times than the records of the topic.
-                return True
-            case nodes.Join(kind="foreign-key"):
-                # The task of the left table looks rows up in the task of the right table.
-                return number > 0
-            case _:
-                return _is_rekeyed(step, _side_of(step, number), self.scopes.after(parent))
+    def _comes_from_another_task(self, taken: nodes.Input) -> bool:
+        """Return whether, in Kafka Streams, the rows of an input come from another task than the node's results."""
+        if taken.is_from_another_task is not None:
+            return taken.is_from_another_task
+        return taken.is_repartitioned(rekeyed=self.scopes.after(taken.parent).rekeyed)
 
     def _chained_to(self, node: nodes.Node) -> PlannedOperator | None:
         """Return the operator of the same stage that passes its results directly to this node, if any."""
-        # A chained operator uses the stream time of the operator before it. A suppress step needs a
-        # stream time of its own after a join, because many of the join's rows cause no result,
-        # after another suppress step, because the rows that this step holds back do not advance it,
-        # and after a table whose rows expire, because a row of any key can delete this key's row.
-        if not isinstance(node, nodes.Suppress) or isinstance(
-            node.parent, nodes.Join | nodes.Suppress
-        ):
+        if not node.may_be_chained:
             return None
-        if isinstance(node.parent, nodes.ToTable) and node.parent.expiry is not None:
+        (before,) = node.parents
+        # A chained operator uses the stream time of the operator before it.
+        if not before.lends_stream_time:
             return None
         for operator in self.operators:
-            if operator.number == node.parent.number and operator.chained_to is None:
+            if operator.number == before.number and operator.chained_to is None:
                 return operator
         return None
 
     def _input_edges(self, node: nodes.Node, functions: Sequence[AggregateFunction]) -> list[Edge]:
         """Return the edges into an operator."""
-        edges = []
-        for number, parent in enumerate(nodes.parents(node)):
-            side = _side_of(node, number)
-            scope = self.scopes.after(parent, old=self._takes_old_values(node, side))
-            if isinstance(node, nodes.ToTable | nodes.Changes):
+        edges: list[Edge] = []
+        for taken in node.inputs:
+            scope = self.scopes.after(taken.parent, old=self._takes_old_values(node, taken))
+            if taken.null_is_missing:
                 scope = self.scopes.null_as_missing(scope)
-            edges.append(self._edge(node, side, scope, parent, functions))
-            if _reads_other_sides_store(node, side):
-                edges.append(self._edge(node, AHEAD + side, scope, parent))
+            edges.append(self._edge(node, taken, scope, functions))
         return edges
 
     def _edge(
         self,
         node: nodes.Node,
-        side: int,
+        taken: nodes.Input,
         before: Scope,
-        parent: nodes.Node,
-        functions: Sequence[AggregateFunction] | None = None,
+        functions: Sequence[AggregateFunction] = (),
     ) -> Edge:
-        """Return an edge from the scope `before`, which is after `parent`, into a side of a node."""
-        is_aggregate = isinstance(node, nodes.Aggregate) and node.python is None and side != STORE
-        is_of_processor = isinstance(node, nodes.Process) and side == LEFT
-        key_text = _key_expression(node, side)
-        texts = {} if key_text is None else {"key": key_text}
-        if is_aggregate and functions is not None:
-            for number, argument in enumerate(_arguments(node, side, functions)):
-                if argument is not None:
-                    texts[f"argument{number}"] = argument
-        expires_at = _expires_at(node, side)
-        if expires_at is not None:
-            texts["expires"] = expires_at
-        if isinstance(node, nodes.SetMetadata):
-            texts |= metadata_texts(node)
-        elif isinstance(node, nodes.ChangedRows):
-            texts |= {"kind": "kind", "old": "old", "new": "new"}
-        scope, sqls = self.columns.guard(before, node, parent, texts, key="key")
+        """Return the edge of an input of a node.
+
+        `before` is the scope after the input's parent. `functions` are those of an aggregate, whose
+        arguments the edge has.
+        """
+        scope, sqls = self._guarded(node, taken, before, functions)
         own_key = self.columns.read(before, "_key")
         key = sqls.get("key", own_key)
-        if nodes.is_keyed_by_window(node) and side != STORE and side < READ:
+        if node.is_keyed_by_window and not taken.is_copied and taken.side != STORE:
             key = windowed_key_sql(key)
-        foreign = None if key_text is None else self._edge_foreign(node, before, own_key, sqls)
-        if expires_at is not None:
-            foreign = f"CAST({sqls['expires']} AS STRING)"
-        is_passed_on = _is_passed_on(node, side)
-        has_fields = is_passed_on and not scope.scalar and scope.unchanged_result is None
-        values = (
-            ()
-            if has_fields
-            else self._edge_values(scope, sqls, functions if is_aggregate else None)
-        )
-        is_null, is_json = self.columns.read_null(scope), False
-        if isinstance(node, nodes.Cogroup) and side != STORE:
-            is_json = node.python is not None
-            # Windows also aggregate null values. The edge therefore carries an object with the
-            # number of the record's stream and its value, which may be null.
-            values = self._cogrouped_values(scope, side, values, is_json=is_json)
-            is_null = is_null if requires_value(node, side) else "false"
-        scalar, unchanged_result = (
-            scope.scalar,
-            None if is_aggregate or is_json else scope.unchanged_result,
-        )
-        if isinstance(node, nodes.ChangedRows):
-            # The operator passes the new row on. In a deletion, the new row is null.
-            values, is_null = (sqls["new"],), f"({is_null} OR {sqls['new']} IS NULL)"
-            scalar, unchanged_result = node.shape.scalar, None
-        scope = self._scope_into(node, side, scope, parent)
+        foreign = self._edge_foreign(node, taken, before, own_key, sqls)
+        content = self._edge_content(node, taken, scope, sqls, functions)
+        scope = self._scope_into(node, taken, scope)
         edge = Edge(
             target=node.number,
-            side=side,
+            side=taken.side,
             stage=scope.stage,
-            topics=topics_of(parent),
+            topics=topics_of(taken.parent),
             passed="",
             key=key,
-            values=values,
-            is_null=is_null,
+            values=content.values,
+            is_null=content.is_null,
             foreign=foreign,
-            scalar=scalar,
-            unchanged_result=unchanged_result,
-            is_json=is_json,
-            has_arguments=is_aggregate,
-            has_old_values=self._takes_old_values(node, side),
-            leaves_out_nulls=_leaves_out_nulls(node, side),
-            is_passed_on=is_passed_on,
-            requires_key=not is_of_processor,
-            requires_value=requires_value(node, side),
-            # In Kafka Streams, every record that a task reads advances the time of punctuators.
-            counts_every_record=is_of_processor and scope.stage == 0,
-            is_copied=isinstance(node, nodes.Process) and not is_of_processor,
+            scalar=content.scalar,
+            unchanged_result=content.unchanged_result,
+            is_json=content.is_json,
+            has_arguments=taken.has_arguments,
+            has_old_values=self._takes_old_values(node, taken),
+            leaves_out_nulls=taken.leaves_out_nulls,
+            is_passed_on=taken.is_passed_on,
+            requires_key=taken.requires_key,
+            requires_value=taken.requires_value,
+            counts_every_record=taken.counts_every_record and scope.stage == 0,
+            is_copied=taken.is_copied,
             path=scope.path,
-            rekeyed=_is_rekeyed(node, side, scope),
+            rekeyed=taken.is_repartitioned(rekeyed=scope.rekeyed),
             results_of=scope.results_of,
-            takes_latest=_takes_latest(node, side, parent),
+            takes_latest=_takes_latest(node, taken),
         )
         self._edge_scopes[edge.column] = scope
-        if has_fields:
+        if taken.is_passed_on and not content.values:
             self._without_value.add(edge.column)
         return edge
+
+    def _guarded(
+        self,
+        node: nodes.Node,
+        taken: nodes.Input,
+        before: Scope,
+        functions: Sequence[AggregateFunction],
+    ) -> tuple[Scope, dict[str, str]]:
+        """Compute an edge's expressions; return the scope of the rows for which none fails, and their SQL by name."""
+        texts: dict[str, str] = {}
+        if taken.key is not None:
+            texts["key"] = taken.key
+        if taken.has_arguments:
+            for number, argument in enumerate(_arguments(node, taken, functions)):
+                if argument is not None:
+                    texts[f"argument{number}"] = argument
+        texts |= taken.expressions
+        return self.columns.guard(before, node, taken.parent, texts, key="key")
 
     def _edge_foreign(
         self,
         node: nodes.Node,
+        taken: nodes.Input,
         before: Scope,
         own_key: str,
         sqls: Mapping[str, str],
     ) -> str | None:
-        """SQL of the column `foreign` of an edge into a node that computes a key.
+        """Return SQL of the column `foreign` of an edge; None for an edge without this column.
 
-        The column has the record's own key, except in these edges: in an edge into an aggregate of
-        a stream, it has the value of a late record; into a step that sets metadata, the new time
-        and headers; into a step that applies changes, the kind and the old row of a change. `sqls`
-        has the SQL of the node's expressions by name.
+        `sqls` has the SQL of the edge's expressions by name.
         """
-        if isinstance(node, nodes.SetMetadata):
-            return metadata_sql(node, sqls)
-        if isinstance(node, nodes.ChangedRows):
-            return struct_json(named_struct({"kind": sqls["kind"], "old": sqls["old"]}))
-        if isinstance(node, nodes.Aggregate) and not nodes.is_table(node.parent):
-            return None if node.late is None else self.columns.json(before)
-        # Of these operators, a row's own key includes its window. The other operators read
-        # `Row.window`.
-        if (
-            isinstance(node, nodes.Aggregate | nodes.Process)
-            and nodes.window_of(node.parent) is not None
-        ):
-            return windowed_key_sql(own_key)
-        return own_key
+        match taken.foreign:
+            case None:
+                return None
+            case "key":
+                return own_key
+            case "windowed_key":
+                return windowed_key_sql(own_key)
+            case "record":
+                return self.columns.json(before)
+            case "computed":
+                return node.foreign_sql(sqls)
 
-    def _edge_values(
+    def _edge_content(
         self,
+        node: nodes.Node,
+        taken: nodes.Input,
         scope: Scope,
         sqls: Mapping[str, str],
-        functions: Sequence[AggregateFunction] | None,
-    ) -> tuple[str, ...]:
-        """SQL of an edge's values: the arguments of an aggregate's functions, or the value."""
-        if functions is not None:
-            return tuple(sqls.get(f"argument{number}", "NULL") for number in range(len(functions)))
-        return ("value",) if scope.unchanged_result is not None else (self.columns.value(scope),)
+        functions: Sequence[AggregateFunction],
+    ) -> _Content:
+        """Return what the rows of an edge contain."""
+        is_null, unchanged_result = self.columns.read_null(scope), scope.unchanged_result
+        if taken.value is not None:
+            # If the new value is null, it deletes a row.
+            value = sqls[taken.value]
+            is_scalar = node.result_shape.scalar
+            return _Content((value,), f"({is_null} OR {value} IS NULL)", is_scalar)
+        if taken.is_passed_on and not scope.scalar and unchanged_result is None:
+            return _Content((), is_null, scope.scalar)
+        if COGROUPED <= taken.side < READ:
+            # Windows also aggregate null values. The edge therefore carries an object with the
+            # number of the record's stream and its value, which may be null.
+            return self._cogrouped_content(taken, scope, sqls, functions)
+        if taken.has_arguments:
+            return _Content(_argument_sqls(sqls, functions), is_null, scope.scalar)
+        value = self.columns.value(scope) if unchanged_result is None else "value"
+        return _Content((value,), is_null, scope.scalar, unchanged_result)
 
-    def _cogrouped_values(
+    def _cogrouped_content(
         self,
+        taken: nodes.Input,
         scope: Scope,
-        side: int,
-        values: tuple[str, ...],
-        *,
-        is_json: bool,
-    ) -> tuple[str, ...]:
-        """SQL of a cogrouped stream's values: the arguments, or JSON of the stream's number and the record's value."""
-        if is_json:
-            return (
-                f"concat('[{side - COGROUPED},', coalesce({self.columns.json(scope)}, 'null'), ']')",
-            )
+        sqls: Mapping[str, str],
+        functions: Sequence[AggregateFunction],
+    ) -> _Content:
+        """Return the arguments of a cogrouped stream, or JSON of the stream's number and the record's value."""
         is_null = self.columns.read_null(scope)
-        if is_null == "false":
-            return values
-        return tuple(
-            value if value in ("NULL", EACH_RECORD) else f"IF({is_null}, NULL, {value})"
-            for value in values
-        )
+        null_of_row = is_null if taken.requires_value else "false"
+        if not taken.has_arguments:
+            value = f"coalesce({self.columns.json(scope)}, 'null')"
+            values = (f"concat('[{taken.number},', {value}, ']')",)
+            return _Content(values, null_of_row, scope.scalar, is_json=True)
+        arguments = list(_argument_sqls(sqls, functions))
+        for number, argument in enumerate(arguments):
+            if is_null != "false" and argument not in ("NULL", EACH_RECORD):
+                arguments[number] = f"IF({is_null}, NULL, {argument})"
+        return _Content(tuple(arguments), null_of_row, scope.scalar)
 
-    def _scope_into(self, node: nodes.Node, side: int, scope: Scope, parent: nodes.Node) -> Scope:
-        """Return the scope, with the path that its rows have when they go into a side of a node."""
-        match node:
-            case nodes.Process():
-                reads_store = side != LEFT
-            case nodes.Join(kind="stream-table"):
-                reads_store = side == RIGHT
-            case nodes.Join():
-                reads_store = side >= AHEAD
-            case _:
-                reads_store = False
-        if reads_store:
-            return replace(scope, path=self._path_into_store(scope, parent))
+    def _scope_into(self, node: nodes.Node, taken: nodes.Input, scope: Scope) -> Scope:
+        """Return the scope, with the path that its rows have when they go into an input of a node."""
+        if taken.reads_store:
+            return replace(scope, path=self._path_into_store(scope, taken.parent))
         # An edge into the node's own store is not counted as a branch.
-        if parent is node:
+        if taken.parent is node:
             return scope
-        number = side - COGROUPED if isinstance(node, nodes.Cogroup) else side
-        return self.scopes.for_branch(scope, parent, node, number)
+        return self.scopes.for_branch(scope, taken.parent, node, taken.number)
 
     def _path_into_store(self, scope: Scope, table: nodes.Node) -> tuple[str, ...]:
         """Return the path of rows that a node reads from a table's store. `scope`: after the table.
@@ -477,8 +446,7 @@ class StagePlanner:
         In Kafka Streams, the store is updated before the change goes to any step after the table,
         but after the steps that were declared before the store.
         """
-        while nodes.computes_rows(table):
-            (table,) = nodes.parents(table)
+        table = nodes.table_of_rows(table)
         if isinstance(table, nodes.ToTable):
             records = self.scopes.for_branch(self.scopes.after(table.parent), table.parent, table)
             # If an operator stores the rows, their paths begin with the operator's results.
@@ -498,14 +466,12 @@ class StagePlanner:
             passed += f" AND NOT {edge.is_null}"
         return replace(edge, passed=passed)
 
-    def _takes_old_values(self, node: nodes.Node, side: int) -> bool:
-        """Return whether a side of the node takes the old values of its input table, perhaps only to pass them on."""
-        sends_old_values = node.number in self._sending_old_values
-        match node:
-            case nodes.Suppress() if sends_old_values:
-                return side == LEFT
-            case _:
-                return side == LEFT and needs_old_values(node, nodes.parents(node)[0])
+    def _takes_old_values(self, node: nodes.Node, taken: nodes.Input) -> bool:
+        """Return whether an input of the node has the old values of its parent, perhaps only to pass them on."""
+        if taken.side != LEFT:
+            return False
+        passes_them_on = node.passes_on_old_values and node.number in self._sending_old_values
+        return node.needs_old_values or passes_them_on
 
     def _require_different_hashes(self) -> None:
         """Raise TopologyError if two processors' stores have the same group number, which is a hash of the name."""
@@ -522,140 +488,36 @@ class StagePlanner:
                     )
 
 
+@dataclass(frozen=True)
+class _Content:
+    """What the rows of an edge contain: see the fields of `Edge` with these names."""
+
+    values: tuple[str, ...]
+    """Empty if the values are added last, by `StagePlanner._add_values`."""
+    is_null: str
+    scalar: bool
+    unchanged_result: str | None = None
+    is_json: bool = False
+
+
 def _sends_old_values(pipeline: Graph, node: nodes.Node) -> bool:
     """Return whether the node sends the old value of each change, because a later step needs it."""
     # As in Kafka Streams, the final result of a window has no old value.
-    if nodes.only_adds(node):
+    if node.only_adds:
         return False
     for child in children(pipeline, node):
-        if needs_old_values(child, node):
+        if child.needs_old_values and child.parents[0] is node:
             return True
-        if _passes_on_old_values(child) and _sends_old_values(pipeline, child):
+        if child.passes_on_old_values and _sends_old_values(pipeline, child):
             return True
     return False
 
 
-def _passes_on_old_values(node: nodes.Node) -> bool:
-    """Return whether the results of a node have old values that come from the old values of its input table."""
-    return nodes.computes_rows(node) or isinstance(node, nodes.Suppress)
-
-
-def _is_only_for_old(node: nodes.Node) -> bool:
-    """Return whether the node is needed only if a later step needs old values."""
-    return isinstance(node, nodes.ToTable) and node.store is None
-
-
-def _reads_other_sides_store(node: nodes.Node, side: int) -> bool:
-    """Return whether a join's other side depends on the table that this side maps or filters.
-
-    In Kafka Streams, both sides read this table's store, which is updated before any step after the
-    table.
-    """
-    if not isinstance(node, nodes.Join) or node.kind != "table-table":
+def _takes_latest(node: nodes.Node, taken: nodes.Input) -> bool:
+    """Return whether an edge leaves out a versioned table's updates that are earlier than their key's latest update."""
+    if taken.parent.history is None:
         return False
-    own, other = (node.left, node.right) if side == LEFT else (node.right, node.left)
-    while nodes.computes_rows(own):
-        (own,) = nodes.parents(own)
-    return own in nodes.upstream(other)
-
-
-def _is_copied_to_tasks(node: nodes.Node, number: int) -> bool:
-    """Return whether every worker gets all rows of the node's input with this number."""
-    match node:
-        case nodes.Join(right=nodes.Source(kind="global_table")):
-            return number > 0
-        case nodes.Process():
-            return number > 0
-        case _:
-            return False
-
-
-def _side_of(node: nodes.Node, number: int) -> int:
-    """Return the side of the rows that come from the node's input with this number."""
-    match node:
-        case nodes.Cogroup():
-            return COGROUPED + number
-        case nodes.Process() if number > 0:
-            return READ + number - 1
-        case _:
-            return number
-
-
-def _key_expression(node: nodes.Node, side: int) -> str | None:
-    """Return the expression for the key of the node's input; None for the record's key."""
-    match node:
-        case nodes.Cogroup(parts=parts) if side >= COGROUPED:
-            return parts[side - COGROUPED].key
-        case nodes.Aggregate(key=key) if side == LEFT:
-            return key
-        case nodes.Join(on=on) if side == LEFT:
-            return on
-        case nodes.StreamOperator(by=by):
-            return by
-        case nodes.Process(by=by) if side == LEFT:
-            return by
-        case _:
-            return None
-
-
-def _expires_at(node: nodes.Node, side: int) -> str | None:
-    """SQL of the time at which the row of a table's record expires, epoch ms; None if records have no such time."""
-    if isinstance(node, nodes.ToTable) and side == LEFT and node.expiry is not None:
-        return node.expiry.at_ms
-    return None
-
-
-def _is_passed_on(node: nodes.Node, side: int) -> bool:
-    """Return whether a side of a node is a stream that is joined with a table, without waiting for versions of the table."""
-    is_join = isinstance(node, nodes.Join) and node.kind == "stream-table"
-    return is_join and side == LEFT and not joins_versions(node)
-
-
-def _leaves_out_nulls(node: nodes.Node, side: int) -> bool:
-    """Return whether an edge into an aggregate of a table leaves out null values.
-
-    There is nothing to subtract for a row that did not exist, and nothing to add for a row that is
-    deleted or filtered out.
-    """
-    return isinstance(node, nodes.Aggregate) and side == LEFT and nodes.is_table(node.parent)
-
-
-def _takes_latest(node: nodes.Node, side: int, table: nodes.Node) -> bool:
-    """Return whether an edge leaves out a versioned table's updates that are earlier than their key's latest update.
-
-    As in Kafka Streams, only a stream of the table's changes, and a join of a stream with the
-    table's versions, get such updates.
-    """
-    if nodes.history_of(table) is None:
-        return False
-    if isinstance(node, nodes.Sink):
-        # An earlier update must not replace a database's row, or a key's latest change in a batch.
-        return node.emit == "latest"
-    return side == STORE or side >= READ or nodes.is_table(node) or isinstance(node, nodes.Changes)
-
-
-def _is_rekeyed(node: nodes.Node, side: int, scope: Scope) -> bool:
-    """Return whether the node's input has a new key, so that Kafka Streams would send it through a repartition topic."""
-    match node:
-        case nodes.Cogroup(parts=parts) if side >= COGROUPED:
-            return parts[side - COGROUPED].key != "_key" or scope.rekeyed
-        case nodes.Aggregate(parent=parent, key=key) if side == LEFT:
-            # Kafka Streams sends a grouped table through a repartition topic
-            # even if the key stays the same.
-            if nodes.is_table(parent) or key != "_key" or scope.rekeyed:
-                return True
-            # If the window is removed from a windowed key, the result is a new key.
-            return nodes.window_of(parent) is not None and not node.by_window
-        # Every task of Kafka Streams has the whole global table, so the join needs no repartition
-        # topic.
-        case nodes.Join() if nodes.joins_global_table(node):
-            return False
-        case nodes.Join(on=on):
-            return scope.rekeyed or (side == LEFT and on is not None)
-        case nodes.ToTable() if side == LEFT:
-            return scope.rekeyed
-        case _:
-            return False
+    return taken.side == STORE or taken.is_copied or node.takes_latest
 
 
 def _aggregate_functions(pipeline: Graph, node: nodes.Node) -> tuple[AggregateFunction, ...]:
@@ -673,7 +535,7 @@ def _aggregate_functions(pipeline: Graph, node: nodes.Node) -> tuple[AggregateFu
         assert isinstance(split, SplitAggregate)
         functions |= dict.fromkeys(split.functions)
     for name, *_ in functions:
-        if nodes.is_table(node.parent) and name not in SUBTRACTABLE:
+        if node.parent.is_table and name not in SUBTRACTABLE:
             raise TopologyError(
                 f"{pipeline.name}: aggregate into {node.store!r} at {node.at}: {name} cannot "
                 "subtract a table's old value.",
@@ -684,7 +546,7 @@ def _aggregate_functions(pipeline: Graph, node: nodes.Node) -> tuple[AggregateFu
 
 def _arguments(
     node: nodes.Node,
-    side: int,
+    taken: nodes.Input,
     functions: Sequence[AggregateFunction],
 ) -> list[str | None]:
     """Return the SQL of each function's argument on an edge into an aggregate.
@@ -692,5 +554,12 @@ def _arguments(
     Return None for a function without an argument.
     """
     if isinstance(node, nodes.Cogroup):
-        return [slot.arguments.get(side - COGROUPED) for slot in slots_of(node)]
+        return [slot.arguments.get(taken.number) for slot in slots_of(node)]
     return [argument for _, argument, _ in functions]
+
+
+def _argument_sqls(
+    sqls: Mapping[str, str], functions: Sequence[AggregateFunction]
+) -> tuple[str, ...]:
+    """Return the SQL of the arguments, given the SQL of an edge's expressions by name."""
+    return tuple([sqls.get(f"argument{number}", "NULL") for number in range(len(functions))])

@@ -73,14 +73,14 @@ _NAMED_FUNCTIONS = {
 
 
 def aggregate_name(node: exp.Expr) -> str:
-    """Sluice's name of an aggregate function; empty for other functions."""
+    """Return Sluice's name of an aggregate function; empty for other functions."""
     if isinstance(node, exp.Anonymous):
         return _NAMED_FUNCTIONS.get(node.name.lower(), "")
     return _FUNCTIONS.get(type(node), "")
 
 
 def _function(call: Call) -> AggregateFunction | None:
-    """Sluice's function for a call; None if Sluice has no such function."""
+    """Return Sluice's function for a call; None if Sluice has no such function."""
     name = aggregate_name(call.tree())
     arguments = [argument.text for argument in call.arguments]
     # As the second argument of these functions, `true` means "ignore nulls", which Sluice always
@@ -92,27 +92,38 @@ def _function(call: Call) -> AggregateFunction | None:
     condition = None if call.condition is None else call.condition.text
     if name in OF_PAIRS:
         has_two = len(arguments) == 2 and call.quantifier != "DISTINCT"
-        return (name, _pair(name, arguments, condition), ()) if has_two else None
+        if has_two:
+            return (name, _pair(name, arguments, condition), ())
+        return None
     function = _function_of_one(name, arguments, call.quantifier)
     if function is None:
         return None
     name, argument, parameters = function
     if condition is not None:
         # Aggregates ignore nulls, so `sum(x) FILTER (WHERE c)` is `sum(IF(c, x, NULL))`.
-        argument = value_if(condition, "TRUE" if argument == "*" else argument)
+        counted = "TRUE" if argument == "*" else argument
+        argument = value_if(condition, counted)
     if call.quantifier == "DISTINCT":
-        return ("count_distinct", argument, ()) if name == "count" else None
-    return name, None if argument == "*" else argument, parameters
+        if name == "count":
+            return ("count_distinct", argument, ())
+        return None
+    if argument == "*":
+        return name, None, parameters
+    return name, argument, parameters
 
 
 def _pair(name: str, arguments: Sequence[str], condition: str | None) -> str:
-    """Return the argument of a function of two columns: an object of `x` and `y`."""
-    pair = []
+    """Return the argument for a function that takes two columns: an object with `x` and `y`."""
+    pair: list[str] = []
     for argument in arguments:
-        sql = f"CAST({argument} AS DOUBLE)" if name in STATISTICS_OF_TWO else argument
+        sql = argument
+        if name in STATISTICS_OF_TWO:
+            sql = f"CAST({argument} AS DOUBLE)"
         # These functions ignore pairs with a null. So if the condition of FILTER is not true, both
         # values of the pair become null.
-        pair.append(sql if condition is None else value_if(condition, sql))
+        if condition is not None:
+            sql = value_if(condition, sql)
+        pair.append(sql)
     return named_struct({"x": pair[0], "y": pair[1]})
 
 
@@ -132,7 +143,8 @@ def _function_of_one(
             percentages, is_array = _percentages(more[0])
             if not percentages:
                 return None
-            return f"{name}s" if is_array else name, first, percentages
+            function = f"{name}s" if is_array else name
+            return function, first, percentages
         case "percentile" | "approx_percentile":
             return None
         case "count" if more and not quantifier:

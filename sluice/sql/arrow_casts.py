@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import date
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,15 @@ import pyarrow.compute as pc
 
 from sluice.sql.arrow_numbers import java_longs
 from sluice.sql.arrow_types import arrow_type
-from sluice.sql.arrow_values import Result, Value, array_of, map_rows, mask_of, valid_rows
+from sluice.sql.arrow_values import (
+    Result,
+    Value,
+    array_of,
+    map_present,
+    map_rows,
+    mask_of,
+    valid_rows,
+)
 from sluice.sql.types import PLAIN_SCALE, is_decimal, is_integer
 from sluice.support.arrays import Mask
 from sluice.values.sql_types import precision_and_scale
@@ -46,7 +56,7 @@ def _widened_array(values: Value, of: str, to: str) -> Value:
 
 
 def _decimals(values: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Whole numbers as decimals."""
+    """Convert whole numbers to decimals."""
     # Arrow casts a whole number only to a decimal with room for 19 digits,
     # so cast it to a wide decimal first.
     return (
@@ -64,7 +74,8 @@ def cast(value: Value, of: str, to: str, count: int) -> Result:
     if to == "STRING":
         return Result(_texts(values, of))
     if of == "STRING":
-        return _FROM_TEXT["DECIMAL" if is_decimal(to) else to](values, to)
+        kind = "DECIMAL" if is_decimal(to) else to
+        return _FROM_TEXT[kind](values, to)
     if is_decimal(to):
         return _to_decimal(values, of, to)
     if is_integer(to):
@@ -82,7 +93,7 @@ def cast(value: Value, of: str, to: str, count: int) -> Result:
 
 
 def _times_from_seconds(seconds: pa.Array) -> pa.Array:
-    """Times from seconds since 1970.
+    """Convert seconds since 1970 to times.
 
     As in Spark, seconds outside the possible times give the first or last time.
     """
@@ -107,18 +118,17 @@ def _texts(values: pa.Array, of: str) -> pa.Array:
             return date_text(values)
     # Arrow would write small numbers with an exponent, so Python writes them.
     if is_decimal(of) and precision_and_scale(of)[1] > PLAIN_SCALE:
-        texts = [None if number is None else f"{number:f}" for number in values.to_pylist()]
-        return pa.array(texts, pa.string())
+        return map_present("{:f}".format, values)
     return values.cast(pa.string())
 
 
 def date_text(values: pa.Array) -> pa.Array:
-    """Dates as text."""
+    """Write dates as text."""
     return _with_far_years(values, values.cast(pa.string()))
 
 
 def time_text(values: pa.Array) -> pa.Array:
-    """Times as text: with a fraction of a second only if it is not 0."""
+    """Write times as text, with a fraction of a second only if it is not 0."""
     text = values.cast(pa.timestamp("us")).cast(pa.string())
     short = pc.utf8_rtrim(pc.replace_substring_regex(text, r"(\.[0-9]*?)0+$", r"\1"), ".")
     return _with_far_years(values, short)
@@ -131,11 +141,9 @@ def _with_far_years(values: pa.Array, text: pa.Array) -> pa.Array:
     """
     if _has_usual_years(values):
         return text
-    is_date = pa.types.is_date(values.type)
-    numbers = values.cast(pa.int32() if is_date else pa.int64()).to_pylist()
-    far_text = _far_date if is_date else _far_time
-    texts = [None if number is None else far_text(number) for number in numbers]
-    return pa.array(texts, pa.string())
+    if pa.types.is_date(values.type):
+        return map_present(_far_date, values.cast(pa.int32()))
+    return map_present(_far_time, values.cast(pa.int64()))
 
 
 def _has_usual_years(values: pa.Array) -> bool:
@@ -159,18 +167,23 @@ _LAST_YEAR = 9999
 
 
 def format_times(values: pa.Array, pattern: str) -> pa.Array:
-    """Times as text in a format with Java's letters, such as yyyy-MM-dd."""
+    """Write times as text in a format with Java's letters, such as yyyy-MM-dd."""
     seconds = pc.floor_temporal(values.cast(pa.timestamp("us")), unit="second").cast(
         pa.timestamp("s")
     )
     if _has_usual_years(values):
-        parts = [_STRFTIME.get(part, part.strip("'")) for part in _PARTS.findall(pattern)]
-        return pc.strftime(seconds, "".join(parts))
+        return pc.strftime(seconds, _filled(pattern, _STRFTIME))
     # Java gives a sign to years after 9999. `strftime` does not, so these times are formatted one
     # by one.
-    numbers = seconds.cast(pa.int64()).to_pylist()
-    texts = [None if number is None else _far_format(number, pattern) for number in numbers]
-    return pa.array(texts, pa.string())
+    return map_present(partial(_far_format, pattern=pattern), seconds.cast(pa.int64()))
+
+
+def _filled(pattern: str, parts: Mapping[str, str]) -> str:
+    """Return a format with `parts` in the place of its letters. Quotes around other text are left out."""
+    filled = ""
+    for part in _PARTS.findall(pattern):
+        filled += parts.get(part, part.strip("'"))
+    return filled
 
 
 _STRFTIME = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": "%S"}
@@ -180,12 +193,16 @@ _PARTS = re.compile(r"yyyy|MM|dd|HH|mm|ss|'[A-Za-z]+'|.", re.DOTALL)
 def _far_format(second: int, pattern: str) -> str:
     day, of_day = divmod(second, 86_400)
     year, month, of_month = str(np.datetime64(day, "D")).rsplit("-", 2)
-    of_era = int(year) if int(year) > 0 else 1 - int(year)
+    if int(year) > 0:
+        of_era = int(year)
+    else:
+        of_era = 1 - int(year)
+    sign = "+" if of_era > _LAST_YEAR else ""
     parts = {
-        "yyyy": f"{'+' if of_era > _LAST_YEAR else ''}{of_era:04}", "MM": month, "dd": of_month,
+        "yyyy": f"{sign}{of_era:04}", "MM": month, "dd": of_month,
         "HH": f"{of_day // 3600:02}", "mm": f"{of_day // 60 % 60:02}", "ss": f"{of_day % 60:02}",
     }  # fmt: skip
-    return "".join(parts.get(part, part.strip("'")) for part in _PARTS.findall(pattern))
+    return _filled(pattern, parts)
 
 
 def _far_time(micros: int) -> str:
@@ -234,7 +251,10 @@ def _to_decimal(values: pa.Array, of: str, to: str) -> Result:
         of_precision, of_scale = precision_and_scale(of)
         wide = values.cast(pa.decimal128(38, of_scale))
         if scale < of_scale:
-            wide = pc.round(wide, scale, "half_towards_infinity") if of_precision < 38 else None
+            if of_precision < 38:
+                wide = pc.round(wide, scale, "half_towards_infinity")
+            else:
+                wide = None
     else:
         wide = values.cast(pa.decimal128(19, 0))
     try:
@@ -294,15 +314,17 @@ def _number_result(numbers: pa.Array, values: pa.Array, fails: Mask) -> Result:
     is_null = _nulls(values)
     failed = fails & ~is_null
     results = pc.if_else(pa.array(failed | is_null), pa.scalar(None, numbers.type), numbers)
-    return Result(results, failed if failed.any() else None)
+    return Result.with_failures(results, failed)
 
 
 def times_from_numbers(values: pa.Array, micros: int) -> Result:
-    """Times from whole units since 1970; a unit has `micros` microseconds."""
+    """Convert whole units since 1970 to times; a unit has `micros` microseconds."""
     kind = arrow_type("TIMESTAMP")
     numbers = _numbers(values.cast(pa.int64()))
     most = (2**63 - 1) // micros
-    fits = (numbers <= most) & (numbers >= -most - (1 if micros == 1 else 0))
+    # A long has one negative number more than positive numbers.
+    least = -most - 1 if micros == 1 else -most
+    fits = (numbers <= most) & (numbers >= least)
     times = np.where(fits, numbers, 0) * micros
     return _number_result(pa.array(times, pa.int64()).cast(kind), values, ~fits)
 
@@ -361,7 +383,7 @@ def _java_double(text: str) -> float:
         try:
             return float.fromhex(f"{mantissa}p{exponent.rstrip('fd')}")
         except OverflowError:
-            return float("-inf" if short.startswith("-") else "inf")
+            return -math.inf if short.startswith("-") else math.inf
     sign, name = (short[:1], short[1:]) if short[:1] in ("+", "-") else ("", short)
     if name.lower() not in _SPECIAL or (sign and name.lower() == "nan" and name != "NaN"):
         raise ValueError
@@ -398,7 +420,7 @@ def _text_to_decimal(values: pa.Array, to: str) -> Result:
     failed = np.zeros(len(values), bool)
     failed[others] = False if slow.failed is None else slow.failed
     decimals = pc.replace_with_mask(decimals, pa.array(others), slow.values)
-    return Result(decimals, failed if failed.any() else None)
+    return Result.with_failures(decimals, failed)
 
 
 _TRUE, _FALSE = pa.array(["t", "true", "y", "yes", "1"]), pa.array(["f", "false", "n", "no", "0"])
@@ -439,7 +461,7 @@ def _days(text: str) -> int:
     if match is None:
         raise ValueError
     sign, year, month, day = match.groups()
-    whole = int(year) * (-1 if sign == "-" else 1)
+    whole = int(f"{sign}{year}")
     # `date` supports only the years from 1 to 9999. So the year is moved to one of the years 400 to
     # 799: the calendar repeats every 400 years, which have 146,097 days.
     eras, of_era = divmod(whole, 400)
@@ -454,7 +476,7 @@ _EPOCH = date(1970, 1, 1).toordinal()
 
 
 def _plain_times(values: pa.Array, to: str) -> Result:
-    """Times from texts such as 2026-11-21 08:00:00.
+    """Read times from texts such as 2026-11-21 08:00:00.
 
     `rules` allows this cast only for constants of this form.
     """

@@ -44,6 +44,7 @@ from sluice.sql.arrow_values import (
     ignore_failures,
     map_rows,
     mask_of,
+    rows_of,
     valid_rows,
 )
 from sluice.sql.rules import PYTHON, RULES, RuleKey
@@ -85,16 +86,19 @@ class _Evaluation:
     def result(self, expression: TypedExpression) -> Result:
         if id(expression) not in self.done:
             special = _SPECIAL.get(expression.key)
-            result = self._call(expression) if special is None else special(self, expression)
+            if special is None:
+                result = self._call(expression)
+            else:
+                result = special(self, expression)
             self.done[id(expression)] = (expression, result)
         return self.done[id(expression)][1]
 
     def arguments(self, expression: TypedExpression) -> list[Result]:
         """Return the results of the arguments, converted to the types that the function takes."""
-        return [
-            self.convert(part, kind)
-            for part, kind in zip(expression.parts, expression.operands, strict=True)
-        ]
+        results: list[Result] = []
+        for part, kind in zip(expression.parts, expression.operands, strict=True):
+            results.append(self.convert(part, kind))
+        return results
 
     def convert(self, expression: TypedExpression, kind: str) -> Result:
         """Return the result of an expression, converted to `kind`, which contains every value of the expression's type."""
@@ -182,7 +186,7 @@ def _condition(
     *,
     until: bool,
 ) -> Result:
-    """AND or OR. Where the left side decides, Spark does not compute the right side."""
+    """Compute AND or OR. Where the left side decides, Spark does not compute the right side."""
     left, right = evaluation.arguments(expression)
     right_failed = right.failed
     if right_failed is not None:
@@ -255,7 +259,7 @@ def _coalesce(evaluation: _Evaluation, expression: TypedExpression) -> Result:
 
 
 def _choose(evaluation: _Evaluation, condition: Result, true: Result, false: Result) -> Result:
-    """For each row: `true` where the condition is true, `false` where the condition is false or null."""
+    """Choose for each row: `true` where the condition is true, `false` where the condition is false or null."""
     passed = false_if_null(condition.values)
     failed = None
     if true.failed is not None or false.failed is not None:
@@ -289,7 +293,7 @@ def _python(evaluation: _Evaluation, expression: TypedExpression) -> Result:
     """
     function = evaluation.functions[expression.node.name]
     arguments = evaluation.arguments(expression)
-    columns = [array_of(argument.values, evaluation.count).to_pylist() for argument in arguments]
+    columns = [rows_of(argument.values, evaluation.count) for argument in arguments]
     return Result(pa.array(function(*columns), arrow_type(expression.type)))
 
 
@@ -387,7 +391,9 @@ def _negate(expression: TypedExpression, values: list[Value], count: int) -> Res
 
 def _cast(expression: TypedExpression, values: list[Value], count: int) -> Result:
     result = cast(values[0], expression.parts[0].type, expression.type, count)
-    return ignore_failures(result) if expression.node.args.get("safe") else result
+    if expression.node.args.get("safe"):
+        return ignore_failures(result)
+    return result
 
 
 def _shift(function: Callable[..., Value]) -> Function:
@@ -455,7 +461,9 @@ def _path_element(expression: TypedExpression, values: list[Value], count: int) 
 
 def _like(expression: TypedExpression, values: list[Value], count: int) -> Result:
     matches = pc.match_like(values[0], expression.node.expression.name)
-    return Result(pc.invert(matches) if expression.node.args.get("negate") else matches)
+    if expression.node.args.get("negate"):
+        matches = pc.invert(matches)
+    return Result(matches)
 
 
 # -- Texts and times
@@ -483,17 +491,16 @@ def _row_function(function: Callable[..., Any]) -> Function:
 
 
 def _trim(expression: TypedExpression, values: list[Value], count: int) -> Result:
-    characters = expression.node.args.get("expression")
+    given = expression.node.args.get("expression")
+    characters = " " if given is None else given.name
     position = str(expression.node.args.get("position") or "BOTH")
-    return Result(
-        arrow_texts.trim(values[0], " " if characters is None else characters.name, position)
-    )
+    return Result(arrow_texts.trim(values[0], characters, position))
 
 
 def _pad(expression: TypedExpression, values: list[Value], count: int) -> Result:
-    function = (
-        arrow_texts.pad_left if expression.node.args.get("is_left") else arrow_texts.pad_right
-    )
+    function = arrow_texts.pad_right
+    if expression.node.args.get("is_left"):
+        function = arrow_texts.pad_left
     return map_rows(function, values, pa.string(), count)
 
 

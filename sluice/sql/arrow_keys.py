@@ -29,7 +29,9 @@ def key_texts(values: pa.Array, kind: str) -> pa.Array:
             return values.cast(pa.string())
     if is_decimal(kind) and (scale := precision_and_scale(kind)[1]) <= PLAIN_SCALE:
         text = values.cast(pa.string())
-        return pc.utf8_rtrim(pc.utf8_rtrim(text, "0"), ".") if scale else text
+        if scale:
+            return pc.utf8_rtrim(pc.utf8_rtrim(text, "0"), ".")
+        return text
     return pa.array([_text(value) for value in _plain_values(values)], pa.string())
 
 

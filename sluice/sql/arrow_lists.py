@@ -13,7 +13,7 @@ from sluice.support.arrays import Mask
 
 
 def list_of(values: list[pa.Array], count: int) -> pa.Array:
-    """For each row, a list of the values that the arrays have in this row."""
+    """Return for each row a list of the values that the arrays have in this row."""
     # Arrow stores the elements of all lists one after the other: the first values of
     # all arrays, then the second values of all arrays.
     width = len(values)
@@ -26,10 +26,9 @@ def list_of(values: list[pa.Array], count: int) -> pa.Array:
 
 
 def sizes(values: pa.Array) -> pa.Array:
-    """Return the number of elements of each list, or of entries of each map."""
-    return pc.list_value_length(_as_lists(values) if pa.types.is_map(values.type) else values).cast(
-        pa.int32()
-    )
+    """Return how many elements each list, or entries each map, has."""
+    lists = _as_lists(values) if pa.types.is_map(values.type) else values
+    return pc.list_value_length(lists).cast(pa.int32())
 
 
 def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Result:
@@ -56,7 +55,7 @@ def element(lists: pa.Array, index: Value, *, offset: int, tries: bool) -> Resul
     # The elements of all lists are one array, in which a list begins at the sum of
     # the lengths of all earlier lists.
     values = lists.flatten().take(pa.array(starts + np.where(exists, places, 0), mask=~exists))
-    return Result(values, failed if failed.any() else None)
+    return Result.with_failures(values, failed)
 
 
 def entry(maps: pa.Array, key: Value) -> pa.Array:
@@ -74,7 +73,7 @@ def entry(maps: pa.Array, key: Value) -> pa.Array:
 
 
 def _as_lists(maps: pa.Array) -> pa.Array:
-    """Maps as lists of their entries."""
+    """Return maps as lists of their entries."""
     pair = pa.struct([("key", maps.type.key_type), ("value", maps.type.item_type)])
     return maps.cast(pa.list_(pair))
 
@@ -121,13 +120,13 @@ def join_elements(lists: pa.Array, separator: Value) -> pa.Array:
 
 
 def _rows_of_elements(lists: pa.Array) -> Any:
-    """For each element of all lists, the row of its list."""
+    """Return for each element of all lists the row of its list."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     return np.repeat(np.arange(len(lists)), lengths)
 
 
 def _lists(like: pa.Array, elements: pa.Array) -> pa.Array:
-    """Lists of these elements, with the lengths of the lists in `like`, and null where `like` is null."""
+    """Return lists of these elements, with the lengths of the lists in `like`, and null where `like` is null."""
     lengths = pc.fill_null(pc.list_value_length(like), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     is_null: Mask = ~like.is_valid().to_numpy(zero_copy_only=False)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -104,15 +105,20 @@ def _without_zero(
 ) -> Result:
     """Return the results of a division, which fails where the divisor is 0."""
     is_known = valid_rows(left, count) & valid_rows(right, count)
-    dividends, divisors = (
-        pc.fill_null(array_of(value, count), 0).to_numpy(zero_copy_only=False)
-        for value in (left, right)
-    )
+    dividends, divisors = _filled(left, count), _filled(right, count)
     failed = is_known & (divisors == 0)
     with np.errstate(all="ignore"):
         results = function(dividends, np.where(divisors == 0, 1, divisors))
     values = pa.array(results, arrow_type(kind), mask=~is_known | failed)
-    return Result(values, failed if failed.any() else None)
+    return Result.with_failures(values, failed)
+
+
+def _filled(value: Value, count: int) -> npt.NDArray[Any]:
+    """Return the number for each of `count` rows, with 0 in the place of null."""
+    filled: npt.NDArray[Any] = pc.fill_null(array_of(value, count), 0).to_numpy(
+        zero_copy_only=False
+    )
+    return filled
 
 
 def negate(value: Value, kind: str, count: int) -> Result:
@@ -163,7 +169,7 @@ def round_to_whole(
 
 
 def java_longs(values: pa.Array) -> pa.Array:
-    """Doubles as Java's longs: NaN becomes 0, and a number out of range becomes the nearest long."""
+    """Convert doubles to longs as Java does: NaN becomes 0, and a number out of range becomes the nearest long."""
     numbers = np.nan_to_num(
         pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False),
         nan=0.0,

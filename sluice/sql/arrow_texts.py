@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.sql.arrow_values import Result, Value, array_of, map_rows
+from sluice.sql.arrow_values import Result, Value, array_of, map_present, map_rows
 from sluice.sql.rules import is_plain_pattern, plain_pattern
 
 _LINE_END = r"(?:\r\n|[\n\r\x{85}\x{2028}\x{2029}])?\z"
@@ -21,12 +21,18 @@ def change_case(values: pa.Array, *, upper: bool) -> pa.Array:
     # Arrow does not change letters that become several letters, such as ß, so texts
     # beyond ASCII are changed in Python.
     if pc.all(pc.string_is_ascii(values)).as_py() in (True, None):
-        return pc.ascii_upper(values) if upper else pc.ascii_lower(values)
-    change, newer = (str.upper, _NEWER_UPPER) if upper else (str.lower, _NEWER_LOWER)
-    changed = [
-        None if text is None else change(text).translate(newer) for text in values.to_pylist()
-    ]
-    return pa.array(changed, pa.string())
+        if upper:
+            return pc.ascii_upper(values)
+        return pc.ascii_lower(values)
+    return map_present(_java_upper if upper else _java_lower, values)
+
+
+def _java_upper(text: str) -> str:
+    return text.upper().translate(_NEWER_UPPER)
+
+
+def _java_lower(text: str) -> str:
+    return text.lower().translate(_NEWER_LOWER)
 
 
 _NEWER = (
@@ -35,7 +41,10 @@ _NEWER = (
 )  # fmt: skip
 """Pairs of a small and a capital letter that Java knows and Python does not, with the number of
 consecutive pairs."""
-_NEWER_UPPER = {small + n: capital + n for small, capital, number in _NEWER for n in range(number)}
+_NEWER_UPPER: dict[int, int] = {}
+for _small, _capital, _number in _NEWER:
+    for _index in range(_number):
+        _NEWER_UPPER[_small + _index] = _capital + _index
 _NEWER_LOWER = {capital: small for small, capital in _NEWER_UPPER.items()}
 
 
@@ -96,7 +105,9 @@ def pad_right(text: str, length: int, pad: str = " ") -> str:
 
 def _padding(text: str, length: int, pad: str) -> str:
     missing = max(length - len(text), 0)
-    return (pad * (missing // len(pad) + 1))[:missing] if pad else ""
+    if pad:
+        return (pad * (missing // len(pad) + 1))[:missing]
+    return ""
 
 
 def split(values: pa.Array, pattern: str) -> pa.Array:
@@ -109,8 +120,9 @@ def split(values: pa.Array, pattern: str) -> pa.Array:
 def matches(values: Value, pattern: str) -> Value:
     """Return whether a part of each text matches a regular expression."""
     # Arrow's `$` matches only at the end of the text, and Java's also before a last line break.
-    is_end = pattern.endswith("$") and not pattern.endswith("\\$")
-    return pc.match_substring_regex(values, pattern[:-1] + _LINE_END if is_end else pattern)
+    if pattern.endswith("$") and not pattern.endswith("\\$"):
+        pattern = pattern[:-1] + _LINE_END
+    return pc.match_substring_regex(values, pattern)
 
 
 def hexadecimal(number: int) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.sql.arrow_values import bytes_of
+from sluice.sql.arrow_values import bytes_of, map_present
 from sluice.sql.types import PLAIN_SCALE
 from sluice.values.json_text import ESCAPES
 
@@ -32,15 +32,16 @@ def json_values(values: pa.Array) -> pa.Array:
 
 
 def json_object(fields: Mapping[str, pa.Array]) -> pa.Array:
-    """Objects of these fields as JSON."""
+    """Write objects of these fields as JSON."""
     return _joined(_parts_of_object(fields))
 
 
 def json_array(columns: Sequence[pa.Array]) -> pa.Array:
-    """For each row, an array of the row's values as JSON."""
+    """Write for each row an array of the row's values as JSON."""
     parts: list[_Part] = []
     for place, values in enumerate(columns):
-        parts += ["," if place else "[", *_parts(values)]
+        parts.append("," if place else "[")
+        parts += _parts(values)
     return _joined([*parts, "]"])
 
 
@@ -62,35 +63,32 @@ def _parts_of_present(values: pa.Array) -> list[_Part]:
     if pa.types.is_date(kind):
         return ['"', values.cast(pa.string()), '"']
     if pa.types.is_struct(kind):
-        return _parts_of_object(
-            dict(zip((field.name for field in kind), values.flatten(), strict=True))
-        )
+        names = [field.name for field in kind]
+        return _parts_of_object(dict(zip(names, values.flatten(), strict=True)))
     if pa.types.is_list(kind):
         return ["[", _joined_elements(values, json_values(values.flatten())), "]"]
     if pa.types.is_map(kind):
         return ["{", _entries(values), "}"]
     if pa.types.is_binary(kind):
-        coded = [
-            None if value is None else b64encode(value).decode() for value in values.to_pylist()
-        ]
-        return ['"', pa.array(coded, pa.string()), '"']
+        return ['"', map_present(_in_base64, values), '"']
     if pa.types.is_floating(kind):
-        texts = [None if value is None else java_text(value) for value in values.to_pylist()]
-        return [pa.array(texts, pa.string())]
+        return [map_present(java_text, values)]
     if pa.types.is_decimal(kind) and kind.scale > PLAIN_SCALE:
-        texts = [None if value is None else str(value) for value in values.to_pylist()]
-        return [pa.array(texts, pa.string())]
+        return [map_present(str, values)]
     return [values.cast(pa.string())]
 
 
 def _parts_of_object(fields: Mapping[str, pa.Array]) -> list[_Part]:
     parts: list[_Part] = []
     for place, (name, values) in enumerate(fields.items()):
-        parts += [
-            f"{',' if place else '{'}{json.dumps(name, ensure_ascii=False)}:",
-            *_parts(values),
-        ]
+        before = "," if place else "{"
+        parts.append(f"{before}{json.dumps(name, ensure_ascii=False)}:")
+        parts += _parts(values)
     return [*parts, "}"]
+
+
+def _in_base64(content: bytes) -> str:
+    return b64encode(content).decode()
 
 
 def _joined(parts: Sequence[_Part]) -> pa.Array:
@@ -101,7 +99,9 @@ def _joined(parts: Sequence[_Part]) -> pa.Array:
             joined[-1] += part
         else:
             joined.append(part)
-    return pc.binary_join_element_wise(*joined, "") if len(joined) > 1 else joined[0]
+    if len(joined) > 1:
+        return pc.binary_join_element_wise(*joined, "")
+    return joined[0]
 
 
 def java_text(number: float) -> str:

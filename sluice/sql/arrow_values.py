@@ -24,10 +24,23 @@ class Result:
     values: Value
     failed: Mask | None = None
 
+    @classmethod
+    def with_failures(cls, values: Value, failed: Mask) -> Result:
+        """Return the values, and the rows that have failed, of which there may be none."""
+        return cls(values, failed if failed.any() else None)
+
 
 def array_of(value: Value, count: int) -> pa.Array:
     """Return the value for each of `count` rows."""
-    return pa.repeat(value, count) if isinstance(value, pa.Scalar) else value
+    if isinstance(value, pa.Scalar):
+        return pa.repeat(value, count)
+    return value
+
+
+def rows_of(value: Value, count: int) -> list[Any]:
+    """Return the value for each of `count` rows, as Python values."""
+    values: list[Any] = array_of(value, count).to_pylist()
+    return values
 
 
 def mask_of(conditions: Value, count: int) -> Mask:
@@ -66,7 +79,7 @@ def map_rows(
 
     A row fails if the function raises ArithmeticError or ValueError.
     """
-    columns = [array_of(value, count).to_pylist() for value in arguments]
+    columns = [rows_of(value, count) for value in arguments]
     results: list[Any] = []
     failed = np.zeros(count, bool)
     for row, values in enumerate(zip(*columns, strict=True)):
@@ -77,7 +90,15 @@ def map_rows(
             except (ArithmeticError, ValueError):
                 failed[row] = True
         results.append(result)
-    return Result(pa.array(results, kind), failed if failed.any() else None)
+    return Result.with_failures(pa.array(results, kind), failed)
+
+
+def map_present(
+    function: Callable[[Any], Any], values: pa.Array, kind: pa.DataType | None = None
+) -> pa.Array:
+    """Return the results of a Python function, by default texts, for each value; null for null."""
+    results = [None if value is None else function(value) for value in values.to_pylist()]
+    return pa.array(results, kind or pa.string())
 
 
 def ignore_failures(result: Result) -> Result:

@@ -189,7 +189,9 @@ def _words(tokens: list[Token], at: int) -> list[str]:
 
 def _word(token: Token) -> str:
     """Return a token's text in upper case; empty for a name in backticks, which is never a keyword."""
-    return "" if token.token_type is TokenType.IDENTIFIER else token.text.upper()
+    if token.token_type is TokenType.IDENTIFIER:
+        return ""
+    return token.text.upper()
 
 
 def _arguments(

@@ -56,7 +56,9 @@ def _noting_place(parse: Callable[[Any], exp.Expr | None]) -> Callable[[Any], ex
     def parse_noting_place(parser: Any) -> exp.Expr | None:
         name = parser._tokens[parser._index - 2]
         function = parse(parser)
-        return function if function is None else function.update_positions(name)
+        if function is None:
+            return function
+        return function.update_positions(name)
 
     return parse_noting_place
 

@@ -127,12 +127,11 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
             next_step="Make an array, for example with split(text, ' ').",
         )
     if need in ("key", "key or null") and JSON_FIELD in kind:
-        columns = [
-            text_of(node) for node in tree.find_all(exp.Column) if JSON_FIELD in kinds.of(node)
-        ]
+        with_json = [node for node in tree.find_all(exp.Column) if JSON_FIELD in kinds.of(node)]
+        example = text_of(with_json[0]) if with_json else text
         raise TopologyError(
             f"{where} has JSON that is not looked into, which is no key.",
-            next_step=f"Use the text of the JSON: {columns[0] if columns else text}.{JSON_FIELD}.",
+            next_step=f"Use the text of the JSON: {example}.{JSON_FIELD}.",
         )
     if need == "key" and kind == "NULL":
         raise TopologyError(
@@ -379,7 +378,9 @@ class _Kinds:
         kind = self._of_parts.get(id(node))
         # Some parts are no arguments of an expression that has a type, such as the parts of a
         # query.
-        return type_expression(node, self._types).type if kind is None else kind
+        if kind is None:
+            return type_expression(node, self._types).type
+        return kind
 
 
 def _kind(node: exp.Expr, kinds: _Kinds) -> str:

@@ -234,13 +234,13 @@ def arguments_of(node: exp.Expr) -> Sequence[exp.Expr]:
         return [where.this] if isinstance(where, exp.Where) else []
     if isinstance(node, exp.Extract):
         return [node.this, node.expression]
-    # sqlglot converts the arguments of some functions of dates.
-    return [
-        argument.this
-        if isinstance(argument, exp.TsOrDsToDate) and not isinstance(node, exp.Cast)
-        else argument
-        for argument in rule_of(node).arguments(node)
-    ]
+    arguments: list[exp.Expr] = []
+    for argument in rule_of(node).arguments(node):
+        # sqlglot converts the arguments of some functions of dates.
+        if isinstance(argument, exp.TsOrDsToDate) and not isinstance(node, exp.Cast):
+            argument = argument.this
+        arguments.append(argument)
+    return arguments
 
 
 def misfit(node: exp.Expr, kinds: Sequence[str]) -> Misfit | None:
@@ -252,7 +252,9 @@ def misfit(node: exp.Expr, kinds: Sequence[str]) -> Misfit | None:
     for argument, kind, accepted in zip(arguments, kinds, _accepted_by(node), strict=False):
         if accepted is not None and _head(kind) in _KNOWN - accepted.heads:
             return Misfit(argument, accepted.name, accepted.advice)
-    return _unfit_together(node, arguments, kinds) if kinds else None
+    if kinds:
+        return _unfit_together(node, arguments, kinds)
+    return None
 
 
 def _unfit_together(

@@ -29,9 +29,10 @@ _OPERATIONS: Sequence[Mapping[TokenType, type[exp.Binary]]] = (
 """Operators between two values, from those that bind least tightly on. Those such as `*` bind most
 tightly."""
 _SHIFTS = 4
-_LEVELS = {
-    sign: level for level, signs in enumerate(_OPERATIONS) if level != _SHIFTS for sign in signs
-}
+_LEVELS: dict[TokenType, int] = {}
+for _level, _signs in enumerate(_OPERATIONS):
+    if _level != _SHIFTS:
+        _LEVELS |= dict.fromkeys(_signs, _level)
 
 
 class OperatorOrder(Spark.Parser):  # type: ignore[valid-type, misc]
@@ -81,7 +82,8 @@ class OperatorOrder(Spark.Parser):  # type: ignore[valid-type, misc]
         value: exp.Expr | None = self._parse_factor()
         while (level := self._level()) >= loosest:
             operation = _OPERATIONS[level][self._curr.token_type]
-            self._advance(2 if level == _SHIFTS else 1)
+            tokens = 2 if level == _SHIFTS else 1
+            self._advance(tokens)
             operand = self._parse_operation(level + 1)
             value = self.expression(operation(this=value, expression=operand))
         return value

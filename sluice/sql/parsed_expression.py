@@ -82,7 +82,7 @@ class _Naming:
     """Whether SQL allows `AS name` after the column."""
 
     def named(self, sql: str, name: str) -> str:
-        """SQL that gives the field this name."""
+        """Return SQL that gives the field this name."""
         if self.takes_alias:
             return f"{sql} AS {quoted(name)}"
         # Where AS is not allowed, the value is read from the field `name` of an extra struct,
@@ -102,8 +102,9 @@ def parse(text: str) -> ParsedExpression:
     except PARSE_ERRORS as error:
         raise _not_an_expression(text, error) from None
     if tree is None or more:
+        number = "more than one" if more else "no"
         raise TopologyError(
-            f"{text!r} contains {'more than one' if more else 'no'} expression.",
+            f"{text!r} contains {number} expression.",
             next_step="Write exactly one expression, without a semicolon.",
         )
     if reason := reason_to_refuse(text, tree):
@@ -136,7 +137,9 @@ def _not_an_expression(text: str, error: Exception) -> TopologyError:
     elif mistake.startswith("Required keyword"):
         mistake = "a value is missing"
     corrected = _with_a_quoted_keyword(text)
-    next_step = "Correct the expression at this column." if where else "Correct the expression."
+    next_step = "Correct the expression."
+    if where:
+        next_step = "Correct the expression at this column."
     if corrected:
         next_step = f"Fields whose names are SQL keywords need backticks: {corrected}"
     return TopologyError(
@@ -204,11 +207,13 @@ def _with_a_quoted_keyword(text: str) -> str:
 
 def reference(name: str) -> str:
     """Return the expression that reads the field with this name, quoted if needed."""
-    return name if quoted(name) == name and is_plain_name(name) else backticked(name)
+    if quoted(name) == name and is_plain_name(name):
+        return name
+    return backticked(name)
 
 
 def backticks_for(text: str, known: Mapping[str, str]) -> str:
-    """Advice to write backticks around fields that need them, if the text names such fields without backticks.
+    """Return advice to write backticks around fields that need them, if the text names such fields without backticks.
 
     `known` are the fields with their types, from which the fields of nested objects follow.
     """
@@ -226,10 +231,14 @@ def _in_backticks(text: str, names: Iterable[str]) -> str:
     """Return the text with backticks around these names where they have none."""
     # Longest names first: otherwise, a short name would match the start of a longer name.
     longest_first = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-    pattern = rf"`(?:[^`]|``)*`|(?<!\w)(?:{longest_first})(?!\w)" if longest_first else "(?!)"
+    pattern = "(?!)"
+    if longest_first:
+        pattern = rf"`(?:[^`]|``)*`|(?<!\w)(?:{longest_first})(?!\w)"
 
     def with_backticks(match: re.Match[str]) -> str:
-        return match[0] if match[0].startswith("`") else reference(match[0])
+        if match[0].startswith("`"):
+            return match[0]
+        return reference(match[0])
 
     return re.sub(pattern, with_backticks, text)
 
@@ -294,11 +303,13 @@ def require_known(expression: ParsedExpression, known: Mapping[str, str], where:
 
 def require_aggregate(expression: ParsedExpression, where: str, *, aggregate: bool) -> None:
     """Raise TopologyError if the expression aggregates and must not, or vice versa."""
-    if expression.aggregates != aggregate:
-        rule = "must aggregate, like count(*) or sum(x)" if aggregate else "must not aggregate here"
-        step = (
-            "Write for example max(...)."
-            if aggregate
-            else "Aggregate first, and use the result in the next step."
+    if aggregate and not expression.aggregates:
+        raise TopologyError(
+            f"{where}: {expression.text!r} must aggregate, like count(*) or sum(x).",
+            next_step="Write for example max(...).",
         )
-        raise TopologyError(f"{where}: {expression.text!r} {rule}.", next_step=step)
+    if expression.aggregates and not aggregate:
+        raise TopologyError(
+            f"{where}: {expression.text!r} must not aggregate here.",
+            next_step="Aggregate first, and use the result in the next step.",
+        )

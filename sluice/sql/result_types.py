@@ -56,7 +56,7 @@ def path_type(kind: str, names: Sequence[str]) -> str:
 
 
 def _part_type(kind: str, name: str) -> str:
-    """Return the type of an object's field, of a map's value, or of a field of all objects in a list."""
+    """Return the type that a path reads: a field, a map's value, or that field of all objects in a list."""
     if element := element_type(kind):
         # Of a list of lists, Spark reads no field.
         return list_type(_field_type(element, name))
@@ -74,7 +74,7 @@ def list_type(element: str) -> str:
 
 
 def map_type(key: str, value: str) -> str:
-    """Return the type of a map; empty if the type of its keys or of its values is unknown."""
+    """Return the type of a map; empty if the type of its keys or values is unknown."""
     return f"MAP<{key}, {value}>" if key and value else ""
 
 
@@ -132,7 +132,9 @@ def _with_digits(kind: str) -> str:
         return list_type(_with_digits(element))
     if value := map_value_type(kind):
         return map_type(_with_digits(map_key_type(kind)), _with_digits(value))
-    return decimal(*precision_and_scale(kind)) if is_decimal(kind) else kind
+    if is_decimal(kind):
+        return decimal(*precision_and_scale(kind))
+    return kind
 
 
 # -- Functions whose results have the types of their arguments
@@ -153,7 +155,9 @@ def _list_of_first(kinds: Kinds) -> str:
 def _with_element(kinds: Kinds) -> str:
     """Return a list with one more element."""
     element = element_type(kinds[0])
-    return list_type(widest_type([element, kinds[-1]])) if element and kinds[-1] else ""
+    if element and kinds[-1]:
+        return list_type(widest_type([element, kinds[-1]]))
+    return ""
 
 
 def _element(kinds: Kinds) -> str:
@@ -166,16 +170,22 @@ def _element_or_value(kinds: Kinds) -> str:
 
 def _entries(kinds: Kinds) -> str:
     key, value = map_key_type(kinds[0]), map_value_type(kinds[0])
-    return list_type(struct_type({"key": key, "value": value})) if value else ""
+    if value:
+        return list_type(struct_type({"key": key, "value": value}))
+    return ""
 
 
 def _map_of_entries(kinds: Kinds) -> str:
     parts = [*struct_fields(element_type(kinds[0])).values()]
-    return map_type(*parts) if len(parts) == 2 else ""
+    if len(parts) == 2:
+        return map_type(*parts)
+    return ""
 
 
 def _map_of_lists(kinds: Kinds) -> str:
-    return map_type(element_type(kinds[0]), element_type(kinds[1])) if len(kinds) == 2 else ""
+    if len(kinds) == 2:
+        return map_type(element_type(kinds[0]), element_type(kinds[1]))
+    return ""
 
 
 def _common(kinds: Kinds) -> str:
@@ -183,7 +193,9 @@ def _common(kinds: Kinds) -> str:
 
 
 def _common_list(kinds: Kinds) -> str:
-    return _common(kinds) if all(map(element_type, kinds)) else ""
+    if all(map(element_type, kinds)):
+        return _common(kinds)
+    return ""
 
 
 _OF_ARGUMENTS: dict[RuleKey, Callable[[Kinds], str]] = {
@@ -305,7 +317,9 @@ def _transformed(node: exp.Expr, kinds: Kinds, type_in: TypeIn) -> str:
 def _reduced(node: exp.Expr, kinds: Kinds, type_in: TypeIn) -> str:
     start = kinds[1] if len(kinds) > 1 else ""
     finish = node.args.get("finish")
-    return start if finish is None else _result_of(finish, [start], type_in)
+    if finish is None:
+        return start
+    return _result_of(finish, [start], type_in)
 
 
 def _zipped(node: exp.Expr, kinds: Kinds, type_in: TypeIn) -> str:
@@ -344,22 +358,27 @@ _OF_LAMBDAS: dict[RuleKey, Callable[[exp.Expr, Kinds, TypeIn], str]] = {
 
 def _object(node: exp.Expr, kinds: Kinds) -> str:
     names = field_names(node)
-    fields = dict(zip(names, ("" if kind == VOID else kind for kind in kinds), strict=True))
-    return struct_type(fields) if len(fields) == len(kinds) else ""
+    known = ["" if kind == VOID else kind for kind in kinds]
+    fields = dict(zip(names, known, strict=True))
+    if len(fields) == len(kinds):
+        return struct_type(fields)
+    return ""
 
 
 def _zip_of_lists(node: exp.Expr, kinds: Kinds) -> str:
     fields = dict(zip(field_names(node), map(element_type, kinds), strict=True))
-    return list_type(struct_type(fields)) if len(fields) == len(kinds) else ""
+    if len(fields) == len(kinds):
+        return list_type(struct_type(fields))
+    return ""
 
 
 def _branch(node: exp.Expr, kinds: Kinds) -> str:
-    """Return the type of an IF: of one of its two results."""
+    """Return the type of an IF, which is the type of one of its two results."""
     return _common(kinds[1:])
 
 
 def _branches(node: exp.Expr, kinds: Kinds) -> str:
-    """Return the type of a CASE: of one of its results, which come after the conditions."""
+    """Return the type of a CASE, which is the type of one of its results. They follow the conditions."""
     conditions = len(node.args["ifs"]) + (node.this is not None)
     return _common(kinds[conditions:])
 
@@ -371,20 +390,24 @@ def _field(node: exp.Expr, kinds: Kinds) -> str:
 def _of_schema(node: exp.Expr, kinds: Kinds) -> str:
     if isinstance(node, exp.FromJson):
         return _of_constant(node.expression)
-    return _of_constant(node.expressions[1]) if len(node.expressions) > 1 else ""
+    if len(node.expressions) > 1:
+        return _of_constant(node.expressions[1])
+    return ""
 
 
 def _of_variant(node: exp.Expr, kinds: Kinds) -> str:
     if len(node.expressions) == 2:
         return "VARIANT"
-    return _of_constant(node.expressions[2]) if len(node.expressions) == 3 else ""
+    if len(node.expressions) == 3:
+        return _of_constant(node.expressions[2])
+    return ""
 
 
 def _of_constant(schema: exp.Expr | None) -> str:
     """Return the type that a constant text describes; empty for a schema that is computed."""
-    return (
-        type_of_schema(schema.name) if isinstance(schema, exp.Literal) and schema.is_string else ""
-    )
+    if isinstance(schema, exp.Literal) and schema.is_string:
+        return type_of_schema(schema.name)
+    return ""
 
 
 _OF_NODES: dict[RuleKey, Callable[[exp.Expr, Kinds], str]] = {

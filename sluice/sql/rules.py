@@ -1,4 +1,4 @@
-"""The table of rules: for each operator and function of Spark SQL, the type of its result, and whether it can fail.
+"""Rules for the operators and functions of Spark SQL: the type of each result, and whether it can fail.
 
 For arguments of certain types, a rule gives the type of the result, the types to which Spark
 converts the arguments, whether a record's values can make the function fail, and the reason in the
@@ -91,11 +91,9 @@ def _arguments_of(node: exp.Expr) -> list[exp.Expr]:
     for name in node.arg_types:
         value = node.args.get(name)
         parts = value if isinstance(value, list) else [value]
-        arguments += [
-            part
-            for part in parts
-            if isinstance(part, exp.Expr) and not isinstance(part, _NO_ARGUMENTS)
-        ]
+        for part in parts:
+            if isinstance(part, exp.Expr) and not isinstance(part, _NO_ARGUMENTS):
+                arguments.append(part)
     return arguments
 
 
@@ -104,7 +102,12 @@ _NO_ARGUMENTS = exp.DataType | exp.Var | exp.Identifier
 
 def rule_of(node: exp.Expr) -> Rule:
     """Return the rule for a node. A function that has no rule may fail, and its type is unknown."""
-    return RULES.get(rule_key(node)) or (_UNKNOWN if isinstance(node, exp.Func) else _UNKNOWN_PART)
+    rule = RULES.get(rule_key(node))
+    if rule is not None:
+        return rule
+    if isinstance(node, exp.Func):
+        return _UNKNOWN
+    return _UNKNOWN_PART
 
 
 def reason_of(node: exp.Expr) -> str:
@@ -118,13 +121,35 @@ def rule_key(node: exp.Expr) -> RuleKey:
     if isinstance(node, exp.Anonymous):
         name = str(node.name).lower()
         return PYTHON if re.fullmatch(r"python_\d+", name) else name
-    return exp.Cast if isinstance(node, exp.Cast) else type(node)
+    if isinstance(node, exp.Cast):
+        return exp.Cast
+    return type(node)
 
 
 RuleKey: TypeAlias = "type[exp.Expr] | str"
 PYTHON = "(a Python function of the author)"
 """The key of the planner's calls of Python functions."""
 PYTHON_RESULT = "STRUCT<key: STRING, value: STRING, items: ARRAY<STRUCT<key: STRING, value: STRING>>, error: STRING>"
+
+
+def _if_known(result: str, operands: Kinds, *, is_known: bool) -> Signature:
+    """Return the signature of a function that Arrow computes if `is_known`.
+
+    If not, only Spark computes the function, and it may fail.
+    """
+    if is_known:
+        return Signature(result, operands)
+    return Signature(result, None, fails=True)
+
+
+def _of_pair(kind: str, *, fails: bool) -> Signature:
+    """Return the signature of a function whose two arguments and whose result have one type.
+
+    An empty type is unknown.
+    """
+    if not kind:
+        return Signature(fails=fails)
+    return Signature(kind, (kind, kind), fails)
 
 
 def _always(result: str, *operands: str, fails: bool = False, of_any: bool = False) -> Resolve:
@@ -155,7 +180,7 @@ def _exactly(result: str, *allowed: Kinds) -> Resolve:
     """
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
-        return Signature(result, kinds if kinds in allowed else None, fails=kinds not in allowed)
+        return _if_known(result, kinds, is_known=kinds in allowed)
 
     return resolve
 
@@ -184,7 +209,9 @@ def _literal(node: exp.Expr, kinds: Kinds) -> Signature:
     of = _literal_type(node)
     # Spark rejects a number with more digits than a decimal can have.
     is_too_long = is_decimal(of) and precision_and_scale(of)[0] > MOST_DIGITS
-    return Signature(of, () if of and not is_too_long else None)
+    if not of or is_too_long:
+        return Signature(of)
+    return Signature(of, ())
 
 
 def _literal_type(node: exp.Expr) -> str:
@@ -194,27 +221,34 @@ def _literal_type(node: exp.Expr) -> str:
     if re.fullmatch(r"\d+", text):
         if int(text) < 2**31:
             return "INT"
-        return "BIGINT" if int(text) < 2**63 else f"DECIMAL({len(text)},0)"
+        if int(text) < 2**63:
+            return "BIGINT"
+        return f"DECIMAL({len(text)},0)"
     if match := re.fullmatch(r"(\d*)\.(\d*)", text):
         whole, decimals = match[1].lstrip("0"), match[2]
         return f"DECIMAL({max(1, len(whole) + len(decimals))},{len(decimals)})"
-    return "DOUBLE" if re.fullmatch(r"(\d+\.?\d*|\.\d+)[eE][+-]?\d+", text) else ""
+    if re.fullmatch(r"(\d+\.?\d*|\.\d+)[eE][+-]?\d+", text):
+        return "DOUBLE"
+    return ""
 
 
 def _conditions(node: exp.Expr, kinds: Kinds) -> Signature:
-    return Signature("BOOLEAN", kinds if set(kinds) == {"BOOLEAN"} else None)
+    if set(kinds) == {"BOOLEAN"}:
+        return Signature("BOOLEAN", kinds)
+    return Signature("BOOLEAN")
 
 
 def _is_null(node: exp.Expr, kinds: Kinds) -> Signature:
-    is_known = isinstance(node.expression, exp.Null) and kinds[0]
-    return Signature("BOOLEAN", kinds if is_known else None)
+    if isinstance(node.expression, exp.Null) and kinds[0]:
+        return Signature("BOOLEAN", kinds)
+    return Signature("BOOLEAN")
 
 
 _COMPARABLE = ("STRING", "BOOLEAN", "TIMESTAMP", "DATE", "DOUBLE")
 
 
 def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Numbers are compared with numbers, and other values with values of their type.
+    """Compare numbers with numbers, and other values with values of their type.
 
     Spark compares a text with a number by casting the text to a number, which can fail.
     """
@@ -235,24 +269,33 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
 def _comparison_type(kinds: set[str]) -> str:
     """Return the type to which compared values are converted; for exact numbers, a type that holds all of them."""
     if len(kinds) > 1 and all(map(is_exact, kinds)) and not all(map(is_integer, kinds)):
-        # Spark's decimal for a BIGINT has 20 digits, but 19 hold the largest BIGINT.
-        precision, scale = wide_decimal(
-            (19, 0) if kind == "BIGINT" else digits(kind) for kind in kinds
-        )
-        return f"DECIMAL({precision},{scale})" if precision <= MOST_DIGITS else ""
+        precision, scale = wide_decimal(map(_fewest_digits, kinds))
+        if precision <= MOST_DIGITS:
+            return f"DECIMAL({precision},{scale})"
+        return ""
     return common_type(kinds)
+
+
+def _fewest_digits(kind: str) -> tuple[int, int]:
+    """Return the precision and scale of the smallest decimal that holds all numbers of a type."""
+    # Spark's decimal for a BIGINT has 20 digits, but 19 hold the largest BIGINT.
+    return (19, 0) if kind == "BIGINT" else digits(kind)
 
 
 def _choice(node: exp.Expr, kinds: Kinds) -> Signature:
     """Return one of several values, as their common type."""
     kind = "" if "" in kinds else common_type(kinds)
-    return Signature(kind, (kind,) * len(kinds) if kind not in ("", VOID) else None, fails=not kind)
+    if kind in ("", VOID):
+        return Signature(kind, None, fails=not kind)
+    return Signature(kind, (kind,) * len(kinds))
 
 
 def _extreme(node: exp.Expr, kinds: Kinds) -> Signature:
     choice = _choice(node, kinds)
     is_ordered = choice.type in _COMPARABLE or is_exact(choice.type)
-    return choice if is_ordered and len(kinds) > 1 else Signature(choice.type, None, choice.fails)
+    if is_ordered and len(kinds) > 1:
+        return choice
+    return Signature(choice.type, None, choice.fails)
 
 
 def _if(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -271,7 +314,8 @@ def _case(node: exp.Expr, kinds: Kinds) -> Signature:
     count = len(kinds) // 2
     conditions, results = kinds[:count], kinds[count:]
     # CASE without ELSE gives null if no condition is true.
-    choice = _choice(node, results if len(results) > count else (*results, VOID))
+    has_else = len(results) > count
+    choice = _choice(node, results if has_else else (*results, VOID))
     operands: Kinds | None = None
     if set(conditions) == {"BOOLEAN"} and choice.operands is not None:
         operands = (*conditions, *choice.operands[: len(results)])
@@ -286,16 +330,15 @@ def _case_arguments(node: exp.Expr) -> list[exp.Expr]:
 
 
 def _if_arguments(node: exp.Expr) -> list[exp.Expr]:
-    return [
-        part for part in (node.this, node.args["true"], node.args.get("false")) if part is not None
-    ]
+    parts = [node.this, node.args["true"], node.args.get("false")]
+    return [part for part in parts if part is not None]
 
 
 # -- Numbers
 
 
 def _addition(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Addition and subtraction."""
+    """Add or subtract."""
 
     def of_decimals(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
         scale = max(left[1], right[1])
@@ -320,7 +363,7 @@ def _arithmetic(
     kind = _numbers(kinds)
     if not kind or not is_decimal(kind):
         # Integers can overflow, and doubles can become infinite.
-        return Signature(kind, (kind, kind) if kind else None, fails=True)
+        return _of_pair(kind, fails=True)
     left, right = _operands_digits(node, kinds)
     precision, scale = of_decimals(left, right)
     fits = precision <= MOST_DIGITS
@@ -340,19 +383,23 @@ def _numbers(kinds: Kinds) -> str:
 
 
 def _operands_digits(node: exp.Expr, kinds: Kinds) -> list[tuple[int, int]]:
-    """Precision and scale of each argument as a decimal; an integer literal has only as many digits as its text."""
-    pairs = []
+    """Return precision and scale of each argument as a decimal; an integer literal has only as many digits as its text."""
+    pairs: list[tuple[int, int]] = []
     for argument, kind in zip(_arguments_of(node), kinds, strict=True):
-        is_literal = isinstance(argument, exp.Literal) and is_integer(kind)
-        pairs.append((len(argument.name), 0) if is_literal else digits(kind))
+        if isinstance(argument, exp.Literal) and is_integer(kind):
+            pairs.append((len(argument.name), 0))
+        else:
+            pairs.append(digits(kind))
     return pairs
 
 
 def _division(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = _numbers(kinds)
     fails = not (is_integer(kind) and _is_not_zero(node.expression))
-    if not kind or not is_decimal(kind):
-        return Signature("DOUBLE" if kind else "", ("DOUBLE", "DOUBLE") if kind else None, fails)
+    if not kind:
+        return Signature(fails=fails)
+    if not is_decimal(kind):
+        return _of_pair("DOUBLE", fails=fails)
     (p1, s1), (p2, s2) = _operands_digits(node, kinds)
     # As in Spark, a quotient of decimals has at least 6 digits after the point.
     scale = max(6, s1 + p2 + 1)
@@ -367,7 +414,7 @@ def _remainder(node: exp.Expr, kinds: Kinds) -> Signature:
         (p1, s1), (p2, s2) = _operands_digits(node, kinds)
         scale = max(s1, s2)
         return Signature(decimal(min(p1 - s1, p2 - s2) + scale, scale), None, fails=True)
-    return Signature(kind, (kind, kind) if kind else None, fails)
+    return _of_pair(kind, fails=fails)
 
 
 def _modulus(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -395,11 +442,9 @@ def _shift(node: exp.Expr, kinds: Kinds) -> Signature:
 def _integer_division(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = _numbers(kinds)
     fails = not (is_integer(kind) and _is_not_zero(node.expression))
-    return Signature(
-        "BIGINT" if kind else "",
-        ("BIGINT", "BIGINT") if is_integer(kind) else None,
-        fails,
-    )
+    if is_integer(kind):
+        return _of_pair("BIGINT", fails=fails)
+    return Signature("BIGINT" if kind else "", None, fails)
 
 
 def _is_not_zero(node: exp.Expr) -> bool:
@@ -420,9 +465,8 @@ def _negative(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _absolute(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = _number_of(kinds[0])
-    return Signature(
-        kind, kinds if is_number(kinds[0]) else None, fails=not _is_symmetric(kinds[0])
-    )
+    operands = kinds if is_number(kinds[0]) else None
+    return Signature(kind, operands, fails=not _is_symmetric(kinds[0]))
 
 
 def _number_of(kind: str) -> str:
@@ -433,7 +477,7 @@ def _number_of(kind: str) -> str:
 
 
 def _is_symmetric(kind: str) -> bool:
-    """Return whether the negative of each number of a type is also of that type."""
+    """Return whether each number of a type can be negated within the type."""
     return is_decimal(kind) or kind == "DOUBLE"
 
 
@@ -454,7 +498,7 @@ def _null_on_failure(resolve: Resolve) -> Resolve:
 
 
 def _rounding(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Rounding to a number of decimal places.
+    """Round to a number of decimal places.
 
     Only Spark rounds doubles: it rounds the digits that Java writes.
     """
@@ -465,25 +509,28 @@ def _rounding(node: exp.Expr, kinds: Kinds) -> Signature:
     elif isinstance(places, exp.Literal) and places.is_int:
         number = int(places.name)
     if number is None or not is_decimal(kind):
-        return Signature(kind if is_number(kind) else "", None, fails=True)
+        result = kind if is_number(kind) else ""
+        return Signature(result, None, fails=True)
     precision, scale = precision_and_scale(kind)
     new_scale = min(scale, number)
     # Rounding up can need a digit more, as from 9.99 to 10.0.
     new_precision = min(precision - scale + 1 + new_scale, MOST_DIGITS)
-    fits = precision < MOST_DIGITS
-    operands = (kind, *kinds[1:]) if fits else None
-    return Signature(decimal(new_precision, new_scale), operands, fails=not fits)
+    return _if_known(
+        decimal(new_precision, new_scale),
+        (kind, *kinds[1:]),
+        is_known=precision < MOST_DIGITS,
+    )
 
 
 def _floor_or_ceil(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Rounding up or down to a whole number."""
+    """Round up or down to a whole number."""
     kind = kinds[0]
     if len(kinds) > 1 or not is_number(kind):
         return Signature(fails=True)
     if is_decimal(kind):
         precision, scale = precision_and_scale(kind)
         fits = precision < MOST_DIGITS
-        return Signature(decimal(precision - scale + 1, 0), kinds if fits else None, fails=not fits)
+        return _if_known(decimal(precision - scale + 1, 0), kinds, is_known=fits)
     return Signature("BIGINT", kinds)
 
 
@@ -515,11 +562,8 @@ def _cast(node: exp.Expr, kinds: Kinds) -> Signature:
     if to == "STRING":
         is_known = of in _TO_TEXT or is_decimal(of)
         # Bytes that are not UTF-8 have no text: see `fallible.with_utf8_checks`.
-        return Signature(
-            to,
-            kinds if is_known else None,
-            fails=of in ("", "BINARY") and not is_tried,
-        )
+        fails = of in ("", "BINARY") and not is_tried
+        return Signature(to, kinds if is_known else None, fails)
     if isinstance(node.this, exp.Literal) and is_plain_time(node.this.name, to):
         return Signature(to, kinds)
     pair = _family(of), _family(to)
@@ -527,7 +571,8 @@ def _cast(node: exp.Expr, kinds: Kinds) -> Signature:
     if is_tried:
         # TRY_CAST accepts the texts NaN and Infinity, which then cannot be written.
         fails = fails and to in ("DOUBLE", "FLOAT")
-    return Signature(to, kinds if of == to or pair in _CASTS else None, fails)
+    is_known = of == to or pair in _CASTS
+    return Signature(to, kinds if is_known else None, fails)
 
 
 def is_plain_time(text: str, kind: str) -> bool:
@@ -577,7 +622,10 @@ def field_names(node: exp.Expr) -> list[str]:
     """Return the names that Spark gives the fields of `struct(...)`, `(a, b)`, `named_struct(...)` or `arrays_zip(...)`."""
     names: list[str] = []
     for number, part in enumerate(node.expressions):
-        unnamed = str(number) if isinstance(node, exp.ArraysZip) else f"col{number + 1}"
+        if isinstance(node, exp.ArraysZip):
+            unnamed = str(number)
+        else:
+            unnamed = f"col{number + 1}"
         names.append(_field_name(part) or unnamed)
     return names
 
@@ -588,7 +636,9 @@ def _field_name(node: exp.Expr) -> str:
         case exp.PropertyEQ() as named:
             # sqlglot numbers the fields that have no name. These numbers have no place in the text.
             is_name = not named.this.meta.keys().isdisjoint(("start", GIVEN))
-            return named.name if is_name else _field_name(named.expression)
+            if is_name:
+                return named.name
+            return _field_name(named.expression)
         case exp.Alias() as named:
             return str(named.alias)
         case exp.Column() as path:
@@ -601,30 +651,33 @@ def _field_name(node: exp.Expr) -> str:
 
 
 def _struct_arguments(node: exp.Expr) -> list[exp.Expr]:
-    return [
-        part.expression if isinstance(part, exp.PropertyEQ) else part for part in node.expressions
-    ]
+    values: list[exp.Expr] = []
+    for part in node.expressions:
+        values.append(part.expression if isinstance(part, exp.PropertyEQ) else part)
+    return values
 
 
 def _field(node: exp.Expr, kinds: Kinds) -> Signature:
-    kind = struct_fields(kinds[0]).get(node.expression.name, "")
+    kind = struct_fields(kinds[0]).get(node.expression.name)
+    if kind is None:
+        return Signature()
     return Signature(kind, kinds if kind else None)
 
 
 def _size(node: exp.Expr, kinds: Kinds) -> Signature:
     is_known = bool(element_type(kinds[0]) or map_value_type(kinds[0]))
-    return Signature("INT", kinds if is_known else None, fails=not is_known)
+    return _if_known("INT", kinds, is_known=is_known)
 
 
 def _element(node: exp.Expr, kinds: Kinds) -> Signature:
-    """`x[y]`: fails if a list has no such index, and is null if a map has no such key."""
+    """Read `x[y]`, which fails if a list has no such index, and is null if a map has no such key."""
     if len(kinds) != 2:
         return Signature(fails=True)
     of, by = kinds
     if element := element_type(of):
         return Signature(element, kinds if by == "INT" else None, fails=True)
     is_known = bool(map_value_type(of)) and by == map_key_type(of) == "STRING"
-    return Signature(map_value_type(of), kinds if is_known else None, fails=not is_known)
+    return _if_known(map_value_type(of), kinds, is_known=is_known)
 
 
 def _array_contains(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -634,22 +687,24 @@ def _array_contains(node: exp.Expr, kinds: Kinds) -> Signature:
         and (value in _COMPARABLE or is_exact(value))
         and value != "DOUBLE"
     )
-    return Signature("BOOLEAN", kinds if is_known else None, fails=not is_known)
+    return _if_known("BOOLEAN", kinds, is_known=is_known)
 
 
 def _map_part(node: exp.Expr, kinds: Kinds) -> Signature:
     """Return the keys or the values of a map."""
-    of = map_key_type(kinds[0]) if isinstance(node, exp.MapKeys) else map_value_type(kinds[0])
-    return Signature(f"ARRAY<{of}>" if of else "", kinds if of else None, fails=not of)
+    if isinstance(node, exp.MapKeys):
+        of = map_key_type(kinds[0])
+    else:
+        of = map_value_type(kinds[0])
+    if not of:
+        return Signature(fails=True)
+    return Signature(f"ARRAY<{of}>", kinds)
 
 
 def _array(node: exp.Expr, kinds: Kinds) -> Signature:
     choice = _choice(node, kinds)
-    return Signature(
-        f"ARRAY<{choice.type}>" if choice.operands else "",
-        choice.operands,
-        choice.fails,
-    )
+    result = f"ARRAY<{choice.type}>" if choice.operands else ""
+    return Signature(result, choice.operands, choice.fails)
 
 
 _JSON_OPTIONS = tree_of(struct_json("x")).args["options"]
@@ -658,8 +713,10 @@ _JSON_OPTIONS = tree_of(struct_json("x")).args["options"]
 def _json_text(node: exp.Expr, kinds: Kinds) -> Signature:
     # With other options, to_json writes other texts, which only Spark knows.
     is_known = node.args.get("options") == _JSON_OPTIONS and bool(struct_fields(kinds[0]))
-    problem = json_problem(kinds[0]) if is_known and kinds[0] else ""
-    operands = kinds if is_known and not problem else None
+    if not is_known:
+        return Signature("STRING", None, fails=True)
+    problem = json_problem(kinds[0])
+    operands = None if problem else kinds
     return Signature("STRING", operands, fails=True, problem=problem)
 
 
@@ -690,10 +747,14 @@ def _parts_of(kind: str) -> list[str]:
 
     Return an empty type for a map whose keys are not texts.
     """
-    parts = [*struct_fields(kind).values()] or [part for part in (element_type(kind),) if part]
-    if of_values := map_value_type(kind):
-        parts = [of_values if map_key_type(kind) == "STRING" else ""]
-    return parts
+    if fields := struct_fields(kind):
+        return list(fields.values())
+    if element := element_type(kind):
+        return [element]
+    of_values = map_value_type(kind)
+    if not of_values:
+        return []
+    return [of_values if map_key_type(kind) == "STRING" else ""]
 
 
 _IN_JSON = ("STRING", "BOOLEAN", "INT", "BIGINT", "DOUBLE", "TIMESTAMP", "DATE", "BINARY")
@@ -704,11 +765,15 @@ def _from_json(node: exp.Expr, kinds: Kinds) -> Signature:
 
     Only Spark reads the JSON of other programs.
     """
-    kind = canonical(node.expression.name) if isinstance(node.expression, exp.Literal) else ""
+    kind = ""
+    if isinstance(node.expression, exp.Literal):
+        kind = canonical(node.expression.name)
     is_known = (
         kinds == ("STRING",) and node.args.get("options") == _WRITTEN and bool(struct_fields(kind))
     )
-    return Signature(kind if is_known else "", kinds if is_known else None, fails=not is_known)
+    if is_known:
+        return Signature(kind, kinds)
+    return Signature(fails=True)
 
 
 _WRITTEN = tree_of(value_of_json("x", "a INT")).args["options"]
@@ -720,18 +785,16 @@ def json_of(node: exp.Substring) -> exp.Expr | None:
         value = node.this.this.expressions[0].expression
     except (AttributeError, IndexError):
         return None
-    return (
-        value
-        if isinstance(value, exp.Expr) and node == tree_of(value_json(text_of(value)))
-        else None
-    )
+    if isinstance(value, exp.Expr) and node == tree_of(value_json(text_of(value))):
+        return value
+    return None
 
 
 # -- Texts
 
 
 def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Concatenation of texts, and of other values as text.
+    """Concatenate texts, and other values as text.
 
     Spark also concatenates bytes and arrays.
     """
@@ -740,28 +803,31 @@ def _concat(node: exp.Expr, kinds: Kinds) -> Signature:
     # Values of unknown types may be bytes or arrays.
     if any(kind.startswith("ARRAY") for kind in kinds) or set(kinds) <= {"", "BINARY", VOID}:
         return Signature()
-    are_known = all(is_integer(kind) or is_decimal(kind) or kind in _SAME_TEXT for kind in kinds)
-    return Signature("STRING", ("STRING",) * len(kinds) if are_known else None)
+    if all(map(_has_same_text, kinds)):
+        return Signature("STRING", ("STRING",) * len(kinds))
+    return Signature("STRING")
 
 
 def _reverse(node: exp.Expr, kinds: Kinds) -> Signature:
     """Return the reverse of a text, or of another value as text. Spark also reverses lists."""
     is_known = kinds == ("STRING",)
     kind = "" if kinds[0].startswith("ARRAY") else _text_or_bytes(kinds)
-    return Signature(kind, kinds if is_known else None, fails=not is_known)
+    return _if_known(kind, kinds, is_known=is_known)
 
 
 _SAME_TEXT = ("STRING", "BOOLEAN", "DATE", "TIMESTAMP")
 """The types, besides integers and decimals, whose values Arrow and Spark write as the same text."""
 
 
+def _has_same_text(kind: str) -> bool:
+    """Return whether Arrow and Spark write the values of a type as the same text."""
+    return is_integer(kind) or is_decimal(kind) or kind in _SAME_TEXT
+
+
 def _like(node: exp.Expr, kinds: Kinds) -> Signature:
     is_known = isinstance(node.expression, exp.Literal) and "\\" not in node.expression.name
-    return Signature(
-        "BOOLEAN",
-        kinds if is_known and set(kinds) == {"STRING"} else None,
-        fails=not is_known,
-    )
+    operands = kinds if is_known and set(kinds) == {"STRING"} else None
+    return Signature("BOOLEAN", operands, fails=not is_known)
 
 
 def _of_text(result: str, *operands: str) -> Resolve:
@@ -774,7 +840,7 @@ def _of_text(result: str, *operands: str) -> Resolve:
         others = _arguments_of(node)[1:]
         are_constant = all(isinstance(other, exp.Literal) for other in others)
         are_known = are_constant and kinds == ("STRING", *operands)[: len(kinds)]
-        return Signature(result, kinds if are_known else None, fails=not are_known)
+        return _if_known(result, kinds, is_known=are_known)
 
     return resolve
 
@@ -786,7 +852,7 @@ def _position_arguments(node: exp.Expr) -> list[exp.Expr]:
 
 def _substring(node: exp.Expr, kinds: Kinds) -> Signature:
     is_known = kinds in (("STRING", "INT"), ("STRING", "INT", "INT"))
-    return Signature(_text_or_bytes(kinds), kinds if is_known else None, fails=not is_known)
+    return _if_known(_text_or_bytes(kinds), kinds, is_known=is_known)
 
 
 def _first_characters(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -796,19 +862,22 @@ def _first_characters(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _text_or_bytes(kinds: Kinds) -> str:
-    """Return the type of a part of a value: bytes of bytes, and text of all other values."""
-    return "STRING" if kinds[0] not in ("", "BINARY") else kinds[0]
+    """Return the type of a part of a value: bytes are cut into bytes, all other values into text."""
+    if kinds[0] not in ("", "BINARY"):
+        return "STRING"
+    return kinds[0]
 
 
 def _trim(node: exp.Expr, kinds: Kinds) -> Signature:
     characters = node.args.get("expression")
     is_known = characters is None or (isinstance(characters, exp.Literal) and characters.name != "")
-    return Signature("STRING", kinds if is_known and set(kinds) == {"STRING"} else None)
+    operands = kinds if is_known and set(kinds) == {"STRING"} else None
+    return Signature("STRING", operands)
 
 
 def _concat_ws(node: exp.Expr, kinds: Kinds) -> Signature:
     is_known = len(kinds) > 1 and set(kinds) == {"STRING"}
-    return Signature("STRING", kinds if is_known else None, fails=not is_known)
+    return _if_known("STRING", kinds, is_known=is_known)
 
 
 def _replace(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -836,7 +905,9 @@ def _split(node: exp.Expr, kinds: Kinds) -> Signature:
         and len(kinds) == 2
         and (pattern == " +" or is_plain_pattern(pattern))
     )
-    return signature if is_known else Signature("ARRAY<STRING>", None, fails=True)
+    if is_known:
+        return signature
+    return Signature("ARRAY<STRING>", None, fails=True)
 
 
 _SIGNS = r"\\[\\.\[\](){}*+?^$|/-]"
@@ -885,7 +956,7 @@ _UNITS = frozenset(
 
 def _truncation(node: exp.Expr, kinds: Kinds) -> Signature:
     is_known = kinds == ("TIMESTAMP",) and node.args["unit"].name.upper() in _UNITS
-    return Signature("TIMESTAMP", kinds if is_known else None, fails=not is_known)
+    return _if_known("TIMESTAMP", kinds, is_known=is_known)
 
 
 def _days_added(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -893,7 +964,7 @@ def _days_added(node: exp.Expr, kinds: Kinds) -> Signature:
     # expression.
     is_constant = node.expression.find(exp.Column) is None
     is_known = kinds == ("DATE", "INT") and node.args["unit"].name.upper() == "DAY" and is_constant
-    return Signature("DATE", kinds if is_known else None, fails=not is_known)
+    return _if_known("DATE", kinds, is_known=is_known)
 
 
 def _date_format(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -901,7 +972,7 @@ def _date_format(node: exp.Expr, kinds: Kinds) -> Signature:
     pattern = node.expressions[1] if len(kinds) == 2 else None
     is_known = isinstance(pattern, exp.Literal) and _FORMAT.fullmatch(pattern.name) is not None
     usable = is_known and kinds in (("TIMESTAMP", "STRING"), ("DATE", "STRING"))
-    return Signature("STRING", kinds if usable else None, fails=not usable)
+    return _if_known("STRING", kinds, is_known=usable)
 
 
 _FORMAT = re.compile(r"(?:yyyy|MM|dd|HH|mm|ss|[-/:., ]|'[A-Za-z]+')+")
@@ -909,7 +980,9 @@ _FORMAT = re.compile(r"(?:yyyy|MM|dd|HH|mm|ss|[-/:., ]|'[A-Za-z]+')+")
 
 def _difference(node: exp.Expr, kinds: Kinds) -> Signature:
     signature = _exactly("INT", ("DATE", "DATE"))(node, kinds)
-    return signature if node.args.get("unit") is None else Signature(fails=True)
+    if node.args.get("unit") is None:
+        return signature
+    return Signature(fails=True)
 
 
 def _digest(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -917,41 +990,49 @@ def _digest(node: exp.Expr, kinds: Kinds) -> Signature:
     # For any other length, Spark's sha2 gives null. The length 0 means 256.
     is_usual = length is None or length.name in ("0", "224", "256", "384", "512")
     is_known = kinds[0] in ("STRING", "BINARY") and is_usual
-    return Signature("STRING", kinds if is_known else None, fails=not is_known)
+    return _if_known("STRING", kinds, is_known=is_known)
 
 
 # -- Aggregates, of which this table has only the types
 
 
 def _sum(node: exp.Expr, kinds: Kinds) -> Signature:
-    kind = kinds[0] if kinds else ""
+    kind = _first_kind(kinds)
     if is_decimal(kind):
         # Spark gives the sum of decimals ten more digits.
         precision, scale = precision_and_scale(kind)
         kind = f"DECIMAL({min(precision + 10, MOST_DIGITS)},{scale})"
-    return Signature("BIGINT" if kind == "INT" else _number_of(kind), fails=True)
+    result = "BIGINT" if kind == "INT" else _number_of(kind)
+    return Signature(result, fails=True)
 
 
 def _average(node: exp.Expr, kinds: Kinds) -> Signature:
-    kind = kinds[0] if kinds else ""
+    kind = _first_kind(kinds)
     if is_decimal(kind):
         # Spark gives the average of decimals four more digits, all after the point.
         precision, scale = precision_and_scale(kind)
         kind = f"DECIMAL({min(precision + 4, MOST_DIGITS)},{min(scale + 4, MOST_DIGITS)})"
         return Signature(kind, fails=True)
-    return Signature("DOUBLE" if kind else "", fails=True)
+    result = "DOUBLE" if kind else ""
+    return Signature(result, fails=True)
 
 
 def _same_as_first(node: exp.Expr, kinds: Kinds) -> Signature:
-    return Signature(kinds[0] if kinds else "", fails=True)
+    return Signature(_first_kind(kinds), fails=True)
 
 
 def _filter(node: exp.Expr, kinds: Kinds) -> Signature:
-    return Signature(kinds[0] if kinds else "")
+    return Signature(_first_kind(kinds))
+
+
+def _first_kind(kinds: Kinds) -> str:
+    """Return the type of the first argument; an empty text for a function without arguments."""
+    return kinds[0] if kinds else ""
 
 
 def _array_compact(node: exp.Expr, kinds: Kinds) -> Signature:
-    return Signature(kinds[0], kinds if element_type(kinds[0]) else None)
+    is_list = bool(element_type(kinds[0]))
+    return Signature(kinds[0], kinds if is_list else None)
 
 
 def path_element(node: exp.Expr) -> exp.Expr | None:
@@ -966,7 +1047,9 @@ def path_element(node: exp.Expr) -> exp.Expr | None:
     # In other expressions, the name of a column may be at this place.
     if not isinstance(position, exp.Expr):
         return None
-    return position if node == tree_of(row_order.element_sql(text_of(position))) else None
+    if node == tree_of(row_order.element_sql(text_of(position))):
+        return position
+    return None
 
 
 _UNKNOWN = Rule(_unknown, "NO_RESULT")

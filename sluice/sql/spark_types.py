@@ -118,15 +118,19 @@ class _Reader:
         If something else comes next, nothing is read, and there are no numbers.
         """
         before, numbers = self._place, list[int]()
-        while self.skips("(" if not numbers else ","):
+        sign = "("
+        while self.skips(sign):
             if not self._next().isdecimal():
                 break
             numbers.append(int(self._next()))
             self._place += 1
+            sign = ","
         if not numbers or not self.skips(")"):
             self._place = before
             return []
         return numbers
 
     def _next(self) -> str:
-        return self._tokens[self._place].text.lower() if self._place < len(self._tokens) else ""
+        if self._place < len(self._tokens):
+            return self._tokens[self._place].text.lower()
+        return ""

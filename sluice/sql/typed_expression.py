@@ -23,6 +23,7 @@ from sluice.sql.rules import (
     rule_of,
 )
 from sluice.sql.types import VOID, Types, holds_void
+from sluice.values.json_limits import shortened
 from sluice.values.sql_types import is_complete, struct_fields
 
 JSON_VALUE = "(the JSON of a value)"
@@ -66,7 +67,7 @@ class TypedExpression:
                 return part.why_spark
         if self.signature.operands is not None:
             return ""
-        return self.signature.problem or _shortened(text_of(self.node))
+        return self.signature.problem or shortened(text_of(self.node), _LONGEST)
 
     @cached_property
     def columns(self) -> frozenset[str]:
@@ -74,10 +75,6 @@ class TypedExpression:
         if isinstance(self.node, exp.Column):
             return frozenset({self.node.parts[0].name})
         return frozenset[str]().union(*(part.columns for part in self.parts))
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def type_expression(expression: str | exp.Expr, types: Types) -> TypedExpression:
@@ -120,8 +117,11 @@ def _by_rule(node: exp.Expr, rule: Rule, parts: tuple[TypedExpression, ...]) -> 
 
 
 def _complete_types(parts: Iterable[TypedExpression]) -> tuple[str, ...]:
-    """Return the types of parts, as rules know types: an empty text if the type of any field of an object is unknown."""
-    return tuple([part.type if is_complete(part.type) else "" for part in parts])
+    """Return the types of parts for a rule, which gets an empty text for an object with a field of unknown type."""
+    types: list[str] = []
+    for part in parts:
+        types.append(part.type if is_complete(part.type) else "")
+    return tuple(types)
 
 
 _COMPARISONS = (
@@ -193,7 +193,9 @@ def _equivalent(node: exp.Expr, parts: tuple[TypedExpression, ...]) -> TypedExpr
             return build(exp.NullSafeEQ, *parts)
         case exp.Anonymous() if len(parts) == 1 and node.name.lower() in ("isnull", "isnotnull"):
             condition = is_null(parts[0])
-            return condition if node.name.lower() == "isnull" else build(exp.Not, condition)
+            if node.name.lower() == "isnull":
+                return condition
+            return build(exp.Not, condition)
     return None
 
 
@@ -210,7 +212,7 @@ def type_of(expression: str | exp.Expr, types: Types) -> str:
 
 
 def structure_of(expression: str | exp.Expr, types: Types) -> str:
-    """Like `type_of`, but an object also has a type if the types of some of its fields are unknown."""
+    """Do the same as `type_of`, but an object also has a type if the types of some of its fields are unknown."""
     kind = type_expression(expression, types).type
     return "" if holds_void(kind) else kind
 
@@ -223,8 +225,8 @@ def _column(node: exp.Column, types: Types) -> TypedExpression:
         is_in_objects = is_in_objects and name in struct_fields(kind)
         kind = path_type(kind, [name])
     # Only Spark reads a field of each object in a list.
-    is_computed = is_complete(kind) and is_in_objects
-    return TypedExpression(node, exp.Column, Signature(kind, () if is_computed else None), ())
+    operands = () if is_complete(kind) and is_in_objects else None
+    return TypedExpression(node, exp.Column, Signature(kind, operands), ())
 
 
 def _json_value(node: exp.Substring, value: TypedExpression) -> TypedExpression:

@@ -46,12 +46,12 @@ def is_number(kind: str) -> bool:
 
 
 def digits(kind: str) -> tuple[int, int]:
-    """Precision and scale of an exact number."""
+    """Return precision and scale of an exact number."""
     return _INTEGERS.get(kind) or precision_and_scale(kind)
 
 
 def decimal(precision: int, scale: int) -> str:
-    """Spark's decimal type with these digits.
+    """Return Spark's decimal type with these digits.
 
     If they are too many, Spark leaves out digits after the point.
     """
@@ -62,7 +62,7 @@ def decimal(precision: int, scale: int) -> str:
 
 
 def wide_decimal(kinds: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Precision and scale of a decimal that holds all values of decimals with these digits."""
+    """Return precision and scale of a decimal that holds all values of decimals with these digits."""
     pairs = list(kinds)
     scale = max(scale for _, scale in pairs)
     return max(precision - of_scale for precision, of_scale in pairs) + scale, scale
@@ -86,10 +86,14 @@ def common_type(kinds: Iterable[str]) -> str:
     if all(map(is_integer, different)):
         return "BIGINT"
     precision, scale = wide_decimal(map(digits, different))
-    return f"DECIMAL({precision},{scale})" if precision <= MOST_DIGITS else ""
+    if precision <= MOST_DIGITS:
+        return f"DECIMAL({precision},{scale})"
+    return ""
 
 
 def declared(tree: exp.DataType) -> str:
     """Return the type that a CAST names, in the form that contracts use."""
     kind = canonical(text_of(tree))
-    return decimal(*precision_and_scale(kind)) if is_decimal(kind) else kind
+    if is_decimal(kind):
+        return decimal(*precision_and_scale(kind))
+    return kind

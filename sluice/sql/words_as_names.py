@@ -78,7 +78,9 @@ def _word(token: Token) -> str:
     """Return the word or sign in capital letters."""
     if token.token_type is TokenType.IDENTIFIER:
         return _NAME
-    return _CONSTANT if token.token_type in _NO_WORDS else token.text.upper()
+    if token.token_type in _NO_WORDS:
+        return _CONSTANT
+    return token.text.upper()
 
 
 def _is_operand(words: Sequence[str], place: int) -> bool:

@@ -23,7 +23,9 @@ def written(node: exp.Expr, text: str) -> str:
             return candidate
     arguments = [part for part in node.iter_expressions() if isinstance(part, exp.Column)]
     is_made_up = isinstance(node, exp.Mul | exp.TsOrDsToDate) and len(arguments) == 1
-    return written(arguments[0], text) if is_made_up else text_of(node)
+    if is_made_up:
+        return written(arguments[0], text)
+    return text_of(node)
 
 
 def written_name(node: exp.Expr, text: str) -> str:
@@ -33,7 +35,9 @@ def written_name(node: exp.Expr, text: str) -> str:
         return text[start : stop + 1].lower()
     if isinstance(node, exp.If):
         return "CASE" if isinstance(node.parent, exp.Case) else "if"
-    return "cast" if isinstance(node, exp.Cast) else written(node, text)
+    if isinstance(node, exp.Cast):
+        return "cast"
+    return written(node, text)
 
 
 _MOST_TOKENS_AROUND = 3
@@ -48,7 +52,9 @@ def _candidates(node: exp.Expr, text: str) -> Iterator[str]:
         if "start" in part.meta:
             start = part.meta["start"]
             place = next(place for place, token in enumerate(tokens) if token.start == start)
-            places += [place, _end_of_call(tokens, place) if isinstance(part, exp.Func) else place]
+            places.append(place)
+            if isinstance(part, exp.Func):
+                places.append(_end_of_call(tokens, place))
     if not places:
         return
     for before, after in product(range(_MOST_TOKENS_AROUND + 1), repeat=2):

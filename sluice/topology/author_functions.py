@@ -115,7 +115,7 @@ def _parameter(function: Any, position: int) -> str:
 
 
 def _value_in(declared: Any) -> Any:
-    """V for `Record[V]`, `Record[V, K]` and `V | None`; any other type unchanged."""
+    """Return V for `Record[V]`, `Record[V, K]` and `V | None`; any other type unchanged."""
     if get_origin(declared) is Record:
         declared = get_args(declared)[0]
     present = [kind for kind in get_args(declared) if kind is not type(None)]

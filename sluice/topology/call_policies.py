@@ -9,7 +9,7 @@ from typing import Any
 from sluice.errors import TopologyError, sentence
 from sluice.operators.encoding import Declared
 from sluice.topology.graph import Graph
-from sluice.topology.window_definitions import Duration, milliseconds
+from sluice.topology.window_definitions import Duration, milliseconds, milliseconds_if_given
 from sluice.values.call_parameters import CallPolicy, LookedUpTable
 from sluice.values.sink_tables import CONNECTION_NAME, TABLE_NAME
 
@@ -39,7 +39,7 @@ def call_policy(
     timeout_ms, backoff_ms = milliseconds(timeout), milliseconds(backoff)
     require_whole(where, "timeout in ms", timeout_ms)
     require_whole(where, "backoff in ms", backoff_ms, 0)
-    keep_ms = None if keep is None else milliseconds(keep)
+    keep_ms = milliseconds_if_given(keep)
     if keep_ms is not None:
         require_whole(where, "keep in ms", keep_ms)
     return CallPolicy(concurrency, timeout_ms, retries, backoff_ms, keep_ms)

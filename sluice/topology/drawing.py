@@ -2,210 +2,31 @@
 
 from __future__ import annotations
 
-import re
 from html import escape
 
 from sluice.topology import nodes
 from sluice.topology.pipeline import Pipeline
-from sluice.values.function_wrappers import NoTopic
 from sluice.values.phrases import counted, duration_text
-from sluice.values.record_metadata import MAPPED_KEY
-from sluice.values.topic_patterns import is_pattern
 
-# Characters that XML does not allow even when escaped.
-_NO_XML = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 _BOX, _GAP, _ROW, _HEIGHT = 270, 60, 62, 44
 _FILL = {"Source": "#dbeafe", "Aggregate": "#dcfce7", "Cogroup": "#dcfce7", "Sink": "#fef3c7"}
 
 
-def title(node: nodes.Node) -> str:
-    match node:
-        case nodes.Source(kind=kind):
-            return f"{kind.replace('_', ' ')} {node.topic}"
-        case nodes.Aggregate() | nodes.ToTable(store=str()):
-            return f"store {node.store}"
-        case nodes.ToTable():
-            return "table of results"
-        case nodes.Sink(table=table) if table is not None:
-            return f"table {table.name} {table.place}"
-        case nodes.Sink():
-            return f"topic {node.topic}"
-        case nodes.Join():
-            return f"{node.how} join with {_input_title(node.right)}"
-        case nodes.Lookup(table=table):
-            return f"look-up in table {table.table} of {table.connection}"
-        case nodes.Suppress():
-            return _suppress_title(node)
-        case nodes.Apply(function=NoTopic()):
-            return "route"
-        case nodes.Apply(gives="nothing"):
-            return "peek"
-        case nodes.Apply(gives=gives, batch=batch):
-            result = gives.replace("_", " ") if batch is None else "many values"
-            return f"Python function for {result}"
-        case nodes.SetMetadata(time=time, headers=headers):
-            return "set " + " and ".join(
-                filter(None, ["time" if time else "", "headers" if headers else ""])
-            )
-        case nodes.ChangedRows():
-            return "apply changes"
-        case nodes.Process():
-            return f"process {'values ' if node.keeps_key else ''}{node.processor.__name__}"
-        case _:
-            return re.sub("(?<!^)(?=[A-Z])", " ", type(node).__name__).lower()
-
-
-def _suppress_title(node: nodes.Suppress) -> str:
-    if node.early_ms is not None:
-        return f"emit {duration_text(node.early_ms)} after a change and on window close"
-    return (
-        "emit on window close"
-        if node.until == "window_final"
-        else f"suppress until {node.until.replace('_', ' ')}"
-    )
-
-
-def _input_title(node: nodes.Node) -> str:
-    name = nodes.known_name(node)
-    if name == node.name:
-        return name
-    return f"{'join' if isinstance(node, nodes.Join) else title(node)} of {name}"
-
-
-def detail(node: nodes.Node) -> str:
-    """Return the node's expressions, on one line."""
-    return re.sub(_NO_XML, "\N{REPLACEMENT CHARACTER}", " ".join(_detail(node).split()))
-
-
-def _detail(node: nodes.Node) -> str:
-    match node:
-        case nodes.Source():
-            return _source_detail(node)
-        case nodes.Filter() if not isinstance(node, nodes.Repartition):
-            return node.where
-        case nodes.SelectKey():
-            return node.key
-        case nodes.MapValues():
-            return node.value
-        case nodes.FlatMapValues():
-            return node.items
-        case nodes.Apply() | nodes.Transform():
-            return getattr(node.function, "__name__", "")
-        case nodes.Select():
-            columns = node.columns.items()
-            return ", ".join([name if name == sql else f"{name} = {sql}" for name, sql in columns])
-        case nodes.Aggregate():
-            return _aggregate_detail(node)
-        case nodes.Join():
-            grace = (
-                ""
-                if node.grace_ms is None
-                else f"as of each record's time, grace {duration_text(node.grace_ms)}"
-            )
-            on = f"on {node.on}" if node.on not in (None, MAPPED_KEY) else ""
-            key_field = f"key as {node.mapped_key}" if node.mapped_key else ""
-            return " ".join([str(node.window or ""), on, key_field, grace])
-        case nodes.ToTable():
-            return _table_detail(node)
-        case nodes.Sink():
-            return _sink_detail(node)
-        case nodes.Process(by=by, tables=tables):
-            key = f"by {by}" if by else "by key and window" if nodes.window_of_store(node) else ""
-            read = f"reads {', '.join(tables)}" if tables else ""
-            return " ".join([key, read])
-        case nodes.StreamOperator():
-            return _operator_detail(node)
-        case _:
-            return ""
-
-
-def _operator_detail(node: nodes.StreamOperator) -> str:
-    match node:
-        case nodes.SetMetadata(time=time, headers=headers):
-            texts = headers if time is None else {"_timestamp": time, **headers}
-            return ", ".join(f"{name} = {sql}" for name, sql in texts.items())
-        case nodes.ChangedRows(check_old=str(check_old)):
-            return f"old rows checked: {check_old}"
-        case nodes.Deduplicate():
-            return f"{node.by} within {duration_text(node.within_ms)}"
-        case nodes.Call(function=function):
-            return getattr(function, "__name__", "") + _recorded(node)
-        case nodes.Lookup(table=table):
-            return f"{table.column} = {node.by}, {', '.join(table.columns)}" + _recorded(node)
-        case _:
-            return ""
-
-
-def _recorded(node: nodes.Call | nodes.Lookup) -> str:
-    """Return the name under which a step's answers are recorded; empty if they are not recorded.
-
-    With another name, the step gets new answers. So the name belongs to the step's definition: if
-    it changes, the state must be computed again.
-    """
-    return "" if node.policy.keep_ms is None else f", recorded as {node.answers}"
-
-
-def _table_detail(node: nodes.ToTable) -> str:
-    if node.history_ms is not None:
-        return f"with versions of {duration_text(node.history_ms)}"
-    return "" if node.expiry is None else str(node.expiry)
-
-
-def _source_detail(node: nodes.Source) -> str:
-    read = f"{node.serde.name}, event time {node.event_time or 'of the record'}"
-    return (
-        f"{read}, at most {counted(node.most_topics, 'topic')}" if is_pattern(node.topic) else read
-    )
-
-
-def _sink_detail(node: nodes.Sink) -> str:
-    if node.table is not None:
-        return f"a row per {node.table.key}" if node.table.key else "a row per record"
-    latest = "the latest change of each key and batch" if node.emit == "latest" else ""
-    return ", ".join(filter(None, [latest, "read again by a later batch" if node.cycle else ""]))
-
-
-def _aggregate_detail(node: nodes.Aggregate) -> str:
-    if isinstance(node, nodes.Cogroup):
-        parts = [
-            f"{_added(part)} of {nodes.known_name(part.parent)} by {part.key}"
-            for part in node.parts
-        ]
-        what = "; ".join(parts)
-    else:
-        added = ", ".join(node.columns.values()) or "Python functions"
-        what = f"{added} by {'key and window' if node.by_window else node.key}"
-    window = f", {node.window}" if node.window else ""
-    history = (
-        "" if node.history_ms is None else f", with versions of {duration_text(node.history_ms)}"
-    )
-    return what + window + history
-
-
-def _added(part: nodes.CogroupedStream) -> str:
-    return ", ".join(part.columns.values()) or getattr(part.adder, "__name__", "Python function")
-
-
 def text(pipeline: Pipeline) -> str:
     """Return the topology as indented text, each step below its input."""
-    lines = [
-        ", ".join(
-            [
-                f"pipeline {pipeline.name}",
-                counted(pipeline.workers, "worker"),
-                *_idle_settings(pipeline),
-            ]
-        )
-    ]
+    workers = counted(pipeline.workers, "worker")
+    settings = [f"pipeline {pipeline.name}", workers, *_idle_settings(pipeline)]
+    lines = [", ".join(settings)]
 
     def show(node: nodes.Node, depth: int) -> None:
-        expressions = detail(node)
-        lines.append("  " * depth + title(node) + (f": {expressions}" if expressions else ""))
+        expressions = node.detail
+        line = "  " * depth + node.title
+        lines.append(f"{line}: {expressions}" if expressions else line)
         for child in _successors(pipeline, node):
             show(child, depth + 1)
 
     for node in pipeline.nodes:
-        if isinstance(node, nodes.Source):
+        if not node.parents:
             show(node, 1)
     return "\n".join(lines)
 
@@ -225,7 +46,7 @@ def _idle_settings(pipeline: Pipeline) -> list[str]:
 
 def _successors(pipeline: Pipeline, node: nodes.Node) -> list[nodes.Node]:
     """Return the nodes whose first input is this node. A join is below its left side only."""
-    return [child for child in pipeline.nodes if nodes.parents(child)[:1] == (node,)]
+    return [child for child in pipeline.nodes if child.parents[:1] == (node,)]
 
 
 def svg(pipeline: Pipeline) -> str:
@@ -243,9 +64,8 @@ def svg(pipeline: Pipeline) -> str:
         f'aria-label="topology of {escape(pipeline.name)}">'
     ]
     for node in pipeline.nodes:
-        parts += [
-            _arrow(place[parent.number], place[node.number]) for parent in nodes.parents(node)
-        ]
+        for parent in node.parents:
+            parts.append(_arrow(place[parent.number], place[node.number]))
     parts += [_box(node, *place[node.number]) for node in pipeline.nodes]
     return "\n".join([*parts, "</svg>"])
 
@@ -267,17 +87,20 @@ def _layout(pipeline: Pipeline) -> dict[int, tuple[int, int]]:
             free = put(child, column + 1, free)
         return max(free, row + 1)
 
-    sources = [node for node in pipeline.nodes if isinstance(node, nodes.Source)]
-    tables = [source for source in sources if source.kind != "stream"]
+    tables: list[nodes.Node] = []
     next_row = 0
-    for source in sources:
-        if source.kind == "stream":
-            next_row = put(source, 0, next_row)
+    for node in pipeline.nodes:
+        if node.parents:
+            continue
+        if node.is_table:
+            tables.append(node)
+        else:
+            next_row = put(node, 0, next_row)
     # A table without steps of its own is placed to the left of the joins that look it up. These
     # joins may follow another table, so the tables with steps are placed before it.
     tables.sort(key=lambda table: not _successors(pipeline, table))
     for table in tables:
-        joins = [node for node in pipeline.nodes if table in nodes.parents(node)[1:]]
+        joins = [node for node in pipeline.nodes if table in node.parents[1:]]
         joins = [join for join in joins if join.number in place]
         left_edge = min((place[join.number][0] for join in joins), default=20)
         next_row = put(table, max(left_edge // (_BOX + _GAP) - 1, 0), next_row)
@@ -293,11 +116,12 @@ def _arrow(start: tuple[int, int], end: tuple[int, int]) -> str:
 
 def _box(node: nodes.Node, x: int, y: int) -> str:
     fill = _FILL.get(type(node).__name__, "#f1f5f9")
-    inputs = " ".join(str(parent.number) for parent in nodes.parents(node))
-    first_line, second_line = escape(_short(title(node), 34)), escape(_short(detail(node), 38))
+    inputs = " ".join([str(parent.number) for parent in node.parents])
+    first_line = escape(_short(node.title, 34))
+    second_line = escape(_short(node.detail, 38))
     return (
         f'<g data-number="{node.number}" data-inputs="{inputs}" data-name="{escape(node.name)}">'
-        f"<title>{escape(title(node))}: {escape(detail(node))}</title>"
+        f"<title>{escape(node.title)}: {escape(node.detail)}</title>"
         f'<rect x="{x}" y="{y}" width="{_BOX}" height="{_HEIGHT}" rx="8" '
         f'fill="{fill}" stroke="#64748b"/>'
         f'<text x="{x + 10}" y="{y + 18}" fill="#0f172a" font-weight="600">{first_line}</text>'
@@ -306,4 +130,6 @@ def _box(node: nodes.Node, x: int, y: int) -> str:
 
 
 def _short(label: str, length: int) -> str:
-    return label if len(label) <= length else label[: length - 1] + "…"
+    if len(label) <= length:
+        return label
+    return label[: length - 1] + "…"

@@ -59,13 +59,13 @@ class Graph:
         return store in self.keep_headers
 
     def part(self, names: Collection[str]) -> Self:
-        """Return a pipeline of the steps and stores with these names, and of everything upstream of them."""
+        """Return a pipeline with only these steps and stores and everything upstream of them."""
         pending = [node for node in self.nodes if node.name in names]
         kept: set[nodes.Node] = set()
         while pending:
             node = pending.pop()
             kept.add(node)
-            pending += nodes.parents(node)
+            pending += node.parents
         part = copy.copy(self)
         part.nodes = [node for node in self.nodes if node in kept]
         return part
@@ -78,18 +78,14 @@ class Graph:
         """
         left_out = {node for node in self.nodes if node.name in names}
         for node in self.nodes:
-            if not left_out.isdisjoint(nodes.parents(node)):
+            if not left_out.isdisjoint(node.parents):
                 left_out.add(node)
         # Stateful steps stay even if nothing follows them, because their stores can be queried. The
         # loop goes from the last node to the first, so that it leaves out whole chains of unused
         # steps.
         for node in reversed(self.nodes):
-            following = [child for child in self.nodes if node in nodes.parents(child)]
-            if (
-                following
-                and left_out.issuperset(following)
-                and not isinstance(node, nodes.STATEFUL)
-            ):
+            following = [child for child in self.nodes if node in child.parents]
+            if following and left_out.issuperset(following) and not node.is_stateful:
                 left_out.add(node)
         rest = copy.copy(self)
         rest.nodes, rest.whole = [], rest
@@ -98,7 +94,7 @@ class Graph:
             if node not in left_out:
                 # Nodes come after their inputs, so the inputs have their new numbers already.
                 renumbered = replace(node, number=len(rest.nodes))
-                numbered[node] = nodes.with_parents(renumbered, numbered)
+                numbered[node] = renumbered.with_parents(numbered)
                 rest.nodes.append(numbered[node])
         return rest
 
@@ -107,9 +103,9 @@ class Graph:
 
         Raises TopologyError if the pipeline already uses the name, or if it is not valid.
         """
-        pattern_advice = (
-            ' Pass a pattern of topics as re.compile("...").' if kind == "topic" else ""
-        )
+        pattern_advice = ""
+        if kind == "topic":
+            pattern_advice = ' Pass a pattern of topics as re.compile("...").'
         if kind != "table" and (not isinstance(name, str) or not _NAME.fullmatch(name)):
             raise TopologyError(
                 f"{name!r} at {source_line()} is not a valid {kind} name.",

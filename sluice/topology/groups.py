@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, Generic, Self, get_args, overload
@@ -170,10 +170,12 @@ class Grouped(Generic[V]):
     ) -> Table[Any]:
         pipeline = self.parent.pipeline
         pipeline.claim("store", store)
+        node_type = nodes.Aggregate
         if cogrouped:
+            node_type = nodes.Cogroup
             options["parts"] = cogrouped
         node = pipeline.add(
-            nodes.Cogroup if cogrouped else nodes.Aggregate,
+            node_type,
             parent=self.parent.node,
             key=self.key,
             window=self.window,
@@ -528,10 +530,7 @@ class CogroupedStreams(Generic[R]):
         """
         assert self._first is not None
         grouped: GroupedStream[Any] = self._window or self._first
-        columns: dict[str, str] = {}
-        for part in self.parts:
-            columns = part.columns | columns
-        columns = {name: columns[name] for part in self.parts for name in part.columns}
+        columns = _columns_of(self.parts)
         if columns:
             if initializer is not None or merger is not None or returns is not None:
                 where = grouped.parent._where(f"aggregate into {store!r}")
@@ -574,7 +573,8 @@ class CogroupedStreams(Generic[R]):
             raise TopologyError(
                 f"{where} has both a Python function and SQL.", next_step="Use a store for each."
             )
-        columns: dict[str, str] = {**(adder if isinstance(adder, Mapping) else {}), **named}
+        columns: dict[str, str] = dict(adder) if isinstance(adder, Mapping) else {}
+        columns |= named
         called = None
         if is_python:
             called = grouped._function(
@@ -585,8 +585,7 @@ class CogroupedStreams(Generic[R]):
                 f"{where} needs at least one column, or a function adder(aggregate, value).",
                 next_step='Write for example cogroup(clicks="count(*)").',
             )
-        others = {name: text for part in self.parts for name, text in part.columns.items()}
-        parent._require_names(step, others | columns)
+        parent._require_names(step, _columns_of(self.parts) | columns)
         parent._refuse_reserved_names(step, columns)
         for text in columns.values():
             parent._require_expression(text, step, aggregate=True)
@@ -594,6 +593,15 @@ class CogroupedStreams(Generic[R]):
         more = CogroupedStreams[Any](self.pipeline, (*self.parts, part))
         more._first = self._first or grouped
         return more
+
+
+def _columns_of(parts: Sequence[nodes.CogroupedStream]) -> dict[str, str]:
+    """Return the columns of cogrouped streams, each with the text of the first stream that has the column."""
+    columns: dict[str, str] = {}
+    for part in parts:
+        for name, text in part.columns.items():
+            columns.setdefault(name, text)
+    return columns
 
 
 class WindowedStream(GroupedStream[V]):

@@ -28,7 +28,6 @@ from sluice.topology.graph import Graph
 from sluice.topology.serdes import Contract, Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column, column_sql, key_expression, key_field_names
-from sluice.topology.value_types import shape_after, types_after
 from sluice.topology.window_definitions import Duration
 from sluice.topology.windowed_inputs import (
     require_encodable_windows,
@@ -91,9 +90,11 @@ class Handle(Generic[V]):
     @property
     def metadata(self) -> dict[str, str]:
         """The columns that SQL can read in addition to the value's fields, with their types."""
-        if nodes.window_of(self.node) is not None:
+        if self.node.key_window is not None:
             return STATEFUL_METADATA | CHANGE_METADATA
-        return STATEFUL_METADATA if nodes.follows_state(self.node) else METADATA
+        if nodes.follows_state(self.node):
+            return STATEFUL_METADATA
+        return METADATA
 
     def _where(self, step: str) -> str:
         return f"{self.pipeline.name}: {step} at {source_line()}"
@@ -159,7 +160,7 @@ class Handle(Generic[V]):
 
     def _types(self) -> dict[str, str]:
         """Return the types of the columns that SQL can read, and of computed fields, too, where the rules know them."""
-        readable, computed = self.fields | self.metadata, types_after(self.node)
+        readable, computed = self.fields | self.metadata, self.node.result_types
         return {name: kind or computed.get(name, "") for name, kind in readable.items()}
 
     def _expiry(
@@ -212,7 +213,7 @@ class Handle(Generic[V]):
         return self.fields.get(column, "")
 
     def _key_expression(self, step: str, key: str | Sequence[str]) -> str:
-        """SQL of a key that is an expression, or a list of fields."""
+        """Return SQL of a key that is an expression, or a list of fields."""
         if isinstance(key, str) or not isinstance(key, Sequence):
             return key
         fields = key_field_names(self._where(step), key)
@@ -276,13 +277,15 @@ class Handle(Generic[V]):
                 require_callable(where, function, name)
         require_encodable_windows(where, key, self.node)
         arguments.require_choice(where, "emit", options.get("emit", "every"), Emit)
+        if partition is not None:
+            partition = partitioner(where, partition)
         self.pipeline.add(
             nodes.Sink,
             parent=self.node,
             topic=to,
             encode=encode,
             encode_key=key,
-            partition=None if partition is None else partitioner(where, partition),
+            partition=partition,
             **options,
         )
 
@@ -328,9 +331,11 @@ class Handle(Generic[V]):
                 f"{where}: {of_any[0]} has values of type Any, for which a table has no column.",
                 next_step=f"Write their JSON as text: select(..., {of_any[0]}='{of_any[0]}.{JSON_FIELD}').",
             )
-        is_windowed = nodes.window_of(self.node) is not None
+        is_windowed = self.node.key_window is not None
         identity = table.identity_columns(is_windowed=is_windowed)
-        own = {*POSITION} | ({*WINDOW} if is_windowed and table.key else set())
+        own = {*POSITION}
+        if is_windowed and table.key:
+            own |= WINDOW.keys()
         names = [*self.fields] if table.key is None else [table.key, *self.fields]
         if wrong := [name for name in names if table.folded_name(name) in own]:
             raise TopologyError(
@@ -369,6 +374,7 @@ class Handle(Generic[V]):
             )
         self.pipeline.claim("table", table.output)
         # A table with a key has one row per key, so only a key's last change in a batch is written.
+        changes_written: Emit = "every" if table.key is None else "latest"
         self.pipeline.add(
             nodes.Sink,
             parent=self.node,
@@ -376,7 +382,7 @@ class Handle(Generic[V]):
             table=table,
             fields=dict(self.fields),
             scalar=self.shape.scalar,
-            emit="every" if table.key is None else "latest",
+            emit=changes_written,
             on_error=on_error,
         )
 
@@ -406,7 +412,7 @@ class Handle(Generic[V]):
         return serde.encode or encode_text
 
     def _require_bytes(self, where: str) -> None:
-        kind = shape_after(self.node).kind
+        kind = self.node.result_shape.kind
         if kind != "BINARY":
             raise TopologyError(
                 f"{where}: value=bytes writes bytes, but the values are {kind or 'of an unknown type'}.",
@@ -415,7 +421,7 @@ class Handle(Generic[V]):
 
 
 def _first_twins(names: Iterable[str], folded: Callable[[str], str]) -> tuple[str, str] | None:
-    """Two different names that `folded` maps to the same text; None if no two names do."""
+    """Return two different names that `folded` maps to the same text; None if no two names do."""
     first_names: dict[str, str] = {}
     for name in names:
         other = first_names.setdefault(folded(name), name)

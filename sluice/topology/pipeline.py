@@ -20,8 +20,8 @@ from sluice.topology.streams import Stream
 from sluice.topology.structs import key_expression, key_field_names
 from sluice.topology.tables import GlobalTable, Table
 from sluice.topology.versions import history_in_ms
-from sluice.topology.window_definitions import Duration, milliseconds
-from sluice.values.epochs import EpochTime
+from sluice.topology.window_definitions import Duration, milliseconds, milliseconds_if_given
+from sluice.values.epochs import EpochTime, field_of_time
 from sluice.values.expiry import ExpiryClock
 from sluice.values.json_text import JSON_FIELD
 from sluice.values.record_metadata import RESERVED_NAMES, WALL_CLOCK, OnError, OnNull, OnTime
@@ -42,7 +42,7 @@ _made: ContextVar[list[tuple[Pipeline, frozenset[str]]] | None] = ContextVar("ma
 
 @contextmanager
 def pipelines_made_by(file: Path) -> Iterator[list[Pipeline]]:
-    """Collects the pipelines that the code of a file makes while the `with` block runs.
+    """Collect the pipelines that the code of a file makes while the `with` block runs.
 
     A pipeline counts even if no variable holds it. If the file imports another module, the
     pipelines that the other module makes do not count.
@@ -130,10 +130,8 @@ class Pipeline(Graph):
         arguments.require_zone(where, zone)
         self.zone = zone
         self.max_future_skew_ms = milliseconds(max_future_skew)
-        self.idle_timeout_ms = None if idle_timeout is None else milliseconds(idle_timeout)
-        self.advance_when_idle_ms = (
-            None if advance_when_idle is None else milliseconds(advance_when_idle)
-        )
+        self.idle_timeout_ms = milliseconds_if_given(idle_timeout)
+        self.advance_when_idle_ms = milliseconds_if_given(advance_when_idle)
         self.linger_ms = milliseconds(linger)
         arguments.require_at_least(where, "linger", self.linger_ms, 0)
         arguments.require_at_least(where, "max_future_skew", self.max_future_skew_ms, 0)
@@ -149,7 +147,7 @@ class Pipeline(Graph):
                 f'{where}: min_interval= needs schedule="{ON_RECORDS}".',
                 next_step="Leave min_interval= or schedule= out.",
             )
-        self.deadline_ms = None if deadline is None else milliseconds(deadline)
+        self.deadline_ms = milliseconds_if_given(deadline)
         arguments.require_at_least(where, "deadline", self.deadline_ms, 1_000)
         self.doc = ""
         self.file: Path | None = None
@@ -176,7 +174,9 @@ class Pipeline(Graph):
         """Raise TopologyError if `keep_headers` names a store that the pipeline does not have."""
         if isinstance(self.keep_headers, bool):
             return
-        stores = {store for node in self.nodes for store in nodes.stores_of(node)}
+        stores: set[str] = set()
+        for node in self.nodes:
+            stores.update(node.store_names)
         for name in sorted(self.keep_headers - stores):
             raise TopologyError(
                 f"{self.name} at {self.at}: keep_headers= names the store {name!r}, which does not "
@@ -385,7 +385,10 @@ class Pipeline(Graph):
         serde = serde_of(value)
         arguments.require_choice(where, "nulls", nulls, OnNull)
         is_timed_by_clock = event_time == WALL_CLOCK
-        on_time = "clock" if is_timed_by_clock else on_time or on_error or self.on_error
+        if is_timed_by_clock:
+            on_time = "clock"
+        else:
+            on_time = on_time or on_error or self.on_error
         arguments.require_choice(where, "invalid_time", on_time, OnTime)
         key_fields = key_field_names(where, key)
         if key is not None and not key_fields:
@@ -397,9 +400,12 @@ class Pipeline(Graph):
         except TopologyError as error:
             raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
         fields = shape.fields
-        time_field = event_time.field if isinstance(event_time, EpochTime) else event_time
-        for name in (*key_fields, None if is_timed_by_clock else time_field):
-            if name is not None and name not in fields:
+        time_field = field_of_time(event_time)
+        read = list(key_fields)
+        if time_field is not None and not is_timed_by_clock:
+            read.append(time_field)
+        for name in read:
+            if name not in fields:
                 raise TopologyError(
                     f"{where}: {serde.name} has no field {name!r}.",
                     next_step=f"Its fields: {', '.join(fields)}.",
@@ -467,7 +473,7 @@ def _require_time(where: str, event_time: str | EpochTime | None, kind: str) -> 
     is_number = isinstance(event_time, EpochTime)
     if kind == "BIGINT" or (kind == "TIMESTAMP" and not is_number):
         return
-    field = event_time.field if isinstance(event_time, EpochTime) else event_time
+    field = field_of_time(event_time)
     if kind == "TIMESTAMP":
         next_step = f"Write event_time={field!r}."
     else:

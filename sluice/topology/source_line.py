@@ -10,15 +10,14 @@ _HERE = f"{Path(__file__).parent}{os.sep}"
 
 
 def source_line() -> str:
-    """`file:line` of the innermost caller outside of this package."""
+    """Return `file:line` of the innermost caller outside of this package."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back
-    return (
-        "?"
-        if frame is None
-        else f"{frame.f_code.co_filename.rpartition(os.sep)[2]}:{frame.f_lineno}"
-    )
+    if frame is None:
+        return "?"
+    _, _, name = frame.f_code.co_filename.rpartition(os.sep)
+    return f"{name}:{frame.f_lineno}"
 
 
 def files_running() -> frozenset[str]:

@@ -35,9 +35,9 @@ from sluice.topology.serdes import Contract, Serde, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column
 from sluice.topology.tables import GlobalTable, Table
-from sluice.topology.value_types import shape_after, shape_of_elements
+from sluice.topology.value_types import shape_of_elements
 from sluice.topology.versions import grace_in_ms, history_in_ms
-from sluice.topology.window_definitions import Duration, milliseconds
+from sluice.topology.window_definitions import Duration, milliseconds, milliseconds_if_given
 from sluice.topology.windowed_inputs import (
     require_plain_keys,
     require_same_windows,
@@ -382,7 +382,7 @@ class Stream(Handle[V]):
             value=function,
             on_error=on_error,
         )
-        return self._next(node, shape_after(node))
+        return self._next(node, node.result_shape)
 
     @overload
     def map_batch(
@@ -429,6 +429,8 @@ class Stream(Handle[V]):
         require_callable(where, function, "values")
         arguments.require_choice(where, "takes", takes, Literal["list", "table"])
         require_whole(where, "size", size)
+        shape = self._result_shape("map_batch", returns)
+        table_type = self._table_type(where) if takes == "table" else None
         node = self.pipeline.add(
             nodes.Apply,
             parent=self.node,
@@ -436,8 +438,8 @@ class Stream(Handle[V]):
             gives="value",
             takes=self.contract,
             returns=returns,
-            shape=(shape := self._result_shape("map_batch", returns)),
-            batch=FunctionBatch(size, self._table_type(where) if takes == "table" else None),
+            shape=shape,
+            batch=FunctionBatch(size, table_type),
             on_error=on_error,
         )
         return self._next(node, shape, returns)
@@ -533,8 +535,12 @@ class Stream(Handle[V]):
             where, concurrency=concurrency, timeout=timeout, retries=retries, backoff=backoff, keep=keep
         )  # fmt: skip
         shape = self._result_shape("call", returns)
-        substitute = None if otherwise is ... else fallback_json(where, otherwise, returns)
-        name = "" if keep is None else answers_name(self.pipeline, where, answers, function)
+        substitute = None
+        if otherwise is not ...:
+            substitute = fallback_json(where, otherwise, returns)
+        name = ""
+        if keep is not None:
+            name = answers_name(self.pipeline, where, answers, function)
         node = self.pipeline.add(
             nodes.Call,
             parent=self.node,
@@ -952,8 +958,9 @@ class Stream(Handle[V]):
         node = self.pipeline.add(nodes.Merge, streams=streams)
         # A function declares one type of values, so values of several
         # types are passed as plain JSON data.
-        same = all(other.contract is self.contract for other in others)
-        return self._next(node, self.shape, self.contract if same else None)
+        have_one_type = all(other.contract is self.contract for other in others)
+        contract = self.contract if have_one_type else None
+        return self._next(node, self.shape, contract)
 
     def split(
         self,
@@ -1081,7 +1088,7 @@ class Stream(Handle[V]):
 
         To group by the key without its window, write `group_by("_key")`.
         """
-        return GroupedStream(self, "_key", None, by_window=nodes.window_of(self.node) is not None)
+        return GroupedStream(self, "_key", None, by_window=self.node.key_window is not None)
 
     @overload
     def group_by(self, key: str | Sequence[str] | Callable[[V], object]) -> GroupedStream[V]: ...
@@ -1229,7 +1236,7 @@ class Stream(Handle[V]):
         *window: JoinWindow,
         **options: Any,
     ) -> Stream[dict[str, Any]]:
-        """`join` with `how="left"`: if there is no match, `right` is null."""
+        """Do the same as `join` with `how="left"`: if there is no match, `right` is null."""
         return self.join(other, *window, how="left", **options)
 
     def outer_join(
@@ -1238,7 +1245,7 @@ class Stream(Handle[V]):
         window: JoinWindow,
         **options: Any,
     ) -> Stream[dict[str, Any]]:
-        """`join` with `how="outer"`: if there is no match, the other side is null."""
+        """Do the same as `join` with `how="outer"`: if there is no match, the other side is null."""
         return self.join(other, window, how="outer", **options)
 
     @overload
@@ -1383,9 +1390,8 @@ class Stream(Handle[V]):
         on_error: OnError | None,
     ) -> Processed[Any]:
         where = self._where(step)
-        _require_processor(
-            where, processor, self.contract, Context if step == "process" else ValueContext
-        )
+        context = Context if step == "process" else ValueContext
+        _require_processor(where, processor, self.contract, context)
         for name, declared in (("stores", stores or {}), ("outputs", outputs or {})):
             arguments.require_instance(where, declared, Mapping, f"{name}={{name: type}}")
         tables = self._readable_tables(where, tables or {})
@@ -1431,7 +1437,7 @@ class Stream(Handle[V]):
             self._require_same_pipeline(where, table)
             # A processor reads a row by its key, but the rows of a windowed table have a key and a
             # window.
-            if nodes.window_of(table.node) is not None:
+            if table.node.key_window is not None:
                 raise TopologyError(
                     f"{where}: the table {name!r} is windowed.",
                     next_step="Give its rows plain keys first: to_stream().select_key(...).to_table(store=...).",
@@ -1546,7 +1552,9 @@ class Stream(Handle[V]):
             may_yield=may_yield,
             may_be_async=may_be_async,
         )
-        return of_windowed_key(keyed) if nodes.window_of(self.node) is not None else keyed
+        if self.node.key_window is not None:
+            return of_windowed_key(keyed)
+        return keyed
 
     def _add_function(
         self,
@@ -1567,7 +1575,9 @@ class Stream(Handle[V]):
             shape=shape or self.shape,
             on_error=on_error,
         )
-        return self._next(node) if shape is None else self._next(node, shape, returns)
+        if shape is None:
+            return self._next(node)
+        return self._next(node, shape, returns)
 
     def _require_no_returns(self, step: str, returns: Contract | None) -> None:
         if returns is not None:
@@ -1599,7 +1609,7 @@ def _store_type(declared: Any) -> tuple[Any, int | None]:
             f"process at {source_line()}: {declared!r} is not a type for a store's values.",
             next_step='Write for example {"points": Decimal} or {"points": (Decimal, "7 days")}.',
         )
-    return kind, None if ttl is None else milliseconds(ttl)
+    return kind, milliseconds_if_given(ttl)
 
 
 def _require_processor(

@@ -35,11 +35,13 @@ def struct(fields: Mapping[str, Column]) -> str:
 
 
 def column_sql(column: Column) -> str:
-    return struct(column) if isinstance(column, Mapping) else column
+    if isinstance(column, Mapping):
+        return struct(column)
+    return column
 
 
 def key_field_names(where: str, key: Any) -> tuple[str, ...]:
-    """Return the fields of a key that is given as the name of a field, or as a list of names; empty for any other key."""
+    """Return the fields of a key given as one name or a list of names; empty for any other key."""
     if isinstance(key, str):
         return (key,)
     if not isinstance(key, Sequence) or isinstance(key, bytes):

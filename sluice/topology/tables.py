@@ -15,7 +15,6 @@ from sluice.topology.author_functions import (
 from sluice.topology.handles import Handle, Key, Partitioner, R, V, joined_shape
 from sluice.topology.serdes import Contract, Serde
 from sluice.topology.structs import Column
-from sluice.topology.value_types import shape_after
 from sluice.topology.window_definitions import Duration, milliseconds
 from sluice.topology.windowed_inputs import (
     require_plain_keys,
@@ -231,7 +230,7 @@ class Table(Handle[V]):
             )
         self._require_expression(value, "map_values")
         node = self.pipeline.add(nodes.MapValues, parent=self.node, value=value, on_error=on_error)
-        return Table(self.pipeline, node, shape_after(node))
+        return Table(self.pipeline, node, node.result_shape)
 
     def _as_stream(self) -> Stream[V]:
         """Return a stream after the same node.
@@ -322,11 +321,11 @@ class Table(Handle[V]):
         return Table(self.pipeline, node, joined_shape(self, other))
 
     def left_join(self, other: Table[Any], **options: Any) -> Table[dict[str, Any]]:
-        """`join` with `how="left"`: if there is no match, `right` is null."""
+        """Do the same as `join` with `how="left"`: if there is no match, `right` is null."""
         return self.join(other, how="left", **options)
 
     def outer_join(self, other: Table[Any], **options: Any) -> Table[dict[str, Any]]:
-        """`join` with `how="outer"`: if there is no match, the other side is null."""
+        """Do the same as `join` with `how="outer"`: if there is no match, the other side is null."""
         return self.join(other, how="outer", **options)
 
     def suppress_until_window_closes(
@@ -340,7 +339,7 @@ class Table(Handle[V]):
         The run ends with an error if the number or the size of the results that wait exceeds
         `max_records` or `max_bytes`.
         """
-        if nodes.window_of(self.node) is None:
+        if self.node.key_window is None:
             raise TopologyError(
                 f"{self._where('suppress')}: the table is not windowed.",
                 next_step="Aggregate with windowed_by(...) and a window of time, or use suppress_until_time_limit. For "

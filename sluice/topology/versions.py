@@ -1,4 +1,4 @@
-"""The history of versioned tables, and the grace of joins of streams with versioned tables."""
+"""How far back versioned tables reach, and how long streams that join them wait for late versions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def grace_in_ms(where: str, grace: Duration | None, table: nodes.Node) -> int | 
     """
     if grace is None:
         return None
-    grace_ms, history_ms = milliseconds(grace), nodes.history_of(table)
+    grace_ms, history_ms = milliseconds(grace), table.history
     arguments.require_at_least(where, "grace", grace_ms, 0)
     if history_ms is None:
         raise TopologyError(

@@ -46,7 +46,7 @@ def tumbling(
     zone: str | None = None,
     offset: Size = "0 s",
 ) -> TimeWindow:
-    """Adjacent windows of `size`.
+    """Define adjacent windows of `size`.
 
     A record is late if stream time has reached its window's end + `grace`.
 
@@ -70,7 +70,7 @@ def hopping(
     zone: str | None = None,
     offset: Size = "0 s",
 ) -> TimeWindow:
-    """Windows of `size`, one of which begins every `advance`.
+    """Define windows of `size`, of which one begins every `advance`.
 
     A record can be late for only some of its windows.
 
@@ -118,7 +118,7 @@ def _require_few_windows(window: TimeWindow, overlapping: int) -> None:
 
 
 def sliding(size: Duration, grace: Duration = "0 s") -> SlidingWindow:
-    """Windows that slide over time: a key has one window for each set of records that fit a range of length `size`.
+    """Define windows that slide over time: a key has one window for each set of records that fit a range of length `size`.
 
     With a size of 0, the records of a window have the same time.
     """
@@ -127,7 +127,7 @@ def sliding(size: Duration, grace: Duration = "0 s") -> SlidingWindow:
 
 
 def session(gap: Duration, grace: Duration = "0 s") -> SessionWindow:
-    """Sessions of activity: records of a key that are at most `gap` apart are in the same session.
+    """Define sessions of activity: records of a key that are at most `gap` apart are in the same session.
 
     A record that is at most `gap` apart from two sessions joins them into one. With a gap of 0, the
     records of a session have the same time.
@@ -139,7 +139,7 @@ def session(gap: Duration, grace: Duration = "0 s") -> SessionWindow:
 def custom_windows(
     function: Callable[[int], Iterable[tuple[int, int]]], grace: Duration = "0 s"
 ) -> CustomWindow:
-    """Windows that a function of your own computes from each record's event time.
+    """Define windows that a function of your own computes from each record's event time.
 
     The function gets the event time in epoch ms and returns pairs `(start, end)` with `start <=
     time < end`. It must return the same windows for the same time, and a start must always have the
@@ -154,7 +154,7 @@ def custom_windows(
 
 
 def every_records(number: int) -> CountWindow:
-    """Windows of `number` records: each key's first `number` records, the next `number`, and so on.
+    """Define windows of `number` records: each key's first `number` records, the next `number`, and so on.
 
     The store has one result per key, of the key's newest window. Event times do not matter, so no
     record is late. With `windowed_by(..., emit="window_close")`, only complete windows have a
@@ -204,11 +204,11 @@ def within(
     The right record may be at most `size` before or after the left record. `before` replaces `size`
     for right records before the left record, and `after` for right records after it.
     """
-    window = JoinWindow(
-        milliseconds(size if before is None else before),
-        milliseconds(size if after is None else after),
-        milliseconds(grace),
-    )
+    if before is None:
+        before = size
+    if after is None:
+        after = size
+    window = JoinWindow(milliseconds(before), milliseconds(after), milliseconds(grace))
     where = f"{window} at {source_line()}"
     if window.before_ms + window.after_ms < 0:
         raise TopologyError(
@@ -238,6 +238,11 @@ def retention_in_ms(window: AnyWindow, retention: Duration) -> int:
 W = TypeVar("W", Window, SlidingWindow, SessionWindow)
 
 
+def milliseconds_if_given(duration: Duration | None) -> int | None:
+    """Return a duration in ms; None for None."""
+    return None if duration is None else milliseconds(duration)
+
+
 def _valid(window: W, name: str, length_ms: int, *, least: int = 1) -> W:
     """Return the window.
 
@@ -251,8 +256,9 @@ def _valid(window: W, name: str, length_ms: int, *, least: int = 1) -> W:
 
 def _require_length(where: str, name: str, length: int, least: int = 1) -> None:
     if length < least:
+        limit = "above 0" if least else "at least 0"
         raise TopologyError(
-            f"{where}: the {name} must be {'above 0' if least else 'at least 0'}.",
+            f"{where}: the {name} must be {limit}.",
             next_step=f'Write for example {name}="5 minutes".',
         )
 
@@ -299,7 +305,10 @@ def _valid_calendar(window: CalendarWindow) -> CalendarWindow:
 
 def _period(size: Size) -> Period:
     """Return the size as a duration, or as a number of weeks, months or years."""
-    match = _CALENDAR_SIZE.fullmatch(size.strip().lower()) if isinstance(size, str) else None
+    if isinstance(size, str):
+        match = _CALENDAR_SIZE.fullmatch(size.strip().lower())
+    else:
+        match = None
     if match is None:
         return Period(milliseconds(size))
     units: dict[str, Literal["week", "month", "year"]] = {

@@ -17,9 +17,9 @@ _MAKE_PLAIN = 'Make a plain key first, for example with to_stream().select_key("
 def require_same_windows(where: str, inputs: Iterable[nodes.Node]) -> None:
     """Raise TopologyError unless the keys of all inputs have windows of one kind and size, or no key has a window."""
     first, *others = inputs
-    window = nodes.window_of(first)
+    window = first.key_window
     for other in others:
-        other_window = nodes.window_of(other)
+        other_window = other.key_window
         if (window is None) != (other_window is None):
             windowed = other if window is None else first
             raise TopologyError(
@@ -51,7 +51,7 @@ def _bounds(window: AnyWindow) -> tuple[object, ...]:
 def require_plain_keys(where: str, inputs: Iterable[nodes.Node]) -> None:
     """Raise TopologyError if the keys of an input have windows."""
     for node in inputs:
-        if nodes.window_of(node) is not None:
+        if node.key_window is not None:
             raise TopologyError(
                 f"{where}: the keys of {nodes.known_name(node)} have windows.",
                 next_step=_MAKE_PLAIN,
@@ -62,7 +62,7 @@ def require_encodable_windows(
     where: str, encode_key: Callable[..., bytes] | None, node: nodes.Node
 ) -> None:
     """Raise TopologyError if `encode_key` is Sluice's encoder of windowed keys, and the node's keys do not fit it."""
-    window = nodes.window_of(node)
+    window = node.key_window
     if window is None and encode_key in (
         windowed_json,
         time_windowed_bytes,

@@ -30,7 +30,7 @@ _MONTHS_OF_A_CYCLE, _DAYS_OF_A_CYCLE = 4_800, 146_097
 
 @dataclass(frozen=True)
 class Period:
-    """A length of time on the clocks of a zone: a number of milliseconds, weeks, months or years."""
+    """A length of time on a zone's clocks: a number of milliseconds, weeks, months or years."""
 
     count: int
     unit: Literal["ms", "week", "month", "year"] = "ms"
@@ -58,7 +58,9 @@ class Period:
                 return 0
 
     def __str__(self) -> str:
-        return duration_text(self.count) if self.unit == "ms" else counted(self.count, self.unit)
+        if self.unit == "ms":
+            return duration_text(self.count)
+        return counted(self.count, self.unit)
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,9 @@ class CalendarWindow:
     @property
     def _first(self) -> int:
         """The local time at which period 0 begins, for periods of milliseconds and of weeks."""
-        return self.offset.ms + (_FIRST_MONDAY if self.period.unit == "week" else 0)
+        if self.period.unit == "week":
+            return self.offset.ms + _FIRST_MONDAY
+        return self.offset.ms
 
     def _bounds(self, number: int) -> tuple[int, int]:
         return self.start_of(number), self.start_of(number + self.periods)
@@ -202,7 +206,7 @@ def _distances(zone: str, local: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=10_000)
 def _ahead_of_utc(zone: str, quarter: int) -> int:
-    """Return how far the clocks of a zone are ahead of UTC at a time: `quarter` quarters of an hour after 1970 began."""
+    """Return how far a zone's clocks are ahead of UTC at a time, given in quarters of an hour since 1970."""
     moment = _clock(quarter * _QUARTER).replace(tzinfo=UTC)
     return _in_ms(moment.astimezone(_zone(zone)).utcoffset())
 

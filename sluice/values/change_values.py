@@ -46,7 +46,7 @@ class Change(Struct, Generic[V]):
 
 
 def row_type(changes: type[Change[Any]]) -> Any:
-    """Return the type of the rows of a class of changes."""
+    """Return the type of row that a class of changes declares."""
     for base in changes.__mro__:
         for generic in getattr(base, "__orig_bases__", ()):
             if get_origin(generic) is Change and not isinstance(get_args(generic)[0], TypeVar):
@@ -72,7 +72,7 @@ _NULL = Raw(b"null")
 
 
 class _Envelope(Struct):
-    """A value of a topic of Debezium, with or without its schema, or a marker of a transaction."""
+    """A value that Debezium has written, with or without its schema, or the marker of a transaction."""
 
     op: str | None = None
     before: Raw = _NULL
@@ -181,11 +181,10 @@ class DebeziumEnvelope(Wrapper):
         sent = {name for name in self._columns if columns.get(name, _NULL) != _NULL}
         if _are_of_key(sent, columns, self._columns.keys(), key):
             return False
-        absent = [
-            name
-            for name, has_default in self._columns.items()
-            if has_default and name not in columns
-        ]
+        absent: list[str] = []
+        for name, has_default in self._columns.items():
+            if has_default and name not in columns:
+                absent.append(name)
         # A column that the row after the change lacks, too, is not in the database's table.
         return not absent or (after != _NULL and _decode_columns(after).keys().isdisjoint(absent))
 
@@ -200,18 +199,15 @@ class DebeziumEnvelope(Wrapper):
     @cached_property
     def _columns(self) -> dict[str, bool]:
         """The names of the rows' columns, each with whether it has a default other than null."""
-        return {
-            field.encode_name: not field.required and field.default is not None
-            for field in self._row_fields
-        }
+        columns: dict[str, bool] = {}
+        for field in self._row_fields:
+            columns[field.encode_name] = not field.required and field.default is not None
+        return columns
 
     @cached_property
     def _may_lack_columns(self) -> bool:
         """Whether a row that lacks columns, or has null in columns, can fit the contract."""
-        return any(
-            not field.required or not isinstance(field.type, _NEVER_NULL)
-            for field in self._row_fields
-        )
+        return any(map(_may_be_null, self._row_fields))
 
     @cached_property
     def _values_of(self) -> Callable[[Any], tuple[Any, ...]] | None:
@@ -227,6 +223,10 @@ class DebeziumEnvelope(Wrapper):
         for name in ("_row_fields", "_columns", "_may_lack_columns", "_values_of"):
             state.pop(name, None)
         return state
+
+
+def _may_be_null(field: inspect.Field) -> bool:
+    return not field.required or not isinstance(field.type, _NEVER_NULL)
 
 
 _NEVER_NULL = (

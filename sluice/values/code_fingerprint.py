@@ -177,7 +177,9 @@ _DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 def _field_text(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_field_text, value))}]"
-    return _node_text(value) if isinstance(value, ast.AST) else repr(value)
+    if isinstance(value, ast.AST):
+        return _node_text(value)
+    return repr(value)
 
 
 def _has_docstring(body: list[ast.stmt]) -> bool:

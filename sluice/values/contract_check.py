@@ -56,8 +56,8 @@ def _problems(
     fields: Mapping[str, str], path: str, shown: str, value: Any
 ) -> Iterator[FieldProblem]:
     """Yield the problems of the value at a path. `shown` is the path with the places in lists."""
-    kind = fields.get(path, "object" if not path else "")
-    kind = kind.removesuffix(OPTIONAL)
+    undeclared = "" if path else "object"
+    kind = fields.get(path, undeclared).removesuffix(OPTIONAL)
     is_nullable = kind.endswith(NULLABLE)
     kind = kind.removesuffix(NULLABLE)
     if value is None:
@@ -117,7 +117,9 @@ def _problem_of_scalar(kind: str, value: Any) -> str:
     choices = choices_of(kind)
     if choices is not None:
         is_choice = isinstance(value, str | int | bool) and value in choices
-        return "" if is_choice else f"Expected {kind}, got {_shown(value)}"
+        if is_choice:
+            return ""
+        return f"Expected {kind}, got {_shown(value)}"
     bare = kind.partition(" with ")[0]
     expected = f"Expected {_article(bare)}, got {_name(value)}"
     if bare == "STRING":
@@ -128,7 +130,9 @@ def _problem_of_scalar(kind: str, value: Any) -> str:
         if isinstance(value, bool) or not isinstance(value, int):
             return expected
         most = 2 ** (_INTEGERS[bare] - 1)
-        return "" if -most <= value < most else f"{value} is out of the range of {bare}"
+        if -most <= value < most:
+            return ""
+        return f"{value} is out of the range of {bare}"
     if bare in ("DOUBLE", "FLOAT"):
         is_number = isinstance(value, int | Decimal) and not isinstance(value, bool)
         return "" if is_number else expected
@@ -169,9 +173,9 @@ def _problem_of_time(kind: str, value: Any) -> str:
 
 
 def _article(kind: str) -> str:
-    return (
-        f"an {kind}" if kind[:1] in "aeiouAEIO" and not kind.startswith("one of") else f"a {kind}"
-    )
+    if kind[:1] in "aeiouAEIO" and not kind.startswith("one of"):
+        return f"an {kind}"
+    return f"a {kind}"
 
 
 def _name(value: Any) -> str:
@@ -188,5 +192,8 @@ def _name(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = str(value) if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Decimal):
+        text = str(value)
+    else:
+        text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 100 else f"{text[:99]}…"

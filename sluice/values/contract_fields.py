@@ -9,7 +9,7 @@ import msgspec
 from msgspec import inspect
 
 from sluice.errors import TopologyError
-from sluice.values.contracts import ObjectType, sql_type_of, type_info, variants
+from sluice.values.contracts import ObjectType, members_of, sql_type_of, type_info, variants
 from sluice.values.pydantic_models import required_fields
 
 OPTIONAL = ", optional"
@@ -63,8 +63,12 @@ def _add_fields(fields: dict[str, str], path: str, kind: ObjectType) -> None:
     # The Struct that stores a pydantic model requires all fields: pydantic has filled them in.
     required = required_fields(kind.cls)
     for field in kind.fields:
-        is_required = field.required if required is None else field.encode_name in required
-        _add(fields, f"{prefix}{field.encode_name}", field.type, "" if is_required else OPTIONAL)
+        if required is None:
+            is_required = field.required
+        else:
+            is_required = field.encode_name in required
+        optional = "" if is_required else OPTIONAL
+        _add(fields, f"{prefix}{field.encode_name}", field.type, optional)
     if isinstance(kind, inspect.StructType) and kind.forbid_unknown_fields:
         fields[f"{prefix}{UNKNOWN_FIELDS}"] = FORBIDDEN
 
@@ -76,7 +80,7 @@ def _without_null(kind: inspect.Type) -> tuple[inspect.Type, str]:
         # The metadata has the digits of a Decimal.
         return (inner, nullable) if nullable else (kind, "")
     if isinstance(kind, inspect.UnionType):
-        members = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
+        members = members_of(kind)
         if len(members) < len(kind.types):
             if len(members) == 1:
                 return members[0], NULLABLE
@@ -95,9 +99,14 @@ def _name(kind: inspect.Type) -> str:
         name = sql_type_of(kind)
     except TopologyError:
         name = type(bare).__name__.removesuffix("Type").lower()
-    limits = {limit: getattr(bare, limit, None) for limit in _LIMITS}
-    texts = [f"{limit} {value}" for limit, value in limits.items() if value is not None]
-    return " with ".join([name, *([" and ".join(texts)] if texts else [])])
+    limits: list[str] = []
+    for limit in _LIMITS:
+        value = getattr(bare, limit, None)
+        if value is not None:
+            limits.append(f"{limit} {value}")
+    if limits:
+        return f"{name} with {' and '.join(limits)}"
+    return name
 
 
 def choices_text(choices: Iterable[Any]) -> str:

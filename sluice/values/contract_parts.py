@@ -37,17 +37,21 @@ _QUOTED = inspect.StrType | inspect.DateTimeType | inspect.DateType | inspect.By
 
 
 def _strings(kind: inspect.Type, value: str) -> str | None:
-    """Python source that counts the strings, including field names, in the JSON of `value`."""
+    """Return Python source that counts the strings, including field names, in the JSON of `value`."""
     match kind:
         case inspect.Metadata():
-            return _strings(kind.type, value) if unit_of(kind.extra) is None else "0"
+            if unit_of(kind.extra) is None:
+                return _strings(kind.type, value)
+            return "0"
         case inspect.StructType(tag_field=str()):
             return None
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
             if any(not field.required for field in kind.fields):
                 return None
-            parts = [_strings(field.type, _member(kind, field, value)) for field in kind.fields]
-            return _total([str(len(kind.fields)), *parts])
+            parts: list[str | None] = [str(len(kind.fields))]
+            for field in kind.fields:
+                parts.append(_strings(field.type, _member(kind, field, value)))
+            return _total(parts)
         case inspect.ListType() | inspect.VarTupleType():
             per_item = _strings(kind.item_type, "i")
             if per_item is None or per_item == "0":
@@ -65,10 +69,12 @@ def _strings(kind: inspect.Type, value: str) -> str | None:
 
 
 def _member(kind: ObjectType, field: inspect.Field, value: str) -> str:
-    """Python source that reads a field of `value`, or None if a TypedDict leaves the field out."""
+    """Return Python source that reads a field of `value`, or None if a TypedDict leaves the field out."""
     if not isinstance(kind, inspect.TypedDictType):
         return f"{value}.{field.name}"
-    return f"{value}[{field.name!r}]" if field.required else f"{value}.get({field.name!r})"
+    if field.required:
+        return f"{value}[{field.name!r}]"
+    return f"{value}.get({field.name!r})"
 
 
 def _total(counts: list[str | None]) -> str | None:
@@ -84,11 +90,13 @@ def _total(counts: list[str | None]) -> str | None:
 
 
 def digits_of(kind: inspect.Type) -> tuple[int, int] | None:
-    """Precision and scale of a Decimal with declared digits; None for other types."""
+    """Return precision and scale of a Decimal with declared digits; None for other types."""
     if not isinstance(kind, inspect.Metadata) or not isinstance(kind.type, inspect.DecimalType):
         return None
     extra = kind.extra or {}
-    return (extra["precision"], extra["scale"]) if "scale" in extra else None
+    if "scale" in extra:
+        return (extra["precision"], extra["scale"])
+    return None
 
 
 @dataclass(frozen=True)
@@ -99,14 +107,14 @@ class ContractPart:
     path: str
     """The place of the part, for messages: `$.lines[...].amount`."""
     item: str
-    """Python source that reads the part from the value `v` and the variables of `loops`."""
+    """Return Python source that reads the part from the value `v` and the variables of `loops`."""
     loops: str
     """Python source: the clauses after `for v in values` in a comprehension; empty if each value
     has one such part."""
 
     @property
     def digits(self) -> tuple[int, int] | None:
-        """Precision and scale of a Decimal with declared digits."""
+        """Return precision and scale of a Decimal with declared digits."""
         return digits_of(self.kind)
 
     def collector(self) -> Callable[[Sequence[Any]], list[Any]]:
@@ -129,8 +137,10 @@ def parts_collector(parts: Iterable[ContractPart]) -> Callable[[Any], list[Any]]
 
 
 def _source_of(part: ContractPart) -> str:
-    """Python source for the elements of a list: this part of the value `v`, as often as it occurs."""
-    return f"*[{part.item} for _ in (0,){part.loops}]" if part.loops else part.item
+    """Return Python source for the elements of a list: this part of the value `v`, as often as it occurs."""
+    if part.loops:
+        return f"*[{part.item} for _ in (0,){part.loops}]"
+    return part.item
 
 
 def parts_of(kind: Any) -> list[ContractPart]:
@@ -160,7 +170,9 @@ def parts_of(kind: Any) -> list[ContractPart]:
                 for member in kind.types:
                     # Only values of this member of the union have the member's fields.
                     tag = getattr(member, "tag", None)
-                    condition = f" and {item}.__struct_config__.tag == {tag!r}" if is_tagged else ""
+                    condition = ""
+                    if is_tagged:
+                        condition = f" and {item}.__struct_config__.tag == {tag!r}"
                     visit(member, path, item, present + condition)
             case inspect.Metadata() if not isinstance(kind.type, inspect.DecimalType):
                 visit(kind.type, path, item, loops)
@@ -181,10 +193,7 @@ def amount_check(kind: Any) -> Callable[[Any], None] | None:
     Returns None for a type without Decimals.
     """
     info = type_info(kind)
-    if not any(
-        isinstance(part.kind, inspect.DecimalType) or part.digits is not None
-        for part in parts_of(kind)
-    ):
+    if not any(map(_has_amount, parts_of(kind))):
         return None
 
     def check(value: Any) -> None:
@@ -196,6 +205,10 @@ def amount_check(kind: Any) -> Callable[[Any], None] | None:
                 )
 
     return check
+
+
+def _has_amount(part: ContractPart) -> bool:
+    return isinstance(part.kind, inspect.DecimalType) or part.digits is not None
 
 
 def odd_amounts(contract: Any) -> re.Pattern[bytes] | None:
@@ -213,22 +226,22 @@ def odd_amounts(contract: Any) -> re.Pattern[bytes] | None:
         elif any(map(_is_amount, _items_of(kind))):
             # The elements of a list have no names.
             return re.compile(b"")
-    escaped = b"|".join(re.escape(name.encode()) for name in names)
+    if not names:
+        return None
+    escaped = b"|".join([re.escape(name).encode() for name in names])
     number = JSON_NUMBER.pattern.encode()
     # A name may be written with escapes.
-    return re.compile(rb'\\|"(?:%b)"\s*:\s*"(?!(?:%b)")' % (escaped, number)) if names else None
+    return re.compile(rb'\\|"(?:%b)"\s*:\s*"(?!(?:%b)")' % (escaped, number))
 
 
 def _is_amount(kind: inspect.Type) -> bool:
-    members = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
-    return any(
-        isinstance(member, inspect.DecimalType) or digits_of(member) is not None
-        for member in members
-    )
+    if isinstance(kind, inspect.UnionType):
+        return any(map(_is_amount, kind.types))
+    return isinstance(kind, inspect.DecimalType) or digits_of(kind) is not None
 
 
 def _items_of(kind: inspect.Type) -> Sequence[inspect.Type]:
-    """Return the type of the elements of a list, or of the values of a dict; none for other types."""
+    """Return the type of a list's elements, or of a dict's values; none for other types."""
     match kind:
         case (
             inspect.ListType()
@@ -255,11 +268,10 @@ def _amounts_as_text(kind: inspect.Type, value: Any, path: str) -> Iterator[tupl
                 yield from _amounts_as_text(member, value, path)
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
             for field in kind.fields:
-                part = (
-                    value.get(field.encode_name)
-                    if isinstance(value, dict)
-                    else getattr(value, field.name, None)
-                )
+                if isinstance(value, dict):
+                    part = value.get(field.encode_name)
+                else:
+                    part = getattr(value, field.name, None)
                 yield from _amounts_as_text(field.type, part, f"{path}.{field.encode_name}")
         case inspect.ListType() | inspect.VarTupleType() | inspect.SetType() if isinstance(
             value,

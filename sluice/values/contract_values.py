@@ -41,7 +41,7 @@ _EXACT = (bytes, date, datetime, Decimal, time, timedelta, UUID)
 
 
 def _with_numbers(value: Any, kind: inspect.Type, zone: tzinfo) -> Any:
-    """Plain data with numbers in place of times.
+    """Return plain data with numbers in place of times.
 
     Values that do not have the contract's type stay as they are.
     """
@@ -49,7 +49,9 @@ def _with_numbers(value: Any, kind: inspect.Type, zone: tzinfo) -> Any:
         case inspect.Metadata():
             unit = unit_of(kind.extra)
             if unit is not None:
-                return number_of(value, unit, zone) if isinstance(value, datetime) else value
+                if isinstance(value, datetime):
+                    return number_of(value, unit, zone)
+                return value
             return _with_numbers(value, kind.type, zone)
         case inspect.UnionType():
             for member in kind.types:
@@ -65,10 +67,10 @@ def _with_numbers(value: Any, kind: inspect.Type, zone: tzinfo) -> Any:
             ):
                 return value
             kinds = {field.encode_name: field.type for field in kind.fields}
-            return {
-                name: _with_numbers(part, kinds[name], zone) if name in kinds else part
-                for name, part in value.items()
-            }
+            members = dict(value)
+            for name in members.keys() & kinds.keys():
+                members[name] = _with_numbers(members[name], kinds[name], zone)
+            return members
         case inspect.ListType() | inspect.VarTupleType() if isinstance(value, list):
             return [_with_numbers(element, kind.item_type, zone) for element in value]
         case inspect.DictType() if isinstance(value, dict):
@@ -107,7 +109,7 @@ def has_dicts(kind: Any) -> bool:
 
 
 def may_hold_sets(kind: Any) -> bool:
-    """Return whether a function can return a set in a value of this type: in place of a list, or for a part of type Any."""
+    """Return whether a value of this type may contain a set, which may stand for a list or be in a part of type Any."""
     return is_converted(kind) or any(isinstance(part, _TAKES_SETS) for part in types_within(kind))
 
 
@@ -156,7 +158,9 @@ def _replaced(value: Any, kinds: tuple[type, ...], replace: Callable[[Any], Any]
 
     Return the value itself if it has no such part.
     """
-    return _copied(value, kinds, replace) if _holds(value, kinds) else value
+    if _holds(value, kinds):
+        return _copied(value, kinds, replace)
+    return value
 
 
 def _holds(value: Any, kinds: tuple[type, ...]) -> bool:
@@ -196,9 +200,9 @@ def values_within(value: Any) -> Iterable[Any]:
     """Return the values that a list, a set, a dict or an object holds; none for other values."""
     if isinstance(value, dict):
         return value.values()
-    return (
-        value if isinstance(value, list | tuple | set | frozenset) else _fields_of(value).values()
-    )
+    if isinstance(value, list | tuple | set | frozenset):
+        return value
+    return _fields_of(value).values()
 
 
 def _fields_of(value: Any) -> dict[str, Any]:
@@ -219,12 +223,12 @@ def plain_data(value: Any) -> Any:
             fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
             named = {name: plain_data(getattr(value, attribute)) for name, attribute in fields}
             config = value.__struct_config__
-            return named if config.tag_field is None else {config.tag_field: config.tag, **named}
+            if config.tag_field is None:
+                return named
+            return {config.tag_field: config.tag, **named}
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {
-                field.name: plain_data(getattr(value, field.name))
-                for field in dataclasses.fields(value)
-            }
+            names = [field.name for field in dataclasses.fields(value)]
+            return {name: plain_data(getattr(value, name)) for name in names}
         case list() | tuple():
             return [*map(plain_data, value)]
         # A set's order changes from process to process, but equal values need equal JSON.

@@ -15,8 +15,6 @@ from types import UnionType
 from typing import (
     Annotated,
     Any,
-    NotRequired,
-    Required,
     TypeAlias,
     get_args,
     get_origin,
@@ -31,7 +29,7 @@ from sluice.errors import TopologyError, sentence
 from sluice.values.json_text import JSON_FIELD
 from sluice.values.pydantic_models import is_model
 from sluice.values.sql_types import MOST_DIGITS, struct_type
-from sluice.values.stored_values import JsonText, stored_type
+from sluice.values.stored_values import JsonText, stored_type, unmarked
 
 
 def Digits(precision: int, scale: int) -> msgspec.Meta:  # noqa: N802  (reads as a type in an annotation)
@@ -91,7 +89,9 @@ _DEEPEST = 40
 def name_of(kind: Any) -> str:
     """Return the name of a type, for messages."""
     if members := [*map(name_of, get_args(kind))]:
-        return " | ".join(members) if get_origin(kind) is UnionType else str(kind)
+        if get_origin(kind) is UnionType:
+            return " | ".join(members)
+        return str(kind)
     return getattr(kind, "__name__", str(kind))
 
 
@@ -103,7 +103,7 @@ def variants(kind: inspect.Type) -> Sequence[ObjectType]:
     if isinstance(kind, ObjectType):
         return [kind]
     if isinstance(kind, inspect.UnionType):
-        members = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
+        members = members_of(kind)
         classes = [member for member in members if isinstance(member, inspect.StructType)]
         if len(classes) == len(members):
             return classes
@@ -128,23 +128,29 @@ def field_types(contract: Any) -> dict[str, Any]:
     for kind in object_variants(contract):
         hints = get_type_hints(kind.cls, include_extras=True)
         for field in kind.fields:
-            declared = hints[field.name]
-            is_marked = get_origin(declared) in (Required, NotRequired)
-            types[field.encode_name] = get_args(declared)[0] if is_marked else declared
+            types[field.encode_name] = unmarked(hints[field.name])
     return types
+
+
+def members_of(union: inspect.UnionType) -> list[inspect.Type]:
+    """Return the members of a union other than None."""
+    return [member for member in union.types if not isinstance(member, inspect.NoneType)]
 
 
 def sql_type(kind: Any) -> str:
     """Return the Spark SQL type of any type that a field can have."""
-    name = getattr(kind, "__name__", str(kind))
+    name = _name_of_type(kind)
     if isinstance(origin := get_origin(kind), type) and issubclass(origin, msgspec.Struct):
-        arguments = [getattr(argument, "__name__", str(argument)) for argument in get_args(kind)]
-        text = f"{name}[{', '.join(arguments)}]"
+        text = f"{name}[{', '.join(map(_name_of_type, get_args(kind)))}]"
         raise TopologyError(
             f"{text} is generic; a contract is a class.",
             next_step=f"Declare a class: class {name}Values({text}): pass.",
         )
     return _sql_type(_info(kind, name), name)
+
+
+def _name_of_type(kind: Any) -> str:
+    return getattr(kind, "__name__", str(kind))
 
 
 def sql_type_of(kind: inspect.Type) -> str:
@@ -155,21 +161,26 @@ def sql_type_of(kind: inspect.Type) -> str:
 def field_reader(contract: Any, name: str) -> Callable[[Any], Any]:
     """Return a function that reads, from a value of the contract, the field or the tag whose JSON name is `name`."""
     kinds = object_variants(contract)
-    attributes = {field.encode_name: field.name for kind in kinds for field in kind.fields}
+    attributes: dict[str, str] = {}
+    for kind in kinds:
+        for field in kind.fields:
+            attributes[field.encode_name] = field.name
     if name not in attributes:
         return attrgetter("__struct_config__.tag")
     attribute = attributes[name]
     if isinstance(kinds[0], inspect.TypedDictType):
         is_required = all(field.required for field in kinds[0].fields if field.name == attribute)
-        return itemgetter(attribute) if is_required else lambda value: value.get(attribute)
+        if is_required:
+            return itemgetter(attribute)
+        return lambda value: value.get(attribute)
     # A member of a union may lack the field.
-    return (
-        attrgetter(attribute) if len(kinds) == 1 else lambda value: getattr(value, attribute, None)
-    )
+    if len(kinds) == 1:
+        return attrgetter(attribute)
+    return lambda value: getattr(value, attribute, None)
 
 
 def object_variants(contract: Any) -> Sequence[ObjectType]:
-    """Like `variants`, for a contract. Raises TopologyError if its values have no fields."""
+    """Return the same as `variants`, for a contract. Raises TopologyError if its values have no fields."""
     kinds = variants(_info(contract, name_of(contract)))
     if not kinds:
         raise TopologyError(
@@ -198,7 +209,7 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
     if isinstance(kind, inspect.UnionType):
         # Every field can be null in SQL, so `X | None` has the type of X.
         # Of other unions, only unions of classes with fields have a type in SQL.
-        present = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
+        present = members_of(kind)
         if len(present) == 1:
             return _sql_type(present[0], where)
     if kinds := variants(kind):
@@ -216,7 +227,9 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
         )
     if type(kind) in _SIMPLE:
         return _SIMPLE[type(kind)]
-    name = kind.cls.__name__ if isinstance(kind, inspect.CustomType) else type(kind).__name__
+    name = type(kind).__name__
+    if isinstance(kind, inspect.CustomType):
+        name = kind.cls.__name__
     raise TopologyError(
         f"{where}: {name} has no Spark SQL type.",
         next_step=_instead(kind),
@@ -224,7 +237,7 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
 
 
 def _instead(kind: inspect.Type) -> str:
-    """Advice for an error message: what to declare instead of a type that has no Spark SQL type."""
+    """Return advice for an error message: what to declare instead of a type that has no Spark SQL type."""
     match kind:
         case inspect.DecimalType():
             return "Use Annotated[Decimal, Digits(12, 2)]."
@@ -262,7 +275,7 @@ def _struct_type(kinds: Sequence[ObjectType], where: str) -> str:
 
 
 def _fields(kinds: Sequence[ObjectType], where: str) -> dict[str, str]:
-    """Return the tag and fields of a class, or of all members of a union: a value has null in other members' fields."""
+    """Return the tag and fields of a class, or of a union, whose values have null in other members' fields."""
     if len(kinds) == 1:
         return _fields_of_class(kinds[0], where)
     types: dict[str, str] = {}
@@ -363,13 +376,13 @@ def _choice(kind: inspect.LiteralType | inspect.EnumType, where: str) -> str:
 
 def choice_type(kind: inspect.LiteralType | inspect.EnumType) -> type:
     """Return the type of all choices of a Literal or an Enum; NoneType if their types differ."""
-    values = (
-        kind.values
-        if isinstance(kind, inspect.LiteralType)
-        else [member.value for member in kind.cls]
-    )
-    types = {type(value) for value in values}
-    return types.pop() if len(types) == 1 else type(None)
+    if isinstance(kind, inspect.LiteralType):
+        types = {type(value) for value in kind.values}
+    else:
+        types = {type(member.value) for member in kind.cls}
+    if len(types) == 1:
+        return types.pop()
+    return type(None)
 
 
 def require_importable(kind: Any, where: str = "") -> None:

@@ -42,7 +42,9 @@ _NOT_RAISED = "sluice.errors.RecordFailed"
 
 def escaped(name: str) -> str:
     """Return the name that a header of the rejected record gets in the dead letter."""
-    return f"{_ORIGINAL}{name}" if name.startswith(PREFIX) else name
+    if name.startswith(PREFIX):
+        return f"{_ORIGINAL}{name}"
+    return name
 
 
 def original(name: str) -> str:

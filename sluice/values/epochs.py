@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import Enum
@@ -141,6 +141,24 @@ def number_of(time: datetime, unit: Unit, zone: tzinfo) -> int:
     return (time - _1970) // timedelta(microseconds=1) * unit.value // 1_000_000
 
 
+def of_types(function: Callable[[Any], Any], arguments: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the results of a function for the arguments of a generic type.
+
+    The dots of `tuple[int, ...]`, which are not a type, stay.
+    """
+    results: list[Any] = []
+    for argument in arguments:
+        results.append(argument if argument is ... else function(argument))
+    return tuple(results)
+
+
+def field_of_time(event_time: str | EpochTime | None) -> str | None:
+    """Return the field with an event time, or WALL_CLOCK; None for the Kafka timestamp."""
+    if isinstance(event_time, EpochTime):
+        return event_time.field
+    return event_time
+
+
 @cache
 def _json_type(kind: Any) -> Any:
     """Return the type of a value's JSON: `kind`, or the same type with a number in place of each EpochMillis or the like."""
@@ -155,8 +173,7 @@ def _json_type(kind: Any) -> Any:
         return _dataclass_in_json(kind)
     if is_typeddict(kind):
         return _typed_dict_in_json(kind)
-    # The dots of `tuple[int, ...]` are not a type.
-    written = tuple([part if part is ... else _json_type(part) for part in arguments])
+    written = of_types(_json_type, arguments)
     if origin is None or written == arguments:
         return kind
     if origin is Annotated:
@@ -175,14 +192,18 @@ def _struct_in_json(contract: type[msgspec.Struct]) -> type[msgspec.Struct]:
         return contract
     config = contract.__struct_config__
     with_numbers = [(field.name, written[field.name], field_of(field)) for field in fields]
+    # If the contract is a member of a union, msgspec recognizes the member by this attribute, which
+    # has the tag.
+    if config.tag_field is not None:
+        namespace = {config.tag_field: config.tag}
+    else:
+        namespace = {}
     return msgspec.defstruct(
         contract.__name__,
         with_numbers,
         tag=config.tag,
         tag_field=config.tag_field,
-        # If the contract is a member of a union, msgspec recognizes the member by this attribute,
-        # which has the tag.
-        namespace={} if config.tag_field is None else {config.tag_field: config.tag},
+        namespace=namespace,
         forbid_unknown_fields=config.forbid_unknown_fields,
         kw_only=True,
     )
@@ -194,10 +215,9 @@ def _dataclass_in_json(contract: type) -> type:
     written = {field.name: _json_type(hints[field.name]) for field in dataclasses.fields(contract)}
     if all(written[name] == hints[name] for name in written):
         return contract
-    members = [
-        (field.name, written[field.name], default_of(field))
-        for field in dataclasses.fields(contract)
-    ]
+    members: list[tuple[str, Any, Any]] = []
+    for field in dataclasses.fields(contract):
+        members.append((field.name, written[field.name], default_of(field)))
     return msgspec.defstruct(contract.__name__, members, kw_only=True)
 
 

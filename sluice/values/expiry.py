@@ -23,9 +23,10 @@ class Expiry:
     clock: ExpiryClock
 
     def __str__(self) -> str:
-        time = (
-            f"at the time {self.at}"
-            if self.after_ms is None
-            else f"{duration_text(self.after_ms)} after their time"
-        )
-        return f"rows expire {time}" + (" by the wall clock" if self.clock == "wall" else "")
+        if self.after_ms is None:
+            text = f"rows expire at the time {self.at}"
+        else:
+            text = f"rows expire {duration_text(self.after_ms)} after their time"
+        if self.clock == "wall":
+            return f"{text} by the wall clock"
+        return text

@@ -12,10 +12,12 @@ def names_of(path: str) -> tuple[str, ...]:
 
     The empty path, which means the whole value, has no names.
     """
-    names, place = [], 0
+    names: list[str] = []
+    place = 0
     while path and place <= len(path):
         match = _NAME.match(path, place)
         assert match is not None
-        names.append(match[2] if match[1] is None else match[1].replace("``", "`"))
+        quoted, plain = match[1], match[2]
+        names.append(plain if quoted is None else quoted.replace("``", "`"))
         place = match.end() + 1
     return tuple(names)

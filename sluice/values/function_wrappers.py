@@ -50,7 +50,9 @@ def for_key(function: Callable[..., Any], key: str) -> Callable[..., Any]:
     """Return the function for many calls with this key as the first argument."""
     # The author's function itself is called, because a call of the wrapper takes longer than many
     # functions.
-    return function.function if isinstance(function, WithoutKey) else partial(function, key)
+    if isinstance(function, WithoutKey):
+        return function.function
+    return partial(function, key)
 
 
 @dataclass(frozen=True)

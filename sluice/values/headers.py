@@ -101,7 +101,9 @@ class Headers:
         return any(each == name for each, _ in self._decoded)
 
     def __eq__(self, other: object) -> bool:
-        return self._decoded == other._decoded if isinstance(other, Headers) else NotImplemented
+        if isinstance(other, Headers):
+            return self._decoded == other._decoded
+        return NotImplemented
 
     def __hash__(self) -> int:
         return hash(self._decoded)

@@ -34,8 +34,12 @@ def address_of(host: str, port: int) -> str:
 def parse_address(address: str) -> tuple[str, int] | None:
     """Return the host and the port of an address; None if the text is not an address."""
     shown, _, port = address.rpartition(":")
-    host = shown[1:-1] if shown.startswith("[") and shown.endswith("]") else shown
+    host = shown
+    if shown.startswith("[") and shown.endswith("]"):
+        host = shown[1:-1]
     if not is_host(host) or _url_host(host) != shown or not (port.isascii() and port.isdecimal()):
         return None
     # Only the first digits are parsed, because Python refuses to parse thousands of digits.
-    return (host, int(port)) if 0 < int(port[:6]) <= _MOST_PORT else None
+    if 0 < int(port[:6]) <= _MOST_PORT:
+        return (host, int(port))
+    return None

@@ -74,7 +74,8 @@ def recorded_inputs() -> Iterator[Callable[[], Inputs | None]]:
         nonlocal is_recording
         is_recording = False
         files: dict[str, str] = {}
-        for path in sorted({_source_of(path) for path in paths if not path.startswith(_UNSTABLE)}):
+        stable = [path for path in paths if not path.startswith(_UNSTABLE)]
+        for path in sorted(set(map(_source_of, stable))):
             file = Path(path)
             if file.exists() and not file.is_file():
                 continue  # a device, such as /dev/null
@@ -105,7 +106,9 @@ def _digest_of_file(path: str) -> str:
 
 def _digest_of_variable(name: str) -> str:
     value = os.environ.get(name)
-    return "" if value is None else _digest(value.encode(errors="surrogateescape"))
+    if value is None:
+        return ""
+    return _digest(value.encode(errors="surrogateescape"))
 
 
 def _digest(content: bytes) -> str:

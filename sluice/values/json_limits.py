@@ -46,7 +46,9 @@ def refuse_long_strings(text: bytes) -> None:
         return
     # Escaped quotation marks are replaced. All others begin or end a string, so a part after an odd
     # number of them is a string.
-    plain = text.replace(b"\\\\", b"__").replace(b'\\"', b"__") if b"\\" in text else text
+    plain = text
+    if b"\\" in text:
+        plain = text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     for begin, end in _long_parts(plain):
         if plain.count(b'"', 0, begin) % 2:
             refuse_long(text[begin:end], is_name=_COLON.match(text, end + 1) is not None)
@@ -72,7 +74,10 @@ def refuse_long(string: bytes, *, is_name: bool = False, escaped: bool = True) -
     limit = LONGEST_NAME if is_name else LONGEST_STRING
     if len(string) <= limit:
         return
-    text = json.loads(b'"%b"' % string, strict=False) if escaped else string.decode()
+    if escaped:
+        text = json.loads(b'"%b"' % string, strict=False)
+    else:
+        text = string.decode()
     # Java's limits count UTF-16 code units.
     length = len(text.encode("utf-16-le", "surrogatepass")) // 2
     if length > limit:

@@ -32,8 +32,10 @@ _TEXT_OF_JSON = re.compile(rf'\{{"{JSON_FIELD}":("(?:[^"\\]|\\.)*+")\}}')
 
 
 def plain_json(json: str) -> str:
-    """Sluice's JSON as programs outside Sluice see it: a value of type Any is the value itself, not an object."""
-    return _TEXT_OF_JSON.sub(_put_back, json) if JSON_TEXT in json else json
+    """Return Sluice's JSON as other programs see it: a value of type Any is the value itself, not an object."""
+    if JSON_TEXT in json:
+        return _TEXT_OF_JSON.sub(_put_back, json)
+    return json
 
 
 def _put_back(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""State rows of stores that keep headers: JSON arrays of a value and the headers of its record.
+"""State rows in stores that keep headers: JSON arrays with a value and its record's headers.
 
 The state row of any other store of an operator is an array of the value alone.
 """
@@ -31,17 +31,22 @@ def kept_headers(text: str | None) -> str | None:
 
 
 def headers_by_name(text: str | None) -> dict[str, Headers]:
-    """Return the headers of the values of a processor's store: key of the value → its headers.
+    """Return the headers that a processor's store keeps: key of a value → its headers.
 
     `text`: a JSON object, in which values without headers are missing.
     """
-    headers = _decode_by_name(text or "{}")
-    return {name: Headers.of_json(bytes(raw).decode()) for name, raw in headers.items()}
+    headers: dict[str, Headers] = {}
+    for name, raw in _decode_by_name(text or "{}").items():
+        headers[name] = Headers.of_json(bytes(raw).decode())
+    return headers
 
 
 def headers_by_name_json(headers: Mapping[str, str | None]) -> str:
     """Return the inverse of `headers_by_name`, for headers as JSON."""
-    texts = {name: msgspec.Raw(text.encode()) for name, text in headers.items() if text is not None}
+    texts: dict[str, msgspec.Raw] = {}
+    for name, text in headers.items():
+        if text is not None:
+            texts[name] = msgspec.Raw(text.encode())
     return msgspec.json.encode(texts).decode()
 
 

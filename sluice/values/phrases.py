@@ -10,12 +10,16 @@ _UNITS = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1_000, "ms": 1}
 
 def duration_text(ms: int) -> str:
     """Return a duration without rounding, such as `15 s`, `1 min 30 s`, `250 ms` or `7 d`."""
-    parts, rest = [], abs(ms)
+    parts: list[str] = []
+    rest = abs(ms)
     for unit, size in _UNITS.items():
         count, rest = divmod(rest, size)
         if count:
             parts.append(f"{count} {unit}")
-    return ("-" if ms < 0 else "") + (" ".join(parts) or "0 s")
+    if not parts:
+        return "0 s"
+    sign = "-" if ms < 0 else ""
+    return f"{sign}{' '.join(parts)}"
 
 
 def size_text(size: int) -> str:
@@ -26,13 +30,17 @@ def size_text(size: int) -> str:
 
 def counted(number: int, noun: str) -> str:
     """Return the number with the noun in the singular or plural: `1 worker`, `2 workers`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number} {noun}s"
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
     """Return the names, or the first `most` of them and the number of the others: `a, b and 7 more`."""
     shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+    if len(names) <= most:
+        return shown
+    return f"{shown} and {len(names) - most} more"
 
 
 def joined(names: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ _PREFIX = "sluice-pipeline:"
 
 @dataclass(frozen=True)
 class _Import:
-    """An imported file, with the digests of the file and of the modules of its folder that it imports."""
+    """An imported file, with its digest and those of the modules that it imports from its folder."""
 
     module: ModuleType
     digests: Mapping[Path, str]
@@ -118,8 +118,13 @@ def _edition(file: Path) -> str:
     last = _imports.get(file)
     if last is None:
         return ""
-    others = sorted([(str(other), _digest(other)) for other in last.digests if other != file])
-    return f"@{_digest_of(repr(others).encode())}" if others else ""
+    digests: list[tuple[str, str]] = []
+    for other in last.digests:
+        if other != file:
+            digests.append((str(other), _digest(other)))
+    if digests:
+        return f"@{_digest_of(repr(sorted(digests)).encode())}"
+    return ""
 
 
 def _digest(file: Path) -> str:

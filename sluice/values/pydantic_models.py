@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import msgspec
 
 from sluice.errors import TopologyError
-from sluice.values.epochs import unit_of
+from sluice.values.epochs import of_types, unit_of
 from sluice.values.phrases import counted
 
 _MOST_ERRORS = 3
@@ -91,7 +91,10 @@ def _validated(validate: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _path(location: Sequence[str | int]) -> str:
-    return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    path = "$"
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return path
 
 
 def _with_exact_numbers(data: bytes) -> tuple[bytes, dict[str, float]]:
@@ -234,10 +237,10 @@ class ModelStructs:
         members = [_bare(member) for member in members]
         models = [member for member in members if is_model(member)]
         tag = tag or _tag_of(models, where) if len(models) > 1 else None
-        replaced = [
-            self.struct(member, where, tag) if is_model(member) else replace(member)
-            for member in members
-        ]
+        replaced: list[Any] = []
+        for member in members:
+            is_struct = is_model(member)
+            replaced.append(self.struct(member, where, tag) if is_struct else replace(member))
         if all(new is old for new, old in zip(replaced, members, strict=True)):
             return None
         return reduce(or_, replaced)
@@ -253,7 +256,9 @@ class ModelStructs:
         if get_origin(kind) is Annotated:
             kind, *inner = get_args(kind)
             metadata = [*metadata, *inner]
-        marks = [mark for each in metadata for mark in (*getattr(each, "metadata", ()), each)]
+        marks: list[Any] = []
+        for mark in metadata:
+            marks += [*getattr(mark, "metadata", ()), mark]
         _refuse_marks(marks, where)
         if kind is Decimal:
             return _decimal(marks, where)
@@ -273,7 +278,8 @@ class ModelStructs:
             def replace(part: Any) -> Any:
                 # In `amount: Decimal | None = Field(max_digits=12, decimal_places=2)`, the digits belong to the
                 # Decimal, so the union's other members get none.
-                return self._field_type(part, marks if part is Decimal else (), where, model)
+                own_marks = marks if part is Decimal else ()
+                return self._field_type(part, own_marks, where, model)
 
             return self.union(arguments, where, replace, discriminator) or kind
         if origin is Literal:
@@ -284,11 +290,11 @@ class ModelStructs:
                 )
             return kind
         if origin is not None:
-            parts = [
-                part if part is ... else self._field_type(part, (), where, model)
-                for part in arguments
-            ]
-            return origin[tuple(parts)]
+
+            def stored(part: Any) -> Any:
+                return self._field_type(part, (), where, model)
+
+            return origin[of_types(stored, arguments)]
         return self._plain_type(kind, where, model)
 
     def _plain_type(self, kind: Any, where: str, model: Any) -> Any:
@@ -326,15 +332,16 @@ def required_fields(struct: Any) -> frozenset[str] | None:
 
 def _bare(kind: Any) -> Any:
     """Return a model without annotations around it, such as the Tag of a union's member."""
-    return (
-        get_args(kind)[0] if get_origin(kind) is Annotated and is_model(get_args(kind)[0]) else kind
-    )
+    if get_origin(kind) is Annotated and is_model(get_args(kind)[0]):
+        return get_args(kind)[0]
+    return kind
 
 
 def _tag_of(models: Sequence[Any], where: str) -> str:
     """Return the field that tells models of a union apart: a Literal with a different text in each model."""
     for name in models[0].model_fields:
-        values = [_only_choice(model.model_fields.get(name)) for model in models]
+        fields = [model.model_fields.get(name) for model in models]
+        values = list(map(_only_choice, fields))
         if None not in values and len({*values}) == len(models):
             return str(name)
     names = " | ".join(model.__name__ for model in models)
@@ -345,12 +352,12 @@ def _tag_of(models: Sequence[Any], where: str) -> str:
 
 
 def _only_choice(field: Any) -> str | None:
-    choices = (
-        get_args(field.annotation)
-        if field is not None and get_origin(field.annotation) is Literal
-        else ()
-    )
-    return choices[0] if len(choices) == 1 and type(choices[0]) is str else None
+    if field is None or get_origin(field.annotation) is not Literal:
+        return None
+    choices = get_args(field.annotation)
+    if len(choices) == 1 and type(choices[0]) is str:
+        return choices[0]
+    return None
 
 
 def _json_name(name: str, field: Any) -> str:

@@ -74,10 +74,9 @@ class Span:
 
         Raises QueryError.
         """
-        span = cls(
-            Point.parse("from", begin) if begin else None,
-            Point.parse("until", until) if until else None,
-        )
+        first = Point.parse("from", begin) if begin else None
+        last = Point.parse("until", until) if until else None
+        span = cls(first, last)
         if span.until is not None and span.until.is_beginning:
             raise QueryError(
                 "until is the beginning: the replay would read nothing.",

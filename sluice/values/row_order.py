@@ -138,12 +138,12 @@ def after_rekeying(path: bytes) -> bytes:
 
 
 def turn_sql(number: int) -> str:
-    """SQL for a turn: the element of a path with the number of a child."""
+    """Return SQL for a turn: the element of a path with the number of a child."""
     return f"X'{number:04X}'"
 
 
 def element_sql(position: str) -> str:
-    """SQL for the element of a path with the index of an array's element.
+    """Return SQL for the element of a path with the index of an array's element.
 
     `position` is SQL for this index.
     """
@@ -151,11 +151,13 @@ def element_sql(position: str) -> str:
 
 
 def path_sql(base: str, elements: Sequence[str], *, rekeyed: bool) -> str:
-    """SQL for a path, given the SQL of its beginning, `base`, and of its elements."""
+    """Return SQL for a path, given the SQL of its beginning, `base`, and of its elements."""
     parts = [base, *elements]
     if rekeyed:
         parts.insert(0, "X'FF'")
-    return parts[0] if len(parts) == 1 else f"concat({', '.join(parts)})"
+    if len(parts) == 1:
+        return parts[0]
+    return f"concat({', '.join(parts)})"
 
 
 def constant_path(elements: Sequence[str], *, rekeyed: bool) -> bytes | None:
@@ -173,4 +175,5 @@ def bytes_around_base(elements: Sequence[str], *, rekeyed: bool) -> tuple[bytes,
     if not all(element.startswith("X'") for element in elements):
         return None
     after = b"".join([bytes.fromhex(element[2:-1]) for element in elements])
-    return _REKEYED if rekeyed else b"", after
+    before = _REKEYED if rekeyed else b""
+    return before, after

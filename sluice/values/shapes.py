@@ -35,7 +35,9 @@ class Shape:
         """
         fields = struct_fields(kind)
         # A value of type Any is not an object in SQL, although it is stored as one.
-        return cls(fields) if fields and JSON_FIELD not in fields else cls.single(kind)
+        if fields and JSON_FIELD not in fields:
+            return cls(fields)
+        return cls.single(kind)
 
     @property
     def kind(self) -> str:
@@ -48,7 +50,7 @@ class Shape:
         return struct_type(self.fields) if self.fields else ""
 
     def value_sql(self, text: str) -> str:
-        """SQL for the value of JSON of this shape.
+        """Return SQL for the value of JSON of this shape.
 
         A VARIANT if it is a single value of an unknown type.
         """

@@ -98,7 +98,7 @@ class PostgresTable:
         return name
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:
-        """Column that identifies a row → its Spark SQL type.
+        """Return the columns that identify a row, each with its Spark SQL type.
 
         The type of the key's column is an empty text, because it depends on the value's fields.
         """
@@ -171,14 +171,16 @@ class DeltaTable:
         Return an empty text if a column can have it.
         """
         signs = [sign for sign in name if sign in _NOT_IN_DELTA]
-        return f"names in Delta Lake have no {signs[0]!r}" if signs else ""
+        if signs:
+            return f"names in Delta Lake have no {signs[0]!r}"
+        return ""
 
     def folded_name(self, name: str) -> str:
         """Return the name in a form that is equal for all names of the same column."""
         return name.lower()
 
     def identity_columns(self, *, is_windowed: bool) -> dict[str, str]:
-        """Column that identifies a row → its Spark SQL type.
+        """Return the columns that identify a row, each with its Spark SQL type.
 
         The type of the key's column is an empty text, because it depends on the value's fields.
         """
@@ -219,7 +221,7 @@ def _require_match(
 def _identity_columns(key: str | None, is_windowed: bool) -> dict[str, str]:
     if key is None:
         return POSITION
-    return {key: ""} | (WINDOW if is_windowed else {})
+    return {key: "", **WINDOW} if is_windowed else {key: ""}
 
 
 def connection_variable(connection: str) -> str:

@@ -8,16 +8,18 @@ from collections.abc import Iterable, Mapping
 
 def quoted(name: str) -> str:
     """Return a field's name for use after a dot or in a type, where keywords need no backticks, but special characters do."""
-    return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else backticked(name)
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        return name
+    return backticked(name)
 
 
 def backticked(name: str) -> str:
-    """`name` in backticks."""
+    """Return `name` in backticks."""
     return f"`{name.replace('`', '``')}`"
 
 
 def literal(text: str) -> str:
-    """`text` as a literal of Spark SQL."""
+    """Return `text` as a literal of Spark SQL."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
@@ -28,7 +30,7 @@ def named_struct(fields: Mapping[str, str]) -> str:
 
 
 def value_if(condition: str, sql: str) -> str:
-    """SQL for the value where the condition is true, else null.
+    """Return SQL for the value where the condition is true, else null.
 
     Spark does not compute the value in other rows.
     """
@@ -65,7 +67,7 @@ def value_json(sql: str) -> str:
 
 
 def value_of_json(text: str, kind: str) -> str:
-    """SQL for the value of JSON that Sluice has written, given the value's Spark SQL type.
+    """Return SQL for the value of JSON that Sluice has written, given the value's Spark SQL type.
 
     Spark ignores the option `writer`, which tells `sql.arrow_evaluation` that the JSON is of
     exactly this type.

@@ -58,7 +58,9 @@ def is_complete(kind: str) -> bool:
 def compact(kind: str) -> str:
     """Return the type as Spark writes it in short: in lower case and without spaces, except for the names of fields."""
     if fields := struct_fields(kind):
-        named_types = [f"{quoted(name)}:{compact(of_field)}" for name, of_field in fields.items()]
+        named_types: list[str] = []
+        for name, of_field in fields.items():
+            named_types.append(f"{quoted(name)}:{compact(of_field)}")
         return f"struct<{','.join(named_types)}>"
     if element := element_type(kind):
         return f"array<{compact(element)}>"
@@ -90,7 +92,7 @@ def _arguments(kind: str, name: str) -> Iterator[str]:
 
 
 def _split(text: str, separator: str) -> tuple[str, str, str]:
-    """Like `str.partition`, at the first separator that is neither in brackets nor in a name in backticks."""
+    """Do the same as `str.partition`, at the first separator that is neither in brackets nor in a name in backticks."""
     depth, is_quoted = 0, False
     for i, sign in enumerate(text):
         # A doubled backtick toggles twice, so the name goes on.
@@ -104,11 +106,14 @@ def _split(text: str, separator: str) -> tuple[str, str, str]:
 
 
 def _unquoted(name: str) -> str:
-    return name[1:-1].replace("``", "`") if name.startswith("`") else name
+    if name.startswith("`"):
+        return name[1:-1].replace("``", "`")
+    return name
 
 
 def precision_and_scale(kind: str) -> tuple[int, int]:
-    """Precision and scale of a DECIMAL type."""
+    """Return precision and scale of a DECIMAL type."""
     digits = [int(number) for number in re.findall(r"\d+", kind)]
     precision = digits[0] if digits else 10
-    return precision, digits[1] if len(digits) == 2 else 0
+    scale = digits[1] if len(digits) == 2 else 0
+    return precision, scale

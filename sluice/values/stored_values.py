@@ -169,7 +169,7 @@ def _json_text(_: Any, value: Any) -> JsonText | None:
 
 
 def encode_model(value: Any) -> Any:
-    """For encoders of msgspec: the Struct for a model.
+    """Return the Struct for a model, for encoders of msgspec.
 
     Raises TypeError for a value of another type.
     """
@@ -180,7 +180,7 @@ def encode_model(value: Any) -> Any:
 
 
 def plain_model(value: Any) -> Any:
-    """For encoders of msgspec: the plain data of a model, with plain data in its fields of type Any, too.
+    """Return a model as plain data, including its fields of type Any, for encoders of msgspec.
 
     Raises TypeError for a value of another type.
     """
@@ -202,12 +202,18 @@ def value_decoder(kind: Any) -> Callable[[str | msgspec.Raw], Any]:
     if kind is Any:
         return _decode_plain
     decode = msgspec.json.Decoder(stored_type(kind)).decode
-    return (lambda text: author_value(decode(text))) if is_converted(kind) else decode
+    if is_converted(kind):
+        return lambda text: author_value(decode(text))
+    return decode
 
 
 def _decode_plain(json: str | msgspec.Raw) -> Any:
     """Decode JSON that Sluice has written to plain data, in which a value of type Any is the value itself."""
-    return _decode_any(plain_json(json if isinstance(json, str) else bytes(json).decode()))
+    if isinstance(json, str):
+        text = json
+    else:
+        text = bytes(json).decode()
+    return _decode_any(plain_json(text))
 
 
 _decode_any = msgspec.json.Decoder(Any).decode
@@ -285,8 +291,10 @@ class _Replacing:
         if origin is Annotated:
             arguments, marks = arguments[:1], arguments[1:]
             inner = self.replaced(arguments[0], where)
-            return kind if inner is arguments[0] else Annotated[(inner, *marks)]
-        replaced = tuple(part if part is ... else self.replaced(part, where) for part in arguments)
+            if inner is arguments[0]:
+                return kind
+            return Annotated[(inner, *marks)]
+        replaced = epochs.of_types(lambda part: self.replaced(part, where), arguments)
         if all(new is old for new, old in zip(replaced, arguments, strict=True)):
             return kind
         return origin[replaced]
@@ -307,7 +315,7 @@ class _Replacing:
             return kind
         inner = _Replacing(self.any_type, (*self.within, kind))
         annotations = _annotations(kind)
-        types = {name: _unmarked(declared) for name, declared in annotations.items()}
+        types = {name: unmarked(declared) for name, declared in annotations.items()}
         replaced = {name: inner.replaced(part, f"{where}.{name}") for name, part in types.items()}
         if all(replaced[name] is part for name, part in types.items()):
             return kind
@@ -336,23 +344,21 @@ def _struct(kind: Any, types: Mapping[str, Any], optional: Sequence[str]) -> Any
     """
     config: dict[str, Any] = {}
     namespace: dict[str, Any] = {"__made_for__": kind}
+    fields: list[tuple[str, Any, Any]] = []
     if is_typeddict(kind):
-        fields = []
         for name, part in types.items():
             # A field that is left out is None in Python functions.
-            is_optional = name in optional
-            field = msgspec.field(default=None) if is_optional else msgspec.field()
-            fields.append((name, part | None if is_optional else part, field))
+            if name in optional:
+                fields.append((name, part | None, msgspec.field(default=None)))
+            else:
+                fields.append((name, part, msgspec.field()))
     elif dataclasses.is_dataclass(kind):
-        fields = [
-            (field.name, types[field.name], epochs.default_of(field))
-            for field in dataclasses.fields(kind)
-        ]
+        for of_class in dataclasses.fields(kind):
+            default = epochs.default_of(of_class)
+            fields.append((of_class.name, types[of_class.name], default))
     else:
-        fields = [
-            (field.name, types[field.name], epochs.field_of(field))
-            for field in msgspec.structs.fields(kind)
-        ]
+        for field in msgspec.structs.fields(kind):
+            fields.append((field.name, types[field.name], epochs.field_of(field)))
         of_struct = kind.__struct_config__
         config = {"forbid_unknown_fields": of_struct.forbid_unknown_fields}
         if of_struct.tag_field is not None:
@@ -371,10 +377,6 @@ def _struct(kind: Any, types: Mapping[str, Any], optional: Sequence[str]) -> Any
     # From this name, `require_importable` sees whether a class is defined in a function.
     struct.__qualname__ = kind.__qualname__
     return struct
-
-
-def _unmarked(declared: Any) -> Any:
-    return get_args(declared)[0] if get_origin(declared) in (Required, NotRequired) else declared
 
 
 def _refuse_models_in(kind: Any, where: str) -> None:
@@ -397,8 +399,9 @@ def _annotations(kind: Any) -> dict[str, Any]:
     try:
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             # An array has no field names: `contracts.sql_type` raises an error for such a Struct.
-            fields = () if kind.__struct_config__.array_like else msgspec.structs.fields(kind)
-            return {field.name: field.type for field in fields}
+            if kind.__struct_config__.array_like:
+                return {}
+            return {field.name: field.type for field in msgspec.structs.fields(kind)}
         if dataclasses.is_dataclass(kind) or is_typeddict(kind):
             return get_type_hints(kind, include_extras=True)
     except (TypeError, NameError):
@@ -423,3 +426,10 @@ def _parts_of_values(kind: Any) -> Iterator[Any]:
 
 def _is_stored(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Stored)
+
+
+def unmarked(declared: Any) -> Any:
+    """Return the type of a TypedDict's field, without Required or NotRequired around it."""
+    if get_origin(declared) in (Required, NotRequired):
+        return get_args(declared)[0]
+    return declared

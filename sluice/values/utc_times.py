@@ -11,7 +11,7 @@ _BEGIN = -62_135_596_800_000
 
 
 def utc_datetime(ms: int) -> datetime:
-    """Epoch milliseconds as a datetime in UTC.
+    """Return epoch milliseconds as a datetime in UTC.
 
     A window can end after the year 9999, which clients in many languages cannot read: such an end
     becomes the last microsecond of that year. A producer can give a record a time before the year
@@ -19,4 +19,6 @@ def utc_datetime(ms: int) -> datetime:
     """
     if ms >= AFTER_LAST:
         return _LAST
-    return _FIRST if ms < _BEGIN else datetime.fromtimestamp(ms / 1_000, UTC)
+    if ms < _BEGIN:
+        return _FIRST
+    return datetime.fromtimestamp(ms / 1_000, UTC)

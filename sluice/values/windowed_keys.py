@@ -79,7 +79,7 @@ def _eight_bytes(ms: int) -> bytes:
 
 
 def windowed_key_sql(key: str) -> str:
-    """SQL of the text of a windowed key, from the SQL of its key and the columns of a row's window."""
+    """Return SQL of a windowed key's text, given the SQL of its key; the window is read from the row."""
     parts = ("CAST(window_start AS STRING)", "':'", "CAST(window_end AS STRING)", "':'", key)
     return f"concat({', '.join(parts)})"
 
@@ -102,12 +102,16 @@ def windowed_of_text(text: str) -> Windowed[str]:
 
 def key_and_window(key: Windowed[str] | str | None) -> tuple[str | None, Bounds | None]:
     """Return the parts of a key as authors see it: the key without its window, and the bounds of the window, if any."""
-    return (key.key, (key.start_ms, key.end_ms)) if isinstance(key, Windowed) else (key, None)
+    if isinstance(key, Windowed):
+        return (key.key, (key.start_ms, key.end_ms))
+    return (key, None)
 
 
 def of_windowed_key(function: Callable[..., Any]) -> Callable[..., Any]:
     """Adapt a function that takes a `Windowed`, so that it can be called with the text of a windowed key."""
-    return function if isinstance(function, WithoutKey) else OfWindowedKey(function)
+    if isinstance(function, WithoutKey):
+        return function
+    return OfWindowedKey(function)
 
 
 class OfWindowedKey(Wrapper):

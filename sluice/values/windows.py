@@ -58,9 +58,9 @@ class Window:
         """
         size, every = self.size_ms, self.advance_ms or self.size_ms
         first = (time - size + every) // every * every
-        return [
-            (start, start + size) for start in range(first if first > 0 else 0, time + 1, every)
-        ]
+        if first < 0:
+            first = 0
+        return [(start, start + size) for start in range(first, time + 1, every)]
 
     def end_of(self, start: int) -> int:
         """Return the end of the window that begins at `start`."""
@@ -192,7 +192,8 @@ class CountWindow:
 
     def __str__(self) -> str:
         complete = ", when complete" if self.only_complete else ""
-        return f"{'last' if self.slides else 'every'}_records({self.records}{complete})"
+        name = "last_records" if self.slides else "every_records"
+        return f"{name}({self.records}{complete})"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 from sluice import Pipeline, hopping, session, sliding, tumbling, within
-from sluice.topology.nodes import window_of
 from sluice.topology.streams import Stream
 from sluice.topology.tables import GlobalTable, Table
 from sluice.values.sql_text import literal
@@ -353,7 +352,7 @@ def add(pipeline: Pipeline, case: Case, prefix: str) -> Built:
     built = Built(case, prefix)
     handles: dict[str, Any] = {}
     add_nodes(pipeline, built, handles)
-    built.is_windowed = window_of(handles[built.sink["id"]].node) is not None
+    built.is_windowed = handles[built.sink["id"]].node.key_window is not None
     # A store has neither headers nor times of records.
     in_store = built.sink["op"] in ("aggregate", "cogroup", "to_table") and not built.compared
     if in_store and case["spec"]["result_kind"] == "table":
@@ -430,7 +429,7 @@ def _step(built: Built, node: dict[str, Any], parent: Any) -> Any:
             stream = parent.to_stream() if isinstance(parent, Table) else parent
             # The cases' tables drop the windows of their keys there, if a case does not say that
             # they keep them.
-            is_plain = node.get("keep_window") or window_of(parent.node) is None
+            is_plain = node.get("keep_window") or parent.node.key_window is None
             return stream if is_plain else stream.select_key("_key")
         case "repartition":
             return parent.repartition(node.get("partitions"))
@@ -465,7 +464,7 @@ def _processed(built: Built, node: dict[str, Any], parent: Any, handles: dict[st
         case "process_values":
             # The cases count the records without a key too, and a store has entries for a key only.
             # A windowed key is never null.
-            is_windowed = window_of(parent.node) is not None
+            is_windowed = parent.node.key_window is not None
             return parent.process_values(
                 processor(node),
                 stores={"counts": int},
@@ -491,7 +490,7 @@ def _processed(built: Built, node: dict[str, Any], parent: Any, handles: dict[st
                 return processed.output
             returns = values.contract(built._kind_at(node["id"], []))
             # In the cases, the counts of a windowed key keep the key.
-            step = parent.process if window_of(parent.node) is None else parent.process_values
+            step = parent.process if parent.node.key_window is None else parent.process_values
             return step(
                 processor(node), stores={"counts": int}, queryable=False, returns=returns
             ).output

@@ -11,7 +11,6 @@ from sluice import Pipeline
 from sluice.errors import TopologyError
 from sluice.testing import TopologyTestDriver
 from sluice.topology import Stream
-from sluice.topology.value_types import shape_after
 from tests.pipelines.conftest import Drive
 
 
@@ -73,7 +72,7 @@ LINE_IN_SPARK = [
 @pytest.mark.parametrize("items", [*LISTS_OF_LINES, *LISTS_OF_LINES_IN_SPARK])
 def test_elements_that_are_objects_have_fields(items: str) -> None:
     elements = orders().flat_map_values(items)
-    assert (elements.fields, shape_after(elements.node).scalar) == (LINES, False)
+    assert (elements.fields, elements.node.result_shape.scalar) == (LINES, False)
     elements.filter("product > 1").select(doubled="2 * quantity", whole="struct(product, quantity)")
     with pytest.raises(
         TopologyError, match="The value is an object: write its fields without value"
@@ -85,7 +84,7 @@ def test_elements_that_are_objects_have_fields(items: str) -> None:
 def test_a_value_that_is_an_object_has_fields(item: str) -> None:
     stream = orders()
     for mapped in (stream.map_values(item), stream.to_table(store="t").map_values(item)):
-        assert (mapped.fields, shape_after(mapped.node).scalar) == (LINES, False)
+        assert (mapped.fields, mapped.node.result_shape.scalar) == (LINES, False)
         mapped.filter("product > 1")
         with pytest.raises(TopologyError, match="The value is an object"):
             mapped.filter("value.product > 1")

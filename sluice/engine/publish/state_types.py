@@ -8,7 +8,7 @@ from typing import Self
 
 from sluice.engine.combine.totals import Totals, input_types, value_types
 from sluice.engine.publish.change_steps import ChangeSteps
-from sluice.engine.stages.job_stages import Stages
+from sluice.engine.stages.job_stages import KnownTypes
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,17 @@ class StateTypes:
     """The steps between stores and their outputs."""
 
     @classmethod
-    def of(cls, stages: Stages, totals: Totals, inputs: Mapping[str, str]) -> Self:
+    def of(cls, known: KnownTypes, totals: Totals, inputs: Mapping[str, str]) -> Self:
         """Return the types of a job's stores and inputs.
 
-        `inputs` gives the types of the columns that the job's groups read.
+        `known` has the types after the last stage. `inputs` gives the types of the columns that
+        the job's groups read.
         """
-        job = stages.job
-        stores = value_types(job, inputs) | stages.store_types()
+        job = known.job
+        stores = value_types(job, inputs) | known.store_types()
         return cls(
             stores,
-            input_types(job, inputs) | stages.input_types(),
+            input_types(job, inputs) | known.input_types(),
             totals,
             tuple(ChangeSteps.of(job, sink, stores) for sink in job.change_sinks),
         )

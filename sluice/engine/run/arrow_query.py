@@ -66,9 +66,11 @@ class ArrowQuery:
         tasks = QueryTasks.of(reader, storage, partitions, epoch, type_of, kinds_by_name(types))
         steps = ArrowSteps.giving(job, reader.schema, tasks.ingest.columns(job), tasks.edges)
         stages: list[Chain] = []
+        known = tasks.known
         for number in range(1, job.stage_count + 1):
-            stages.append(tasks.stage(number))
-        state_types = tasks.state_types()
+            stage, known = tasks.stage(number, known)
+            stages.append(stage)
+        state_types = tasks.state_types(known)
         # The driver computes the steps between stores and outputs. Without Spark, it must compute
         # them with Arrow.
         for changes in state_types.changes:

@@ -165,13 +165,16 @@ class Frames:
             row_batches = records.mapInArrow(tasks.pack.__call__, ROW_BATCH_TYPE)
         else:
             row_batches = self._read(tasks.read(steps), ROW_BATCH_TYPE)
+        known = tasks.known
         for number in range(1, job.stage_count + 1):
             shuffled = row_batches.repartitionById(job.pipeline.workers, "worker")
             try:
-                row_batches = shuffled.mapInArrow(tasks.stage(number).__call__, ROW_BATCH_TYPE)
+                stage, after = tasks.stage(number, known)
+                row_batches = shuffled.mapInArrow(stage.__call__, ROW_BATCH_TYPE)
             except NeedsSparkError:
-                row_batches = stage_with_sql(tasks.stages, number, shuffled)
-        return _Rows(row_batches, tasks.state_types(), tasks.write)
+                row_batches, after = stage_with_sql(tasks.stages, number, known, shuffled)
+            known = after
+        return _Rows(row_batches, tasks.state_types(known), tasks.write)
 
     def _tables(self) -> DataFrame | None:
         """Build the changes of global tables, as row batches.

@@ -28,7 +28,7 @@ from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.read.global_tables import TableReader, ordered_rows
 from sluice.engine.read.stream_reader import StreamReader
 from sluice.engine.stages.ingest import Ingest
-from sluice.engine.stages.job_stages import Kinds, Stages
+from sluice.engine.stages.job_stages import Kinds, KnownTypes, Stages, first_edges
 from sluice.engine.stages.shuffle_targets import ShuffleTargets
 from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.plan import Job, Layers
@@ -36,7 +36,10 @@ from sluice.plan import Job, Layers
 
 @dataclass(frozen=True)
 class QueryTasks:
-    """Makes the tasks of a job's query. The tasks of stages must be made in order."""
+    """Makes the tasks of a job's query.
+
+    Each stage needs the types that are known after the stage before it.
+    """
 
     job: Job
     storage: Storage
@@ -44,6 +47,8 @@ class QueryTasks:
     ingest: Ingest
     edges: Layers
     """The columns that the edges from the stateless steps add to the columns of these steps."""
+    known: KnownTypes
+    """The types that are known before the first stage."""
     stages: Stages
     totals: Totals
     _inputs: Mapping[str, str]
@@ -72,8 +77,8 @@ class QueryTasks:
         totals = Totals.of(job, inputs)
         ingest = Ingest.of(job, totals, storage.side_outputs, partitions)
         stages = Stages(job, storage, ingest, epoch, ShardWriter.of(storage, epoch, totals))
-        edges = stages.first_edges(kinds)
-        return cls(job, storage, reader, ingest, edges, stages, totals, inputs)
+        edges, known = first_edges(job, kinds)
+        return cls(job, storage, reader, ingest, edges, known, stages, totals, inputs)
 
     def read(self, steps: ArrowSteps) -> Chain:
         """Return the tasks that turn the streams' records into row batches for the first stage."""
@@ -86,16 +91,16 @@ class QueryTasks:
         writer = RowBatchWriter(job.pipeline.workers, self.storage.side_outputs, copied=job.copied)
         return Chain((self.ingest, writer))
 
-    def stage(self, number: int) -> Chain:
-        """Return the tasks of a stage.
+    def stage(self, number: int, known: KnownTypes) -> tuple[Chain, KnownTypes]:
+        """Return the tasks of a stage, and the types that are known after it.
 
-        Raise NeedsSparkError if Spark must compute the steps after it.
+        `known` has the types that are known before the stage. Raise NeedsSparkError if Spark must
+        compute the steps after it.
         """
-        # The stage's task records the types of its results, on which the targets depend.
-        task = self.stages.task(number)
-        targets = ShuffleTargets.of(self.stages, number)
+        task = self.stages.task(number, known)
+        targets, known = ShuffleTargets.of(number, known.with_results(number))
         read_rows = RowBatchReader(self.storage.side_outputs)
-        return Chain((read_rows, task, targets, *self.stages.last_tasks(number)))
+        return Chain((read_rows, task, targets, *self.stages.last_tasks(number))), known
 
     @property
     def write(self) -> Chain | None:
@@ -104,9 +109,9 @@ class QueryTasks:
             return None
         return Chain((RowBatchReader(self.storage.side_outputs), self.stages.shard_writer))
 
-    def state_types(self) -> StateTypes:
-        """Return the types of the job's stores. Call this when the tasks of all stages are made."""
-        return StateTypes.of(self.stages, self.totals, self._inputs)
+    def state_types(self, known: KnownTypes) -> StateTypes:
+        """Return the types of the job's stores, given the types that are known after the last stage."""
+        return StateTypes.of(known, self.totals, self._inputs)
 
 
 def tables_task(job: Job, storage: Storage, *, interleaved: bool) -> Chain:

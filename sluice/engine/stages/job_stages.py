@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from sluice.engine.batch.arrow_tasks import BatchTask, TaskOfBatch
@@ -18,7 +18,7 @@ from sluice.engine.stages.ingest import Ingest
 from sluice.engine.stages.stage_output import StageOperator
 from sluice.engine.stages.stage_task import Stage
 from sluice.errors import TopologyError
-from sluice.operators.base import AHEAD
+from sluice.operators.base import AHEAD, COGROUPED
 from sluice.operators.changes import Changes
 from sluice.plan import Column, Edge, Job, Layers, PlannedOperator
 from sluice.plan.arrow_support import on_arrow
@@ -32,7 +32,7 @@ from sluice.plan.operator_parameters import (
     TableJoin,
     TableLookup,
 )
-from sluice.plan.planned_operators import COGROUPED, STORE, result_column
+from sluice.plan.planned_operators import STORE, result_column
 from sluice.sql.aggregate_expressions import result_type
 from sluice.values.shapes import Shape
 from sluice.values.sql_text import literal, struct_json, value_json
@@ -47,12 +47,143 @@ Kinds: TypeAlias = Callable[[Sequence[Column]], Mapping[str, str]]
 """A function from columns to their types: name → type, as `sql_types.compact` writes it."""
 
 
-@dataclass
-class Stages:
-    """The stages of a job.
+@dataclass(frozen=True)
+class KnownTypes:
+    """The types that are known after some of a job's stages: each stage adds types to those of earlier stages."""
 
-    Call the methods stage by stage: a stage's types depend on the types of earlier stages.
-    """
+    job: Job
+    arguments: Mapping[int, list[str]] = field(default_factory=dict)
+    """Aggregate → the types of its functions' arguments."""
+    results: Mapping[str, str] = field(default_factory=dict)
+    """Column of an operator's results, such as `v9` → its type; an empty text if the type is
+    unknown."""
+    values: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    """Target and side of an edge → the type of the edge's values."""
+
+    def with_edges(self, stage: int, kinds: Kinds) -> tuple[Layers, KnownTypes]:
+        """Return the columns of the edges from a stage, and the types with those of the edges' values.
+
+        `kinds` gives the types of columns over the columns before the edges.
+        """
+        edges = self.job.edges_from(stage)
+        computed: list[Column] = []
+        for edge in edges:
+            if edge.unchanged_result is None:
+                for number, sql in enumerate(edge.values):
+                    computed.append(Column(f"{edge.column}_{number}", sql, edge.target))
+        # The types of all edges are found at once, because Spark analyzes the whole query again for
+        # each call.
+        types = kinds(computed) if computed else {}
+        columns: list[Column] = []
+        arguments, values = dict(self.arguments), dict(self.values)
+        for edge in edges:
+            own: list[str] = []
+            if edge.unchanged_result is None:
+                own = [types[f"{edge.column}_{number}"] for number in range(len(edge.values))]
+                values[edge.target, edge.side] = own[0]
+            else:
+                values[edge.target, edge.side] = self.results.get(edge.unchanged_result, "")
+            if edge.has_arguments:
+                earlier = arguments.get(edge.target, own)
+                arguments[edge.target] = _argument_types(self.job, edge, earlier, own)
+            columns += _edge_columns(edge, own)
+        # The conditions form a layer of their own, because the other columns read them.
+        conditions = [Column(edge.column, f"({edge.passed})", edge.target) for edge in edges]
+        layers = (tuple(conditions), tuple(columns))
+        return layers, replace(self, arguments=arguments, values=values)
+
+    def with_shared_rows(self) -> KnownTypes:
+        """Return the types, with those of the edges that take the rows of other edges."""
+        values = dict(self.values)
+        for operator in self.job.operators:
+            for edge in operator.edges:
+                if edge.shares is not None:
+                    shared = values[edge.shares.target, edge.shares.side]
+                    values[edge.target, edge.side] = shared
+        return replace(self, values=values)
+
+    def with_results(self, stage: int) -> KnownTypes:
+        """Return the types, with those of the results of a stage's operators."""
+        results = dict(self.results)
+        for operator in operators_of(self.job, stage):
+            results.update(self._result_types(operator, results))
+        return replace(self, results=results)
+
+    def store_types(self) -> dict[str, str]:
+        """Store → the type of its values."""
+        types: dict[str, str] = {}
+        for operator in self.job.operators:
+            if operator.store is not None:
+                types[operator.store] = self.values.get((operator.number, STORE), "")
+        return types
+
+    def input_types(self) -> dict[int, str]:
+        """Operator → the types of its inputs on all sides of which it keeps values."""
+        types: dict[int, str] = {}
+        for operator in self.job.operators:
+            of_sides: list[str] = []
+            for edge in operator.edges:
+                if AHEAD <= edge.side < COGROUPED or edge.is_passed_on:
+                    continue
+                if edge.has_arguments:
+                    of_sides.append(", ".join(self.arguments[operator.number]))
+                else:
+                    of_sides.append(self.values[edge.target, edge.side])
+            types[operator.number] = "; ".join(of_sides)
+        return types
+
+    def _result_types(
+        self, operator: PlannedOperator, results: Mapping[str, str]
+    ) -> Iterable[tuple[str, str]]:
+        """Yield the columns of an operator's results, with their types.
+
+        `results` are the types of the results of operators before it.
+        """
+        match operator.action:
+            case Process(outputs=outputs):
+                for output in outputs.values():
+                    yield output.column, compact(output.shape.kind)
+            case PythonAggregate(shape=shape):
+                yield operator.result, compact(shape.kind)
+            case Aggregate() as aggregate:
+                yield operator.result, self._aggregate_type(operator, aggregate)
+            case Call(shape=shape):
+                yield operator.result, compact(shape.kind)
+            case TableLookup(row=of_table):
+                record = self.values[operator.number, 0]
+                kind = f"struct<left:{record},right:{compact(of_table.kind)}>" if record else ""
+                yield operator.result, kind
+            case StreamJoin() | TableJoin():
+                left, right = (self.values[operator.number, side] for side in (0, 1))
+                fields = {"left": left, "right": right}
+                if isinstance(operator.action, TableJoin) and operator.action.mapped_key:
+                    fields[operator.action.mapped_key] = "string"
+                yield operator.result, compact(struct_type(fields)) if left and right else ""
+            case Changes():
+                row = self.values[operator.number, 0]
+                yield operator.result, f"struct<kind:string,old:{row},new:{row}>" if row else ""
+            case Merge():
+                kinds = [self.values[edge.target, edge.side] for edge in operator.edges]
+                yield operator.result, _one_type(operator, kinds)
+            case _ if operator.chained_to is not None:
+                yield operator.result, results[result_column(operator.chained_to)]
+            case _:
+                yield operator.result, self.values[operator.number, 0]
+
+    def _aggregate_type(self, operator: PlannedOperator, action: Aggregate) -> str:
+        kinds = self.arguments[operator.number]
+        results: list[str] = []
+        for (name, _, _), kind in zip(action.functions, kinds, strict=True):
+            results.append(result_type(name, kind))
+        if action.scalar and action.plain:
+            return results[0]
+        names = action.columns if action.plain else [f"a{i}" for i in range(len(results))]
+        return compact(struct_type(dict(zip(names, results, strict=True))))
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Makes the tasks of a job's stages."""
 
     job: Job
     storage: Storage
@@ -61,110 +192,20 @@ class Stages:
     """Epoch of the lease under which states are written."""
     shard_writer: TaskOfBatch
     """The task that writes a worker's rows to its shard."""
-    arguments: dict[int, list[str]] = field(default_factory=dict)
-    """Aggregate → the types of its functions' arguments."""
-    types: dict[str, str] = field(default_factory=dict)
-    """Column of an operator's results, such as `v9` → its type; an empty text if the type is
-    unknown."""
-    _values: dict[tuple[int, int], str] = field(default_factory=dict)
-    """Target and side of an edge → the type of the edge's values."""
 
-    def first_edges(self, kinds: Kinds) -> Layers:
-        """Return the columns of the edges from the stateless steps."""
-        edges = self.job.edges_from(0)
-        paths = [
-            Column(edge.path_column, edge.path_from(START), edge.target)
-            for edge in edges
-            if edge.path_column is not None
-        ]
-        columns = self.edges(0, kinds)
-        for operator in self.job.operators:
-            for edge in operator.edges:
-                if edge.shares is not None:
-                    kind = self._values[edge.shares.target, edge.shares.side]
-                    self._values[edge.target, edge.side] = kind
-        if paths:
-            return (*columns, tuple(paths))
-        return columns
-
-    def edges(self, stage: int, kinds: Kinds) -> Layers:
-        """Return the columns of the edges from a stage.
-
-        Also records the types of the edges' values.
-        """
-        edges = self.job.edges_from(stage)
-        values: list[Column] = []
-        for edge in edges:
-            if edge.unchanged_result is None:
-                for number, sql in enumerate(edge.values):
-                    values.append(Column(f"{edge.column}_{number}", sql, edge.target))
-        # The types of all edges are found at once, because Spark analyzes the whole query again for
-        # each call.
-        types: Mapping[str, str] = {}
-        if values:
-            types = kinds(values)
-        columns: list[Column] = []
-        for edge in edges:
-            own: list[str] = []
-            if edge.unchanged_result is None:
-                own = [types[f"{edge.column}_{number}"] for number in range(len(edge.values))]
-                self._values[edge.target, edge.side] = own[0]
-            else:
-                self._values[edge.target, edge.side] = self.types.get(edge.unchanged_result, "")
-            if edge.has_arguments:
-                self.arguments[edge.target] = self._argument_types(edge, own)
-            value = f"IF({edge.column} AND NOT {edge.is_null}, {_json(edge, own)}, NULL)"
-            columns.append(
-                Column(edge.key_column, f"IF({edge.column}, {edge.key}, NULL)", edge.target)
-            )
-            columns.append(Column(edge.value_column, value, edge.target))
-            if edge.foreign is not None:
-                foreign = f"IF({edge.column}, {edge.foreign}, NULL)"
-                columns.append(Column(edge.foreign_column, foreign, edge.target))
-        # The conditions form a layer of their own, because the other columns read them.
-        conditions = [Column(edge.column, f"({edge.passed})", edge.target) for edge in edges]
-        return tuple(conditions), tuple(columns)
-
-    def _argument_types(self, edge: Edge, kinds: list[str]) -> list[str]:
-        """Return the types of an aggregate's arguments.
-
-        A cogrouped stream has no type for the arguments of other streams.
-
-        Raises TopologyError if two streams have different types for an argument.
-        """
-        earlier_kinds = self.arguments.get(edge.target, kinds)
-        for earlier, kind in zip(earlier_kinds, kinds, strict=True):
-            if earlier != kind and "void" not in (earlier, kind):
-                raise TopologyError(
-                    f"{self.job.pipeline.steps[edge.target]}: a column adds values of type {earlier} and {kind}.",
-                    next_step="Convert them to the same type with CAST, or use another name for one column.",
-                )
-        return [
-            kind if earlier == "void" else earlier
-            for earlier, kind in zip(earlier_kinds, kinds, strict=True)
-        ]
-
-    def operators(self, number: int) -> list[PlannedOperator]:
-        operators: list[PlannedOperator] = []
-        for operator in self.job.operators:
-            if operator.stage == number:
-                operators.append(operator)
-        return operators
-
-    def task(self, number: int) -> Stage:
-        """Return the task that runs the operators of a stage; also records the types of their results."""
+    def task(self, number: int, known: KnownTypes) -> Stage:
+        """Return the task that runs the operators of a stage, given the types after the stage before it."""
         job, only_stored = self.job, self.job.store_only_operators
         last_only = job.last_only_operators
         chained_to = {operator.chained_to for operator in job.operators}
         only_changes = job.operators_of_changes
-        operators = self.operators(number)
         built: list[StageOperator] = []
-        for operator in operators:
+        for operator in operators_of(job, number):
             is_read = operator.result in operator.columns_read
             built.append(
                 stage_operator(
                     operator,
-                    self.arguments,
+                    known.arguments,
                     is_read=is_read,
                     only_stored=operator.number in only_stored,
                     only_last=operator.number in last_only,
@@ -173,7 +214,7 @@ class Stages:
                     connections=self.storage.connections,
                 )
             )
-        stage = Stage(
+        return Stage(
             number,
             self.ingest.stream_times,
             self.storage.side_outputs,
@@ -185,19 +226,6 @@ class Stages:
             self.epoch,
             self.storage.token,
         )
-        for operator in operators:
-            self.types |= dict(self._result_types(operator))
-        return stage
-
-    def results(self, number: int) -> tuple[tuple[PlannedOperator, str], ...]:
-        """Return the operators of a stage with the columns of their results.
-
-        Omits results that no later expression reads.
-        """
-        results: list[tuple[PlannedOperator, str]] = []
-        for operator in self.operators(number):
-            results += [(operator, column) for column in sorted(operator.columns_read)]
-        return tuple(results)
 
     def last_tasks(self, number: int) -> tuple[BatchTask | TaskOfBatch, ...]:
         """Return the tasks that run when a stage's results have become rows for their targets.
@@ -218,76 +246,65 @@ class Stages:
             return (*needed, self.shard_writer)
         return (*needed, RowBatchWriter(workers, side_outputs, copied=self.job.copied))
 
-    def store_types(self) -> dict[str, str]:
-        """Store → the type of its values."""
-        types: dict[str, str] = {}
-        for operator in self.job.operators:
-            if operator.store is not None:
-                types[operator.store] = self._values.get((operator.number, STORE), "")
-        return types
 
-    def input_types(self) -> dict[int, str]:
-        """Operator → the types of its inputs on all sides of which it keeps values."""
-        types: dict[int, str] = {}
-        for operator in self.job.operators:
-            of_sides: list[str] = []
-            for edge in operator.edges:
-                if AHEAD <= edge.side < COGROUPED or edge.is_passed_on:
-                    continue
-                if edge.has_arguments:
-                    of_sides.append(", ".join(self.arguments[operator.number]))
-                else:
-                    of_sides.append(self._values[edge.target, edge.side])
-            types[operator.number] = "; ".join(of_sides)
-        return types
+def first_edges(job: Job, kinds: Kinds) -> tuple[Layers, KnownTypes]:
+    """Return the columns of the edges from the stateless steps, and the types that are known before the first stage."""
+    layers, known = KnownTypes(job).with_edges(0, kinds)
+    paths: list[Column] = []
+    for edge in job.edges_from(0):
+        if edge.path_column is not None:
+            paths.append(Column(edge.path_column, edge.path_from(START), edge.target))
+    if paths:
+        layers = (*layers, tuple(paths))
+    return layers, known.with_shared_rows()
 
-    def _result_types(self, operator: PlannedOperator) -> Iterable[tuple[str, str]]:
-        """Yield the columns of an operator's results, with their types."""
-        match operator.action:
-            case Process(outputs=outputs):
-                for output in outputs.values():
-                    yield output.column, compact(output.shape.kind)
-            case PythonAggregate(shape=shape):
-                yield operator.result, compact(shape.kind)
-            case Aggregate() as aggregate:
-                yield operator.result, self._aggregate_type(operator, aggregate)
-            case Call(shape=shape):
-                yield operator.result, compact(shape.kind)
-            case TableLookup(row=of_table):
-                record = self._values[operator.number, 0]
-                if record:
-                    kind = f"struct<left:{record},right:{compact(of_table.kind)}>"
-                else:
-                    kind = ""
-                yield operator.result, kind
-            case StreamJoin() | TableJoin():
-                left, right = (self._values[operator.number, side] for side in (0, 1))
-                fields = {"left": left, "right": right}
-                if isinstance(operator.action, TableJoin) and operator.action.mapped_key:
-                    fields[operator.action.mapped_key] = "string"
-                yield operator.result, compact(struct_type(fields)) if left and right else ""
-            case Changes():
-                row = self._values[operator.number, 0]
-                yield operator.result, f"struct<kind:string,old:{row},new:{row}>" if row else ""
-            case Merge():
-                kinds = [self._values[edge.target, edge.side] for edge in operator.edges]
-                yield operator.result, _one_type(operator, kinds)
-            case _ if operator.chained_to is not None:
-                yield operator.result, self.types[result_column(operator.chained_to)]
-            case _:
-                yield operator.result, self._values[operator.number, 0]
 
-    def _aggregate_type(self, operator: PlannedOperator, action: Aggregate) -> str:
-        kinds = self.arguments[operator.number]
-        results: list[str] = []
-        for (name, _, _), kind in zip(action.functions, kinds, strict=True):
-            results.append(result_type(name, kind))
-        if action.scalar and action.plain:
-            return results[0]
-        names = action.columns
-        if not action.plain:
-            names = tuple(f"a{number}" for number in range(len(results)))
-        return compact(struct_type(dict(zip(names, results, strict=True))))
+def operators_of(job: Job, stage: int) -> list[PlannedOperator]:
+    """Return the operators of a stage."""
+    return [operator for operator in job.operators if operator.stage == stage]
+
+
+def results_of(job: Job, stage: int) -> tuple[tuple[PlannedOperator, str], ...]:
+    """Return the operators of a stage with the columns of their results.
+
+    Omits results that no later expression reads.
+    """
+    results: list[tuple[PlannedOperator, str]] = []
+    for operator in operators_of(job, stage):
+        for column in sorted(operator.columns_read):
+            results.append((operator, column))
+    return tuple(results)
+
+
+def _edge_columns(edge: Edge, kinds: list[str]) -> list[Column]:
+    """Return the columns of the rows of an edge, whose values have the types `kinds`."""
+    value = f"IF({edge.column} AND NOT {edge.is_null}, {_json(edge, kinds)}, NULL)"
+    columns = [
+        Column(edge.key_column, f"IF({edge.column}, {edge.key}, NULL)", edge.target),
+        Column(edge.value_column, value, edge.target),
+    ]
+    if edge.foreign is not None:
+        foreign = f"IF({edge.column}, {edge.foreign}, NULL)"
+        columns.append(Column(edge.foreign_column, foreign, edge.target))
+    return columns
+
+
+def _argument_types(job: Job, edge: Edge, earlier: list[str], kinds: list[str]) -> list[str]:
+    """Return the types of an aggregate's arguments, of which its earlier edges have the types `earlier`.
+
+    A cogrouped stream has no type for the arguments of other streams.
+
+    Raises TopologyError if two streams have different types for an argument.
+    """
+    types: list[str] = []
+    for of_earlier, kind in zip(earlier, kinds, strict=True):
+        if of_earlier != kind and "void" not in (of_earlier, kind):
+            raise TopologyError(
+                f"{job.pipeline.steps[edge.target]}: a column adds values of type {of_earlier} and {kind}.",
+                next_step="Convert them to the same type with CAST, or use another name for one column.",
+            )
+        types.append(kind if of_earlier == "void" else of_earlier)
+    return types
 
 
 def parsed(operator: PlannedOperator, kind: str) -> str:

@@ -1,4 +1,4 @@
-"""Sends the results of a stage's operators to their targets, in the stage's task, with Arrow instead of Spark SQL."""
+"""Makes rows of the results of a stage's operators for their targets: operators, stores and sinks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from typing_extensions import override
 
 from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.rejections import rejection_sql
 from sluice.engine.batch.row_schemas import REJECTED, ROW, SCHEMA
-from sluice.engine.stages.job_stages import Stages, kinds_by_name
+from sluice.engine.stages.job_stages import KnownTypes, kinds_by_name, results_of
 from sluice.engine.steps.arrow_steps import ArrowSteps
 from sluice.engine.steps.python_calls import functions_of
-from sluice.plan import Column, Edge
+from sluice.plan import Column, Edge, Failure, Job
 from sluice.plan.arrow_support import UNDECLARED, NeedsSparkError, types_of
 from sluice.sql.arrow_from_json import array_of_json
 from sluice.sql.arrow_types import arrow_type, has_arrow_type
@@ -73,6 +74,26 @@ class ShuffleTarget:
         name = f"failure{number}"
         return cls(REJECTED, None, name, f"{name}_key", f"{name}_value", None, (b"", b""))
 
+    def failure_columns(self, failure: Failure) -> list[Column]:
+        """Return the columns of the rows that a step rejects."""
+        step = failure.step.number
+        value = rejection_sql(step, failure.error, failure.value)
+        return [
+            Column(self.passed, failure.once, step),
+            Column(self.key, f"IF({failure.once}, {failure.key}, NULL)", step),
+            Column(self.value, f"IF({failure.once}, {value}, NULL)", step),
+        ]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the target's rows need, in addition to those of the results' rows."""
+        own = [self.passed, self.key, self.value]
+        if self.foreign is not None:
+            own.append(self.foreign)
+        if isinstance(self.path, str):
+            own.append(self.path)
+        return tuple(own)
+
     def rows(self, columns: dict[str, pa.Array]) -> pa.RecordBatch | None:
         """Return the rows for the target, or None if no result goes there."""
         passed = np.flatnonzero(boolean_mask(columns[self.passed]))
@@ -115,65 +136,19 @@ class ShuffleTarget:
 
 
 @dataclass(frozen=True)
-class ShuffleTargets:
-    """Creates the rows for the targets of a stage: operators of the next stages, stores and sinks."""
+class RowsForTargets:
+    """Makes the rows for the targets of a stage from the columns that Spark SQL has computed."""
 
-    results: tuple[StageResult, ...]
-    steps: ArrowSteps
-    """Computes the steps after the stage's operators, and the columns that the targets' rows
-    need."""
     targets: tuple[ShuffleTarget, ...]
-
-    @classmethod
-    def of(cls, stages: Stages, number: int) -> Self:
-        """Return the targets after a stage.
-
-        Raises NeedsSparkError if Spark must compute their rows.
-        """
-        job = stages.job
-        types: dict[str, str] = dict(ROW)
-        results = []
-        for operator, column in stages.results(number):
-            if not stages.types[column]:
-                raise NeedsSparkError(f"{operator.step}: {UNDECLARED}")
-            types[column] = canonical(stages.types[column])
-            if not has_arrow_type(types[column]):
-                raise NeedsSparkError(f"{operator.step}: a value of type {types[column]}")
-            kind, output = arrow_type(types[column]), operator.output_of(column)
-            results.append(StageResult(operator.number, column, kind, output))
-        layers, before = job.later_layers.get(number, ()), types
-        types = types_of(layers, types)
-        layers = (*layers, *stages.edges(number, kinds_by_name(types)))
-        edges = job.edges_from(number)
-        targets = [ShuffleTarget.of(edge) for edge in edges]
-        last: list[Column] = []
-        for edge, target in zip(edges, targets, strict=True):
-            if isinstance(target.path, str):
-                last.append(Column(target.path, edge.path_from("path"), edge.target))
-        failures = [failure for failure in job.failures if failure.stage == number]
-        for place, failure in enumerate(failures):
-            target, step = ShuffleTarget.of_failure(place), failure.step.number
-            value = rejection_sql(step, failure.error, failure.value)
-            last += [
-                Column(target.passed, failure.once, step),
-                Column(target.key, f"IF({failure.once}, {failure.key}, NULL)", step),
-                Column(target.value, f"IF({failure.once}, {value}, NULL)", step),
-            ]
-            targets.append(target)
-        layers = (*layers, tuple(last))
-        # If Arrow cannot compute a column, this call raises NeedsSparkError now, not later in a
-        # task.
-        types_of(layers, before)
-        return cls(tuple(results), ArrowSteps(layers, before, functions_of(job)), tuple(targets))
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             emitted = boolean_mask(batch.column("emitted"))
             if not emitted.any():
-                yield batch
+                yield batch.select(SCHEMA.names)
                 continue
             if not emitted.all():
-                yield batch.filter(pa.array(~emitted))
+                yield batch.filter(pa.array(~emitted)).select(SCHEMA.names)
                 batch = batch.filter(pa.array(emitted))
             columns = self._columns(batch)
             for target in self.targets:
@@ -182,7 +157,66 @@ class ShuffleTargets:
 
     def _columns(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         """Return the batch's columns, and the columns that the rows for the targets need."""
-        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        return dict(zip(batch.schema.names, batch.columns, strict=True))
+
+
+def targets_of(job: Job, number: int) -> tuple[tuple[ShuffleTarget, ...], tuple[Column, ...]]:
+    """Return the targets of a stage's results, and the columns that they need besides those of the edges."""
+    targets: list[ShuffleTarget] = []
+    columns: list[Column] = []
+    for edge in job.edges_from(number):
+        target = ShuffleTarget.of(edge)
+        targets.append(target)
+        if isinstance(target.path, str):
+            columns.append(Column(target.path, edge.path_from("path"), edge.target))
+    failures = [failure for failure in job.failures if failure.stage == number]
+    for place, failure in enumerate(failures):
+        target = ShuffleTarget.of_failure(place)
+        targets.append(target)
+        columns += target.failure_columns(failure)
+    return tuple(targets), tuple(columns)
+
+
+@dataclass(frozen=True)
+class ShuffleTargets(RowsForTargets):
+    """Makes the rows for the targets of a stage in the stage's task, with Arrow instead of Spark SQL."""
+
+    results: tuple[StageResult, ...]
+    steps: ArrowSteps
+    """Computes the steps after the stage's operators, and the columns that the targets' rows
+    need."""
+
+    @classmethod
+    def of(cls, number: int, known: KnownTypes) -> tuple[Self, KnownTypes]:
+        """Return the targets after a stage, and the types with those of the edges to them.
+
+        `known` has the types of the stage's results. Raises NeedsSparkError if Spark must compute
+        the rows for the targets.
+        """
+        job = known.job
+        types: dict[str, str] = dict(ROW)
+        results: list[StageResult] = []
+        for operator, column in results_of(job, number):
+            if not known.results[column]:
+                raise NeedsSparkError(f"{operator.step}: {UNDECLARED}")
+            types[column] = canonical(known.results[column])
+            if not has_arrow_type(types[column]):
+                raise NeedsSparkError(f"{operator.step}: a value of type {types[column]}")
+            kind, output = arrow_type(types[column]), operator.output_of(column)
+            results.append(StageResult(operator.number, column, kind, output))
+        steps = job.later_layers.get(number, ())
+        edges, known = known.with_edges(number, kinds_by_name(types_of(steps, types)))
+        targets, columns = targets_of(job, number)
+        layers = (*steps, *edges, columns)
+        # If Arrow cannot compute a column, this call raises NeedsSparkError now, not later in a
+        # task.
+        types_of(layers, types)
+        arrow_steps = ArrowSteps(layers, types, functions_of(job))
+        return cls(targets, tuple(results), arrow_steps), known
+
+    @override
+    def _columns(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
+        columns = super()._columns(batch)
         for result in self.results:
             is_result = pc.equal(columns["target"], result.operator)
             if result.output is not None:

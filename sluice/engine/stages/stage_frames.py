@@ -12,24 +12,16 @@ from pyspark.sql import types as spark
 from pyspark.sql.types import _parse_datatype_string as parse_ddl
 
 from sluice.engine.batch.arrow_tasks import Chain
-from sluice.engine.batch.rejections import rejection_sql
 from sluice.engine.batch.row_batches import RowBatchReader
-from sluice.engine.batch.row_schemas import REJECTED, ROW, ROW_DDL
+from sluice.engine.batch.row_schemas import ROW, ROW_DDL
 from sluice.engine.batch.spark_types import ROW_BATCH_TYPE, ddl
-from sluice.engine.stages.job_stages import Kinds, Stages, parsed
+from sluice.engine.stages.job_stages import Kinds, KnownTypes, Stages, parsed, results_of
+from sluice.engine.stages.shuffle_targets import RowsForTargets, targets_of
 from sluice.engine.steps.fallible_expressions import with_columns
 from sluice.engine.steps.sql_errors import select
 from sluice.errors import EngineError, sentence
-from sluice.plan import (
-    Column,
-    Edge,
-    Failure,
-    FallibleExpression,
-    Job,
-    Layers,
-    Transformation,
-)
-from sluice.values.sql_text import backticked, named_struct, value_if
+from sluice.plan import Column, FallibleExpression, Layers, Transformation
+from sluice.values.sql_text import backticked
 
 
 def with_layers(frame: DataFrame, layers: Layers) -> DataFrame:
@@ -120,29 +112,30 @@ def _operations(frame: DataFrame) -> list[str]:
     return operations
 
 
-def stage_with_sql(stages: Stages, number: int, shuffled: DataFrame) -> DataFrame:
-    """Compute the row batches after a stage, whose last steps Spark SQL computes.
+def stage_with_sql(
+    stages: Stages, number: int, known: KnownTypes, shuffled: DataFrame
+) -> tuple[DataFrame, KnownTypes]:
+    """Return the row batches after a stage, whose last steps Spark SQL computes, and the types after the stage.
 
     `shuffled` are the row batches before the stage, with a partition for each worker.
     """
-    task = stages.task(number)
-    last = stages.last_tasks(number)
-    side_outputs = stages.storage.side_outputs
+    job, side_outputs = stages.job, stages.storage.side_outputs
+    task = stages.task(number, known)
+    known = known.with_results(number)
     read_rows = RowBatchReader(side_outputs)
-    rows = shuffled.mapInArrow(Chain((read_rows, task, side_outputs.leave)).__call__, ROW_DDL)
+    frame = shuffled.mapInArrow(Chain((read_rows, task, side_outputs.leave)).__call__, ROW_DDL)
     typed: list[str] = []
-    for operator, column in stages.results(number):
-        typed.append(f"{parsed(operator, stages.types[column])} AS {column}")
-    if typed:
-        frame = rows.selectExpr("*", *typed)
-    else:
-        frame = rows
-    frame = with_layers(frame, stages.job.later_layers.get(number, ()))
-    frame = with_layers(frame, stages.edges(number, kinds_in(frame)))
-    return _rows_for_targets(stages.job, number, frame).mapInArrow(
-        Chain(last).__call__,
-        ROW_BATCH_TYPE,
-    )
+    for operator, column in results_of(job, number):
+        typed.append(f"{parsed(operator, known.results[column])} AS {column}")
+    frame = with_layers(frame.selectExpr("*", *typed), job.later_layers.get(number, ()))
+    edges, known = known.with_edges(number, kinds_in(frame))
+    targets, columns = targets_of(job, number)
+    frame = with_layers(frame, (*edges, columns))
+    needed = list(ROW)
+    for target in targets:
+        needed += target.columns
+    last = Chain((RowsForTargets(targets), *stages.last_tasks(number)))
+    return frame.selectExpr(*needed).mapInArrow(last.__call__, ROW_BATCH_TYPE), known
 
 
 def kinds_in(frame: DataFrame) -> Kinds:
@@ -153,54 +146,3 @@ def kinds_in(frame: DataFrame) -> Kinds:
         return {column.name: ddl(schema[column.name].dataType) for column in columns}
 
     return kinds
-
-
-def _rows_for_targets(job: Job, number: int, frame: DataFrame) -> DataFrame:
-    """Return a row for each target of a stage's results."""
-    is_passed_on = "NOT emitted"
-    rows = [value_if(is_passed_on, _row_sql({}))]
-    rows += [value_if(edge.column, _edge_row_sql(edge)) for edge in job.edges_from(number)]
-    failures: list[Failure] = []
-    for failure in job.failures:
-        if failure.stage == number:
-            failures.append(failure)
-    rows += [value_if(failure.once, _rejected_row_sql(failure)) for failure in failures]
-    rows_for_targets = f"filter(array({', '.join(rows)}), row -> row IS NOT NULL)"
-    unchanged: list[str] = []
-    for name in ROW:
-        if name not in (*_CHANGED, "output"):
-            unchanged.append(name)
-    exploded = frame.selectExpr(*unchanged, f"inline({rows_for_targets})")
-    # Only the steps after the stage need the name of a processor's output. It is null in the rows
-    # for the targets.
-    columns = {name: name for name in ROW} | {"output": "CAST(NULL AS STRING) AS output"}
-    return exploded.selectExpr(*columns.values())
-
-
-_CHANGED = ("target", "side", "emitted", "key", "value", "foreign", "path")
-"""The columns in which the rows for the targets differ from the row of the result."""
-
-
-def _edge_row_sql(edge: Edge) -> str:
-    """SQL for the row that carries a result to an edge's target."""
-    return _row_sql({
-        "target": str(edge.target), "side": str(edge.side), "emitted": "false", "key": edge.key_column,
-        "value": edge.value_column, "foreign": "NULL" if edge.foreign is None else edge.foreign_column,
-        "path": edge.path_from("path"),
-    })  # fmt: skip
-
-
-def _rejected_row_sql(failure: Failure) -> str:
-    """SQL for the rejected row of a result for which a step fails."""
-    value = rejection_sql(failure.step.number, failure.error, failure.value)
-    return _row_sql({
-        "target": str(REJECTED), "emitted": "false", "key": failure.key, "value": value, "foreign": "NULL",
-    })  # fmt: skip
-
-
-def _row_sql(changed: Mapping[str, str]) -> str:
-    """SQL for the row of a result, with these columns changed."""
-    columns: dict[str, str] = {}
-    for name in _CHANGED:
-        columns[name] = f"CAST({changed.get(name, backticked(name))} AS {ROW[name]})"
-    return named_struct(columns)

@@ -65,11 +65,8 @@ def _attribute(name: str, handle: object) -> str:
     public = [attribute for attribute in dir(handle) if not attribute.startswith("_")]
     close = difflib.get_close_matches(name, public, n=1)
     did_you_mean = f"Did you mean {close[0]}?" if close else ""
-    owners = [
-        kind.__name__
-        for kind in (Stream, Table, GroupedStream, GroupedTable)
-        if hasattr(kind, name)
-    ]
+    handles = (Stream, Table, GroupedStream, GroupedTable)
+    owners = [kind.__name__ for kind in handles if hasattr(kind, name)]
     belongs = f"{name} is a method of {' and '.join(owners)}. " if owners else ""
     return f"{belongs}{did_you_mean}".strip()
 

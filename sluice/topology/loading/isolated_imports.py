@@ -60,10 +60,12 @@ def import_isolated(
     program = f"from {__name__} import main; from {load.__module__} import {name}; main({name})"
     # With -P, a file in the current folder cannot take the place of a module.
     command = [sys.executable, "-P", "-c", program, str(seconds)]
-    path = os.pathsep.join([entry or str(Path.cwd()) for entry in sys.path])
+    here = str(Path.cwd())
+    path = os.pathsep.join([entry or here for entry in sys.path])
+    absolute = [str(file.absolute()) for file in files]
     try:
         process = subprocess.run(
-            [*command, *(str(file.absolute()) for file in files)],
+            [*command, *absolute],
             env={**os.environ, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -163,7 +165,7 @@ def _import_all(
 
 
 def main(load: Callable[[Path, float], str]) -> None:
-    """Entry point of the helper process.
+    """Run the helper process.
 
     Its arguments are the time limit and the files; it prints outcomes as JSON.
     """

@@ -179,8 +179,9 @@ def _literal_name(call: ast.Call) -> str | None:
 
 
 def _same_name(files: list[Path], name: str) -> TopologyError:
+    names = " and ".join([file.name for file in files])
+    all_of_them = "both" if len(files) == 2 else "all"
     return TopologyError(
-        f"{' and '.join(file.name for file in files)} {'both' if len(files) == 2 else 'all'} "
-        f"define a pipeline {name!r}.",
+        f"{names} {all_of_them} define a pipeline {name!r}.",
         next_step="Give each pipeline its own name: its state, topics and DAG are named after it.",
     )

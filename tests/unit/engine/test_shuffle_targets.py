@@ -9,18 +9,12 @@ from msgspec import Struct
 
 from sluice import Pipeline
 from sluice.engine.batch.row_schemas import SCHEMA, rows
-from sluice.engine.batch.storage import Storage
-from sluice.engine.combine.totals import Totals
-from sluice.engine.publish.shard_writer import ShardWriter
-from sluice.engine.stages.ingest import Ingest
-from sluice.engine.stages.job_stages import Stages
+from sluice.engine.stages.job_stages import first_edges, kinds_by_name
 from sluice.engine.stages.shuffle_targets import ShuffleTargets
 from sluice.engine.stages.stage_output import StageOperator, StageOutput
 from sluice.plan import Job, plan
-from sluice.plan.arrow_support import on_arrow, types_of, types_read
+from sluice.plan.arrow_support import types_of, types_read
 from sluice.plan.planned_operators import STORE
-from sluice.settings import Settings
-from sluice.values.sql_types import compact
 
 
 class Sale(Struct):
@@ -49,21 +43,10 @@ def job(*, topic: bool = False, step: bool = False) -> Job:
 
 def routes_in(planned: Job) -> ShuffleTargets:
     """The routes after the job's only stage."""
-    storage = Storage.of(planned, 1, Settings.read({}))
-    totals = Totals.of(planned, {})
-    ingest = Ingest.of(planned, totals, storage.side_outputs, {"sales": 1})
-    stages = Stages(
-        planned, storage, ingest, epoch=1, shard_writer=ShardWriter.of(storage, 1, totals)
-    )
     read = types_of(planned.layers, types_read(planned))
-    stages.edges(
-        0,
-        lambda columns: {
-            column.name: compact(on_arrow(column.sql, read).type) for column in columns
-        },
-    )
-    stages.task(1)
-    return ShuffleTargets.of(stages, 1)
+    _, known = first_edges(planned, kinds_by_name(read))
+    targets, _ = ShuffleTargets.of(1, known.with_results(1))
+    return targets
 
 
 def results(number: int, *given: tuple[str, str | None, bool]) -> pa.RecordBatch:

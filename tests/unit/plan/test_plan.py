@@ -501,7 +501,7 @@ def test_without_added_steps_the_plan_is_that_of_the_file_before() -> None:
         after = every_operator(names, [*(part for part in PARTS if part not in kept), *kept])
         added = after.nodes[sources : sources + len(after.nodes) - len(before.nodes)]
         names_of_added = {
-            node.name for node in added if isinstance(node, (*nodes.STATEFUL, nodes.Sink))
+            node.name for node in added if node.is_stateful or isinstance(node, nodes.Sink)
         }
         assert plan(after, without=names_of_added).job == plan(before).job, kept
 

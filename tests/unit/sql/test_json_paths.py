@@ -7,7 +7,6 @@ from msgspec import Struct
 
 from sluice import Pipeline
 from sluice.errors import TopologyError
-from sluice.topology.value_types import types_after
 
 READ = [
     "$", "$.a", "$.a.b", "$['a']", "$['a']['b']", "$[0]", "$[0][1]", "$[*]", "$.*", "$.*.*", "$['*']", "$.a[*].b",
@@ -39,7 +38,7 @@ class Document(Struct):
 @pytest.mark.parametrize("path", READ)
 def test_a_path_that_spark_reads_is_accepted(path: str) -> None:
     documents = Pipeline("paths").stream("documents", value=Document)
-    assert types_after(documents.select(a=call(path)).node) == {"a": "STRING"}
+    assert documents.select(a=call(path)).node.result_types == {"a": "STRING"}
 
 
 @pytest.mark.parametrize("path", REFUSED)
