@@ -156,7 +156,7 @@ class Rebuild:
                 self.settings.kafka, Writer(lease.ref, self.job.pipeline.markers)
             ).markers
             new = ledger.generations.new(name, max(written, default=0))
-            for address in leftover_shards(self.settings, new):
+            for address in leftover_shards(self.settings, new, self.job.pipeline.workers):
                 drop_shard(address)
             ledger.sources.replace(new, sources, lease.row)
             firsts = {(source.topic, source.partition): source.first for source in sources}

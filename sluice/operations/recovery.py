@@ -101,6 +101,8 @@ def _find(ledger: Ledger, job: Job, settings: Settings, markers: MarkerTopic) ->
     if not markers.markers:
         if known is not None:
             return None
+        if not leftovers_of(job, settings):
+            raise _never_ran(name, job.pipeline.markers)
         raise _nothing_known(name, job.pipeline.markers)
     generation = max(markers.markers)
     marker = markers.markers[generation]
@@ -130,6 +132,17 @@ def _nothing_known(name: str, topic: str) -> Refused:
     )
 
 
+def _never_ran(name: str, topic: str) -> Refused:
+    return Refused(
+        f"{name} has never run, or nothing is left of it: the ledger knows nothing of it, it has no "
+        f"shards, and the topic {topic} has no markers.",
+        next_step=f"Run it, which reads all records and writes their output: sluice run {name}. If "
+        "it has run before and its output is still there, build the state from the topics without "
+        f"writing any output for the records that they have now: sluice rebuild {name} "
+        "--from-topics.",
+    )
+
+
 def _damage(worker: WorkerInfo, marker: Marker) -> str:
     """Return why a worker's shard does not have the marker's state; empty if it has."""
     batch = marker.batch.number
@@ -147,16 +160,30 @@ def _published(marker: Marker, worker: int) -> Checksums:
 def _leftovers(settings: Settings, info: GenerationInfo) -> Iterator[str]:
     """Yield the shards at this process's own addresses of generations after that of the marker."""
     for above in range(1, _MOST_LOST_GENERATIONS + 1):
-        yield from leftover_shards(settings, GenerationRef(info.pipeline, info.generation + above))
+        ref = GenerationRef(info.pipeline, info.generation + above)
+        yield from leftover_shards(settings, ref, len(info.workers))
 
 
-def leftover_shards(settings: Settings, ref: GenerationRef) -> Iterator[str]:
-    """Find the shards of a generation that exist at this process's own addresses."""
+def leftovers_of(job: Job, settings: Settings) -> list[str]:
+    """Return the addresses of all shards of a pipeline that exist at this process's own addresses."""
+    addresses: list[str] = []
+    for generation in range(1, _MOST_LOST_GENERATIONS + 1):
+        ref = GenerationRef(job.pipeline.name, generation)
+        addresses += leftover_shards(settings, ref, job.pipeline.workers)
+    return addresses
+
+
+def leftover_shards(settings: Settings, ref: GenerationRef, workers: int) -> Iterator[str]:
+    """Find the shards of a generation that exist at this process's own addresses.
+
+    The shards of some of the `workers` may be lost, and the generation may have had more workers.
+    """
     for worker in itertools.count():
         address = location(settings.shards, ref, worker)
-        if not exists(address):
+        if exists(address):
+            yield address
+        elif worker >= workers:
             return
-        yield address
 
 
 def recover(job: Job, settings: Settings) -> Recovery | None:
@@ -274,17 +301,18 @@ def _positions(marker: Marker) -> dict[str, dict[str, int]]:
     return positions
 
 
-def forget(job: Job, settings: Settings) -> tuple[str, ...]:
+def forget(job: Job, settings: Settings, *, dry_run: bool = False) -> tuple[str, ...]:
     """Remove the shards of a pipeline of which neither the ledger nor the markers know anything.
 
-    The pipeline's next run then begins anew. Returns the addresses of the shards. Raises Refused if
-    the ledger knows the pipeline, or if its markers say what was written.
+    The pipeline's next run then begins anew. Returns the addresses of the shards. With `dry_run`,
+    removes nothing. Raises Refused if the ledger knows the pipeline, or if its markers say what was
+    written.
     """
     name, topic = job.pipeline.name, job.pipeline.markers
     with Ledger.open(settings.ledger) as ledger:
         if ledger.generations.current_number(name) is not None:
             raise Refused(
-                f"The ledger knows {name}.", next_step=f"Look at its state: sluice status {name}."
+                f"The ledger knows {name}.", next_step="Look at its state: sluice status."
             )
         if topic_ids(settings.kafka, [topic]):
             writer = Writer(GenerationRef(name, 1), topic)
@@ -294,10 +322,10 @@ def forget(job: Job, settings: Settings) -> tuple[str, ...]:
                     next_step=f"Recover the ledger: sluice recover {name}. To write the output again on purpose, "
                     f"delete the topic {topic} first.",
                 )
-        addresses: list[str] = []
-        for generation in range(1, _MOST_LOST_GENERATIONS + 1):
-            addresses += leftover_shards(settings, GenerationRef(name, generation))
-        with Lease(ledger.leases, GenerationRef(name, 1), this_process(settings.run or "recover")):
-            for address in addresses:
-                drop_shard(address)
+        addresses = leftovers_of(job, settings)
+        if not dry_run:
+            holder = this_process(settings.run or "recover")
+            with Lease(ledger.leases, GenerationRef(name, 1), holder):
+                for address in addresses:
+                    drop_shard(address)
     return tuple(map(shown, addresses))
