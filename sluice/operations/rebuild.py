@@ -479,7 +479,7 @@ class Rebuild:
                 f"The topic {markers} has lost its markers, so it is unknown whether output was written after batch "
                 f"{published}, the last that {old.pipeline} has published: batch {planned.number} was begun.",
                 next_step="Restore the topic's records. To accept that this batch's output may be written twice: "
-                f"sluice rebuild {old.pipeline} --from-topics.",
+                f"sluice topics accept {old.pipeline} --may-repeat. Then repeat the rebuild.",
             )
 
     def _newest_writer(self, old: GenerationRef) -> int:
