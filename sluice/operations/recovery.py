@@ -32,8 +32,9 @@ from sluice.state.ledger.placement import Placement
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot, WorkerInfo
 from sluice.state.remote.opening import drop_shard, open_shard
 from sluice.state.shard.addresses import exists, is_remote, location, shown
+from sluice.state.shard.passwords import without_password
 from sluice.state.shard.shard import Checksums
-from sluice.values.phrases import counted
+from sluice.values.phrases import counted, listed
 
 log = structlog.get_logger()
 
@@ -55,6 +56,9 @@ class Recovery:
     leftovers: tuple[str, ...]
     """The addresses of shards of later generations, which the ledger has lost and no marker
     names."""
+    elsewhere: tuple[str, ...]
+    """The addresses of shards that are not below `SLUICE_SHARDS` of this process. They may belong
+    to another installation, from which the pipeline was copied."""
 
     @property
     def snapshot(self) -> str:
@@ -70,6 +74,12 @@ class Recovery:
         yield f"Recovered: snapshot {self.snapshot}, with the state of {counted(intact, 'worker')} of {workers}."
         for worker, why in sorted(self.lost_shards.items()):
             yield f"Worker {worker}'s shard: {why} The next run restores it from a standby or from the topics."
+        if self.elsewhere:
+            yield (
+                f"Not below this process's SLUICE_SHARDS: {listed(self.elsewhere)}. If another "
+                f"installation still runs {name} there, do not recover: both would write these "
+                "shards. Give this pipeline another name."
+            )
         since = "all snapshots" if self.known is None else f"the snapshots after {self.known.id}"
         yield (
             f"Lost: {since} before {self.snapshot}, with their audits, measurements and notes; generations that a "
@@ -120,7 +130,8 @@ def _find(ledger: Ledger, job: Job, settings: Settings, markers: MarkerTopic) ->
         why = _damage(worker, marker)
         if why:
             lost[worker.number] = why
-    return Recovery(known, info, marker, lost, tuple(_leftovers(settings, info)))
+    leftovers, elsewhere = _leftovers(settings, info), _elsewhere(settings, info)
+    return Recovery(known, info, marker, lost, tuple(leftovers), tuple(elsewhere))
 
 
 def _nothing_known(name: str, topic: str) -> Refused:
@@ -155,6 +166,13 @@ def _damage(worker: WorkerInfo, marker: Marker) -> str:
 
 def _published(marker: Marker, worker: int) -> Checksums:
     return marker.state.shards[str(worker)]
+
+
+def _elsewhere(settings: Settings, info: GenerationInfo) -> Iterator[str]:
+    for worker in info.workers:
+        own = without_password(location(settings.shards, info.ref, worker.number))
+        if without_password(worker.location) != own and not is_remote(worker.location):
+            yield shown(worker.location)
 
 
 def _leftovers(settings: Settings, info: GenerationInfo) -> Iterator[str]:

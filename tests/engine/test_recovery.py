@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -244,3 +246,19 @@ def test_a_pipeline_that_has_never_run_has_nothing_to_recover(start: Start) -> N
     with pytest.raises(Refused, match="has never run") as refused:
         recover(plan(running.pipeline).job, running.settings)
     assert refused.value.next_step.startswith("Run it")
+
+
+def test_shards_of_another_installation_are_named_before_they_are_taken_over(
+    started: Running, tmp_path: Path
+) -> None:
+    copied = replace(
+        started.settings,
+        ledger=f"sqlite:///{tmp_path}/copy/ledger.sqlite",
+        shards=f"sqlite:///{tmp_path}/copy/shards",
+    )
+    with Ledger.open(copied.ledger) as ledger:
+        said = find_recovery(ledger, plan(started.pipeline).job, copied)
+    assert said is not None
+    lines = " ".join(said.lines())
+    assert f"Not below this process's SLUICE_SHARDS: sqlite:///{shard_files(started)[0]}" in lines
+    assert "Give this pipeline another name." in lines
