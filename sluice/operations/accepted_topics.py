@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from sluice.engine.batch.job_topics import ensure_topics, topic_limits
 from sluice.engine.publish.markers import MARKER_SETTINGS, Marker, PublishedState, Writer
 from sluice.engine.publish.output_identity import changed_topics
 from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.engine.run.driver_lease import current_lease, this_process
-from sluice.errors import EngineError, Refused
+from sluice.errors import EngineError, Refused, StateError
 from sluice.kafka.redrive_topic import accept_redrive_topic
 from sluice.kafka.topics import topic_ids
 from sluice.plan import Job
@@ -18,6 +19,7 @@ from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
+from sluice.state.remote.opening import open_shard
 from sluice.values.phrases import listed
 
 
@@ -55,7 +57,7 @@ def accept_topics(
                 if newest is not None and output.lacks_marker(newest):
                     marker = _lost_marker(ledger, newest, outputs, ids)
                     if not may_repeat:
-                        _require_no_begun_batch(ledger, lease.ref, outputs)
+                        _require_no_begun_batch(ledger, newest, outputs)
                     output.replace_lost(marker)
                     changed = [markers]
                 else:
@@ -109,17 +111,38 @@ def _lost_marker(
     )
 
 
-def _require_no_begun_batch(ledger: Ledger, ref: GenerationRef, outputs: Sequence[str]) -> None:
-    planned = ledger.plans.unpublished(ref)
-    if planned is None:
+def _require_no_begun_batch(ledger: Ledger, newest: Audit, outputs: Sequence[str]) -> None:
+    """Raise Refused if output may be written of a batch after the newest published one."""
+    ref = GenerationRef(newest.pipeline, newest.generation)
+    first, last = newest.batch + 1, _newest_begun(ledger, ref)
+    if last < first:
         return
     name = ref.pipeline
+    begun = f"Batch {first} of {name} was begun and not published"
+    if last > first:
+        begun = (
+            f"Batches {first} to {last} of {name} were begun and, says the ledger, not published"
+        )
     raise Refused(
-        f"Batch {planned.number} of {name} was begun and not published. Without the markers, it is "
-        "unknown whether its output was written. Nothing was changed.",
-        next_step=f"Look for the batch's results in {listed(outputs)}. To let the next run write "
-        f"them, perhaps a second time: sluice topics accept {name} --may-repeat.",
+        f"{begun}. Without the markers, it is unknown whether the output was written. Nothing was "
+        "changed.",
+        next_step=f"Look for the results in {listed(outputs)}. To let the next run write them, "
+        f"perhaps a second time: sluice topics accept {name} --may-repeat.",
     )
+
+
+def _newest_begun(ledger: Ledger, ref: GenerationRef) -> int:
+    """Return the newest batch of a generation that the ledger or a shard knows; -1 before the first.
+
+    The shards have later batches than the ledger if the ledger has lost its newest commits.
+    """
+    planned, info = ledger.plans.newest(ref), ledger.generations.get(ref)
+    newest = -1 if planned is None else planned.number
+    for worker in () if info is None else info.workers:
+        # The next run reports a shard that is gone or damaged.
+        with suppress(StateError), open_shard(worker.location) as shard:
+            newest = max(newest, shard.journal().newest)
+    return newest
 
 
 def _require_existing(topics: Iterable[str], ids: Collection[str]) -> None:

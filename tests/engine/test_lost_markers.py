@@ -20,6 +20,7 @@ from sluice.operations.repartition import repartition
 from sluice.plan import plan
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names
+from tests.support.sqlite_copies import Replicas
 
 
 class Item(Struct):
@@ -180,3 +181,23 @@ def test_a_batch_that_was_begun_is_written_again_only_if_the_user_accepts_it(sta
     assert running.run() == 1
     assert running.store("n") == {"key": 2}
     assert copies(running) == [0, 1, 1], "which the user has accepted"
+
+
+@pytest.mark.fault("F55", "the markers are lost, and the ledger has lost its newest commits")
+def test_batches_that_only_the_shards_know_may_be_written_already(start: Start) -> None:
+    running = start(copied)
+    running.send("items", b'{"n":0}')
+    running.run()
+    replicas = Replicas([running.settings.home / "ledger.sqlite"])
+    replicas.lag()
+    for number in (1, 2):
+        running.send("items", b'{"n":%d}' % number)
+        running.run()
+    replicas.fail_over()
+    delete(running)
+    with pytest.raises(Refused, match=r"Batches 1 to 2 .* were begun and, says the ledger, not"):
+        accept(running)
+    assert accept(running, may_repeat=True) == [running.pipeline.markers]
+    assert running.run() == 2
+    assert running.store("n") == {"key": 3}
+    assert copies(running) == [0, 1, 2, 1, 2], "which the user has accepted"
