@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -43,12 +44,8 @@ def recover(
     with errors_as_messages():
         job = plan(load(pipeline)).job
         if anew:
-            shards = recovery.forget(job, settings())
-            out.print(
-                f"{pipeline} begins anew: {counted(len(shards), 'shard')} removed. The next run "
-                "reads all records, and writes their output again.",
-                soft_wrap=True,
-            )
+            shards = recovery.forget(job, settings(), dry_run=dry_run)
+            _print_anew(pipeline, shards, is_done=not dry_run)
             return
         if dry_run:
             with Ledger.open(settings().ledger) as ledger:
@@ -66,3 +63,20 @@ def recover(
             out.print(
                 f"Nothing was changed. To recover it: sluice recover {pipeline}", soft_wrap=True
             )
+
+
+def _print_anew(pipeline: str, shards: Sequence[str], *, is_done: bool) -> None:
+    """Print which shards were removed, or would be, and what follows."""
+    for shard in shards:
+        out.print(
+            f"{'Removed' if is_done else 'Would be removed'}: {shard}", markup=False, soft_wrap=True
+        )
+    next_run = "The next run reads all records, and writes their output again."
+    removed = counted(len(shards), "shard")
+    text = f"{pipeline} begins anew: {removed} removed. {next_run}"
+    if not is_done:
+        text = (
+            f"Nothing was changed. To remove {removed} and begin anew: sluice recover {pipeline} "
+            f"--anew. {next_run}"
+        )
+    out.print(text, markup=False, soft_wrap=True)

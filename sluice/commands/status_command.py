@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import msgspec
@@ -56,6 +57,7 @@ def status() -> None:
         check_hosts(ledger, LedgerFigures.read(ledger), settings())
         figures = LedgerFigures.read(ledger)
         of_files = _file_failures(ledger, loaded, figures)
+        unseen = _unseen_files(ledger, loaded)
         inputs = Inputs.of(figures, loaded.pipelines)
         kinds: dict[str, set[FailureKind]] = {}
         names = {pipeline.name for pipeline in loaded.pipelines}
@@ -78,6 +80,12 @@ def status() -> None:
         wide.print(table)
     for same in by_cause(failures):
         out.print(f"✗ {_problem(same)}", markup=False, soft_wrap=True)
+    for name, file in unseen.items():
+        text = (
+            f"{name}: no file in {settings().pipelines} defines it. Its newest run read {file}, in "
+            f"a folder that this host does not have. If it is not to run again: sluice retire {name}."
+        )
+        out.print(f"· {text}", markup=False, soft_wrap=True)
     for why, waiting in inputs.not_ready(kinds).items():
         out.print(f"· {', '.join(waiting)}: not started. {why}", markup=False, soft_wrap=True)
     raise typer.Exit(1 if failures else 0)
@@ -150,6 +158,19 @@ def _file_failures(ledger: Ledger, loaded: Loaded, figures: LedgerFigures) -> di
                 failure = msgspec.structs.replace(failure, at=recorded.at)
         failures[name] = failure
     return failures
+
+
+def _unseen_files(ledger: Ledger, loaded: Loaded) -> dict[str, str]:
+    """Return the files of pipelines that no loaded file defines, and whose folder is not here.
+
+    The folder may be on another host, so this is no failure.
+    """
+    names = {pipeline.name for pipeline in loaded.pipelines} | {file.name for file in loaded.broken}
+    unseen: dict[str, str] = {}
+    for name, file in sorted(ledger.generations.files().items()):
+        if name not in names and not Path(file).parent.is_dir():
+            unseen[name] = file
+    return unseen
 
 
 @dataclass

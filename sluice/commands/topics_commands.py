@@ -65,11 +65,20 @@ def accept(
         bool,
         typer.Option("--restored", help="The topics have all of their records again."),
     ] = False,
+    may_repeat: Annotated[
+        bool,
+        typer.Option(
+            "--may-repeat",
+            help=(
+                "If the markers are lost: the output of a batch that was begun may be written twice."
+            ),
+        ),
+    ] = False,
 ) -> None:
     """Let a pipeline go on with its output topics as they are, after some were deleted.
 
-    No run may be in progress. The command concerns outputs, dead letters and the markers of
-    re-drives. Without --restored, what was in the topics stays lost.
+    No run may be in progress. The command concerns outputs, dead letters, markers and the markers
+    of re-drives. Without --restored, what was in the topics stays lost.
     """
     from sluice.kafka.brokers import require_brokers
     from sluice.operations.accepted_topics import accept_topics
@@ -78,7 +87,7 @@ def accept(
     with errors_as_messages():
         job = plan(load(pipeline)).job
         require_brokers(settings().kafka)
-        accepted = accept_topics(job, settings(), restored=restored)
+        accepted = accept_topics(job, settings(), restored=restored, may_repeat=may_repeat)
         for topic in accepted:
             out.print(f"accepted {topic}", markup=False)
         if not accepted:

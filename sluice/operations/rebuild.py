@@ -156,7 +156,7 @@ class Rebuild:
                 self.settings.kafka, Writer(lease.ref, self.job.pipeline.markers)
             ).markers
             new = ledger.generations.new(name, max(written, default=0))
-            for address in leftover_shards(self.settings, new):
+            for address in leftover_shards(self.settings, new, self.job.pipeline.workers):
                 drop_shard(address)
             ledger.sources.replace(new, sources, lease.row)
             firsts = {(source.topic, source.partition): source.first for source in sources}
@@ -479,7 +479,7 @@ class Rebuild:
                 f"The topic {markers} has lost its markers, so it is unknown whether output was written after batch "
                 f"{published}, the last that {old.pipeline} has published: batch {planned.number} was begun.",
                 next_step="Restore the topic's records. To accept that this batch's output may be written twice: "
-                f"sluice rebuild {old.pipeline} --from-topics.",
+                f"sluice topics accept {old.pipeline} --may-repeat. Then repeat the rebuild.",
             )
 
     def _newest_writer(self, old: GenerationRef) -> int:

@@ -32,8 +32,9 @@ from sluice.state.ledger.placement import Placement
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot, WorkerInfo
 from sluice.state.remote.opening import drop_shard, open_shard
 from sluice.state.shard.addresses import exists, is_remote, location, shown
+from sluice.state.shard.passwords import without_password
 from sluice.state.shard.shard import Checksums
-from sluice.values.phrases import counted
+from sluice.values.phrases import counted, listed
 
 log = structlog.get_logger()
 
@@ -55,6 +56,9 @@ class Recovery:
     leftovers: tuple[str, ...]
     """The addresses of shards of later generations, which the ledger has lost and no marker
     names."""
+    elsewhere: tuple[str, ...]
+    """The addresses of shards that are not below `SLUICE_SHARDS` of this process. They may belong
+    to another installation, from which the pipeline was copied."""
 
     @property
     def snapshot(self) -> str:
@@ -70,6 +74,12 @@ class Recovery:
         yield f"Recovered: snapshot {self.snapshot}, with the state of {counted(intact, 'worker')} of {workers}."
         for worker, why in sorted(self.lost_shards.items()):
             yield f"Worker {worker}'s shard: {why} The next run restores it from a standby or from the topics."
+        if self.elsewhere:
+            yield (
+                f"Not below this process's SLUICE_SHARDS: {listed(self.elsewhere)}. If another "
+                f"installation still runs {name} there, do not recover: both would write these "
+                "shards. Give this pipeline another name."
+            )
         since = "all snapshots" if self.known is None else f"the snapshots after {self.known.id}"
         yield (
             f"Lost: {since} before {self.snapshot}, with their audits, measurements and notes; generations that a "
@@ -101,6 +111,8 @@ def _find(ledger: Ledger, job: Job, settings: Settings, markers: MarkerTopic) ->
     if not markers.markers:
         if known is not None:
             return None
+        if not leftovers_of(job, settings):
+            raise _never_ran(name, job.pipeline.markers)
         raise _nothing_known(name, job.pipeline.markers)
     generation = max(markers.markers)
     marker = markers.markers[generation]
@@ -118,7 +130,8 @@ def _find(ledger: Ledger, job: Job, settings: Settings, markers: MarkerTopic) ->
         why = _damage(worker, marker)
         if why:
             lost[worker.number] = why
-    return Recovery(known, info, marker, lost, tuple(_leftovers(settings, info)))
+    leftovers, elsewhere = _leftovers(settings, info), _elsewhere(settings, info)
+    return Recovery(known, info, marker, lost, tuple(leftovers), tuple(elsewhere))
 
 
 def _nothing_known(name: str, topic: str) -> Refused:
@@ -127,6 +140,17 @@ def _nothing_known(name: str, topic: str) -> Refused:
         next_step=f"Build the state from the topics, without writing any output for the records that they have now: "
         f"sluice rebuild {name} --from-topics. Or begin anew, and write the output of all records again: sluice "
         f"recover {name} --anew removes what is left of the state, then sluice run {name}.",
+    )
+
+
+def _never_ran(name: str, topic: str) -> Refused:
+    return Refused(
+        f"{name} has never run, or nothing is left of it: the ledger knows nothing of it, it has no "
+        f"shards, and the topic {topic} has no markers.",
+        next_step=f"Run it, which reads all records and writes their output: sluice run {name}. If "
+        "it has run before and its output is still there, build the state from the topics without "
+        f"writing any output for the records that they have now: sluice rebuild {name} "
+        "--from-topics.",
     )
 
 
@@ -144,19 +168,40 @@ def _published(marker: Marker, worker: int) -> Checksums:
     return marker.state.shards[str(worker)]
 
 
+def _elsewhere(settings: Settings, info: GenerationInfo) -> Iterator[str]:
+    for worker in info.workers:
+        own = without_password(location(settings.shards, info.ref, worker.number))
+        if without_password(worker.location) != own and not is_remote(worker.location):
+            yield shown(worker.location)
+
+
 def _leftovers(settings: Settings, info: GenerationInfo) -> Iterator[str]:
     """Yield the shards at this process's own addresses of generations after that of the marker."""
     for above in range(1, _MOST_LOST_GENERATIONS + 1):
-        yield from leftover_shards(settings, GenerationRef(info.pipeline, info.generation + above))
+        ref = GenerationRef(info.pipeline, info.generation + above)
+        yield from leftover_shards(settings, ref, len(info.workers))
 
 
-def leftover_shards(settings: Settings, ref: GenerationRef) -> Iterator[str]:
-    """Find the shards of a generation that exist at this process's own addresses."""
+def leftovers_of(job: Job, settings: Settings) -> list[str]:
+    """Return the addresses of all shards of a pipeline that exist at this process's own addresses."""
+    addresses: list[str] = []
+    for generation in range(1, _MOST_LOST_GENERATIONS + 1):
+        ref = GenerationRef(job.pipeline.name, generation)
+        addresses += leftover_shards(settings, ref, job.pipeline.workers)
+    return addresses
+
+
+def leftover_shards(settings: Settings, ref: GenerationRef, workers: int) -> Iterator[str]:
+    """Find the shards of a generation that exist at this process's own addresses.
+
+    The shards of some of the `workers` may be lost, and the generation may have had more workers.
+    """
     for worker in itertools.count():
         address = location(settings.shards, ref, worker)
-        if not exists(address):
+        if exists(address):
+            yield address
+        elif worker >= workers:
             return
-        yield address
 
 
 def recover(job: Job, settings: Settings) -> Recovery | None:
@@ -274,17 +319,18 @@ def _positions(marker: Marker) -> dict[str, dict[str, int]]:
     return positions
 
 
-def forget(job: Job, settings: Settings) -> tuple[str, ...]:
+def forget(job: Job, settings: Settings, *, dry_run: bool = False) -> tuple[str, ...]:
     """Remove the shards of a pipeline of which neither the ledger nor the markers know anything.
 
-    The pipeline's next run then begins anew. Returns the addresses of the shards. Raises Refused if
-    the ledger knows the pipeline, or if its markers say what was written.
+    The pipeline's next run then begins anew. Returns the addresses of the shards. With `dry_run`,
+    removes nothing. Raises Refused if the ledger knows the pipeline, or if its markers say what was
+    written.
     """
     name, topic = job.pipeline.name, job.pipeline.markers
     with Ledger.open(settings.ledger) as ledger:
         if ledger.generations.current_number(name) is not None:
             raise Refused(
-                f"The ledger knows {name}.", next_step=f"Look at its state: sluice status {name}."
+                f"The ledger knows {name}.", next_step="Look at its state: sluice status."
             )
         if topic_ids(settings.kafka, [topic]):
             writer = Writer(GenerationRef(name, 1), topic)
@@ -294,10 +340,10 @@ def forget(job: Job, settings: Settings) -> tuple[str, ...]:
                     next_step=f"Recover the ledger: sluice recover {name}. To write the output again on purpose, "
                     f"delete the topic {topic} first.",
                 )
-        addresses: list[str] = []
-        for generation in range(1, _MOST_LOST_GENERATIONS + 1):
-            addresses += leftover_shards(settings, GenerationRef(name, generation))
-        with Lease(ledger.leases, GenerationRef(name, 1), this_process(settings.run or "recover")):
-            for address in addresses:
-                drop_shard(address)
+        addresses = leftovers_of(job, settings)
+        if not dry_run:
+            holder = this_process(settings.run or "recover")
+            with Lease(ledger.leases, GenerationRef(name, 1), holder):
+                for address in addresses:
+                    drop_shard(address)
     return tuple(map(shown, addresses))

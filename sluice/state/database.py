@@ -20,11 +20,13 @@ from sqlalchemy import (
     event,
     make_url,
 )
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DisconnectionError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry
 from sqlalchemy.util import LRUCache
 
 from sluice.errors import SettingsError, StateError, sentence
 from sluice.state.time_limits import waits_limited
+from sluice.support.file_identity import file_identity
 from sluice.support.file_modes import close_database, make_file, make_folder
 from sluice.support.masking import holds_secret
 
@@ -40,6 +42,8 @@ _COMPILED_FOR_SQLITE: LRUCache[Any, Any] = LRUCache(500)
 """The compiled statements of all SQLite engines of this process."""
 _POOL_SECONDS = 5
 """How long a thread waits for a free connection while other threads use all connections."""
+_FILE = "file"
+"""The name under which a connection of a pool remembers its file's identity."""
 _WHERE_SET = "SLUICE_LEDGER sets the ledger's address, and SLUICE_SHARDS that of the shards."
 """The advice in an error about an invalid address."""
 
@@ -156,10 +160,10 @@ def open_engine(url: URL) -> Engine:
             f"Cannot create the database file: {error.strerror}.",
             next_step="Check its folder (SLUICE_HOME, SLUICE_LEDGER or SLUICE_SHARDS): its permissions and free space.",
         ) from None
-    durable = is_durable(url)
+    path, durable = path.absolute(), is_durable(url)
     engine = create_engine(
         url.set(query={}),
-        connect_args={"timeout": BUSY_SECONDS},
+        creator=lambda: _connect_sqlite(path),
         execution_options={"compiled_cache": _COMPILED_FOR_SQLITE},
         # An error must not show the values of its statement, such as a key that signs cursors.
         hide_parameters=True,
@@ -168,11 +172,48 @@ def open_engine(url: URL) -> Engine:
     # SQLite engines share one dialect, so that a process that opens many ledgers, such as a test
     # run, compiles each statement only once.
     engine.dialect = _sqlite_dialect()
-    event.listen(
-        engine, "connect", lambda connection, _: _prepare_sqlite(connection, path, durable)
-    )
-    event.listen(engine, "begin", _begin_sqlite)
+    _listen_sqlite(engine, path, durable=durable)
     return engine
+
+
+def _listen_sqlite(engine: Engine, path: Path, *, durable: bool) -> None:
+    """Prepare the connections of an engine, and replace those whose file was replaced.
+
+    SQLite goes on with a file that was removed or renamed, so a process would neither see what the
+    file in its place has, nor write anything that others see.
+    """
+
+    def prepare(connection: sqlite3.Connection, entry: ConnectionPoolEntry) -> None:
+        _prepare_sqlite(connection, path, durable)
+        entry.info[_FILE] = file_identity(path)
+
+    def require_same_file(_: object, entry: ConnectionPoolEntry, __: object) -> None:
+        identity = file_identity(path)
+        if identity is None:
+            raise _gone(path)
+        if identity != entry.info[_FILE]:
+            # SQLAlchemy opens another connection.
+            raise DisconnectionError
+
+    event.listen(engine, "connect", prepare)
+    event.listen(engine, "checkout", require_same_file)
+    event.listen(engine, "begin", _begin_sqlite)
+
+
+def _connect_sqlite(path: Path) -> sqlite3.Connection:
+    if file_identity(path) is None:
+        raise _gone(path)
+    # Without this mode, SQLite would create a missing file.
+    address = f"{path.as_uri()}?mode=rw"
+    return sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, check_same_thread=False)
+
+
+def _gone(path: Path) -> StateError:
+    return StateError(
+        f"The ledger's file is gone: {path}.",
+        next_step="Restore it from a backup: sluice restore. If it is lost for good, see what can "
+        "be recovered of each pipeline: sluice recover PIPELINE --dry-run.",
+    )
 
 
 @cache

@@ -14,6 +14,7 @@ from sqlalchemy import update
 
 from sluice import Pipeline
 from sluice.errors import SluiceError
+from sluice.operations.accepted_topics import accept_topics
 from sluice.operations.changed_stores import ChangedStores
 from sluice.operations.rebuild import Rebuild, drop_built
 from sluice.operations.recovery import forget, recover
@@ -44,6 +45,7 @@ class Commands:
         job, settings = plan(running.pipeline).job, running.settings
         name, *options = command.split()
         from_topics = "--from-topics" in options
+        may_repeat = "--may-repeat" in options
         if name == "run":
             RepairingRun(running.spark, job, settings).run()
         elif "--changed-only" in options:
@@ -59,6 +61,8 @@ class Commands:
             forget(job, settings)
         elif name == "recover":
             assert recover(job, settings) is not None
+        elif name == "topics":
+            assert accept_topics(job, settings, may_repeat=may_repeat)
         else:
             assert command == "generations drop"
             drop_built(job, settings)
@@ -174,8 +178,8 @@ CASES = [
     Case(lost_ledger, "recover"),
     Case(lost_ledger_and_markers, "rebuild --from-topics"),
     Case(lost_ledger_and_markers, "recover --anew", output=tuple(sorted([*range(SENT)] * 2))),
-    Case(lost_markers, "rebuild"),
-    Case(lost_markers_of_a_planned_batch, "rebuild, rebuild --from-topics", *MORE),
+    Case(lost_markers, "topics accept"),
+    Case(lost_markers_of_a_planned_batch, "topics accept, topics accept --may-repeat", *MORE),
     Case(ledger_went_back, "recover", *MORE),
     Case(lost_shards_and_records, "rebuild --from-topics", state=range(4, SENT)),
     Case(
@@ -208,8 +212,9 @@ def test_a_command_that_an_error_names_leads_out(start: Start, case: Case) -> No
     for command in case.commands.split(", "):
         with pytest.raises(SluiceError) as stopped:
             commands.call(failing)
-        name, *options = command.split()
-        advised = " ".join([f"sluice {name}", running.pipeline.name, *options])
+        words = [word for word in command.split() if not word.startswith("--")]
+        options = [word for word in command.split() if word.startswith("--")]
+        advised = " ".join(["sluice", *words, running.pipeline.name, *options])
         assert re.search(rf"{advised}(?! --)", stopped.value.next_step), stopped.value.next_step
         failing = command
     commands.call(failing)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -215,3 +217,48 @@ def test_a_pipeline_that_begins_anew_writes_everything_again(started: Running) -
     assert started.run() == 12
     assert started.store("totals") == totals(12)
     assert written(started) == sorted([*range(12)] * 2)
+
+
+@pytest.mark.fault("F53", "the ledger, the markers and one of the shards are lost")
+def test_a_pipeline_begins_anew_although_its_first_shard_is_lost(started: Running) -> None:
+    job = plan(started.pipeline).job
+    lose_ledger(started)
+    lose_markers(started)
+    shard_files(started)[0].unlink()
+    with pytest.raises(Refused, match="has no marker"):
+        recover(job, started.settings)
+    assert len(forget(job, started.settings)) == 1
+    assert started.run() == 12
+    assert started.store("totals") == totals(12)
+
+
+def test_a_dry_run_of_a_new_beginning_removes_nothing(started: Running) -> None:
+    job = plan(started.pipeline).job
+    lose_ledger(started)
+    lose_markers(started)
+    shards = shard_files(started)
+    assert len(forget(job, started.settings, dry_run=True)) == 2
+    assert shard_files(started) == shards
+
+
+def test_a_pipeline_that_has_never_run_has_nothing_to_recover(start: Start) -> None:
+    running = start(pipeline)
+    with pytest.raises(Refused, match="has never run") as refused:
+        recover(plan(running.pipeline).job, running.settings)
+    assert refused.value.next_step.startswith("Run it")
+
+
+def test_shards_of_another_installation_are_named_before_they_are_taken_over(
+    started: Running, tmp_path: Path
+) -> None:
+    copied = replace(
+        started.settings,
+        ledger=f"sqlite:///{tmp_path}/copy/ledger.sqlite",
+        shards=f"sqlite:///{tmp_path}/copy/shards",
+    )
+    with Ledger.open(copied.ledger) as ledger:
+        said = find_recovery(ledger, plan(started.pipeline).job, copied)
+    assert said is not None
+    lines = " ".join(said.lines())
+    assert f"Not below this process's SLUICE_SHARDS: sqlite:///{shard_files(started)[0]}" in lines
+    assert "Give this pipeline another name." in lines

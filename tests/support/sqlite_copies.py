@@ -19,15 +19,16 @@ class Replicas:
     def lag(self) -> None:
         for file in self.files:
             copy = file.with_name(f"{file.name}.replica")
-            _copy(file, copy)
+            copy_database(file, copy)
             self._copies[file] = copy
 
     def fail_over(self) -> None:
         for file, copy in self._copies.items():
-            _copy(copy, file)
+            copy_database(copy, file)
 
 
-def _copy(source: Path, target: Path) -> None:
+def copy_database(source: Path, target: Path) -> None:
+    """Copy a database that may be in use."""
     with (
         closing(sqlite3.connect(source, timeout=20)) as old,
         closing(sqlite3.connect(target, timeout=20)) as new,

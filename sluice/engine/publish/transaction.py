@@ -261,9 +261,16 @@ class TransactionalOutput:
         """Replace the newest marker by another one for the same batch."""
         generation = max(self.markers)
         ref = msgspec.structs.replace(self._writer.ref, generation=generation)
+        self._write_marker(replace(self._writer, ref=ref).name, marker)
+
+    def replace_lost(self, marker: Marker) -> None:
+        """Write a marker of the writer's generation, in place of one that is gone."""
+        self._write_marker(self._writer.name, marker)
+
+    def _write_marker(self, key: str, marker: Marker) -> None:
         with kafka_errors("Writing the marker", self._kafka), self._denial_named():
             self._producer.begin_transaction()
-            self._queue_marker(replace(self._writer, ref=ref).name, marker)
+            self._queue_marker(key, marker)
             self._commit()
 
     def _queue_marker(self, key: str, marker: Marker) -> None:
@@ -357,8 +364,8 @@ def lost_markers(detail: str, pipeline: str) -> OutputError:
     return OutputError(
         f"{detail} Without it, output could be written twice, if a driver was killed before it "
         "published the output's batch.",
-        next_step="Restore the topic's records. Otherwise rebuild the state from the topics, which "
-        f"also checks whether output may be written twice: sluice rebuild {pipeline}.",
+        next_step="Restore the topic's records. Otherwise accept the loss, which changes nothing if "
+        f"output may be written twice, and says so: sluice topics accept {pipeline}.",
     )
 
 

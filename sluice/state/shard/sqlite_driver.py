@@ -20,6 +20,7 @@ from sluice.state.shard.row_columns import RowIds
 from sluice.state.shard.row_tuples import StoredRow
 from sluice.state.shard.schema import PROBE, require_format, tables
 from sluice.state.time_limits import acquire, is_over, too_slow
+from sluice.support.file_identity import file_identity
 from sluice.support.file_modes import close_database, close_folders, make_file, make_folder
 
 _BEFORE = """WITH wanted (group_id, key, window_start, window_end) AS (VALUES {rows})
@@ -78,7 +79,7 @@ class SqliteDriver(Driver):
             if _GENERATION.fullmatch(path.parent.name):
                 # The two folders belong to the generation and to the pipeline.
                 close_folders(path.parent, levels=2)
-            self._identity = _identity(path)
+            self._identity = file_identity(path)
 
     def _create(self) -> None:
         names = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
@@ -212,7 +213,7 @@ class SqliteDriver(Driver):
 
     @override
     def is_current(self) -> bool:
-        return _identity(self._path) == self._identity
+        return file_identity(self._path) == self._identity
 
     @override
     def is_sealed(self) -> bool:
@@ -260,12 +261,3 @@ def _values_of_rows(rows: Iterable[Sequence[Any]], width: int) -> Iterator[list[
     values = chain.from_iterable(rows)
     while of_statement := [*islice(values, _ROWS_AT_ONCE * width)]:
         yield of_statement
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    # A file that was restored or moved back has the same name and another inode.
-    return status.st_dev, status.st_ino

@@ -267,6 +267,21 @@ def test_status_says_that_a_file_is_gone_until_its_pipeline_is_retired(
     assert sluice("retire", "words").exit_code == 1
 
 
+@pytest.mark.usefixtures("topics")
+def test_status_says_that_no_file_here_defines_a_pipeline(jobs: Path, tmp_path: Path) -> None:
+    """The file's folder may be on another host, so nothing counts as wrong."""
+    states = States(f"sqlite:///{tmp_path}")
+    states.publish({"a": "[1,2]"})
+    states.ledger.generations.register(states.info(file="/of/another/host/orders.py"))
+    assert len(status_lines()[1]) == 1
+    (jobs / "orders.py").unlink()
+    code, lines = status_lines()
+    assert (code, lines[0].split()[:2]) == (0, ["orders", "ok"])
+    assert lines[1].startswith(f"· orders: no file in {jobs} defines it. Its newest run read /of/")
+    sluice("retire", "orders")
+    assert len(status_lines()[1]) == 1
+
+
 @pytest.mark.parametrize(("end_later", "is_named"), [(10, True), (12, False)])
 def test_status_names_a_transaction_that_stays_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end_later: int, is_named: bool

@@ -54,9 +54,20 @@ def problem(text: str) -> str:
             is_command = command is ROOT_COMMAND and name not in OTHER_NAMES
             return f"there is no command {name}" if is_command else ""
         command = command.commands[name]
-    options = {option for parameter in command.params for option in parameter.opts}
-    unknown = [word for word in words if word.startswith("--") and word not in {*options, "--help"}]
-    return f"{command.name} has no option {unknown[0]}" if unknown else ""
+    options = {option: parameter for parameter in command.params for option in parameter.opts}
+    most = sum(parameter.param_type_name == "argument" for parameter in command.params)
+    arguments: list[str] = []
+    is_value = False
+    for word in words:
+        if word.startswith("--"):
+            if word not in {*options, "--help"}:
+                return f"{command.name} has no option {word}"
+            is_value = word in options and not options[word].is_flag
+        elif word.isupper() and not is_value:
+            arguments.append(word)
+        else:
+            is_value = False
+    return f"{command.name} takes no argument {arguments[most]}" if len(arguments) > most else ""
 
 
 def problems(texts: Iterator[tuple[str, str]]) -> Iterator[str]:
@@ -80,6 +91,8 @@ def test_pages_name_commands_that_exist() -> None:
         ("rebuild X --from-topics.", ""),
         ("rebild X", "there is no command rebild"),
         ("recover NAME --dry", "recover has no option --dry"),
+        ("status X", "status takes no argument X"),
+        ("dead-letters redrive X --since TIME", ""),
         ("generations drop X", ""),
     ],
 )
