@@ -152,16 +152,18 @@ def test_a_pipeline_goes_on_without_its_markers_and_keeps_its_state(
     assert accept(running) == [running.pipeline.markers]
     assert accept(running) == []
     after = running.messages(running.pipeline.markers)[-1].value()
-    assert _without_checksums(after) == _without_checksums(before)
+    assert _what_was_written(after) == _what_was_written(before)
     running.send("items", b'{"n":2}')
     assert running.run() == 1
     assert running.store("n") == {"key": 3}
     assert copies(running) == [0, 1, 2]
 
 
-def _without_checksums(marker: bytes | None) -> Marker:
-    decoded = msgspec.json.decode(marker or b"", type=Marker)
-    return msgspec.structs.replace(decoded, checksums={})
+def _what_was_written(text: bytes | None) -> Marker:
+    """A marker without the identities of topics, and without topics that got no record."""
+    marker = msgspec.json.decode(text or b"", type=Marker)
+    outputs = {topic: count for topic, count in marker.outputs.items() if count}
+    return msgspec.structs.replace(marker, checksums={}, ids={}, outputs=outputs)
 
 
 @pytest.mark.fault("F55", "the markers are lost after a batch was begun")
