@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas import functions
 from pyspark.sql.types import NumpyArrayConverter, NumpyScalarConverter
 
+from sluice.engine.spark_releases import CHECKPOINT_FILES
 from sluice.errors import EngineError, SettingsError, sentence
 from sluice.provision.machine_checks import find_java
 from sluice.settings import Settings
@@ -55,9 +56,7 @@ DEFAULTS = {
     "spark.sql.resultQueryStage.maxThreadThreshold": "32",
     # The checkpoint is in local files. By default, Spark starts the program `readlink` four times
     # to rename a file, 24 times per batch.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
+    "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILES,
     # Spark would limit the bytes of a batch's results, which include the output records. This limit
     # is switched off, because the batch's size follows from SLUICE_MEMORY instead.
     "spark.driver.maxResultSize": "0",

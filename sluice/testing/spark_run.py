@@ -16,6 +16,7 @@ from sluice.engine.batch.batch_start import tell_tasks_by_file, write_start
 from sluice.engine.publish.shard_writer import RowsOnSpark
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import close_idle_callbacks
+from sluice.engine.spark_releases import MEMORY_STREAM
 from sluice.engine.steps.worker_errors import worker_error
 from sluice.errors import EngineError
 from sluice.plan import Job
@@ -53,7 +54,7 @@ class PipedInput:
         Each call of `add` is one batch.
         """
         if self._stream is None:
-            memory = self._class("org.apache.spark.sql.execution.streaming.runtime.MemoryStream")
+            memory = self._class(MEMORY_STREAM)
             strings = self._class("org.apache.spark.sql.Encoders").STRING()
             self._stream = memory.apply(strings, self._spark._jsparkSession)
         frame = DataFrame(self._stream.toDF(), self._spark)

@@ -19,6 +19,7 @@ from sluice.engine.publish.shard_writer import ShardWriter
 from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.read.stream_reader import StreamReader
 from sluice.engine.run.arrow_query import ArrowQuery, tables_task
+from sluice.engine.spark_releases import by_worker
 from sluice.engine.stages.ingest import Ingest
 from sluice.engine.stages.job_stages import Stages
 from sluice.engine.stages.stage_frames import after_stage, kinds_in, with_layers
@@ -80,7 +81,7 @@ class Frames:
         tables = self._tables()
         owned = row_batches if tables is None else row_batches.unionByName(tables)
         # One partition per worker: the task that writes a shard must get all of the worker's rows.
-        shuffled = owned.repartitionById(self.job.pipeline.workers, "worker")
+        shuffled = by_worker(owned, self.job.pipeline.workers)
         writer = ShardWriter.of(self.storage, self.epoch, self.types.totals)
         return shuffled.mapInArrow(
             Chain((RowBatchReader(self.storage.side_outputs), writer)).__call__, ROW_BATCH_TYPE
@@ -102,7 +103,7 @@ class Frames:
         self.types = query.types
         row_batches = self._read(query.read, ROW_BATCH_TYPE)
         for stage in query.stages:
-            shuffled = row_batches.repartitionById(query.workers, "worker")
+            shuffled = by_worker(row_batches, query.workers)
             row_batches = shuffled.mapInArrow(stage.__call__, ROW_BATCH_TYPE)
         return row_batches
 

@@ -17,6 +17,7 @@ from sluice.engine.batch.rejections import rejection_sql
 from sluice.engine.batch.row_batches import RowBatchReader
 from sluice.engine.batch.row_schemas import REJECTED, ROW, ROW_DDL
 from sluice.engine.batch.spark_types import ROW_BATCH_TYPE, ddl
+from sluice.engine.spark_releases import by_worker
 from sluice.engine.stages.job_stages import Kinds, Stages, parsed
 from sluice.engine.stages.shuffle_targets import ShuffleTargets
 from sluice.engine.steps.fallible_expressions import with_columns
@@ -118,7 +119,7 @@ def after_stage(stages: Stages, number: int, row_batches: DataFrame) -> DataFram
     last = stages.last_tasks(number)
     side_outputs = stages.storage.side_outputs
     read_rows = RowBatchReader(side_outputs)
-    shuffled = row_batches.repartitionById(stages.job.pipeline.workers, "worker")
+    shuffled = by_worker(row_batches, stages.job.pipeline.workers)
     with suppress(NeedsSparkError):
         targets = ShuffleTargets.of(stages, number)
         return shuffled.mapInArrow(
