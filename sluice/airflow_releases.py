@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from airflow import __version__ as airflow_version
 
-RELEASE = tuple(int(part) for part in airflow_version.split(".")[:2])
+from sluice.provision.supported_versions import AIRFLOW, check_python, release_of
+
+check_python()
+AIRFLOW.check(airflow_version)
+RELEASE = release_of(airflow_version)
 """The release of Airflow, such as (3, 3)."""
 
 if TYPE_CHECKING or RELEASE >= (3, 2):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sluice.errors import SluiceError
+from sluice.provision.supported_versions import check_python, check_spark
 from sluice.settings import Settings, masked, settings
 from sluice.support.pandas_on_demand import import_pandas_on_demand
 from sluice.support.startup import importing
@@ -70,6 +71,8 @@ def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
         return 2
     try:
         span = Span.parse(*(_option_value(prefix, points) for prefix in (FROM, UNTIL)))
+        check_python()
+        check_spark()
         with importing():
             import_pandas_on_demand()
             from sluice.engine import task_modules  # noqa: F401

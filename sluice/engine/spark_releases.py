@@ -6,7 +6,9 @@ from pyspark import __version__ as spark_version
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-RELEASE = tuple(int(part) for part in spark_version.split(".")[:2])
+from sluice.provision.supported_versions import release_of
+
+RELEASE = release_of(spark_version)
 """The release of PySpark, such as (4, 2)."""
 
 _STREAMING = "org.apache.spark.sql.execution.streaming"

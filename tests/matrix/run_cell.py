@@ -1,0 +1,243 @@
+"""Installs Sluice with the versions of a cell into a bare environment, and tries it there."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.matrix.cells import RESOLVED_UNTIL, Cell
+
+CLONE = Path(__file__).resolve().parents[2]
+UNIT_TESTS = (
+    "tests/unit/engine",
+    "tests/unit/operators",
+    "tests/dags/test_dags.py",
+    "tests/dags/test_operator.py",
+    "tests/dags/test_alerts.py",
+)
+"""The slice of the tests that a cell runs: the engine's parts, operators, and the DAGs in Airflow."""
+_TEST_PACKAGES = ("hypothesis", "pytest>=9.2", "pytest-timeout", "pytest-xdist", "pyyaml")
+_LIMIT_S = 2_400.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """The outcome of a step."""
+
+    name: str
+    passed: bool
+    seconds: float
+    said: str
+    """The last line of the step's output."""
+
+
+class StepFailed(Exception):
+    """A step has failed, and the later steps need it."""
+
+
+class CellRun:
+    """A cell in a folder of its own below `root`: its environment, logs and results."""
+
+    def __init__(self, cell: Cell, root: Path, uv: Path, wheel: Path, jars: Path) -> None:
+        self.cell = cell
+        self.folder = root / cell.name
+        self.uv, self.wheel, self.jars = uv, wheel, jars
+        self.environment = self.folder / "venv"
+        self.project = self.folder / "project"
+        self.steps: list[Step] = []
+
+    def run(self, *, only_install: bool = False) -> bool:
+        """Run all steps, and return whether all have passed. Their output is in files of the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        steps = [self._install, self._use_airflow]
+        if not only_install:
+            steps += [self._check, self._run_orders, self._run_tests]
+        try:
+            for step in steps:
+                step()
+        except StepFailed:
+            pass
+        passed = all(step.passed for step in self.steps)
+        self._write_result(passed)
+        return passed
+
+    def _install(self) -> None:
+        """Install the wheel with the versions of the day on which this Airflow was released."""
+        cell = self.cell
+        wanted = self.folder / "wanted.in"
+        lines = [f"sluice-streams[airflow] @ {self.wheel.as_uri()}"]
+        lines += [f"apache-airflow=={cell.airflow}", f"pyspark=={cell.spark}", *_TEST_PACKAGES]
+        wanted.write_text("\n".join(lines) + "\n")
+        day = f"{RESOLVED_UNTIL[cell.airflow]}T00:00:00Z"
+        # Releases of Spark are newer than some of these days, and tests need their own versions.
+        options = ["--exclude-newer", day]
+        for package in ("pyspark", "pytest", "hypothesis", "pytest-xdist", "pytest-timeout"):
+            options += ["--exclude-newer-package", f"{package}=2099-01-01T00:00:00Z"]
+        self._do("environment", [self.uv, "venv", "--python", cell.python, self.environment])
+        locked = self.folder / "constraints.txt"
+        # Without pyspark-client, there is only one package with PySpark's files.
+        overrides = self.folder / "overrides.txt"
+        overrides.write_text(
+            "" if cell.beside_client else "pyspark-client ; python_version < '3'\n"
+        )
+        compile_versions = [
+            self.uv,
+            "pip",
+            "compile",
+            "--quiet",
+            "--python",
+            self._python,
+            *options,
+        ]
+        self._do("resolve", [*compile_versions, "--override", overrides, wanted, "-o", locked])
+        install = [self.uv, "pip", "install", "--python", self._python]
+        self._do("install", [*install, "--requirement", locked])
+        if cell.beside_client:
+            again = ["--reinstall", "--no-deps", f"pyspark=={cell.spark}"]
+            self._do("PySpark again", [*install, *again])
+
+    def _use_airflow(self) -> None:
+        """Create a project, and load it into Airflow."""
+        self._do("sluice init", [self._program("sluice"), "init", self.project])
+        airflow = self._program("airflow")
+        self._do("airflow db", [airflow, "db", "migrate"])
+        self._do("airflow db check", [airflow, "db", "check"])
+        self._do("plugin", [airflow, "plugins", "-o", "json"], expected='"sluice"')
+        self._do("DAGs", [airflow, "dags", "reserialize"])
+        self._do("DAG list", [airflow, "dags", "list", "-o", "plain"], expected="visits")
+        errors = [airflow, "dags", "list-import-errors", "-o", "plain"]
+        self._do("import errors", errors, expected="No data found")
+
+    def _check(self) -> None:
+        self._do("sluice check", [self._program("sluice"), "check"], expected="no error")
+
+    def _run_orders(self) -> None:
+        """Run the orders pipeline in Airflow on Spark, and compare its results over REST."""
+        # The demo takes the DAGs and pipelines of a clone, which are beside the package.
+        packages = next((self.environment / "lib").glob("python*/site-packages"))
+        for name in ("dags", "plugins", "spark_jobs"):
+            if not (packages / name).exists():
+                shutil.copytree(CLONE / name, packages / name)
+        demo = [self._program("sluice"), "demo", "orders", "--exit"]
+        self._do("orders", demo, expected="all results are right", required=False)
+
+    def _run_tests(self) -> None:
+        """Run a slice of the tests on the installed package, not on the clone."""
+        tests = self.folder / "tests-of-clone"
+        tests.mkdir()
+        for name in ("tests", "dags", "plugins", "spark_jobs", "docs"):
+            shutil.copytree(CLONE / name, tests / name)
+        for name in ("pyproject.toml", "CHANGELOG.md", "README.md"):
+            shutil.copy(CLONE / name, tests / name)
+        command = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *UNIT_TESTS]
+        self._do("tests", command, folder=tests, required=False)
+
+    @property
+    def _python(self) -> Path:
+        return self._program("python")
+
+    def _program(self, name: str) -> Path:
+        return self.environment / "bin" / name
+
+    def _do(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        *,
+        expected: str = "",
+        folder: Path | None = None,
+        required: bool = True,
+    ) -> None:
+        """Run a command. Raises StepFailed if a required command fails, or does not print what is expected."""
+        log = self.folder / f"{len(self.steps):02}-{name.replace(' ', '-')}.log"
+        began = time.monotonic()
+        place = folder or (self.project if self.project.is_dir() else self.folder)
+        with log.open("w") as output:
+            try:
+                status = subprocess.run(
+                    [*map(str, command)],
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    cwd=place,
+                    env=self._variables(),
+                    timeout=_LIMIT_S,
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                status = -1
+        text = log.read_text(errors="replace")
+        passed = status == 0 and expected in text
+        lines = [line for line in text.splitlines() if line.strip()]
+        said = lines[-1].strip() if lines else ""
+        self.steps.append(Step(name, passed, round(time.monotonic() - began, 1), said))
+        print(
+            f"{self.cell.name}: {name}: {'passed' if passed else f'FAILED, see {log}'}", flush=True
+        )
+        if required and not passed:
+            raise StepFailed(name)
+
+    def _variables(self) -> Mapping[str, str]:
+        """The environment of the commands, without what belongs to the clone."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(
+                ("AIRFLOW", "SLUICE_", "PYTHON", "VIRTUAL_ENV", "SPARK", "PYSPARK")
+            )
+        }
+        home = self.folder / "airflow"
+        path = os.pathsep.join((str(self.environment / "bin"), kept.get("PATH", os.defpath)))
+        return kept | {
+            "PATH": path,
+            "JAVA_HOME": str(java_home(self.cell.java)),
+            "SLUICE_HOME": str(self.folder / "home"),
+            "SLUICE_JARS": str(self.jars),
+            "AIRFLOW_HOME": str(home),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(self.project / "dags"),
+            "AIRFLOW__CORE__PLUGINS_FOLDER": str(self.project / "plugins"),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_urlsafe(48),
+        }
+
+    def _write_result(self, passed: bool) -> None:
+        result = {
+            "cell": asdict(self.cell),
+            "passed": passed,
+            "steps": [asdict(step) for step in self.steps],
+            "versions": self._versions(),
+        }
+        results = self.folder.parent / "results"
+        results.mkdir(exist_ok=True)
+        (results / f"{self.cell.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+    def _versions(self) -> dict[str, str]:
+        """Package → its installed version."""
+        listed = subprocess.run(
+            [self.uv, "pip", "list", "--format", "json", "--python", self._python],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        try:
+            return {package["name"]: package["version"] for package in json.loads(listed.stdout)}
+        except ValueError:
+            return {}
+
+
+def java_home(release: int) -> Path:
+    """The folder of an installed Java release. JAVA_HOME_21 names it for Java 21. Raises SystemExit without it."""
+    if named := os.environ.get(f"JAVA_HOME_{release}"):
+        return Path(named)
+    for folder in sorted(Path("/usr/lib/jvm").glob(f"*{release}*")):
+        if (folder / "bin" / "java").exists():
+            return folder
+    sys.exit(
+        f"Java {release} is not installed: install it, or set JAVA_HOME_{release} to its folder."
+    )

@@ -1,0 +1,64 @@
+"""The table of the cells and their results, for the terminal and docs/versions.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "versions.md"
+_BEGIN = "<!-- Written by `make matrix WRITE=1` -->"
+_END = "<!-- End -->"
+_HEAD = ("Airflow", "Spark", "Python", "Java", "installed", "check", "orders, REST", "tests")
+_PARTS = {
+    "installed": ("environment", "resolve", "install", "PySpark again", "sluice init", "airflow db",
+                  "airflow db check", "plugin", "DAGs", "DAG list", "import errors"),
+    "check": ("sluice check",),
+    "orders": ("orders",),
+    "tests": ("tests",),
+}  # fmt: skip
+"""Column → the names of its steps."""
+
+
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    """The results of all cells that have been run in the folder."""
+    results = [json.loads(file.read_text()) for file in folder.glob("*.json")]
+    return sorted(results, key=_order)
+
+
+def _order(result: Mapping[str, Any]) -> tuple[str, ...]:
+    cell = result["cell"]
+    return cell["airflow"], cell["spark"], cell["python"], str(cell["java"])
+
+
+def table(results: Sequence[Mapping[str, Any]]) -> str:
+    """The table in Markdown."""
+    lines = [_row(_HEAD), _row(["---"] * len(_HEAD))]
+    for result in results:
+        cell = result["cell"]
+        spark = cell["spark"]
+        if cell["beside_client"]:
+            spark += f", beside pyspark-client {result['versions'].get('pyspark-client', '')}"
+        outcomes = [_outcome(result["steps"], names) for names in _PARTS.values()]
+        lines.append(_row([cell["airflow"], spark, cell["python"], str(cell["java"]), *outcomes]))
+    return "\n".join(lines)
+
+
+def _row(columns: Sequence[str]) -> str:
+    return f"| {' | '.join(columns)} |"
+
+
+def _outcome(steps: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    of_column = [step for step in steps if step["name"] in names]
+    if not of_column:
+        return "not run"
+    failed = [step["name"] for step in of_column if not step["passed"]]
+    return f"fails: {failed[0]}" if failed else "passes"
+
+
+def written(document: str, results: Sequence[Mapping[str, Any]]) -> str:
+    """The document with a new table."""
+    before, _, rest = document.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    return f"{before}{_BEGIN}\n\n{table(results)}\n\n{_END}{after}"
