@@ -1,4 +1,4 @@
-"""`python -m tests.matrix --folder FOLDER [--number N | CELL ...]`: tries cells, prints a table, and writes it with --write."""
+"""`python -m tests.matrix`: tries cells, prints a table, and writes the table into the docs with --write."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the table into the docs")
     parser.add_argument("--table", action="store_true", help="run no cell: only print the table")
     parser.add_argument("--install", action="store_true", help="only install, and load the DAGs")
+    parser.add_argument("--keep", action="store_true", help="keep environments of an earlier run")
     parser.add_argument("cells", nargs="*", metavar="CELL", help="parts of names; default: all")
     options = parser.parse_args()
     passed = True
@@ -36,7 +37,7 @@ def main() -> int:
         wheel = build_wheel(options.folder / "wheel", uv)
     for cell in chosen:
         run = CellRun(cell, options.folder, uv, wheel, settings().jars)
-        passed = run.run(only_install=options.install) and passed
+        passed = run.run(only_install=options.install, kept=options.keep) and passed
     results = read_results(options.folder / "results")
     print(table(results))
     if options.write:

@@ -54,11 +54,17 @@ class CellRun:
         self.project = self.folder / "project"
         self.steps: list[Step] = []
 
-    def run(self, *, only_install: bool = False) -> bool:
-        """Run all steps, and return whether all have passed. Their output is in files of the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
-        steps = [self._install, self._use_airflow]
+    def run(self, *, only_install: bool = False, kept: bool = False) -> bool:
+        """Run all steps, and return whether all have passed. Their output is in files of the folder.
+
+        If `kept`, uses the environment of the run before, and installs only the wheel again.
+        """
+        kept = kept and (self.folder / "constraints.txt").is_file()
+        for path in [*self.folder.glob("*")] if kept else [self.folder]:
+            if path.name not in ("venv", "constraints.txt"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        steps = [self._install_again if kept else self._install, self._use_airflow]
         if not only_install:
             steps += [self._check, self._run_orders, self._run_tests]
         try:
@@ -82,7 +88,9 @@ class CellRun:
         options = ["--exclude-newer", day]
         for package in ("pyspark", "pytest", "hypothesis", "pytest-xdist", "pytest-timeout"):
             options += ["--exclude-newer-package", f"{package}=2099-01-01T00:00:00Z"]
-        self._do("environment", [self.uv, "venv", "--python", cell.python, self.environment])
+        self._do(
+            "environment", [self.uv, "venv", "--quiet", "--python", cell.python, self.environment]
+        )
         locked = self.folder / "constraints.txt"
         # Without pyspark-client, there is only one package with PySpark's files.
         overrides = self.folder / "overrides.txt"
@@ -104,6 +112,10 @@ class CellRun:
         if cell.beside_client:
             again = ["--reinstall", "--no-deps", f"pyspark=={cell.spark}"]
             self._do("PySpark again", [*install, *again])
+
+    def _install_again(self) -> None:
+        command = [self.uv, "pip", "install", "--python", self._python, "--no-deps", "--reinstall"]
+        self._do("install", [*command, self.wheel])
 
     def _use_airflow(self) -> None:
         """Create a project, and load it into Airflow."""
