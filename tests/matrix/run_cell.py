@@ -24,7 +24,7 @@ UNIT_TESTS = (
     "tests/dags/test_alerts.py",
 )
 """The slice of the tests that a cell runs: the engine's parts, operators, and the DAGs in Airflow."""
-_TEST_PACKAGES = ("hypothesis", "pytest>=9.2", "pytest-timeout", "pytest-xdist", "pyyaml")
+_TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "pyyaml")
 _LIMIT_S = 2_400.0
 
 
@@ -84,9 +84,10 @@ class CellRun:
         lines += [f"apache-airflow=={cell.airflow}", f"pyspark=={cell.spark}", *_TEST_PACKAGES]
         wanted.write_text("\n".join(lines) + "\n")
         day = f"{RESOLVED_UNTIL[cell.airflow]}T00:00:00Z"
-        # Releases of Spark are newer than some of these days, and tests need their own versions.
+        # Some releases of Spark are newer than these days. Airflow needs neither sqlglot nor the
+        # packages of the tests.
         options = ["--exclude-newer", day]
-        for package in ("pyspark", "pytest", "hypothesis", "pytest-xdist", "pytest-timeout"):
+        for package in ("pyspark", "sqlglot", *_TEST_PACKAGES):
             options += ["--exclude-newer-package", f"{package}=2099-01-01T00:00:00Z"]
         self._do(
             "environment", [self.uv, "venv", "--quiet", "--python", cell.python, self.environment]
@@ -213,6 +214,7 @@ class CellRun:
             "JAVA_HOME": str(java_home(self.cell.java)),
             "SLUICE_HOME": str(self.folder / "home"),
             "SLUICE_JARS": str(self.jars),
+            "SLUICE_PIPELINES": str(self.project / "spark_jobs"),
             "AIRFLOW_HOME": str(home),
             "AIRFLOW__CORE__DAGS_FOLDER": str(self.project / "dags"),
             "AIRFLOW__CORE__PLUGINS_FOLDER": str(self.project / "plugins"),
