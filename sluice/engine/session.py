@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 from py4j import protocol  # type: ignore[import-untyped]
 from py4j.protocol import Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark import SparkContext
-from pyspark.accumulators import UpdateRequestHandler
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas import functions
@@ -87,19 +86,19 @@ def wait_for_session(spark: Starting) -> SparkSession:
     return spark.result() if isinstance(spark, Future) else spark
 
 
-class _Updates(UpdateRequestHandler):
-    """Receives the updates of accumulators from the JVM, until the JVM closes the connection."""
-
-    def handle(self) -> None:
-        # If the JVM ends, PySpark's handler raises an error, and its server prints the traceback.
-        with suppress(EOFError, ConnectionError):
-            super().handle()
-
-
 def let_jvm_end(spark: SparkContext) -> None:
     """Keep PySpark and py4j from printing tracebacks when the JVM ends, because `jvm_errors` reports the end."""
     server: Any = spark._accumulatorServer
-    server.RequestHandlerClass = _Updates
+
+    class Updates(server.RequestHandlerClass):  # type: ignore[misc]
+        """Receives the updates of accumulators from the JVM, until the JVM closes the connection."""
+
+        def handle(self) -> None:
+            # If the JVM ends, PySpark's handler raises an error, and its server prints the traceback.
+            with suppress(EOFError, ConnectionError):
+                super().handle()
+
+    server.RequestHandlerClass = Updates
     # py4j logs its errors with the root logger.
     logging.getLogger().addFilter(_is_no_lost_connection)
 

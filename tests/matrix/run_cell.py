@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from tests.matrix.cells import RESOLVED_UNTIL, Cell
 
@@ -26,6 +27,8 @@ UNIT_TESTS = (
 """The slice of the tests that a cell runs: the engine's parts, operators, and the DAGs in Airflow."""
 _TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "pyyaml")
 _LIMIT_S = 2_400.0
+
+Command: TypeAlias = list[str | Path]
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class CellRun:
         day = f"{RESOLVED_UNTIL[cell.airflow]}T00:00:00Z"
         # Some releases of Spark are newer than these days. Airflow needs neither sqlglot nor the
         # packages of the tests.
-        options = ["--exclude-newer", day]
+        options: Command = ["--exclude-newer", day]
         for package in ("pyspark", "sqlglot", *_TEST_PACKAGES):
             options += ["--exclude-newer-package", f"{package}=2099-01-01T00:00:00Z"]
         self._do(
@@ -98,7 +101,7 @@ class CellRun:
         overrides.write_text(
             "" if cell.beside_client else "pyspark-client ; python_version < '3'\n"
         )
-        compile_versions = [
+        compile_versions: Command = [
             self.uv,
             "pip",
             "compile",
@@ -108,14 +111,22 @@ class CellRun:
             *options,
         ]
         self._do("resolve", [*compile_versions, "--override", overrides, wanted, "-o", locked])
-        install = [self.uv, "pip", "install", "--python", self._python]
+        install: Command = [self.uv, "pip", "install", "--python", self._python]
         self._do("install", [*install, "--requirement", locked])
         if cell.beside_client:
-            again = ["--reinstall", "--no-deps", f"pyspark=={cell.spark}"]
+            again: Command = ["--reinstall", "--no-deps", f"pyspark=={cell.spark}"]
             self._do("PySpark again", [*install, *again])
 
     def _install_again(self) -> None:
-        command = [self.uv, "pip", "install", "--python", self._python, "--no-deps", "--reinstall"]
+        command: Command = [
+            self.uv,
+            "pip",
+            "install",
+            "--python",
+            self._python,
+            "--no-deps",
+            "--reinstall",
+        ]
         self._do("install", [*command, self.wheel])
 
     def _use_airflow(self) -> None:
@@ -127,7 +138,7 @@ class CellRun:
         self._do("plugin", [airflow, "plugins", "-o", "json"], expected='"sluice"')
         self._do("DAGs", [airflow, "dags", "reserialize"])
         self._do("DAG list", [airflow, "dags", "list", "-o", "plain"], expected="visits")
-        errors = [airflow, "dags", "list-import-errors", "-o", "plain"]
+        errors: Command = [airflow, "dags", "list-import-errors", "-o", "plain"]
         self._do("import errors", errors, expected="No data found")
 
     def _check(self) -> None:
@@ -140,7 +151,7 @@ class CellRun:
         for name in ("dags", "plugins", "spark_jobs"):
             if not (packages / name).exists():
                 shutil.copytree(CLONE / name, packages / name)
-        demo = [self._program("sluice"), "demo", "orders", "--exit"]
+        demo: Command = [self._program("sluice"), "demo", "orders", "--exit"]
         self._do("orders", demo, expected="all results are right", required=False)
 
     def _run_tests(self) -> None:
@@ -151,7 +162,15 @@ class CellRun:
             shutil.copytree(CLONE / name, tests / name)
         for name in ("pyproject.toml", "CHANGELOG.md", "README.md"):
             shutil.copy(CLONE / name, tests / name)
-        command = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *UNIT_TESTS]
+        command: Command = [
+            self._python,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *UNIT_TESTS,
+        ]
         self._do("tests", command, folder=tests, required=False)
 
     @property
