@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
 
 from msgspec import Struct
 
-from sluice import Context, Pipeline, Processor, session, tumbling, within
+from sluice import Pipeline, session, tumbling, within
 
 
 class Visit(Struct):
@@ -24,15 +23,6 @@ class Page(Struct):
 
     page: str
     owner: str
-
-
-class Streak(Processor):
-    """Counts the visits of a page, in a store of its own."""
-
-    def process(self, context: Context, key: Any, value: Any) -> Any:
-        count = (context.store("streaks").get() or 0) + 1
-        context.store("streaks").put(count)
-        return {"page": key, "count": count}
 
 
 def visits_pipeline() -> Pipeline:
