@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sluice.settings import settings
 from tests.matrix.cells import CELLS
-from tests.matrix.run_cell import CLONE, CellRun
+from tests.matrix.run_cell import CLONE, CellRun, missing
 from tests.matrix.table import DOCUMENT, read_results, table, written
 
 
@@ -19,7 +19,7 @@ def main() -> int:
     """Run the chosen cells, and return 1 if one of them has failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "sluice-matrix"))
-    parser.add_argument("--number", type=int, help="run only this cell; counts around")
+    parser.add_argument("--number", type=int, help="run only one cell, chosen by this number")
     parser.add_argument("--write", action="store_true", help="write the table into the docs")
     parser.add_argument("--table", action="store_true", help="run no cell: only print the table")
     parser.add_argument("--install", action="store_true", help="only install, and load the DAGs")
@@ -28,12 +28,16 @@ def main() -> int:
     options = parser.parse_args()
     passed = True
     chosen = [cell for cell in CELLS if all(part in cell.name for part in options.cells)]
-    if options.number is not None:
-        chosen = [CELLS[options.number % len(CELLS)]]
+    uv = Path(shutil.which("uv") or Path(sys.executable).with_name("uv"))
     if options.table:
         chosen = []
+    for cell in [*chosen]:
+        if lacking := missing(cell, uv):
+            chosen.remove(cell)
+            print(f"{cell.name}: not run, because this machine lacks {lacking}", flush=True)
+    if options.number is not None and chosen:
+        chosen = [chosen[options.number % len(chosen)]]
     if chosen:
-        uv = Path(shutil.which("uv") or Path(sys.executable).with_name("uv"))
         wheel = build_wheel(options.folder / "wheel", uv)
     for cell in chosen:
         run = CellRun(cell, options.folder, uv, wheel, settings().jars)

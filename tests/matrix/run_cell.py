@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -93,7 +92,16 @@ class CellRun:
         for package in ("pyspark", "sqlglot", *_TEST_PACKAGES):
             options += ["--exclude-newer-package", f"{package}=2099-01-01T00:00:00Z"]
         self._do(
-            "environment", [self.uv, "venv", "--quiet", "--python", cell.python, self.environment]
+            "environment",
+            [
+                self.uv,
+                "venv",
+                "--quiet",
+                "--no-python-downloads",
+                "--python",
+                cell.python,
+                self.environment,
+            ],
         )
         locked = self.folder / "constraints.txt"
         # Without pyspark-client, there is only one package with PySpark's files.
@@ -264,13 +272,22 @@ class CellRun:
             return {}
 
 
-def java_home(release: int) -> Path:
-    """The folder of an installed Java release. JAVA_HOME_21 names it for Java 21. Raises SystemExit without it."""
+def java_home(release: int) -> Path | None:
+    """The folder of an installed Java release; None if it is not installed. JAVA_HOME_21 names it for Java 21."""
     if named := os.environ.get(f"JAVA_HOME_{release}"):
         return Path(named)
     for folder in sorted(Path("/usr/lib/jvm").glob(f"*{release}*")):
         if (folder / "bin" / "java").exists():
             return folder
-    sys.exit(
-        f"Java {release} is not installed: install it, or set JAVA_HOME_{release} to its folder."
-    )
+    return None
+
+
+def missing(cell: Cell, uv: Path) -> str:
+    """What a cell needs that this machine does not have; empty if the cell can be run."""
+    if java_home(cell.java) is None:
+        return f"Java {cell.java} (install it, or set JAVA_HOME_{cell.java} to its folder)"
+    # uv must not download another Python.
+    find = [uv, "python", "find", "--quiet", "--no-python-downloads", cell.python]
+    if subprocess.run(find, capture_output=True, check=False).returncode:
+        return f"Python {cell.python}"
+    return ""
