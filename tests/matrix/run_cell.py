@@ -287,7 +287,7 @@ def missing(cell: Cell, uv: Path) -> str:
     if java_home(cell.java) is None:
         return f"Java {cell.java} (install it, or set JAVA_HOME_{cell.java} to its folder)"
     # uv must not download another Python.
-    find = [uv, "python", "find", "--quiet", "--no-python-downloads", cell.python]
+    find: Command = [uv, "python", "find", "--quiet", "--no-python-downloads", cell.python]
     if subprocess.run(find, capture_output=True, check=False).returncode:
         return f"Python {cell.python}"
     return ""
