@@ -11,8 +11,8 @@ from pathlib import Path
 
 from sluice.settings import settings
 from tests.matrix.cells import CELLS
-from tests.matrix.run_cell import CLONE, CellRun, missing
-from tests.matrix.table import DOCUMENT, read_results, table, written
+from tests.matrix.run_cell import CLONE, TEST_PACKAGES, CellRun, missing
+from tests.matrix.table import DOCUMENT, read_results, table, write_constraints, written
 
 
 def main() -> int:
@@ -46,6 +46,7 @@ def main() -> int:
     print(table(results))
     if options.write:
         DOCUMENT.write_text(written(DOCUMENT.read_text(), results))
+        write_constraints(results, TEST_PACKAGES)
     return 0 if passed else 1
 
 

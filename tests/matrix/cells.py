@@ -21,26 +21,28 @@ class Cell:
     spark: str
     python: str
     java: int = 17
-    beside_client: bool = False
-    """Whether pyspark-client is installed beside PySpark, in the newest version that there is."""
+    client: str = ""
+    """The version of pyspark-client beside PySpark; empty if it is not installed."""
+    constraints: bool = False
+    """Whether the installed versions become the constraints for this release of Airflow."""
 
     @property
     def name(self) -> str:
         """A name for folders and for the command line."""
-        client = "-client" if self.beside_client else ""
+        client = f"-client{self.client}" if self.client else ""
         return (
             f"airflow{self.airflow}-spark{self.spark}-python{self.python}-java{self.java}{client}"
         )
 
 
 CELLS = (
-    Cell("3.1.8", "4.0.5", "3.11"),
-    Cell("3.2.2", "4.1.4", "3.12"),
+    Cell("3.1.8", "4.0.5", "3.11", constraints=True),
+    Cell("3.2.2", "4.1.3", "3.12", client="4.1.3", constraints=True),
     Cell("3.3.2", "4.3.0", "3.13"),
-    Cell("3.3.2", "4.2.1", "3.12", beside_client=True),
+    Cell("3.3.2", "4.2.1", "3.12", client="4.2.0"),
     Cell("3.1.8", "4.1.4", "3.13"),
-    Cell("3.2.2", "4.0.5", "3.13"),
+    Cell("3.3.2", "4.2.0", "3.11", client="4.2.0", constraints=True),
+    Cell("3.2.2", "4.0.5", "3.13", java=25),
     Cell("3.1.8", "4.3.0", "3.12"),
-    Cell("3.3.2", "4.2.0", "3.11", java=25),
     Cell("3.2.2", "4.2.1", "3.11", java=25),
 )

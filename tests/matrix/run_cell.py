@@ -24,7 +24,7 @@ UNIT_TESTS = (
     "tests/dags/test_alerts.py",
 )
 """The slice of the tests that a cell runs: the engine's parts, operators, and the DAGs in Airflow."""
-_TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "pyyaml")
+TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 _LIMIT_S = 2_400.0
 
 Command: TypeAlias = list[str | Path]
@@ -83,13 +83,13 @@ class CellRun:
         cell = self.cell
         wanted = self.folder / "wanted.in"
         lines = [f"sluice-streams[airflow] @ {self.wheel.as_uri()}"]
-        lines += [f"apache-airflow=={cell.airflow}", f"pyspark=={cell.spark}", *_TEST_PACKAGES]
+        lines += [f"apache-airflow=={cell.airflow}", f"pyspark=={cell.spark}", *TEST_PACKAGES]
         wanted.write_text("\n".join(lines) + "\n")
         day = f"{RESOLVED_UNTIL[cell.airflow]}T00:00:00Z"
         # Some releases of Spark are newer than these days. Airflow needs neither sqlglot nor the
         # packages of the tests.
         options: Command = ["--exclude-newer", day]
-        for package in ("pyspark", "sqlglot", *_TEST_PACKAGES):
+        for package in ("pyspark", "sqlglot", *TEST_PACKAGES):
             options += ["--exclude-newer-package", f"{package}=2099-01-01T00:00:00Z"]
         self._do(
             "environment",

@@ -57,6 +57,31 @@ def _outcome(steps: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
     return f"fails: {failed[0]}" if failed else "passes"
 
 
+CONSTRAINTS = DOCUMENT.parents[1] / "sluice" / "provision" / "constraints"
+
+
+def write_constraints(results: Sequence[Mapping[str, Any]], left_out: Sequence[str]) -> None:
+    """For each release of Airflow, write the versions of the last combination that passes.
+
+    `left_out` are the packages that only the tests need.
+    """
+    CONSTRAINTS.mkdir(exist_ok=True)
+    for result in results:
+        if not result["passed"] or result["cell"]["beside_client"]:
+            continue
+        cell = result["cell"]
+        release = ".".join(cell["airflow"].split(".")[:2])
+        lines = [
+            f"# The tested versions for Airflow {cell['airflow']}, Spark {cell['spark']}. "
+            "Written by: make matrix WRITE=1"
+        ]
+        for name, version in sorted(result["versions"].items()):
+            if name not in ("sluice-streams", *left_out):
+                lines.append(f"{name}=={version}")
+        text = "\n".join(lines) + "\n"
+        (CONSTRAINTS / f"airflow-{release}.txt").write_text(text)
+
+
 def written(document: str, results: Sequence[Mapping[str, Any]]) -> str:
     """The document with a new table."""
     before, _, rest = document.partition(_BEGIN)
