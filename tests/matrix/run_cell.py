@@ -84,12 +84,14 @@ class CellRun:
         wanted = self.folder / "wanted.in"
         lines = [f"sluice-streams[airflow] @ {self.wheel.as_uri()}"]
         lines += [f"apache-airflow=={cell.airflow}", f"pyspark=={cell.spark}", *TEST_PACKAGES]
+        if cell.client:
+            lines.append(f"pyspark-client=={cell.client}")
         wanted.write_text("\n".join(lines) + "\n")
         day = f"{RESOLVED_UNTIL[cell.airflow]}T00:00:00Z"
         # Some releases of Spark are newer than these days. Airflow needs neither sqlglot nor the
         # packages of the tests.
         options: Command = ["--exclude-newer", day]
-        for package in ("pyspark", "sqlglot", *TEST_PACKAGES):
+        for package in ("pyspark", "pyspark-client", "sqlglot", *TEST_PACKAGES):
             options += ["--exclude-newer-package", f"{package}=2099-01-01T00:00:00Z"]
         self._do(
             "environment",
@@ -106,9 +108,7 @@ class CellRun:
         locked = self.folder / "constraints.txt"
         # Without pyspark-client, there is only one package with PySpark's files.
         overrides = self.folder / "overrides.txt"
-        overrides.write_text(
-            "" if cell.beside_client else "pyspark-client ; python_version < '3'\n"
-        )
+        overrides.write_text("" if cell.client else "pyspark-client ; python_version < '3'\n")
         compile_versions: Command = [
             self.uv,
             "pip",
@@ -121,7 +121,7 @@ class CellRun:
         self._do("resolve", [*compile_versions, "--override", overrides, wanted, "-o", locked])
         install: Command = [self.uv, "pip", "install", "--python", self._python]
         self._do("install", [*install, "--requirement", locked])
-        if cell.beside_client:
+        if cell.client not in ("", cell.spark):
             again: Command = ["--reinstall", "--no-deps", f"pyspark=={cell.spark}"]
             self._do("PySpark again", [*install, *again])
 

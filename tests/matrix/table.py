@@ -38,8 +38,8 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     for result in results:
         cell = result["cell"]
         spark = cell["spark"]
-        if cell["beside_client"]:
-            spark += f", beside pyspark-client {result['versions'].get('pyspark-client', '')}"
+        if cell["client"]:
+            spark += f", pyspark-client {cell['client']}"
         outcomes = [_outcome(result["steps"], names) for names in _PARTS.values()]
         lines.append(_row([cell["airflow"], spark, cell["python"], str(cell["java"]), *outcomes]))
     return "\n".join(lines)
@@ -61,15 +61,15 @@ CONSTRAINTS = DOCUMENT.parents[1] / "sluice" / "provision" / "constraints"
 
 
 def write_constraints(results: Sequence[Mapping[str, Any]], left_out: Sequence[str]) -> None:
-    """For each release of Airflow, write the versions of the last combination that passes.
+    """For each release of Airflow, write the versions of a combination that passes.
 
     `left_out` are the packages that only the tests need.
     """
     CONSTRAINTS.mkdir(exist_ok=True)
     for result in results:
-        if not result["passed"] or result["cell"]["beside_client"]:
-            continue
         cell = result["cell"]
+        if not (result["passed"] and cell["constraints"]):
+            continue
         release = ".".join(cell["airflow"].split(".")[:2])
         lines = [
             f"# The tested versions for Airflow {cell['airflow']}, Spark {cell['spark']}. "
