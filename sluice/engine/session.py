@@ -18,10 +18,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas import functions
 from pyspark.sql.types import NumpyArrayConverter, NumpyScalarConverter
 
-from sluice.engine.spark_releases import CHECKPOINT_FILES
 from sluice.errors import EngineError, SettingsError, sentence
 from sluice.provision.machine_checks import find_java
 from sluice.settings import Settings
+from sluice.spark_releases import CHECKPOINT_FILES
 
 DEFAULTS = {
     "spark.ui.enabled": "false",

@@ -16,11 +16,11 @@ from sluice.engine.batch.batch_start import tell_tasks_by_file, write_start
 from sluice.engine.publish.shard_writer import RowsOnSpark
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import close_idle_callbacks
-from sluice.engine.spark_releases import MEMORY_STREAM
 from sluice.engine.steps.worker_errors import worker_error
 from sluice.errors import EngineError
 from sluice.plan import Job
 from sluice.settings import Settings
+from sluice.spark_releases import MEMORY_STREAM
 from sluice.testing.piped_run import PipedRun
 
 _RECORD = (

@@ -93,49 +93,25 @@ class CellRun:
         options: Command = ["--exclude-newer", day]
         for package in ("pyspark", "pyspark-client", "sqlglot", *TEST_PACKAGES):
             options += ["--exclude-newer-package", f"{package}=2099-01-01T00:00:00Z"]
-        self._do(
-            "environment",
-            [
-                self.uv,
-                "venv",
-                "--quiet",
-                "--no-python-downloads",
-                "--python",
-                cell.python,
-                self.environment,
-            ],
-        )
+        make: Command = [self.uv, "venv", "--quiet", "--no-python-downloads"]
+        self._do("environment", [*make, "--python", cell.python, self.environment])
         locked = self.folder / "constraints.txt"
         # Without pyspark-client, there is only one package with PySpark's files.
         overrides = self.folder / "overrides.txt"
         overrides.write_text("" if cell.client else "pyspark-client ; python_version < '3'\n")
-        compile_versions: Command = [
-            self.uv,
-            "pip",
-            "compile",
-            "--quiet",
-            "--python",
-            self._python,
-            *options,
-        ]
-        self._do("resolve", [*compile_versions, "--override", overrides, wanted, "-o", locked])
-        install: Command = [self.uv, "pip", "install", "--python", self._python]
+        pip: Command = [self.uv, "pip"]
+        here: Command = ["--python", self._python]
+        resolve: Command = [*pip, "compile", "--quiet", *here, *options, "--override", overrides]
+        self._do("resolve", [*resolve, wanted, "--output-file", locked])
+        install: Command = [*pip, "install", *here]
         self._do("install", [*install, "--requirement", locked])
         if cell.client not in ("", cell.spark):
             again: Command = ["--reinstall", "--no-deps", f"pyspark=={cell.spark}"]
             self._do("PySpark again", [*install, *again])
 
     def _install_again(self) -> None:
-        command: Command = [
-            self.uv,
-            "pip",
-            "install",
-            "--python",
-            self._python,
-            "--no-deps",
-            "--reinstall",
-        ]
-        self._do("install", [*command, self.wheel])
+        install: Command = [self.uv, "pip", "install", "--python", self._python]
+        self._do("install", [*install, "--no-deps", "--reinstall", self.wheel])
 
     def _use_airflow(self) -> None:
         """Create a project, and load it into Airflow."""

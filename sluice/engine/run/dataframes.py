@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from sluice.engine.batch.arrow_tasks import BatchTask, Chain
@@ -19,7 +18,6 @@ from sluice.engine.publish.shard_writer import ShardWriter
 from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.read.stream_reader import StreamReader
 from sluice.engine.run.arrow_query import ArrowQuery, tables_task
-from sluice.engine.spark_releases import by_worker
 from sluice.engine.stages.ingest import Ingest
 from sluice.engine.stages.job_stages import Stages
 from sluice.engine.stages.stage_frames import after_stage, kinds_in, with_layers
@@ -29,6 +27,7 @@ from sluice.engine.steps.fallible_expressions import share_subexpressions
 from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
 from sluice.plan import Job, Source
 from sluice.plan.arrow_support import NeedsSparkError
+from sluice.spark_releases import arrow_schema, by_worker
 
 
 class Input(Protocol):
@@ -149,7 +148,7 @@ class Frames:
         )
         edges = stages.first_edges(kinds_in(records))
         records = select_columns(with_layers(records, edges), ingest.columns(job))
-        by_spark = to_arrow_schema(records.schema, timezone="UTC")
+        by_spark = arrow_schema(records.schema)
         steps = ArrowSteps.of(job, reader.schema, ingest.columns(job), edges, by_spark)
         pack = RowBatchWriter(job.pipeline.workers, storage.side_outputs, copied=job.copied)
         if steps is None:

@@ -17,7 +17,6 @@ from sluice.engine.batch.rejections import rejection_sql
 from sluice.engine.batch.row_batches import RowBatchReader
 from sluice.engine.batch.row_schemas import REJECTED, ROW, ROW_DDL
 from sluice.engine.batch.spark_types import ROW_BATCH_TYPE, ddl
-from sluice.engine.spark_releases import by_worker
 from sluice.engine.stages.job_stages import Kinds, Stages, parsed
 from sluice.engine.stages.shuffle_targets import ShuffleTargets
 from sluice.engine.steps.fallible_expressions import with_columns
@@ -33,6 +32,7 @@ from sluice.plan import (
     Transformation,
 )
 from sluice.plan.arrow_support import NeedsSparkError
+from sluice.spark_releases import by_worker
 from sluice.values.sql_text import backticked, named_struct, value_if
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pyarrow as pa
 from pyspark import __version__ as spark_version
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
+from pyspark.sql.types import DataType, StructType
 
 from sluice.provision.supported_versions import release_of
 
@@ -18,7 +23,19 @@ if RELEASE < (4, 1):
     CHECKPOINT_FILES = f"{_STREAMING}.FileSystemBasedCheckpointFileManager"
     MEMORY_STREAM = f"{_STREAMING}.MemoryStream"
 
+_IN_UTC: dict[str, Any] = {"timezone": "UTC"} if RELEASE >= (4, 2) else {}
+"""The argument with which PySpark makes Arrow's timestamps in UTC. Before Spark 4.2, it always does."""
 _BITS = 0xFFFFFFFF
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """The schema in Arrow, with timestamps in UTC."""
+    return to_arrow_schema(schema, **_IN_UTC)
+
+
+def arrow_type_of(kind: DataType) -> pa.DataType:
+    """The type in Arrow, with timestamps in UTC."""
+    return to_arrow_type(kind, **_IN_UTC)
 
 
 def by_worker(frame: DataFrame, workers: int) -> DataFrame:

@@ -1,6 +1,6 @@
 """The differences between the releases of Spark."""
 
-from sluice.engine.spark_releases import numbers_of_workers
+from sluice.spark_releases import numbers_of_workers
 
 
 def test_numbers_have_sparks_own_hashes() -> None:
