@@ -155,9 +155,9 @@ soak: $(JARS) ## Let a run linger for MINUTES=10 at RATE=300 records a second, a
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) --rate $(or $(RATE),300)
 
 .PHONY: matrix
-matrix: $(JARS) ## Try combinations of versions, each in an environment of its own: FOLDER=, CELLS='airflow3.1 spark4.0', NUMBER=, WRITE=1, KEEP=1
+matrix: $(JARS) ## Try combinations of versions, each in an environment of its own: FOLDER=, CELLS='airflow3.1 spark4.0', NUMBER=, PARTS='check orders', WRITE=1
 	@$(BIN)/python -m tests.matrix $(if $(FOLDER),--folder "$(FOLDER)") $(if $(NUMBER),--number $(NUMBER)) \
-		$(if $(INSTALL),--install) $(if $(KEEP),--keep) $(if $(WRITE),--write) $(CELLS)
+		$(if $(PARTS),--parts $(PARTS)) $(if $(WRITE),--write) $(if $(CELLS),--cells $(CELLS))
 
 .PHONY: lock
 lock: $(INSTALLED) ## Resolve pyproject.toml into requirements.txt and write the jars' checksums

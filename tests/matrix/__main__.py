@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sluice.settings import settings
 from tests.matrix.cells import CELLS
-from tests.matrix.run_cell import CLONE, TEST_PACKAGES, CellRun, missing
+from tests.matrix.run_cell import CLONE, PARTS, TEST_PACKAGES, CellRun, missing
 from tests.matrix.table import DOCUMENT, read_results, table, write_constraints, written
 
 
@@ -22,9 +22,8 @@ def main() -> int:
     parser.add_argument("--number", type=int, help="run only one cell, chosen by this number")
     parser.add_argument("--write", action="store_true", help="write the table into the docs")
     parser.add_argument("--table", action="store_true", help="run no cell: only print the table")
-    parser.add_argument("--install", action="store_true", help="only install, and load the DAGs")
-    parser.add_argument("--keep", action="store_true", help="keep environments of an earlier run")
-    parser.add_argument("cells", nargs="*", metavar="CELL", help="parts of names; default: all")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="run only these")
+    parser.add_argument("--cells", nargs="+", default=(), help="parts of names; default: all")
     options = parser.parse_args()
     passed = True
     chosen = [cell for cell in CELLS if all(part in cell.name for part in options.cells)]
@@ -41,7 +40,7 @@ def main() -> int:
         wheel = build_wheel(options.folder / "wheel", uv)
     for cell in chosen:
         run = CellRun(cell, options.folder, uv, wheel, settings().jars)
-        passed = run.run(only_install=options.install, kept=options.keep) and passed
+        passed = run.run(options.parts) and passed
     results = read_results(options.folder / "results")
     print(table(results))
     if options.write:

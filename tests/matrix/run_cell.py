@@ -8,7 +8,7 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -24,6 +24,8 @@ UNIT_TESTS = (
     "tests/dags/test_alerts.py",
 )
 """The slice of the tests that a cell runs: the engine's parts, operators, and the DAGs in Airflow."""
+PARTS = ("install", "airflow", "check", "orders", "tests")
+"""The parts of a run, in their order."""
 TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 _LIMIT_S = 2_400.0
 
@@ -34,6 +36,7 @@ Command: TypeAlias = list[str | Path]
 class Step:
     """The outcome of a step."""
 
+    part: str
     name: str
     passed: bool
     seconds: float
@@ -55,28 +58,48 @@ class CellRun:
         self.environment = self.folder / "venv"
         self.project = self.folder / "project"
         self.steps: list[Step] = []
+        self._part = "wheel"
 
-    def run(self, *, only_install: bool = False, kept: bool = False) -> bool:
-        """Run all steps, and return whether all have passed. Their output is in files of the folder.
+    def run(self, parts: Sequence[str] = PARTS) -> bool:
+        """Run parts, and return whether all steps have passed. Their output is in files of the folder.
 
-        If `kept`, uses the environment of the run before, and installs only the wheel again.
+        Without the part `install`, uses the environment and the results of the run before, and
+        installs only the wheel again.
         """
-        kept = kept and (self.folder / "constraints.txt").is_file()
-        for path in [*self.folder.glob("*")] if kept else [self.folder]:
-            if path.name not in ("venv", "constraints.txt"):
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        steps = [self._install_again if kept else self._install, self._use_airflow]
-        if not only_install:
-            steps += [self._check, self._run_orders, self._run_tests]
+        if "install" in parts:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True)
+        else:
+            self.steps = self._earlier_steps(parts)
+        methods: Mapping[str, Callable[[], None]] = {
+            "install": self._install,
+            "airflow": self._use_airflow,
+            "check": self._check,
+            "orders": self._run_orders,
+            "tests": self._run_tests,
+        }
         try:
-            for step in steps:
-                step()
+            if "install" not in parts:
+                self._install_again()
+            for part in parts:
+                self._part = part
+                methods[part]()
         except StepFailed:
             pass
         passed = all(step.passed for step in self.steps)
         self._write_result(passed)
         return passed
+
+    def _earlier_steps(self, parts: Sequence[str]) -> list[Step]:
+        """The steps of the run before, without those of the parts that are run now."""
+        if not self._result.is_file():
+            return []
+        steps = [Step(**step) for step in json.loads(self._result.read_text())["steps"]]
+        return [step for step in steps if step.part not in (*parts, "wheel")]
+
+    @property
+    def _result(self) -> Path:
+        return self.folder.parent / "results" / f"{self.cell.name}.json"
 
     def _install(self) -> None:
         """Install the wheel with the versions of the day on which this Airflow was released."""
@@ -115,6 +138,8 @@ class CellRun:
 
     def _use_airflow(self) -> None:
         """Create a project, and load it into Airflow."""
+        for name in ("project", "airflow", "home"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
         self._do("sluice init", [self._program("sluice"), "init", self.project])
         airflow = self._program("airflow")
         self._do("airflow db", [airflow, "db", "migrate"])
@@ -133,14 +158,14 @@ class CellRun:
         # The demo takes the DAGs and pipelines of a clone, which are beside the package.
         packages = next((self.environment / "lib").glob("python*/site-packages"))
         for name in ("dags", "plugins", "spark_jobs"):
-            if not (packages / name).exists():
-                shutil.copytree(CLONE / name, packages / name)
+            shutil.copytree(CLONE / name, packages / name, dirs_exist_ok=True)
         demo: Command = [self._program("sluice"), "demo", "orders", "--exit"]
         self._do("orders", demo, expected="all results are right", required=False)
 
     def _run_tests(self) -> None:
         """Run a slice of the tests on the installed package, not on the clone."""
         tests = self.folder / "tests-of-clone"
+        shutil.rmtree(tests, ignore_errors=True)
         tests.mkdir()
         for name in ("tests", "dags", "plugins", "spark_jobs", "docs"):
             shutil.copytree(CLONE / name, tests / name)
@@ -194,7 +219,7 @@ class CellRun:
         passed = status == 0 and expected in text
         lines = [line for line in text.splitlines() if line.strip()]
         said = lines[-1].strip() if lines else ""
-        self.steps.append(Step(name, passed, round(time.monotonic() - began, 1), said))
+        self.steps.append(Step(self._part, name, passed, round(time.monotonic() - began, 1), said))
         print(
             f"{self.cell.name}: {name}: {'passed' if passed else f'FAILED, see {log}'}", flush=True
         )
@@ -232,9 +257,8 @@ class CellRun:
             "steps": [asdict(step) for step in self.steps],
             "versions": self._versions(),
         }
-        results = self.folder.parent / "results"
-        results.mkdir(exist_ok=True)
-        (results / f"{self.cell.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        self._result.parent.mkdir(exist_ok=True)
+        self._result.write_text(json.dumps(result, indent=1) + "\n")
 
     def _versions(self) -> dict[str, str]:
         """Package → its installed version."""
