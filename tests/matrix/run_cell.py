@@ -117,7 +117,8 @@ class CellRun:
         for package in ("pyspark", "pyspark-client", "sqlglot", *TEST_PACKAGES):
             options += ["--exclude-newer-package", f"{package}=2099-01-01T00:00:00Z"]
         make: Command = [self.uv, "venv", "--quiet", "--no-python-downloads"]
-        self._do("environment", [*make, "--python", cell.python, self.environment])
+        python = python_of(cell.python, self.uv)
+        self._do("environment", [*make, "--python", python, self.environment])
         locked = self.folder / "constraints.txt"
         # Without pyspark-client, there is only one package with PySpark's files.
         overrides = self.folder / "overrides.txt"
@@ -286,8 +287,14 @@ def missing(cell: Cell, uv: Path) -> str:
     """What a cell needs that this machine does not have; empty if the cell can be run."""
     if java_home(cell.java) is None:
         return f"Java {cell.java} (install it, or set JAVA_HOME_{cell.java} to its folder)"
-    # uv must not download another Python.
-    find: Command = [uv, "python", "find", "--quiet", "--no-python-downloads", cell.python]
-    if subprocess.run(find, capture_output=True, check=False).returncode:
-        return f"Python {cell.python}"
-    return ""
+    return "" if python_of(cell.python, uv) else f"Python {cell.python}"
+
+
+def python_of(version: str, uv: Path) -> str:
+    """The path of an installed Python; empty if it is not installed. uv must not download one."""
+    pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+    if pyenv:
+        return str(pyenv[-1])
+    find: Command = [uv, "python", "find", "--no-python-downloads", version]
+    found = subprocess.run(find, capture_output=True, text=True, check=False)
+    return found.stdout.strip()
