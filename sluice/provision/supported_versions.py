@@ -112,6 +112,13 @@ def check_spark() -> None:
         )
 
 
+def installed_spark() -> str:
+    """The version of the installed PySpark, or of Spark's jars; empty if there is neither. Does not import PySpark."""
+    spec, spark = find_spec("pyspark"), find_spark()
+    python = _version_in(Path(spec.origin).with_name("version.py")) if spec and spec.origin else ""
+    return python or (_version_of_jars(spark) if spark else "")
+
+
 def _reinstall(spark: str) -> str:
     return f"pip install --force-reinstall --no-deps pyspark=={spark}"
 
