@@ -16,14 +16,16 @@ from typing import TypeAlias
 from tests.matrix.cells import RESOLVED_UNTIL, Cell
 
 CLONE = Path(__file__).resolve().parents[2]
-UNIT_TESTS = (
+TESTS = (
     "tests/unit/engine",
     "tests/unit/operators",
-    "tests/dags/test_dags.py",
+    "tests/unit/test_spark_releases.py",
     "tests/dags/test_operator.py",
-    "tests/dags/test_alerts.py",
+    "tests/dags/test_driver_log.py",
+    "tests/dags/test_kafka_connection.py",
+    "tests/upgrades",
 )
-"""The slice of the tests that a cell runs: the engine's parts, operators, and the DAGs in Airflow."""
+"""The slice of the tests that a cell runs: parts of the engine, operators, the task in Airflow, kept homes."""
 PARTS = ("install", "airflow", "check", "orders", "tests")
 """The parts of a run, in their order."""
 TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
@@ -179,7 +181,7 @@ class CellRun:
             "-q",
             "-p",
             "no:cacheprovider",
-            *UNIT_TESTS,
+            *TESTS,
         ]
         self._do("tests", command, folder=tests, required=False)
 
