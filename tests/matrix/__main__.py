@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def main() -> int:
     if options.number is not None and chosen:
         chosen = [chosen[options.number % len(chosen)]]
     if chosen:
-        wheel = build_wheel(options.folder / "wheel", uv)
+        wheel = build_wheel(options.folder / f"wheel-{os.getpid()}", uv)
     for cell in chosen:
         run = CellRun(cell, options.folder, uv, wheel, settings().jars)
         passed = run.run(options.parts) and passed

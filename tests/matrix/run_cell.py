@@ -17,15 +17,17 @@ from tests.matrix.cells import RESOLVED_UNTIL, Cell
 
 CLONE = Path(__file__).resolve().parents[2]
 TESTS = (
-    "tests/unit/engine",
-    "tests/unit/operators",
+    "tests/unit/engine/test_encode.py",
+    "tests/unit/engine/test_row_batches.py",
+    "tests/unit/engine/test_spark_submit.py",
+    "tests/unit/operators/test_process.py",
     "tests/unit/test_spark_releases.py",
     "tests/dags/test_operator.py",
     "tests/dags/test_driver_log.py",
     "tests/dags/test_kafka_connection.py",
     "tests/upgrades",
 )
-"""The slice of the tests that a cell runs: parts of the engine, operators, the task in Airflow, kept homes."""
+"""The slice of the tests that a cell runs: Arrow, submission, an operator, the task in Airflow, kept homes."""
 PARTS = ("install", "airflow", "check", "orders", "tests")
 """The parts of a run, in their order."""
 TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
