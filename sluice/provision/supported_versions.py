@@ -105,7 +105,7 @@ def check_spark() -> None:
             f"PySpark's Python code is of version {python}, but Spark's jars are of version {jars}.",
             next_step=f"Run {_reinstall(jars)}, or correct SPARK_HOME.",
         )
-    if _is_overwritten():
+    if _is_overwritten(Path(spec.origin).parents[1], python):
         raise PreflightError(
             f"The package pyspark-client has overwritten files of PySpark {jars} with files of another version.",
             next_step=f"Run {_reinstall(jars)}.",
@@ -123,23 +123,24 @@ def _reinstall(spark: str) -> str:
     return f"pip install --force-reinstall --no-deps pyspark=={spark}"
 
 
-def _is_overwritten() -> bool:
-    """Whether files of pyspark are those of another version of pyspark-client, by their sizes."""
-    # The module is slow to import, and only hosts with PySpark need it.
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    try:
-        pyspark, client = distribution("pyspark"), distribution("pyspark-client")
-    except PackageNotFoundError:
+def _is_overwritten(packages: Path, spark: str) -> bool:
+    """Whether files of pyspark, in a folder of packages, are those of another pyspark-client, by their sizes."""
+    clients = [folder.name for folder in packages.glob("pyspark_client-*.dist-info")]
+    if not clients or clients == [f"pyspark_client-{spark}.dist-info"]:
         return False
-    if pyspark.version == client.version:
-        return False
-    for file in pyspark.files or ():
-        if file.suffix == ".py" and file.size is not None:
-            path = Path(str(file.locate()))
-            if not path.is_file() or path.stat().st_size != file.size:
+    for record in packages.glob("pyspark-*.dist-info/RECORD"):
+        for line in record.read_text().splitlines():
+            name, _, size = line.rsplit(",", 2)
+            if name.endswith(".py") and size and not _has_size(packages / name, int(size)):
                 return True
     return False
+
+
+def _has_size(file: Path, size: int) -> bool:
+    try:
+        return file.stat().st_size == size
+    except OSError:
+        return False
 
 
 def _version_in(file: Path) -> str:

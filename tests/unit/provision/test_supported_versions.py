@@ -44,7 +44,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         found = type("Spec", (), {"origin": str(pyspark / "__init__.py")})()
         monkeypatch.setattr(supported_versions, "find_spec", lambda _: found)
         monkeypatch.setattr(supported_versions, "find_spark", lambda: pyspark)
-        monkeypatch.setattr(supported_versions, "_is_overwritten", lambda: False)
+        monkeypatch.setattr(supported_versions, "_is_overwritten", lambda *_: False)
 
     check_spark.cache_clear()
     return make
@@ -132,18 +132,23 @@ def test_a_newer_spark_is_used_with_a_warning(install: Install) -> None:
         check_spark()
 
 
-def test_files_of_another_client_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The package pyspark-client has been installed after pyspark, and overwritten one of its files."""
-    for name, version in (("pyspark", "4.2.1"), ("pyspark_client", "4.2.0")):
-        info = tmp_path / f"{name}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
-        )
-        (info / "RECORD").write_text("pyspark/sql.py,sha256=AA,9\n")
-    (tmp_path / "pyspark").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "pyspark" / "sql.py").write_text("x = 4201\n")
-    assert not supported_versions._is_overwritten()
-    (tmp_path / "pyspark" / "sql.py").write_text("x = 42\n")
-    assert supported_versions._is_overwritten()
+@pytest.mark.parametrize(
+    ("client", "text", "overwritten"),
+    [
+        ("4.2.0", "x = 42\n", True),
+        ("4.2.0", "x = 4201\n", False),
+        ("4.2.1", "x = 4201\n", False),
+    ],
+    ids=["client installed last", "PySpark installed last", "equal versions"],
+)
+def test_files_of_another_client_are_found(
+    client: str, text: str, overwritten: bool, tmp_path: Path
+) -> None:
+    pyspark = tmp_path / "pyspark-4.2.1.dist-info"
+    for folder in (pyspark, tmp_path / f"pyspark_client-{client}.dist-info", tmp_path / "pyspark"):
+        folder.mkdir()
+    (pyspark / "RECORD").write_text(
+        'pyspark/sql.py,sha256=AA,9\n"pyspark/jars/a,b.jar",sha256=AA,7\npyspark-4.2.1.dist-info/RECORD,,\n'
+    )
+    (tmp_path / "pyspark" / "sql.py").write_text(text)
+    assert supported_versions._is_overwritten(tmp_path, "4.2.1") is overwritten
