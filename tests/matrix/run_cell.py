@@ -177,15 +177,8 @@ class CellRun:
             shutil.copytree(CLONE / name, tests / name)
         for name in ("pyproject.toml", "CHANGELOG.md", "README.md"):
             shutil.copy(CLONE / name, tests / name)
-        command: Command = [
-            self._python,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            *TESTS,
-        ]
+        pytest: Command = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        command: Command = [*pytest, "-k", _LEFT_OUT, *TESTS]
         self._do("tests", command, folder=tests, required=False)
 
     @property

@@ -57,6 +57,8 @@ def contents(ledger_url: str) -> dict[str, dict[str, Any]]:
                 with open_shard(worker.location) as shard:
                     for row in shard.scan(store.group_id, snapshot.batch, limit=10_000):
                         assert row.value is not None
-                        key = row.key if store.kind == "keyed" else f"{row.key} {row.window_start}"
+                        key = row.key
+                        if store.kind == "window":
+                            key = f"{row.key} {row.window_start}"
                         rows[key] = json.loads(row.value)[store.store_column]
     return found

@@ -30,14 +30,15 @@ def records(batch: int) -> list[tuple[str, str, dict[str, Any], int]]:
     """The records of a batch: topic, key, value and timestamp."""
     made: list[tuple[str, str, dict[str, Any], int]] = []
     for number in range(3):
-        page = {"page": f"/{number}", "owner": f"owner {number + batch}"}
-        made.append(("pages", page["page"], page, BEGIN_MS - MINUTE_MS))
+        path = f"/{number}"
+        page = {"page": path, "owner": f"owner {number + batch}"}
+        made.append(("pages", path, page, BEGIN_MS - MINUTE_MS))
     for number in range(30):
         at_ms = BEGIN_MS + (batch * 30 + number) * 7_000
-        visit = {
-            "page": f"/{number % 4}", "user": f"user {number % 3}", "at": time_text(at_ms), "seconds": number,
-        }  # fmt: skip
-        made.append(("visits", visit["page"], visit, at_ms))
+        path = f"/{number % 4}"
+        user = f"user {number % 3}"
+        visit = {"page": path, "user": user, "at": time_text(at_ms), "seconds": number}
+        made.append(("visits", path, visit, at_ms))
     return made
 
 
