@@ -66,7 +66,7 @@ def write_constraints(results: Sequence[Mapping[str, Any]], left_out: Sequence[s
             continue
         release = ".".join(cell["airflow"].split(".")[:2])
         lines = [
-            f"# The tested versions for Airflow {cell['airflow']}, Spark {cell['spark']}. "
+            f"# The combination of Airflow {cell['airflow']} and Spark {cell['spark']} in docs/versions.md. "
             "Written by: make matrix WRITE=1"
         ]
         for name, version in sorted(result["versions"].items()):
