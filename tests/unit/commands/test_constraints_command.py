@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from sluice.commands.constraints_command import constraints_text
 from sluice.errors import SettingsError
 from sluice.provision.supported_versions import AIRFLOW
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("release", ["3.1", "3.2", "3.3", "3.2.2"])
@@ -18,6 +25,20 @@ def test_each_supported_airflow_has_constraints(release: str) -> None:
     # The provider needs pyspark-client since version 6. Its files must be those of the same PySpark.
     assert versions.get("pyspark-client", versions["pyspark"]) == versions["pyspark"]
     assert "sluice-streams" not in versions
+
+
+@pytest.mark.parametrize("release", ["3.1", "3.2", "3.3"])
+def test_constraints_satisfy_the_package(release: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = constraints_text(release).splitlines()[1:]
+    versions = dict(line.split("==") for line in lines)
+    needs = [Requirement(line) for line in project["dependencies"]]
+    for extra in ("client", "state", "spark", "airflow-minimal"):
+        needs += map(Requirement, project["optional-dependencies"][extra])
+    for need in needs:
+        if need.name != "sluice-streams":
+            version = versions[canonicalize_name(need.name)]
+            assert need.specifier.contains(version, prereleases=True), f"{need} is {version}"
 
 
 def test_the_default_is_the_newest_release() -> None:
