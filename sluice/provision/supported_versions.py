@@ -89,7 +89,8 @@ def check_spark() -> None:
         if spark is not None:
             return
         raise PreflightError(
-            "PySpark is not installed.", next_step="Run pip install 'sluice-streams[spark]'."
+            "This command needs the package pyspark, which is not installed.",
+            next_step="Run: pip install 'sluice-streams[spark]'",
         )
     python = _version_in(Path(spec.origin).with_name("version.py"))
     jars = _version_of_jars(spark) if spark else ""
