@@ -15,8 +15,8 @@ OWNER = "sluice"
 def pipeline_task_defaults() -> dict[str, Any]:
     """Default arguments of the tasks that run pipelines.
 
-    Airflow uses the delays only if the task's process was killed. Otherwise, `Repetition` decides
-    whether and when Airflow repeats the task.
+    Since Airflow 3.3, Airflow uses the delays only if the task's process was killed. Otherwise,
+    `Repetition` decides whether and when Airflow repeats the task.
     """
     return {
         "owner": OWNER,

@@ -18,6 +18,7 @@ from pathlib import Path
 from sluice.errors import PreflightError
 from sluice.provision import ivy
 from sluice.provision.ivy import Module
+from sluice.provision.supported_versions import installed_spark, release_of
 
 LOCK = Path(__file__).with_name("jars.lock")
 _MARK = ".verified"
@@ -26,19 +27,33 @@ _LANES = 4
 with eight."""
 
 
+def _delta(spark: str) -> list[Module]:
+    # Delta Lake's other dependencies are left out, because only Unity Catalog needs them.
+    return [
+        Module("io.delta", f"delta-spark_{spark}_2.13", "4.4.0"),
+        Module("io.delta", "delta-storage", "4.4.0"),
+    ]
+
+
 class Bundle(StrEnum):
     """The jars of one class path, stored in one folder."""
 
-    DELTA = "delta"
+    DELTA_FOR_4_0 = "delta-4.0"
+    DELTA_FOR_4_1 = "delta-4.1"
+    DELTA_FOR_4_2 = "delta-4.2"
     BROKER = "broker"
 
 
-# Delta Lake's other dependencies are left out, because only Unity Catalog needs them.
+_DELTA = {
+    (4, 0): Bundle.DELTA_FOR_4_0,
+    (4, 1): Bundle.DELTA_FOR_4_1,
+    (4, 2): Bundle.DELTA_FOR_4_2,
+}
+"""Release of Spark → the jars of Delta Lake for it. Delta Lake has no jars for Spark 4.3 yet."""
 _ROOTS = {
-    Bundle.DELTA: [
-        Module("io.delta", "delta-spark_4.2_2.13", "4.4.0"),
-        Module("io.delta", "delta-storage", "4.4.0"),
-    ],
+    Bundle.DELTA_FOR_4_0: _delta("4.0"),
+    Bundle.DELTA_FOR_4_1: _delta("4.1"),
+    Bundle.DELTA_FOR_4_2: _delta("4.2"),
     # Without a binding for slf4j, the broker does not log why it fails.
     Bundle.BROKER: [
         Module("org.apache.kafka", "kafka_2.13", "4.1.1"),
@@ -57,6 +72,30 @@ class Jar:
 
     def __str__(self) -> str:
         return f"{self.sha256} {self.bundle} {self.module}"
+
+
+def delta_bundle() -> Bundle:
+    """Return the jars of Delta Lake for the installed Spark.
+
+    Raises PreflightError if there are none.
+    """
+    spark = installed_spark()
+    bundle = _DELTA.get(release_of(spark)) if spark else None
+    if bundle is None:
+        releases = ", ".join(".".join(map(str, release)) for release in _DELTA)
+        raise PreflightError(
+            f"Delta Lake has no jars for {f'Spark {spark}' if spark else 'a Spark that is not installed'}.",
+            next_step=f"For pipelines with Delta tables, install one of Spark {releases}.",
+        )
+    return bundle
+
+
+def bundles_for_this_machine() -> list[Bundle]:
+    """Return the broker's jars and, if there are any for the installed Spark, those of Delta Lake."""
+    try:
+        return [delta_bundle(), Bundle.BROKER]
+    except PreflightError:
+        return [Bundle.BROKER]
 
 
 def read_lock(path: Path = LOCK) -> tuple[Jar, ...]:
