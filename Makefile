@@ -159,9 +159,9 @@ soak: $(JARS) ## Let a run linger for MINUTES=10 at RATE=300 records a second, a
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) --rate $(or $(RATE),300)
 
 .PHONY: matrix
-matrix: $(JARS) ## Try combinations of versions, each in an environment of its own: FOLDER=, CELLS='airflow3.1 spark4.0', NUMBER=, PARTS='check orders', WRITE=1
-	@$(BIN)/python -m tests.matrix $(if $(FOLDER),--folder "$(FOLDER)") $(if $(NUMBER),--number $(NUMBER)) \
-		$(if $(PARTS),--parts $(PARTS)) $(if $(WRITE),--write) $(if $(CELLS),--cells $(CELLS))
+matrix: $(JARS) ## Try combinations of versions, each in an environment of its own: FOLDER=, CELLS='airflow3.1 spark4.0', PARTS='check orders', KEEP=1, WRITE=1
+	@$(BIN)/python -m tests.matrix $(if $(FOLDER),--folder "$(FOLDER)") \
+		$(if $(PARTS),--parts $(PARTS)) $(if $(WRITE),--write) $(if $(KEEP),--keep) $(if $(CELLS),--cells $(CELLS))
 
 .PHONY: lock
 lock: $(INSTALLED) ## Resolve pyproject.toml into requirements.txt and write the jars' checksums

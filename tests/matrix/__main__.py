@@ -13,15 +13,15 @@ from pathlib import Path
 from sluice.settings import settings
 from tests.matrix.cells import CELLS
 from tests.matrix.run_cell import CLONE, PARTS, TEST_PACKAGES, CellRun, missing
-from tests.matrix.table import DOCUMENT, read_results, table, write_constraints, written
+from tests.matrix.table import DOCUMENT, read_results, row_of, table, write_constraints, written
 
 
 def main() -> int:
     """Run the chosen cells, and return 1 if one of them has failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), "sluice-matrix"))
-    parser.add_argument("--number", type=int, help="run only one cell, chosen by this number")
     parser.add_argument("--write", action="store_true", help="write the table into the docs")
+    parser.add_argument("--keep", action="store_true", help="keep environments of cells that pass")
     parser.add_argument("--table", action="store_true", help="run no cell: only print the table")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="run only these")
     parser.add_argument("--cells", nargs="+", default=(), help="parts of names; default: all")
@@ -35,15 +35,15 @@ def main() -> int:
         if lacking := missing(cell, uv):
             chosen.remove(cell)
             print(f"{cell.name}: not run, because this machine lacks {lacking}", flush=True)
-    if options.number is not None and chosen:
-        chosen = [chosen[options.number % len(chosen)]]
     if chosen:
         wheel = build_wheel(options.folder / f"wheel-{os.getpid()}", uv)
     for cell in chosen:
         run = CellRun(cell, options.folder, uv, wheel, settings().jars)
         passed = run.run(options.parts) and passed
+        if run.has_passed_all and not options.keep:
+            run.remove()
     results = read_results(options.folder / "results")
-    print(table(results))
+    print(table(map(row_of, results)))
     if options.write:
         DOCUMENT.write_text(written(DOCUMENT.read_text(), results))
         write_constraints(results, TEST_PACKAGES)

@@ -10,9 +10,11 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 from typing import TypeAlias
 
+from sluice.provision.jars import BROKER
 from tests.matrix.cells import RESOLVED_UNTIL, Cell
 
 CLONE = Path(__file__).resolve().parents[2]
@@ -34,6 +36,13 @@ PARTS = ("install", "airflow", "check", "orders", "tests")
 """The parts of a run, in their order."""
 TEST_PACKAGES = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 _LIMIT_S = 2_400.0
+_WRITE_LOCK = """
+import sys
+from sluice.provision.jars import Bundle, broker_roots, write_lock
+from sluice.provision.machine_checks import find_java
+write_lock(find_java().path, roots={Bundle.BROKER: broker_roots(sys.argv[1])})
+"""
+"""A program that locks the jars of another broker in the environment's package."""
 
 Command: TypeAlias = list[str | Path]
 
@@ -60,7 +69,8 @@ class CellRun:
     def __init__(self, cell: Cell, root: Path, uv: Path, wheel: Path, jars: Path) -> None:
         self.cell = cell
         self.folder = root / cell.name
-        self.uv, self.wheel, self.jars = uv, wheel, jars
+        self.uv, self.wheel = uv, wheel
+        self.jars = jars if cell.kafka == BROKER else self.folder / "jars"
         self.environment = self.folder / "venv"
         self.project = self.folder / "project"
         self.steps: list[Step] = []
@@ -94,9 +104,18 @@ class CellRun:
                 methods[part]()
         except StepFailed:
             pass
-        passed = all(step.passed for step in self.steps)
-        self._write_result(passed)
-        return passed
+        self._write_result()
+        return all(step.passed for step in self.steps)
+
+    @property
+    def has_passed_all(self) -> bool:
+        """Whether all parts have been run and have passed, in this run or in earlier ones."""
+        parts = {step.part for step in self.steps}
+        return parts >= set(PARTS) and all(step.passed for step in self.steps)
+
+    def remove(self) -> None:
+        """Remove the environment and what the cell has written, but not its result."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _earlier_steps(self, parts: Sequence[str]) -> list[Step]:
         """The steps of the run before, without those of the parts that are run now."""
@@ -140,10 +159,21 @@ class CellRun:
         if cell.client not in ("", cell.spark):
             again: Command = ["--reinstall", "--no-deps", f"pyspark=={cell.spark}"]
             self._do("PySpark again", [*install, *again])
+        self._download_broker()
 
     def _install_again(self) -> None:
         install: Command = [self.uv, "pip", "install", "--python", self._python]
         self._do("install", [*install, "--no-deps", "--reinstall", self.wheel])
+        self._download_broker()
+
+    def _download_broker(self) -> None:
+        """Download the broker's jars, and those that they need, if the broker is not the usual one."""
+        if self.cell.kafka == BROKER:
+            return
+        lock: Command = [self._python, "-c", _WRITE_LOCK, self.cell.kafka]
+        self._do("broker's lock", lock)
+        jars: Command = [self._python, "-m", "sluice.provision", "jars", "--only", "broker"]
+        self._do("broker's jars", jars)
 
     def _use_airflow(self) -> None:
         """Create a project, and load it into Airflow."""
@@ -255,10 +285,11 @@ class CellRun:
             "AIRFLOW__API_AUTH__JWT_SECRET": secrets.token_urlsafe(48),
         }
 
-    def _write_result(self, passed: bool) -> None:
+    def _write_result(self) -> None:
         result = {
             "cell": asdict(self.cell),
-            "passed": passed,
+            "day": date.today().isoformat(),
+            "passed": self.has_passed_all,
             "steps": [asdict(step) for step in self.steps],
             "versions": self._versions(),
         }
