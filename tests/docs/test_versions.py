@@ -7,6 +7,7 @@ import tomllib
 
 import pytest
 
+from sluice.commands.constraints_command import constraints_text
 from sluice.provision.machine_checks import OLDEST_JAVA
 from sluice.provision.supported_versions import PYTHON, RANGES, Range, release_of
 from tests.docs.pages import read
@@ -59,6 +60,16 @@ def test_each_listed_release_has_been_tried(program: str) -> None:
         release = release_of(version)
         tried.add(version if program == "Java" else f"{release[0]}.{release[1]}")
     assert set(listed(PAGE)[program].split(", ")) <= tried
+
+
+@pytest.mark.parametrize("release", listed(PAGE)["Airflow"].split(", "))
+def test_constraints_are_those_of_a_combination_that_has_passed(release: str) -> None:
+    lines = constraints_text(release).splitlines()[1:]
+    versions = dict(line.split("==") for line in lines)
+    spark = versions["pyspark"]
+    if client := versions.get("pyspark-client"):
+        spark += f", pyspark-client {client}"
+    assert (versions["apache-airflow"], spark) in [row[:2] for row in passed()]
 
 
 @pytest.mark.parametrize("page", [*PAGES, TEMPLATE])
