@@ -102,7 +102,10 @@ def check_spark() -> None:
     if not jars:
         raise PreflightError(
             f"There are no jars of Spark beside PySpark's Python code in {Path(spec.origin).parent}.",
-            next_step=f"Only pyspark-client is installed: run {_reinstall(python)}. Or set SPARK_HOME.",
+            next_step=(
+                "Only pyspark-client is installed: run pip install 'sluice-streams[spark]' "
+                f"pyspark=={python}. Or set SPARK_HOME."
+            ),
         )
     if python and release_of(python) != release_of(jars):
         raise PreflightError(

@@ -115,7 +115,8 @@ WRONG = {
         "4.3.0",
     ): r"Python code is of version 4\.2\.0, but Spark's jars are of version 4\.3\.0\. Run pip install "
     r"--force-reinstall --no-deps pyspark==4\.3\.0",
-    ("4.2.0", ""): r"no jars of Spark.*Only pyspark-client is installed: run pip install",
+    ("4.2.0", ""): r"no jars of Spark.*Only pyspark-client is installed: run pip install "
+    r"'sluice-streams\[spark\]' pyspark==4\.2\.0\.",
 }
 
 
