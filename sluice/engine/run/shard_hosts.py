@@ -36,6 +36,9 @@ def require_host_of_shards(
     if not absent or len(absent) < len(addresses):
         return
     name = ref.pipeline
+    # Standbys take the places of lost shards.
+    if ledger.standbys.of(name):
+        return
     raise SettingsError(
         f"The shards of {name} are SQLite files of the host {last.host}, such as {absent[0]}, "
         f"which this host, {own}, does not have.",

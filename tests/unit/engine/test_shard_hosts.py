@@ -15,6 +15,7 @@ from sluice.errors import SettingsError
 from sluice.plan import plan
 from sluice.settings import Settings
 from sluice.state.ledger.leases import Holder
+from sluice.state.ledger.placement import Placement
 from sluice.state.shard.addresses import drop, file_of
 from tests.support.postgres import new_database
 from tests.support.spark_in_process import SparkInProcess
@@ -118,6 +119,13 @@ def test_files_on_a_shared_disk_are_used(states: States) -> None:
 def test_shards_that_all_hosts_reach_are_used(states: States, address: str) -> None:
     ran_on(states, "worker-a")
     check(states, [address, address])
+
+
+def test_standbys_may_take_the_places_of_the_shards(states: States) -> None:
+    ran_on(states, "worker-a")
+    for worker in range(states.workers):
+        states.ledger.standbys.add(Placement("orders", worker, "standby", 7070))
+    check(states, lose(states, 0, 1))
 
 
 def test_with_a_ledger_in_a_file_there_is_one_host(states: States) -> None:
