@@ -131,7 +131,10 @@ def _settings_errors() -> Iterator[None]:
         cause = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error
         raise SettingsError(
             f"Spark does not start: {sentence(str(cause).strip().partition(chr(10))[0])}",
-            next_step="Correct SLUICE_SPARK_CONF. If Java has printed an error above, it names the setting.",
+            next_step=(
+                "Correct SLUICE_SPARK_CONF. If Java has printed an error above, it names the "
+                "setting, or a module of Java without which Spark does not start."
+            ),
         ) from None
 
 

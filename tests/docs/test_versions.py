@@ -8,6 +8,7 @@ import tomllib
 import pytest
 
 from sluice.commands.constraints_command import constraints_text
+from sluice.provision.jars import BROKER
 from sluice.provision.machine_checks import OLDEST_JAVA
 from sluice.provision.supported_versions import PYTHON, RANGES, Range, release_of
 from tests.docs.pages import read
@@ -34,10 +35,19 @@ def listed(page: str) -> dict[str, str]:
 
 
 def passed() -> list[tuple[str, ...]]:
-    """The combinations of which all parts have passed."""
+    """The combinations of `make matrix` of which all parts have passed."""
     _, _, after = read(PAGE).partition("<!-- Written by")
     rows = rows_of(after.partition("<!-- End -->")[0])
     return [row for row in rows if set(row[5:-1]) == {"passes"}]
+
+
+def development() -> tuple[str, ...]:
+    """The combination with which CI runs all tests."""
+    versions: dict[str, str] = {}
+    for line in read("requirements.txt").splitlines():
+        name, _, rest = line.partition("==")
+        versions[name] = rest.partition(" ")[0]
+    return (versions["apache-airflow"], versions["pyspark"], "3.11", str(OLDEST_JAVA), BROKER)
 
 
 def test_the_readme_has_the_same_versions() -> None:
@@ -55,7 +65,7 @@ def test_the_page_has_the_ranges_of_the_checks(versions: Range) -> None:
 @pytest.mark.parametrize("program", COLUMNS)
 def test_each_listed_release_has_been_tried(program: str) -> None:
     tried: set[str] = set()
-    for row in passed():
+    for row in (*passed(), development()):
         version = row[COLUMNS[program]].partition(",")[0]
         release = release_of(version)
         tried.add(version if program == "Java" else f"{release[0]}.{release[1]}")
@@ -63,13 +73,12 @@ def test_each_listed_release_has_been_tried(program: str) -> None:
 
 
 @pytest.mark.parametrize("release", listed(PAGE)["Airflow"].split(", "))
-def test_constraints_are_those_of_a_combination_that_has_passed(release: str) -> None:
+def test_constraints_are_those_of_a_combination_that_has_been_tried(release: str) -> None:
     lines = constraints_text(release).splitlines()[1:]
     versions = dict(line.split("==") for line in lines)
-    spark = versions["pyspark"]
-    if client := versions.get("pyspark-client"):
-        spark += f", pyspark-client {client}"
-    assert (versions["apache-airflow"], spark) in [row[:2] for row in passed()]
+    combination = (versions["apache-airflow"], versions["pyspark"])
+    tried = [(row[0], row[1].partition(",")[0]) for row in (*passed(), development())]
+    assert combination in tried
 
 
 @pytest.mark.parametrize("page", [*PAGES, TEMPLATE])

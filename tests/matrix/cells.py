@@ -46,7 +46,7 @@ class Cell:
 CELLS = (
     Cell("3.1.8", "4.0.5", "3.11", constraints=True),
     Cell("3.2.2", "4.1.3", "3.12", client="4.1.3", constraints=True),
-    Cell("3.3.2", "4.3.0", "3.13", java=21),
+    Cell("3.3.2", "4.3.0", "3.13"),
     Cell("3.3.2", "4.2.1", "3.12", client="4.2.0"),
     Cell("3.1.8", "4.1.4", "3.13"),
     Cell("3.3.2", "4.2.0", "3.11", client="4.2.0", kafka="3.9.1", constraints=True),
