@@ -55,9 +55,9 @@ class Range:
             )
 
 
-PYTHON = Range("Python", (3, 11), (3, 12))
+PYTHON = Range("Python", (3, 11), (3, 13))
 AIRFLOW = Range("Airflow", (3, 1), (3, 3))
-SPARK = Range("Spark", (4, 0), (4, 2))
+SPARK = Range("Spark", (4, 0), (4, 3))
 RANGES = (PYTHON, AIRFLOW, SPARK)
 
 

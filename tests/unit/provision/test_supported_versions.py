@@ -64,15 +64,15 @@ def test_each_supported_version_is_in_the_matrix() -> None:
 def test_the_package_states_the_ranges() -> None:
     extras = PROJECT["optional-dependencies"]
     assert "apache-airflow>=3.1,<3.4" in extras["airflow-minimal"]
-    assert "pyspark>=4.0,<4.3" in extras["spark"]
+    assert "pyspark>=4.0,<4.4" in extras["spark"]
     assert (AIRFLOW.first, AIRFLOW.last) == ((3, 1), (3, 3))
-    assert (SPARK.first, SPARK.last) == ((4, 0), (4, 2))
+    assert (SPARK.first, SPARK.last) == ((4, 0), (4, 3))
     stated = {
         classifier.rpartition(" ")[2]
         for classifier in PROJECT["classifiers"]
         if classifier.startswith("Programming Language :: Python :: 3.")
     }
-    assert stated == {"3.11", "3.12"}
+    assert stated == {"3.11", "3.12", "3.13"}
 
 
 def test_the_minimal_extra_has_no_pyspark() -> None:
@@ -101,7 +101,7 @@ def test_an_older_version_is_refused() -> None:
         AIRFLOW.check("3.0.6")
 
 
-@pytest.mark.parametrize("version", ["4.0.5", "4.1.4", "4.2.1"])
+@pytest.mark.parametrize("version", ["4.0.5", "4.1.4", "4.2.1", "4.3.0"])
 def test_each_supported_spark_passes(version: str, install: Install) -> None:
     install(version, version)
     with warnings.catch_warnings(action="error"):
