@@ -158,6 +158,11 @@ incidents: $(JARS) ## Stage incidents on a real platform, and time when each pla
 soak: $(JARS) ## Let a run linger for MINUTES=10 at RATE=300 records a second, and show which processes and folders grow
 	@$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),10) --rate $(or $(RATE),300)
 
+.PHONY: matrix
+matrix: $(JARS) ## Try combinations of versions, each in an environment of its own: FOLDER=, CELLS='airflow3.1 spark4.0', PARTS='check orders', KEEP=1, WRITE=1
+	@$(BIN)/python -m tests.matrix $(if $(FOLDER),--folder "$(FOLDER)") \
+		$(if $(PARTS),--parts $(PARTS)) $(if $(WRITE),--write) $(if $(KEEP),--keep) $(if $(CELLS),--cells $(CELLS))
+
 .PHONY: lock
 lock: $(INSTALLED) ## Resolve pyproject.toml into requirements.txt and write the jars' checksums
 	@$(BIN)/uv pip compile --universal --quiet pyproject.toml --extra dev -o requirements.txt

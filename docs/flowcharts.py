@@ -49,7 +49,8 @@ class Box:
 
 
 Arrow = tuple[str, str, str]
-"""Name of a box, name of the box to which the arrow points, and label. A label that begins with `~` is dashed."""
+"""Name of a box, name of the box to which the arrow points, and label. A label that begins with `~`
+is dashed."""
 
 
 def run() -> str:

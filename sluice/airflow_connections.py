@@ -7,8 +7,8 @@ from urllib.parse import quote, urlencode
 
 from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
 from airflow.sdk import BaseHook
-from airflow.sdk.exceptions import AirflowNotFoundException
 
+from sluice.airflow_releases import AirflowNotFoundException
 from sluice.errors import SettingsError, sentence
 from sluice.settings import settings
 from sluice.spark_submit import deploy_mode_error

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from sluice.errors import SluiceError
+from sluice.provision.supported_versions import check_python, check_spark
 from sluice.settings import Settings, masked, settings
 from sluice.support.pandas_on_demand import import_pandas_on_demand
 from sluice.support.startup import importing
@@ -62,6 +63,8 @@ def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
     try:
         name, action, from_topics = parsed.pipeline, parsed.action, FROM_TOPICS in parsed.options
         span = Span.parse(parsed.begin, parsed.until)
+        check_python()
+        check_spark()
         with importing():
             import_pandas_on_demand()
             from sluice.engine import task_modules  # noqa: F401

@@ -72,7 +72,8 @@ class Settings:
     user: str = ""
     password: str = field(default="", repr=False)
     connections: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Environment variable → the URL of a database whose tables pipelines write, or in which they look up records."""
+    """Environment variable → the URL of a database whose tables pipelines write, or in which they
+    look up records."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:

@@ -452,11 +452,14 @@ def delta_conf(settings: Settings) -> dict[str, str]:
 
 
 def delta_jars(settings: Settings) -> list[Path]:
-    """Return the jars of Delta Lake. Raises SettingsError if set-up has not downloaded them."""
-    # Imported only here, because only runs with Delta tables need the module.
-    from sluice.provision.jars import Bundle
+    """Return the jars of Delta Lake for the installed Spark.
 
-    folder = settings.jars / Bundle.DELTA
+    Raises SettingsError if set-up has not downloaded them, and PreflightError if there are none.
+    """
+    # Imported only here, because only runs with Delta tables need the module.
+    from sluice.provision.jars import delta_bundle
+
+    folder = settings.jars / delta_bundle()
     jars = sorted(folder.glob("*.jar"))
     if not jars:
         raise SettingsError(

@@ -18,13 +18,13 @@ from airflow.models.log import Log
 from airflow.models.pool import Pool
 from airflow.models.taskinstance import TaskInstance
 from airflow.models.taskinstancehistory import TaskInstanceHistory
-from airflow.sdk.exceptions import AirflowException
 from airflow.ti_deps.dependencies_states import EXECUTION_STATES
 from airflow.utils.session import create_session
 from airflow.utils.types import DagRunTriggeredByType
 from sqlalchemy import and_, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
+from sluice.airflow_releases import AirflowException
 from sluice.answers import Attempt, Run
 from sluice.api.runs import DagState, PoolWait
 from sluice.errors import NotFound, QueryError

@@ -3,6 +3,7 @@
 | commands | file |
 | --- | --- |
 | init | init_command |
+| constraints | constraints_command |
 | produce | produce_commands |
 | demo | demo_command |
 | explain, check, describe, run, rebuild, repartition, audit | pipeline_commands |
@@ -29,6 +30,7 @@ import typer
 
 from sluice.commands import (
     backup_commands,
+    constraints_command,
     dead_letters_commands,
     demo_command,
     generations_commands,
@@ -63,6 +65,7 @@ app.add_typer(dead_letters_commands.app, name="dead-letters")
 app.add_typer(standby_commands.app, name="standby")
 for command in (
     init_command.init,
+    constraints_command.constraints,
     demo_command.demo,
     status_command.status,
     status_command.retire,

@@ -99,6 +99,8 @@ class Commands(TyperGroup):
             raise typer.Exit(1) from None
 
 
+_KINDS = {"integer": int, "integer range": int, "float": float, "float range": float}
+"""Click's name of a type → the type."""
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
@@ -123,10 +125,15 @@ def _prepare(parameters: Iterable[Any]) -> None:
     Parameters that are texts or flags accept any value, without typer's slow checks.
     """
     for parameter in parameters:
-        kind = parameter.type_descriptor.annotation
+        described = getattr(parameter, "type_descriptor", None)
+        if described is None:
+            # Before typer 0.27, parameters are those of click, which imports no pydantic.
+            kind = _KINDS.get(parameter.type.name)
+        else:
+            kind = described.annotation
         if {int, float} & {kind, *get_args(kind)}:
             parameter.process_value = partial(_number, parameter, parameter.process_value)
-        elif kind in (str, bool):
+        elif described is not None and kind in (str, bool):
             parameter.get_runtime_param = _AsGiven
 
 

@@ -122,10 +122,15 @@ def _warn_of_unknown_names(pipelines: Iterable[str]) -> None:
 
 def _check_with_spark(plans: Sequence[Plan]) -> Iterable[SluiceError]:
     """Let Spark check the pipelines. Print the warnings, and return the errors."""
-    from sluice.engine.run.pipeline_check import check as check_with_spark
+    from sluice.provision.supported_versions import check_python, check_spark
 
     if not plans:
         return []
+    check_python()
+    check_spark()
+    # PySpark may be missing, so this module is imported after the check.
+    from sluice.engine.run.pipeline_check import check as check_with_spark
+
     findings = check_with_spark(settings(), plans)
     for planned in plans:
         name = planned.pipeline.name

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 from py4j import protocol  # type: ignore[import-untyped]
 from py4j.protocol import Py4JJavaError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark import SparkContext
-from pyspark.accumulators import UpdateRequestHandler
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas import functions
@@ -22,6 +21,7 @@ from pyspark.sql.types import NumpyArrayConverter, NumpyScalarConverter
 from sluice.errors import EngineError, SettingsError, sentence
 from sluice.provision.machine_checks import find_java
 from sluice.settings import Settings
+from sluice.spark_releases import CHECKPOINT_FILES
 
 DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -55,9 +55,7 @@ DEFAULTS = {
     "spark.sql.resultQueryStage.maxThreadThreshold": "32",
     # The checkpoint is in local files. By default, Spark starts the program `readlink` four times
     # to rename a file, 24 times per batch.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
+    "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILES,
     # Spark would limit the bytes of a batch's results, which include the output records. This limit
     # is switched off, because the batch's size follows from SLUICE_MEMORY instead.
     "spark.driver.maxResultSize": "0",
@@ -91,19 +89,19 @@ def wait_for_session(spark: Starting) -> SparkSession:
     return spark.result() if isinstance(spark, Future) else spark
 
 
-class _Updates(UpdateRequestHandler):
-    """Receives the updates of accumulators from the JVM, until the JVM closes the connection."""
-
-    def handle(self) -> None:
-        # If the JVM ends, PySpark's handler raises an error, and its server prints the traceback.
-        with suppress(EOFError, ConnectionError):
-            super().handle()
-
-
 def let_jvm_end(spark: SparkContext) -> None:
     """Keep PySpark and py4j from printing tracebacks when the JVM ends, because `jvm_errors` reports the end."""
     server: Any = spark._accumulatorServer
-    server.RequestHandlerClass = _Updates
+
+    class Updates(server.RequestHandlerClass):  # type: ignore[misc]
+        """Receives the updates of accumulators from the JVM, until the JVM closes the connection."""
+
+        def handle(self) -> None:
+            # If the JVM ends, PySpark's handler raises an error, and its server prints the traceback.
+            with suppress(EOFError, ConnectionError):
+                super().handle()
+
+    server.RequestHandlerClass = Updates
     # py4j logs its errors with the root logger.
     logging.getLogger().addFilter(_is_no_lost_connection)
 
@@ -133,7 +131,10 @@ def _settings_errors() -> Iterator[None]:
         cause = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error
         raise SettingsError(
             f"Spark does not start: {sentence(str(cause).strip().partition(chr(10))[0])}",
-            next_step="Correct SLUICE_SPARK_CONF. If Java has printed an error above, it names the setting.",
+            next_step=(
+                "Correct SLUICE_SPARK_CONF. If Java has printed an error above, it names the "
+                "setting, or a module of Java without which Spark does not start."
+            ),
         ) from None
 
 

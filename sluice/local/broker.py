@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from uuid import uuid4
 
 import msgspec
@@ -289,8 +290,24 @@ def _spawn(command: list[str], log: Path) -> int:
     """
     to_log = (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     from_nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
-    actions = [from_nothing, to_log, (os.POSIX_SPAWN_DUP2, 1, 2)]
+    actions: list[tuple[Any, ...]] = [from_nothing, to_log, (os.POSIX_SPAWN_DUP2, 1, 2)]
+    # The process may outlive this one. It must not hold files that this process has inherited, such
+    # as the lock of `flock LOCK sluice kafka start`.
+    for number in _inheritable_files():
+        actions.append((os.POSIX_SPAWN_CLOSE, number))
     return os.posix_spawn(command[0], command, os.environ, file_actions=actions, setsid=True)
+
+
+def _inheritable_files() -> list[int]:
+    """Return the numbers of this process's open files that a child process would inherit."""
+    numbers: list[int] = []
+    for file in [*Path("/dev/fd").iterdir()]:
+        number = int(file.name)
+        # The folder itself was open only while it was read.
+        with suppress(OSError):
+            if number > 2 and os.get_inheritable(number):
+                numbers.append(number)
+    return numbers
 
 
 def _wait_until_ready(broker: Broker, folder: Path) -> None:

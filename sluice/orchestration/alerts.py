@@ -10,9 +10,8 @@ from pkgutil import resolve_name
 from typing import Any
 
 import structlog
-from airflow.sdk.definitions.callback import AsyncCallback
-from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 
+from sluice.airflow_releases import AsyncCallback, DeadlineAlert, DeadlineReference
 from sluice.errors import Overdue, SluiceError
 from sluice.settings import Settings, settings
 from sluice.state.ledger.failures import Failure

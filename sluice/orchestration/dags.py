@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 import structlog
 from airflow.configuration import conf
 from airflow.sdk import DAG, Asset, AssetWatcher, Param, get_parsing_context
-from airflow.sdk.exceptions import AirflowFailException
 
+from sluice.airflow_releases import AirflowFailException
 from sluice.errors import SluiceError
 from sluice.orchestration.alerts import deadline_alert
 from sluice.orchestration.cached_facts import cached_facts_of, facts_of_folder

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import get_current_context
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
-from airflow.sdk.observability import stats
 from confluent_kafka import KafkaException
 
 from sluice.airflow_connections import KAFKA, SPARK, database_url, kafka_config, spark_master
+from sluice.airflow_releases import (
+    HAS_RETRY_POLICIES,
+    AirflowException,
+    AirflowFailException,
+    send_gauge,
+)
 from sluice.errors import (
     BrokersUnreachable,
     EngineError,
@@ -88,12 +92,13 @@ class SluiceOperator(SparkSubmitOperator):
         conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
+        policy = {"retry_policy": Repetition(pipeline)} if HAS_RETRY_POLICIES else {}
         super().__init__(
             application=str(APPLICATION),
             application_args=[pipeline],
             name=f"sluice.{pipeline}",
             conn_id=conn_id or options.spark_connection or SPARK,
-            **{"retry_policy": Repetition(pipeline)} | kwargs,
+            **policy | kwargs,
         )
         self.kafka_conn_id = kafka_conn_id
         self.databases = databases
@@ -223,7 +228,7 @@ class SluiceOperator(SparkSubmitOperator):
                 lag, sizes = _lag(ledger, self.pipeline, kafka), shard_sizes(figures_of_all)
                 for gauge in gauges(figures_of_all, self.pipeline, lag, sizes=sizes):
                     tags = {"pipeline": self.pipeline, **dict(gauge.labels)}
-                    stats.gauge(f"sluice.{gauge.name}", float(gauge.value), tags=tags)
+                    send_gauge(f"sluice.{gauge.name}", float(gauge.value), tags)
                 figures = run_figures(ledger, self.pipeline, run_name(context))
             # The accessor of events seems empty until an asset is looked up in it, so its truth
             # value says nothing.

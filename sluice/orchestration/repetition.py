@@ -11,9 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from airflow.sdk.definitions.retry_policy import RetryDecision, RetryPolicy
-from airflow.sdk.exceptions import AirflowException
-
+from sluice.airflow_releases import AirflowException, RetryDecision, RetryPolicy
 from sluice.errors import SluiceError
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
@@ -37,6 +35,8 @@ class Repetition(RetryPolicy):
 
     Airflow's own exponential delays are random, and only its scheduler knows them. With these
     delays, `sluice status` and the page could not say when the run is repeated.
+
+    Airflow before 3.3 has no such policies, and uses its own delays.
     """
 
     def __init__(self, pipeline: str) -> None:

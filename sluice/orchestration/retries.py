@@ -15,8 +15,8 @@ from sluice.topology.loading.run_options import DEFAULTS, OWNER, RunOptions
 def pipeline_task_defaults(options: RunOptions = DEFAULTS) -> dict[str, Any]:
     """Return the default arguments of the tasks that run pipelines.
 
-    Airflow uses the delays only if the task's process was killed. Otherwise, `Repetition` decides
-    whether and when Airflow repeats the task.
+    Since Airflow 3.3, Airflow uses the delays only if the task's process was killed. Otherwise,
+    `Repetition` decides whether and when Airflow repeats the task.
     """
     given = {"queue": options.queue, "priority_weight": options.priority}
     return {

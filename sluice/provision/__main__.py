@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -19,13 +20,22 @@ app = typer.Typer(add_completion=False, help="Set up this machine for Sluice.")
 console = Console(stderr=True)
 
 
+class Jars(StrEnum):
+    """The jars that can be downloaded alone: of the local broker, or of Delta Lake for the installed Spark."""
+
+    BROKER = "broker"
+    DELTA = "delta"
+
+
 @app.command("jars")
 def provide_jars(
-    only: Annotated[Bundle | None, typer.Option(help="Only this bundle.")] = None,
+    only: Annotated[Jars | None, typer.Option(help="Only these jars.")] = None,
 ) -> None:
     """Download missing jars and verify their checksums."""
     root = settings().jars
-    bundles = [only] if only else list(Bundle)
+    bundles = jars.bundles_for_this_machine()
+    if only is not None:
+        bundles = [Bundle.BROKER] if only is Jars.BROKER else [jars.delta_bundle()]
     missing = jars.count_missing(root, bundles)
     if not missing:
         return

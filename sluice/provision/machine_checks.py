@@ -17,7 +17,7 @@ from pathlib import Path
 from sluice.errors import PreflightError
 
 LOOPBACK = "127.0.0.1"
-_OLDEST_JAVA = 17
+OLDEST_JAVA = 17
 DEMO_MEMORY_MIB = 4096
 """The memory that Kafka, Airflow and one Spark application use together, plus a margin."""
 
@@ -39,7 +39,7 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
     Raises PreflightError if Java is missing or too old.
     """
     next_step = (
-        f"Install Java {_OLDEST_JAVA} or newer (on Debian: apt-get install openjdk-17-jre-headless)"
+        f"Install Java {OLDEST_JAVA} or newer (on Debian: apt-get install openjdk-17-jre-headless)"
     )
     path = _java_path(environ)
     if path is None:
@@ -54,9 +54,9 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
             f"Cannot find the version of {path}, which says: {line!r}.", next_step=f"{next_step}."
         )
     release = int(version[1])
-    if release < _OLDEST_JAVA:
+    if release < OLDEST_JAVA:
         raise PreflightError(
-            f"{path} is Java {release}, but Spark and Kafka need {_OLDEST_JAVA} or newer.",
+            f"{path} is Java {release}, but Spark and Kafka need {OLDEST_JAVA} or newer.",
             next_step=f"{next_step}, or set JAVA_HOME to a newer Java.",
         )
     return Java(path, release)

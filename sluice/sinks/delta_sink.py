@@ -29,12 +29,13 @@ import structlog
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from sluice.errors import BatchDiffers, EngineError, LeaseError, sentence
 from sluice.sinks.delta_columns import DeltaColumn, fits, kind_of
 from sluice.sinks.target import BatchId, Published, Row, Rows, Target, Written, written_rows
+from sluice.spark_releases import arrow_type_of
 from sluice.sql.arrow_types import arrow_type
 from sluice.values.sink_tables import DeltaTable
 from sluice.values.sql_text import backticked, literal
@@ -564,7 +565,7 @@ def _written_type(column: StructField) -> pa.DataType | None:
     if _SQL_TYPE in column.metadata and _max_length(column) is None:
         return None
     try:
-        arrow = to_arrow_type(column.dataType, timezone="UTC")
+        arrow = arrow_type_of(column.dataType)
     except PySparkException:
         return None
     return arrow if _can_be_written(arrow) else None

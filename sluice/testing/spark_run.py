@@ -20,6 +20,7 @@ from sluice.engine.steps.worker_errors import worker_error
 from sluice.errors import EngineError, SluiceError
 from sluice.plan import Job
 from sluice.settings import Settings
+from sluice.spark_releases import MEMORY_STREAM
 from sluice.testing.piped_run import PipedRun
 
 _RECORD = (
@@ -62,7 +63,7 @@ class PipedInput:
         Each call of `add` is one batch.
         """
         if self._stream is None:
-            memory = self._class("org.apache.spark.sql.execution.streaming.runtime.MemoryStream")
+            memory = self._class(MEMORY_STREAM)
             strings = self._class("org.apache.spark.sql.Encoders").STRING()
             self._stream = memory.apply(strings, self._spark._jsparkSession)
         names = ", ".join(f"'{topic}'" for topic in partitions)

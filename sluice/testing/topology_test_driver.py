@@ -30,7 +30,7 @@ from sluice.errors import TopologyError
 from sluice.plan import Job, is_of_processor, matched_job, plan
 from sluice.plan.arrow_support import NeedsSparkError
 from sluice.provision.class_archive import archive_file
-from sluice.provision.jars import Bundle
+from sluice.provision.jars import bundles_for_this_machine
 from sluice.settings import Settings, settings
 from sluice.spark_submit import DELTA_CONF, QUICK_JVM
 from sluice.state.model import StateRow, StoreInfo, owner
@@ -479,7 +479,10 @@ def shared_session() -> SparkSession:
         # Batches are not logged, unless the tests have configured logging.
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     folder = settings().jars
-    of_delta = sorted((folder / Bundle.DELTA).glob("*.jar"))
+    of_delta: list[Path] = []
+    for bundle in bundles_for_this_machine():
+        if bundle.startswith("delta"):
+            of_delta += sorted((folder / bundle).glob("*.jar"))
     # The default sizes are too small for Spark: the JVM would collect all garbage after every few
     # thousand classes that it loads, and would remove compiled code that it needs again soon.
     options = [*QUICK_JVM, "-XX:MetaspaceSize=256m", "-XX:ReservedCodeCacheSize=200m"]

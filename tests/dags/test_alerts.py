@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from airflow.sdk import Asset
-from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.serialization.serialized_objects import DagSerialization
 
+from sluice.airflow_releases import AsyncCallback
 from sluice.errors import EngineError
 from sluice.kafka.unread_records import Lag
 from sluice.observe.metrics import gauges

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 import structlog
-from airflow.dag_processing.dagbag import DagBag
 from airflow.dag_processing.processor import DagFileParseRequest, _parse_file
+from airflow.exceptions import ParamValidationError
 from airflow.sdk import DAG, Asset, Context
 from airflow.sdk.definitions._internal.dag_parsing_context import _airflow_parsing_context_manager
-from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 from pyspark.sql import SparkSession
 
@@ -30,6 +29,7 @@ from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.topology.pipeline import RESERVED
 from tests.dags.conftest import ROOT, Connections
+from tests.support.dag_bags import DagBag
 
 PIPELINES = ("greetings", "orders", "pos", "products", "windows", "words", "words_global")
 

@@ -16,10 +16,9 @@ from typing import Any, cast
 
 import pytest
 from airflow.sdk import Asset
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
-from airflow.sdk.observability import stats
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
+from sluice.airflow_releases import AirflowException, AirflowFailException
 from sluice.errors import EngineError
 from sluice.kafka.brokers import require_brokers
 from sluice.orchestration import operator
@@ -521,7 +520,7 @@ def test_a_run_reports_figures_to_airflows_metrics_and_to_its_assets(
         ledger.snapshots.publish(make_snapshot(0, counts=counts, run="orders/manual__1/main"))
     gauges: list[tuple[str, float, dict[str, str]]] = []
     monkeypatch.setattr(
-        stats, "gauge", lambda name, value, tags: gauges.append((name, value, tags))
+        operator, "send_gauge", lambda name, value, tags: gauges.append((name, value, tags))
     )
     events: dict[Asset, SimpleNamespace] = defaultdict(lambda: SimpleNamespace(extra={}))
     submit(recorder, events=events, outlets=[Asset("orders.store.totals")])

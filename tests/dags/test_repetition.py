@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 from airflow.sdk.definitions.retry_policy import RetryAction
-from airflow.sdk.exceptions import AirflowException
 
+from sluice.airflow_releases import AirflowException
 from sluice.errors import EngineError, SettingsError
 from sluice.kafka.unread_records import Lag
 from sluice.observe.health import held_failure

@@ -96,7 +96,10 @@ def test_a_program_that_is_no_state_server_is_named(content: bytes) -> None:
 
 
 def test_the_sum_of_replaced_digests_is_asked_for_after_the_pages(hosts: list[Host]) -> None:
-    """Reading a page may find versions that the page replaces. Their sum may have more than 64 bits."""
+    """Reading a page may find versions that the page replaces.
+
+    Their sum may have more than 64 bits.
+    """
     old, new = page_of([(0, "a", -1, -1, "[1]")]), page_of([(0, "a", -1, -1, "[2]")])
     replaced: list[int] = []
 

@@ -167,3 +167,12 @@ def test_nothing_is_started_through_a_shell() -> None:
         if any(name in text for name in SHELLS):
             assert not names(ast.parse(text)) & SHELLS, file
         assert "shell=True" not in text, file
+
+
+def test_the_process_that_imports_pipelines_does_not_import_airflow() -> None:
+    """Airflow's DAG processor starts this process without access to Airflow's database."""
+    code = (
+        "import sys; from sluice.orchestration.dag_facts import facts_text; "
+        "assert 'airflow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -52,13 +52,18 @@ class BatchStats(msgspec.Struct):
     last: LastRecord | None = None
     """For a task that reads one partition: its last record."""
     by_partition: dict[str, dict[str, int]] = {}
-    """For a task with rows of several partitions: `TOPIC-PARTITION` → the counts of that partition."""
+    """For a task with rows of several partitions: `TOPIC-PARTITION` → the counts of that
+    partition."""
     row_bytes: dict[str, int] = {}
-    """For a task that holds all of its rows at once: the kind of the task → the size of these rows."""
+    """For a task that holds all of its rows at once: the kind of the task → the size of these
+    rows."""
 
 
 class Label(msgspec.Struct, array_like=True, order=True, frozen=True):
-    """Identifies a side output. The driver reads side outputs sorted by label, whatever order they arrive in."""
+    """Identifies a side output.
+
+    The driver reads side outputs sorted by label, whatever order they arrive in.
+    """
 
     part: str
     """The part of the input from which the side output was computed."""
@@ -125,7 +130,10 @@ class SideOutputs:
             self._add(Label(part, topic, page, size=rows.nbytes), pack_table(rows))
 
     def add_changes(self, part: str, rows: pa.Table, first_page: int = 0) -> int:
-        """Add rows that the driver needs, with a column `group_id`. Returns the number of the next page."""
+        """Add rows that the driver needs, with a column `group_id`.
+
+        Returns the number of the next page.
+        """
         page = first_page
         for page, of_page in enumerate(_pages(rows), first_page + 1):
             groups = tuple(pc.unique(of_page.column("group_id")).to_pylist())

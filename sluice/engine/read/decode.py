@@ -98,7 +98,10 @@ class ValueDecoder:
 
     @cached_property
     def _envelope(self) -> DebeziumEnvelope | None:
-        """Return what takes the rows out of Debezium's envelopes; None for values without envelopes."""
+        """Return what takes the rows out of Debezium's envelopes.
+
+        Return None for values without envelopes.
+        """
         decode = self.source.decode
         return (
             decode.value

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from sluice.engine.batch.arrow_tasks import Chain
@@ -24,6 +23,7 @@ from sluice.engine.steps.fallible_expressions import share_subexpressions
 from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
 from sluice.plan import Job, Source
 from sluice.plan.arrow_support import NeedsSparkError
+from sluice.spark_releases import arrow_schema, by_worker
 
 
 class Input(Protocol):
@@ -97,7 +97,7 @@ class Frames:
         tables = self._tables()
         owned = rows.row_batches if tables is None else rows.row_batches.unionByName(tables)
         # One partition per worker: the task that writes a shard must get all of the worker's rows.
-        shuffled = owned.repartitionById(self.job.pipeline.workers, "worker")
+        shuffled = by_worker(owned, self.job.pipeline.workers)
         return shuffled.mapInArrow(rows.write.__call__, ROW_BATCH_TYPE)
 
     def _through_tasks(self) -> _Rows:
@@ -115,7 +115,7 @@ class Frames:
         )
         row_batches = self._read(query.read, ROW_BATCH_TYPE)
         for stage in query.stages:
-            shuffled = row_batches.repartitionById(query.workers, "worker")
+            shuffled = by_worker(row_batches, query.workers)
             row_batches = shuffled.mapInArrow(stage.__call__, ROW_BATCH_TYPE)
         return _Rows(row_batches, query.types, query.write)
 
@@ -159,7 +159,7 @@ class Frames:
         tasks = QueryTasks.of(reader, self.storage, self.partitions, self.epoch, type_of, kinds)
         columns = tasks.ingest.columns(job)
         records = select_columns(with_layers(records, tasks.edges), columns)
-        by_spark = to_arrow_schema(records.schema, timezone="UTC")
+        by_spark = arrow_schema(records.schema)
         steps = ArrowSteps.of(job, reader.schema, columns, tasks.edges, by_spark)
         if steps is None:
             row_batches = records.mapInArrow(tasks.pack.__call__, ROW_BATCH_TYPE)
@@ -167,7 +167,7 @@ class Frames:
             row_batches = self._read(tasks.read(steps), ROW_BATCH_TYPE)
         known = tasks.known
         for number in range(1, job.stage_count + 1):
-            shuffled = row_batches.repartitionById(job.pipeline.workers, "worker")
+            shuffled = by_worker(row_batches, job.pipeline.workers)
             try:
                 stage, after = tasks.stage(number, known)
                 row_batches = shuffled.mapInArrow(stage.__call__, ROW_BATCH_TYPE)

@@ -44,6 +44,7 @@ from sluice.engine.run.published_changes import warnings_of
 from sluice.engine.run.query_errors import query_errors
 from sluice.engine.run.replay import ReplayStep, join_steps
 from sluice.engine.run.run_topics import RunTopics
+from sluice.engine.run.shard_hosts import require_host_of_shards
 from sluice.engine.run.standby_upkeep import StandbyCopies
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import FEW_RECORDS, Starting, prepare_for, wait_for_session
@@ -88,20 +89,37 @@ class JobRun:
         If the pipeline lingers, the run continues until no new records have arrived for
         `linger_ms`.
         """
-        with Ledger.open(self.settings.ledger) as ledger, self._lease(ledger) as lease:
-            storage = Storage.of(self.job, lease.ref.generation, self.settings)
-            read, news = 0, True
-            while news:
-                try:
-                    count, news = self._run(ledger, lease, storage)
-                except _OutrankedError as outranked:
-                    lease.outrank(outranked.epoch)
-                    continue
-                read += count
-            # A rebuild's generation has no standbys: readers do not see it yet.
-            if self.steps is None:
-                StandbyCopies(ledger, lease).refresh()
-            return read
+        with Ledger.open(self.settings.ledger) as ledger:
+            self._require_host_of_shards(ledger)
+            with self._lease(ledger) as lease:
+                return self._run_all(ledger, lease)
+
+    def _run_all(self, ledger: Ledger, lease: Lease) -> int:
+        storage = Storage.of(self.job, lease.ref.generation, self.settings)
+        read, news = 0, True
+        while news:
+            try:
+                count, news = self._run(ledger, lease, storage)
+            except _OutrankedError as outranked:
+                lease.outrank(outranked.epoch)
+                continue
+            read += count
+        # A rebuild's generation has no standbys: readers do not see it yet.
+        if self.steps is None:
+            StandbyCopies(ledger, lease).refresh()
+        return read
+
+    def _require_host_of_shards(self, ledger: Ledger) -> None:
+        ledger.require_usable()
+        # A rebuild makes new shards, on any host.
+        if self.steps is not None:
+            return
+        generation = self.generation
+        if generation is None:
+            generation = ledger.generations.current_number(self.job.pipeline.name)
+        if generation is not None:
+            storage = Storage.of(self.job, generation, self.settings).placed(ledger.placements)
+            require_host_of_shards(ledger, self.settings.ledger, storage.ref, storage.locations)
 
     @property
     def linger_ms(self) -> int:

@@ -60,7 +60,10 @@ class Stage(TaskOfBatch):
 
     @override
     def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:
-        """Process one worker's rows, and fire its wall-clock timers. Rows for other stages pass through."""
+        """Process one worker's rows, and fire its wall-clock timers.
+
+        Rows for other stages pass through.
+        """
         start = task.start
         before = self.stream_times.before(start)
         received = StageRows([operator.number for operator in self.operators], self.sharing)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.functions import ArrowUDFType, arrow_udf
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas import functions
 
 from sluice.engine.steps import key_sql
-from sluice.engine.steps.python_calls import BatchCall, calls_of
+from sluice.engine.steps.python_calls import BatchCall, Outcome, calls_of
 from sluice.plan import FallibleExpression, Job
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.rules import PYTHON_RESULT
@@ -33,10 +35,17 @@ def register(spark: SparkSession, job: Job) -> None:
 
 
 def _on_arrow(call: BatchCall) -> Any:
-    """Return a Spark SQL function that gets the arguments of many records at once."""
+    """Return a Spark SQL function that gets the arguments of many records at once; in Spark 4.0, of one record."""
+    arrow_udf: Any = getattr(functions, "arrow_udf", None)
+    if arrow_udf is None:
+        return F.udf(partial(_call_once, call), PYTHON_RESULT)
 
     def results(passed: pa.Array, keys: pa.Array, values: pa.Array) -> pa.Array:
         outcomes = call.call_all(passed.to_pylist(), keys.to_pylist(), values.to_pylist())
         return pa.array(outcomes, arrow_type(PYTHON_RESULT))
 
-    return arrow_udf(results, PYTHON_RESULT, ArrowUDFType.SCALAR)
+    return arrow_udf(results, PYTHON_RESULT, functions.ArrowUDFType.SCALAR)
+
+
+def _call_once(call: BatchCall, passed: bool | None, key: str | None, value: str | None) -> Outcome:
+    return call.call_all([passed], [key], [value])[0]

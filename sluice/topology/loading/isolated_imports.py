@@ -21,9 +21,11 @@ from pathlib import Path
 import msgspec
 
 from sluice.errors import SluiceError, TopologyError, sentence
+from sluice.support.processor_waits import waited_for_processor
 from sluice.topology.loading.pipeline_import import LOAD_SECONDS, load_file
 
 _AT_ONCE = 8
+_LONGER_IF_BUSY = 4.0
 _GRACE_SECONDS = 2.0
 """After its time limit, a child has this long to report the line where it is stuck."""
 
@@ -50,12 +52,16 @@ def import_isolated(
 ) -> dict[Path, Outcome]:
     """Import every file in a separate process, eight at a time; kill processes that take longer than `seconds`.
 
+    The time in which such a process waits for a processor does not count.
+
     `load`, a top-level function of a module, imports a file and returns a text, such as its
     pipeline's name. The helper process may take `start_seconds` to import that module.
     """
     if not files:
         return {}
     longest = start_seconds + (seconds + _GRACE_SECONDS) * (len(files) // _AT_ONCE + 1)
+    # The helper process ends its children in time. It only needs longer on a busy machine.
+    longest *= _LONGER_IF_BUSY
     name = load.__name__
     program = f"from {__name__} import main; from {load.__module__} import {name}; main({name})"
     # With -P, a file in the current folder cannot take the place of a module.
@@ -89,6 +95,8 @@ class _Child:
     pipe: int = -1
     output: bytes = b""
     ends_at: float = field(default=0.0)
+    waited: float = 0.0
+    """The seconds of waiting for a processor that are part of `ends_at`."""
 
     def start(self) -> None:
         self.pipe, writing = os.pipe()
@@ -115,6 +123,18 @@ class _Child:
         data = os.read(self.pipe, 1 << 16)
         self.output += data
         return not data
+
+    def is_overdue(self) -> bool:
+        """Return whether the child has exceeded its time limit.
+
+        Sets `ends_at` later if it has waited for a processor.
+        """
+        if time.monotonic() < self.ends_at:
+            return False
+        waited = waited_for_processor(self.pid)
+        self.ends_at += waited - self.waited
+        self.waited = waited
+        return time.monotonic() >= self.ends_at
 
     def end(self) -> Outcome:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -156,8 +176,7 @@ def _import_all(
         left = min(child.ends_at for child in running.values()) - time.monotonic()
         ready, _, _ = select.select(list(running), [], [], max(left, 0.0))
         done = {pipe for pipe in ready if running[pipe].read()}
-        now = time.monotonic()
-        overdue = {pipe for pipe, child in running.items() if child.ends_at <= now}
+        overdue = {pipe for pipe, child in running.items() if child.is_overdue()}
         for pipe in done | overdue:
             child = running.pop(pipe)
             results[child.file] = child.end()

@@ -10,16 +10,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
 
 from sluice.errors import SluiceError, TopologyError, error_text, sentence
+from sluice.support.processor_waits import waited_for_processor
 from sluice.topology.loading.import_advice import next_step as import_next_step
 from sluice.topology.pipeline import Pipeline, pipelines_made_by
 from sluice.values.pipeline_modules import load_module
 
 LOAD_SECONDS = 10.0
-"""Time limit for importing a pipeline's file. Airflow allows 30 s for the file that makes all
-pipelines' DAGs."""
+"""Time limit for importing a pipeline's file, without the time in which the process waits for a processor.
+
+Airflow allows 30 s for the file that makes all pipelines' DAGs.
+"""
 
 
 def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
@@ -85,16 +87,24 @@ class _TookTooLong(BaseException):
 
 @contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """Raise _TookTooLong in the block after this time; do nothing outside of the main thread."""
+    """Raise _TookTooLong in the block after this time; do nothing outside of the main thread.
+
+    The time in which other processes occupy the processors does not count.
+    """
     # Python delivers signals, such as that of the alarm, to the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def interrupt(_signal: int, _frame: object) -> NoReturn:
-        raise _TookTooLong
+    begun, waited_before = time.monotonic(), waited_for_processor()
 
-    begun = time.monotonic()
+    def interrupt(_signal: int, _frame: object) -> None:
+        waited = waited_for_processor() - waited_before
+        rest = seconds + waited - (time.monotonic() - begun)
+        if rest <= 0:
+            raise _TookTooLong
+        signal.setitimer(signal.ITIMER_REAL, max(rest, 0.001), 1.0)
+
     handler = signal.signal(signal.SIGALRM, interrupt) or signal.SIG_DFL
     # The alarm repeats every second, in case the author's code catches the
     # exception. An alarm that was set before is restored at the end.

@@ -19,6 +19,7 @@ from typing_extensions import override
 from sluice import driver
 from sluice.errors import SettingsError
 from sluice.provision.class_archive import ARCHIVE_OPTIONS, archive_file, class_archive
+from sluice.provision.jars import delta_bundle
 from sluice.provision.machine_checks import find_java, find_spark
 from sluice.settings import Settings
 from sluice.spark_submit import (
@@ -188,8 +189,8 @@ def test_only_a_local_executor_shares_the_drivers_class_path(
     master: str, local: bool, configuration: Settings
 ) -> None:
     assert is_local(master) == local
-    (configuration.jars / "delta").mkdir(parents=True)
-    (configuration.jars / "delta" / "delta.jar").touch()
+    (configuration.jars / delta_bundle()).mkdir(parents=True)
+    (configuration.jars / delta_bundle() / "delta.jar").touch()
     with submission(configuration, {}, master, ["orders"], delta=True) as submitted:
         assert bool(submitted.jars) == bool(submitted.files) == (not local)
         assert ("SPARK_LOCAL_IP" in submitted.environment) == local

@@ -18,6 +18,7 @@ from sluice import DeltaTable, Pipeline, PostgresTable, TopologyError, tumbling
 from sluice.engine.publish.target_tables import declared_columns
 from sluice.errors import EngineError, SettingsError
 from sluice.plan import explain, plan
+from sluice.provision.jars import delta_bundle
 from sluice.settings import Settings
 from sluice.sinks.delta_columns import DeltaColumn, fits
 from sluice.spark_submit import submission
@@ -272,7 +273,8 @@ def test_unknown_types_have_to_be_given() -> None:
 
 
 def test_only_a_run_with_delta_tables_loads_deltas_jars(tmp_path: Path) -> None:
-    jars = [tmp_path / "jars" / "delta" / name for name in ("delta-spark.jar", "delta-storage.jar")]
+    folder = tmp_path / "jars" / delta_bundle()
+    jars = [folder / name for name in ("delta-spark.jar", "delta-storage.jar")]
     jars[0].parent.mkdir(parents=True)
     for jar in jars:
         jar.touch()

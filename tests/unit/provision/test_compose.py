@@ -211,10 +211,11 @@ def test_the_image_copies_what_exists_and_is_not_ignored() -> None:
 def test_the_image_has_airflow_and_spark() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = re.findall(r'install .*"\.\[(\w+)\]"', DOCKERFILE)
-    needed = [
-        need for extra in [*extras, "spark"] for need in project["optional-dependencies"][extra]
-    ]
-    assert "sluice-streams[spark]" in needed
+    assert extras == ["airflow"]
+    needed: list[str] = []
+    for extra in ("airflow", "airflow-minimal", "spark"):
+        needed += project["optional-dependencies"][extra]
+    assert "sluice-streams[airflow-minimal,spark]" in needed
     assert {"apache-airflow", "pyspark"} <= {re.split(r"[\[<>=]", need)[0] for need in needed}
     assert f"pip uninstall --yes {project['name']}" in DOCKERFILE
 

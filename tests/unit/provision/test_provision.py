@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import socket
-import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -23,6 +23,7 @@ CONTENT = {
     for number in range(12)
 }
 JAVA = Path("java")
+DELTA = Bundle.DELTA_FOR_4_2
 ROOT = Path(__file__).parents[3]
 
 
@@ -70,24 +71,37 @@ def repository(monkeypatch: pytest.MonkeyPatch) -> Repository:
 
 def test_the_committed_lock_contains_exactly_the_required_jars() -> None:
     lock = jars.read_lock()
-    delta = {str(jar.module) for jar in lock if jar.bundle is Bundle.DELTA}
-    assert delta == {"io.delta:delta-spark_4.2_2.13:4.4.0", "io.delta:delta-storage:4.4.0"}
+    for spark in ("4.0", "4.1", "4.2"):
+        delta = {str(jar.module) for jar in lock if jar.bundle == f"delta-{spark}"}
+        assert delta == {
+            f"io.delta:delta-spark_{spark}_2.13:4.4.0",
+            "io.delta:delta-storage:4.4.0",
+        }
     broker = {str(jar.module) for jar in lock if jar.bundle is Bundle.BROKER}
     assert {"org.apache.kafka:kafka_2.13:4.1.1", "org.apache.kafka:kafka-clients:4.1.1"} < broker
     assert len(broker) == 46
     assert all(len(jar.sha256) == 64 for jar in lock)
 
 
-def test_the_extra_spark_has_the_version_for_which_delta_lake_is_locked() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    spark = {need for need in extras["spark"] if need.startswith("pyspark")}
-    (name,) = {
-        jar.module.name for jar in jars.read_lock() if jar.module.name.startswith("delta-spark")
-    }
-    _, version, _ = name.split("_")
-    assert spark == {f"pyspark=={version}.0", f"pyspark-client=={version}.0"}
+def test_the_installed_spark_chooses_the_jars_of_delta_lake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(jars, "installed_spark", lambda: "4.1.4")
+    assert jars.delta_bundle() == "delta-4.1"
+    assert jars.bundles_for_this_machine() == ["delta-4.1", "broker"]
+
+
+@pytest.mark.parametrize(
+    ("spark", "says"),
+    [("4.3.0", "Spark 4.3.0. For pipelines"), ("", "a Spark that is not installed")],
+)
+def test_without_jars_of_delta_lake_the_error_names_the_releases(
+    spark: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jars, "installed_spark", lambda: spark)
+    assert jars.bundles_for_this_machine() == ["broker"]
+    with pytest.raises(PreflightError, match=f"Delta Lake has no jars for {re.escape(says)}"):
+        jars.delta_bundle()
 
 
 def test_every_bundle_is_downloaded(tmp_path: Path, lock: Path, repository: Repository) -> None:
@@ -98,9 +112,7 @@ def test_every_bundle_is_downloaded(tmp_path: Path, lock: Path, repository: Repo
         f"{jar.bundle}/{jar.module.file}" for jar in CONTENT
     }
     assert len(arrived) == len(CONTENT)
-    assert sorted(path.name for path in root.iterdir()) == ["broker", "delta"], (
-        "no other file is left"
-    )
+    assert sorted(path.name for path in root.iterdir()) == sorted(Bundle), "no other file is left"
 
 
 def test_the_second_time_nothing_is_downloaded(
@@ -117,21 +129,21 @@ def test_only_the_bundle_with_a_missing_jar_is_downloaded_again(
 ) -> None:
     root = tmp_path / "jars"
     jars.provide(root, JAVA, lock=lock)
-    (root / "delta" / "delta-3-1.0.jar").unlink()
+    (root / DELTA / f"{DELTA}-3-1.0.jar").unlink()
     repository.requested.clear()
     jars.provide(root, JAVA, lock=lock)
     assert {module.name.split("-")[0] for module in repository.requested} == {"delta"}
-    assert len(list((root / "delta").glob("*.jar"))) == 12
+    assert len(list((root / DELTA).glob("*.jar"))) == 12
 
 
 def test_one_bundle_can_be_downloaded_alone(
     tmp_path: Path, lock: Path, repository: Repository
 ) -> None:
-    jars.provide(tmp_path, JAVA, bundles=[Bundle.DELTA], lock=lock)
+    jars.provide(tmp_path, JAVA, bundles=[DELTA], lock=lock)
     assert (
-        jars.count_missing(tmp_path, [Bundle.DELTA], lock),
+        jars.count_missing(tmp_path, [DELTA], lock),
         jars.count_missing(tmp_path, lock=lock),
-    ) == (0, 12)
+    ) == (0, 36)
 
 
 def test_a_new_lock_replaces_the_folder(tmp_path: Path, lock: Path, repository: Repository) -> None:
@@ -140,7 +152,7 @@ def test_a_new_lock_replaces_the_folder(tmp_path: Path, lock: Path, repository: 
     lock.write_text("".join(f"{jar}\n" for jar in CONTENT if not jar.module.name.endswith("-3")))
     jars.provide(root, JAVA, lock=lock)
     assert not list(root.rglob("*-3-1.0.jar"))
-    assert len(list(root.rglob("*.jar"))) == len(CONTENT) - 2
+    assert len(list(root.rglob("*.jar"))) == len(CONTENT) - len(Bundle)
 
 
 def test_a_wrong_checksum_installs_nothing(
@@ -155,14 +167,14 @@ def test_a_wrong_checksum_installs_nothing(
 
 
 def test_a_missing_jar_installs_nothing(tmp_path: Path, lock: Path, repository: Repository) -> None:
-    del repository.content[Module("org.example", "delta-11", "1.0")]
-    with pytest.raises(PreflightError, match=r"no jar for org\.example:delta-11:1\.0"):
+    del repository.content[Module("org.example", f"{DELTA}-11", "1.0")]
+    with pytest.raises(PreflightError, match=r"no jar for org\.example:delta-4\.2-11:1\.0"):
         jars.provide(tmp_path / "jars", JAVA, lock=lock)
-    assert not (tmp_path / "jars" / "delta").exists()
+    assert not (tmp_path / "jars" / DELTA).exists()
 
 
 @pytest.mark.parametrize(
-    "line", ["abc", "abc delta", "abc delta org.example:one", "abc flink org.example:one:1"]
+    "line", ["abc", "abc broker", "abc broker org.example:one", "abc flink org.example:one:1"]
 )
 def test_an_invalid_line_of_the_lock_is_quoted(tmp_path: Path, line: str) -> None:
     (tmp_path / "jars.lock").write_text(line)

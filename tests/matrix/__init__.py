@@ -1,0 +1,1 @@
+"""`make matrix`: tries Sluice with each combination of versions in `cells.py`."""
