@@ -142,9 +142,9 @@ class LateSinks:
     """Gives the sink of each topic of late records to the first group or operator that writes to it."""
 
     def __init__(self) -> None:
-        self._claimed: set[nodes.Late] = set()
+        self._claimed: set[nodes.Node] = set()
 
-    def claim(self, late: nodes.Late | None) -> Sink | None:
+    def claim(self, late: nodes.Node | None) -> Sink | None:
         """Return the sink of the topic `late` for the first caller, None for later callers.
 
         None also if `late` is None, because the node has no topic for late records.
@@ -152,4 +152,5 @@ class LateSinks:
         if late is None or late in self._claimed:
             return None
         self._claimed.add(late)
+        assert isinstance(late, nodes.Late)
         return sink_of(late)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from typing_extensions import override
 
@@ -20,9 +20,6 @@ from sluice.values.shapes import Shape
 from sluice.values.windows import (
     AnyWindow,
 )
-
-if TYPE_CHECKING:
-    from sluice.topology.nodes.sinks import Late
 
 _NOT_IN_XML = "[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 """Matches the characters that XML does not allow even when escaped."""
@@ -280,7 +277,7 @@ class Node:
         return () if self.store_name is None else (self.store_name,)
 
     @property
-    def late_sink(self) -> Late | None:
+    def late_sink(self) -> Node | None:
         """The sink for records that are late for every window."""
         return None
 
