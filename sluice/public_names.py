@@ -29,6 +29,7 @@ from sluice.topology import (
     Table,
     WindowedStream,
 )
+from sluice.topology.formats import Avro
 from sluice.topology.serdes import Serde, debezium
 from sluice.topology.structs import Column, struct
 from sluice.topology.window_definitions import (
@@ -75,6 +76,7 @@ from sluice.values.windows import (
 
 __all__ = [
     "WALL_CLOCK",
+    "Avro",
     "CalendarWindow",
     "Change",
     "CogroupedStreams",

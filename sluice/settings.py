@@ -8,6 +8,7 @@
 | SLUICE_SHARDS | sqlite:///HOME/shards | URL for new shards: a folder, or a PostgreSQL database |
 | SLUICE_JARS | HOME/jars | folder for jars of Delta Lake and the broker, and for class archives |
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | librdkafka settings, as JSON |
+| SLUICE_REGISTRY | {} | settings of the schema registry's client, as JSON: url and others |
 | SLUICE_SPARK_CONF | {} | additional Spark settings, as JSON |
 | SLUICE_MAX_RECORDS | from SLUICE_MEMORY | most stream records of a batch |
 | SLUICE_LINGER_MS | the pipeline's linger | how long a run waits at its end for records, in ms |
@@ -71,6 +72,8 @@ class Settings:
     token: str = field(default="", repr=False)
     user: str = ""
     password: str = field(default="", repr=False)
+    registry: dict[str, str] = field(default_factory=dict, repr=False)
+    """The settings of the schema registry's client; empty without a registry."""
     connections: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variable → the URL of a database whose tables pipelines write, or in which they look up records."""
 
@@ -103,6 +106,7 @@ class Settings:
             token=environ.get("SLUICE_TOKEN") or "",
             user=environ.get("SLUICE_USER") or "",
             password=environ.get("SLUICE_PASSWORD") or "",
+            registry=_strings(environ, "SLUICE_REGISTRY", {}),
             connections=connections,
         )
 
@@ -110,7 +114,7 @@ class Settings:
     def secrets(self) -> tuple[str, ...]:
         """Passwords, keys and tokens, which must never appear in a log or an error."""
         secrets = {self.server_token, self.token, self.password}
-        for mapping in (self.kafka, self.spark_conf, self.connections):
+        for mapping in (self.kafka, self.spark_conf, self.connections, self.registry):
             secrets.update(masking.secrets_of_settings(mapping))
         for url in (self.ledger, self.shards, self.url):
             secrets.update(masking.secrets_of_url(url))

@@ -9,7 +9,7 @@ other texts are left to `ValueDecoder`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
@@ -73,6 +73,23 @@ class TextRun(NamedTuple):
     decoded one by one."""
 
 
+def text_runs(count: int, read: Callable[[int, int], pa.RecordBatch | None]) -> Iterator[TextRun]:
+    """Read a batch's texts in pieces, and join pieces that could be read, or could not be read.
+
+    `read` gets the beginning and the size of a piece, and returns its values if it could be read.
+    """
+    begin, read_pieces = 0, list[pa.RecordBatch]()
+    for start in range(0, count, _PIECE):
+        values = read(start, min(_PIECE, count - start))
+        if bool(read_pieces) != (values is not None) and start > begin:
+            yield TextRun(begin, start, _joined(read_pieces))
+            begin, read_pieces = start, []
+        if values is not None:
+            read_pieces.append(values)
+    if begin < count:
+        yield TextRun(begin, count, _joined(read_pieces))
+
+
 class _UnsureError(Exception):
     """Some of the values may be invalid."""
 
@@ -120,17 +137,7 @@ class JsonColumns:
 
     def runs(self, texts: pa.Array) -> Iterator[TextRun]:
         """Divide the texts of a batch into runs that could be read and runs that could not."""
-        begin, read = 0, list[pa.RecordBatch]()
-        for start in range(0, len(texts), _PIECE):
-            piece = texts.slice(start, _PIECE)
-            values = self._values(piece)
-            if bool(read) != (values is not None) and start > begin:
-                yield TextRun(begin, start, _joined(read))
-                begin, read = start, []
-            if values is not None:
-                read.append(values)
-        if begin < len(texts):
-            yield TextRun(begin, len(texts), _joined(read))
+        return text_runs(len(texts), lambda start, size: self._values(texts.slice(start, size)))
 
     def _values(self, texts: pa.Array) -> pa.RecordBatch | None:
         if len(texts) < _FEWEST or self._misses == _MOST_MISSES:

@@ -33,6 +33,8 @@ from sluice.engine.read.record_keys import UnusableKeyError, require_short_keys
 from sluice.engine.read.value_columns import Values, failing_places
 from sluice.errors import RecordFailed, error_text
 from sluice.plan import Job
+from sluice.registry.http_registry import NO_REGISTRY
+from sluice.registry.registry import Registry
 from sluice.sql.arrow_types import arrow_type
 from sluice.values.record_metadata import METADATA, record_fingerprint
 
@@ -181,7 +183,9 @@ class RecordReader(TaskOfBatch):
         if not has_key.false_count:
             return records
         without_key = records.filter(pc.invert(has_key))
-        rows, _, unreadable = decoder.decode(without_key.column("value").to_pylist())
+        rows, _, unreadable = decoder.decode(
+            without_key.column("value").to_pylist(), headers=without_key.column("headers")
+        )
         self._reject(without_key, output, unreadable)
         output.counts["dropped/null_key"] += len(rows)
         output.counts[f"null_key/{store}"] += len(rows)
@@ -244,12 +248,19 @@ class StreamReader(RecordReader):
     """The columns of `_EXTRA` that the job needs."""
 
     @classmethod
-    def of(cls, job: Job, side_outputs: SideOutputs, *, interleaved: bool = False) -> StreamReader:
+    def of(
+        cls,
+        job: Job,
+        side_outputs: SideOutputs,
+        *,
+        interleaved: bool = False,
+        registry: Registry = NO_REGISTRY,
+    ) -> StreamReader:
         """Return a reader of the job's streams.
 
         If `interleaved`, the records have their order in the column `sequence`.
         """
-        decoders = {source.topic: ValueDecoder(source) for source in job.streams}
+        decoders = {source.topic: ValueDecoder(source, registry) for source in job.streams}
         # If a step fails after this task, the dead letter needs the record's
         # original key, value and headers.
         needs_raw = bool(job.failures_before_operators)
@@ -298,7 +309,7 @@ class StreamReader(RecordReader):
         self, batch: pa.RecordBatch, output: PartitionOutput, clock: int
     ) -> Iterator[pa.RecordBatch]:
         decoder = self.decoders[output.topic]
-        for run in decoder.runs(batch.column("value")):
+        for run in decoder.runs(batch.column("value"), batch.column("headers")):
             records = batch.slice(run.begin, run.end - run.begin)
             columns = None
             if run.values is not None:
@@ -336,7 +347,7 @@ class StreamReader(RecordReader):
         The other records are rejected.
         """
         rows, values, dead_letters = decoder.decode(
-            batch.column("value").to_pylist(), batch.column("key")
+            batch.column("value").to_pylist(), batch.column("key"), batch.column("headers")
         )
         kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
         try:

@@ -1,0 +1,127 @@
+"""Encodes values and keys with a schema of the registry, exactly or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
+from typing import Any
+
+from sluice.errors import EngineError
+from sluice.registry.http_registry import missing_extra
+from sluice.registry.registry import Registry, UnknownSchemaError
+from sluice.values import avro_schemas
+from sluice.values.avro_schemas import Node, SchemaError
+from sluice.values.avro_written import Write, writer
+from sluice.values.registered_schemas import RegisteredSchema, guid_header, prefix
+from sluice.values.registry_formats import RegistryFormat
+
+
+@dataclass(frozen=True)
+class RegisteredEncoder:
+    """Encodes plain data with one schema."""
+
+    schema: RegisteredSchema
+    in_header: bool
+
+    @property
+    def header(self) -> bytes | None:
+        """The value of the header that names the schema; None if the value names it."""
+        return guid_header(self.schema.guid) if self.in_header else None
+
+    def __call__(self, value: Any) -> bytes:
+        """Return the bytes of a value. Raises ValueError if the value does not fit the schema."""
+        stream = BytesIO(self._prefix)
+        stream.seek(len(self._prefix))
+        self._write(stream, self._parsed, self._convert(value))
+        return stream.getvalue()
+
+    @cached_property
+    def _prefix(self) -> bytes:
+        return b"" if self.in_header else prefix(self.schema.id)
+
+    @cached_property
+    def _node(self) -> Node:
+        return avro_schemas.parse(self.schema.text, self.schema.references)
+
+    @cached_property
+    def _convert(self) -> Write:
+        return writer(self._node)
+
+    @cached_property
+    def _parsed(self) -> Any:
+        try:
+            from fastavro import parse_schema
+        except ImportError as error:
+            raise missing_extra(error) from None
+        named: dict[str, Any] = {}
+        plain, references = avro_schemas.plain_schema(self.schema.text, self.schema.references)
+        for reference in references:
+            parse_schema(reference, named_schemas=named)
+        return parse_schema(plain, named_schemas=named)
+
+    @cached_property
+    def _write(self) -> Callable[..., None]:
+        from fastavro import schemaless_writer
+
+        return schemaless_writer
+
+
+def encoder_of(values: RegistryFormat, topic: str, registry: Registry) -> RegisteredEncoder:
+    """Return the encoder of a topic's values.
+
+    Raises EngineError if the registry lacks the schema, and RegistryAway.
+    """
+    schema = schema_to_write(values, topic, registry)
+    if values.schema_in == "header" and not schema.guid:
+        raise EngineError(
+            f"The registry says no GUID of {schema}, and {topic} is to name its schemas in a "
+            "header.",
+            next_step='Write schema_in="prefix", or use a registry that has GUIDs.',
+        )
+    try:
+        encoder = RegisteredEncoder(schema, values.schema_in == "header")
+        assert encoder._convert is not None
+        assert encoder._parsed is not None
+    except SchemaError as error:
+        raise EngineError(
+            f"{topic} cannot be written with {schema}: {error}.",
+            next_step="Choose another version of the subject.",
+        ) from None
+    return encoder
+
+
+def schema_to_write(values: RegistryFormat, topic: str, registry: Registry) -> RegisteredSchema:
+    """Return the schema with which a topic is written."""
+    subject = values.subject_in(topic)
+    if values.schema_id:
+        return RegisteredSchema(
+            id=values.schema_id,
+            text=values.schema,
+            kind=values.kind,
+            subject=subject,
+            guid=values.guid,
+            references=values.references,
+        )
+    try:
+        if values.metadata:
+            return registry.with_metadata(subject, dict(values.metadata))
+        if values.version is not None:
+            return registry.version(subject, values.version)
+    except UnknownSchemaError as error:
+        raise EngineError(
+            f"The registry has no such version of {subject}, with which {topic} is to be written: "
+            f"{error}.",
+            next_step=f"Register it, or see what there is: sluice schema pull {subject}.",
+        ) from None
+    found = registry.find(subject, values.schema, values.kind)
+    if found is not None:
+        return found
+    if values.registers:
+        return registry.register(subject, values.schema, values.kind)
+    raise EngineError(
+        f"The subject {subject} in the registry does not have the schema of {topic}.",
+        next_step="Register it: sluice schema push PIPELINE. Or write with a version that the "
+        'subject has: version="latest".',
+    )

@@ -1,0 +1,218 @@
+"""Decodes values whose schemas are in a schema registry, one by one, each by its writer's schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from io import BytesIO
+from typing import Any, TypeAlias
+
+import msgspec
+
+from sluice.engine.read.avro_data import problem_of
+from sluice.errors import error_text
+from sluice.plan import Source
+from sluice.registry.http_registry import missing_extra
+from sluice.registry.registry import Registry, UnknownSchemaError
+from sluice.values import avro_schemas, stored_values
+from sluice.values.avro_schemas import Node, SchemaError
+from sluice.values.avro_values import Aliases, MismatchError, converter, natural, unchanged
+from sluice.values.contracts import type_info
+from sluice.values.headers import decode_headers
+from sluice.values.registered_schemas import (
+    VALUE_HEADER,
+    RegisteredSchema,
+    SchemaRef,
+    UnnamedSchemaError,
+    named_schema,
+)
+from sluice.values.registry_formats import RegistryFormat
+
+
+class RejectedValueError(ValueError):
+    """A value that cannot be read. `reason` is the reason in the dead letter of its record."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+Reader: TypeAlias = Callable[[bytes, int], Any]
+"""Reads a value that begins at a place of these bytes."""
+
+
+@dataclass
+class RegisteredValues:
+    """Reads the values of one source."""
+
+    source: Source
+    format: RegistryFormat
+    registry: Registry
+    _at_hand: dict[SchemaRef, Reader | RejectedValueError] = field(default_factory=dict, init=False)
+    """The readers of the batch."""
+
+    def schemas_of(
+        self, raw: Sequence[bytes | None], headers: Sequence[str | None] | None
+    ) -> list[tuple[SchemaRef, int] | Exception | None]:
+        """Return the schema that each value names, with the place of its data.
+
+        Return the error of a value that names no schema, and None for a null value. Asks the
+        registry for all schemas that it does not know. Raises RegistryAway.
+        """
+        places: list[tuple[SchemaRef, int] | Exception | None] = []
+        refs: dict[SchemaRef, None] = {}
+        for number, data in enumerate(raw):
+            if data is None:
+                places.append(None)
+                continue
+            text = headers[number] if headers is not None else None
+            try:
+                place = named_schema(data, schema_header(text, VALUE_HEADER))
+            except UnnamedSchemaError as error:
+                places.append(RejectedValueError("no_schema", str(error)))
+                continue
+            refs[place[0]] = None
+            places.append(place)
+        self._at_hand = {ref: self.reader(ref) for ref in refs}
+        return places
+
+    def reader_known(self, ref: SchemaRef) -> Reader:
+        """Return the reader for a schema that `schemas_of` has returned.
+
+        Raises the error of all such values.
+        """
+        reader = self._at_hand[ref]
+        if isinstance(reader, RejectedValueError):
+            raise reader
+        return reader
+
+    @cached_property
+    def _readers(self) -> dict[SchemaRef, Reader | RejectedValueError]:
+        return {}
+
+    @cached_property
+    def _schemas(self) -> dict[SchemaRef, RegisteredSchema]:
+        return {}
+
+    def schema(self, ref: SchemaRef) -> RegisteredSchema:
+        """Return a schema. Raises UnknownSchemaError and RegistryAway."""
+        if ref not in self._schemas:
+            subject = self.format.subject_in(self.source.topic)
+            self._schemas[ref] = self.registry.schema(ref, subject)
+        return self._schemas[ref]
+
+    def reader(self, ref: SchemaRef) -> Reader | RejectedValueError:
+        """Return the reader of values with a schema, or the error of all such values.
+
+        Raises RegistryAway.
+        """
+        if ref not in self._readers:
+            try:
+                self._readers[ref] = self._new_reader(self.schema(ref))
+            except UnknownSchemaError:
+                # The registry may get the schema later, so the error is not kept.
+                return RejectedValueError("unknown_schema", f"the registry has no schema {ref}")
+            except (SchemaError, MismatchError) as error:
+                problem = f"{error_text(error)} - in {self.schema(ref)}"
+                self._readers[ref] = RejectedValueError("schema", problem)
+        return self._readers[ref]
+
+    def _new_reader(self, schema: RegisteredSchema) -> Reader:
+        if schema.kind != self.format.kind:
+            raise SchemaError(f"it is a schema of {schema.kind}, not of {self.format.kind}")
+        node = avro_schemas.parse(schema.text, schema.references)
+        return AvroReader(schema, node, self._kind, Aliases(self.format.aliases)).read
+
+    @property
+    def _kind(self) -> Any:
+        return str if self.source.contract is None else self.source.value_class
+
+
+class AvroReader:
+    """Reads values of one writer's schema as values of the contract.
+
+    Raises SchemaError or MismatchError if the schema cannot be resolved against the contract.
+    """
+
+    def __init__(
+        self, schema: RegisteredSchema, node: Node, contract: Any, aliases: Aliases
+    ) -> None:
+        self._schema = schema
+        self._node = node
+        self._contract = contract
+        self._convert = converter(node, type_info(contract), aliases)
+        self._is_stored = stored_values.is_converted(contract)
+        self._parsed, self._read = parsed_schema(schema)
+
+    @cached_property
+    def _decode_stored(self) -> Callable[[bytes], Any]:
+        return stored_values.topic_decoder(self._contract)
+
+    def read(self, data: bytes, begin: int) -> Any:
+        """Read a value.
+
+        Raises RejectedValueError.
+        """
+        stream = BytesIO(data)
+        stream.seek(begin)
+        try:
+            written = self._read(stream, self._parsed)
+        except Exception as error:
+            problem = problem_of(self._node, data, begin) or error_text(error)
+            raise RejectedValueError("malformed", f"{problem} - by {self._schema}") from None
+        if stream.tell() != len(data):
+            problem = problem_of(self._node, data, begin)
+            raise RejectedValueError("malformed", f"{problem} - by {self._schema}")
+        try:
+            plain = written if self._convert is unchanged else self._convert(written)
+            if self._is_stored:
+                return self._decode_stored(_encode(plain))
+            return msgspec.convert(plain, self._contract)
+        except (ValueError, msgspec.ValidationError) as error:
+            detail = f"{error_text(error)} - by {self._schema}"
+            raise RejectedValueError("contract", detail) from None
+
+
+_encode = msgspec.json.Encoder(decimal_format="number").encode
+
+
+def parsed_schema(schema: RegisteredSchema) -> tuple[Any, Callable[[BytesIO, Any], Any]]:
+    """Return a schema as fastavro has it, without logical types, and its function that reads."""
+    try:
+        from fastavro import parse_schema, schemaless_reader
+        from fastavro.schema import SchemaParseException, UnknownType
+    except ImportError as error:
+        raise missing_extra(error) from None
+    named: dict[str, Any] = {}
+    plain, references = avro_schemas.plain_schema(schema.text, schema.references)
+    try:
+        for reference in references:
+            parse_schema(reference, named_schemas=named)
+        parsed = parse_schema(plain, named_schemas=named)
+    except (SchemaParseException, UnknownType, ValueError, TypeError, KeyError) as error:
+        raise SchemaError(f"the schema is invalid: {error_text(error)}") from None
+
+    def read(stream: BytesIO, parsed: Any) -> Any:
+        return schemaless_reader(
+            stream, parsed, None, return_record_name=True, return_record_name_override=True
+        )
+
+    return parsed, read
+
+
+def read_plain(schema: RegisteredSchema, parsed: Any, read: Any, data: bytes) -> Any:
+    """Return a value as plain data of Python's exact types."""
+    node = avro_schemas.parse(schema.text, schema.references)
+    return natural(node)(read(BytesIO(data), parsed))
+
+
+def schema_header(headers: str | None, name: str) -> bytes | None:
+    """Return the last header of this name in the JSON of a record's headers; None without it."""
+    if not headers or name not in headers:
+        return None
+    found: bytes | None = None
+    for each in decode_headers(headers):
+        if each.key == name:
+            found = each.value
+    return found

@@ -1,0 +1,89 @@
+"""Writes and reads the records of a test whose schemas are in a registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from sluice.engine.publish.encode_registered import RegisteredEncoder
+from sluice.engine.read.registered_values import parsed_schema, read_plain
+from sluice.errors import TopologyError
+from sluice.plan import Job
+from sluice.registry.memory import MemoryRegistry
+from sluice.values.avro_written import UnwritableError
+from sluice.values.registered_schemas import VALUE_HEADER, named_schema
+from sluice.values.registry_formats import RegistryFormat
+from sluice.values.stored_values import plain_model
+from sluice.values.topic_patterns import matches
+
+_EXACT = (bytes, date, datetime, Decimal, UUID)
+
+
+@dataclass(frozen=True)
+class RegisteredRecords:
+    """The formats of a job's topics, and the registry of the test.
+
+    The registry has the schemas of the pipeline from the beginning.
+    """
+
+    registry: MemoryRegistry
+    read: Mapping[str, RegistryFormat]
+    """Topic or pattern → the format of the values that the pipeline reads there."""
+    written: Mapping[str, RegistryFormat]
+    _encoders: dict[int, RegisteredEncoder] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, job: Job, registry: MemoryRegistry) -> RegisteredRecords:
+        read: dict[str, RegistryFormat] = {}
+        for source in (*job.streams, *(table.source for table in job.tables)):
+            if source.decode is not None and isinstance(source.decode.value, RegistryFormat):
+                read[source.topic] = source.decode.value
+        written: dict[str, RegistryFormat] = {}
+        for sink in job.sinks:
+            if sink.encode is not None and isinstance(sink.encode.value, RegistryFormat):
+                written[sink.topic] = sink.encode.value
+        for topic, of_topic in (*read.items(), *written.items()):
+            if not of_topic.schema_id:
+                registry.register(of_topic.subject_in(topic), of_topic.schema, of_topic.kind)
+        return cls(registry, read, written)
+
+    def encoded(self, topic: str, value: Any) -> Any:
+        """Return the bytes of a value for a topic, by the newest schema of the topic's subject.
+
+        Values of type bytes and None, and values of topics in other formats, stay as they are.
+        """
+        of_topic = self._format(topic)
+        if of_topic is None or value is None or isinstance(value, bytes):
+            return value
+        schema = self.registry.version(of_topic.subject_in(topic))
+        encoder = self._encoders.setdefault(schema.id, RegisteredEncoder(schema, in_header=False))
+        plain = msgspec.to_builtins(value, builtin_types=_EXACT, enc_hook=plain_model)
+        try:
+            return encoder(plain)
+        except UnwritableError as error:
+            raise TopologyError(
+                f"The value for {topic} does not fit {schema}: {error}.",
+                next_step="Correct the value, or pipe bytes to test how invalid values are read.",
+            ) from None
+
+    def _format(self, topic: str) -> RegistryFormat | None:
+        for name, of_topic in self.read.items():
+            if name == topic or matches(name, topic):
+                return of_topic
+        return None
+
+    def decoded(self, value: bytes | None, headers: Iterable[Mapping[str, Any]]) -> Any:
+        """Return an output value as plain data."""
+        if value is None:
+            return None
+        by_name = {header["key"]: header["value"] for header in headers}
+        ref, begin = named_schema(value, by_name.get(VALUE_HEADER))
+        schema = self.registry.schema(ref)
+        parsed, read = parsed_schema(schema)
+        return read_plain(schema, parsed, read, value[begin:])

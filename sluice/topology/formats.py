@@ -1,0 +1,135 @@
+"""Formats whose schemas are in a schema registry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar, overload
+
+from sluice.errors import TopologyError
+from sluice.topology.pulled_schemas import pulled_schema
+from sluice.topology.serdes import Serde
+from sluice.values import contracts
+from sluice.values.avro_schemas import Record, SchemaError, parse, schema_of_contract
+from sluice.values.avro_structs import aliases_of, struct_of_schema
+from sluice.values.registered_schemas import RegisteredSchema
+from sluice.values.registry_formats import RegistryFormat, SchemaIn, Strategy, Version
+
+V = TypeVar("V")
+
+
+@overload
+def Avro(
+    value: type[V],
+    *,
+    subject: str = ...,
+    strategy: Strategy = ...,
+    version: Version = ...,
+    metadata: Mapping[str, str] | None = ...,
+    schema_in: SchemaIn = ...,
+    register: bool = ...,
+    namespace: str = ...,
+) -> Serde[V]: ...
+@overload
+def Avro(
+    value: str,
+    *,
+    subject: str = ...,
+    strategy: Strategy = ...,
+    version: Version = ...,
+    metadata: Mapping[str, str] | None = ...,
+    schema_in: SchemaIn = ...,
+    register: bool = ...,
+    namespace: str = ...,
+) -> Serde[Any]: ...
+def Avro(  # noqa: N802  (reads as a type)
+    value: Any,
+    *,
+    subject: str = "",
+    strategy: Strategy = "topic",
+    version: Version = None,
+    metadata: Mapping[str, str] | None = None,
+    schema_in: SchemaIn = "prefix",
+    register: bool = False,
+    namespace: str = "",
+) -> Serde[Any]:
+    """Return a serde of values in Avro whose schemas are in a schema registry.
+
+    `value` is the class of the values, such as `Avro(Order)`, or a subject, such as
+    `Avro("orders-value")`, whose schema `sluice schema pull orders-value` has written to the folder
+    `schemas` beside the pipeline's file. Each record that is read is decoded by the schema that it
+    names, and resolved against the class as Avro resolves it.
+
+    Records are written with the schema that follows from the class, which the subject must have:
+    see `sluice schema push`. With `register=True`, a run registers it. `version` is a number or
+    "latest", and `metadata` chooses the latest version with this metadata; records are then written
+    with that version. The subject is `TOPIC-value`, or by `strategy` the name of the record, in the
+    `namespace`, or both; `subject` names another one. With `schema_in="header"`, written records
+    name their schema in the header `__value_schema_id`. Both ways are read.
+    """
+    where = f"Avro({contracts.name_of(value) if not isinstance(value, str) else repr(value)})"
+    if isinstance(value, str):
+        pulled = pulled_schema(where, value)
+        return _of_pulled(where, pulled, subject or value, strategy, version, metadata, schema_in)
+    schema = schema_of_contract(value, namespace)
+    node = parse(schema)
+    return _serde(
+        value,
+        RegistryFormat(
+            kind="AVRO",
+            schema=schema,
+            record=node.name if isinstance(node, Record) else "",
+            subject=subject,
+            strategy=strategy,
+            version=version,
+            metadata=dict(metadata or {}),
+            schema_in=schema_in,
+            registers=register,
+        ),
+    )
+
+
+def _of_pulled(
+    where: str,
+    pulled: RegisteredSchema,
+    subject: str,
+    strategy: Strategy,
+    version: Version,
+    metadata: Mapping[str, str] | None,
+    schema_in: SchemaIn,
+) -> Serde[Any]:
+    if pulled.kind != "AVRO":
+        raise TopologyError(
+            f"{where}: {subject} has a schema of {pulled.kind}.",
+            next_step="Use the serde of that format, or another subject.",
+        )
+    try:
+        contract = struct_of_schema(pulled.text, pulled.references)
+        node = parse(pulled.text, pulled.references)
+    except SchemaError as error:
+        raise TopologyError(
+            f"{where}: {error}.",
+            next_step="Declare a class with the fields that the pipeline reads, and write "
+            f'Avro(MyClass, subject="{subject}").',
+        ) from None
+    is_pinned = version is None and not metadata
+    return _serde(
+        contract,
+        RegistryFormat(
+            kind="AVRO",
+            schema=pulled.text,
+            record=node.name if isinstance(node, Record) else "",
+            subject=subject,
+            strategy=strategy,
+            version=version,
+            metadata=dict(metadata or {}),
+            schema_id=pulled.id if is_pinned else 0,
+            guid=pulled.guid if is_pinned else "",
+            schema_in=schema_in,
+            aliases=aliases_of(node),
+            references=pulled.references,
+        ),
+    )
+
+
+def _serde(contract: Any, serde_format: RegistryFormat) -> Serde[Any]:
+    return Serde(contract, decode=serde_format, encode=serde_format)
