@@ -8,7 +8,6 @@
 | SLUICE_SHARDS | sqlite:///HOME/shards | URL for new shards: a folder, or a PostgreSQL database |
 | SLUICE_JARS | HOME/jars | folder for jars of Delta Lake and the broker, and for class archives |
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | librdkafka settings, as JSON |
-| SLUICE_REGISTRY | {} | settings of the schema registry's client, as JSON: url and others |
 | SLUICE_SPARK_CONF | {} | additional Spark settings, as JSON |
 | SLUICE_MAX_RECORDS | from SLUICE_MEMORY | most stream records of a batch |
 | SLUICE_LINGER_MS | the pipeline's linger | how long a run waits at its end for records, in ms |
@@ -22,6 +21,7 @@
 | SLUICE_TOKEN | none | token that sluice query sends |
 | SLUICE_USER | none | Airflow user that sluice query logs in as, instead of a token |
 | SLUICE_PASSWORD | none | password of the user in SLUICE_USER |
+| SLUICE_REGISTRY | {} | settings of the schema registry's client, as JSON: url and others |
 | SLUICE_CONNECTION_NAME | none | URL of the database of connection NAME, in capital letters |
 """
 

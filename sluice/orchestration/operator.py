@@ -245,7 +245,7 @@ class SluiceOperator(SparkSubmitOperator):
                 failures = {failure.kind: failure for failure in ledger.failures.of(self.pipeline)}
         except (SluiceError, OSError):
             return None
-        failure = failures.get("run")
+        failure = failures.get("run") or failures.get("registry")
         if failure is None or failure.seen_at < started_at:
             return None
         next_step = f"{failure.next_step}\n" if failure.next_step else ""

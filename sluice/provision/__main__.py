@@ -25,7 +25,7 @@ def provide_jars(
 ) -> None:
     """Download missing jars and verify their checksums."""
     root = settings().jars
-    bundles = [only] if only else list(Bundle)
+    bundles = [only] if only else list(jars.SET_UP)
     missing = jars.count_missing(root, bundles)
     if not missing:
         return

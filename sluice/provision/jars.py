@@ -31,6 +31,12 @@ class Bundle(StrEnum):
 
     DELTA = "delta"
     BROKER = "broker"
+    REGISTRY = "registry"
+    """The archive of a schema registry, which only some tests and demos need."""
+
+
+SET_UP = (Bundle.DELTA, Bundle.BROKER)
+"""The bundles that set-up downloads."""
 
 
 # Delta Lake's other dependencies are left out, because only Unity Catalog needs them.
@@ -43,6 +49,9 @@ _ROOTS = {
     Bundle.BROKER: [
         Module("org.apache.kafka", "kafka_2.13", "4.1.1"),
         Module("org.slf4j", "slf4j-simple", "1.7.36"),
+    ],
+    Bundle.REGISTRY: [
+        Module("io.apicurio", "apicurio-registry-app", "2.6.13.Final", "all", "tar.gz"),
     ],
 }
 
@@ -62,7 +71,7 @@ class Jar:
 def read_lock(path: Path = LOCK) -> tuple[Jar, ...]:
     """Read the lock file.
 
-    Raises ValueError for a line that is not `sha256 bundle organisation:name:revision`.
+    Raises ValueError for a line that is not `sha256 bundle module`.
     """
     return tuple(
         _parse(line) for line in path.read_text().splitlines() if line and not line.startswith("#")
@@ -109,7 +118,7 @@ def provide(
     root: Path,
     java: Path,
     *,
-    bundles: Iterable[Bundle] = tuple(Bundle),
+    bundles: Iterable[Bundle] = SET_UP,
     lock: Path = LOCK,
     on_jar: Callable[[], None] = lambda: None,
 ) -> None:
@@ -132,7 +141,7 @@ def provide(
             _put_in_place(Path(work, bundle), root / bundle)
 
 
-def count_missing(root: Path, bundles: Iterable[Bundle] = tuple(Bundle), lock: Path = LOCK) -> int:
+def count_missing(root: Path, bundles: Iterable[Bundle] = SET_UP, lock: Path = LOCK) -> int:
     """Return the number of jars that `provide` would download."""
     wanted = {bundle: _jars_of(bundle, read_lock(lock)) for bundle in bundles}
     return sum(len(jars) for bundle, jars in wanted.items() if not is_ready(root / bundle, jars))

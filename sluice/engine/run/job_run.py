@@ -372,7 +372,7 @@ class JobRun:
             # An output may have been deleted after its last check, before the last batch was
             # published.
             topics.check_outputs()
-            ledger.failures.clear(name, *FAILED_KINDS, "input")
+            ledger.failures.clear(name, *FAILED_KINDS, "input", "registry")
             standbys.refresh_if_due()
             news = linger.wait(ledger.positions(name), loop.next_timer)
         return news
