@@ -41,22 +41,26 @@ _SIMPLE: dict[str, Any] = {
 }
 
 
-@cache
 def struct_of_schema(text: str, references: tuple[str, ...] = (), name: str = "") -> Any:
     """Return the type of a schema's values; the Struct of its record `name`, if that is given.
 
     The same schema gives the same Structs, so a task makes the Structs that the driver has.
     Raises SchemaError for a schema that has no type in SQL.
     """
-    structs = _Structs(text, references)
-    top = structs.type_of(parse(text, references), "$")
-    return structs.made[name] if name else top
+    structs = _structs(text, references)
+    return structs.made[name] if name else structs.top
+
+
+@cache
+def _structs(text: str, references: tuple[str, ...]) -> _Structs:
+    return _Structs(text, references)
 
 
 class _Structs:
     def __init__(self, text: str, references: tuple[str, ...]) -> None:
         self._origin = text, references
         self.made: dict[str, Any] = {}
+        self.top = self.type_of(parse(text, references), "$")
 
     def type_of(self, node: Node, path: str) -> Any:
         match node:
@@ -113,7 +117,7 @@ class _Structs:
             re.sub(r"\W", "_", record.short_name),
             fields,
             module=__name__,
-            namespace={"__schema__": (*self._origin, record.name)},
+            namespace={"__avro_schema__": (*self._origin, record.name)},
             kw_only=True,
             tag=record.short_name if self._is_in_union(record) else None,
         )
