@@ -29,7 +29,7 @@ from sluice.topology import (
     Table,
     WindowedStream,
 )
-from sluice.topology.formats import Avro
+from sluice.topology.formats import Avro, JsonSchema
 from sluice.topology.serdes import Serde, debezium
 from sluice.topology.structs import Column, struct
 from sluice.topology.window_definitions import (
@@ -98,6 +98,7 @@ __all__ = [
     "GroupedTable",
     "Headers",
     "JoinWindow",
+    "JsonSchema",
     "Pipeline",
     "PostgresTable",
     "Processed",

@@ -16,8 +16,9 @@ from sluice.engine.read.registered_values import parsed_schema, read_plain
 from sluice.errors import TopologyError
 from sluice.plan import Job
 from sluice.registry.memory import MemoryRegistry
+from sluice.testing.piped_records import json_bytes
 from sluice.values.avro_written import UnwritableError
-from sluice.values.registered_schemas import VALUE_HEADER, named_schema
+from sluice.values.registered_schemas import VALUE_HEADER, named_schema, prefix
 from sluice.values.registry_formats import RegistryFormat
 from sluice.values.stored_values import plain_model
 from sluice.values.topic_patterns import matches
@@ -33,6 +34,8 @@ class RegisteredRecords:
     """
 
     registry: MemoryRegistry
+    contracts: Mapping[str, Any]
+    """Topic or pattern → the type of the values that the pipeline reads there."""
     read: Mapping[str, RegistryFormat]
     """Topic or pattern → the format of the values that the pipeline reads there."""
     written: Mapping[str, RegistryFormat]
@@ -41,9 +44,11 @@ class RegisteredRecords:
     @classmethod
     def of(cls, job: Job, registry: MemoryRegistry) -> RegisteredRecords:
         read: dict[str, RegistryFormat] = {}
+        contracts: dict[str, Any] = {}
         for source in (*job.streams, *(table.source for table in job.tables)):
             if source.decode is not None and isinstance(source.decode.value, RegistryFormat):
                 read[source.topic] = source.decode.value
+                contracts[source.topic] = str if source.contract is None else source.value_class
         written: dict[str, RegistryFormat] = {}
         for sink in job.sinks:
             if sink.encode is not None and isinstance(sink.encode.value, RegistryFormat):
@@ -51,7 +56,7 @@ class RegisteredRecords:
         for topic, of_topic in (*read.items(), *written.items()):
             if not of_topic.schema_id:
                 registry.register(of_topic.subject_in(topic), of_topic.schema, of_topic.kind)
-        return cls(registry, read, written)
+        return cls(registry, contracts, read, written)
 
     def encoded(self, topic: str, value: Any) -> Any:
         """Return the bytes of a value for a topic, by the newest schema of the topic's subject.
@@ -62,6 +67,10 @@ class RegisteredRecords:
         if of_topic is None or value is None or isinstance(value, bytes):
             return value
         schema = self.registry.version(of_topic.subject_in(topic))
+        if schema.kind == "JSON":
+            if not isinstance(value, str):
+                value = json_bytes(value, self._contract(topic))
+            return prefix(schema.id) + (value.encode() if isinstance(value, str) else value)
         encoder = self._encoders.setdefault(schema.id, RegisteredEncoder(schema, in_header=False))
         plain = msgspec.to_builtins(value, builtin_types=_EXACT, enc_hook=plain_model)
         try:
@@ -71,6 +80,12 @@ class RegisteredRecords:
                 f"The value for {topic} does not fit {schema}: {error}.",
                 next_step="Correct the value, or pipe bytes to test how invalid values are read.",
             ) from None
+
+    def _contract(self, topic: str) -> Any:
+        for name, contract in self.contracts.items():
+            if name == topic or matches(name, topic):
+                return contract
+        return None
 
     def _format(self, topic: str) -> RegistryFormat | None:
         for name, of_topic in self.read.items():
@@ -85,5 +100,7 @@ class RegisteredRecords:
         by_name = {header["key"]: header["value"] for header in headers}
         ref, begin = named_schema(value, by_name.get(VALUE_HEADER))
         schema = self.registry.schema(ref)
+        if schema.kind == "JSON":
+            return msgspec.json.decode(value[begin:])
         parsed, read = parsed_schema(schema)
         return read_plain(schema, parsed, read, value[begin:])

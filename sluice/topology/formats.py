@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar, overload
 
-from sluice.errors import TopologyError
+import msgspec
+
+from sluice.errors import TopologyError, sentence
 from sluice.topology.pulled_schemas import pulled_schema
 from sluice.topology.serdes import Serde
 from sluice.values import contracts
@@ -133,3 +135,57 @@ def _of_pulled(
 
 def _serde(contract: Any, serde_format: RegistryFormat) -> Serde[Any]:
     return Serde(contract, decode=serde_format, encode=serde_format)
+
+
+def JsonSchema(  # noqa: N802  (reads as a type)
+    value: type[V],
+    *,
+    subject: str = "",
+    strategy: Strategy = "topic",
+    version: Version = None,
+    metadata: Mapping[str, str] | None = None,
+    schema_in: SchemaIn = "prefix",
+    register: bool = False,
+    validate: bool = False,
+) -> Serde[V]:
+    """Return a serde of values in JSON that name a JSON Schema in a schema registry.
+
+    Values are decoded by the class, as other JSON is. With `validate=True`, they are also checked
+    against the schema that they name, and written values against the schema with which they are
+    written. This takes many times as long. The other parameters are those of `Avro`.
+    """
+    try:
+        declared = _with_numbers(msgspec.json.schema(value))
+        schema = msgspec.json.encode(declared, order="sorted").decode()
+    except TypeError as error:
+        raise TopologyError(
+            f"JsonSchema({contracts.name_of(value)}): {sentence(error)}",
+            next_step="Declare the values as a class of types that JSON Schema has.",
+        ) from None
+    return _serde(
+        value,
+        RegistryFormat(
+            kind="JSON",
+            schema=schema,
+            record=value.__name__,
+            subject=subject,
+            strategy=strategy,
+            version=version,
+            metadata=dict(metadata or {}),
+            schema_in=schema_in,
+            registers=register,
+            validates=validate,
+        ),
+    )
+
+
+def _with_numbers(schema: Any) -> Any:
+    """Return a JSON Schema in which decimals are numbers, as Sluice writes them."""
+    if isinstance(schema, list):
+        return [_with_numbers(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    plain = {name: _with_numbers(each) for name, each in schema.items()}
+    if plain.get("format") == "decimal":
+        return {**plain, "type": "number"}
+    return plain

@@ -42,6 +42,8 @@ class RegistryFormat:
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """`Record.field` → the names that the field had in earlier versions."""
     references: tuple[str, ...] = ()
+    validates: bool = False
+    """Whether JSON is also checked against the registered schema, not only against the contract."""
     is_key: bool = False
 
     def subject_in(self, topic: str) -> str:

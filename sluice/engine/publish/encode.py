@@ -84,6 +84,8 @@ def encode_records(
                 columns["headers"] = _with_header(headers, len(table), registered.header)
         # Sluice's own encoders take JSON and need no decoded value.
         takes_json = encode is encode_bytes or encode is encode_text
+        if isinstance(encode, RegisteredEncoder):
+            takes_json = encode.takes_json
         encode_json = encode if takes_json else lambda text: encode(_decode(text))
         columns["value"] = _encode_column(encode_json, columns["value"].to_pylist(), errors, sink)
     if sink.encode_key is not None:

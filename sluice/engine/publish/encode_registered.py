@@ -8,12 +8,13 @@ from functools import cached_property
 from io import BytesIO
 from typing import Any
 
+from sluice.engine.read.registered_values import json_validator
 from sluice.errors import EngineError
 from sluice.registry.http_registry import missing_extra
 from sluice.registry.registry import Registry, UnknownSchemaError
 from sluice.values import avro_schemas
 from sluice.values.avro_schemas import Node, SchemaError
-from sluice.values.avro_written import Write, writer
+from sluice.values.avro_written import UnwritableError, Write, writer
 from sluice.values.registered_schemas import RegisteredSchema, guid_header, prefix
 from sluice.values.registry_formats import RegistryFormat
 
@@ -30,12 +31,41 @@ class RegisteredEncoder:
         """The value of the header that names the schema; None if the value names it."""
         return guid_header(self.schema.guid) if self.in_header else None
 
+    validates: bool = False
+
+    @property
+    def takes_json(self) -> bool:
+        """Whether the encoder takes JSON, not plain data."""
+        return self.schema.kind == "JSON"
+
     def __call__(self, value: Any) -> bytes:
         """Return the bytes of a value. Raises ValueError if the value does not fit the schema."""
+        if self.takes_json:
+            return self._with_prefix(value)
         stream = BytesIO(self._prefix)
         stream.seek(len(self._prefix))
         self._write(stream, self._parsed, self._convert(value))
         return stream.getvalue()
+
+    def _with_prefix(self, text: str) -> bytes:
+        data = text.encode()
+        if self.validates:
+            problem = self._problem(data)
+            if problem:
+                raise UnwritableError(problem)
+        return self._prefix + data
+
+    @cached_property
+    def _problem(self) -> Callable[[bytes], str]:
+        return json_validator(self.schema)
+
+    def require_usable(self) -> None:
+        """Raise SchemaError if values cannot be written with the schema."""
+        if self.takes_json:
+            assert not self.validates or self._problem is not None
+        else:
+            assert self._convert is not None
+            assert self._parsed is not None
 
     @cached_property
     def _prefix(self) -> bytes:
@@ -81,9 +111,8 @@ def encoder_of(values: RegistryFormat, topic: str, registry: Registry) -> Regist
             next_step='Write schema_in="prefix", or use a registry that has GUIDs.',
         )
     try:
-        encoder = RegisteredEncoder(schema, values.schema_in == "header")
-        assert encoder._convert is not None
-        assert encoder._parsed is not None
+        encoder = RegisteredEncoder(schema, values.schema_in == "header", values.validates)
+        encoder.require_usable()
     except SchemaError as error:
         raise EngineError(
             f"{topic} cannot be written with {schema}: {error}.",

@@ -141,6 +141,8 @@ class ValueDecoder:
         """Whether the values are JSON of a contract, and Sluice, not the author, decodes them."""
         if self.source.contract is None or self.source.is_bytes:
             return False
+        if self._registered is not None:
+            return self._registered.format.kind == "JSON"
         return self.source.decode is None or self._envelope is not None
 
     def decode(
@@ -155,7 +157,7 @@ class ValueDecoder:
         RegistryAway.
         """
         if self._registered is not None:
-            texts, decoded = raw, self._decode_registered(self._registered, raw, headers)
+            texts, decoded = self._decode_registered(self._registered, raw, headers)
         elif self._envelope is None:
             texts, decoded = raw, self._decode_each(raw)
         else:
@@ -194,14 +196,16 @@ class ValueDecoder:
 
     def _decode_registered(
         self, values: RegisteredValues, raw: list[bytes | None], headers: pa.Array | None
-    ) -> DecodedValues:
-        """Decode values, each by the schema that it names."""
+    ) -> tuple[list[bytes | None], DecodedValues]:
+        """Return the values without the names of their schemas, and the decoded values."""
         decoded = DecodedValues([], [], [])
         texts = None
         if headers is not None and headers.null_count < len(headers):
             texts = headers.to_pylist()
         places = values.schemas_of(raw, texts)
+        bare: list[bytes | None] = []
         for row, (data, place) in enumerate(zip(raw, places, strict=True)):
+            begin = 0
             try:
                 if isinstance(place, Exception):
                     raise place
@@ -217,7 +221,8 @@ class ValueDecoder:
             else:
                 decoded.rows.append(row)
                 decoded.values.append(value)
-        return decoded
+            bare.append(data[begin:] if data and not isinstance(place, Exception) else data)
+        return bare, decoded
 
     def _decode_envelopes(
         self, envelope: DebeziumEnvelope, raw: list[bytes | None], keys: pa.Array | None
@@ -272,6 +277,8 @@ class ValueDecoder:
     @property
     def _is_by_author(self) -> bool:
         """Whether an author's code makes the values: a decoder, or the validators of a model."""
+        if self._registered is not None and self._is_json:
+            return self._has_models
         return (self.source.decode is not None and self._envelope is None) or self._has_models
 
     def _decode_by_author(self, decode: Callable[[bytes], Any], data: bytes) -> Any:

@@ -39,6 +39,7 @@ from sluice.values.contract_parts import digits_of
 from sluice.values.contracts import ObjectType, type_info, types_within
 from sluice.values.epochs import unit_of
 from sluice.values.json_limits import LONGEST_NAME, MOST_LEVELS
+from sluice.values.registry_formats import RegistryFormat
 
 _FEWEST = 100
 """For fewer texts, starting Arrow's reader takes longer than decoding the texts one by one."""
@@ -121,7 +122,11 @@ class JsonColumns:
 
         Return None if its contract cannot be read in this way.
         """
-        if source.contract is None or source.decode is not None or not source.is_object:
+        if source.contract is None or not source.is_object:
+            return None
+        decode = None if source.decode is None else source.decode.value
+        is_registered = isinstance(decode, RegistryFormat) and decode.kind == "JSON"
+        if decode is not None and not is_registered:
             return None
         if stored_values.has_models(source.value_class) or stored_values.is_converted(
             source.value_class
@@ -137,9 +142,10 @@ class JsonColumns:
 
     def runs(self, texts: pa.Array) -> Iterator[TextRun]:
         """Divide the texts of a batch into runs that could be read and runs that could not."""
-        return text_runs(len(texts), lambda start, size: self._values(texts.slice(start, size)))
+        return text_runs(len(texts), lambda start, size: self.values(texts.slice(start, size)))
 
-    def _values(self, texts: pa.Array) -> pa.RecordBatch | None:
+    def values(self, texts: pa.Array) -> pa.RecordBatch | None:
+        """Return the values of texts; None if they have to be decoded one by one."""
         if len(texts) < _FEWEST or self._misses == _MOST_MISSES:
             return None
         try:

@@ -17,6 +17,7 @@ from sluice.engine.read.avro_columns import (
     Places,
     UnsureError,
 )
+from sluice.engine.read.json_columns import JsonColumns
 from sluice.engine.read.registered_values import RegisteredValues, RejectedValueError, schema_header
 from sluice.registry.registry import UnknownSchemaError
 from sluice.sql.arrow_types import arrow_type
@@ -43,6 +44,8 @@ class RegisteredColumns:
     """Reads the values of one source to columns."""
 
     values: RegisteredValues
+    json: JsonColumns | None = None
+    """Reads the columns of JSON; None for Avro."""
     _misses: int = field(default=0, init=False)
     """How many pieces in a row could not be read."""
 
@@ -59,7 +62,10 @@ class RegisteredColumns:
     def of(cls, values: RegisteredValues) -> RegisteredColumns | None:
         """Return the reader of a source's values; None if its contract needs objects."""
         source = values.source
-        if values.format.kind != "AVRO" or source.contract is None or not source.is_object:
+        if values.format.kind == "JSON":
+            of_json = None if values.format.validates else JsonColumns.of(source)
+            return None if of_json is None else cls(values, of_json)
+        if source.contract is None or not source.is_object:
             return None
         if stored_values.has_models(source.value_class) or stored_values.is_converted(
             source.value_class
@@ -76,6 +82,8 @@ class RegisteredColumns:
             return None
         try:
             columns = self._read(texts, headers)
+            if columns is None:
+                return None
         # NumPy raises IndexError for a value that would end after all bytes.
         except (UnsureError, NotColumnarError, IndexError, pa.ArrowInvalid):
             self._misses += 1
@@ -83,7 +91,7 @@ class RegisteredColumns:
         self._misses = 0
         return columns
 
-    def _read(self, texts: pa.Array, headers: pa.Array | None) -> pa.RecordBatch:
+    def _read(self, texts: pa.Array, headers: pa.Array | None) -> pa.RecordBatch | None:
         if texts.null_count:
             raise UnsureError
         _, offsets, buffer = texts.buffers()
@@ -94,9 +102,15 @@ class RegisteredColumns:
         data = Data(buffer)
         named = self._named_in_headers(texts, headers)
         if named is None:
-            return self._read_each(data, _ids(data, begins, ends), begins + PREFIX_BYTES, ends)
-        refs, starts = named
-        return self._read_each(data, refs, begins + starts, ends)
+            refs, starts = _ids(data, begins, ends), begins + PREFIX_BYTES
+        else:
+            refs, starts = named[0], begins + named[1]
+        if self.json is None:
+            return self._read_each(data, refs, starts, ends)
+        for ref in refs:
+            if isinstance(self.values.reader(ref), RejectedValueError):
+                raise UnsureError
+        return self.json.values(data.slices(starts, ends))
 
     def _read_each(
         self, data: Data, refs: dict[SchemaRef, Places | None], begins: Places, ends: Places

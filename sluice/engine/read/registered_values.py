@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -121,6 +122,8 @@ class RegisteredValues:
     def _new_reader(self, schema: RegisteredSchema) -> Reader:
         if schema.kind != self.format.kind:
             raise SchemaError(f"it is a schema of {schema.kind}, not of {self.format.kind}")
+        if schema.kind == "JSON":
+            return JsonReader(schema, self._kind, validates=self.format.validates).read
         node = avro_schemas.parse(schema.text, schema.references)
         return AvroReader(schema, node, self._kind, Aliases(self.format.aliases)).read
 
@@ -175,6 +178,53 @@ class AvroReader:
 
 
 _encode = msgspec.json.Encoder(decimal_format="number").encode
+
+
+class JsonReader:
+    """Reads JSON as values of the contract. The engine checks it like other JSON."""
+
+    def __init__(self, schema: RegisteredSchema, contract: Any, *, validates: bool) -> None:
+        self._schema = schema
+        self._decode: Callable[[bytes], Any] = (
+            bytes.decode if contract is str else stored_values.topic_decoder(contract)
+        )
+        self._problem = json_validator(schema) if validates else None
+
+    def read(self, data: bytes, begin: int) -> Any:
+        text = data[begin:]
+        if self._problem is not None:
+            problem = self._problem(text)
+            if problem:
+                raise RejectedValueError("contract", f"{problem} - by {self._schema}")
+        return self._decode(text)
+
+
+def json_validator(schema: RegisteredSchema) -> Callable[[bytes], str]:
+    """Return the function that says what is wrong with JSON by a schema; nothing if it is valid.
+
+    Raises SchemaError for an invalid schema.
+    """
+    try:
+        from jsonschema import exceptions, validators
+    except ImportError as error:
+        raise missing_extra(error) from None
+    try:
+        declared = json.loads(schema.text)
+        kind = validators.validator_for(declared)
+        kind.check_schema(declared)
+    except (ValueError, exceptions.SchemaError) as error:
+        raise SchemaError(f"the schema is invalid: {error_text(error).splitlines()[0]}") from None
+    validator = kind(declared, format_checker=kind.FORMAT_CHECKER)
+
+    def problem_of_json(text: bytes) -> str:
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            return f"it is no JSON: {error}"
+        found = exceptions.best_match(validator.iter_errors(value))
+        return "" if found is None else f"{found.json_path}: {found.message[:300]}"
+
+    return problem_of_json
 
 
 def parsed_schema(schema: RegisteredSchema) -> tuple[Any, Callable[[BytesIO, Any], Any]]:
