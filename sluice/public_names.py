@@ -29,7 +29,7 @@ from sluice.topology import (
     Table,
     WindowedStream,
 )
-from sluice.topology.formats import Avro, JsonSchema
+from sluice.topology.formats import Avro, JsonSchema, avro_key
 from sluice.topology.serdes import Serde, debezium
 from sluice.topology.structs import Column, struct
 from sluice.topology.window_definitions import (
@@ -122,6 +122,7 @@ __all__ = [
     "Window",
     "Windowed",
     "WindowedStream",
+    "avro_key",
     "custom_windows",
     "debezium",
     "debezium_key",

@@ -16,7 +16,14 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.sdk.observability import stats
 from confluent_kafka import KafkaException
 
-from sluice.airflow_connections import KAFKA, SPARK, database_url, kafka_config, spark_master
+from sluice.airflow_connections import (
+    KAFKA,
+    SPARK,
+    database_url,
+    kafka_config,
+    registry_or_settings,
+    spark_master,
+)
 from sluice.errors import (
     BrokersUnreachable,
     EngineError,
@@ -114,6 +121,7 @@ class SluiceOperator(SparkSubmitOperator):
             if self._deploy_mode == "cluster":
                 raise deploy_mode_error("The operator sets deploy_mode to cluster")
             kafka = kafka_config(self.kafka_conn_id)
+            configuration = replace(configuration, registry=registry_or_settings())
             urls = {
                 connection_variable(name): url for name, url in self._database_urls().items() if url
             }

@@ -18,7 +18,7 @@ from sluice.plan import Job
 from sluice.registry.memory import MemoryRegistry
 from sluice.testing.piped_records import json_bytes
 from sluice.values.avro_written import UnwritableError
-from sluice.values.registered_schemas import VALUE_HEADER, named_schema, prefix
+from sluice.values.registered_schemas import KEY_HEADER, VALUE_HEADER, named_schema, prefix
 from sluice.values.registry_formats import RegistryFormat
 from sluice.values.stored_values import plain_model
 from sluice.values.topic_patterns import matches
@@ -39,6 +39,8 @@ class RegisteredRecords:
     read: Mapping[str, RegistryFormat]
     """Topic or pattern → the format of the values that the pipeline reads there."""
     written: Mapping[str, RegistryFormat]
+    keys: Mapping[str, RegistryFormat]
+    """Topic → the format of its keys."""
     _encoders: dict[int, RegisteredEncoder] = field(default_factory=dict)
 
     @classmethod
@@ -53,10 +55,19 @@ class RegisteredRecords:
         for sink in job.sinks:
             if sink.encode is not None and isinstance(sink.encode.value, RegistryFormat):
                 written[sink.topic] = sink.encode.value
-        for topic, of_topic in (*read.items(), *written.items()):
+        keys: list[tuple[str, RegistryFormat]] = []
+        for source in (*job.streams, *(table.source for table in job.tables)):
+            if source.key_decode is not None and isinstance(
+                source.key_decode.value, RegistryFormat
+            ):
+                keys.append((source.topic, source.key_decode.value))
+        for sink in job.sinks:
+            if sink.encode_key is not None and isinstance(sink.encode_key.value, RegistryFormat):
+                keys.append((sink.topic, sink.encode_key.value))
+        for topic, of_topic in (*read.items(), *written.items(), *keys):
             if not of_topic.schema_id:
                 registry.register(of_topic.subject_in(topic), of_topic.schema, of_topic.kind)
-        return cls(registry, contracts, read, written)
+        return cls(registry, contracts, read, written, dict(keys))
 
     def encoded(self, topic: str, value: Any) -> Any:
         """Return the bytes of a value for a topic, by the newest schema of the topic's subject.
@@ -81,6 +92,23 @@ class RegisteredRecords:
                 next_step="Correct the value, or pipe bytes to test how invalid values are read.",
             ) from None
 
+    def encoded_key(self, topic: str, key: Any) -> Any:
+        """Return the bytes of a key for a topic. Keys of type bytes stay as they are."""
+        of_topic = self.keys.get(topic)
+        if of_topic is None or key is None or isinstance(key, bytes):
+            return key
+        schema = self.registry.version(of_topic.subject_in(topic))
+        encoder = RegisteredEncoder(schema, in_header=False)
+        return encoder(msgspec.to_builtins(key, builtin_types=_EXACT, enc_hook=plain_model))
+
+    def decoded_key(
+        self, topic: str, key: bytes | None, headers: Iterable[Mapping[str, Any]]
+    ) -> Any:
+        """Return the key of an output as plain data."""
+        if key is None or topic not in self.keys:
+            return key
+        return self.decoded(key, headers, KEY_HEADER)
+
     def _contract(self, topic: str) -> Any:
         for name, contract in self.contracts.items():
             if name == topic or matches(name, topic):
@@ -93,12 +121,14 @@ class RegisteredRecords:
                 return of_topic
         return None
 
-    def decoded(self, value: bytes | None, headers: Iterable[Mapping[str, Any]]) -> Any:
+    def decoded(
+        self, value: bytes | None, headers: Iterable[Mapping[str, Any]], name: str = VALUE_HEADER
+    ) -> Any:
         """Return an output value as plain data."""
         if value is None:
             return None
         by_name = {header["key"]: header["value"] for header in headers}
-        ref, begin = named_schema(value, by_name.get(VALUE_HEADER))
+        ref, begin = named_schema(value, by_name.get(name))
         schema = self.registry.schema(ref)
         if schema.kind == "JSON":
             return msgspec.json.decode(value[begin:])

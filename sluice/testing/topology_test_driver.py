@@ -18,7 +18,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -208,7 +208,7 @@ class TopologyTestDriver:
         record = self._records.record(
             topic,
             self._registered.encoded(topic, value),
-            key,
+            self._registered.encoded_key(topic, key),
             contract=self._contract(topic),
             timestamp=self._time,
             headers=headers,
@@ -313,14 +313,24 @@ class TopologyTestDriver:
             decode = _unchanged
         records = self._run.output.records.get(topic, ())
         if topic in self._registered.written:
-            return [self._registered_output(record) for record in records]
+            return [self._registered_output(topic, record) for record in records]
+        if topic in self._registered.keys:
+            return [self._registered_output(topic, record, decode) for record in records]
         return [_output(record, decode) for record in records]
 
-    def _registered_output(self, record: dict[str, Any]) -> Output:
-        def decode(value: Any) -> Any:
-            return self._registered.decoded(value, record.get("headers") or ())
+    def _registered_output(
+        self, topic: str, record: dict[str, Any], decode: Callable[[Any], Any] | None = None
+    ) -> Output:
+        headers = record.get("headers") or ()
 
-        return _output(record, decode)
+        def decode_value(value: Any) -> Any:
+            return self._registered.decoded(value, headers)
+
+        output = _output(record, decode or decode_value)
+        if topic in self._registered.keys:
+            key = self._registered.decoded_key(topic, record["key"], headers)
+            return replace(output, key=key)
+        return output
 
     def dead_letters(self) -> list[Output]:
         """Return the dead letters, whose headers contain the reasons."""

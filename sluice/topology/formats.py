@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -87,6 +87,38 @@ def Avro(  # noqa: N802  (reads as a type)
             schema_in=schema_in,
             registers=register,
         ),
+    )
+
+
+def avro_key(
+    kind: type[Any] = str,
+    *,
+    subject: str = "",
+    strategy: Strategy = "topic",
+    version: Version = None,
+    schema_in: SchemaIn = "prefix",
+    register: bool = False,
+    namespace: str = "",
+) -> Callable[[Any], Any]:
+    """Return a format of keys in Avro, for `key=` of a source or of an output.
+
+    Inside a pipeline, a key is a text: a text as it is, a number as its digits, and a record as a
+    JSON object. A key that is read is decoded by the schema that it names. A key that is written
+    has the schema of `kind`: str, int, or a class of fields. The subject is `TOPIC-key`; the other
+    parameters are those of `Avro`. The header for keys is `__key_schema_id`.
+    """
+    schema = schema_of_contract(kind, namespace)
+    node = parse(schema)
+    return RegistryFormat(
+        kind="AVRO",
+        schema=schema,
+        record=node.name if isinstance(node, Record) else "",
+        subject=subject,
+        strategy=strategy,
+        version=version,
+        schema_in=schema_in,
+        registers=register,
+        is_key=True,
     )
 
 

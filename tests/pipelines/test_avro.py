@@ -11,10 +11,11 @@ from typing import Any, Literal
 import pytest
 from msgspec import Struct
 
-from sluice import Avro, Decimal2, EpochMillis, Pipeline, TopologyError
+from sluice import Avro, Decimal2, EpochMillis, Pipeline, TopologyError, avro_key
 from sluice.testing import TopologyTestDriver
 from sluice.topology import load_pipeline
 from sluice.topology.pulled_schemas import write_file
+from sluice.values.avro_schemas import schema_of_contract
 from sluice.values.registered_schemas import RegisteredSchema, guid_header
 
 pytestmark = pytest.mark.pipelines
@@ -171,6 +172,39 @@ def test_a_value_that_does_not_fit_is_counted_as_unwritten() -> None:
         assert driver.counts()["unwritten/totals"] == 1
         (letter,) = driver.dead_letters()
         assert "$.orders: 2147483648 has more than 32 bits" in letter.headers["sluice.detail"]
+
+
+class Place(Struct):
+    country: str
+    zip: int
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "text"),
+    [
+        (str, "a", "a"),
+        (int, 7, "7"),
+        (Place, {"country": "DE", "zip": 12345}, '{"country":"DE","zip":12345}'),
+    ],
+)
+@pytest.mark.parametrize("schema_in", ["prefix", "header"])
+def test_keys_are_texts_inside_a_pipeline(
+    kind: type[Any], key: Any, text: str, schema_in: Literal["prefix", "header"]
+) -> None:
+    pipeline = Pipeline("keyed")
+    read = pipeline.stream("totals", value=Avro(Total), key=avro_key())
+    read.to("copies", value=Avro(Total), key=avro_key(kind, schema_in=schema_in))
+    read.group_by_key().count(store="counts")
+    with TopologyTestDriver(pipeline) as driver:
+        driver.registry.register("totals-key", schema_of_contract(kind))
+        driver.pipe("totals", {"total": 1, "orders": 2}, key=key)
+        assert driver.store("counts") == {text: 1}
+        (copy,) = driver.read("copies")
+        assert (copy.key, copy.value) == (key, {"total": Decimal("1.00"), "orders": 2})
+        assert ("__key_schema_id" in copy.headers) == (schema_in == "header")
+        driver.pipe("totals", {"total": 1, "orders": 2}, key=b"no id")
+        (letter,) = driver.dead_letters()
+        assert "not with a zero byte and the id of a schema" in letter.headers["sluice.detail"]
 
 
 SCHEMA = {

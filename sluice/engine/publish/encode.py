@@ -88,7 +88,17 @@ def encode_records(
             takes_json = encode.takes_json
         encode_json = encode if takes_json else lambda text: encode(_decode(text))
         columns["value"] = _encode_column(encode_json, columns["value"].to_pylist(), errors, sink)
-    if sink.encode_key is not None:
+    if sink.encode_key is not None and isinstance(sink.encode_key.value, RegistryFormat):
+        assert encoder_of is not None, "the run gives the encoders of its registry"
+        registered = encoder_of(sink.encode_key.value, sink.topic)
+        columns["key"] = _encode_column(
+            registered.encode_key, table.column("key").to_pylist(), errors, sink
+        )
+        if registered.header is not None:
+            columns["headers"] = _with_header(
+                columns.get("headers"), len(table), registered.header, KEY_HEADER
+            )
+    elif sink.encode_key is not None:
         columns["key"] = _encode_keys(sink.encode_key.value, table, errors, sink)
     # Kafka Streams writes the window into the key. Sluice leaves the key unchanged
     # and writes the bounds into headers.
@@ -350,9 +360,11 @@ def _without_schemas(sink: Sink, headers: pa.ChunkedArray) -> Texts:
 _SCHEMA_HEADERS = pa.array([VALUE_HEADER, KEY_HEADER])
 
 
-def _with_header(headers: pa.ChunkedArray | None, count: int, value: bytes) -> pa.Array:
+def _with_header(
+    headers: pa.ChunkedArray | None, count: int, value: bytes, name: str = VALUE_HEADER
+) -> pa.Array:
     """Return the headers of each record, with one more header that names the schema."""
-    names = pa.repeat(pa.scalar(VALUE_HEADER), count)
+    names = pa.repeat(pa.scalar(name), count)
     values = pa.repeat(pa.scalar(value, pa.binary()), count)
     pairs = pa.StructArray.from_arrays([names, values], fields=[*HEADERS.value_type])
     ends = pa.array(np.arange(0, count + 1), pa.int32())

@@ -8,12 +8,14 @@ from functools import cached_property
 from io import BytesIO
 from typing import Any
 
+import msgspec
+
 from sluice.engine.read.registered_values import json_validator
 from sluice.errors import EngineError
 from sluice.registry.http_registry import missing_extra
 from sluice.registry.registry import Registry, UnknownSchemaError
 from sluice.values import avro_schemas
-from sluice.values.avro_schemas import Node, SchemaError
+from sluice.values.avro_schemas import Node, Primitive, SchemaError
 from sluice.values.avro_written import UnwritableError, Write, writer
 from sluice.values.registered_schemas import RegisteredSchema, guid_header, prefix
 from sluice.values.registry_formats import RegistryFormat
@@ -46,6 +48,15 @@ class RegisteredEncoder:
         stream.seek(len(self._prefix))
         self._write(stream, self._parsed, self._convert(value))
         return stream.getvalue()
+
+    def encode_key(self, text: str) -> bytes:
+        """Return the bytes of a key, which is a text inside a pipeline."""
+        if self._node == Primitive("string"):
+            return self(text)
+        try:
+            return self(_decode(text))
+        except msgspec.DecodeError:
+            return self(text)  # an enum, or a text for which the schema has another type
 
     def _with_prefix(self, text: str) -> bytes:
         data = text.encode()
@@ -96,6 +107,9 @@ class RegisteredEncoder:
         from fastavro import schemaless_writer
 
         return schemaless_writer
+
+
+_decode = msgspec.json.Decoder().decode
 
 
 def encoder_of(values: RegistryFormat, topic: str, registry: Registry) -> RegisteredEncoder:

@@ -152,14 +152,15 @@ class OutputWriter:
         return records, of_tables
 
     @cached_property
-    def _encoders(self) -> dict[str, RegisteredEncoder]:
-        """Topic → the encoder of its values. A run writes each topic with one schema."""
+    def _encoders(self) -> dict[tuple[str, bool], RegisteredEncoder]:
+        """Topic, and whether it is that of keys → encoder. A run writes a topic with one schema."""
         return {}
 
     def _encoder(self, values: RegistryFormat, topic: str) -> RegisteredEncoder:
-        if topic not in self._encoders:
-            self._encoders[topic] = encoder_of(values, topic, self.registry)
-        return self._encoders[topic]
+        place = topic, values.is_key
+        if place not in self._encoders:
+            self._encoders[place] = encoder_of(values, topic, self.registry)
+        return self._encoders[place]
 
     def _results(self, output: BatchOutput) -> Iterator[tuple[Sink, pa.Table]]:
         """Return all results of the batch for sinks, not encoded yet."""

@@ -90,7 +90,7 @@ class ValueDecoder:
 
     @cached_property
     def keys(self) -> RecordKeys:
-        return RecordKeys(self.columns)
+        return RecordKeys(self.columns, self.registry)
 
     @cached_property
     def _json_columns(self) -> JsonColumns | None:

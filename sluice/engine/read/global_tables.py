@@ -82,7 +82,7 @@ class TableReader(RecordReader):
         rows, values, dead_letters = decoder.decode(
             raw, batch.column("key"), batch.column("headers")
         )
-        keys = list(decoder.keys.decode(batch.column("key").to_pylist()))
+        keys = list(decoder.keys.decode(batch.column("key").to_pylist(), batch.column("headers")))
         positions, unfit = _positions(batch, output.partition), decoder.columns.unfit(values)
         counted_as_rejected = self._rejected_as_stream(batch, rows, values, keys, output, clock)
         applied: list[int] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from sluice.engine.read.avro_data import problem_of
-from sluice.errors import error_text
+from sluice.errors import RegistryAway, error_text
 from sluice.plan import Source
 from sluice.registry.http_registry import missing_extra
 from sluice.registry.registry import Registry, UnknownSchemaError
@@ -21,7 +21,9 @@ from sluice.values.avro_schemas import Node, SchemaError
 from sluice.values.avro_values import Aliases, MismatchError, converter, natural, unchanged
 from sluice.values.contracts import type_info
 from sluice.values.headers import decode_headers
+from sluice.values.keys import key_text
 from sluice.values.registered_schemas import (
+    KEY_HEADER,
     VALUE_HEADER,
     RegisteredSchema,
     SchemaRef,
@@ -130,6 +132,55 @@ class RegisteredValues:
     @property
     def _kind(self) -> Any:
         return str if self.source.contract is None else self.source.value_class
+
+
+@dataclass
+class RegisteredKeys:
+    """Reads the keys of one source as texts."""
+
+    topic: str
+    format: RegistryFormat
+    registry: Registry
+    _texts: dict[SchemaRef, Callable[[bytes], str | None]] = field(default_factory=dict, init=False)
+
+    def decode(
+        self, raw: Sequence[bytes | None], headers: Sequence[str | None] | None
+    ) -> Iterator[str | BaseException | None]:
+        """Yield the text of each key, or the error of a key that cannot be read.
+
+        Raises RegistryAway.
+        """
+        for number, data in enumerate(raw):
+            if data is None:
+                yield None
+                continue
+            header = None if headers is None else schema_header(headers[number], KEY_HEADER)
+            try:
+                ref, begin = named_schema(data, header)
+                yield self._text_of(ref)(data[begin:])
+            except RegistryAway:
+                raise
+            except UnknownSchemaError:
+                yield RejectedValueError("unknown_schema", f"the registry has no schema {ref}")
+            except Exception as error:
+                yield error
+
+    def _text_of(self, ref: SchemaRef) -> Callable[[bytes], str | None]:
+        if ref not in self._texts:
+            schema = self.registry.schema(ref, self.format.subject_in(self.topic))
+            if schema.kind != "AVRO":
+                raise SchemaError(f"{schema} is a schema of {schema.kind}, not of AVRO")
+            node = avro_schemas.parse(schema.text, schema.references)
+            parsed, read = parsed_schema(schema)
+
+            def text(data: bytes) -> str | None:
+                problem = problem_of(node, data, 0)
+                if problem:
+                    raise RejectedValueError("malformed", f"{problem} - by {schema}")
+                return key_text(natural(node)(read(BytesIO(data), parsed)))
+
+            self._texts[ref] = text
+        return self._texts[ref]
 
 
 class AvroReader:

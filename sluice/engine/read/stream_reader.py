@@ -178,7 +178,7 @@ class RecordReader(TaskOfBatch):
             return records
         has_key = records.column("key").is_valid()
         if decoder.source.key_decode is not None:
-            keys = decoder.keys.decode(records.column("key").to_pylist())
+            keys = decoder.keys.decode(records.column("key").to_pylist(), records.column("headers"))
             has_key = pa.array([key is not None for key in keys], pa.bool_())
         if not has_key.false_count:
             return records
@@ -425,7 +425,7 @@ class StreamReader(RecordReader):
         if name == "_key" and decoder.source.key is not None:
             return pa.nulls(kept.num_rows, kind)
         if name == "_key" and decoder.source.key_decode is not None:
-            keys = list(decoder.keys.decode(kept.column("key").to_pylist()))
+            keys = list(decoder.keys.decode(kept.column("key").to_pylist(), kept.column("headers")))
             if error := next((key for key in keys if isinstance(key, BaseException)), None):
                 raise ValueError(error_text(error))
             return pa.array(keys, kind)
@@ -508,7 +508,7 @@ class StreamReader(RecordReader):
         clock: int,
     ) -> tuple[str, str] | None:
         """Return the reason why a single record is rejected, or None."""
-        (key,) = decoder.keys.decode(record.column("key").to_pylist())
+        (key,) = decoder.keys.decode(record.column("key").to_pylist(), record.column("headers"))
         if (
             "_key" in self.metadata
             and decoder.source.key is None
