@@ -76,7 +76,7 @@ def _type(node: Node, classes: dict[str, str]) -> str:  # noqa: C901  (a table)
                 if not all(isinstance(each, Record) for each in inner.branches if each != _NULL):
                     raise SchemaError("a union of several types that are no records has no class")
                 return " | ".join(_type(branch, classes) for branch in branches)
-            null = " | None" if inner is not node else ""
+            null = " | None" if _NULL in branches else ""
             return f"{_type(inner, classes)}{null}"
         case Record():
             if node.short_name not in classes:
