@@ -11,7 +11,7 @@ import pytest
 from sluice.errors import PreflightError
 from sluice.provision import ivy, jars, machine_checks
 from sluice.provision.ivy import Module
-from sluice.provision.jars import Bundle, Jar
+from sluice.provision.jars import SET_UP, Bundle, Jar
 
 CONTENT = {
     Jar(
@@ -19,7 +19,7 @@ CONTENT = {
         Module("org.example", f"{bundle}-{number}", "1.0"),
         hashlib.sha256(b"jar %d" % number).hexdigest(),
     ): (b"jar %d" % number)
-    for bundle in Bundle
+    for bundle in SET_UP
     for number in range(12)
 }
 JAVA = Path("java")
@@ -270,3 +270,17 @@ def test_too_little_memory_reports_both_numbers(tmp_path: Path) -> None:
 
 def test_a_system_without_meminfo_passes(tmp_path: Path) -> None:
     machine_checks.check_memory(2**40, tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("text", ["org:name:1.0", "org:name:1.0:all:tar.gz"])
+def test_the_lock_names_archives_with_their_classifier(text: str) -> None:
+    module = Module.parse(text)
+    assert str(module) == text
+    assert module.file == f"name-1.0.{'tar.gz' if 'all' in text else 'jar'}"
+
+
+def test_set_up_does_not_download_the_registry() -> None:
+    assert Bundle.REGISTRY not in SET_UP
+    assert [jar.module.file for jar in jars.read_lock() if jar.bundle is Bundle.REGISTRY] == [
+        "apicurio-registry-app-2.6.13.Final.tar.gz"
+    ]
