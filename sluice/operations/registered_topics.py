@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from sluice.engine.publish.encode_registered import schema_in_registry
 from sluice.errors import error_text
 from sluice.plan import Job, Source
 from sluice.registry.registry import Registry, UnknownSchemaError
@@ -107,7 +108,7 @@ def _compare_written(topic: RegisteredTopic, registry: Registry) -> Comparison:
             return Comparison(topic, str(found.version), "right")
     except UnknownSchemaError:
         return Comparison(topic, "", "missing", "the registry does not have the version")
-    known = registry.find(subject, values.schema, values.kind)
+    known = schema_in_registry(values, subject, registry)
     if known is not None:
         return Comparison(topic, str(known.version), "right")
     if registry.is_compatible(subject, values.schema, values.kind):
@@ -122,6 +123,6 @@ def push(job: Job, registry: Registry) -> Iterator[tuple[RegisteredTopic, Regist
     """
     for topic in registered_topics(job):
         values = topic.format
-        is_chosen = values.version is not None or values.metadata or values.schema_id
+        is_chosen = values.version is not None or values.metadata or values.pulled
         if not topic.is_read and not is_chosen:
             yield topic, registry.register(topic.subject, values.schema, values.kind)

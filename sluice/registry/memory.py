@@ -10,7 +10,6 @@ from sluice.values.registered_schemas import (
     RegisteredSchema,
     SchemaKind,
     SchemaRef,
-    referred_texts,
 )
 
 _NAMESPACE = UUID("8f6b2a52-3f0c-4d0e-9a4f-5b9f3a1f7c11")
@@ -52,9 +51,9 @@ class MemoryRegistry:
         subject: str,
         text: str,
         kind: SchemaKind = "AVRO",
-        references: tuple[RegisteredSchema, ...] = (),
+        references: tuple[str, ...] = (),
     ) -> RegisteredSchema:
-        """Register a schema, and return it."""
+        """Register a schema, and return it. `references` are the texts of those that it refers to."""
         known = self.find(subject, text, kind)
         if known is not None:
             return known
@@ -67,7 +66,7 @@ class MemoryRegistry:
             subject=subject,
             version=len(ids) + 1,
             guid=str(uuid5(_NAMESPACE, f"{kind} {subject} {text}")),
-            references=referred_texts(references),
+            references=references,
         )
         self.schemas[schema_id] = schema
         ids.append(schema_id)

@@ -16,9 +16,16 @@ from sluice.engine.read.registered_values import parsed_schema, read_plain
 from sluice.errors import TopologyError
 from sluice.plan import Job
 from sluice.registry.memory import MemoryRegistry
+from sluice.registry.registry import UnknownSchemaError
 from sluice.testing.piped_records import json_bytes
 from sluice.values.avro_written import UnwritableError
-from sluice.values.registered_schemas import KEY_HEADER, VALUE_HEADER, named_schema, prefix
+from sluice.values.registered_schemas import (
+    KEY_HEADER,
+    VALUE_HEADER,
+    RegisteredSchema,
+    named_schema,
+    prefix,
+)
 from sluice.values.registry_formats import RegistryFormat
 from sluice.values.stored_values import plain_model
 from sluice.values.topic_patterns import matches
@@ -65,8 +72,10 @@ class RegisteredRecords:
             if sink.encode_key is not None and isinstance(sink.encode_key.value, RegistryFormat):
                 keys.append((sink.topic, sink.encode_key.value))
         for topic, of_topic in (*read.items(), *written.items(), *keys):
-            if not of_topic.schema_id:
-                registry.register(of_topic.subject_in(topic), of_topic.schema, of_topic.kind)
+            if not of_topic.schema:
+                continue
+            subject = of_topic.subject_in(topic)
+            registry.register(subject, of_topic.schema, of_topic.kind, of_topic.references)
         return cls(registry, contracts, read, written, dict(keys))
 
     def encoded(self, topic: str, value: Any) -> Any:
@@ -77,7 +86,7 @@ class RegisteredRecords:
         of_topic = self._format(topic)
         if of_topic is None or value is None or isinstance(value, bytes):
             return value
-        schema = self.registry.version(of_topic.subject_in(topic))
+        schema = self._newest(of_topic.subject_in(topic))
         if schema.kind == "JSON":
             if not isinstance(value, str):
                 value = json_bytes(value, self._contract(topic))
@@ -90,6 +99,15 @@ class RegisteredRecords:
             raise TopologyError(
                 f"The value for {topic} does not fit {schema}: {error}.",
                 next_step="Correct the value, or pipe bytes to test how invalid values are read.",
+            ) from None
+
+    def _newest(self, subject: str) -> RegisteredSchema:
+        try:
+            return self.registry.version(subject)
+        except UnknownSchemaError:
+            raise TopologyError(
+                f"The registry of the test has no schema of {subject}, because none follows from the class.",
+                next_step=f"Register one: driver.registry.register({subject!r}, text).",
             ) from None
 
     def encoded_key(self, topic: str, key: Any) -> Any:

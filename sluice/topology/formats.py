@@ -72,14 +72,22 @@ def Avro(  # noqa: N802  (reads as a type)
     if isinstance(value, str):
         pulled = pulled_schema(where, value)
         return _of_pulled(where, pulled, subject or value, strategy, version, metadata, schema_in)
-    schema = schema_of_contract(value, namespace)
-    node = parse(schema)
+    schema, record, problem = "", "", ""
+    contracts.sql_type(value)
+    try:
+        schema = schema_of_contract(value, namespace)
+        node = parse(schema)
+        record = node.name if isinstance(node, Record) else ""
+    except TopologyError as error:
+        # Such a class can still be read: only a schema to write does not follow from it.
+        problem = str(error)
     return _serde(
         value,
         RegistryFormat(
             kind="AVRO",
             schema=schema,
-            record=node.name if isinstance(node, Record) else "",
+            problem=problem,
+            record=record,
             subject=subject,
             strategy=strategy,
             version=version,
@@ -145,7 +153,6 @@ def _of_pulled(
             next_step="Declare a class with the fields that the pipeline reads, and write "
             f'Avro(MyClass, subject="{subject}").',
         ) from None
-    is_pinned = version is None and not metadata
     return _serde(
         contract,
         RegistryFormat(
@@ -156,8 +163,7 @@ def _of_pulled(
             strategy=strategy,
             version=version,
             metadata=dict(metadata or {}),
-            schema_id=pulled.id if is_pinned else 0,
-            guid=pulled.guid if is_pinned else "",
+            pulled=pulled.version,
             schema_in=schema_in,
             aliases=aliases_of(node),
             references=pulled.references,

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 
 from sluice.errors import TopologyError
+from sluice.values.pipeline_modules import SCHEMAS
 from sluice.values.registered_schemas import RegisteredSchema
 
-FOLDER = "schemas"
 _HERE = f"{Path(__file__).parent}{os.sep}"
 
 
@@ -23,7 +23,7 @@ def file_of(folder: Path, subject: str) -> Path:
     """Return the file with a subject's schema, for pipelines in this folder."""
     # A subject of a context has colons, and one by the name of a record may have slashes.
     name = "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in subject)
-    return folder / FOLDER / f"{name}.json"
+    return folder / SCHEMAS / f"{name}.json"
 
 
 def pulled_schema(where: str, subject: str) -> RegisteredSchema:

@@ -22,6 +22,7 @@ from sluice.values.contracts import (
     variants,
 )
 from sluice.values.epochs import Unit, unit_of
+from sluice.values.stored_values import JsonText
 
 
 class SchemaError(ValueError):
@@ -328,14 +329,28 @@ class _Deriving:
                 f"{where}: only a union of classes with tags has a type in Avro.",
                 next_step="Declare one type.",
             )
+        for member in members if len(members) > 1 else ():
+            tag = getattr(member, "tag", None)
+            if not (isinstance(tag, str) and _NAME.fullmatch(tag)):
+                raise TopologyError(
+                    f"{where}: the tag {tag!r} is no name in Avro, where it names a record.",
+                    next_step="Give each class a tag of letters, digits and _.",
+                )
         branches = [self.schema(member, where) for member in members]
         has_null = len(members) < len(kind.types)
         return ["null", *branches] if has_null else branches
 
     def _record(self, kind: ObjectType, where: str) -> Any:
-        name = kind.cls.__name__
+        if kind.cls is JsonText:
+            raise TopologyError(
+                f"{where}: Any has no type in Avro.",
+                next_step='Declare the field\'s type. To write with a schema of the registry, add version="latest".',
+            )
+        # The tag of a member of a union is the name of its record.
+        tag = getattr(kind, "tag", None)
+        name = tag if isinstance(tag, str) else kind.cls.__name__
         if not _NAME.fullmatch(name):
-            name = re.sub(r"\W+", "_", name).strip("_")
+            name = re.sub(r"\W+", "_", kind.cls.__name__).strip("_")
         full = f"{self.namespace}.{name}" if self.namespace else name
         if full in self.named:
             return full

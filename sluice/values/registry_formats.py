@@ -22,7 +22,10 @@ class RegistryFormat:
 
     kind: SchemaKind
     schema: str
-    """The schema of the contract, as text: that of a pulled file, or derived from the class."""
+    """The schema of the contract, as text: that of a pulled file, or derived from the class. Empty
+    if the class has parts that the format lacks."""
+    problem: str = ""
+    """Which part of the class the format lacks."""
     record: str = ""
     """The full name of the schema's record."""
     subject: str = ""
@@ -32,9 +35,9 @@ class RegistryFormat:
     """The version with which values are written; None for the one that has `schema`."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Values are written with the latest version that has this metadata."""
-    schema_id: int = 0
-    """The schema's id in the registry, from a pulled file; 0 if it is unknown."""
-    guid: str = ""
+    pulled: int = 0
+    """The version of the subject that had `schema` when it was pulled; 0 if it was not pulled. The
+    registry of a run may be another one, in which versions and ids have other numbers."""
     schema_in: SchemaIn = "prefix"
     """Where written records name their schema. Both places are read."""
     registers: bool = False
@@ -45,6 +48,11 @@ class RegistryFormat:
     validates: bool = False
     """Whether JSON is also checked against the registered schema, not only against the contract."""
     is_key: bool = False
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether values are written with a version that the author has chosen."""
+        return self.version is not None or bool(self.metadata)
 
     def subject_in(self, topic: str) -> str:
         return self.subject or subject_of(topic, self.record, self.strategy, is_key=self.is_key)

@@ -262,10 +262,6 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_pulled_schema_is_the_contract(folder: Path) -> None:
     with TopologyTestDriver(load_pipeline(folder, "bank")) as driver:
-        driver.registry.schemas[7] = RegisteredSchema(
-            id=7, text=json.dumps(SCHEMA), subject="payments-value", version=3
-        )
-        driver.registry.versions["payments-value"] = [7]
         payment = {"payer": "Ann", "amount": Decimal("2.50"), "level": "LOW", "tags": {"a": 1}}
         driver.pipe("payments", payment | {"means": {"type": "Card", "digits": "42"}})
         driver.pipe("payments", payment | {"means": {"type": "Cash", "currency": "EUR"}})
@@ -311,3 +307,71 @@ def test_recursive_schemas_are_refused(tmp_path: Path) -> None:
     write_file(tmp_path, RegisteredSchema(id=1, text=json.dumps(tree), subject="payments-value"))
     with pytest.raises(TopologyError, match="Tree contains itself"):
         load_pipeline(tmp_path, "bank")
+
+
+class Opened(Struct, tag="opened"):
+    account: str
+
+
+class Paid(Struct, tag="paid"):
+    account: str
+    amount: Decimal2
+
+
+class Noted(Struct):
+    id: int
+    note: Any = None
+
+
+@pytest.mark.parametrize("count", [1, 60], ids=["one by one", "many"])
+def test_a_union_of_tagged_classes_is_a_union_of_records(count: int) -> None:
+    pipeline = Pipeline("accounts")
+    events = pipeline.stream("events", value=Avro(Opened | Paid), key="account")  # type: ignore[arg-type]
+    events.to("copies", value=Avro(Opened | Paid))  # type: ignore[call-overload]
+    events.filter("type = 'paid'").group_by_key().aggregate(store="paid", total="sum(amount)")
+    with TopologyTestDriver(pipeline) as driver:
+        for _ in range(count):
+            driver.pipe("events", Opened("a"))
+            driver.pipe("events", Paid("a", Decimal("2.5")))
+        copies = [copy.value for copy in driver.read("copies")]
+        assert copies == [{"account": "a"}, {"account": "a", "amount": Decimal("2.50")}] * count
+        assert driver.store("paid") == {"a": {"total": 2.5 * count}}
+
+
+def test_a_class_that_avro_lacks_can_be_read_and_not_written() -> None:
+    pipeline = Pipeline("notes")
+    notes = pipeline.stream("notes", value=Avro(Noted))
+    notes.to("copies")
+    with pytest.raises(TopologyError, match="Noted.note: Any has no type in Avro"):
+        notes.to("avro_copies", value=Avro(Noted))
+    note = ["null", "string", {"type": "array", "items": "int"}]
+    fields = [{"name": "id", "type": "int"}, {"name": "note", "type": note}]
+    with TopologyTestDriver(pipeline) as driver:
+        with pytest.raises(TopologyError, match="driver.registry.register"):
+            driver.pipe("notes", {"id": 1, "note": "x"})
+        schema = {"type": "record", "name": "N", "fields": fields}
+        driver.registry.register("notes-value", json.dumps(schema))
+        for value in ({"id": 1, "note": "x"}, {"id": 2, "note": [1]}, {"id": 3, "note": None}):
+            driver.pipe("notes", value)
+        assert [copy.value for copy in driver.read("copies")] == [
+            {"id": 1, "note": "x"},
+            {"id": 2, "note": [1]},
+            {"id": 3, "note": None},
+        ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "named", "problem"),
+    [
+        (["total"], {}, "the values have no orders, which Total needs"),
+        (["total", "orders"], {"more": "orders"}, "Total has no more, which the values have"),
+        (["total"], {"orders": "'x'"}, "orders is STRING, and BIGINT in Total"),
+    ],
+)
+def test_an_output_that_surely_does_not_fit_is_an_error_when_the_file_is_loaded(
+    columns: list[str], named: dict[str, str], problem: str
+) -> None:
+    pipeline = Pipeline("p")
+    selected = pipeline.stream("numbers", value=Total).select(*columns, **named)
+    with pytest.raises(TopologyError, match=problem):
+        selected.to("totals", value=Avro(Total))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
@@ -138,15 +139,6 @@ def encoder_of(values: RegistryFormat, topic: str, registry: Registry) -> Regist
 def schema_to_write(values: RegistryFormat, topic: str, registry: Registry) -> RegisteredSchema:
     """Return the schema with which a topic is written."""
     subject = values.subject_in(topic)
-    if values.schema_id:
-        return RegisteredSchema(
-            id=values.schema_id,
-            text=values.schema,
-            kind=values.kind,
-            subject=subject,
-            guid=values.guid,
-            references=values.references,
-        )
     try:
         if values.metadata:
             return registry.with_metadata(subject, dict(values.metadata))
@@ -158,7 +150,7 @@ def schema_to_write(values: RegistryFormat, topic: str, registry: Registry) -> R
             f"{error}.",
             next_step=f"Register it, or see what there is: sluice schema pull {subject}.",
         ) from None
-    found = registry.find(subject, values.schema, values.kind)
+    found = schema_in_registry(values, subject, registry)
     if found is not None:
         return found
     if values.registers:
@@ -168,3 +160,16 @@ def schema_to_write(values: RegistryFormat, topic: str, registry: Registry) -> R
         next_step="Register it: sluice schema push PIPELINE. Or write with a version that the "
         'subject has: version="latest".',
     )
+
+
+def schema_in_registry(
+    values: RegistryFormat, subject: str, registry: Registry
+) -> RegisteredSchema | None:
+    """Return the version of a subject that has the format's own schema; None without one."""
+    if values.pulled:
+        # A registry finds a schema that refers to others only together with their names.
+        with suppress(UnknownSchemaError):
+            pulled = registry.version(subject, values.pulled)
+            if pulled.text == values.schema:
+                return pulled
+    return registry.find(subject, values.schema, values.kind)
