@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import UnionType
 from typing import Any, TypeVar, overload
 
 import msgspec
@@ -33,7 +34,7 @@ def Avro(
 ) -> Serde[V]: ...
 @overload
 def Avro(
-    value: str,
+    value: str | UnionType,
     *,
     subject: str = ...,
     strategy: Strategy = ...,

@@ -46,6 +46,7 @@ from sluice.values.record_metadata import (
     Emit,
     OnError,
 )
+from sluice.values.registry_formats import RegistryFormat
 from sluice.values.shapes import Shape
 from sluice.values.sink_tables import POSITION, WINDOW, DeltaTable, OutputTable
 from sluice.values.sql_types import struct_type
@@ -404,7 +405,9 @@ class Handle(Generic[V]):
                 f"{where}: value=debezium(...) writes changes, but the values have no kind, old and new.",
                 next_step="Write the changes of a table: table.changes().to(...).",
             )
-        require_writable(where, serde, self.fields, is_scalar=self.shape.scalar)
+        if isinstance(serde.encode, RegistryFormat):
+            shape = shape_after(self.node)
+            require_writable(where, serde, shape.fields, is_scalar=shape.scalar)
         return serde.encode or encode_text
 
     def _require_bytes(self, where: str) -> None:

@@ -25,7 +25,8 @@ def require_writable(
         return
     if values.problem:
         raise TopologyError(f"{where}: {values.problem}")
-    kind = type_info(serde.contract)
+    contract: Any = serde.contract
+    kind = type_info(contract)
     if is_scalar or not fields or not isinstance(kind, ObjectType):
         return
     declared = contracts.fields(serde.contract)

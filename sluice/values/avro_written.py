@@ -1,4 +1,4 @@
-"""Converts plain data to what Avro writes, exactly: a value that does not fit is an error."""
+"""Writes plain data in Avro, exactly: a value that does not fit is an error with its path."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from base64 import b64decode
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
+from struct import Struct
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -25,8 +26,8 @@ from sluice.values.avro_schemas import (
 from sluice.values.avro_values import described, unit_of_logical
 from sluice.values.json_limits import shortened
 
-Write: TypeAlias = Callable[[Any], Any]
-"""Turns plain data into what a schema without logical types takes."""
+Write: TypeAlias = Callable[[Any], bytes]
+"""Turns plain data into the bytes of a value."""
 _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_DAY = date(1970, 1, 1).toordinal()
 _BITS = {"int": 31, "long": 63}
@@ -38,139 +39,227 @@ class UnwritableError(ValueError):
     """A value does not fit its schema."""
 
 
-def writer(node: Node, path: str = "$") -> Write:  # noqa: C901
-    """Return the function for values of a schema. It raises UnwritableError."""
+def writer(node: Node, path: str = "$") -> Write:  # noqa: C901  (a table)
+    """Return the function that writes a value of a schema. It raises UnwritableError."""
     match node:
-        case Primitive(logical="decimal") | Fixed(logical="decimal"):
+        case Primitive(logical="decimal"):
+            return lambda value: _with_length(_decimal(node, value, path))
+        case Fixed(logical="decimal"):
             return lambda value: _decimal(node, value, path)
         case Primitive(kind="int", logical="date"):
-            return lambda value: _day(value, path)
+            return lambda value: _long(_day(value, path))
         case Primitive(kind="long", logical=logical) if unit_of_logical(logical)[0]:
             per_second, is_local = unit_of_logical(logical)
-            return lambda value: _moment(per_second, is_local, value, path)
+            return lambda value: _long(_moment(per_second, is_local, value, path))
         case Primitive(kind=kind, logical="time-millis" | "time-micros" as logical):
             per_second = 1_000 if logical == "time-millis" else 1_000_000
             whole = _whole(_BITS[kind], path)
-            return lambda value: whole(_time_of_day(per_second, value, path))
+            return lambda value: _long(whole(_time_of_day(per_second, value, path)))
         case Primitive(kind="int" | "long" as kind):
-            return _whole(_BITS[kind], path)
-        case Primitive(kind="float" | "double" as kind):
-            return lambda value: _number(kind, value, path)
+            whole = _whole(_BITS[kind], path)
+            return lambda value: _long(whole(value))
+        case Primitive(kind="float"):
+            return lambda value: _FLOAT.pack(_number("float", value, path))
+        case Primitive(kind="double"):
+            return lambda value: _DOUBLE.pack(_number("double", value, path))
         case Primitive(kind="boolean"):
-            return lambda value: _typed(bool, value, node, path)
+            return lambda value: _FLAGS[_typed(bool, value, node, path)]
         case Primitive(kind="string"):
-            return lambda value: _typed(str, value, node, path)
+            return lambda value: _with_length(_typed(str, value, node, path).encode())
         case Primitive(kind="bytes"):
-            return lambda value: _bytes(value, node, path)
+            return lambda value: _with_length(_bytes(value, node, path))
         case Primitive():
-            return lambda value: _typed(type(None), value, node, path)
+            return lambda value: b"" if value is None else _typed(type(None), value, node, path)
         case Fixed():
             return lambda value: _fixed(node, value, path)
         case Choice():
-            return lambda value: _symbol(node, value, path)
+            return _symbols(node, path)
         case Array(items=items):
             write_item = writer(items, f"{path}[...]")
-            return lambda value: [*map(write_item, _typed(list, value, node, path))]
+            return lambda value: _block([*map(write_item, _typed(list, value, node, path))])
         case Map(values=values):
-            write_value = writer(values, f"{path}[...]")
-            return lambda value: {
-                name: write_value(each) for name, each in _typed(dict, value, node, path).items()
-            }
+            return _map(writer(values, f"{path}[...]"), node, path)
         case Union(branches=branches):
             return _union(branches, node, path)
         case Record():
             return _record(node, path)
 
 
-def _record(node: Record, path: str) -> Write:
-    writes: dict[str, Write] = {}
-    defaults: dict[str, Any] = {}
-    for each in node.fields:
-        where = f"{path}.{each.name}"
-        writes[each.name] = writer(each.type, where)
-        if each.default is not NO_DEFAULT:
-            defaults[each.name] = _default(each.type, each.default, where)
-        elif isinstance(each.type, Union) and _NULL in each.type.branches:
-            defaults[each.name] = None
+_FLOAT, _DOUBLE = Struct("<f"), Struct("<d")
+_FLAGS = {False: b"\0", True: b"\1"}
 
-    def write(value: Any) -> Any:
-        fields = _typed(dict, value, node, path)
-        written: dict[str, Any] = {}
-        for name, write_field in writes.items():
-            if name in fields and not (fields[name] is None and _lacks_null(node, name)):
-                written[name] = write_field(fields[name])
-            elif name in defaults:
-                written[name] = defaults[name]
-            elif name in fields:
-                raise UnwritableError(f"{path}.{name}: the schema does not allow null here")
-            else:
-                raise UnwritableError(f"{path}.{name}: the value lacks this field of the schema")
-        for name in fields.keys() - writes.keys():
-            if fields[name] is not None:
-                raise UnwritableError(f"{path}.{name}: the schema lacks this field of the value")
-        return written
+
+def _written_long(number: int) -> bytes:
+    zigzag = number << 1 if number >= 0 else (-number << 1) - 1
+    written = bytearray()
+    while zigzag > 0x7F:
+        written.append(zigzag & 0x7F | 0x80)
+        zigzag >>= 7
+    written.append(zigzag)
+    return bytes(written)
+
+
+_MOST_KNOWN = 4_096
+_KNOWN = [_written_long(number) for number in range(_MOST_KNOWN)]
+"""The bytes of small numbers, which are most of them: lengths, and the numbers of branches."""
+
+
+def _long(number: int) -> bytes:
+    return _KNOWN[number] if 0 <= number < _MOST_KNOWN else _written_long(number)
+
+
+def _with_length(data: bytes) -> bytes:
+    return _long(len(data)) + data
+
+
+def _block(items: list[bytes]) -> bytes:
+    """Return a list or a map of one block, with the empty block after it."""
+    return b"".join([_long(len(items)), *items, b"\0"]) if items else b"\0"
+
+
+def _map(write_value: Write, node: Node, path: str) -> Write:
+    def write(value: Any) -> bytes:
+        items: list[bytes] = []
+        for name, each in _typed(dict, value, node, path).items():
+            items.append(_with_length(name.encode()) + write_value(each))
+        return _block(items)
 
     return write
 
 
-def _lacks_null(node: Record, name: str) -> bool:
-    kind = next(each.type for each in node.fields if each.name == name)
-    return kind != _NULL and not (isinstance(kind, Union) and _NULL in kind.branches)
+def _symbols(node: Choice, path: str) -> Write:
+    numbers = {symbol: _long(number) for number, symbol in enumerate(node.symbols)}
+
+    def write(value: Any) -> bytes:
+        try:
+            return numbers[value]
+        except (KeyError, TypeError):
+            raise _unfit(value, node, path) from None
+
+    return write
 
 
-def _default(node: Node, default: Any, path: str) -> Any:
-    """Return a field's default as a schema without logical types takes it."""
+def _record(node: Record, path: str) -> Write:
+    parts: list[tuple[str, Write, bytes | None, bool]] = []
+    for each in node.fields:
+        where = f"{path}.{each.name}"
+        has_null = isinstance(each.type, Union) and _NULL in each.type.branches
+        takes_null = has_null or each.type == _NULL
+        default: bytes | None = None
+        if each.default is not NO_DEFAULT:
+            default = _default(each.type, each.default, where)
+        write_field = writer(each.type, where)
+        if default is None and takes_null:
+            default = write_field(None)
+        parts.append((each.name, write_field, default, takes_null))
+    count = len(parts)
+    names = {name for name, _, _, _ in parts}
+
+    def write(value: Any) -> bytes:
+        if not isinstance(value, dict):
+            raise _unfit(value, node, path)
+        written: list[bytes] = []
+        for name, write_field, default, takes_null in parts:
+            field = value.get(name)
+            if field is not None:
+                written.append(write_field(field))
+            elif takes_null and name in value:
+                written.append(write_field(None))
+            elif default is not None:
+                written.append(default)
+            elif name in value:
+                raise UnwritableError(f"{path}.{name}: the schema does not allow null here")
+            else:
+                raise UnwritableError(f"{path}.{name}: the value lacks this field of the schema")
+        if len(value) != count or value.keys() != names:
+            for name in value.keys() - names:
+                if value[name] is not None:
+                    raise UnwritableError(
+                        f"{path}.{name}: the schema lacks this field of the value"
+                    )
+        return b"".join(written)
+
+    return write
+
+
+def _default(node: Node, default: Any, path: str) -> bytes:
+    """Return a field's default as it is written."""
     match node:
         case Union(branches=branches):
-            return _default(branches[0], default, path)
-        case Primitive(kind="bytes") | Fixed():
+            return _long(0) + _default(branches[0], default, path)
+        case Primitive(kind="bytes"):
+            return _with_length(str(default).encode("latin-1"))
+        case Fixed():
             return str(default).encode("latin-1")
         case Record(fields=fields):
             given: Mapping[str, Any] = default if isinstance(default, dict) else {}
             own = {each.name: given.get(each.name, each.default) for each in fields}
-            return {each.name: _default(each.type, own[each.name], path) for each in fields}
+            return b"".join(
+                _default(each.type, own[each.name], f"{path}.{each.name}") for each in fields
+            )
         case _:
-            return default
+            return writer(node, path)(default)
 
 
 def _union(branches: tuple[Node, ...], node: Node, path: str) -> Write:
-    has_null = _NULL in branches
-    writes = [(branch, writer(branch, path)) for branch in branches if branch != _NULL]
-    records = [branch for branch in branches if isinstance(branch, Record)]
+    null = _long(branches.index(_NULL)) if _NULL in branches else None
+    writes: list[tuple[Node, bytes, Write]] = []
+    for number, branch in enumerate(branches):
+        if branch != _NULL:
+            writes.append((branch, _long(number), writer(branch, path)))
+    has_tags = sum(isinstance(branch, Record) for branch in branches) > 1
 
-    def write(value: Any) -> Any:
+    def write(value: Any) -> bytes:
         if value is None:
-            if has_null:
-                return None
+            if null is not None:
+                return null
             raise UnwritableError(f"{path}: the schema does not allow null here")
         if len(writes) == 1:
-            return writes[0][1](value)
+            _, number, write_branch = writes[0]
+            return number + write_branch(value)
         problems: list[str] = []
-        for branch, write_branch in writes:
+        for branch, number, write_branch in writes:
             fields = value
-            if isinstance(branch, Record) and isinstance(value, dict) and len(records) > 1:
-                names = {branch.name, branch.short_name}
-                tags = [name for name, each in value.items() if each in names]
-                known = {each.name for each in branch.fields}
-                if not tags:
+            if has_tags and isinstance(branch, Record) and isinstance(value, dict):
+                found = _without_tag(branch, value)
+                if found is None:
                     continue
-                fields = {
-                    name: each for name, each in value.items() if name in known or name not in tags
-                }
-                fields = {name: each for name, each in fields.items() if each is not None}
+                fields = found
             try:
-                written = write_branch(fields)
+                return number + write_branch(fields)
             except UnwritableError as error:
                 problems.append(str(error))
-                continue
-            return (branch.name, written) if isinstance(branch, Record) else written
         problem = problems[0] if len(problems) == 1 else f"{_shown(value)} is no {described(node)}"
-        raise UnwritableError(f"{path}: {problem}" if not problem.startswith("$") else problem)
+        raise UnwritableError(problem if problem.startswith("$") else f"{path}: {problem}")
 
     return write
 
 
+def _without_tag(record: Record, value: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the fields of a value of a union, if its tag names the record; otherwise None.
+
+    In SQL, a value has the fields of all members of the union, which are null.
+    """
+    names = {record.name, record.short_name}
+    known = {each.name for each in record.fields}
+    tags = {name for name, each in value.items() if isinstance(each, str) and each in names}
+    if not tags:
+        return None
+    fields: dict[str, Any] = {}
+    for name, each in value.items():
+        if each is not None and (name in known or name not in tags):
+            fields[name] = each
+    return fields
+
+
 def _decimal(node: Decimals, value: Any, path: str) -> bytes:
+    if type(value) is float:
+        # Most amounts are written with few digits, which need no Decimal.
+        whole, _, fraction = repr(value).partition(".")
+        if len(fraction) <= node.scale and fraction.isdigit():
+            unscaled = int(whole + fraction.ljust(node.scale, "0"))
+            if abs(unscaled) < min(_MOST_SURE, int(10**node.precision)):
+                return _twos_complement(node, unscaled, value, path)
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal | str):
         raise _unfit(value, node, path)
     try:
@@ -192,8 +281,14 @@ def _decimal(node: Decimals, value: Any, path: str) -> bytes:
             raise _unfit(value, node, path)
     if unscaled >= 10**node.precision:
         raise _unfit(value, node, path)
-    if sign:
-        unscaled = -unscaled
+    return _twos_complement(node, -unscaled if sign else unscaled, value, path)
+
+
+_MOST_SURE = 10**15
+"""A float of fewer digits has exactly the digits of its text."""
+
+
+def _twos_complement(node: Decimals, unscaled: int, value: Any, path: str) -> bytes:
     if isinstance(node, Fixed):
         try:
             data: bytes = unscaled.to_bytes(node.size, "big", signed=True)
@@ -291,12 +386,6 @@ def _fixed(node: Fixed, value: Any, path: str) -> bytes:
     if len(data) != node.size:
         raise UnwritableError(f"{path}: {len(data)} bytes are no {described(node)}")
     return data
-
-
-def _symbol(node: Choice, value: Any, path: str) -> str:
-    if value not in node.symbols:
-        raise _unfit(value, node, path)
-    return str(value)
 
 
 def _unfit(value: Any, node: Node, path: str) -> UnwritableError:

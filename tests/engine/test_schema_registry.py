@@ -187,7 +187,7 @@ def stored(client: SchemaRegistryClient) -> list[dict[str, Any]]:
 
 
 def restore(client: SchemaRegistryClient, content: list[dict[str, Any]]) -> None:
-    client.clear_caches()
+    client.clear_caches()  # type: ignore[no-untyped-call]
     for each in content:
         assert client.register_schema(each["subject"], each["schema"]) == each["id"]
 

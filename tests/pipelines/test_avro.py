@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -326,8 +327,8 @@ class Noted(Struct):
 @pytest.mark.parametrize("count", [1, 60], ids=["one by one", "many"])
 def test_a_union_of_tagged_classes_is_a_union_of_records(count: int) -> None:
     pipeline = Pipeline("accounts")
-    events = pipeline.stream("events", value=Avro(Opened | Paid), key="account")  # type: ignore[arg-type]
-    events.to("copies", value=Avro(Opened | Paid))  # type: ignore[call-overload]
+    events = pipeline.stream("events", value=Avro(Opened | Paid), key="account")
+    events.to("copies", value=Avro(Opened | Paid))
     events.filter("type = 'paid'").group_by_key().aggregate(store="paid", total="sum(amount)")
     with TopologyTestDriver(pipeline) as driver:
         for _ in range(count):
@@ -342,12 +343,12 @@ def test_a_class_that_avro_lacks_can_be_read_and_not_written() -> None:
     pipeline = Pipeline("notes")
     notes = pipeline.stream("notes", value=Avro(Noted))
     notes.to("copies")
-    with pytest.raises(TopologyError, match="Noted.note: Any has no type in Avro"):
+    with pytest.raises(TopologyError, match=r"Noted\.note: Any has no type in Avro"):
         notes.to("avro_copies", value=Avro(Noted))
     note = ["null", "string", {"type": "array", "items": "int"}]
     fields = [{"name": "id", "type": "int"}, {"name": "note", "type": note}]
     with TopologyTestDriver(pipeline) as driver:
-        with pytest.raises(TopologyError, match="driver.registry.register"):
+        with pytest.raises(TopologyError, match=r"driver\.registry\.register"):
             driver.pipe("notes", {"id": 1, "note": "x"})
         schema = {"type": "record", "name": "N", "fields": fields}
         driver.registry.register("notes-value", json.dumps(schema))
@@ -369,9 +370,9 @@ def test_a_class_that_avro_lacks_can_be_read_and_not_written() -> None:
     ],
 )
 def test_an_output_that_surely_does_not_fit_is_an_error_when_the_file_is_loaded(
-    columns: list[str], named: dict[str, str], problem: str
+    columns: list[str], named: dict[str, Any], problem: str
 ) -> None:
     pipeline = Pipeline("p")
     selected = pipeline.stream("numbers", value=Total).select(*columns, **named)
-    with pytest.raises(TopologyError, match=problem):
+    with pytest.raises(TopologyError, match=re.escape(problem)):
         selected.to("totals", value=Avro(Total))

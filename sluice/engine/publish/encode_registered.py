@@ -6,14 +6,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from io import BytesIO
 from typing import Any
 
 import msgspec
 
 from sluice.engine.read.registered_values import json_validator
 from sluice.errors import EngineError
-from sluice.registry.http_registry import missing_extra
 from sluice.registry.registry import Registry, UnknownSchemaError
 from sluice.values import avro_schemas
 from sluice.values.avro_schemas import Node, Primitive, SchemaError
@@ -45,10 +43,7 @@ class RegisteredEncoder:
         """Return the bytes of a value. Raises ValueError if the value does not fit the schema."""
         if self.takes_json:
             return self._with_prefix(value)
-        stream = BytesIO(self._prefix)
-        stream.seek(len(self._prefix))
-        self._write(stream, self._parsed, self._convert(value))
-        return stream.getvalue()
+        return self._prefix + self._written(value)
 
     def encode_key(self, text: str) -> bytes:
         """Return the bytes of a key, which is a text inside a pipeline."""
@@ -76,8 +71,7 @@ class RegisteredEncoder:
         if self.takes_json:
             assert not self.validates or self._problem is not None
         else:
-            assert self._convert is not None
-            assert self._parsed is not None
+            assert self._written is not None
 
     @cached_property
     def _prefix(self) -> bytes:
@@ -88,26 +82,8 @@ class RegisteredEncoder:
         return avro_schemas.parse(self.schema.text, self.schema.references)
 
     @cached_property
-    def _convert(self) -> Write:
+    def _written(self) -> Write:
         return writer(self._node)
-
-    @cached_property
-    def _parsed(self) -> Any:
-        try:
-            from fastavro import parse_schema
-        except ImportError as error:
-            raise missing_extra(error) from None
-        named: dict[str, Any] = {}
-        plain, references = avro_schemas.plain_schema(self.schema.text, self.schema.references)
-        for reference in references:
-            parse_schema(reference, named_schemas=named)
-        return parse_schema(plain, named_schemas=named)
-
-    @cached_property
-    def _write(self) -> Callable[..., None]:
-        from fastavro import schemaless_writer
-
-        return schemaless_writer
 
 
 _decode = msgspec.json.Decoder().decode
