@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sluice.commands.cli import app
+from sluice.plan import plan
 from sluice.registry.memory import MemoryRegistry
 from sluice.registry.opening import forget, memory_registry
 from sluice.settings import settings
@@ -102,12 +103,12 @@ def test_a_pipeline_follows_a_schema_that_is_pulled_anew(
     (folder / "bank.py").write_text(PIPELINE.replace("Avro(Payment)", 'Avro("payments-value")'))
     registry.register("payments-value", json.dumps(SCHEMA))
     schema("pull", "payments-value")
-    assert "more" not in load_pipeline(folder, "bank").nodes[0].fields
+    assert "more" not in plan(load_pipeline(folder, "bank")).job.streams[0].types
     more = {"name": "more", "type": "int", "default": 0}
     newer = {**SCHEMA, "fields": [*SCHEMA["fields"], more]}
     registry.register("payments-value", json.dumps(newer))
     schema("pull", "payments-value")
-    assert "more" in load_pipeline(folder, "bank").nodes[0].fields
+    assert "more" in plan(load_pipeline(folder, "bank")).job.streams[0].types
 
 
 def test_the_printed_structs_are_those_of_the_schema(
