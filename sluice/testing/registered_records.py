@@ -12,12 +12,14 @@ from uuid import UUID
 import msgspec
 
 from sluice.engine.publish.encode_registered import RegisteredEncoder
-from sluice.engine.read.registered_values import parsed_schema, read_plain
+from sluice.engine.read.avro_data import read_whole, value_reader
 from sluice.errors import TopologyError
 from sluice.plan import Job
 from sluice.registry.memory import MemoryRegistry
 from sluice.registry.registry import UnknownSchemaError
 from sluice.testing.piped_records import json_bytes
+from sluice.values import avro_schemas
+from sluice.values.avro_values import natural
 from sluice.values.avro_written import UnwritableError
 from sluice.values.registered_schemas import (
     KEY_HEADER,
@@ -150,5 +152,5 @@ class RegisteredRecords:
         schema = self.registry.schema(ref)
         if schema.kind == "JSON":
             return msgspec.json.decode(value[begin:])
-        parsed, read = parsed_schema(schema)
-        return read_plain(schema, parsed, read, value[begin:])
+        node = avro_schemas.parse(schema.text, schema.references)
+        return natural(node)(read_whole(value_reader(node), value, begin))

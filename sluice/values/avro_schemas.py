@@ -213,31 +213,6 @@ def parse(text: str, references: Iterable[str] = ()) -> Node:
         raise SchemaError(f"the schema is invalid: {type(error).__name__}: {error}") from None
 
 
-def plain_schema(text: str, references: Iterable[str] = ()) -> tuple[Any, list[Any]]:
-    """Return the JSON of a schema and of its references, without logical types.
-
-    With this schema, a library gives the bytes and numbers as they are written, from which
-    `avro_values` makes exact values.
-    """
-    return _without_logical(json.loads(text)), [
-        _without_logical(json.loads(reference)) for reference in references
-    ]
-
-
-def _without_logical(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_without_logical(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    plain: dict[str, Any] = {}
-    for name, value in schema.items():
-        if name in ("type", "items", "values", "fields"):
-            plain[name] = _without_logical(value)
-        elif name not in ("logicalType", "precision", "scale", "default"):
-            plain[name] = value
-    return plain
-
-
 def present(node: Node) -> Node:
     """Return the node of the values that are not null, for a union of null and one other type."""
     if isinstance(node, Union):

@@ -106,8 +106,8 @@ def _of_union(node: Node, kind: inspect.UnionType, aliases: Aliases, path: str) 
         return _nullable(converter(node, members[0], aliases, path))
     tagged = variants(inspect.UnionType(tuple(members)))
     records = node.branches if isinstance(node, Union) else (node,)
-    by_name: dict[str, Convert] = {}
-    for record in records:
+    by_number: dict[int, Convert] = {}
+    for number, record in enumerate(records):
         if record == _NULL:
             continue
         if not isinstance(record, Record):
@@ -115,12 +115,10 @@ def _of_union(node: Node, kind: inspect.UnionType, aliases: Aliases, path: str) 
         member = _member(record, tagged)
         if member is None:
             raise MismatchError(path, f"the contract has no class for the record {record.name}")
-        by_name[record.name] = _tagged(converter(record, member, aliases, path), member)
+        by_number[number] = _tagged(converter(record, member, aliases, path), member)
     if isinstance(node, Record):
-        return by_name[node.name]
-    if len(by_name) == 1:
-        return _nullable(next(iter(by_name.values())))
-    return partial(_of_record, by_name)
+        return by_number[0]
+    return _by_branch(by_number)
 
 
 def _member(record: Record, members: Any) -> ObjectType | None:
@@ -141,11 +139,18 @@ def _tagged(convert: Convert, member: ObjectType) -> Convert:
     return convert if tag_field is None else with_tag
 
 
-def _of_record(by_name: Mapping[str, Convert], value: Any) -> Any:
-    if value is None:
-        return None
-    name, record = value
-    return by_name[name](record)
+def _by_branch(by_number: Mapping[int, Convert]) -> Convert:
+    """Return the function for a union, by the functions for its types that are not null."""
+    if len(by_number) == 1:
+        return _nullable(next(iter(by_number.values())))
+
+    def convert(pair: Any) -> Any:
+        if pair is None:
+            return None
+        number, value = pair
+        return by_number[number](value)
+
+    return convert
 
 
 def _nullable(convert: Convert) -> Convert:
@@ -160,10 +165,11 @@ def _of_branches(node: Node, make: Callable[[Node, str], Convert], path: str) ->
     if not isinstance(inner, Union):
         convert = make(inner, path)
         return convert if inner is node else _nullable(convert)
-    converts = [make(branch, path) for branch in inner.branches if branch != _NULL]
-    if any(convert is not unchanged for convert in converts):
-        raise MismatchError(path, f"{described(node)} has no single type in the contract")
-    return unchanged
+    converts: dict[int, Convert] = {}
+    for number, branch in enumerate(inner.branches):
+        if branch != _NULL:
+            converts[number] = make(branch, path)
+    return _by_branch(converts)
 
 
 def _of_type(  # noqa: C901  (a table)
@@ -337,18 +343,12 @@ def natural(node: Node) -> Convert:
         case Record():
             converts = {each.name: natural(each.type) for each in node.fields}
             return lambda value: {name: each(value[name]) for name, each in converts.items()}
-        case Union() if isinstance(present(node), Union):
-            records = [each for each in node.branches if isinstance(each, Record)]
-            by_name = {each.name: natural(each) for each in records}
-
-            def of_branch(value: Any) -> Any:
-                if isinstance(value, tuple):
-                    return by_name[value[0]](value[1])
-                return value
-
-            return of_branch
-        case Union():
-            return _nullable(natural(present(node)))
+        case Union(branches=branches):
+            converts: dict[int, Convert] = {}
+            for number, branch in enumerate(branches):
+                if branch != _NULL:
+                    converts[number] = natural(branch)
+            return _by_branch(converts) if converts else unchanged
         case _:
             return unchanged
 

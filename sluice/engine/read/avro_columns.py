@@ -206,7 +206,8 @@ class AvroColumns:
                 inspect.IntType(gt=None, ge=None, lt=None, le=None, multiple_of=None),
                 Primitive(kind="int" | "long"),
             ):
-                return lambda data, at: pa.array(data.longs(at))
+                read_numbers = _whole_numbers(node.kind)
+                return lambda data, at: pa.array(read_numbers(data, at))
             case (
                 inspect.FloatType(gt=None, ge=None, lt=None, le=None, multiple_of=None),
                 Primitive(kind=number),
@@ -358,12 +359,24 @@ def _booleans(data: Data, at: Places) -> pa.Array:
     return pa.array(flags.astype(bool))
 
 
+def _whole_numbers(kind: str) -> Callable[[Data, Places], npt.NDArray[np.int64]]:
+    if kind == "long":
+        return Data.longs
+
+    def read(data: Data, at: Places) -> npt.NDArray[np.int64]:
+        numbers = data.longs(at)
+        _require_between(numbers, -(2**31), 2**31 - 1)
+        return numbers
+
+    return read
+
+
 def _doubles(number: str) -> Read:
     sizes = {"float": ("<f4", 4), "double": ("<f8", 8)}
 
     def read(data: Data, at: Places) -> pa.Array:
         if number not in sizes:
-            return pa.array(data.longs(at).astype(np.float64))
+            return pa.array(_whole_numbers(number)(data, at).astype(np.float64))
         kind, size = sizes[number]
         rows = data.fixed(at, size)
         numbers = np.ascontiguousarray(rows).view(kind).ravel().astype(np.float64)
@@ -401,11 +414,15 @@ def _choices(kind: inspect.LiteralType | inspect.EnumType, node: Node) -> Read:
     of_kind = choice_type(kind)
     if of_kind is str and isinstance(node, Choice):
         return _symbols(node.symbols, tuple(values))
-    read: Read
     if of_kind is str and node == Primitive("string"):
         read, allowed = _strings, pa.array(values, pa.string())
     elif of_kind is int and isinstance(node, Primitive) and node.kind in ("int", "long"):
-        read, allowed = (lambda data, at: pa.array(data.longs(at))), pa.array(values, pa.int64())
+        read_numbers = _whole_numbers(node.kind)
+        allowed = pa.array(values, pa.int64())
+
+        def read(data: Data, at: Places) -> pa.Array:
+            return pa.array(read_numbers(data, at))
+
     else:
         raise NotColumnarError
 
@@ -544,15 +561,17 @@ def _takes_bytes(node: Node) -> bool:
 def skipper(node: Node) -> Skip:
     """Return the function that moves the places over values that the contract lacks."""
     match node:
-        case Primitive(kind="int" | "long"):
-            return Data.varints
+        case Primitive(kind="int" | "long" as kind):
+            return _whole_numbers(kind)
+        case Primitive(kind="boolean"):
+            return _booleans
         case Primitive(kind="string"):
             # The text is read, because a value with bytes that are no text is invalid.
             return _strings
         case Primitive(kind="bytes"):
             return Data.move_over_bytes
         case Primitive(kind=kind):
-            size = {"null": 0, "boolean": 1, "float": 4, "double": 8}[kind]
+            size = {"null": 0, "float": 4, "double": 8}[kind]
             return lambda data, at: _move(at, size)
         case Fixed(size=size):
             return lambda data, at: _move(at, size)

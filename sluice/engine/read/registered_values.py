@@ -6,12 +6,11 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from io import BytesIO
 from typing import Any, TypeAlias
 
 import msgspec
 
-from sluice.engine.read.avro_data import problem_of
+from sluice.engine.read.avro_data import AvroDataError, read_whole, value_reader
 from sluice.errors import RegistryAway, error_text
 from sluice.plan import Source
 from sluice.registry.http_registry import missing_extra
@@ -171,13 +170,13 @@ class RegisteredKeys:
             if schema.kind != "AVRO":
                 raise SchemaError(f"{schema} is a schema of {schema.kind}, not of AVRO")
             node = avro_schemas.parse(schema.text, schema.references)
-            parsed, read = parsed_schema(schema)
+            read, convert = value_reader(node), natural(node)
 
             def text(data: bytes) -> str | None:
-                problem = problem_of(node, data, 0)
-                if problem:
-                    raise RejectedValueError("malformed", f"{problem} - by {schema}")
-                return key_text(natural(node)(read(BytesIO(data), parsed)))
+                try:
+                    return key_text(convert(read_whole(read, data)))
+                except AvroDataError as error:
+                    raise RejectedValueError("malformed", f"{error} - by {schema}") from None
 
             self._texts[ref] = text
         return self._texts[ref]
@@ -193,11 +192,10 @@ class AvroReader:
         self, schema: RegisteredSchema, node: Node, contract: Any, aliases: Aliases
     ) -> None:
         self._schema = schema
-        self._node = node
         self._contract = contract
         self._convert = converter(node, type_info(contract), aliases)
         self._is_stored = stored_values.is_converted(contract)
-        self._parsed, self._read = parsed_schema(schema)
+        self._read = value_reader(node)
 
     @cached_property
     def _decode_stored(self) -> Callable[[bytes], Any]:
@@ -208,16 +206,10 @@ class AvroReader:
 
         Raises RejectedValueError.
         """
-        stream = BytesIO(data)
-        stream.seek(begin)
         try:
-            written = self._read(stream, self._parsed)
-        except Exception as error:
-            problem = problem_of(self._node, data, begin) or error_text(error)
-            raise RejectedValueError("malformed", f"{problem} - by {self._schema}") from None
-        if stream.tell() != len(data):
-            problem = problem_of(self._node, data, begin)
-            raise RejectedValueError("malformed", f"{problem} - by {self._schema}")
+            written = read_whole(self._read, data, begin)
+        except AvroDataError as error:
+            raise RejectedValueError("malformed", f"{error} - by {self._schema}") from None
         try:
             plain = written if self._convert is unchanged else self._convert(written)
             if self._is_stored:
@@ -276,36 +268,6 @@ def json_validator(schema: RegisteredSchema) -> Callable[[bytes], str]:
         return "" if found is None else f"{found.json_path}: {found.message[:300]}"
 
     return problem_of_json
-
-
-def parsed_schema(schema: RegisteredSchema) -> tuple[Any, Callable[[BytesIO, Any], Any]]:
-    """Return a schema as fastavro has it, without logical types, and its function that reads."""
-    try:
-        from fastavro import parse_schema, schemaless_reader
-        from fastavro.schema import SchemaParseException, UnknownType
-    except ImportError as error:
-        raise missing_extra(error) from None
-    named: dict[str, Any] = {}
-    plain, references = avro_schemas.plain_schema(schema.text, schema.references)
-    try:
-        for reference in references:
-            parse_schema(reference, named_schemas=named)
-        parsed = parse_schema(plain, named_schemas=named)
-    except (SchemaParseException, UnknownType, ValueError, TypeError, KeyError) as error:
-        raise SchemaError(f"the schema is invalid: {error_text(error)}") from None
-
-    def read(stream: BytesIO, parsed: Any) -> Any:
-        return schemaless_reader(
-            stream, parsed, None, return_record_name=True, return_record_name_override=True
-        )
-
-    return parsed, read
-
-
-def read_plain(schema: RegisteredSchema, parsed: Any, read: Any, data: bytes) -> Any:
-    """Return a value as plain data of Python's exact types."""
-    node = avro_schemas.parse(schema.text, schema.references)
-    return natural(node)(read(BytesIO(data), parsed))
 
 
 def schema_header(headers: str | None, name: str) -> bytes | None:

@@ -144,16 +144,46 @@ def test_columns_are_those_of_single_values(values: list[Any]) -> None:
     assert columns["at"][: len(values)] == [value["at"] for value in values]
 
 
+def drop_later(schema: Any) -> None:
+    schema["fields"] = [each for each in schema["fields"] if each["name"] != "later"]
+
+
+def add_fields(schema: Any) -> None:
+    added: list[Any] = [
+        "string", "bytes", "long", "double", "float", "boolean", "null", ["null", "string", "long"],
+        {"type": "array", "items": "string"}, {"type": "map", "values": "long"},
+        {"type": "enum", "name": "E", "symbols": ["X", "Y"]},
+        {"type": "fixed", "name": "F", "size": 3},
+        {"type": "record", "name": "R", "fields": [{"name": "x", "type": ["null", "int"]}]}, "int",
+    ]  # fmt: skip
+    for number, kind in enumerate(added):
+        schema["fields"].insert(number * 2, {"name": f"added{number}", "type": kind})
+
+
+ADDED = st.tuples(
+    st.text(max_size=9), st.just("AAEC"), LONGS, st.just(0.5), st.just(1.5), st.booleans(),
+    st.none(), st.none() | st.text(max_size=3) | LONGS, st.lists(st.text(max_size=3), max_size=3),
+    st.dictionaries(st.text(max_size=3), LONGS, max_size=3), st.sampled_from(["X", "Y"]),
+    st.just("AAEC"), st.fixed_dictionaries({"x": st.none() | st.integers(0, 9)}), st.just(7),
+)  # fmt: skip
+
+
+def with_added(value: dict[str, Any], added: Any) -> dict[str, Any]:
+    return value | {f"added{number}": each for number, each in enumerate(added)}
+
+
 @given(
-    st.lists(VALUES, min_size=1, max_size=4),
+    st.lists(st.tuples(VALUES, ADDED), min_size=1, max_size=4),
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 400), st.integers(0, 255)), min_size=1),
     st.booleans(),
 )
 def test_damaged_values_never_become_columns_that_single_values_are_not(
-    values: list[Any], damages: list[tuple[int, int, int]], is_cut: bool
+    values: list[tuple[Any, Any]], damages: list[tuple[int, int, int]], is_cut: bool
 ) -> None:
-    reading = Reading(Everything)
-    data = [bytearray(reading.encode(value)) for value in values]
+    reading = Reading(Everything, add_fields)
+    data: list[bytearray] = []
+    for value, added in values:
+        data.append(bytearray(reading.encode(with_added(value, added))))
     for number, place, byte in damages:
         damaged = data[number % len(data)]
         at = 5 + place % max(len(damaged) - 5, 1)
@@ -167,30 +197,6 @@ def test_damaged_values_never_become_columns_that_single_values_are_not(
         assert (columns, []) == reading.each(texts)
 
 
-def drop_later(schema: Any) -> None:
-    schema["fields"] = [each for each in schema["fields"] if each["name"] != "later"]
-
-
-def add_fields(schema: Any) -> None:
-    added: list[Any] = [
-        "string", "bytes", "long", "double", "float", "boolean", "null", ["null", "string", "long"],
-        {"type": "array", "items": "string"}, {"type": "map", "values": "long"},
-        {"type": "enum", "name": "E", "symbols": ["X", "Y"]},
-        {"type": "fixed", "name": "F", "size": 3},
-        {"type": "record", "name": "R", "fields": [{"name": "x", "type": ["null", "int"]}]},
-    ]  # fmt: skip
-    for number, kind in enumerate(added):
-        schema["fields"].insert(number * 2, {"name": f"added{number}", "type": kind})
-
-
-ADDED = st.tuples(
-    st.text(max_size=9), st.just("AAEC"), LONGS, st.just(0.5), st.just(1.5), st.booleans(),
-    st.none(), st.none() | st.text(max_size=3) | LONGS, st.lists(st.text(max_size=3), max_size=3),
-    st.dictionaries(st.text(max_size=3), LONGS, max_size=3), st.sampled_from(["X", "Y"]),
-    st.just("AAEC"), st.fixed_dictionaries({"x": st.none() | st.integers(0, 9)}),
-)  # fmt: skip
-
-
 @given(st.lists(st.tuples(VALUES, ADDED), min_size=1, max_size=6))
 def test_writers_with_more_and_fewer_fields_are_resolved(values: list[tuple[Any, Any]]) -> None:
     def change(schema: Any) -> None:
@@ -200,9 +206,8 @@ def test_writers_with_more_and_fewer_fields_are_resolved(values: list[tuple[Any,
     reading = Reading(Everything, change)
     data: list[bytes] = []
     for value, added in values:
-        fields = {f"added{number}": each for number, each in enumerate(added)}
-        more = {name: each for name, each in value.items() if name != "later"}
-        data.append(reading.encode(more | fields))
+        fields = {name: each for name, each in value.items() if name != "later"}
+        data.append(reading.encode(with_added(fields, added)))
     texts = repeated(data)
     columns = reading.columns(texts)
     assert columns is not None
