@@ -344,11 +344,11 @@ def natural(node: Node) -> Convert:
             converts = {each.name: natural(each.type) for each in node.fields}
             return lambda value: {name: each(value[name]) for name, each in converts.items()}
         case Union(branches=branches):
-            converts: dict[int, Convert] = {}
+            by_number: dict[int, Convert] = {}
             for number, branch in enumerate(branches):
                 if branch != _NULL:
-                    converts[number] = natural(branch)
-            return _by_branch(converts) if converts else unchanged
+                    by_number[number] = natural(branch)
+            return _by_branch(by_number) if by_number else unchanged
         case _:
             return unchanged
 

@@ -70,8 +70,7 @@ def test_tasks_make_the_structs_of_a_pulled_schema(tmp_path: Path) -> None:
     )
     pickling.register()
     reader = StreamReader.of(job, SideOutputs(), registry=registry)
-    serializer = CloudPickleSerializer()  # type: ignore[no-untyped-call]
-    pickled = serializer.dumps((reader, job.functions, data))
+    pickled = CloudPickleSerializer().dumps((reader, job.functions, data))  # type: ignore[no-untyped-call]
     (tmp_path / "task").write_bytes(pickled)
     command = [sys.executable, "-c", TASK, str(tmp_path / "task")]
     printed = subprocess.run(command, check=False, capture_output=True, text=True)
