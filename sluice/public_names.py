@@ -29,7 +29,7 @@ from sluice.topology import (
     Table,
     WindowedStream,
 )
-from sluice.topology.formats import Avro, JsonSchema, avro_key
+from sluice.topology.formats import Avro, JsonSchema, Protobuf, avro_key
 from sluice.topology.serdes import Serde, debezium
 from sluice.topology.structs import Column, struct
 from sluice.topology.window_definitions import (
@@ -103,6 +103,7 @@ __all__ = [
     "PostgresTable",
     "Processed",
     "Processor",
+    "Protobuf",
     "QueryError",
     "ReadOnlyTable",
     "Record",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from sluice.engine.publish.encode_registered import schema_in_registry
+from sluice.engine.read.registered_values import ProtoReader
 from sluice.errors import error_text
 from sluice.plan import Job, Source
 from sluice.registry.registry import Registry, UnknownSchemaError
@@ -86,7 +87,13 @@ def problem_of_reading(topic: RegisteredTopic, schema: RegisteredSchema) -> str:
     """Return why values of a schema cannot be read; empty if they can."""
     if schema.kind != topic.format.kind:
         return f"it is a schema of {schema.kind}, not of {topic.format.kind}"
-    if schema.kind != "AVRO":
+    if schema.kind == "JSON":
+        return ""
+    if schema.kind == "PROTOBUF":
+        try:
+            ProtoReader(schema, topic.contract)
+        except (SchemaError, MismatchError) as error:
+            return error_text(error)
         return ""
     try:
         node = avro_schemas.parse(schema.text, schema.references)

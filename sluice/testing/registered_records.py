@@ -13,6 +13,13 @@ import msgspec
 
 from sluice.engine.publish.encode_registered import RegisteredEncoder
 from sluice.engine.read.avro_data import read_whole, value_reader
+from sluice.engine.read.proto_messages import (
+    message_class,
+    message_classes,
+    node_of,
+    plain_reader,
+    read_indexes,
+)
 from sluice.errors import TopologyError
 from sluice.plan import Job
 from sluice.registry.memory import MemoryRegistry
@@ -152,5 +159,10 @@ class RegisteredRecords:
         schema = self.registry.schema(ref)
         if schema.kind == "JSON":
             return msgspec.json.decode(value[begin:])
+        if schema.kind == "PROTOBUF":
+            places, begin = read_indexes(value, begin) if begin else ((0,), 0)
+            found = message_class(message_classes(schema.text), places)
+            written = plain_reader(found.DESCRIPTOR)(found.FromString(value[begin:]))
+            return natural(node_of(found.DESCRIPTOR))(written)
         node = avro_schemas.parse(schema.text, schema.references)
         return natural(node)(read_whole(value_reader(node), value, begin))

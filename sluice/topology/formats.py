@@ -14,6 +14,7 @@ from sluice.topology.serdes import Serde
 from sluice.values import contracts
 from sluice.values.avro_schemas import Record, SchemaError, parse, schema_of_contract
 from sluice.values.avro_structs import aliases_of, struct_of_schema
+from sluice.values.proto_schemas import proto_of_contract
 from sluice.values.registered_schemas import RegisteredSchema
 from sluice.values.registry_formats import RegistryFormat, SchemaIn, Strategy, Version
 
@@ -214,6 +215,48 @@ def JsonSchema(  # noqa: N802  (reads as a type)
             schema_in=schema_in,
             registers=register,
             validates=validate,
+        ),
+    )
+
+
+def Protobuf(  # noqa: N802  (reads as a type)
+    value: type[V],
+    *,
+    subject: str = "",
+    strategy: Strategy = "topic",
+    version: Version = None,
+    metadata: Mapping[str, str] | None = None,
+    schema_in: SchemaIn = "prefix",
+    register: bool = False,
+    package: str = "",
+) -> Serde[V]:
+    """Return a serde of messages of Protobuf whose schemas are in a schema registry.
+
+    Each message is decoded by the schema that it names, and its fields are matched with those of
+    the class by name. Messages are written in proto3, with the fields of the class numbered in
+    their order: add new fields at the end. The other parameters are those of `Avro`; `package` is
+    the package of the written schema.
+    """
+    schema, problem = "", ""
+    contracts.sql_type(value)
+    try:
+        schema = proto_of_contract(value, package)
+    except TopologyError as error:
+        problem = str(error)
+    name = value.__name__
+    return _serde(
+        value,
+        RegistryFormat(
+            kind="PROTOBUF",
+            schema=schema,
+            problem=problem,
+            record=name if strategy == "topic" or not package else f"{package}.{name}",
+            subject=subject,
+            strategy=strategy,
+            version=version,
+            metadata=dict(metadata or {}),
+            schema_in=schema_in,
+            registers=register,
         ),
     )
 

@@ -88,6 +88,8 @@ class Record:
     """The full name, with the namespace."""
     fields: tuple[Field, ...]
     aliases: tuple[str, ...] = ()
+    may_lack_fields: bool = False
+    """Whether a value may lack a field that may be null, as in Protobuf."""
 
     @property
     def short_name(self) -> str:

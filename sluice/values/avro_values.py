@@ -216,8 +216,8 @@ def _of_type(  # noqa: C901  (a table)
 
 
 def _record(node: Record, kind: ObjectType, aliases: Aliases, path: str) -> Convert:
-    parts: list[tuple[str, str, Convert]] = []
-    is_same = True
+    parts: list[tuple[str, str, Convert, bool]] = []
+    is_same = not node.may_lack_fields
     for each in kind.fields:
         name = each.encode_name
         written = aliases.written(node, kind, name)
@@ -227,7 +227,7 @@ def _record(node: Record, kind: ObjectType, aliases: Aliases, path: str) -> Conv
             continue
         convert = converter(written.type, each.type, aliases, f"{path}.{name}")
         is_same &= convert is unchanged and written.name == name
-        parts.append((name, written.name, convert))
+        parts.append((name, written.name, convert, _takes_null(each.type)))
     if is_same and {each.encode_name for each in kind.fields} >= {
         each.name for each in node.fields
     }:
@@ -235,7 +235,11 @@ def _record(node: Record, kind: ObjectType, aliases: Aliases, path: str) -> Conv
 
     def convert_fields(value: Any) -> Any:
         fields: dict[str, Any] = {}
-        for name, written, convert in parts:
+        for name, written, convert, takes_null in parts:
+            if written not in value:
+                if takes_null:
+                    fields[name] = None
+                continue
             try:
                 fields[name] = convert(value[written])
             except ValueError as error:
@@ -243,6 +247,11 @@ def _record(node: Record, kind: ObjectType, aliases: Aliases, path: str) -> Conv
         return fields
 
     return convert_fields
+
+
+def _takes_null(kind: inspect.Type) -> bool:
+    members = kind.types if isinstance(kind, inspect.UnionType) else ()
+    return any(isinstance(member, inspect.NoneType) for member in members)
 
 
 def _within(error: ValueError, place: str) -> InexactError:
@@ -342,7 +351,9 @@ def natural(node: Node) -> Convert:
             return lambda values: {name: convert(value) for name, value in values.items()}
         case Record():
             converts = {each.name: natural(each.type) for each in node.fields}
-            return lambda value: {name: each(value[name]) for name, each in converts.items()}
+            return lambda value: {
+                name: each(value[name]) for name, each in converts.items() if name in value
+            }
         case Union(branches=branches):
             by_number: dict[int, Convert] = {}
             for number, branch in enumerate(branches):

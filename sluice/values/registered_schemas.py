@@ -74,11 +74,14 @@ def named_schema(data: bytes, header: bytes | None = None) -> tuple[SchemaRef, i
 
 
 def _of_header(header: bytes) -> SchemaRef:
-    if len(header) == PREFIX_BYTES and header[0] == _BY_ID:
-        schema_id: int = _PREFIX.unpack(header)[1]
-        return schema_id
-    if len(header) == 1 + 16 and header[0] == _BY_GUID:
-        return UUID(bytes=header[1:])
+    # Protobuf's place of the first message may follow.
+    bare = header[:-1] if len(header) in (PREFIX_BYTES + 1, 1 + 16 + 1) else header
+    if header[len(bare) :] in (b"", b"\0"):
+        if len(bare) == PREFIX_BYTES and bare[0] == _BY_ID:
+            schema_id: int = _PREFIX.unpack(bare)[1]
+            return schema_id
+        if len(bare) == 1 + 16 and bare[0] == _BY_GUID:
+            return UUID(bytes=bare[1:])
     raise UnnamedSchemaError(
         f"the header of its schema is {header[:20].hex(' ')}, which is neither an id nor a GUID"
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from sluice.engine.read.proto_messages import fill, index_bytes, message_classes
 from sluice.engine.read.registered_values import json_validator
 from sluice.errors import EngineError
 from sluice.registry.registry import Registry, UnknownSchemaError
@@ -30,9 +31,14 @@ class RegisteredEncoder:
     @property
     def header(self) -> bytes | None:
         """The value of the header that names the schema; None if the value names it."""
-        return guid_header(self.schema.guid) if self.in_header else None
+        if not self.in_header:
+            return None
+        place = self._message[1] if self.schema.kind == "PROTOBUF" else b""
+        return guid_header(self.schema.guid) + place
 
     validates: bool = False
+    record: str = ""
+    """The name of Protobuf's message."""
 
     @property
     def takes_json(self) -> bool:
@@ -43,7 +49,20 @@ class RegisteredEncoder:
         """Return the bytes of a value. Raises ValueError if the value does not fit the schema."""
         if self.takes_json:
             return self._with_prefix(value)
+        if self.schema.kind == "PROTOBUF":
+            return self._prefix + self._serialized(value)
         return self._prefix + self._written(value)
+
+    def _serialized(self, value: Any) -> bytes:
+        kind, place = self._message
+        message = kind()
+        fill(message, value)
+        data: bytes = message.SerializeToString(deterministic=True)
+        return data if self.in_header else place + data
+
+    @cached_property
+    def _message(self) -> tuple[Any, bytes]:
+        return index_bytes(message_classes(self.schema.text), self.record)
 
     def encode_key(self, text: str) -> bytes:
         """Return the bytes of a key, which is a text inside a pipeline."""
@@ -70,6 +89,8 @@ class RegisteredEncoder:
         """Raise SchemaError if values cannot be written with the schema."""
         if self.takes_json:
             assert not self.validates or self._problem is not None
+        elif self.schema.kind == "PROTOBUF":
+            assert self._message is not None
         else:
             assert self._written is not None
 
@@ -102,7 +123,9 @@ def encoder_of(values: RegistryFormat, topic: str, registry: Registry) -> Regist
             next_step='Write schema_in="prefix", or use a registry that has GUIDs.',
         )
     try:
-        encoder = RegisteredEncoder(schema, values.schema_in == "header", values.validates)
+        encoder = RegisteredEncoder(
+            schema, values.schema_in == "header", values.validates, values.record
+        )
         encoder.require_usable()
     except SchemaError as error:
         raise EngineError(

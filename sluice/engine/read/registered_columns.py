@@ -65,7 +65,7 @@ class RegisteredColumns:
         if values.format.kind == "JSON":
             of_json = None if values.format.validates else JsonColumns.of(source)
             return None if of_json is None else cls(values, of_json)
-        if source.contract is None or not source.is_object:
+        if values.format.kind != "AVRO" or source.contract is None or not source.is_object:
             return None
         if stored_values.has_models(source.value_class) or stored_values.is_converted(
             source.value_class

@@ -11,13 +11,27 @@ from typing import Any, TypeAlias
 import msgspec
 
 from sluice.engine.read.avro_data import AvroDataError, read_whole, value_reader
+from sluice.engine.read.proto_messages import (
+    message_class,
+    message_classes,
+    node_of,
+    plain_reader,
+    read_indexes,
+)
 from sluice.errors import RegistryAway, error_text
 from sluice.plan import Source
 from sluice.registry.http_registry import missing_extra
 from sluice.registry.registry import Registry, UnknownSchemaError
 from sluice.values import avro_schemas, stored_values
 from sluice.values.avro_schemas import Node, SchemaError
-from sluice.values.avro_values import Aliases, MismatchError, converter, natural, unchanged
+from sluice.values.avro_values import (
+    Aliases,
+    InexactError,
+    MismatchError,
+    converter,
+    natural,
+    unchanged,
+)
 from sluice.values.contracts import type_info
 from sluice.values.headers import decode_headers
 from sluice.values.keys import key_text
@@ -125,6 +139,8 @@ class RegisteredValues:
             raise SchemaError(f"it is a schema of {schema.kind}, not of {self.format.kind}")
         if schema.kind == "JSON":
             return JsonReader(schema, self._kind, validates=self.format.validates).read
+        if schema.kind == "PROTOBUF":
+            return ProtoReader(schema, self._kind).read
         node = avro_schemas.parse(schema.text, schema.references)
         return AvroReader(schema, node, self._kind, Aliases(self.format.aliases)).read
 
@@ -182,10 +198,10 @@ class RegisteredKeys:
         return self._texts[ref]
 
 
-class AvroReader:
-    """Reads values of one writer's schema as values of the contract.
+class ContractValues:
+    """Makes values of the contract of what a writer's schema has written.
 
-    Raises SchemaError or MismatchError if the schema cannot be resolved against the contract.
+    Raises MismatchError if the schema cannot be resolved against the contract.
     """
 
     def __init__(
@@ -195,21 +211,13 @@ class AvroReader:
         self._contract = contract
         self._convert = converter(node, type_info(contract), aliases)
         self._is_stored = stored_values.is_converted(contract)
-        self._read = value_reader(node)
 
     @cached_property
     def _decode_stored(self) -> Callable[[bytes], Any]:
         return stored_values.topic_decoder(self._contract)
 
-    def read(self, data: bytes, begin: int) -> Any:
-        """Read a value.
-
-        Raises RejectedValueError.
-        """
-        try:
-            written = read_whole(self._read, data, begin)
-        except AvroDataError as error:
-            raise RejectedValueError("malformed", f"{error} - by {self._schema}") from None
+    def of(self, written: Any) -> Any:
+        """Return the value. Raises RejectedValueError."""
         try:
             plain = written if self._convert is unchanged else self._convert(written)
             if self._is_stored:
@@ -218,6 +226,85 @@ class AvroReader:
         except (ValueError, msgspec.ValidationError) as error:
             detail = f"{error_text(error)} - by {self._schema}"
             raise RejectedValueError("contract", detail) from None
+
+
+class AvroReader:
+    """Reads Avro of one writer's schema as values of the contract.
+
+    Raises SchemaError or MismatchError if the schema cannot be resolved against the contract.
+    """
+
+    def __init__(
+        self, schema: RegisteredSchema, node: Node, contract: Any, aliases: Aliases
+    ) -> None:
+        self._schema = schema
+        self._values = ContractValues(schema, node, contract, aliases)
+        self._read = value_reader(node)
+
+    def read(self, data: bytes, begin: int) -> Any:
+        """Read a value. Raises RejectedValueError."""
+        try:
+            written = read_whole(self._read, data, begin)
+        except AvroDataError as error:
+            raise RejectedValueError("malformed", f"{error} - by {self._schema}") from None
+        return self._values.of(written)
+
+
+class ProtoReader:
+    """Reads messages of one writer's schema as values of the contract.
+
+    Raises SchemaError or MismatchError if no message of the schema can be resolved against the
+    contract.
+    """
+
+    def __init__(self, schema: RegisteredSchema, contract: Any) -> None:
+        if schema.references:
+            raise SchemaError("schemas of Protobuf that refer to other subjects are not read")
+        self._schema = schema
+        self._contract = contract
+        self._classes = message_classes(schema.text)
+        self._readers: dict[tuple[int, ...], Callable[[bytes], Any]] = {}
+        problems: list[MismatchError] = []
+        for number in range(len(self._classes)):
+            try:
+                self._reader((number,))
+            except MismatchError as error:
+                problems.append(error)
+        if len(problems) == len(self._classes) and problems:
+            raise problems[0]
+
+    def read(self, data: bytes, begin: int) -> Any:
+        """Read a value. Raises RejectedValueError."""
+        from google.protobuf.message import DecodeError
+
+        try:
+            places, at = read_indexes(data, begin) if begin else ((0,), 0)
+            return self._reader(places)(data[at:])
+        except MismatchError as error:
+            raise RejectedValueError("schema", f"{error} - in {self._schema}") from None
+        except RejectedValueError:
+            raise
+        except (DecodeError, ValueError) as error:
+            raise RejectedValueError("malformed", f"{error} - by {self._schema}") from None
+
+    def _reader(self, places: tuple[int, ...]) -> Callable[[bytes], Any]:
+        if places not in self._readers:
+            found = message_class(self._classes, places)
+            descriptor = found.DESCRIPTOR
+            values = ContractValues(self._schema, node_of(descriptor), self._contract, Aliases())
+            plain = plain_reader(descriptor)
+
+            def read(data: bytes) -> Any:
+                message = found.FromString(data)
+                try:
+                    written = plain(message)
+                except InexactError as error:
+                    detail = f"{error} - by {self._schema}"
+                    raise RejectedValueError("contract", detail) from None
+                return values.of(written)
+
+            self._readers[places] = read
+        return self._readers[places]
 
 
 _encode = msgspec.json.Encoder(decimal_format="number").encode
