@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+from base64 import b64decode
 from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -49,26 +51,45 @@ def message_classes(text: str) -> tuple[Any, ...]:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError as error:
         raise missing_extra(error) from None
-    parsed = parse_proto(text)
-    file = descriptor_pb2.FileDescriptorProto(
-        name="schema.proto", package=parsed.package, syntax=parsed.syntax
-    )
+    file = descriptor_pb2.FileDescriptorProto(name="schema.proto")
+    if _BASE64.fullmatch(text):
+        _parse_descriptor(file, text)
+    else:
+        _parse_text(file, text)
     pool = descriptor_pool.DescriptorPool()
-    for name in parsed.imports:
+    for name in file.dependency:
         _add_import(pool, name)
-        file.dependency.append(name)
+    prefix = f"{file.package}." if file.package else ""
+    try:
+        pool.Add(file)
+        found = [pool.FindMessageTypeByName(f"{prefix}{each.name}") for each in file.message_type]
+    except (TypeError, KeyError) as error:
+        raise SchemaError(f"the schema is invalid: {error}") from None
+    return tuple(message_factory.GetMessageClass(each) for each in found)
+
+
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
+
+
+def _parse_descriptor(file: Any, text: str) -> None:
+    """Fill a descriptor from its serialized form, which some serializers register."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        file.MergeFromString(b64decode(text, validate=False))
+    except (ValueError, DecodeError) as error:
+        raise SchemaError(f"the schema is no schema of Protobuf: {error}") from None
+
+
+def _parse_text(file: Any, text: str) -> None:
+    parsed = parse_proto(text)
+    file.package, file.syntax = parsed.package, parsed.syntax
+    file.dependency.extend(parsed.imports)
     scope = _Scope(parsed.package, parsed.messages, parsed.enums)
     for message in parsed.messages:
         _fill(file.message_type.add(), message, scope, "", parsed.syntax)
     for enum in parsed.enums:
         _fill_enum(file.enum_type.add(), enum)
-    try:
-        pool.Add(file)
-        prefix = f"{parsed.package}." if parsed.package else ""
-        found = [pool.FindMessageTypeByName(f"{prefix}{each.name}") for each in parsed.messages]
-    except (TypeError, KeyError) as error:
-        raise SchemaError(f"the schema is invalid: {error}") from None
-    return tuple(message_factory.GetMessageClass(each) for each in found)
 
 
 def _add_import(pool: Any, name: str) -> None:
@@ -411,8 +432,6 @@ def _scalar(field: Any, value: Any, path: str) -> Any:
                 return repr(value)
             return value
         case 12 if isinstance(value, str):
-            from base64 import b64decode
-
             return b64decode(value, validate=True)
         case 14 if isinstance(value, str):
             if value not in field.enum_type.values_by_name:

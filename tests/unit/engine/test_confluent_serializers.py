@@ -14,14 +14,16 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
+from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from sluice import Avro, Decimal2, Pipeline
+from sluice import Avro, Decimal2, Pipeline, Protobuf
 from sluice.engine.publish.encode_registered import RegisteredEncoder
 from sluice.engine.read.decode import ValueDecoder
+from sluice.engine.read.proto_messages import message_classes
 from sluice.plan import plan
 from sluice.registry.memory import MemoryRegistry
 
@@ -136,3 +138,48 @@ def test_values_are_the_same_on_both_sides(events: list[dict[str, Any]]) -> None
 
     for event in events:
         assert sides.deserialize(sides.encode(event), sides.context) == event
+
+
+ITEMS_PROTO = """
+syntax = "proto3";
+package shops;
+message First { string text = 1; }
+message Item { string name = 1; sint64 count = 2; repeated double sizes = 3; bytes data = 4; }
+"""
+
+
+class ProtoItem(Struct):
+    name: str
+    count: int
+    sizes: list[float]
+    data: bytes
+
+
+PROTO_ITEMS = st.fixed_dictionaries({
+    "name": st.text(max_size=9), "count": LONGS, "data": st.binary(max_size=9),
+    "sizes": st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3),
+})  # fmt: skip
+
+
+@given(st.lists(PROTO_ITEMS, min_size=1, max_size=10))
+def test_messages_of_confluents_serializer_are_read(items: list[dict[str, Any]]) -> None:
+    kind = message_classes(ITEMS_PROTO)[1]
+    client = SchemaRegistryClient.new_client({"url": f"mock://{uuid4()}"})
+    serialize = ProtobufSerializer(kind, client, {"use.deprecated.format": False})
+    context = SerializationContext("items", MessageField.VALUE)
+    data = [serialize(kind(**item), context) or b"" for item in items]
+    registry = MemoryRegistry()
+    text = client.get_latest_version("items-value").schema.schema_str
+    registry.register("items-value", text or "", "PROTOBUF")
+    pipeline = Pipeline("p")
+    pipeline.stream("items", value=Protobuf(ProtoItem))
+    (source,) = plan(pipeline).job.streams
+    _, values, dead_letters = ValueDecoder(source, registry).decode([*data])
+    assert not dead_letters
+    assert values == [ProtoItem(**item) for item in items]
+
+    encode = RegisteredEncoder(registry.schema(1), in_header=False, record="Item")
+    read = ProtobufDeserializer(kind, {"use.deprecated.format": False}, client)
+    for item, message in zip(items, data, strict=True):
+        assert encode(item)[:7] == message[:7]
+        assert read(encode(item), context) == kind(**item)
