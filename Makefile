@@ -68,7 +68,7 @@ bench-workers: $(INSTALLED) ## Show where the workers' CPU time for each kind of
 	@PYTHONPATH=. $(BIN)/python benchmarks/workers.py $(ARGS)
 
 .PHONY: bench-formats
-bench-formats: $(INSTALLED) ## Time the decoding and encoding of orders in JSON, JSON Schema and Avro; ARGS='--records N --runs N'
+bench-formats: $(INSTALLED) ## Time the decoding and encoding of orders in JSON, JSON Schema, Avro and Protobuf; ARGS='--records N --runs N'
 	@PYTHONPATH=. $(BIN)/python benchmarks/formats.py $(ARGS)
 
 .PHONY: nexmark
