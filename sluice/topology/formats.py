@@ -15,6 +15,7 @@ from sluice.values import contracts
 from sluice.values.avro_schemas import Record, SchemaError, parse, schema_of_contract
 from sluice.values.avro_structs import aliases_of, struct_of_schema
 from sluice.values.proto_schemas import proto_of_contract
+from sluice.values.pydantic_models import is_model
 from sluice.values.registered_schemas import RegisteredSchema
 from sluice.values.registry_formats import RegistryFormat, SchemaIn, Strategy, Version
 
@@ -195,7 +196,9 @@ def JsonSchema(  # noqa: N802  (reads as a type)
     written. This takes many times as long. The other parameters are those of `Avro`.
     """
     try:
-        declared = _with_numbers(msgspec.json.schema(value))
+        model: Any = value
+        own = model.model_json_schema() if is_model(value) else msgspec.json.schema(value)
+        declared = _with_numbers(own)
         schema = msgspec.json.encode(declared, order="sorted").decode()
     except TypeError as error:
         raise TopologyError(

@@ -26,7 +26,6 @@ from sluice.values import avro_schemas, stored_values
 from sluice.values.avro_schemas import Node, SchemaError
 from sluice.values.avro_values import (
     Aliases,
-    InexactError,
     MismatchError,
     converter,
     natural,
@@ -295,13 +294,7 @@ class ProtoReader:
             plain = plain_reader(descriptor)
 
             def read(data: bytes) -> Any:
-                message = found.FromString(data)
-                try:
-                    written = plain(message)
-                except InexactError as error:
-                    detail = f"{error} - by {self._schema}"
-                    raise RejectedValueError("contract", detail) from None
-                return values.of(written)
+                return values.of(plain(found.FromString(data)))
 
             self._readers[places] = read
         return self._readers[places]
