@@ -18,12 +18,13 @@ from sluice.engine.read.avro_columns import (
     UnsureError,
 )
 from sluice.engine.read.json_columns import JsonColumns
+from sluice.engine.read.proto_columns import ProtoColumns
+from sluice.engine.read.proto_messages import message_class, message_classes, node_of
 from sluice.engine.read.registered_values import RegisteredValues, RejectedValueError, schema_header
 from sluice.registry.registry import UnknownSchemaError
 from sluice.sql.arrow_types import arrow_type
 from sluice.values import avro_schemas, stored_values
-from sluice.values.avro_schemas import SchemaError
-from sluice.values.avro_values import Aliases, MismatchError
+from sluice.values.avro_values import Aliases, converter
 from sluice.values.contracts import ObjectType, type_info
 from sluice.values.json_limits import LONGEST_NAME
 from sluice.values.registered_schemas import (
@@ -50,7 +51,8 @@ class RegisteredColumns:
     """How many pieces in a row could not be read."""
 
     @cached_property
-    def _columns(self) -> dict[SchemaRef, AvroColumns | None]:
+    def _columns(self) -> dict[tuple[SchemaRef, int], AvroColumns | ProtoColumns | None]:
+        """Schema and number of a message → what reads it; None for what needs objects."""
         return {}
 
     @cached_property
@@ -65,7 +67,7 @@ class RegisteredColumns:
         if values.format.kind == "JSON":
             of_json = None if values.format.validates else JsonColumns.of(source)
             return None if of_json is None else cls(values, of_json)
-        if values.format.kind != "AVRO" or source.contract is None or not source.is_object:
+        if source.contract is None or not source.is_object:
             return None
         if stored_values.has_models(source.value_class) or stored_values.is_converted(
             source.value_class
@@ -105,30 +107,42 @@ class RegisteredColumns:
             refs, starts = _ids(data, begins, ends), begins + PREFIX_BYTES
         else:
             refs, starts = named[0], begins + named[1]
-        if self.json is None:
-            return self._read_each(data, refs, starts, ends)
-        for ref in refs:
-            if isinstance(self.values.reader(ref), RejectedValueError):
-                raise UnsureError
-        return self.json.values(data.slices(starts, ends))
+        if self.json is not None:
+            for ref in refs:
+                if isinstance(self.values.reader(ref), RejectedValueError):
+                    raise UnsureError
+            return self.json.values(data.slices(starts, ends))
+        message = 0
+        if self.values.format.kind == "PROTOBUF" and named is None:
+            message, starts = _message(data, starts, ends)
+        return self._read_each(data, refs, message, starts, ends)
 
     def _read_each(
-        self, data: Data, refs: dict[SchemaRef, Places | None], begins: Places, ends: Places
+        self,
+        data: Data,
+        refs: dict[SchemaRef, Places | None],
+        message: int,
+        begins: Places,
+        ends: Places,
     ) -> pa.RecordBatch:
         """Read the values of each schema, and put them into their order."""
         if len(refs) == 1:
-            return self._read_one(next(iter(refs)), data, begins, ends)
+            return self._read_one((next(iter(refs)), message), data, begins, ends)
         batches: list[pa.RecordBatch] = []
         places: list[Places] = []
         for ref, rows in refs.items():
             assert rows is not None
-            batches.append(self._read_one(ref, data, begins[rows], ends[rows]))
+            batches.append(self._read_one((ref, message), data, begins[rows], ends[rows]))
             places.append(rows)
         order = np.argsort(np.concatenate(places))
         return pa.concat_batches(batches).take(pa.array(order))
 
-    def _read_one(self, ref: SchemaRef, data: Data, begins: Places, ends: Places) -> pa.RecordBatch:
-        reader = self._reader(ref)
+    def _read_one(
+        self, place: tuple[SchemaRef, int], data: Data, begins: Places, ends: Places
+    ) -> pa.RecordBatch:
+        if place not in self._columns:
+            self._columns[place] = self._new_reader(*place)
+        reader = self._columns[place]
         if reader is None:
             raise NotColumnarError
         columns = reader.read(data, begins, ends)
@@ -137,24 +151,23 @@ class RegisteredColumns:
                 raise NotColumnarError
         return pa.RecordBatch.from_pydict(columns)
 
-    def _reader(self, ref: SchemaRef) -> AvroColumns | None:
-        if ref not in self._columns:
-            self._columns[ref] = self._new_reader(ref)
-        return self._columns[ref]
-
-    def _new_reader(self, ref: SchemaRef) -> AvroColumns | None:
+    def _new_reader(self, ref: SchemaRef, message: int) -> AvroColumns | ProtoColumns | None:
         source = self.values.source
         try:
             # The reader of single values checks the schema as a whole.
             if isinstance(self.values.reader(ref), RejectedValueError):
                 return None
             schema = self.values.schema(ref)
-            node = avro_schemas.parse(schema.text, schema.references)
             kind = type_info(source.value_class)
             assert isinstance(kind, ObjectType)
+            if schema.kind == "PROTOBUF":
+                found = message_class(message_classes(schema.text), (message,))
+                converter(node_of(found.DESCRIPTOR), kind, Aliases())
+                return ProtoColumns(found.DESCRIPTOR, kind)
+            node = avro_schemas.parse(schema.text, schema.references)
             aliases = Aliases(self.values.format.aliases)
             return AvroColumns(node, kind, aliases, source.zone == "UTC")
-        except (NotColumnarError, UnknownSchemaError, SchemaError, MismatchError):
+        except (NotColumnarError, UnknownSchemaError, ValueError):
             return None
 
     def _named_in_headers(
@@ -188,3 +201,19 @@ def _ids(data: Data, begins: Places, ends: Places) -> dict[SchemaRef, Places | N
     if (ids == ids[0]).all():
         return {int(ids[0]): None}
     return {int(each): np.flatnonzero(ids == each) for each in np.unique(ids)}
+
+
+def _message(data: Data, begins: Places, ends: Places) -> tuple[int, Places]:
+    """Return the number of the message that all values are, and where the messages begin."""
+    if (ends - begins).min() < 1:
+        raise UnsureError
+    first = data.bytes[begins]
+    if not first.any():
+        return 0, begins + 1
+    if (ends - begins).min() < 2:
+        raise UnsureError
+    number = data.bytes[begins + 1]
+    # One place in two bytes: the number of places, and the place.
+    if (first != 2).any() or (number != number[0]).any() or number[0] > 0x7F or number[0] & 1:
+        raise UnsureError
+    return int(number[0]) >> 1, begins + 2
