@@ -30,6 +30,7 @@ from sluice.topology import (
     WindowedStream,
 )
 from sluice.topology.formats import Avro, JsonSchema, Protobuf, avro_key
+from sluice.topology.kafka_values import kafka_key, kafka_value
 from sluice.topology.serdes import Serde, debezium
 from sluice.topology.structs import Column, struct
 from sluice.topology.window_definitions import (
@@ -132,6 +133,8 @@ __all__ = [
     "epoch_us",
     "every_records",
     "hopping",
+    "kafka_key",
+    "kafka_value",
     "key_text",
     "last_records",
     "session",
