@@ -54,7 +54,7 @@ def sales(names: Names) -> Pipeline:
     pipeline = names.pipeline(workers=1)
     read = pipeline.stream(names("sales"), value=Avro(Sale), key="shop", event_time="at")
     read.to(names("copies"), value=Avro(Sale, namespace="shops"))
-    read.select("shop", "'x' AS city").to(names("shops"), value=JsonSchema(Shop))
+    read.select("shop", city="'x'").to(names("shops"), value=JsonSchema(Shop))
     read.group_by_key().aggregate(store="revenue", total="sum(amount)")
     return pipeline
 
