@@ -160,3 +160,23 @@ def test_a_number_that_an_enum_lacks_matters_only_if_the_field_is_read() -> None
         schema = driver.registry.register("others-value", WRITER, "PROTOBUF")
         driver.pipe("orders", written(kind=9).replace(b"\2", bytes([schema.id]), 1))
         assert [copy.value for copy in driver.read("copies")] == [{"id": 7, "amount": 2.5}]
+
+
+PROTO2 = """
+message Sum {
+  required int64 id = 1;
+  optional string amount = 2 [default = "1.25"];
+  extensions 100 to max;
+}
+"""
+
+
+def test_an_absent_field_of_proto2_has_its_default() -> None:
+    pipeline = Pipeline("sums")
+    pipeline.stream("sums", value=Protobuf(Sum)).to("copies")
+    with TopologyTestDriver(pipeline) as driver:
+        schema = driver.registry.register("sums-value", PROTO2, "PROTOBUF")
+        for _ in range(60):
+            driver.pipe("sums", b"\0\0\0\0" + bytes([schema.id, 0]) + b"\x08\x05")
+        copies = [copy.value for copy in driver.read("copies")]
+    assert copies == [{"id": 5, "amount": 1.25}] * 60

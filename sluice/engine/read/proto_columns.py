@@ -93,7 +93,7 @@ def _makes(descriptor: Any, contract: ObjectType) -> dict[str, tuple[int, Make]]
     makes: dict[str, tuple[int, Make]] = {}
     for each in contract.fields:
         field = fields.get(each.encode_name)
-        if field is None or _is_in_choice(field):
+        if field is None or _is_in_choice(field) or field.has_default_value:
             raise NotColumnarError
         if field.has_presence and not field.is_repeated and not each.required:
             # A field that is not there gets the default of the class.

@@ -307,12 +307,15 @@ def plain_reader(descriptor: Any) -> Plain:
     parts: list[tuple[str, bool, Plain | None]] = []
     for field in descriptor.fields:
         # A message that contains itself is refused when the schema is resolved.
-        parts.append((field.name, field.has_presence and not field.is_repeated, _part(field)))
+        # An absent field with a default of its own, as in proto2, has this default.
+        may_be_absent = field.has_presence and not field.is_repeated
+        is_left_out = may_be_absent and not field.has_default_value
+        parts.append((field.name, is_left_out, _part(field)))
 
     def read(message: Any) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        for name, has_presence, convert in parts:
-            if has_presence and not message.HasField(name):
+        for name, is_left_out, convert in parts:
+            if is_left_out and not message.HasField(name):
                 continue
             value = getattr(message, name)
             values[name] = value if convert is None else convert(value)
