@@ -20,6 +20,7 @@ from sluice.values.registered_schemas import RegisteredSchema
 from sluice.values.registry_formats import RegistryFormat, SchemaIn, Strategy, Version
 
 V = TypeVar("V")
+_JSON_SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 
 
 @overload
@@ -198,7 +199,8 @@ def JsonSchema(  # noqa: N802  (reads as a type)
     try:
         model: Any = value
         own = model.model_json_schema() if is_model(value) else msgspec.json.schema(value)
-        declared = _with_numbers(own)
+        # Some registries find the kind of a schema only by the name of its version.
+        declared = {"$schema": _JSON_SCHEMA, **_with_numbers(own)}
         schema = msgspec.json.encode(declared, order="sorted").decode()
     except TypeError as error:
         raise TopologyError(

@@ -84,8 +84,10 @@ class Shops:
 
 
 @pytest.fixture
-def shops(start: Start, registry: LocalRegistry) -> Shops:
-    return Shops(start(sales), registry)
+def shops(start: Start, registry: LocalRegistry) -> Iterator[Shops]:
+    made = Shops(start(sales), registry)
+    yield made
+    made.client.close()  # type: ignore[no-untyped-call]
 
 
 def register_outputs(shops: Shops) -> None:
