@@ -48,11 +48,13 @@ class HttpRegistry:
     def version(self, subject: str, version: int | str = "latest") -> RegisteredSchema:
         with self._errors() as client:
             if version == "latest":
+                client.clear_latest_caches()  # type: ignore[no-untyped-call]
                 return self._registered(client, client.get_latest_version(subject))
             return self._registered(client, client.get_version(subject, int(version)))
 
     def with_metadata(self, subject: str, metadata: dict[str, str]) -> RegisteredSchema:
         with self._errors() as client:
+            client.clear_latest_caches()  # type: ignore[no-untyped-call]
             return self._registered(client, client.get_latest_with_metadata(subject, metadata))
 
     def find(self, subject: str, text: str, kind: SchemaKind) -> RegisteredSchema | None:

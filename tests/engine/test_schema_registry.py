@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,7 +88,7 @@ class Shops:
 def shops(start: Start, registry: LocalRegistry) -> Iterator[Shops]:
     made = Shops(start(sales), registry)
     yield made
-    made.client.close()  # type: ignore[no-untyped-call]
+    made.client.close()
 
 
 def register_outputs(shops: Shops) -> None:
@@ -136,6 +137,16 @@ def test_the_comparison_names_what_does_not_fit(shops: Shops) -> None:
 
 
 def test_a_registry_that_is_killed_during_a_run_rejects_and_loses_nothing(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With a registry of its own, the schemas get the same ids again after the registry's start.
+    with LocalRegistry(tmp_path / "registry") as registry:
+        shops = Shops(start(sales), registry)
+        kill_and_restart(shops, registry, monkeypatch)
+        shops.client.close()
+
+
+def kill_and_restart(
     shops: Shops, registry: LocalRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register_outputs(shops)
