@@ -67,6 +67,10 @@ bench-operators: $(JARS) ## Time a million records through each kind of operator
 bench-workers: $(INSTALLED) ## Show where the workers' CPU time for each kind of operator goes; ARGS='--records N --batches N --kind K --runs N'
 	@PYTHONPATH=. $(BIN)/python benchmarks/workers.py $(ARGS)
 
+.PHONY: bench-formats
+bench-formats: $(INSTALLED) ## Time the decoding and encoding of orders in JSON, JSON Schema, Avro and Protobuf; ARGS='--records N --runs N'
+	@PYTHONPATH=. $(BIN)/python benchmarks/formats.py $(ARGS)
+
 .PHONY: nexmark
 nexmark: $(JARS) ## Time the 24 queries of Nexmark over a million events; PEER=folder-with-Flink, ARGS='--events N --query q5'
 	@PYTHONPATH=. $(BIN)/python benchmarks/nexmark.py $(if $(PEER),--peer "$(PEER)") $(ARGS)

@@ -16,6 +16,7 @@ from sluice.values.sink_tables import connection_variable
 
 KAFKA = "kafka_default"
 SPARK = "spark_default"
+REGISTRY = "schema_registry_default"
 _LIBPQ = ("ssl", "options", "target_session_attrs", "keepalives", "channel_binding", "gssencmode")
 """A Postgres connection's extras whose names begin with one of these texts are parameters of
 libpq."""
@@ -70,6 +71,28 @@ def kafka_or_settings() -> dict[str, str]:
     except AirflowNotFoundException:
         return settings().kafka
     return kafka_config()
+
+
+def registry_or_settings(connection: str = REGISTRY) -> dict[str, str]:
+    """Return the settings of the schema registry's client, from a connection or SLUICE_REGISTRY.
+
+    The connection has the type HTTP. Its extra has further settings of the client. Airflow's
+    program that loads DAGs never calls this, and neither does a trigger.
+    """
+    try:
+        registry = BaseHook.get_connection(connection)
+    except AirflowNotFoundException:
+        return settings().registry
+    extras = {name: _text(value) for name, value in registry.extra_dejson.items()}
+    host = registry.host or ""
+    if "://" not in host:
+        host = f"{registry.schema or 'http'}://{host}"
+    if registry.port:
+        host = f"{host}:{registry.port}"
+    client = {"url": host}
+    if registry.login:
+        client["basic.auth.user.info"] = f"{registry.login}:{registry.password or ''}"
+    return client | extras
 
 
 def _text(value: object) -> str:

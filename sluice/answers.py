@@ -214,6 +214,7 @@ FailureKind = Literal[
     "input",
     "slot",
     "lease",
+    "registry",
     "held",
     "rejections",
     "host",

@@ -181,6 +181,25 @@ class AccessDenied(BrokersUnreachable):
     next_step = "Allow the operation in Kafka's access control lists."
 
 
+class RegistryAway(EngineError):
+    """The schema registry does not answer, or refuses to.
+
+    No record is rejected because of that: the run stops, and the next one reads the same records.
+    """
+
+    status = 503
+    title = "The schema registry is away"
+    next_step = (
+        "Check that the registry runs, is reachable and accepts the credentials in "
+        "SLUICE_REGISTRY or in Airflow's connection. The pipeline goes on by itself."
+    )
+
+    @classmethod
+    def of(cls, address: str, reason: str) -> Self:
+        """Return the error for a registry at an address without credentials."""
+        return cls(f"The schema registry at {address} does not answer: {sentence(reason)}")
+
+
 class BufferFull(EngineError):
     """The buffer of a suppress step with `when_full="shut_down"` is full."""
 

@@ -29,6 +29,8 @@ from sluice.topology import (
     Table,
     WindowedStream,
 )
+from sluice.topology.formats import Avro, JsonSchema, Protobuf, avro_key
+from sluice.topology.kafka_values import kafka_key, kafka_value
 from sluice.topology.serdes import Serde, debezium
 from sluice.topology.structs import Column, struct
 from sluice.topology.window_definitions import (
@@ -75,6 +77,7 @@ from sluice.values.windows import (
 
 __all__ = [
     "WALL_CLOCK",
+    "Avro",
     "CalendarWindow",
     "Change",
     "CogroupedStreams",
@@ -96,10 +99,12 @@ __all__ = [
     "GroupedTable",
     "Headers",
     "JoinWindow",
+    "JsonSchema",
     "Pipeline",
     "PostgresTable",
     "Processed",
     "Processor",
+    "Protobuf",
     "QueryError",
     "ReadOnlyTable",
     "Record",
@@ -119,6 +124,7 @@ __all__ = [
     "Window",
     "Windowed",
     "WindowedStream",
+    "avro_key",
     "custom_windows",
     "debezium",
     "debezium_key",
@@ -127,6 +133,8 @@ __all__ = [
     "epoch_us",
     "every_records",
     "hopping",
+    "kafka_key",
+    "kafka_value",
     "key_text",
     "last_records",
     "session",

@@ -21,6 +21,7 @@
 | SLUICE_TOKEN | none | token that sluice query sends |
 | SLUICE_USER | none | Airflow user that sluice query logs in as, instead of a token |
 | SLUICE_PASSWORD | none | password of the user in SLUICE_USER |
+| SLUICE_REGISTRY | {} | settings of the schema registry's client, as JSON: url and others |
 | SLUICE_CONNECTION_NAME | none | URL of the database of connection NAME, in capital letters |
 """
 
@@ -71,6 +72,8 @@ class Settings:
     token: str = field(default="", repr=False)
     user: str = ""
     password: str = field(default="", repr=False)
+    registry: dict[str, str] = field(default_factory=dict, repr=False)
+    """The settings of the schema registry's client; empty without a registry."""
     connections: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variable → the URL of a database whose tables pipelines write, or in which they
     look up records."""
@@ -104,6 +107,7 @@ class Settings:
             token=environ.get("SLUICE_TOKEN") or "",
             user=environ.get("SLUICE_USER") or "",
             password=environ.get("SLUICE_PASSWORD") or "",
+            registry=_strings(environ, "SLUICE_REGISTRY", {}),
             connections=connections,
         )
 
@@ -111,7 +115,7 @@ class Settings:
     def secrets(self) -> tuple[str, ...]:
         """Passwords, keys and tokens, which must never appear in a log or an error."""
         secrets = {self.server_token, self.token, self.password}
-        for mapping in (self.kafka, self.spark_conf, self.connections):
+        for mapping in (self.kafka, self.spark_conf, self.connections, self.registry):
             secrets.update(masking.secrets_of_settings(mapping))
         for url in (self.ledger, self.shards, self.url):
             secrets.update(masking.secrets_of_url(url))

@@ -12,6 +12,7 @@
 | query | query_commands |
 | kafka | kafka_commands |
 | topics | topics_commands |
+| schema | schema_commands |
 | dead-letters | dead_letters_commands |
 | serve, move, import-state, workers | serve_commands |
 | standby | standby_commands |
@@ -41,6 +42,7 @@ from sluice.commands import (
     query_commands,
     recover_command,
     remove_command,
+    schema_commands,
     serve_commands,
     standby_commands,
     status_command,
@@ -59,6 +61,7 @@ app = typer.Typer(
 app.add_typer(produce_commands.app, name="produce")
 app.add_typer(kafka_commands.app, name="kafka")
 app.add_typer(topics_commands.app, name="topics")
+app.add_typer(schema_commands.app, name="schema")
 app.add_typer(query_commands.app, name="query")
 app.add_typer(generations_commands.app, name="generations")
 app.add_typer(dead_letters_commands.app, name="dead-letters")

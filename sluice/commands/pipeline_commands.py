@@ -88,6 +88,7 @@ def check(
         if not pipeline:
             names = {definition.name for definition in loaded.pipelines}
             _warn_of_unknown_names(names | {file.name for file in loaded.broken})
+        _warn_of_schemas(plans)
         if not pipeline and not no_spark:
             errors += _check_routes()
     errors += _check_settings()
@@ -187,6 +188,24 @@ def _warn_of_shared_topics(plans: Iterable[Plan]) -> None:
     outputs = {planned.pipeline.name: planned.job.outputs for planned in plans}
     for shared in shared_topics(outputs):
         out.print(f"warning: {shared}", markup=False, soft_wrap=True)
+
+
+def _warn_of_schemas(plans: Iterable[Plan]) -> None:
+    """Print which topics the schema registry and the pipelines disagree about."""
+    from sluice.errors import RegistryAway
+    from sluice.operations.registered_topics import compare
+    from sluice.registry.opening import registry_of
+
+    if not settings().registry:
+        return
+    try:
+        for planned in plans:
+            for each in compare(planned.job, registry_of(settings().registry)):
+                if each.verdict != "right":
+                    topic = f"{planned.pipeline.name}: {each.topic.topic} ({each.topic.subject})"
+                    out.print(f"warning: {topic}: {each.detail}", markup=False, soft_wrap=True)
+    except RegistryAway as away:
+        out.print(f"warning: {away}", markup=False, soft_wrap=True)
 
 
 def _check_settings() -> Iterable[SluiceError]:

@@ -36,6 +36,7 @@ UNREADABLE = frozenset(
     {
         "malformed", "not_utf8", "contract", "duplicate_field", "digits", "empty_value", "null_value", "event_time",
         "future", "key", "deleted_key", "key_not_utf8", "key_too_long", "null_key", "out_of_range",
+        "no_schema", "unknown_schema", "schema",
     }
 )  # fmt: skip
 """Reasons of records that could not be read and therefore had no effect. Records with other reasons

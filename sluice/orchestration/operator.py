@@ -14,7 +14,14 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk import get_current_context
 from confluent_kafka import KafkaException
 
-from sluice.airflow_connections import KAFKA, SPARK, database_url, kafka_config, spark_master
+from sluice.airflow_connections import (
+    KAFKA,
+    SPARK,
+    database_url,
+    kafka_config,
+    registry_or_settings,
+    spark_master,
+)
 from sluice.airflow_releases import (
     HAS_RETRY_POLICIES,
     AirflowException,
@@ -126,6 +133,7 @@ class SluiceOperator(SparkSubmitOperator):
             if self._deploy_mode == "cluster":
                 raise deploy_mode_error("The operator sets deploy_mode to cluster")
             kafka = kafka_config(self.kafka_conn_id)
+            configuration = replace(configuration, registry=registry_or_settings())
             urls = {
                 connection_variable(name): url for name, url in self._database_urls().items() if url
             }
@@ -257,7 +265,7 @@ class SluiceOperator(SparkSubmitOperator):
                 failures = {failure.kind: failure for failure in ledger.failures.of(self.pipeline)}
         except (SluiceError, OSError):
             return None
-        failure = failures.get("run")
+        failure = failures.get("run") or failures.get("registry")
         if failure is None or failure.seen_at < started_at:
             return None
         next_step = f"{failure.next_step}\n" if failure.next_step else ""

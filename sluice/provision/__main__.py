@@ -21,10 +21,14 @@ console = Console(stderr=True)
 
 
 class Jars(StrEnum):
-    """The jars that can be downloaded alone: of the local broker, or of Delta Lake for the installed Spark."""
+    """The jars that can be downloaded alone.
+
+    Those of the local broker, of Delta Lake for the installed Spark, or of a local schema registry.
+    """
 
     BROKER = "broker"
     DELTA = "delta"
+    REGISTRY = "registry"
 
 
 @app.command("jars")
@@ -35,7 +39,7 @@ def provide_jars(
     root = settings().jars
     bundles = jars.bundles_for_this_machine()
     if only is not None:
-        bundles = [Bundle.BROKER] if only is Jars.BROKER else [jars.delta_bundle()]
+        bundles = [jars.delta_bundle() if only is Jars.DELTA else Bundle(only)]
     missing = jars.count_missing(root, bundles)
     if not missing:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
@@ -23,30 +23,40 @@ _JVM = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m"]
 
 @dataclass(frozen=True, order=True)
 class Module:
-    """A jar's coordinates in the repository."""
+    """The coordinates of a jar, or of another archive, in the repository."""
 
     organisation: str
     name: str
     revision: str
+    classifier: str = ""
+    extension: str = "jar"
 
     @property
     def file(self) -> str:
         """File name of the jar."""
-        return f"{self.name}-{self.revision}.jar"
+        return f"{self.name}-{self.revision}.{self.extension}"
 
     def __str__(self) -> str:
-        return f"{self.organisation}:{self.name}:{self.revision}"
+        parts = [self.organisation, self.name, self.revision]
+        if self.classifier:
+            parts += [self.classifier, self.extension]
+        return ":".join(parts)
 
     @classmethod
     def parse(cls, text: str) -> Module:
-        """Parse `organisation:name:revision`. Raises ValueError for any other form."""
-        organisation, name, revision = text.split(":")
-        return cls(organisation, name, revision)
+        """Parse `organisation:name:revision`, perhaps with `:classifier:extension` after it.
+
+        Raises ValueError for any other form.
+        """
+        organisation, name, revision, *more = text.split(":")
+        if len(more) not in (0, 2):
+            raise ValueError(f"{text!r} names no module")
+        return cls(organisation, name, revision, *more)
 
 
 def fetch(
     java: Path,
-    modules: Iterable[Module],
+    modules: Collection[Module],
     work: Path,
     *,
     transitive: bool,
@@ -79,9 +89,11 @@ def fetch(
         "-types",
         "jar",
         "bundle",
+        "tar.gz",
         "-retrieve",
         f"{jars}/{_TREE}",
     ]
+    extensions = {module.extension for module in modules}
     output: list[str] = []
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -89,14 +101,20 @@ def fetch(
         assert ivy.stdout is not None
         for line in ivy.stdout:
             output.append(line.strip())
-            if "[SUCCESSFUL ]" in line and ".jar" in line:
+            if "[SUCCESSFUL ]" in line and any(f".{each}" in line for each in extensions):
                 on_jar()
     if ivy.returncode:
         raise PreflightError(
             f"Cannot download jars: {_reason(output)}.",
             next_step=f"Check that the Maven repository is reachable, or set {_SETTINGS} to an ivysettings.xml.",
         )
-    return {Module(*path.relative_to(jars).parts[:3]): path for path in jars.rglob("*.jar")}
+    fetched = {Module(*path.relative_to(jars).parts[:3]): path for path in jars.rglob("*.jar")}
+    for module in modules:
+        if module.classifier:
+            place = jars / module.organisation / module.name / module.revision / module.file
+            if place.is_file():
+                fetched[module] = place
+    return fetched
 
 
 def _description(modules: Iterable[Module], transitive: bool) -> str:
@@ -104,12 +122,27 @@ def _description(modules: Iterable[Module], transitive: bool) -> str:
     for module in modules:
         dependencies += (
             f"<dependency org={quoteattr(module.organisation)} name={quoteattr(module.name)} "
-            f'rev={quoteattr(module.revision)} transitive="{str(transitive).lower()}" conf="default-&gt;default"/>'
+            f'rev={quoteattr(module.revision)} transitive="{str(transitive).lower()}" '
+            f'conf="default-&gt;default">{_artifact(module)}</dependency>'
         )
     return (
-        '<ivy-module version="2.0"><info organisation="sluice" module="jars"/><configurations>'
+        f'<ivy-module version="2.0" xmlns:m="{_MAVEN}"><info organisation="sluice" module="jars"/><configurations>'
         f'<conf name="default"/></configurations><dependencies>{dependencies}</dependencies></ivy-module>'
     )
+
+
+def _artifact(module: Module) -> str:
+    """Return the description of an archive that is not the module's jar."""
+    if not module.classifier:
+        return ""
+    kind = quoteattr(module.extension)
+    return (
+        f"<artifact name={quoteattr(module.name)} type={kind} ext={kind} "
+        f"m:classifier={quoteattr(module.classifier)}/>"
+    )
+
+
+_MAVEN = "http://ant.apache.org/ivy/maven"
 
 
 def _ivy_jar() -> Path:

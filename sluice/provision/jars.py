@@ -53,6 +53,8 @@ class Bundle(StrEnum):
     DELTA_FOR_4_1 = "delta-4.1"
     DELTA_FOR_4_2 = "delta-4.2"
     BROKER = "broker"
+    REGISTRY = "registry"
+    """The archive of a schema registry, which only some tests and demos need."""
 
 
 _DELTA = {
@@ -66,6 +68,9 @@ _ROOTS = {
     Bundle.DELTA_FOR_4_1: _delta("4.1"),
     Bundle.DELTA_FOR_4_2: _delta("4.2"),
     Bundle.BROKER: broker_roots(BROKER),
+    Bundle.REGISTRY: [
+        Module("io.apicurio", "apicurio-registry-app", "2.6.13.Final", "all", "tar.gz"),
+    ],
 }
 
 
@@ -108,7 +113,7 @@ def bundles_for_this_machine() -> list[Bundle]:
 def read_lock(path: Path = LOCK) -> tuple[Jar, ...]:
     """Read the lock file.
 
-    Raises ValueError for a line that is not `sha256 bundle organisation:name:revision`.
+    Raises ValueError for a line that is not `sha256 bundle module`.
     """
     return tuple(
         _parse(line) for line in path.read_text().splitlines() if line and not line.startswith("#")

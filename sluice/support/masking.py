@@ -18,7 +18,7 @@ _LEAST_LENGTH = 8
 """In a text, shorter secrets are not masked, because they may be parts of ordinary words."""
 
 _SECRET_NAME = re.compile(
-    "passw|passphrase|passcode|passfile|pwd|secret|token|credential|jaas|signature"
+    "passw|passphrase|passcode|passfile|pwd|secret|token|credential|jaas|signature|userinfo"
     "|odbcconnect|oauthbearerconfig|(api|access|account|shared)key|(key|pass|pem|sig)$"
 )
 _HARMLESS_NAME = re.compile("(url|uri|endpoint|providers?)$")
@@ -52,6 +52,9 @@ def secrets_of_settings(settings: Mapping[str, str]) -> Iterator[str]:
         if is_secret(name):
             # A message may repeat a single line of a key.
             yield from (value, *value.splitlines())
+            # A log-in is written as USER:PASSWORD.
+            if "userinfo" in re.sub("[^a-z]", "", name.lower()):
+                yield value.partition(":")[2]
         yield from secrets_of_url(value)
 
 

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -71,11 +72,16 @@ class PipedRecords:
         return json.dumps(record)
 
 
-def _bytes(value: Any, contract: Any, zone: ZoneInfo) -> bytes | None:
+def _bytes(value: Any, contract: Any, zone: tzinfo) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):
         return value.encode()
+    return json_bytes(value, contract, zone)
+
+
+def json_bytes(value: Any, contract: Any, zone: tzinfo = UTC) -> bytes:
+    """Return the JSON of a value of a contract."""
     # A dict, list or tuple may stand for a value of another type, such as a Struct. The contract
     # names this type.
     kind = contract if isinstance(value, dict | list | tuple) else type(value)

@@ -18,7 +18,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -31,6 +31,7 @@ from sluice.plan import Job, is_of_processor, matched_job, plan
 from sluice.plan.arrow_support import NeedsSparkError
 from sluice.provision.class_archive import archive_file
 from sluice.provision.jars import bundles_for_this_machine
+from sluice.registry.opening import MEMORY, forget, memory_registry
 from sluice.settings import Settings, settings
 from sluice.spark_submit import DELTA_CONF, QUICK_JVM
 from sluice.state.model import StateRow, StoreInfo, owner
@@ -41,6 +42,7 @@ from sluice.testing.local_run import LocalRun, local_query
 from sluice.testing.memory import memory_folder
 from sluice.testing.piped_records import HeadersArgument, PipedRecords
 from sluice.testing.piped_run import ManualClock, PipedRun
+from sluice.testing.registered_records import RegisteredRecords
 from sluice.topology.pipeline import Pipeline
 from sluice.values.json_limits import refuse_nesting
 from sluice.values.json_text import encode_bytes, encode_text, plain_json
@@ -120,8 +122,13 @@ class TopologyTestDriver:
         # Clean up at exit even if the pipeline is rejected below, or a task still writes after its
         # query has stopped.
         atexit.register(shutil.rmtree, self.home, ignore_errors=True)
-        self._settings = _settings(self.home, database, connections or {})
+        url = f"{MEMORY}{self.home}"
+        self._settings = _settings(self.home, database, connections or {}, url)
+        atexit.register(forget, url)
         self._job = job = plan(pipeline).job
+        self.registry = memory_registry(url)
+        """The schema registry of the test, which has the schemas of the pipeline."""
+        self._registered = RegisteredRecords.of(job, self.registry)
         self._topics = {*job.topics}
         self._new_topics: list[str] = []
         """Topics that match a pattern, and that the next batch reads for the first time."""
@@ -156,6 +163,7 @@ class TopologyTestDriver:
         trace: TracebackType | None,
     ) -> None:
         self._run.stop()
+        forget(self._settings.registry["url"])
         shutil.rmtree(self.home, ignore_errors=True)
 
     def pipe(
@@ -199,8 +207,8 @@ class TopologyTestDriver:
             self._time = timestamp
         record = self._records.record(
             topic,
-            value,
-            key,
+            self._registered.encoded(topic, value),
+            self._registered.encoded_key(topic, key),
             contract=self._contract(topic),
             timestamp=self._time,
             headers=headers,
@@ -303,7 +311,26 @@ class TopologyTestDriver:
         decode: Callable[[Any], Any] = _text if topic in self._texts else _value
         if topic in self._bytes:
             decode = _unchanged
-        return [_output(record, decode) for record in self._run.output.records.get(topic, ())]
+        records = self._run.output.records.get(topic, ())
+        if topic in self._registered.written:
+            return [self._registered_output(topic, record) for record in records]
+        if topic in self._registered.keys:
+            return [self._registered_output(topic, record, decode) for record in records]
+        return [_output(record, decode) for record in records]
+
+    def _registered_output(
+        self, topic: str, record: dict[str, Any], decode: Callable[[Any], Any] | None = None
+    ) -> Output:
+        headers = record.get("headers") or ()
+
+        def decode_value(value: Any) -> Any:
+            return self._registered.decoded(value, headers)
+
+        output = _output(record, decode or decode_value)
+        if topic in self._registered.keys:
+            key = self._registered.decoded_key(topic, record["key"], headers)
+            return replace(output, key=key)
+        return output
 
     def dead_letters(self) -> list[Output]:
         """Return the dead letters, whose headers contain the reasons."""
@@ -354,12 +381,13 @@ class TopologyTestDriver:
         return dict(self._run.counts)
 
 
-def _settings(home: Path, database: str, connections: Mapping[str, str]) -> Settings:
+def _settings(home: Path, database: str, connections: Mapping[str, str], registry: str) -> Settings:
     """Return settings with the state in a database, or in SQLite files in the folder `home`."""
     ledger, shards = database, database
     if not database:
         ledger, shards = temporary_databases(home)
     variables = {"SLUICE_HOME": str(home), "SLUICE_LEDGER": ledger, "SLUICE_SHARDS": shards}
+    variables["SLUICE_REGISTRY"] = json.dumps({"url": registry})
     for name, url in connections.items():
         variables[connection_variable(name)] = url
     return Settings.read(variables)

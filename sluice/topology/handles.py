@@ -25,6 +25,7 @@ from sluice.topology.author_functions import (
 )
 from sluice.topology.expiries import expiry_of
 from sluice.topology.graph import Graph
+from sluice.topology.registered_outputs import require_writable
 from sluice.topology.serdes import Contract, Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column, column_sql, key_expression, key_field_names
@@ -44,6 +45,7 @@ from sluice.values.record_metadata import (
     Emit,
     OnError,
 )
+from sluice.values.registry_formats import RegistryFormat
 from sluice.values.shapes import Shape
 from sluice.values.sink_tables import POSITION, WINDOW, DeltaTable, OutputTable
 from sluice.values.sql_types import struct_type
@@ -409,6 +411,9 @@ class Handle(Generic[V]):
                 f"{where}: value=debezium(...) writes changes, but the values have no kind, old and new.",
                 next_step="Write the changes of a table: table.changes().to(...).",
             )
+        if isinstance(serde.encode, RegistryFormat):
+            shape = self.node.result_shape
+            require_writable(where, serde, shape.fields, is_scalar=shape.scalar)
         return serde.encode or encode_text
 
     def _require_bytes(self, where: str) -> None:

@@ -14,12 +14,14 @@ from types import ModuleType
 
 from sluice.errors import EngineError
 
+SCHEMAS = "schemas"
+"""The folder beside pipelines with the schemas that `sluice schema pull` has written."""
 _PREFIX = "sluice-pipeline:"
 
 
 @dataclass(frozen=True)
 class _Import:
-    """An imported file, with its digest and those of the modules that it imports from its folder."""
+    """An imported file, with its digest, and those of the modules and schemas of its folder that it reads."""
 
     module: ModuleType
     digests: Mapping[Path, str]
@@ -81,6 +83,8 @@ def load_module(file: Path, name: str = "") -> ModuleType:
     digests = {file: _digest_of(text)}
     for module_file in _modules_of(file.parent).values():
         digests[module_file] = _digest(module_file)
+    for schema in (file.parent / SCHEMAS).glob("*.json"):
+        digests[schema] = _digest(schema)
     _imports[file] = _Import(module, digests)
     return module
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sluice.airflow_connections import kafka_or_settings
+from sluice.airflow_connections import kafka_or_settings, registry_or_settings
 from sluice.errors import SettingsError
 from sluice.settings import settings
 
@@ -24,3 +24,19 @@ def test_without_a_connection_the_settings_are_used(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("AIRFLOW_CONN_KAFKA_DEFAULT", raising=False)
     monkeypatch.setattr("sluice.airflow_connections.KAFKA", "missing")
     assert kafka_or_settings() == settings().kafka
+
+
+def test_the_schema_registry_comes_from_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = {
+        "conn_type": "http", "host": "registry", "schema": "https", "port": 8081, "login": "me",
+        "password": "secret", "extra": {"ssl.ca.location": "/ca.pem", "max.retries": 1},
+    }  # fmt: skip
+    monkeypatch.setenv("AIRFLOW_CONN_SCHEMA_REGISTRY_DEFAULT", json.dumps(connection))
+    assert registry_or_settings() == {
+        "url": "https://registry:8081",
+        "basic.auth.user.info": "me:secret",
+        "ssl.ca.location": "/ca.pem",
+        "max.retries": "1",
+    }
+    monkeypatch.delenv("AIRFLOW_CONN_SCHEMA_REGISTRY_DEFAULT")
+    assert registry_or_settings("missing") == settings().registry

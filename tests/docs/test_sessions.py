@@ -34,6 +34,7 @@ def logged_as_in_a_new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         "docs/how-to/processors.md",
         "docs/how-to/serdes.md",
         "docs/differences.md",
+        "docs/formats.md",
         "docs/recipes.md",
     ],
 )

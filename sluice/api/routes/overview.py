@@ -131,6 +131,9 @@ def _health(
     # expires.
     if is_at_work and (state == "running" or (held and state != "failed")):
         return PipelineHealth.RUNNING
+    # The run that found the registry away has failed, and is repeated until the registry is back.
+    if trouble == "waiting" and "registry" in kinds:
+        return PipelineHealth.WAITING
     # Airflow remembers how the last run of a retired pipeline ended.
     if trouble == "failed" or (state == "failed" and calm != "retired"):
         return PipelineHealth.FAILED

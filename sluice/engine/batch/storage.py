@@ -11,6 +11,9 @@ from sluice.engine.batch.side_outputs import SideOutputs
 from sluice.engine.batch.worker_shards import damaged_state, worker_shard
 from sluice.errors import DamagedState, EngineError, recovery_advice
 from sluice.plan import Job
+from sluice.registry.http_registry import NO_REGISTRY
+from sluice.registry.opening import registry_of
+from sluice.registry.registry import Registry
 from sluice.settings import Settings
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
@@ -37,6 +40,8 @@ class Storage:
     """Addresses of the workers' shards."""
     connections: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variable → the URL of a database in which records are looked up."""
+    registry: Registry = field(default=NO_REGISTRY, repr=False)
+    """The registry with the schemas of topics' values."""
     token: str = field(default="", repr=False)
     """The token of the state servers. Tasks get it from here, because executors on other hosts lack
     the driver's environment."""
@@ -51,7 +56,15 @@ class Storage:
             variable = connection_variable(name)
             if variable in settings.connections:
                 connections[variable] = settings.connections[variable]
-        return cls(job, generation, SideOutputs(), shards, connections, settings.server_token)
+        return cls(
+            job,
+            generation,
+            SideOutputs(),
+            shards,
+            connections,
+            registry_of(settings.registry),
+            settings.server_token,
+        )
 
     @property
     def ref(self) -> GenerationRef:

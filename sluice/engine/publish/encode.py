@@ -19,6 +19,7 @@ from sluice.engine.batch.job_topics import TopicLimits
 from sluice.engine.batch.record_headers import HEADERS, Texts, with_more
 from sluice.engine.batch.record_sizes import record_sizes
 from sluice.engine.batch.rejections import describe_error, run_ending_error
+from sluice.engine.publish.encode_registered import RegisteredEncoder
 from sluice.errors import RecordFailed
 from sluice.operators.base import rejects_record
 from sluice.plan import Sink
@@ -27,6 +28,8 @@ from sluice.support.arrays import Mask
 from sluice.values.function_wrappers import WithHeaders, WithoutKey
 from sluice.values.headers import Headers
 from sluice.values.json_text import JSON_TEXT, encode_bytes, encode_text, plain_json
+from sluice.values.registered_schemas import KEY_HEADER, VALUE_HEADER
+from sluice.values.registry_formats import RegistryFormat
 from sluice.values.sink_tables import WINDOW
 from sluice.values.windowed_keys import windowed
 from sluice.values.windows import Bounds
@@ -53,30 +56,54 @@ Encoder = Callable[[Any], bytes]
 R = TypeVar("R")
 
 
-def encode_records(sink: Sink, table: pa.Table, rejected: RejectedOutput) -> pa.Table:
+def encode_records(
+    sink: Sink,
+    table: pa.Table,
+    rejected: RejectedOutput,
+    encoder_of: Callable[[RegistryFormat, str], RegisteredEncoder] | None = None,
+) -> pa.Table:
     """Encode records. The result has `key`, `value`, perhaps `headers`, `timestamp`, `partition`.
 
     JSON is written unchanged, unless the author passed an encoder, which receives the decoded
     value. Records that cannot be encoded are added to `rejected`; if the sink has
-    `on_error="fail"`, they raise EngineError instead.
+    `on_error="fail"`, they raise EngineError instead. `encoder_of` returns the encoder for a format
+    whose schemas are in a registry, and a topic. Raises RegistryAway.
     """
     table = _with_plain_values(latest_changes(sink, table))
     columns = {"key": table.column("key"), "value": table.column("value")}
     if "headers" in table.column_names:
-        columns["headers"] = table.column("headers")
+        columns["headers"] = _without_schemas(sink, table.column("headers"))
     errors: dict[int, str] = {}
     if sink.encode is not None:
         encode: Encoder = sink.encode.value
+        if isinstance(encode, RegistryFormat):
+            assert encoder_of is not None, "the run gives the encoders of its registry"
+            registered = encode = encoder_of(encode, sink.topic)
+            if registered.header is not None:
+                headers = columns.get("headers")
+                columns["headers"] = _with_header(headers, len(table), registered.header)
         # Sluice's own encoders take JSON and need no decoded value.
         takes_json = encode is encode_bytes or encode is encode_text
+        if isinstance(encode, RegisteredEncoder):
+            takes_json = encode.takes_json
         encode_json = encode if takes_json else lambda text: encode(_decode(text))
         columns["value"] = _encode_column(encode_json, columns["value"].to_pylist(), errors, sink)
-    if sink.encode_key is not None:
+    if sink.encode_key is not None and isinstance(sink.encode_key.value, RegistryFormat):
+        assert encoder_of is not None, "the run gives the encoders of its registry"
+        registered = encoder_of(sink.encode_key.value, sink.topic)
+        columns["key"] = _encode_column(
+            registered.encode_key, table.column("key").to_pylist(), errors, sink
+        )
+        if registered.header is not None:
+            columns["headers"] = _with_header(
+                columns.get("headers"), len(table), registered.header, KEY_HEADER
+            )
+    elif sink.encode_key is not None:
         columns["key"] = _encode_keys(sink.encode_key.value, table, errors, sink)
     # Kafka Streams writes the window into the key. Sluice leaves the key unchanged
     # and writes the bounds into headers.
     if sink.is_windowed:
-        columns["headers"] = headers_with_window(table)
+        columns["headers"] = with_more(columns.get("headers"), _window_headers(table))
     if sink.partition is not None:
         headers = columns.get("headers")
         columns["partition"] = _partitions(sink.partition.value, table, headers, errors, sink)
@@ -311,6 +338,37 @@ def headers_with_window(table: pa.Table) -> pa.Array:
     """Return the headers of each record, with two more headers for the bounds of the record's window."""
     headers = table.column("headers") if "headers" in table.column_names else None
     return with_more(headers, _window_headers(table))
+
+
+def _without_schemas(sink: Sink, headers: pa.ChunkedArray) -> Texts:
+    """Return headers without those that name the schemas of the records from which the values come.
+
+    Bytes that are passed on keep them, because they still are of this schema.
+    """
+    if sink.encode is not None and sink.encode.value is encode_bytes:
+        return headers
+    names = pc.struct_field(pc.list_flatten(headers), "key")
+    if not pc.any(pc.is_in(names, _SCHEMA_HEADERS)).as_py():
+        return headers
+    lists: list[Any] = []
+    for own in headers.to_pylist():
+        kept = [header for header in own or () if header["key"] not in (VALUE_HEADER, KEY_HEADER)]
+        lists.append(kept)
+    return pa.array(lists, HEADERS)
+
+
+_SCHEMA_HEADERS = pa.array([VALUE_HEADER, KEY_HEADER])
+
+
+def _with_header(
+    headers: pa.ChunkedArray | None, count: int, value: bytes, name: str = VALUE_HEADER
+) -> pa.Array:
+    """Return the headers of each record, with one more header that names the schema."""
+    names = pa.repeat(pa.scalar(name), count)
+    values = pa.repeat(pa.scalar(value, pa.binary()), count)
+    pairs = pa.StructArray.from_arrays([names, values], fields=[*HEADERS.value_type])
+    ends = pa.array(np.arange(0, count + 1), pa.int32())
+    return with_more(headers, pa.ListArray.from_arrays(ends, pairs).cast(HEADERS))
 
 
 def _window_headers(table: pa.Table) -> pa.Array:

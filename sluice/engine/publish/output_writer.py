@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import pyarrow as pa
@@ -23,12 +24,16 @@ from sluice.engine.batch.record_headers import HeadersAt, concatenate_records, w
 from sluice.engine.batch.row_schemas import SORT_KEY, sorted_indices
 from sluice.engine.batch.side_outputs import Collected
 from sluice.engine.publish.encode import accepted_records, encode_records
+from sluice.engine.publish.encode_registered import RegisteredEncoder, encoder_of
 from sluice.engine.publish.markers import PublishedState
 from sluice.engine.publish.table_rows import join_rows, table_rows, with_positions
 from sluice.plan import Job, Sink
+from sluice.registry.http_registry import NO_REGISTRY
+from sluice.registry.registry import Registry
 from sluice.sinks.target import BatchId, Rows, TableSink
 from sluice.state.ledger.history import Batch
 from sluice.support.memory import release_memory_after_rows
+from sluice.values.registry_formats import RegistryFormat
 from sluice.values.sink_tables import WINDOW
 
 Records = list[tuple[str, pa.Table]]
@@ -91,6 +96,7 @@ class OutputWriter:
     job: Job
     generation: int
     destinations: Destinations
+    registry: Registry = field(default=NO_REGISTRY, repr=False)
 
     def dead_letters(self, output: BatchOutput) -> list[pa.Table]:
         """Return the dead letters that `write` must get.
@@ -141,9 +147,20 @@ class OutputWriter:
             if sink.table:
                 of_tables.append((sink, table))
             else:
-                encoded = encode_records(sink, table, rejected)
+                encoded = encode_records(sink, table, rejected, self._encoder)
                 records.append((sink.topic, self._accepted(sink, encoded, rejected)))
         return records, of_tables
+
+    @cached_property
+    def _encoders(self) -> dict[tuple[str, bool], RegisteredEncoder]:
+        """Topic, and whether it is that of keys → encoder. A run writes a topic with one schema."""
+        return {}
+
+    def _encoder(self, values: RegistryFormat, topic: str) -> RegisteredEncoder:
+        place = topic, values.is_key
+        if place not in self._encoders:
+            self._encoders[place] = encoder_of(values, topic, self.registry)
+        return self._encoders[place]
 
     def _results(self, output: BatchOutput) -> Iterator[tuple[Sink, pa.Table]]:
         """Return all results of the batch for sinks, not encoded yet."""

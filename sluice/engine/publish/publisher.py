@@ -426,7 +426,9 @@ class Publisher:
     def _writer(self) -> OutputWriter | None:
         if self.destinations is None:
             return None
-        return OutputWriter(self._job, self.storage.generation, self.destinations)
+        return OutputWriter(
+            self._job, self.storage.generation, self.destinations, self.storage.registry
+        )
 
 
 def _metadata(batch: BegunBatch, result: BatchResult) -> Batch:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from functools import cached_property, partial
@@ -26,12 +26,16 @@ import pyarrow as pa
 from sluice.engine.batch.dead_letters import RejectedRecord
 from sluice.engine.batch.rejections import run_ending_error
 from sluice.engine.read.decoding_errors import perhaps_ambiguous, reason_of, refuse_duplicates
-from sluice.engine.read.json_columns import JsonColumns, TextRun
+from sluice.engine.read.json_columns import JsonColumns, TextRun, text_runs
 from sluice.engine.read.record_keys import RecordKeys
+from sluice.engine.read.registered_columns import RegisteredColumns
+from sluice.engine.read.registered_values import RegisteredValues
 from sluice.engine.read.value_columns import ARROW_TYPES, ValueColumns, Values, failing_places
 from sluice.errors import error_text
 from sluice.operators.base import rejects_record
 from sluice.plan import Source, SourceField
+from sluice.registry.http_registry import NO_REGISTRY
+from sluice.registry.registry import Registry
 from sluice.values import contract_parts, stored_values
 from sluice.values.change_values import (
     DebeziumEnvelope,
@@ -48,6 +52,7 @@ from sluice.values.json_limits import (
     require_time,
     shortened,
 )
+from sluice.values.registry_formats import RegistryFormat
 from sluice.values.sql_types import MOST_DIGITS
 
 T = TypeVar("T")
@@ -77,6 +82,7 @@ class ValueDecoder:
     """Decodes the values of one source."""
 
     source: Source
+    registry: Registry = field(default=NO_REGISTRY, repr=False)
 
     @cached_property
     def columns(self) -> ValueColumns:
@@ -84,17 +90,41 @@ class ValueDecoder:
 
     @cached_property
     def keys(self) -> RecordKeys:
-        return RecordKeys(self.columns)
+        return RecordKeys(self.columns, self.registry)
 
     @cached_property
     def _json_columns(self) -> JsonColumns | None:
         return JsonColumns.of(self.source)
 
-    def runs(self, texts: pa.Array) -> Iterable[TextRun]:
-        """Divide the texts of a batch into runs that are decoded to columns already, and runs to decode one by one."""
+    def runs(self, texts: pa.Array, headers: pa.Array | None = None) -> Iterable[TextRun]:
+        """Divide the texts of a batch into runs that are decoded to columns already, and runs to decode one by one.
+
+        `headers` are the headers of the records. Raises RegistryAway.
+        """
+        if self._registered_columns is not None:
+            read = self._registered_columns.read
+            return text_runs(
+                len(texts),
+                lambda begin, size: read(
+                    texts.slice(begin, size),
+                    None if headers is None else headers.slice(begin, size),
+                ),
+            )
         if self._json_columns is None:
             return [TextRun(0, len(texts), None)]
         return self._json_columns.runs(texts)
+
+    @cached_property
+    def _registered(self) -> RegisteredValues | None:
+        """What reads values whose schemas are in a registry; None for other values."""
+        decode = self.source.decode
+        if decode is None or not isinstance(decode.value, RegistryFormat):
+            return None
+        return RegisteredValues(self.source, decode.value, self.registry)
+
+    @cached_property
+    def _registered_columns(self) -> RegisteredColumns | None:
+        return None if self._registered is None else RegisteredColumns.of(self._registered)
 
     @cached_property
     def _envelope(self) -> DebeziumEnvelope | None:
@@ -114,16 +144,24 @@ class ValueDecoder:
         """Whether the values are JSON of a contract, and Sluice, not the author, decodes them."""
         if self.source.contract is None or self.source.is_bytes:
             return False
+        if self._registered is not None:
+            return self._registered.format.kind == "JSON"
         return self.source.decode is None or self._envelope is not None
 
     def decode(
-        self, raw: list[bytes | None], keys: pa.Array | None = None
+        self,
+        raw: list[bytes | None],
+        keys: pa.Array | None = None,
+        headers: pa.Array | None = None,
     ) -> tuple[list[int], list[Any], list[RejectedRecord]]:
         """Return the row numbers of valid values, the valid values, and dead letters for the other rows.
 
-        `raw` and `keys` are the values and the keys of the records.
+        `raw`, `keys` and `headers` are the values, the keys and the headers of the records. Raises
+        RegistryAway.
         """
-        if self._envelope is None:
+        if self._registered is not None:
+            texts, decoded = self._decode_registered(self._registered, raw, headers)
+        elif self._envelope is None:
             texts, decoded = raw, self._decode_each(raw)
         else:
             texts, decoded = self._decode_envelopes(self._envelope, raw, keys)
@@ -158,6 +196,36 @@ class ValueDecoder:
                 dead_letters.append(RejectedRecord(row, *reason_of(raw[row], error)))
         rows = _without(range(len(raw)), {dead_letter.row for dead_letter in dead_letters})
         return DecodedValues(rows, values, dead_letters)
+
+    def _decode_registered(
+        self, values: RegisteredValues, raw: list[bytes | None], headers: pa.Array | None
+    ) -> tuple[list[bytes | None], DecodedValues]:
+        """Return the values without the names of their schemas, and the decoded values."""
+        decoded = DecodedValues([], [], [])
+        texts = None
+        if headers is not None and headers.null_count < len(headers):
+            texts = headers.to_pylist()
+        places = values.schemas_of(raw, texts)
+        bare: list[bytes | None] = []
+        for row, (data, place) in enumerate(zip(raw, places, strict=True)):
+            begin = 0
+            try:
+                if isinstance(place, Exception):
+                    raise place
+                value = None
+                if place is not None and data is not None:
+                    ref, begin = place
+                    reader = values.reader_known(ref)
+                    value = reader(data, begin)
+                elif not self.source.keeps_nulls:
+                    raise ValueError("the value is null")
+            except Exception as error:
+                decoded.dead_letters.append(RejectedRecord(row, *reason_of(data, error)))
+            else:
+                decoded.rows.append(row)
+                decoded.values.append(value)
+            bare.append(data[begin:] if data and not isinstance(place, Exception) else data)
+        return bare, decoded
 
     def _decode_envelopes(
         self, envelope: DebeziumEnvelope, raw: list[bytes | None], keys: pa.Array | None
@@ -212,6 +280,8 @@ class ValueDecoder:
     @property
     def _is_by_author(self) -> bool:
         """Whether an author's code makes the values: a decoder, or the validators of a model."""
+        if self._registered is not None and self._is_json:
+            return self._has_models
         return (self.source.decode is not None and self._envelope is None) or self._has_models
 
     def _decode_by_author(self, decode: Callable[[bytes], Any], data: bytes) -> Any:

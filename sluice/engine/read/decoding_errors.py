@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from sluice.engine.read.registered_values import RejectedValueError
 from sluice.engine.read.value_columns import failing_places
 from sluice.errors import error_text
 from sluice.values.json_limits import MOST_LEVELS, is_surely_shallow
@@ -90,6 +91,8 @@ def reason_of(text: bytes | None, error: BaseException) -> tuple[str, str]:
     if not text:
         return "empty_value", "the value has no bytes"
     match error:
+        case RejectedValueError():
+            return error.reason, error_text(error)
         case DuplicateField():
             return "duplicate_field", f"field {str(error)!r} occurs twice"
         case msgspec.ValidationError():

@@ -20,6 +20,8 @@ from sluice.engine.read.record_keys import Key, UnusableKeyError, require_short_
 from sluice.engine.read.stream_reader import PartitionOutput, RecordReader
 from sluice.errors import error_text
 from sluice.plan import Job
+from sluice.registry.http_registry import NO_REGISTRY
+from sluice.registry.registry import Registry
 from sluice.state.model import NO_WINDOW
 from sluice.values.record_metadata import MOST_KEY_BYTES
 
@@ -45,12 +47,21 @@ class TableReader(RecordReader):
     columns = "group_id INT, key STRING, window_start BIGINT, window_end BIGINT, value STRING, position BINARY"
 
     @classmethod
-    def of(cls, job: Job, side_outputs: SideOutputs, *, interleaved: bool) -> TableReader:
+    def of(
+        cls,
+        job: Job,
+        side_outputs: SideOutputs,
+        *,
+        interleaved: bool,
+        registry: Registry = NO_REGISTRY,
+    ) -> TableReader:
         """Return a reader of the job's global tables.
 
         If `interleaved`, the records have their order in `sequence`.
         """
-        decoders = {table.source.topic: ValueDecoder(table.source) for table in job.tables}
+        decoders: dict[str, ValueDecoder] = {}
+        for table in job.tables:
+            decoders[table.source.topic] = ValueDecoder(table.source, registry)
         groups = {table.source.topic: table.group for table in job.tables}
         with_headers = frozenset(table.source.topic for table in job.tables if table.keeps_headers)
         # Some joins need the order of records, so they read these tables as streams, too. The
@@ -68,8 +79,10 @@ class TableReader(RecordReader):
         raw = batch.column("value").to_pylist()
         changes: list[tuple[str, bytes]] = []
         decoder = self.decoders[output.topic]
-        rows, values, dead_letters = decoder.decode(raw, batch.column("key"))
-        keys = list(decoder.keys.decode(batch.column("key").to_pylist()))
+        rows, values, dead_letters = decoder.decode(
+            raw, batch.column("key"), batch.column("headers")
+        )
+        keys = list(decoder.keys.decode(batch.column("key").to_pylist(), batch.column("headers")))
         positions, unfit = _positions(batch, output.partition), decoder.columns.unfit(values)
         counted_as_rejected = self._rejected_as_stream(batch, rows, values, keys, output, clock)
         applied: list[int] = []

@@ -9,7 +9,7 @@ other texts are left to `ValueDecoder`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
@@ -39,6 +39,7 @@ from sluice.values.contract_parts import digits_of
 from sluice.values.contracts import ObjectType, type_info, types_within
 from sluice.values.epochs import unit_of
 from sluice.values.json_limits import LONGEST_NAME, MOST_LEVELS
+from sluice.values.registry_formats import RegistryFormat
 
 _FEWEST = 100
 """For fewer texts, starting Arrow's reader takes longer than decoding the texts one by one."""
@@ -73,6 +74,23 @@ class TextRun(NamedTuple):
     decoded one by one."""
 
 
+def text_runs(count: int, read: Callable[[int, int], pa.RecordBatch | None]) -> Iterator[TextRun]:
+    """Read a batch's texts in pieces, and join pieces that could be read, or could not be read.
+
+    `read` gets the beginning and the size of a piece, and returns its values if it could be read.
+    """
+    begin, read_pieces = 0, list[pa.RecordBatch]()
+    for start in range(0, count, _PIECE):
+        values = read(start, min(_PIECE, count - start))
+        if bool(read_pieces) != (values is not None) and start > begin:
+            yield TextRun(begin, start, _joined(read_pieces))
+            begin, read_pieces = start, []
+        if values is not None:
+            read_pieces.append(values)
+    if begin < count:
+        yield TextRun(begin, count, _joined(read_pieces))
+
+
 class _UnsureError(Exception):
     """Some of the values may be invalid."""
 
@@ -104,7 +122,11 @@ class JsonColumns:
 
         Return None if its contract cannot be read in this way.
         """
-        if source.contract is None or source.decode is not None or not source.is_object:
+        if source.contract is None or not source.is_object:
+            return None
+        decode = None if source.decode is None else source.decode.value
+        is_registered = isinstance(decode, RegistryFormat) and decode.kind == "JSON"
+        if decode is not None and not is_registered:
             return None
         if stored_values.has_models(source.value_class) or stored_values.is_converted(
             source.value_class
@@ -120,19 +142,10 @@ class JsonColumns:
 
     def runs(self, texts: pa.Array) -> Iterator[TextRun]:
         """Divide the texts of a batch into runs that could be read and runs that could not."""
-        begin, read = 0, list[pa.RecordBatch]()
-        for start in range(0, len(texts), _PIECE):
-            piece = texts.slice(start, _PIECE)
-            values = self._values(piece)
-            if bool(read) != (values is not None) and start > begin:
-                yield TextRun(begin, start, _joined(read))
-                begin, read = start, []
-            if values is not None:
-                read.append(values)
-        if begin < len(texts):
-            yield TextRun(begin, len(texts), _joined(read))
+        return text_runs(len(texts), lambda start, size: self.values(texts.slice(start, size)))
 
-    def _values(self, texts: pa.Array) -> pa.RecordBatch | None:
+    def values(self, texts: pa.Array) -> pa.RecordBatch | None:
+        """Return the values of texts; None if they have to be decoded one by one."""
         if len(texts) < _FEWEST or self._misses == _MOST_MISSES:
             return None
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,14 +14,18 @@ import pyarrow.compute as pc
 
 from sluice.engine.batch.rejections import run_ending_error
 from sluice.engine.read.decoding_errors import DuplicateField, refuse_duplicates
+from sluice.engine.read.registered_values import RegisteredKeys
 from sluice.engine.read.value_columns import ValueColumns, Values
 from sluice.errors import error_text
 from sluice.operators.base import rejects_record
 from sluice.plan import Source
+from sluice.registry.http_registry import NO_REGISTRY
+from sluice.registry.registry import Registry
 from sluice.values import contract_parts, epochs
 from sluice.values.json_limits import shortened
 from sluice.values.keys import key_text
 from sluice.values.record_metadata import MOST_KEY_BYTES
+from sluice.values.registry_formats import RegistryFormat
 from sluice.values.sql_types import struct_fields
 
 Key = str | BaseException | None
@@ -51,19 +55,32 @@ class RecordKeys:
     """The keys of one source's records."""
 
     columns: ValueColumns
+    registry: Registry = field(default=NO_REGISTRY, repr=False)
 
     @property
     def source(self) -> Source:
         return self.columns.source
 
-    def decode(self, raw: list[bytes | None]) -> Iterator[Key]:
+    def decode(self, raw: list[bytes | None], headers: pa.Array | None = None) -> Iterator[Key]:
         """Kafka keys as text.
 
-        A key that cannot be decoded becomes the error that its decoder raised.
+        A key that cannot be decoded becomes the error that its decoder raised. `headers` are the
+        headers of the records.
         """
         if self.source.key_decode is None:
             return key_texts(raw)
+        if self._registered is not None:
+            has_headers = headers is not None and headers.null_count < len(headers)
+            texts = headers.to_pylist() if has_headers and headers is not None else None
+            return self._registered.decode(raw, texts)
         return _decoded_by_author(raw, self.source.key_decode.value, self.source.topic)
+
+    @cached_property
+    def _registered(self) -> RegisteredKeys | None:
+        decode = self.source.key_decode
+        if decode is None or not isinstance(decode.value, RegistryFormat):
+            return None
+        return RegisteredKeys(self.source.topic, decode.value, self.registry)
 
     def of_field(self, values: Values, name: str) -> pa.Array:
         """Return the texts of a field as a key.

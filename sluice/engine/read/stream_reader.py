@@ -33,6 +33,8 @@ from sluice.engine.read.record_keys import UnusableKeyError, require_short_keys
 from sluice.engine.read.value_columns import Values, failing_places
 from sluice.errors import RecordFailed, error_text
 from sluice.plan import Job
+from sluice.registry.http_registry import NO_REGISTRY
+from sluice.registry.registry import Registry
 from sluice.sql.arrow_types import arrow_type
 from sluice.values.record_metadata import METADATA, record_fingerprint
 
@@ -176,12 +178,14 @@ class RecordReader(TaskOfBatch):
             return records
         has_key = records.column("key").is_valid()
         if decoder.source.key_decode is not None:
-            keys = decoder.keys.decode(records.column("key").to_pylist())
+            keys = decoder.keys.decode(records.column("key").to_pylist(), records.column("headers"))
             has_key = pa.array([key is not None for key in keys], pa.bool_())
         if not has_key.false_count:
             return records
         without_key = records.filter(pc.invert(has_key))
-        rows, _, unreadable = decoder.decode(without_key.column("value").to_pylist())
+        rows, _, unreadable = decoder.decode(
+            without_key.column("value").to_pylist(), headers=without_key.column("headers")
+        )
         self._reject(without_key, output, unreadable)
         output.counts["dropped/null_key"] += len(rows)
         output.counts[f"null_key/{store}"] += len(rows)
@@ -244,12 +248,19 @@ class StreamReader(RecordReader):
     """The columns of `_EXTRA` that the job needs."""
 
     @classmethod
-    def of(cls, job: Job, side_outputs: SideOutputs, *, interleaved: bool = False) -> StreamReader:
+    def of(
+        cls,
+        job: Job,
+        side_outputs: SideOutputs,
+        *,
+        interleaved: bool = False,
+        registry: Registry = NO_REGISTRY,
+    ) -> StreamReader:
         """Return a reader of the job's streams.
 
         If `interleaved`, the records have their order in the column `sequence`.
         """
-        decoders = {source.topic: ValueDecoder(source) for source in job.streams}
+        decoders = {source.topic: ValueDecoder(source, registry) for source in job.streams}
         # If a step fails after this task, the dead letter needs the record's
         # original key, value and headers.
         needs_raw = bool(job.failures_before_operators)
@@ -298,7 +309,7 @@ class StreamReader(RecordReader):
         self, batch: pa.RecordBatch, output: PartitionOutput, clock: int
     ) -> Iterator[pa.RecordBatch]:
         decoder = self.decoders[output.topic]
-        for run in decoder.runs(batch.column("value")):
+        for run in decoder.runs(batch.column("value"), batch.column("headers")):
             records = batch.slice(run.begin, run.end - run.begin)
             columns = None
             if run.values is not None:
@@ -336,7 +347,7 @@ class StreamReader(RecordReader):
         The other records are rejected.
         """
         rows, values, dead_letters = decoder.decode(
-            batch.column("value").to_pylist(), batch.column("key")
+            batch.column("value").to_pylist(), batch.column("key"), batch.column("headers")
         )
         kept = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64()))
         try:
@@ -414,7 +425,7 @@ class StreamReader(RecordReader):
         if name == "_key" and decoder.source.key is not None:
             return pa.nulls(kept.num_rows, kind)
         if name == "_key" and decoder.source.key_decode is not None:
-            keys = list(decoder.keys.decode(kept.column("key").to_pylist()))
+            keys = list(decoder.keys.decode(kept.column("key").to_pylist(), kept.column("headers")))
             if error := next((key for key in keys if isinstance(key, BaseException)), None):
                 raise ValueError(error_text(error))
             return pa.array(keys, kind)
@@ -497,7 +508,7 @@ class StreamReader(RecordReader):
         clock: int,
     ) -> tuple[str, str] | None:
         """Return the reason why a single record is rejected, or None."""
-        (key,) = decoder.keys.decode(record.column("key").to_pylist())
+        (key,) = decoder.keys.decode(record.column("key").to_pylist(), record.column("headers"))
         if (
             "_key" in self.metadata
             and decoder.source.key is None

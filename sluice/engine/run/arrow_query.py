@@ -57,7 +57,9 @@ class ArrowQuery:
         """Make the query of a job. Raise NeedsSparkError if Spark must compute a part of it."""
         if reason := why_spark(job):
             raise NeedsSparkError(reason)
-        reader = StreamReader.of(job, storage.side_outputs, interleaved=interleaved)
+        reader = StreamReader.of(
+            job, storage.side_outputs, interleaved=interleaved, registry=storage.registry
+        )
         types = types_of(job.layers, types_read(job))
 
         def type_of(column: str) -> str:

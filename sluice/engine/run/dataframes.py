@@ -130,6 +130,7 @@ class Frames:
                 self.job,
                 self.storage.side_outputs,
                 interleaved=self.input.interleaved,
+                registry=self.storage.registry,
             )
             schema = ", ".join(f"`{name}` {kind}" for name, kind in reader.columns.items())
             # Spark SQL passes on rows only, so the side outputs go around it in a file.

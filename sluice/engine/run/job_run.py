@@ -59,6 +59,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
 from sluice.state.shard.addresses import is_file, shown
+from sluice.values.pipeline_modules import SCHEMAS
 from sluice.values.shared_topics import shared_topics
 
 log = structlog.get_logger()
@@ -390,7 +391,7 @@ class JobRun:
             # An output may have been deleted after its last check, before the last batch was
             # published.
             topics.check_outputs()
-            ledger.failures.clear(name, *FAILED_KINDS, "input")
+            ledger.failures.clear(name, *FAILED_KINDS, "input", "registry")
             standbys.refresh_if_due()
             news = linger.wait(ledger.positions(name), loop.next_timer)
         return news
@@ -556,16 +557,27 @@ def require_reachable(master: str, locations: Sequence[str]) -> None:
 
 
 def send_to_executors(spark: SparkContext, file: Path) -> None:
-    """Copy a pipeline's file to the executors on other hosts, unless this was done before.
+    """Copy a pipeline's file, and pulled schemas, to the executors on other hosts.
 
-    Spark logs a warning if a file is added a second time.
+    Does nothing for a file that was copied before: Spark would log a warning.
     """
-    if not is_local(spark.master or ""):
-        # Pass a URI: in a path, Spark would take `#` for the end of the file's name.
-        uri = file.absolute().as_uri()
-        name = uri.rpartition("/")[2]
-        if not any(added.endswith(f"/files/{name}") for added in spark.listFiles):
-            spark.addPyFile(uri)
+    if is_local(spark.master or ""):
+        return
+    if _is_new(spark, file):
+        spark.addPyFile(_uri(file))
+    for schema in sorted((file.parent / SCHEMAS).glob("*.json")):
+        if _is_new(spark, schema):
+            spark.addFile(_uri(schema))
+
+
+def _is_new(spark: SparkContext, file: Path) -> bool:
+    name = _uri(file).rpartition("/")[2]
+    return not any(added.endswith(f"/files/{name}") for added in spark.listFiles)
+
+
+def _uri(file: Path) -> str:
+    # In a path, Spark would take `#` for the end of the file's name.
+    return file.absolute().as_uri()
 
 
 class _OutrankedError(Exception):

@@ -116,6 +116,8 @@ class QueryTasks:
 
 def tables_task(job: Job, storage: Storage, *, interleaved: bool) -> Chain:
     """Return the task that turns the records of global tables into row batches for the shards."""
-    reader = TableReader.of(job, storage.side_outputs, interleaved=interleaved)
+    reader = TableReader.of(
+        job, storage.side_outputs, interleaved=interleaved, registry=storage.registry
+    )
     writer = RowBatchWriter(job.pipeline.workers, storage.side_outputs, to_all=True)
     return Chain((reader, ordered_rows, writer))

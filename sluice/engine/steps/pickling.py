@@ -20,6 +20,7 @@ from pyspark.cloudpickle import CloudPickler
 from typing_extensions import override
 
 from sluice.errors import EngineError
+from sluice.values.avro_structs import struct_of_schema
 from sluice.values.contracts import is_class_with_fields
 from sluice.values.pipeline_modules import DriverStarts, is_name_of_file, load_module
 from sluice.values.references import Reference
@@ -69,7 +70,7 @@ class Pickled:
             owner = _class_within(inner)
         module = getattr(owner, "__module__", "builtins") or "builtins"
         file = _file(owner)
-        if file and _is_named_class(value):
+        if file and _is_named_class(value) and not _is_of_schema(value):
             return cls(module, file, b"", value.__qualname__)
         buffer = BytesIO()
         _Pickler(buffer).dump(value)  # type: ignore[no-untyped-call]
@@ -87,10 +88,15 @@ class Pickled:
 
 
 class _Pickler(CloudPickler):
-    """Pickles a script's functions by value, but the script's Structs and Enums by name."""
+    """Pickles a script's functions by value, but the script's Structs and Enums by name.
+
+    The Structs of a schema are pickled as the schema's text, because they are in no file.
+    """
 
     @override
     def reducer_override(self, obj: Any) -> Any:
+        if _is_of_schema(obj):
+            return struct_of_schema, obj.__avro_schema__
         if _is_named_class(obj) and obj.__module__ == "__main__":
             file = _file(obj)
             if file:
@@ -109,6 +115,10 @@ def _class_within(value: Any) -> type:
 def _is_named_class(value: Any) -> bool:
     is_enum = isinstance(value, type) and issubclass(value, Enum)
     return (is_enum or is_class_with_fields(value)) and "<" not in value.__qualname__
+
+
+def _is_of_schema(value: Any) -> bool:
+    return isinstance(value, type) and hasattr(value, "__avro_schema__")
 
 
 def _file(owner: Any) -> str:

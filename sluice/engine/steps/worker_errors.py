@@ -6,14 +6,24 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from sluice.errors import AccessDenied, BrokersUnreachable, EngineError, RecordFailed
+from sluice.errors import (
+    AccessDenied,
+    BrokersUnreachable,
+    EngineError,
+    RecordFailed,
+    RegistryAway,
+    SettingsError,
+    SluiceError,
+)
 from sluice.plan import Job
 
-_RAISED_BY_TASKS: Mapping[str, type[EngineError]] = {
+_RAISED_BY_TASKS: Mapping[str, type[SluiceError]] = {
     "EngineError": EngineError,
     "RecordFailed": RecordFailed,
     "BrokersUnreachable": BrokersUnreachable,
     "AccessDenied": AccessDenied,
+    "RegistryAway": RegistryAway,
+    "SettingsError": SettingsError,
 }
 _RAISED = re.compile(rf"sluice\.errors\.({'|'.join(_RAISED_BY_TASKS)}): ([^\n]*)")
 _CRASHED = "Python worker exited unexpectedly"
@@ -24,7 +34,7 @@ _TRACEBACK = re.compile(
 _FRAME = re.compile(r'File "([^"\n]*)", line (\d+) in (\S+)')
 
 
-def worker_error(job: Job, message: str) -> EngineError | None:
+def worker_error(job: Job, message: str) -> SluiceError | None:
     """Return the EngineError that a task raised, or an error if a Python worker has ended.
 
     Return None if Spark's message says neither.

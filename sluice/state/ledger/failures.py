@@ -8,6 +8,7 @@
 | input | brokers or topics are away, so the pipeline waits | the DAG's trigger | they are back |
 | slot | a run was asked for, but Airflow does not start it | the DAG's trigger | a driver has started |
 | lease | a driver waits for another driver | the waiting driver | it has the lease, or gives up |
+| registry | a run found the schema registry away | the driver | a run has read all records |
 | held | a transaction of a producer holds back records | the DAG's trigger | the transaction has ended |
 | rejections | many of the newest batch's records were rejected | the driver | a batch has few rejected records |
 | host | a state server does not answer | a program that asks it | it answers |
@@ -45,9 +46,11 @@ KINDS: tuple[FailureKind, ...] = get_args(FailureKind)
 FAILED_KINDS: frozenset[FailureKind] = frozenset({"run", "overdue"})
 """A pipeline has failed if one of these kinds is recorded. A run that has read all records clears
 them."""
-WAITING_KINDS: frozenset[FailureKind] = frozenset({"input", "slot", "lease"})
-"""A pipeline with such a failure goes on by itself once the broker, Airflow or the other driver is
-ready."""
+WAITING_KINDS: frozenset[FailureKind] = frozenset({"input", "slot", "lease", "registry"})
+"""A pipeline with such a failure goes on by itself once the broker, Airflow, the other driver or
+the registry is ready."""
+RUN_KINDS: frozenset[FailureKind] = frozenset({"run", "registry"})
+"""With such a failure, a run has ended."""
 OBSERVED_KINDS: frozenset[FailureKind] = frozenset({"lease", "host", "disk", "clock"})
 UNSEEN_SECONDS = 900.0
 SLOT_SECONDS = 40.0

@@ -11,7 +11,8 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sluice.errors import SluiceError, TopologyError
+from sluice.answers import FailureKind
+from sluice.errors import RegistryAway, SluiceError, TopologyError
 from sluice.settings import Settings
 
 
@@ -41,11 +42,13 @@ def note_killed(
     The driver has recorded it if the pipeline has a failure of kind `run` that was seen at `since`
     or later. If `since` is None, any failure of this kind counts.
     """
+    from sluice.state.ledger.failures import RUN_KINDS
     from sluice.state.ledger.ledger import Ledger
     from sluice.state.ledger.measurements import Measurement
 
     with suppress(SluiceError, OSError), Ledger.open(configuration.ledger) as ledger:
-        failures = [failure for failure in ledger.failures.of(pipeline) if failure.kind == "run"]
+        of_pipeline = ledger.failures.of(pipeline)
+        failures = [failure for failure in of_pipeline if failure.kind in RUN_KINDS]
         if any(since is None or failure.seen_at >= since for failure in failures):
             return
         info = ledger.generations.current(pipeline)
@@ -115,16 +118,19 @@ def now() -> datetime:
 
 
 def _add(configuration: Settings, error: Exception, pipeline: str, run: str) -> None:
-    from sluice.state.ledger.failures import Failure
+    from sluice.state.ledger.failures import RUN_KINDS, Failure
     from sluice.state.ledger.ledger import Ledger
 
     # The caller raises the error of the run, which must not be hidden by an error of the ledger.
     with suppress(SluiceError, OSError), Ledger.open(configuration.ledger) as ledger:
-        failure = Failure.of(error, pipeline, run=run, secrets=configuration.secrets)
+        kind: FailureKind = "registry" if isinstance(error, RegistryAway) else "run"
+        failure = Failure.of(error, pipeline, run=run, kind=kind, secrets=configuration.secrets)
         info = ledger.generations.current(pipeline)
         # Airflow runs only the pipeline itself, wherever it has put the file this time.
         if run or info is None or not is_copy(info.file, configuration.pipelines):
             ledger.failures.keep(failure)
+            # The newest run says what is wrong.
+            ledger.failures.clear(pipeline, *(RUN_KINDS - {kind}))
         else:
             failed = f"A run of a copy in {configuration.pipelines} failed: {failure.detail}"
             ledger.notes.add(info.ref, run, f"{failed} The pipeline's own file is {info.file}.")

@@ -19,7 +19,7 @@ from sluice.answers import FailureKind
 from sluice.api import services
 from sluice.commands.cli import app
 from sluice.engine.publish.max_failures import notable_rejections
-from sluice.errors import EngineError, Overdue, RecordsRejected, TopologyError
+from sluice.errors import EngineError, Overdue, RecordsRejected, RegistryAway, TopologyError
 from sluice.kafka.open_transactions import HeldPartitions
 from sluice.kafka.unread_records import Lag
 from sluice.observe.health import input_away
@@ -33,7 +33,7 @@ from sluice.orchestration.trigger import KafkaEndOffsetTrigger, held_back
 from sluice.settings import settings
 from sluice.state.ledger.failures import KINDS, Failure
 from sluice.state.ledger.leases import Holder
-from sluice.state.ledger.run_ends import note_killed
+from sluice.state.ledger.run_ends import note_failure, note_killed
 from tests.docs.pages import read
 from tests.servers.hosts import TOKEN, placed
 from tests.support.api_client import Api
@@ -99,6 +99,16 @@ def run_failed(stage: Stage) -> None:
 def driver_killed(stage: Stage) -> None:
     error = EngineError("The driver ended without an error.")
     note_killed(settings(), "orders", "orders/manual__1/main", datetime.now(UTC), error)
+
+
+def registry_away(stage: Stage) -> None:
+    began = datetime.now(UTC)
+    error = RegistryAway.of("registry:8081", "Connection refused")
+    with pytest.raises(RegistryAway), note_failure(settings(), "orders", run="orders/scheduled__1"):
+        raise error
+    # The task's process, which has waited for the driver, has no error of its own.
+    silent = EngineError("The driver ended without an error message.")
+    note_killed(settings(), "orders", "orders/scheduled__1", began, silent)
 
 
 def file_broken(stage: Stage) -> None:
@@ -209,6 +219,7 @@ INCIDENTS: dict[Callable[[Stage], None], tuple[FailureKind, str]] = {
     ),
     no_slot: ("slot", "UTC, and no driver has started. Look at the DAG in Airflow"),
     another_lease: ("lease", "waits for host far, process 7"),
+    registry_away: ("registry", "The schema registry at registry:8081 does not answer"),
     records_held: ("held", "It holds back 7 records of orders/0. Find the producer and stop it"),
     flood: ("rejections", "19,406"),
     host_silent: ("host", "no program listens at this port. Start it again on its host"),

@@ -282,3 +282,17 @@ def test_too_little_memory_reports_both_numbers(tmp_path: Path) -> None:
 
 def test_a_system_without_meminfo_passes(tmp_path: Path) -> None:
     machine_checks.check_memory(2**40, tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("text", ["org:name:1.0", "org:name:1.0:all:tar.gz"])
+def test_the_lock_names_archives_with_their_classifier(text: str) -> None:
+    module = Module.parse(text)
+    assert str(module) == text
+    assert module.file == f"name-1.0.{'tar.gz' if 'all' in text else 'jar'}"
+
+
+def test_set_up_does_not_download_the_registry() -> None:
+    assert Bundle.REGISTRY not in jars.bundles_for_this_machine()
+    assert [jar.module.file for jar in jars.read_lock() if jar.bundle is Bundle.REGISTRY] == [
+        "apicurio-registry-app-2.6.13.Final.tar.gz"
+    ]

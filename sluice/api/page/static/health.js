@@ -51,7 +51,7 @@ function step(pipeline, failure) {
   const path = pipelinePath(pipeline.pipeline);
   const run = pipeline.last_run;
   if (run && run.state === "failed") return airflowLink(run.log, "Open the log");
-  const [target, text] = { rejections: [`${path}/dead-letters`, "Look at dead letters"], host: [`${path}/shards`, "Look at shards"], slot: [`${path}/runs`, "Look at runs"], run: [`${path}/runs`, "Look at runs"], lease: [`${path}/runs`, "Look at runs"] }[failure.kind] ?? [path, "Look at the pipeline"];
+  const [target, text] = { rejections: [`${path}/dead-letters`, "Look at dead letters"], host: [`${path}/shards`, "Look at shards"], slot: [`${path}/runs`, "Look at runs"], run: [`${path}/runs`, "Look at runs"], lease: [`${path}/runs`, "Look at runs"], registry: [`${path}/runs`, "Look at runs"] }[failure.kind] ?? [path, "Look at the pipeline"];
   return link(target, text);
 }
 

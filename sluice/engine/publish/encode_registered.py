@@ -1,0 +1,174 @@
+"""Encodes values and keys with a schema of the registry, exactly or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from sluice.engine.read.proto_messages import fill, index_bytes, message_classes
+from sluice.engine.read.registered_values import json_validator
+from sluice.errors import EngineError
+from sluice.registry.registry import Registry, UnknownSchemaError
+from sluice.values import avro_schemas
+from sluice.values.avro_schemas import Node, Primitive, SchemaError
+from sluice.values.avro_written import UnwritableError, Write, writer
+from sluice.values.registered_schemas import RegisteredSchema, guid_header, prefix
+from sluice.values.registry_formats import RegistryFormat
+
+
+@dataclass(frozen=True)
+class RegisteredEncoder:
+    """Encodes plain data with one schema."""
+
+    schema: RegisteredSchema
+    in_header: bool
+
+    @property
+    def header(self) -> bytes | None:
+        """The value of the header that names the schema; None if the value names it."""
+        if not self.in_header:
+            return None
+        place = self._message[1] if self.schema.kind == "PROTOBUF" else b""
+        return guid_header(self.schema.guid) + place
+
+    validates: bool = False
+    record: str = ""
+    """The name of Protobuf's message."""
+
+    @property
+    def takes_json(self) -> bool:
+        """Whether the encoder takes JSON, not plain data."""
+        return self.schema.kind == "JSON"
+
+    def __call__(self, value: Any) -> bytes:
+        """Return the bytes of a value. Raises ValueError if the value does not fit the schema."""
+        if self.takes_json:
+            return self._with_prefix(value)
+        if self.schema.kind == "PROTOBUF":
+            return self._prefix + self._serialized(value)
+        return self._prefix + self._written(value)
+
+    def _serialized(self, value: Any) -> bytes:
+        kind, place = self._message
+        message = kind()
+        fill(message, value)
+        data: bytes = message.SerializeToString(deterministic=True)
+        return data if self.in_header else place + data
+
+    @cached_property
+    def _message(self) -> tuple[Any, bytes]:
+        return index_bytes(message_classes(self.schema.text), self.record)
+
+    def encode_key(self, text: str) -> bytes:
+        """Return the bytes of a key, which is a text inside a pipeline."""
+        if self._node == Primitive("string"):
+            return self(text)
+        try:
+            return self(_decode(text))
+        except msgspec.DecodeError:
+            return self(text)  # an enum, or a text for which the schema has another type
+
+    def _with_prefix(self, text: str) -> bytes:
+        data = text.encode()
+        if self.validates:
+            problem = self._problem(data)
+            if problem:
+                raise UnwritableError(problem)
+        return self._prefix + data
+
+    @cached_property
+    def _problem(self) -> Callable[[bytes], str]:
+        return json_validator(self.schema)
+
+    def require_usable(self) -> None:
+        """Raise SchemaError if values cannot be written with the schema."""
+        if self.takes_json:
+            assert not self.validates or self._problem is not None
+        elif self.schema.kind == "PROTOBUF":
+            assert self._message is not None
+        else:
+            assert self._written is not None
+
+    @cached_property
+    def _prefix(self) -> bytes:
+        return b"" if self.in_header else prefix(self.schema.id)
+
+    @cached_property
+    def _node(self) -> Node:
+        return avro_schemas.parse(self.schema.text, self.schema.references)
+
+    @cached_property
+    def _written(self) -> Write:
+        return writer(self._node)
+
+
+_decode = msgspec.json.Decoder().decode
+
+
+def encoder_of(values: RegistryFormat, topic: str, registry: Registry) -> RegisteredEncoder:
+    """Return the encoder of a topic's values.
+
+    Raises EngineError if the registry lacks the schema, and RegistryAway.
+    """
+    schema = schema_to_write(values, topic, registry)
+    if values.schema_in == "header" and not schema.guid:
+        raise EngineError(
+            f"The registry says no GUID of {schema}, and {topic} is to name its schemas in a "
+            "header.",
+            next_step='Write schema_in="prefix", or use a registry that has GUIDs.',
+        )
+    try:
+        encoder = RegisteredEncoder(
+            schema, values.schema_in == "header", values.validates, values.record
+        )
+        encoder.require_usable()
+    except SchemaError as error:
+        raise EngineError(
+            f"{topic} cannot be written with {schema}: {error}.",
+            next_step="Choose another version of the subject.",
+        ) from None
+    return encoder
+
+
+def schema_to_write(values: RegistryFormat, topic: str, registry: Registry) -> RegisteredSchema:
+    """Return the schema with which a topic is written."""
+    subject = values.subject_in(topic)
+    try:
+        if values.metadata:
+            return registry.with_metadata(subject, dict(values.metadata))
+        if values.version is not None:
+            return registry.version(subject, values.version)
+    except UnknownSchemaError as error:
+        raise EngineError(
+            f"The registry has no such version of {subject}, with which {topic} is to be written: "
+            f"{error}.",
+            next_step=f"Register it, or see what there is: sluice schema pull {subject}.",
+        ) from None
+    found = schema_in_registry(values, subject, registry)
+    if found is not None:
+        return found
+    if values.registers:
+        return registry.register(subject, values.schema, values.kind)
+    raise EngineError(
+        f"The subject {subject} in the registry does not have the schema of {topic}.",
+        next_step="Register it: sluice schema push PIPELINE. Or write with a version that the "
+        'subject has: version="latest".',
+    )
+
+
+def schema_in_registry(
+    values: RegistryFormat, subject: str, registry: Registry
+) -> RegisteredSchema | None:
+    """Return the version of a subject that has the format's own schema; None without one."""
+    if values.pulled:
+        # A registry finds a schema that refers to others only together with their names.
+        with suppress(UnknownSchemaError):
+            pulled = registry.version(subject, values.pulled)
+            if pulled.text == values.schema:
+                return pulled
+    return registry.find(subject, values.schema, values.kind)

@@ -1,0 +1,388 @@
+"""Decodes the messages of Protobuf of many values at once to columns, with NumPy.
+
+As with Avro (see `avro_columns`), all values are in one buffer, with a place in it for each. The
+fields of a message may come in any order, so the values are read in rounds: in each round, every
+value has one field read, and the values with the same field are read together. Columns count only
+if all values are proven to be valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import inspect
+
+from sluice.engine.read.avro_columns import Data, NotColumnarError, Places, UnsureError
+from sluice.engine.read.json_types import TIME, is_more_than_fields, may_be_null, present
+from sluice.values.contract_parts import digits_of
+from sluice.values.contracts import ObjectType, choice_type
+from sluice.values.epochs import unit_of
+from sluice.values.proto_schemas import TIMESTAMP
+
+_VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
+_MOST_ROUNDS = 500
+_FIRST_SECOND, _LAST_SECOND = -718_797 * 86_400, 2_932_531 * 86_400
+"""The first second of year 2 and the last of 9998: between them, a time is valid in every zone."""
+_AMOUNT = r"^-?[0-9]{1,20}(\.[0-9]{1,15})?$"
+_WIRES = {
+    1: _EIGHT, 2: _FOUR, 3: _VARINT, 4: _VARINT, 5: _VARINT, 6: _EIGHT, 7: _FOUR, 8: _VARINT,
+    9: _BYTES, 11: _BYTES, 12: _BYTES, 13: _VARINT, 14: _VARINT, 15: _FOUR, 16: _EIGHT,
+    17: _VARINT, 18: _VARINT,
+}  # fmt: skip
+"""Number of a type in Protobuf's descriptors → how its values are written."""
+
+
+class Found(NamedTuple):
+    """Where a field occurs: the values' rows, and the number, or begin and end, of each."""
+
+    rows: Places
+    numbers: npt.NDArray[np.uint64]
+    begins: Places
+    ends: Places
+
+
+Make: TypeAlias = Callable[[Data, Found, int], pa.Array]
+"""Makes the column of a field for so many values, from all places where it occurs."""
+
+
+def _require(is_sure: bool) -> None:
+    if not is_sure:
+        raise UnsureError
+
+
+@dataclass(frozen=True)
+class ProtoColumns:
+    """Reads values of one message to columns.
+
+    Raises NotColumnarError if they can only be read one by one.
+    """
+
+    descriptor: Any
+    contract: ObjectType
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_makes", _makes(self.descriptor, self.contract))
+
+    def read(self, data: Data, begins: Places, ends: Places) -> dict[str, pa.Array]:
+        """Return the values between these places as columns.
+
+        Raises UnsureError if any of them may be invalid.
+        """
+        makes: dict[str, tuple[int, Make]] = self._makes  # type: ignore[attr-defined]
+        found = _scan(self.descriptor, data, begins, ends)
+        columns: dict[str, pa.Array] = {}
+        for name, (number, make) in makes.items():
+            columns[name] = make(data, found.get(number, _NOTHING), len(begins))
+        return columns
+
+
+_NONE = np.empty(0, np.int64)
+_NOTHING = Found(_NONE, np.empty(0, np.uint64), _NONE, _NONE)
+
+
+def _makes(descriptor: Any, contract: ObjectType) -> dict[str, tuple[int, Make]]:
+    if is_more_than_fields(contract):
+        raise NotColumnarError
+    fields = descriptor.fields_by_name
+    makes: dict[str, tuple[int, Make]] = {}
+    for each in contract.fields:
+        field = fields.get(each.encode_name)
+        if field is None or _is_in_choice(field) or field.has_default_value:
+            raise NotColumnarError
+        if field.has_presence and not field.is_repeated and not each.required:
+            # A field that is not there gets the default of the class.
+            if each.default is not None or not may_be_null(each.type):
+                raise NotColumnarError
+        makes[each.encode_name] = field.number, _make(field, each.type)
+    return makes
+
+
+def _is_in_choice(field: Any) -> bool:
+    """Return whether a field is one of several in a oneof, of which the last one counts."""
+    return field.containing_oneof is not None and len(field.containing_oneof.fields) > 1
+
+
+def _scan(descriptor: Any, data: Data, begins: Places, ends: Places) -> dict[int, Found]:
+    """Return where the fields of messages between these places occur, by their numbers."""
+    fields = {field.number: field for field in descriptor.fields}
+    parts: dict[int, list[Found]] = {}
+    at = begins.copy()
+    rows = np.flatnonzero(at < ends)
+    for _ in range(_MOST_ROUNDS):
+        if not rows.size:
+            break
+        places = at[rows]
+        tags = data.varints(places)
+        for tag in np.unique(tags):
+            is_same = tags == tag
+            same_rows, same_places = rows[is_same], places[is_same]
+            number, wire = int(tag) >> 3, int(tag) & 7
+            _require(0 < number < 2**29)
+            found = _passed(data, same_rows, same_places, wire)
+            _require(bool((found.ends <= ends[same_rows]).all()))
+            at[same_rows] = found.ends
+            if number in fields:
+                _require(_WIRES.get(fields[number].type) == wire)
+                parts.setdefault(number, []).append(found)
+        rows = rows[at[rows] < ends[rows]]
+    _require(not rows.size and bool((at == ends).all()))
+    joined: dict[int, Found] = {}
+    for number, of_field in parts.items():
+        joined[number] = _joined(of_field)
+        _check(fields[number], data, joined[number])
+    return joined
+
+
+def _passed(data: Data, rows: Places, at: Places, wire: int) -> Found:
+    """Move the places over a field, and return where it is."""
+    numbers = np.zeros(len(rows), np.uint64)
+    if wire == _VARINT:
+        begins = at
+        numbers = data.varints(at)
+    elif wire == _BYTES:
+        lengths = data.varints(at)
+        _require(bool(lengths.max() <= data.size))
+        begins = at.copy()
+        at += lengths.astype(np.int64)
+    elif wire in (_EIGHT, _FOUR):
+        begins = at.copy()
+        at += 8 if wire == _EIGHT else 4
+    else:
+        raise UnsureError
+    _require(bool(at.max() <= data.size))
+    return Found(rows, numbers, begins, at.copy())
+
+
+def _joined(parts: list[Found]) -> Found:
+    """Join the places of a field, in their order in the buffer."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    order = np.argsort(columns[3], kind="stable")
+    return Found(*(column[order] for column in columns))
+
+
+def _check(field: Any, data: Data, found: Found) -> None:
+    """Raise UnsureError if a field, which a contract need not have, may be invalid."""
+    if field.type == 9:
+        _texts(data, found)
+    elif field.type == 11:
+        _scan(field.message_type, data, found.begins, found.ends)
+
+
+def _make(field: Any, declared: inspect.Type) -> Make:
+    kind = present(declared)
+    if field.is_repeated:
+        if not isinstance(kind, inspect.ListType | inspect.VarTupleType):
+            raise NotColumnarError
+        if kind.min_length is not None or kind.max_length is not None:
+            raise NotColumnarError
+        return _lists(_values(field, present(kind.item_type)), field)
+    values = _values(field, kind)
+    if field.has_presence:
+        return _optional(values, is_required=not may_be_null(declared))
+    return _with_default(values, field)
+
+
+Values: TypeAlias = Callable[[Data, Found], pa.Array]
+"""Makes a column of all places where a field occurs."""
+
+
+def _optional(values: Values, *, is_required: bool) -> Make:
+    def make(data: Data, found: Found, count: int) -> pa.Array:
+        _require_once(found.rows)
+        if len(found.rows) == count:
+            return values(data, found)
+        _require(not is_required)
+        indices = np.zeros(count, np.int64)
+        is_absent = np.ones(count, bool)
+        indices[found.rows] = np.arange(len(found.rows))
+        is_absent[found.rows] = False
+        return values(data, found).take(pa.array(indices, mask=is_absent))
+
+    return make
+
+
+def _with_default(values: Values, field: Any) -> Make:
+    """Return the function for a field that is not written if it has its default."""
+
+    def make(data: Data, found: Found, count: int) -> pa.Array:
+        _require_once(found.rows)
+        written = values(data, found)
+        if len(found.rows) == count:
+            return written
+        default = field.default_value
+        if field.enum_type is not None:
+            default = field.enum_type.values_by_number[default].name
+        elif pa.types.is_decimal(written.type):
+            raise UnsureError  # the empty text is no number
+        column = pa.concat_arrays([written, pa.array([default], written.type)])
+        indices = np.full(count, len(found.rows), np.int64)
+        indices[found.rows] = np.arange(len(found.rows))
+        return column.take(pa.array(indices))
+
+    return make
+
+
+def _require_once(rows: Places) -> None:
+    """Raise UnsureError if a value has a field twice, of which the last one counts."""
+    _require(bool((np.diff(rows) > 0).all()))
+
+
+def _lists(values: Values, field: Any) -> Make:
+    if _WIRES[field.type] != _BYTES:
+        raise NotColumnarError  # numbers may be packed
+
+    def make(data: Data, found: Found, count: int) -> pa.Array:
+        counts = np.bincount(found.rows, minlength=count)
+        bounds = np.zeros(count + 1, np.int32)
+        np.cumsum(counts, out=bounds[1:])
+        return pa.ListArray.from_arrays(pa.array(bounds), values(data, found))
+
+    return make
+
+
+def _values(field: Any, kind: inspect.Type) -> Values:
+    type_number = field.type
+    if isinstance(kind, inspect.Metadata):
+        digits = digits_of(kind)
+        if digits is not None and type_number == 9:
+            return lambda data, found: _amounts(data, found, digits)
+        if unit_of(kind.extra) is not None and type_number == 11:
+            kind = inspect.DateTimeType()
+    match kind:
+        case inspect.DateTimeType(tz=None) if (
+            type_number == 11 and field.message_type.full_name == TIMESTAMP
+        ):
+            seconds = field.message_type
+            return lambda data, found: _times(seconds, data, found)
+        case inspect.StructType() | inspect.DataclassType() if type_number == 11:
+            return _structs(field.message_type, kind)
+        case inspect.IntType(gt=None, ge=None, lt=None, le=None, multiple_of=None):
+            return _whole_numbers(type_number)
+        case inspect.FloatType(gt=None, ge=None, lt=None, le=None, multiple_of=None):
+            return _doubles(type_number)
+        case inspect.BoolType() if type_number == 8:
+            return lambda data, found: pa.array(found.numbers != 0)
+        case inspect.StrType(min_length=None, max_length=None, pattern=None) if type_number == 9:
+            return _texts
+        case inspect.BytesType(min_length=None, max_length=None) if type_number == 12:
+            return lambda data, found: data.slices(found.begins, found.ends)
+        case inspect.StrType(min_length=None, max_length=None, pattern=None) if type_number == 14:
+            return _symbols(field.enum_type, None)
+        case inspect.LiteralType() | inspect.EnumType() if choice_type(kind) is str:
+            choices = (
+                kind.values
+                if isinstance(kind, inspect.LiteralType)
+                else [member.value for member in kind.cls]
+            )
+            if type_number == 14:
+                return _symbols(field.enum_type, {*choices})
+            if type_number == 9:
+                return _chosen(pa.array([*choices], pa.string()))
+    raise NotColumnarError
+
+
+def _structs(descriptor: Any, kind: ObjectType) -> Values:
+    inner = ProtoColumns(descriptor, kind)
+    names = [each.encode_name for each in kind.fields]
+
+    def values(data: Data, found: Found) -> pa.Array:
+        columns = inner.read(data, found.begins, found.ends)
+        return pa.StructArray.from_arrays([columns[name] for name in names], names)
+
+    return values
+
+
+def _texts(data: Data, found: Found) -> pa.Array:
+    return data.slices(found.begins, found.ends).cast(pa.string())
+
+
+def _chosen(choices: pa.Array) -> Values:
+    def values(data: Data, found: Found) -> pa.Array:
+        column = _texts(data, found)
+        _require(pc.all(pc.is_in(column, choices), min_count=0).as_py())
+        return column
+
+    return values
+
+
+def _amounts(data: Data, found: Found, digits: tuple[int, int]) -> pa.Array:
+    column = _texts(data, found)
+    _require(pc.all(pc.match_substring_regex(column, _AMOUNT), min_count=0).as_py())
+    # The cast refuses digits that do not fit.
+    return column.cast(pa.decimal128(*digits))
+
+
+def _whole_numbers(type_number: int) -> Values:
+    def values(data: Data, found: Found) -> pa.Array:
+        numbers = found.numbers
+        if type_number in (17, 18):
+            signs = (numbers & np.uint64(1)).view(np.int64)
+            whole = (numbers >> np.uint64(1)).view(np.int64) ^ -signs
+        elif type_number in (4, 13):
+            _require(not len(numbers) or bool(numbers.max() < 2**63))
+            whole = numbers.view(np.int64)
+        else:
+            whole = numbers.view(np.int64)
+        if type_number in (5, 13, 17):
+            least, most = (0, 2**32) if type_number == 13 else (-(2**31), 2**31)
+            _require(not len(whole) or (bool(whole.min() >= least) and bool(whole.max() < most)))
+        return pa.array(whole)
+
+    if type_number not in (3, 4, 5, 13, 17, 18):
+        raise NotColumnarError
+    return values
+
+
+def _doubles(type_number: int) -> Values:
+    kinds = {1: ("<f8", 8), 2: ("<f4", 4)}
+    if type_number not in kinds:
+        raise NotColumnarError
+    kind, size = kinds[type_number]
+
+    def values(data: Data, found: Found) -> pa.Array:
+        rows = data.fixed(found.begins.copy(), size)
+        numbers = np.ascontiguousarray(rows).view(kind).ravel().astype(np.float64)
+        _require(bool(np.isfinite(numbers).all()))
+        return pa.array(numbers)
+
+    return values
+
+
+def _symbols(enum: Any, choices: set[Any] | None) -> Values:
+    names: dict[int, str] = {}
+    for value in reversed(enum.values):
+        if choices is None or value.name in choices:
+            names[value.number] = value.name
+    numbers = np.array(sorted(names), np.int64)
+    texts = pa.array([names[number] for number in numbers.tolist()], pa.string())
+
+    def values(data: Data, found: Found) -> pa.Array:
+        written = found.numbers.view(np.int64)
+        _require(bool(np.isin(written, numbers).all()))
+        return texts.take(pa.array(np.searchsorted(numbers, written)))
+
+    return values
+
+
+def _times(descriptor: Any, data: Data, found: Found) -> pa.Array:
+    count = len(found.rows)
+    parts = _scan(descriptor, data, found.begins, found.ends)
+    seconds, nanos = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    for number, column in ((1, seconds), (2, nanos)):
+        part = parts.get(number, _NOTHING)
+        _require_once(part.rows)
+        column[part.rows] = part.numbers.view(np.int64)
+    if count:
+        _require(bool(seconds.min() >= _FIRST_SECOND) and bool(seconds.max() < _LAST_SECOND))
+        _require(bool(nanos.min() >= 0) and bool(nanos.max() < 1_000_000_000))
+    micros, rest = np.divmod(nanos, 1_000)
+    _require(not rest.any())
+    return pa.array(seconds * 1_000_000 + micros).cast(TIME)

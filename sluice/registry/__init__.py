@@ -1,0 +1,1 @@
+"""Clients of schema registries: over HTTP, and in memory for tests."""

@@ -1,0 +1,278 @@
+"""Formats whose schemas are in a schema registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import UnionType
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+from sluice.errors import TopologyError, sentence
+from sluice.topology.pulled_schemas import pulled_schema
+from sluice.topology.serdes import Serde
+from sluice.values import contracts
+from sluice.values.avro_schemas import Record, SchemaError, parse, schema_of_contract
+from sluice.values.avro_structs import aliases_of, struct_of_schema
+from sluice.values.proto_schemas import proto_of_contract
+from sluice.values.pydantic_models import is_model
+from sluice.values.registered_schemas import RegisteredSchema
+from sluice.values.registry_formats import RegistryFormat, SchemaIn, Strategy, Version
+
+V = TypeVar("V")
+_JSON_SCHEMA = "https://json-schema.org/draft/2020-12/schema"
+
+
+@overload
+def Avro(
+    value: type[V],
+    *,
+    subject: str = ...,
+    strategy: Strategy = ...,
+    version: Version = ...,
+    metadata: Mapping[str, str] | None = ...,
+    schema_in: SchemaIn = ...,
+    register: bool = ...,
+    namespace: str = ...,
+) -> Serde[V]: ...
+@overload
+def Avro(
+    value: str | UnionType,
+    *,
+    subject: str = ...,
+    strategy: Strategy = ...,
+    version: Version = ...,
+    metadata: Mapping[str, str] | None = ...,
+    schema_in: SchemaIn = ...,
+    register: bool = ...,
+    namespace: str = ...,
+) -> Serde[Any]: ...
+def Avro(  # noqa: N802  (reads as a type)
+    value: Any,
+    *,
+    subject: str = "",
+    strategy: Strategy = "topic",
+    version: Version = None,
+    metadata: Mapping[str, str] | None = None,
+    schema_in: SchemaIn = "prefix",
+    register: bool = False,
+    namespace: str = "",
+) -> Serde[Any]:
+    """Return a serde of values in Avro whose schemas are in a schema registry.
+
+    `value` is the class of the values, such as `Avro(Order)`, or a subject, such as
+    `Avro("orders-value")`, whose schema `sluice schema pull orders-value` has written to the folder
+    `schemas` beside the pipeline's file. Each record that is read is decoded by the schema that it
+    names, and resolved against the class as Avro resolves it.
+
+    Records are written with the schema that follows from the class, which the subject must have:
+    see `sluice schema push`. With `register=True`, a run registers it. `version` is a number or
+    "latest", and `metadata` chooses the latest version with this metadata; records are then written
+    with that version. The subject is `TOPIC-value`, or by `strategy` the name of the record, in the
+    `namespace`, or both; `subject` names another one. With `schema_in="header"`, written records
+    name their schema in the header `__value_schema_id`. Both ways are read.
+    """
+    where = f"Avro({contracts.name_of(value) if not isinstance(value, str) else repr(value)})"
+    if isinstance(value, str):
+        pulled = pulled_schema(where, value)
+        return _of_pulled(where, pulled, subject or value, strategy, version, metadata, schema_in)
+    schema, record, problem = "", "", ""
+    contracts.sql_type(value)
+    try:
+        schema = schema_of_contract(value, namespace)
+        node = parse(schema)
+        record = node.name if isinstance(node, Record) else ""
+    except TopologyError as error:
+        # Such a class can still be read: only a schema to write does not follow from it.
+        problem = str(error)
+    return _serde(
+        value,
+        RegistryFormat(
+            kind="AVRO",
+            schema=schema,
+            problem=problem,
+            record=record,
+            subject=subject,
+            strategy=strategy,
+            version=version,
+            metadata=dict(metadata or {}),
+            schema_in=schema_in,
+            registers=register,
+        ),
+    )
+
+
+def avro_key(
+    kind: type[Any] = str,
+    *,
+    subject: str = "",
+    strategy: Strategy = "topic",
+    version: Version = None,
+    schema_in: SchemaIn = "prefix",
+    register: bool = False,
+    namespace: str = "",
+) -> Callable[[Any], Any]:
+    """Return a format of keys in Avro, for `key=` of a source or of an output.
+
+    Inside a pipeline, a key is a text: a text as it is, a number as its digits, and a record as a
+    JSON object. A key that is read is decoded by the schema that it names. A key that is written
+    has the schema of `kind`: str, int, or a class of fields. The subject is `TOPIC-key`; the other
+    parameters are those of `Avro`. The header for keys is `__key_schema_id`.
+    """
+    schema = schema_of_contract(kind, namespace)
+    node = parse(schema)
+    return RegistryFormat(
+        kind="AVRO",
+        schema=schema,
+        record=node.name if isinstance(node, Record) else "",
+        subject=subject,
+        strategy=strategy,
+        version=version,
+        schema_in=schema_in,
+        registers=register,
+        is_key=True,
+    )
+
+
+def _of_pulled(
+    where: str,
+    pulled: RegisteredSchema,
+    subject: str,
+    strategy: Strategy,
+    version: Version,
+    metadata: Mapping[str, str] | None,
+    schema_in: SchemaIn,
+) -> Serde[Any]:
+    if pulled.kind != "AVRO":
+        raise TopologyError(
+            f"{where}: {subject} has a schema of {pulled.kind}.",
+            next_step="Use the serde of that format, or another subject.",
+        )
+    try:
+        contract = struct_of_schema(pulled.text, pulled.references)
+        node = parse(pulled.text, pulled.references)
+    except SchemaError as error:
+        raise TopologyError(
+            f"{where}: {error}.",
+            next_step="Declare a class with the fields that the pipeline reads, and write "
+            f'Avro(MyClass, subject="{subject}").',
+        ) from None
+    return _serde(
+        contract,
+        RegistryFormat(
+            kind="AVRO",
+            schema=pulled.text,
+            record=node.name if isinstance(node, Record) else "",
+            subject=subject,
+            strategy=strategy,
+            version=version,
+            metadata=dict(metadata or {}),
+            pulled=pulled.version,
+            schema_in=schema_in,
+            aliases=aliases_of(node),
+            references=pulled.references,
+        ),
+    )
+
+
+def _serde(contract: Any, serde_format: RegistryFormat) -> Serde[Any]:
+    return Serde(contract, decode=serde_format, encode=serde_format)
+
+
+def JsonSchema(  # noqa: N802  (reads as a type)
+    value: type[V],
+    *,
+    subject: str = "",
+    strategy: Strategy = "topic",
+    version: Version = None,
+    metadata: Mapping[str, str] | None = None,
+    schema_in: SchemaIn = "prefix",
+    register: bool = False,
+    validate: bool = False,
+) -> Serde[V]:
+    """Return a serde of values in JSON that name a JSON Schema in a schema registry.
+
+    Values are decoded by the class, as other JSON is. With `validate=True`, they are also checked
+    against the schema that they name, and written values against the schema with which they are
+    written. This takes many times as long. The other parameters are those of `Avro`.
+    """
+    try:
+        model: Any = value
+        own = model.model_json_schema() if is_model(value) else msgspec.json.schema(value)
+        # Some registries find the kind of a schema only by the name of its version.
+        declared = {"$schema": _JSON_SCHEMA, **_with_numbers(own)}
+        schema = msgspec.json.encode(declared, order="sorted").decode()
+    except TypeError as error:
+        raise TopologyError(
+            f"JsonSchema({contracts.name_of(value)}): {sentence(error)}",
+            next_step="Declare the values as a class of types that JSON Schema has.",
+        ) from None
+    return _serde(
+        value,
+        RegistryFormat(
+            kind="JSON",
+            schema=schema,
+            record=value.__name__,
+            subject=subject,
+            strategy=strategy,
+            version=version,
+            metadata=dict(metadata or {}),
+            schema_in=schema_in,
+            registers=register,
+            validates=validate,
+        ),
+    )
+
+
+def Protobuf(  # noqa: N802  (reads as a type)
+    value: type[V],
+    *,
+    subject: str = "",
+    strategy: Strategy = "topic",
+    version: Version = None,
+    metadata: Mapping[str, str] | None = None,
+    schema_in: SchemaIn = "prefix",
+    register: bool = False,
+    package: str = "",
+) -> Serde[V]:
+    """Return a serde of messages of Protobuf whose schemas are in a schema registry.
+
+    Each message is decoded by the schema that it names, and its fields are matched with those of
+    the class by name. Messages are written in proto3, with the fields of the class numbered in
+    their order: add new fields at the end. The other parameters are those of `Avro`; `package` is
+    the package of the written schema.
+    """
+    schema, problem = "", ""
+    contracts.sql_type(value)
+    try:
+        schema = proto_of_contract(value, package)
+    except TopologyError as error:
+        problem = str(error)
+    name = value.__name__
+    return _serde(
+        value,
+        RegistryFormat(
+            kind="PROTOBUF",
+            schema=schema,
+            problem=problem,
+            record=name if strategy == "topic" or not package else f"{package}.{name}",
+            subject=subject,
+            strategy=strategy,
+            version=version,
+            metadata=dict(metadata or {}),
+            schema_in=schema_in,
+            registers=register,
+        ),
+    )
+
+
+def _with_numbers(schema: Any) -> Any:
+    """Return a JSON Schema in which decimals are numbers, as Sluice writes them."""
+    if isinstance(schema, list):
+        return [_with_numbers(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    plain = {name: _with_numbers(each) for name, each in schema.items()}
+    if plain.get("format") == "decimal":
+        return {**plain, "type": "number"}
+    return plain

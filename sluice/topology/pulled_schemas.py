@@ -1,0 +1,65 @@
+"""Schemas that `sluice schema pull` has written beside a pipeline's file.
+
+A file is loaded again and again, by Airflow among others, and must never wait for the registry. So
+the schema that the pipeline is checked against is in a file that is versioned with the pipeline.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+
+import msgspec
+
+from sluice.errors import TopologyError
+from sluice.values.pipeline_modules import SCHEMAS
+from sluice.values.registered_schemas import RegisteredSchema
+
+_HERE = f"{Path(__file__).parent}{os.sep}"
+
+
+def file_of(folder: Path, subject: str) -> Path:
+    """Return the file with a subject's schema, for pipelines in this folder."""
+    # A subject of a context has colons, and one by the name of a record may have slashes.
+    name = "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in subject)
+    return folder / SCHEMAS / f"{name}.json"
+
+
+def pulled_schema(where: str, subject: str) -> RegisteredSchema:
+    """Read the schema of a subject for the file that is being loaded."""
+    folder = _folder_of_caller()
+    path = file_of(folder, subject)
+    # Spark puts the files of a run into one folder on the hosts of its executors.
+    for place in (path, folder / path.name):
+        if place.is_file():
+            return read_file(place)
+    raise TopologyError(
+        f"{where}: there is no file {path}.",
+        next_step=f"Write it: sluice schema pull {subject}. Then add it to version control.",
+    )
+
+
+def read_file(path: Path) -> RegisteredSchema:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RegisteredSchema)
+    except (OSError, msgspec.DecodeError) as error:
+        raise TopologyError(
+            f"{path} cannot be read: {error}.",
+            next_step="Write it anew: sluice schema pull SUBJECT.",
+        ) from None
+
+
+def write_file(folder: Path, schema: RegisteredSchema) -> Path:
+    """Write a subject's schema for the pipelines in this folder, and return the file."""
+    path = file_of(folder, schema.subject)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(schema), indent=1) + b"\n")
+    return path
+
+
+def _folder_of_caller() -> Path:
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return Path() if frame is None else Path(frame.f_code.co_filename).absolute().parent

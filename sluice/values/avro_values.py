@@ -1,0 +1,395 @@
+"""Resolves the schema of a writer against a contract, and converts what Avro holds, exactly.
+
+The contract takes the place of the reader's schema. Avro's rules hold: fields are matched by name
+or alias, numbers are widened, fields that the contract lacks are skipped, and fields that the
+writer lacks get the contract's default. A writer's schema that cannot be resolved raises
+MismatchError with the path of the part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from functools import partial
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from msgspec import inspect
+
+from sluice.values.avro_schemas import (
+    Array,
+    Choice,
+    Decimals,
+    Field,
+    Fixed,
+    Map,
+    Node,
+    Primitive,
+    Record,
+    Union,
+    present,
+)
+from sluice.values.contract_parts import digits_of
+from sluice.values.contracts import ObjectType, choice_type, variants
+from sluice.values.epochs import unit_of
+from sluice.values.stored_values import JsonText
+
+Convert: TypeAlias = Callable[[Any], Any]
+"""Turns what is written into plain data of the contract's type."""
+
+UNITS = {"millis": 1_000, "micros": 1_000_000, "nanos": 1_000_000_000}
+"""The end of the name of a logical type of times → its units in a second."""
+_1970 = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST_DAY = date(1970, 1, 1).toordinal()
+_NULL = Primitive("null")
+
+
+class MismatchError(ValueError):
+    """The schema of a writer cannot be resolved against the contract."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+
+
+class InexactError(ValueError):
+    """A value does not fit the contract's type exactly."""
+
+
+@dataclass(frozen=True)
+class Aliases:
+    """Other names of the contract's fields, by which earlier writers called them."""
+
+    by_field: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """`Record.field` → its aliases."""
+
+    def written(self, record: Record, kind: ObjectType, name: str) -> Field | None:
+        """Return the field of a writer's record from which a field of the contract is read."""
+        fields = {each.name: each for each in record.fields}
+        for each in (name, *self.by_field.get(f"{kind.cls.__name__}.{name}", ())):
+            if each in fields:
+                return fields[each]
+        return None
+
+
+def unchanged(value: Any) -> Any:
+    return value
+
+
+def converter(node: Node, kind: inspect.Type, aliases: Aliases, path: str = "$") -> Convert:
+    """Return the function that converts values of a writer's schema to a type of the contract.
+
+    Raises MismatchError.
+    """
+    match kind:
+        case inspect.UnionType():
+            return _of_union(node, kind, aliases, path)
+        case inspect.Metadata() if digits_of(kind) is not None:
+            return _decimals(node, kind, path)
+        case inspect.Metadata():
+            if unit_of(kind.extra) is not None:
+                return _of_branches(
+                    node, partial(_times, kind.type, unit=unit_of(kind.extra)), path
+                )
+            return converter(node, kind.type, aliases, path)
+    if isinstance(kind, inspect.StructType) and kind.cls is JsonText:
+        return natural(node)
+    return _of_branches(node, partial(_of_type, kind, aliases), path)
+
+
+def _of_union(node: Node, kind: inspect.UnionType, aliases: Aliases, path: str) -> Convert:
+    members = [each for each in kind.types if not isinstance(each, inspect.NoneType)]
+    if not members:
+        return unchanged
+    if len(members) == 1:
+        return _nullable(converter(node, members[0], aliases, path))
+    tagged = variants(inspect.UnionType(tuple(members)))
+    records = node.branches if isinstance(node, Union) else (node,)
+    by_number: dict[int, Convert] = {}
+    for number, record in enumerate(records):
+        if record == _NULL:
+            continue
+        if not isinstance(record, Record):
+            raise MismatchError(path, f"{described(record)} is none of the contract's classes")
+        member = _member(record, tagged)
+        if member is None:
+            raise MismatchError(path, f"the contract has no class for the record {record.name}")
+        by_number[number] = _tagged(converter(record, member, aliases, path), member)
+    if isinstance(node, Record):
+        return by_number[0]
+    return _by_branch(by_number)
+
+
+def _member(record: Record, members: Any) -> ObjectType | None:
+    for member in members:
+        tag = getattr(member, "tag", None)
+        if record.short_name in (member.cls.__name__, tag) or record.name == tag:
+            found: ObjectType = member
+            return found
+    return None
+
+
+def _tagged(convert: Convert, member: ObjectType) -> Convert:
+    tag_field, tag = getattr(member, "tag_field", None), getattr(member, "tag", None)
+
+    def with_tag(value: Any) -> Any:
+        return {tag_field: tag, **convert(value)}
+
+    return convert if tag_field is None else with_tag
+
+
+def _by_branch(by_number: Mapping[int, Convert]) -> Convert:
+    """Return the function for a union, by the functions for its types that are not null."""
+    if len(by_number) == 1:
+        return _nullable(next(iter(by_number.values())))
+
+    def convert(pair: Any) -> Any:
+        if pair is None:
+            return None
+        number, value = pair
+        return by_number[number](value)
+
+    return convert
+
+
+def _nullable(convert: Convert) -> Convert:
+    if convert is unchanged:
+        return convert
+    return lambda value: None if value is None else convert(value)
+
+
+def _of_branches(node: Node, make: Callable[[Node, str], Convert], path: str) -> Convert:
+    """Return the function for a union in which one type or several types have the same values."""
+    inner = present(node)
+    if not isinstance(inner, Union):
+        convert = make(inner, path)
+        return convert if inner is node else _nullable(convert)
+    converts: dict[int, Convert] = {}
+    for number, branch in enumerate(inner.branches):
+        if branch != _NULL:
+            converts[number] = make(branch, path)
+    return _by_branch(converts)
+
+
+def _of_type(  # noqa: C901  (a table)
+    kind: inspect.Type, aliases: Aliases, node: Node, path: str
+) -> Convert:
+    match kind, node:
+        case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType(), Record():
+            return _record(node, kind, aliases, path)
+        case inspect.ListType() | inspect.VarTupleType() | inspect.SetType(), Array():
+            convert = converter(node.items, kind.item_type, aliases, f"{path}[...]")
+            if convert is unchanged:
+                return convert
+            return lambda values: [convert(value) for value in values]
+        case inspect.DictType(), Map():
+            convert = converter(node.values, kind.value_type, aliases, f"{path}[...]")
+            if convert is unchanged:
+                return convert
+            return lambda values: {name: convert(value) for name, value in values.items()}
+        case ((inspect.DateTimeType() | inspect.DateType()), _):
+            return _times(kind, node, path)
+        case ((inspect.LiteralType() | inspect.EnumType()), _):
+            own = inspect.IntType() if choice_type(kind) is int else inspect.StrType()
+            return _of_type(own, aliases, node, path)
+        case inspect.IntType(), Primitive(kind="int" | "long"):
+            return unchanged
+        case inspect.FloatType(), Primitive(kind="int" | "long"):
+            return float
+        case inspect.FloatType(), Primitive(kind="float" | "double"):
+            return unchanged
+        case inspect.BoolType(), Primitive(kind="boolean"):
+            return unchanged
+        case inspect.StrType(), Choice() | Primitive(kind="string"):
+            return unchanged
+        case inspect.StrType(), Primitive(kind="bytes"):
+            return bytes.decode
+        case inspect.StrType(), Fixed(logical="uuid"):
+            return lambda data: str(UUID(bytes=data))
+        case inspect.BytesType(), Fixed() | Primitive(kind="bytes"):
+            return unchanged
+        case inspect.BytesType(), Primitive(kind="string"):
+            return str.encode
+        case _:
+            raise MismatchError(path, f"{described(node)} is no {shown(kind)}")
+
+
+def _record(node: Record, kind: ObjectType, aliases: Aliases, path: str) -> Convert:
+    parts: list[tuple[str, str, Convert, bool]] = []
+    is_same = not node.may_lack_fields
+    for each in kind.fields:
+        name = each.encode_name
+        written = aliases.written(node, kind, name)
+        if written is None:
+            if each.required:
+                raise MismatchError(f"{path}.{name}", "the field is missing and has no default")
+            continue
+        convert = converter(written.type, each.type, aliases, f"{path}.{name}")
+        is_same &= convert is unchanged and written.name == name
+        parts.append((name, written.name, convert, _takes_null(each.type)))
+    if is_same and {each.encode_name for each in kind.fields} >= {
+        each.name for each in node.fields
+    }:
+        return unchanged
+
+    def convert_fields(value: Any) -> Any:
+        fields: dict[str, Any] = {}
+        for name, written, convert, takes_null in parts:
+            if written not in value:
+                if takes_null:
+                    fields[name] = None
+                continue
+            try:
+                fields[name] = convert(value[written])
+            except ValueError as error:
+                raise _within(error, f".{name}") from None
+        return fields
+
+    return convert_fields
+
+
+def _takes_null(kind: inspect.Type) -> bool:
+    members = kind.types if isinstance(kind, inspect.UnionType) else ()
+    return any(isinstance(member, inspect.NoneType) for member in members)
+
+
+def _within(error: ValueError, place: str) -> InexactError:
+    text = str(error).removeprefix("$")
+    return InexactError(f"${place}{text}" if text.startswith(".") else f"${place}: {text}")
+
+
+def _decimals(node: Node, kind: inspect.Metadata, path: str) -> Convert:
+    digits = digits_of(kind)
+    assert digits is not None
+
+    def make(node: Node, path: str) -> Convert:
+        match node:
+            case Primitive(logical="decimal") | Fixed(logical="decimal"):
+                require_scale(node, digits, path)
+                return partial(decimal_of, node.scale)
+            case Primitive(kind="int" | "long"):
+                return Decimal
+            case Primitive(kind="string"):
+                return unchanged
+            case _:
+                raise MismatchError(path, f"{described(node)} is no {shown(kind)}")
+
+    return _of_branches(node, make, path)
+
+
+def require_scale(node: Decimals, digits: tuple[int, int], path: str) -> None:
+    if node.scale > digits[1]:
+        raise MismatchError(
+            path, f"{described(node)} has more decimals than the contract's decimal{digits}"
+        )
+
+
+def decimal_of(scale: int, data: bytes) -> Decimal:
+    """Return the decimal that Avro writes as a whole number in two's complement."""
+    unscaled = int.from_bytes(data, "big", signed=True)
+    sign, digits, _ = Decimal(unscaled).as_tuple()
+    return Decimal((sign, digits, -scale))
+
+
+def _times(kind: inspect.Type, node: Node, path: str, unit: Any = None) -> Convert:
+    match kind, node:
+        case inspect.DateType(), Primitive(kind="int", logical="date"):
+            return lambda days: date.fromordinal(_FIRST_DAY + days)
+        case inspect.DateTimeType(), Primitive(kind="long", logical=logical) if logical:
+            per_second, is_local = unit_of_logical(logical)
+            if per_second:
+                return partial(time_of, per_second, is_local)
+        case inspect.DateTimeType(), Primitive(kind="long") if unit is not None:
+            return partial(time_of, unit.value, False)
+        case ((inspect.DateTimeType() | inspect.DateType()), Primitive(kind="string")):
+            return unchanged
+    raise MismatchError(path, f"{described(node)} is no {shown(kind)}")
+
+
+def unit_of_logical(logical: str) -> tuple[int, bool]:
+    """Return how many units of a logical type a second has, and whether it is a local time.
+
+    Return 0 for a logical type that is no time stamp.
+    """
+    bare = logical.removeprefix("local-")
+    unit = UNITS.get(bare.removeprefix("timestamp-"), 0) if bare.startswith("timestamp-") else 0
+    return unit, bare != logical
+
+
+def time_of(per_second: int, is_local: bool, number: int) -> datetime:
+    """Return the time after so many units since 1970.
+
+    Raises InexactError for a time of less than a microsecond, or outside the years 1 to 9999.
+    """
+    if per_second > 1_000_000:
+        number, rest = divmod(number, per_second // 1_000_000)
+        if rest:
+            raise InexactError(f"the time has {rest} ns, and a contract's time only microseconds")
+        per_second = 1_000_000
+    try:
+        time = _1970 + timedelta(microseconds=number * (1_000_000 // per_second))
+    except OverflowError:
+        raise InexactError(f"the time {number} is outside the years 1 to 9999") from None
+    return time.replace(tzinfo=None) if is_local else time
+
+
+def natural(node: Node) -> Convert:
+    """Return the function that converts to plain JSON data, for a part of type Any."""
+    match node:
+        case Primitive(logical="decimal") | Fixed(logical="decimal"):
+            return partial(decimal_of, node.scale)
+        case Primitive(kind="int", logical="date"):
+            return lambda days: date.fromordinal(_FIRST_DAY + days)
+        case Primitive(kind="long", logical=logical) if unit_of_logical(logical)[0]:
+            return partial(time_of, *unit_of_logical(logical))
+        case Array():
+            convert = natural(node.items)
+            return lambda values: [convert(value) for value in values]
+        case Map():
+            convert = natural(node.values)
+            return lambda values: {name: convert(value) for name, value in values.items()}
+        case Record():
+            converts = {each.name: natural(each.type) for each in node.fields}
+            return lambda value: {
+                name: each(value[name]) for name, each in converts.items() if name in value
+            }
+        case Union(branches=branches):
+            by_number: dict[int, Convert] = {}
+            for number, branch in enumerate(branches):
+                if branch != _NULL:
+                    by_number[number] = natural(branch)
+            return _by_branch(by_number) if by_number else unchanged
+        case _:
+            return unchanged
+
+
+def described(node: Node) -> str:
+    """Return a writer's type, for messages."""
+    match node:
+        case Primitive(logical="decimal") | Fixed(logical="decimal"):
+            return f"decimal({node.precision}, {node.scale})"
+        case Primitive(kind=kind, logical=logical):
+            return f"{kind} ({logical})" if logical else kind
+        case Fixed(name=name, size=size):
+            return f"fixed {name} of {size} bytes"
+        case Choice(name=name):
+            return f"enum {name}"
+        case Record(name=name):
+            return f"record {name}"
+        case Array():
+            return "array"
+        case Map():
+            return "map"
+        case Union(branches=branches):
+            return f"union of {', '.join(map(described, branches))}"
+
+
+def shown(kind: inspect.Type) -> str:
+    """Return a type of the contract, for messages."""
+    digits = digits_of(kind)
+    if digits is not None:
+        return f"decimal{digits}"
+    if isinstance(kind, ObjectType):
+        return str(kind.cls.__name__)
+    return type(kind).__name__.removesuffix("Type").lower()
