@@ -256,10 +256,13 @@ def describe(
         typer.Option("--html", help="Print an HTML file with the drawing of the page in Airflow."),
     ] = False,
 ) -> None:
-    """Print a pipeline's topology as text or as a drawing, and below a text how Airflow runs it."""
+    """Print a pipeline's topology as text or as a drawing.
+
+    Below a text are the options with which Airflow runs it, if a file `sluice.toml` gives any.
+    """
     from sluice.commands.topology_file import topology_file
     from sluice.topology import drawing
-    from sluice.topology.loading.run_options import run_options
+    from sluice.topology.loading.run_options import DEFAULTS, run_options
 
     draw: Callable[[Pipeline], str] = drawing.svg if svg else drawing.text
     if html:
@@ -269,6 +272,7 @@ def describe(
         out.print(draw(definition), markup=False, soft_wrap=True)
         if not svg and not html:
             options = run_options(settings().pipelines, definition.file, pipeline)
+        if not svg and not html and options != DEFAULTS:
             out.print(f"\nruns\n{indent(options.as_text(), '  ')}", markup=False, soft_wrap=True)
 
 

@@ -27,7 +27,7 @@ from sluice.orchestration.trigger import KafkaEndOffsetTrigger
 from sluice.settings import settings
 from sluice.state.ledger.run_ends import note_files
 from sluice.topology import Broken, Pipeline, load_pipeline
-from sluice.topology.loading.run_options import OWNER, RunOptions, run_options
+from sluice.topology.loading.run_options import DEFAULTS, OWNER, RunOptions, run_options
 from sluice.topology.pipeline import CONTINUOUS, ON_RECORDS, RESERVED
 from sluice.values.replay_span import LONGEST_POINT, POINT_PATTERN
 from sluice.values.shared_topics import shared_topics
@@ -176,6 +176,7 @@ def _dag(facts: DagFacts, options: RunOptions, alerts: Alerts, warnings: Sequenc
     deadline = facts.deadline_ms
     for warning in warnings:
         log.warning("output shared", pipeline=facts.name, warning=warning)
+    given = "" if options == DEFAULTS else f"\n{options.as_text()}\n"
     on_failure = alerts.on_failure
     if options.on_failure is not None:
         on_failure = CalledByPath(options.on_failure)
@@ -186,7 +187,7 @@ def _dag(facts: DagFacts, options: RunOptions, alerts: Alerts, warnings: Sequenc
         catchup=False,
         max_active_runs=1,
         description=facts.doc.partition("\n")[0],
-        doc_md=f"{documented}{facts.doc}\n\n```text\n{facts.text}\n\n{options.as_text()}\n```\n",
+        doc_md=f"{documented}{facts.doc}\n\n```text\n{facts.text}\n{given}```\n",
         tags={"sluice", "pipeline", *options.tags},
         params=_parameters(),
         default_args=pipeline_task_defaults(options) | {"on_failure_callback": on_failure},

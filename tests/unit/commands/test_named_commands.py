@@ -17,7 +17,7 @@ pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[3]
 ROOT_COMMAND: Any = typer.main.get_command(app)
-NAMED = re.compile(r"\bsluice ([a-z][a-z-]*(?: (?:[a-z][a-z-]*|[A-Z_]+|X|--[a-z-]+))*)")
+NAMED = re.compile(r"(?<!from )\bsluice ([a-z][a-z-]*(?: (?:[a-z][a-z-]*|[A-Z_]+|X|--[a-z-]+))*)")
 """A command with arguments in capitals, `X` for a value that is known only at run time, and
 options."""
 OTHER_NAMES = {"tests"}
