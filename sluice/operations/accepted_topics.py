@@ -20,13 +20,13 @@ from sluice.state.ledger.ledger import Ledger
 def accept_topics(job: Job, settings: Settings, *, restored: bool = False) -> list[str]:
     """Accept the topics of outputs, dead letters and re-drive markers as they are now.
 
-    Returns those that were deleted.
+    Return those that were deleted.
 
     With `restored`, the topics have all of their records again. Otherwise, the next run creates the
     topics that are missing, and if it repeats a batch whose driver has ended, it writes the batch's
     records to these topics again.
 
-    Raises LeaseError while a run is in progress, and EngineError if a topic cannot be restored
+    Raise LeaseError while a run is in progress, and EngineError if a topic cannot be restored
     because it is missing.
     """
     kafka, name, markers = settings.kafka, job.pipeline.name, job.pipeline.markers
@@ -45,11 +45,15 @@ def accept_topics(job: Job, settings: Settings, *, restored: bool = False) -> li
                 if restored:
                     _require_existing(changed, ids)
                 if marker is not None and changed:
-                    now = {topic: ids[topic] for topic in changed if topic in ids}
-                    marker = marker.restored(now) if restored else marker.without(changed)
+                    if restored:
+                        marker = marker.restored({topic: ids[topic] for topic in changed})
+                    else:
+                        marker = marker.without(changed)
                     output.replace_newest(marker)
     redriven = accept_redrive_topic(kafka, name)
-    return changed if redriven is None else [*changed, redriven]
+    if redriven is not None:
+        changed.append(redriven)
+    return changed
 
 
 def _require_existing(topics: Iterable[str], ids: Collection[str]) -> None:

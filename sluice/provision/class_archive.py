@@ -30,7 +30,7 @@ ARCHIVE_OPTIONS = (
 
 @contextmanager
 def class_archive(folder: Path, jars: list[Path]) -> Iterator[str]:
-    """Yield a JVM option that reads the archive of loaded classes, or that writes it in the first run.
+    """Yield a JVM option that reads the archive of loaded classes, or that writes it.
 
     `jars` are those on the program's class path, apart from Spark's own.
 

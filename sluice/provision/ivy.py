@@ -39,7 +39,7 @@ class Module:
 
     @classmethod
     def parse(cls, text: str) -> Module:
-        """Parse `organisation:name:revision`. Raises ValueError for any other form."""
+        """Parse `organisation:name:revision`. Raise ValueError for any other form."""
         organisation, name, revision = text.split(":")
         return cls(organisation, name, revision)
 
@@ -55,7 +55,7 @@ def fetch(
     """Download `modules`, with their dependencies if `transitive`, into `work`.
 
     Each call needs its own `work` folder, because two Ivy processes corrupt a shared cache.
-    `on_jar` is called for each downloaded jar. Raises PreflightError with the missing module or the
+    `on_jar` is called for each downloaded jar. Raise PreflightError with the missing module or the
     cause.
     """
     work.mkdir(parents=True)
@@ -94,7 +94,8 @@ def fetch(
     if ivy.returncode:
         raise PreflightError(
             f"Cannot download jars: {_reason(output)}.",
-            next_step=f"Check that the Maven repository is reachable, or set {_SETTINGS} to an ivysettings.xml.",
+            next_step=f"Check that the Maven repository is reachable, or set {_SETTINGS} to an "
+            "ivysettings.xml.",
         )
     return {Module(*path.relative_to(jars).parts[:3]): path for path in jars.rglob("*.jar")}
 
@@ -104,11 +105,13 @@ def _description(modules: Iterable[Module], transitive: bool) -> str:
     for module in modules:
         dependencies += (
             f"<dependency org={quoteattr(module.organisation)} name={quoteattr(module.name)} "
-            f'rev={quoteattr(module.revision)} transitive="{str(transitive).lower()}" conf="default-&gt;default"/>'
+            f'rev={quoteattr(module.revision)} transitive="{str(transitive).lower()}" '
+            'conf="default-&gt;default"/>'
         )
     return (
         '<ivy-module version="2.0"><info organisation="sluice" module="jars"/><configurations>'
-        f'<conf name="default"/></configurations><dependencies>{dependencies}</dependencies></ivy-module>'
+        '<conf name="default"/></configurations>'
+        f"<dependencies>{dependencies}</dependencies></ivy-module>"
     )
 
 

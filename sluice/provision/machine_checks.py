@@ -36,7 +36,7 @@ class Java:
 def find_java(environ: Mapping[str, str] = os.environ) -> Java:
     """Find Java in JAVA_HOME, else on the PATH.
 
-    Raises PreflightError if Java is missing or too old.
+    Raise PreflightError if Java is missing or too old.
     """
     next_step = (
         f"Install Java {_OLDEST_JAVA} or newer (on Debian: apt-get install openjdk-17-jre-headless)"

@@ -26,7 +26,10 @@ from sluice.state.model import WorkerInfo
 
 
 class MetricsApp:
-    """Answers every request with the current metrics, but without the numbers of unread records if Kafka is away."""
+    """Answers each request with the current metrics.
+
+    Without Kafka, the numbers of unread records are left out.
+    """
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ def database_url(text: str) -> URL:
 
     The address of a SQLite file may end with `?synchronous=off`: see `is_durable`.
 
-    Raises SettingsError if the URL is invalid. The error omits the URL, which may contain a
+    Raise SettingsError if the URL is invalid. The error omits the URL, which may contain a
     password.
     """
     try:
@@ -91,7 +91,7 @@ def is_durable(url: URL) -> bool:
 def database_errors(doing: str, seconds: float | None = ANSWER_SECONDS) -> Iterator[None]:
     """Raise database errors as StateError, which names `doing` and the cause but never the address.
 
-    Raises StateError, too, if the server has not answered after `seconds`. Pass None for work that
+    Raise StateError, too, if the server has not answered after `seconds`. Pass None for work that
     may take long.
     """
     try:
@@ -120,8 +120,8 @@ def advice(reason: str) -> str:
     if "certificate" not in reason:
         return ""
     return (
-        "Check that the file in sslrootcert contains the authority that signed the server's certificate, and that the "
-        "certificate contains the host in the database's address."
+        "Check that the file in sslrootcert contains the authority that signed the server's "
+        "certificate, and that the certificate contains the host in the database's address."
     )
 
 
@@ -154,7 +154,8 @@ def open_engine(url: URL) -> Engine:
     except OSError as error:
         raise StateError(
             f"Cannot create the database file: {error.strerror}.",
-            next_step="Check its folder (SLUICE_HOME, SLUICE_LEDGER or SLUICE_SHARDS): its permissions and free space.",
+            next_step="Check its folder (SLUICE_HOME, SLUICE_LEDGER or SLUICE_SHARDS): "
+            "its permissions and free space.",
         ) from None
     durable = is_durable(url)
     engine = create_engine(
@@ -200,7 +201,7 @@ def transaction(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """Yield a read transaction, whose statements all see the database as it was at the first statement."""
+    """Yield a read transaction whose statements all see the database as at the first."""
     # By default, each statement in PostgreSQL sees the newest commits. All statements of a
     # transaction in SQLite see the same state anyway.
     repeatable = (

@@ -29,7 +29,7 @@ def end(processes: Callable[[], Sequence[psutil.Process]], patience_s: float) ->
 
 
 def with_descendants(pid: int) -> list[psutil.Process]:
-    """Return a process and all processes that it has started, directly or not; empty if it has ended."""
+    """Return a process and all of its descendants; empty if it has ended."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]

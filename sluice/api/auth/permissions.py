@@ -65,7 +65,7 @@ def principal(request: Request) -> Principal:
 async def refresh_principal(request: Request) -> Principal | None:
     """Check the log-in of a request again.
 
-    Returns the principal, or None if the log-in is no longer valid.
+    Return the principal, or None if the log-in is no longer valid.
     """
     refresh: Refresh = request.scope["state"][_REFRESH]
     return await refresh()

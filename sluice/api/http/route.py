@@ -262,7 +262,7 @@ class App:
     def _match(self, path: str) -> tuple[dict[str, ParameterReader], dict[str, str]]:
         """Find the routes of a path.
 
-        Returns the readers of the routes by HTTP method, and the values of the path's parameters.
+        Return the readers of the routes by HTTP method, and the values of the path's parameters.
         """
         plain = self._plain.get(path)
         if plain is not None:
@@ -359,7 +359,7 @@ class ParameterReader:
 def query_pairs(query: str) -> list[tuple[str, str]]:
     """Return the names and values of a query that is not empty.
 
-    Raises ValueError if they are not UTF-8.
+    Raise ValueError if they are not UTF-8.
     """
     if "%" not in query and "+" not in query and "&" not in query:
         # The most frequent query has one plain parameter. Reading it without `parse_qsl` takes

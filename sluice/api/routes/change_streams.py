@@ -76,7 +76,10 @@ async def stream_changes(request: Request, query: _ChangesQuery) -> Response:
 
 @pipelines_router.get("", media_types=(_EVENTS,))
 async def stream_events(request: Request, _query: object) -> Response:
-    """Server-sent events `pipelines`: the pipelines that published a snapshot, began or ended a run, or failed."""
+    """Stream server-sent events `pipelines`.
+
+    They name the pipelines that published a snapshot, began or ended a run, or failed.
+    """
     access = await access_of(request)
     if request.method == "HEAD":
         return Response(media_type=_EVENTS, headers=_HEADERS)

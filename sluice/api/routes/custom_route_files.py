@@ -73,7 +73,10 @@ def _load(file: Path, seconds: float) -> Routes:
 
 
 def _claim(file: Path, routes: Routes, segments: dict[str, Path]) -> None:
-    """Reserve the first segments of the paths for this file, so that two files cannot serve the same path."""
+    """Reserve the first segments of the paths for this file.
+
+    Two files cannot serve the same path.
+    """
     # One app serves the routes of all files, so the first of two routes with the same path would
     # answer for both.
     firsts = {route.path.split("/")[1] for route in routes.routes}
@@ -95,7 +98,7 @@ _LOADING = Lock()
 
 
 def routes_in(folder: Path) -> tuple[Route, ...]:
-    """Return the routes of a folder, loaded once per process, by the first thread that asks for them."""
+    """Return the routes of a folder, which the first thread that asks for them loads."""
     # The cache alone would let two threads load the files at the same time.
     with _LOADING:
         return _load_once(folder)
@@ -136,7 +139,7 @@ class CustomRoutesApp:
 
 
 class _RestrictedApp(App):
-    """An app whose routes look like missing paths, even in timing, to users who may not read their pipeline."""
+    """An app whose routes look missing, even in timing, unless the user may read the pipeline."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         routes = list(routes)

@@ -1,4 +1,4 @@
-"""Custom routes: a file `NAME_routes.py` in the folder of pipelines defines HTTP routes over a pipeline's stores.
+"""Custom routes: a file `NAME_routes.py` defines HTTP routes over a pipeline's stores.
 
     routes = Routes("pages")
 
@@ -90,7 +90,7 @@ class Stores:
         start: Time = None,
         end: Time = None,
     ) -> list[Entry]:
-        """Return the windows of a key that start between `start` and `end` (both included), in order."""
+        """Return the windows of a key that start in `start` to `end` (inclusive), in order."""
         answer = await self._reader.windows(
             await self._pin(store), lookup_key(key), _ms("start", start), _ms("end", end)
         )
@@ -210,7 +210,7 @@ class Stores:
         )
 
     def _address(self, worker: WorkerInfo) -> Address:
-        """Return the address of the worker's state server, or this server's address if the worker has no state server.
+        """Return the address of the worker's state server; this server's if there is none.
 
         The Host header does not give this server's address, because the client chooses the header.
         """
@@ -233,7 +233,7 @@ class Routes:
         self.routes: list[Route] = []
 
     def get(self, path: str, *, etag: bool = True) -> Callable[[Function], Function]:
-        """Register an async function for GET requests to a path under `/v1`, such as `/pages/{page}/views`.
+        """Register an async function for GET requests to a path such as `/pages/{page}/views`.
 
         The function's first parameter is `Stores`. Its other parameters have the names of the
         parameters in the path and in the query string, and type annotations that msgspec supports.

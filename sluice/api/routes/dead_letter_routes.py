@@ -99,7 +99,10 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @router.get("/{pipeline}/dead_letters", answers.DeadLetters, parameters=DeadLettersQuery)
 async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Response:
-    """Return the newest dead letters, with place, bytes, headers and error, and the number of matches by reason."""
+    """Return the newest dead letters, and the number of matches by reason.
+
+    A dead letter has the record's place, bytes and headers, and the error.
+    """
     access = await access_of(request)
     generation = await access.generation(query.pipeline)
     since = _time(query.since)

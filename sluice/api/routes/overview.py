@@ -39,7 +39,10 @@ class OverviewQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 @router.get("", list[answers.Overview], parameters=OverviewQuery)
 async def show_overview(request: Request, query: OverviewQuery) -> Response:
-    """Return all pipelines that you may read, the worst first: health, unread records, dead letters of a day."""
+    """Return all pipelines that you may read, the worst first.
+
+    Each has its health, its unread records, and its dead letters of a day.
+    """
     access = await access_of(request)
     figures, recent, dags = await asyncio.gather(
         access.figures("all", LedgerFigures.read),

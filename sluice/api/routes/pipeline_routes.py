@@ -119,7 +119,7 @@ class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):
 
 @router.get("", list[answers.PipelineStatus])
 async def list_pipelines(request: Request, _query: object) -> Response:
-    """Return all pipelines that you may read, with their current generations and unresolved failures."""
+    """Return all pipelines that you may read, with current generations and unresolved failures."""
     access = await access_of(request)
     figures = await access.figures("all", LedgerFigures.read)
     names = [name for name in figures.pipelines if await access.may_read(name)]
@@ -171,7 +171,7 @@ async def show_history(request: Request, query: HistoryQuery) -> Response:
 
 @router.get("/{pipeline}/runs", list[answers.Run], parameters=RunsQuery)
 async def list_runs(request: Request, query: RunsQuery) -> Response:
-    """Return the newest runs of the pipeline's DAG in Airflow, newest first; empty on a state server."""
+    """Return the newest runs of the DAG in Airflow, newest first; empty on a state server."""
     access = await access_of(request)
     await access.require_pipeline(query.pipeline)
     return reply(await asyncio.to_thread(access.services.runs.recent, query.pipeline, query.limit))
@@ -179,10 +179,10 @@ async def list_runs(request: Request, query: RunsQuery) -> Response:
 
 @router.post("/{pipeline}/runs", answers.Started, body=StartRun, parameters=PipelineQuery)
 async def start_run(request: Request, query: PipelineQuery, start: StartRun) -> Response:
-    """Trigger the pipeline's DAG to read records, or to replay into a new generation, promote it or drop it.
+    """Trigger the pipeline's DAG.
 
-    The user needs the permission to edit the DAG. The new run waits until the previous run has
-    ended.
+    It reads records, replays into a new generation, or promotes or drops that generation. The user
+    needs the permission to edit the DAG. The new run waits until the previous run has ended.
     """
     access = await access_of(request)
     await access.require_edit(query.pipeline)
@@ -203,7 +203,7 @@ async def start_run(request: Request, query: PipelineQuery, start: StartRun) -> 
 
 @router.get("/{pipeline}/generations", list[answers.Generation], parameters=PipelineQuery)
 async def list_generations(request: Request, query: PipelineQuery) -> Response:
-    """Return the current generation of the pipeline, and the generations of unfinished rebuilds and replays."""
+    """Return the pipeline's current generation, and those of unfinished rebuilds and replays."""
     access = await access_of(request)
     await access.generation(query.pipeline)
     return reply(
@@ -224,7 +224,10 @@ async def list_workers(request: Request, query: PipelineQuery) -> Response:
     media_types=("text/plain; charset=utf-8", "image/svg+xml"),
 )
 async def get_topology(request: Request, query: TopologyQuery) -> Response:
-    """Return the pipeline's topology as text, or as an SVG drawing; before the first run, from its file."""
+    """Return the pipeline's topology as text, or as an SVG drawing.
+
+    Before the first run, it comes from the pipeline's file.
+    """
     access = await access_of(request)
     await access.require_pipeline(query.pipeline)
     text, svg = await _topology(access, query.pipeline)

@@ -1,4 +1,4 @@
-"""Routes for queries of the stores of all pipelines: keys, key ranges with cursors, counts, groups and differences."""
+"""Routes for queries of stores: keys, key ranges with cursors, counts, groups and differences."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ Time = Annotated[str, Meta(max_length=100)]
 Field = Annotated[
     str,
     Meta(
-        description="A field of the value, with dots for nested fields and backticks around a name that contains a "
-        "dot; default: the value itself.",
+        description="A field of the value, with dots for nested fields and backticks around a "
+        "name that contains a dot; default: the value itself.",
         max_length=500,
     ),
 ]
@@ -139,7 +139,8 @@ class CombineQuery(RangeQuery, frozen=True, kw_only=True):
     group_by: Annotated[
         str,
         Meta(
-            description="A field, _key, _start for the window's start in epoch ms, or _all for one group.",
+            description="A field, _key, _start for the window's start in epoch ms, or _all for one "
+            "group.",
             max_length=500,
         ),
     ] = "_all"
@@ -203,7 +204,10 @@ async def list_stores(request: Request, query: ListQuery) -> Response:
     may_be_empty=True,
 )
 async def get_key(request: Request, query: KeyQuery) -> Response:
-    """Return the value of a key, from the worker that owns the key; in a windowed store, the key's windows in order."""
+    """Return the value of a key, from the worker that owns the key.
+
+    In a windowed store, return the key's windows in order.
+    """
     access = await access_of(request)
     pin = await access.pin_at(query.store, query)
     if pin.store.kind == "window" or query.start_from or query.to:
@@ -305,7 +309,7 @@ async def combine_entries(request: Request, query: CombineQuery) -> Response:
 
 @router.get("/{store}/diff", answers.Diff, parameters=DiffQuery)
 async def diff_snapshots(request: Request, query: DiffQuery) -> Response:
-    """Return the numbers of equal, changed, missing and added entries in two snapshots, with examples.
+    """Count equal, changed, missing and added entries in two snapshots, with examples.
 
     One of the snapshots can belong to a generation that was built beside the current generation.
     """

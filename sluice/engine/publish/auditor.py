@@ -31,7 +31,7 @@ class Auditor:
     def audit(self, plan: PlannedBatch, before: Positions, collected: Collected) -> Audit:
         """Audit a batch whose shards are written.
 
-        `before` are the offsets at which the batch begins. Raises EngineError if the audit does not
+        `before` are the offsets at which the batch begins. Raise EngineError if the audit does not
         balance, and DamagedState if a shard has lost commits since the batch before was published.
         """
         batch = plan.number
@@ -51,8 +51,10 @@ class Auditor:
         )
         if audit.wrong:
             raise EngineError(
-                f"The audit of batch {batch} of {job.pipeline.name} does not balance: {'; '.join(audit.wrong)}.",
-                next_step="Nothing from the batch was published. This is a bug in Sluice: report it.",
+                f"The audit of batch {batch} of {job.pipeline.name} does not balance: "
+                f"{'; '.join(audit.wrong)}.",
+                next_step="Nothing from the batch was published. This is a bug in Sluice: "
+                "report it.",
             )
         return audit
 

@@ -1,4 +1,4 @@
-"""The steps between a store and an output, which the driver computes for a batch's changes of the store.
+"""The steps between a store and an output, which the driver computes for a batch's changes.
 
 The steps are laid out once, as layers of columns. If a step needs Spark, Spark computes the layers.
 Otherwise, Arrow computes them in the driver's process.
@@ -88,7 +88,7 @@ class ChangeSteps:
     def on_spark(self, spark: SparkSession, changes: pa.Table) -> DataFrame:
         """Return the columns of `records`, computed by Spark.
 
-        Raises PySparkException if Spark cannot resolve a step.
+        Raise PySparkException if Spark cannot resolve a step.
         """
         from sluice.engine.steps.fallible_expressions import with_columns
 
@@ -216,7 +216,7 @@ def _fallible_layers(step: Select, name: str) -> Iterator[Columns]:
 
 
 def value_texts(changes: pa.Table, store_column: int) -> list[str]:
-    """Return the JSON of a store's value in each state row, taken from the row's array of values."""
+    """Return the JSON of a store's value in each state row."""
     rows = map(decode_row, changes.column("value").to_pylist())
     return [bytes(row[store_column]).decode() for row in rows]
 

@@ -69,7 +69,7 @@ class LookupTables:
         return f"[{value_of_row(row)}]" if group in self.with_headers else row
 
     def join(self, changes: pa.Table, steps: Sequence[Lookup | Select]) -> pa.Table:
-        """Return the changes with a column of JSON per lookup: the table's value for the key, or null.
+        """Return the changes with a column of JSON per lookup: the table's value, or null.
 
         Omits changes whose key an inner join does not find.
         """

@@ -113,7 +113,7 @@ class Marker(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, ids={**self.ids, **ids})
 
     def written_to(self, topic: str) -> Written:
-        """Return the number and the checksum of the records that the batch has written to a topic."""
+        """Return the number and the checksum of the records that were written to a topic."""
         return Written(self.outputs.get(topic, 0), self.checksums.get(topic, ""))
 
     @property
@@ -161,14 +161,14 @@ def encode_registration(info: GenerationInfo) -> bytes:
 
 
 def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
-    """Return generation → its newest committed marker, for all generations of the writer's pipeline."""
+    """Return generation → its newest committed marker, for the writer's pipeline."""
     return dict(read_marker_topic(kafka, writer).markers)
 
 
 def read_marker_topic(kafka: Mapping[str, str], writer: Writer) -> MarkerTopic:
     """Read the newest records of all generations of the writer's pipeline.
 
-    Raises EngineError if a marker cannot be decoded.
+    Raise EngineError if a marker cannot be decoded.
     """
     newest: dict[int, Marker] = {}
     registrations: dict[int, bytes] = {}
@@ -190,8 +190,10 @@ def read_marker_topic(kafka: Mapping[str, str], writer: Writer) -> MarkerTopic:
                 newest[generation] = marker
     except msgspec.DecodeError as error:
         raise EngineError(
-            f"A marker of {writer.name} in the topic {writer.markers} cannot be read: {sentence(error)}",
-            next_step="Another version of Sluice or another program wrote it. Give the pipeline another name.",
+            f"A marker of {writer.name} in the topic {writer.markers} cannot be read: "
+            f"{sentence(error)}",
+            next_step="Another version of Sluice or another program wrote it. "
+            "Give the pipeline another name.",
         ) from error
     return MarkerTopic(newest, registrations)
 

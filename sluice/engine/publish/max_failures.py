@@ -41,7 +41,7 @@ _MOST_REASONS = 5
 
 @dataclass(frozen=True)
 class Limit:
-    """How many records of a batch may be rejected: a number, or a share of the records that were read."""
+    """How many records of a batch may be rejected: a number, or a share of the records read."""
 
     most: float
 
@@ -90,7 +90,10 @@ def require_few_failures(
 
 
 def notable_rejections(counts: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> str:
-    """Return a description of a batch's rejected records, with an example for each reason; empty if there are only few."""
+    """Describe a batch's rejected records, with an example for each reason.
+
+    Return an empty text if there are only few.
+    """
     rejected = _rejected(counts)
     for name, failed in counts.items():
         if name.startswith(FAILED):

@@ -39,7 +39,7 @@ class OutputIdentity:
 
         `ids`: topic → its id now.
 
-        Does nothing without the topic of markers: either the pipeline has written nothing yet, or
+        Do nothing without the topic of markers: either the pipeline has written nothing yet, or
         another check reports the loss of this topic.
         """
         if self.writer.markers in ids:
@@ -49,7 +49,7 @@ class OutputIdentity:
     def begin(self, marker: Marker | None, ids: Mapping[str, str]) -> None:
         """Expect the topics as they are now.
 
-        Raises OutputError if the newest batch was written to other topics. `marker` is the marker
+        Raise OutputError if the newest batch was written to other topics. `marker` is the marker
         of this batch; None if nothing has been written yet.
         """
         self._require_as_written(marker, ids)

@@ -149,7 +149,7 @@ class BatchResult:
         return any(name.endswith("/future") for name in self.counts)
 
     def published(self, snapshot: Snapshot | None) -> PublishedBatch:
-        """Return what is known of the batch after it has been published as this snapshot, if any."""
+        """Return what is known of the batch after it has been published as this snapshot."""
         collected = self.collected
         return PublishedBatch(snapshot, self.counts, collected.row_bytes, collected.output_size)
 

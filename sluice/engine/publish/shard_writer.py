@@ -42,7 +42,7 @@ class StateRows(Protocol):
     def write(self) -> pa.Table:
         """Have each worker's rows computed, and written to its shard.
 
-        Returns the side outputs of all tasks, with the schema `ROW_BATCHES`.
+        Return the side outputs of all tasks, with the schema `ROW_BATCHES`.
         """
 
 
@@ -115,7 +115,7 @@ class ShardWriter(TaskOfBatch):
         yield from packed_side_outputs(self.side_outputs, len(self.locations))
 
     def _write(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> None:
-        """Write the shard, and add the count of rows, and the rows that the driver needs, to the side outputs."""
+        """Write the shard, and add what the driver needs to the side outputs."""
         received = [self._rows_of_shard(rows) for rows in batches if rows.num_rows]
         if not received:
             return
@@ -160,7 +160,10 @@ class ShardWriter(TaskOfBatch):
         return pa.RecordBatch.from_pydict(columns | {name: rows.column(name) for name in names})
 
     def _changed_rows(self, rows: pa.Table) -> pa.Table:
-        """Return one sorted row for each key and window: a group's sum of its rows, or the last change of any other row."""
+        """Return one sorted row for each key and window.
+
+        It is the sum of a group's rows, or the last change of any other row.
+        """
         # A row without a key belongs to no store, so it is left out.
         rows = sorted_rows(_chosen(rows, rows.column("key").is_valid()), then_by=SORT_KEY)
         repeats = repeats_previous(rows)
@@ -195,7 +198,7 @@ class ShardWriter(TaskOfBatch):
     ) -> tuple[int, pa.Table]:
         """Add sorted rows to the shard's rows, and write the results.
 
-        Returns the number of written rows, and the rows that the driver needs.
+        Return the number of written rows, and the rows that the driver needs.
         """
         # Every worker writes each change of a global table, but the driver needs the change only
         # once, so only the first worker returns it.
@@ -234,7 +237,7 @@ class ShardWriter(TaskOfBatch):
         return self.totals.combine(group, first, second)
 
     def _changes(self, page: pa.Table, wanted: frozenset[int]) -> pa.Table:
-        """Return the rows of the groups `wanted`, for the driver, with the time of each row's output record."""
+        """Return the rows of the groups `wanted`, with the time of each row's output record."""
         rows = page.filter(pc.is_in(page.column("group_id"), pa.array(wanted, pa.int32())))
         columns = {name: rows.column(name) for name in (*STATE_KEY, "value")}
         groups, values = (rows.column(name).to_pylist() for name in ("group_id", "value"))

@@ -25,7 +25,7 @@ def change_records(
     tables: LookupTables,
     spark: SparkSession | None,
 ) -> tuple[list[tuple[Sink, pa.Table]], list[RejectedRow]]:
-    """Return the output records for the batch's changes, and the rejected rows for changes on which a step failed.
+    """Return the output records for the batch's changes, and the rejected rows.
 
     Output records are one table of `key`, `value` and `timestamp` per sink. `spark` computes the
     steps that need it.
@@ -78,7 +78,7 @@ def _rejected_rows(
 
 
 def _unchanged(output: ChangeSteps, changes: pa.Table) -> pa.Table:
-    """Return the output records of a sink without steps: a store's values are written as they are."""
+    """Return the output records of a sink without steps, which writes values as they are."""
     values = value_texts(changes, output.sink.store_column)
     # A store of plain values keeps a null as the JSON text `null`. A topic gets a record without a
     # value, a tombstone.
@@ -103,7 +103,7 @@ def _with_window(output: ChangeSteps, changes: pa.Table, records: pa.Table) -> p
 def require_resolvable(spark: SparkSession, job: Job, outputs: Sequence[ChangeSteps]) -> None:
     """Have Spark resolve the steps after stores on an empty frame.
 
-    Raises Unresolved if it cannot.
+    Raise Unresolved if it cannot.
     """
     from pyspark.errors import PySparkException
 

@@ -1,4 +1,4 @@
-"""Turns output records into the rows of a table, and rejects records that do not fit its columns."""
+"""Turns output records into a table's rows, and rejects records that do not fit its columns."""
 
 from __future__ import annotations
 
@@ -143,8 +143,10 @@ def _reject_errors(
     if sink.on_error == "fail":
         row, why = next(iter(errors.items()))
         raise EngineError(
-            f"A record for {sink.topic} ({sink.at}) does not fit: {why}. Its key is {table.column('key')[row]}.",
-            next_step="Nothing from the batch was published. Correct the column or the step before, or continue "
+            f"A record for {sink.topic} ({sink.at}) does not fit: {why}. "
+            f"Its key is {table.column('key')[row]}.",
+            next_step="Nothing from the batch was published. Correct the column or the step "
+            "before, or continue "
             'without such records: to(..., on_error="dead_letter").',
         )
     return table.filter(rejected.reject(sink, table, errors, NOT_FITTING))

@@ -144,7 +144,8 @@ class TransactionalOutput:
                 f"Generation {last} of {name} has written output, up to batch "
                 f"{self.markers[last].batch.number}, but generation {generation} is current in the "
                 "ledger: the ledger was lost, or restored from an older backup.",
-                next_step=f"{recovery_advice(name)} If this ledger is new on purpose, give the pipeline another name.",
+                next_step=f"{recovery_advice(name)} If this ledger is new on purpose, give the "
+                "pipeline another name.",
             )
 
     def lacks_marker(self, newest: Audit | None) -> bool:
@@ -184,7 +185,7 @@ class TransactionalOutput:
         self._producer.purge()
 
     def register(self, info: GenerationInfo) -> None:
-        """Write a generation's registration with the next batch, unless the topic of markers has the same."""
+        """Write a generation's registration with the next batch, unless it has been written."""
         registration = encode_registration(info)
         if registration != self.topic.registrations.get(info.generation):
             self._registration = registration
@@ -195,12 +196,14 @@ class TransactionalOutput:
         records: Iterable[tuple[str, pa.Table]],
         state: PublishedState = NOTHING_PUBLISHED,
     ) -> dict[str, int]:
-        """Write the batch's records atomically: per topic a table of `key`, `value` and optionally `headers`.
+        """Write the batch's records atomically.
 
-        `state` is what the ledger will publish with the batch. Returns the number of records per
+        There is a table per topic, of `key`, `value` and optionally `headers`.
+
+        `state` is what the ledger will publish with the batch. Return the number of records per
         topic. A retried batch does not write its records again, except to topics that were added to
-        the pipeline after the batch was written. Raises BatchDiffers if the records for the other
-        topics differ from the records that were written. Raises WentBack if this or a later batch
+        the pipeline after the batch was written. Raise BatchDiffers if the records for the other
+        topics differ from the records that were written. Raise WentBack if this or a later batch
         was written with other records, because the ledger no longer knows it.
         """
         self._require_next(batch)
@@ -301,7 +304,7 @@ class TransactionalOutput:
             raise reason
 
     def _require_same(self, marker: Marker, records: Iterable[tuple[str, pa.Table]]) -> None:
-        """Raise BatchDiffers if a retried batch has other records than those that were written before.
+        """Raise BatchDiffers if a retried batch has other records than before.
 
         Compares only the topics to which the pipeline still writes.
         """
@@ -322,7 +325,7 @@ class TransactionalOutput:
 
     @contextlib.contextmanager
     def _rejections_raised(self) -> Iterator[None]:
-        """Raise the broker's error if the client accepts no more records because the broker has rejected a record."""
+        """Raise the broker's error if the client takes no more records because of it."""
         try:
             yield
         except KafkaException as error:
@@ -339,7 +342,7 @@ class TransactionalOutput:
 
     @property
     def _earlier_ends(self) -> Positions:
-        """The end offsets of all batches written before, including batches of earlier generations."""
+        """The end offsets of all earlier batches, including those of earlier generations."""
         return {} if self.newest_marker is None else self.newest_marker.with_earlier.ends
 
     @property
@@ -363,9 +366,9 @@ def lost_markers(detail: str, pipeline: str) -> OutputError:
 
 
 def fence(kafka: Mapping[str, str], writer: Writer) -> TransactionalOutput:
-    """Keep drivers of the pipeline that have not noticed the loss of their lease from writing any more output.
+    """Keep drivers of the pipeline that lost their lease from writing any more output.
 
-    Returns the closed output, with its markers. Raises EngineError if the broker cannot be reached.
+    Return the closed output, with its markers. Raise EngineError if the broker cannot be reached.
     """
     markers = writer.markers
     ensure_topics(kafka, {markers: 1}, {markers: MARKER_SETTINGS})
@@ -539,7 +542,7 @@ def _header_lists(records: pa.ListArray) -> Iterator[list[tuple[str, bytes | Non
 def _first_with_headers(records: pa.ListArray) -> Indices:
     """Return the first record, and the records that have other headers than the record before them.
 
-    Returns all records if their numbers of headers differ, or if they have no headers.
+    Return all records if their numbers of headers differ, or if they have no headers.
     """
     lengths = np.asarray(pc.fill_null(pc.list_value_length(records), 0))
     length = int(lengths[0]) if len(records) else 0
@@ -556,5 +559,5 @@ def _first_with_headers(records: pa.ListArray) -> Indices:
 
 
 def dead_letter_limit(limits: Mapping[str, TopicLimits]) -> int:
-    """Size in bytes of the largest dead letter that a record within the topics' limits can become."""
+    """Return the size in bytes of the largest dead letter that a record can become."""
     return max(limit.size for limit in limits.values()) + _DEAD_LETTER_HEADERS

@@ -1,4 +1,4 @@
-"""The time of a batch, on which the clocks of the driver, the broker and the ledger's database have to agree.
+"""The time of a batch, on which the driver's, the broker's and the ledger's clocks must agree.
 
 A driver whose clock is ahead would let stream time go on too far while no records come, and all
 later records would be late. A driver whose clock is behind would reject valid records because they

@@ -37,7 +37,7 @@ def require_compatible(
     now: GenerationInfo,
     interrupted: Callable[[], bool],
 ) -> None:
-    """Raise CompatibilityError if the state of the generation `before` has another meaning for `now`.
+    """Raise CompatibilityError if state of the generation `before` would mean something else.
 
     `interrupted` says whether the last run was interrupted. Only the pipeline `before` can repeat
     the batch of an interrupted run.
@@ -55,7 +55,10 @@ def require_compatible(
             f"all stores: sluice rebuild {name}."
         )
     elif len(changes) == 1 and len(before.workers) != len(now.workers):
-        next_step = f"Spread the state over the new number of workers: sluice repartition {name}. Or undo the change."
+        next_step = (
+            f"Spread the state over the new number of workers: sluice repartition {name}. "
+            "Or undo the change."
+        )
     else:
         next_step = (
             "Compute only what has changed from the topics, while readers use the old state: "
@@ -102,16 +105,20 @@ class StoreChanges:
 
         `processors`: store → its processor's name now.
 
-        Raises CompatibilityError if the number of workers or the topics have changed, which
+        Raise CompatibilityError if the number of workers or the topics have changed, which
         concerns all stores.
         """
         if changes := [*_changes_of_all(before, now)]:
             other_workers = len(changes) == 1 and len(before.workers) != len(now.workers)
             next_step = f"Compute all stores from the topics: sluice rebuild {now.pipeline}."
             if other_workers:
-                next_step = f"Change the stores first, and the workers then: sluice repartition {now.pipeline}."
+                next_step = (
+                    "Change the stores first, and the workers then: "
+                    f"sluice repartition {now.pipeline}."
+                )
             raise CompatibilityError(
-                f"{now.pipeline} has changed in a way that concerns all of its stores: {'; '.join(changes)}.",
+                f"{now.pipeline} has changed in a way that concerns all of its stores: "
+                f"{'; '.join(changes)}.",
                 next_step=next_step,
             )
         old, new = _stores_by_name(before), _stores_by_name(now)
@@ -149,7 +156,7 @@ def _is_same_store(old: StoreInfo, new: StoreInfo) -> bool:
 
 
 def stores_to_come(ledger: Ledger, before: GenerationInfo, now: GenerationInfo) -> frozenset[str]:
-    """Return the stores and steps that a changed pipeline adds, if a later generation computes them now.
+    """Return what a changed pipeline adds, if a later generation is computing it now.
 
     A run can leave these stores and steps out until the later generation is current. If the
     pipeline has changed in other ways, too, leaving them out is not enough, and the result is
@@ -307,7 +314,7 @@ def _store_change(old: StoreInfo, new: StoreInfo) -> str:
 
 
 def _difference(was: str, is_now: str) -> str:
-    """Describe the first step that differs, or say that the store takes records in another order now."""
+    """Describe the first step that differs, or say that the order of records has changed."""
     if was.endswith(IN_ANY_ORDER) and not is_now.endswith(IN_ANY_ORDER):
         return "it took records in any order, and now takes them in order"
     if is_now.endswith(IN_ANY_ORDER) and not was.endswith(IN_ANY_ORDER):

@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 def inherit_answers(ledger: Ledger, storage: Storage, epoch: int) -> None:
-    """Copy the answers of the job's steps from the current generation's shards into a new generation's shards.
+    """Copy the answers of the job's steps to a new generation from the current one.
 
     The worker that owns an answer's key gets the answer.
 

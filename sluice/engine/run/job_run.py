@@ -83,7 +83,7 @@ class JobRun:
     go on."""
 
     def run(self) -> int:
-        """Read, compute and publish all records. Returns the number of records read.
+        """Read, compute and publish all records. Return the number of records read.
 
         If the pipeline lingers, the run continues until no new records have arrived for
         `linger_ms`.
@@ -124,7 +124,7 @@ class JobRun:
     def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
         """Read all records of the present partitions.
 
-        Returns their number, and whether there are new partitions.
+        Return their number, and whether there are new partitions.
 
         The next call reads the new partitions, and the new topics that match a pattern.
         """
@@ -134,7 +134,7 @@ class JobRun:
     def _run_present(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
         """Read all records of the present partitions of the present topics.
 
-        Returns the same as `_run`.
+        Return the same as `_run`.
         """
         setup = self._set_up(ledger, lease, storage)
         missing = self._stores_to_come(ledger, setup)
@@ -160,7 +160,7 @@ class JobRun:
     def _set_up(self, ledger: Ledger, lease: Lease, storage: Storage) -> _Setup:
         """Read the ledger and the topics, create missing topics, and build the query.
 
-        Opens no output yet.
+        Open no output yet.
         """
         identity = SourceIdentity(
             self.settings.kafka,
@@ -243,7 +243,7 @@ class JobRun:
         return _TopicOutput(transaction, limits)
 
     def _stores_to_come(self, ledger: Ledger, setup: _Setup) -> frozenset[str]:
-        """Return the stores and steps that this run leaves out, because another generation still computes them."""
+        """Return what this run leaves out because another generation is still computing it."""
         if self.plan_without is None or setup.registered is None:
             return frozenset()
         return stores_to_come(ledger, setup.registered, setup.info)
@@ -251,7 +251,7 @@ class JobRun:
     def _open_and_run(self, ledger: Ledger, lease: Lease, setup: _Setup) -> tuple[int, bool]:
         """Open the output, the shards and the tables, in this order, and run all batches.
 
-        Returns the same as `_run`.
+        Return the same as `_run`.
 
         Why this order:
 
@@ -316,7 +316,7 @@ class JobRun:
 
         `written`: see `Storage.prepare`.
 
-        Raises _OutrankedError if the ledger has lost a newer lease: a fail-over of its database may
+        Raise _OutrankedError if the ledger has lost a newer lease: a fail-over of its database may
         have lost the newest commits. It has lost no published batch, because `Storage.prepare` has
         compared it with the markers.
         """
@@ -329,7 +329,7 @@ class JobRun:
     def _run_batches(self, loop: BatchLoop, topics: RunTopics) -> bool:
         """Run the steps of a rebuild, or read all records.
 
-        Returns whether the topics have new partitions to read.
+        Return whether the topics have new partitions to read.
         """
         if self.steps is None:
             return self._read_all(loop, topics) == "partitions"
@@ -343,7 +343,7 @@ class JobRun:
     def _read_all(self, loop: BatchLoop, topics: RunTopics) -> News | None:
         """Read all records, and records that arrive while the run lingers.
 
-        Returns the last result of `Linger.wait`.
+        Return the last result of `Linger.wait`.
         """
         name = self.job.pipeline.name
         kafka = self.settings.kafka
@@ -395,7 +395,7 @@ class JobRun:
     ) -> Mapping[str, TableSink]:
         """Return the writers of the tables outside Kafka.
 
-        Creates or checks the tables, and fences off earlier drivers.
+        Create or check the tables, and fence off earlier drivers.
         """
         writers = table_sinks(self.job, self.settings, spark)
         published = _last_published(ledger, newest) if writers and newest is not None else None
@@ -443,7 +443,7 @@ class JobRun:
             ledger.notes.add(info.ref, self.settings.run, warning)
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, TopicLimits]:
-        """Create the missing topics. Returns topic → the limits of the records that it accepts."""
+        """Create the missing topics. Return topic → the limits of the records that it accepts."""
         kafka, dead_letters = self.settings.kafka, self.job.pipeline.dead_letters
         widest = max(partitions[source.topic] for source in self.job.streams)
         ensure_topics(kafka, dict.fromkeys(self.job.outputs, widest), {})
@@ -495,7 +495,7 @@ class _Setup:
 def _lease_of_hidden(ledger: Ledger, lease: Lease) -> Iterator[Lease]:
     """Yield the lease of a generation that is not current.
 
-    Raises LeaseError if the generation was removed meanwhile.
+    Raise LeaseError if the generation was removed meanwhile.
 
     Without this check, the remaining batches would be written to empty shards. A later removal ends
     the lease.
@@ -503,14 +503,15 @@ def _lease_of_hidden(ledger: Ledger, lease: Lease) -> Iterator[Lease]:
     with lease:
         if not ledger.sources.get(lease.ref):
             raise LeaseError(
-                f"Generation {lease.ref.generation} of {lease.ref.pipeline} was removed by another command.",
+                f"Generation {lease.ref.generation} of {lease.ref.pipeline} was removed by another "
+                "command.",
                 next_step="Repeat the command.",
             )
         yield lease
 
 
 def _last_published(ledger: Ledger, snapshot: Snapshot) -> Published:
-    """Return the last published batch of a generation, which the tables outside Kafka must contain."""
+    """Return a generation's last published batch, which tables outside Kafka must contain."""
     newest = ledger.history.recent(snapshot.ref, 1)
     begun = newest[0].begun if newest and newest[0].number == snapshot.batch else 0
     audit = ledger.audits.newest(snapshot.ref)
@@ -532,8 +533,10 @@ def require_reachable(master: str, locations: Sequence[str]) -> None:
     files = [location for location in locations if is_file(location)]
     if files:
         raise SettingsError(
-            f"The executors of {master} cannot open {shown(files[0])}: a SQLite file is for one host.",
-            next_step="Set SLUICE_SHARDS to a PostgreSQL database, or start a state server per worker.",
+            f"The executors of {master} cannot open {shown(files[0])}: "
+            "a SQLite file is for one host.",
+            next_step="Set SLUICE_SHARDS to a PostgreSQL database, or start a state server per "
+            "worker.",
         )
 
 
@@ -551,7 +554,7 @@ def send_to_executors(spark: SparkContext, file: Path) -> None:
 
 
 class _OutrankedError(Exception):
-    """A shard was written under a newer lease than this driver's, which is the newest in the ledger."""
+    """A shard was written under a newer lease than this driver's, the ledger's newest."""
 
     def __init__(self, epoch: int) -> None:
         super().__init__(epoch)

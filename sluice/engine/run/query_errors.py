@@ -46,9 +46,10 @@ def query_errors(storage: Storage, lease: Lease) -> Iterator[None]:
         error = _task_error(storage, message) or no_result_error(storage.job, message)
         if error is not None:
             raise error from None
-        retry = "Nothing from the batch was published; the next run retries it."
-        full = "A disk is full, for example that of the shards, or of temporary files: free some space. "
-        advice = f"{full if _FULL_DISK in message else ''}{retry}"
+        advice = "Nothing from the batch was published; the next run retries it."
+        if _FULL_DISK in message:
+            full = "A disk is full, for example that of the shards, or of temporary files"
+            advice = f"{full}: free some space. {advice}"
         raise EngineError(
             f"The query of {storage.job.pipeline.name} failed: {sentence(_cause(message))}",
             next_step=advice,

@@ -71,7 +71,7 @@ def join_steps(
     begin: Positions,
     most: int,
 ) -> list[ReplayStep]:
-    """Join steps into larger steps of at most `most` records, if results do not depend on where batches end.
+    """Join steps into steps of at most `most` records, if results do not depend on their ends.
 
     Many small batches replay much faster when joined. `types` has the DDL type of each store's
     values.

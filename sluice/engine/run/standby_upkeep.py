@@ -1,4 +1,4 @@
-"""Refreshes the standbys of a pipeline after its records are published, and promotes them if a shard is lost."""
+"""Refreshes the standbys of a pipeline after each run, and promotes them if a shard is lost."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ class StandbyCopies:
 
 
 def promote_standbys(ledger: Ledger, pipeline: str, run: str, why: StateError) -> str:
-    """Promote the standbys of the workers whose shards are damaged, or whose state servers do not answer.
+    """Promote the standbys of workers whose shards are damaged or whose servers are silent.
 
-    Returns the reason why the standbys cannot replace the workers; an empty text if they have
+    Return the reason why the standbys cannot replace the workers; an empty text if they have
     replaced them.
     """
     if not ledger.standbys.of(pipeline):

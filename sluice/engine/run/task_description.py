@@ -23,9 +23,9 @@ _JOIN_SECONDS = 3.0
 
 
 def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
-    """Describe the partitions of each topic, the tasks of each step, the cores that run them, and the shards.
+    """Describe the topics' partitions, the tasks of each step, their cores, and the shards.
 
-    If there are more tasks than cores, some tasks wait. Raises TopologyError as a run does.
+    If there are more tasks than cores, some tasks wait. Raise TopologyError as a run does.
     """
     with Ledger.open(settings.ledger) as ledger:
         generation = ledger.generations.current_number(job.pipeline.name) or 1

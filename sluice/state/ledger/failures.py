@@ -1,20 +1,20 @@
-"""The unresolved failures of pipelines: at most one failure of each kind for each pipeline and host.
+"""The unresolved failures of pipelines, at most one of each kind for a pipeline and host.
 
 | kind | what is wrong | who records it | until |
 |---|---|---|---|
-| run | the last run failed | the driver, or the Airflow task that waited for it | a run has read all records |
+| run | the last run failed | the driver or its Airflow task | a run has read all records |
 | file | the pipeline's file is gone or wrong | the program that loads it | it can be loaded |
-| overdue | the data are older than the pipeline's deadline | Airflow's task `alert` | a run has read all records |
+| overdue | the data are older than the deadline | the task `alert` | a run has read all records |
 | input | brokers or topics are away, so the pipeline waits | the DAG's trigger | they are back |
-| slot | a run was asked for, but Airflow does not start it | the DAG's trigger | a driver has started |
+| slot | Airflow does not start a run | the DAG's trigger | a driver has started |
 | lease | a driver waits for another driver | the waiting driver | it has the lease, or gives up |
-| held | a transaction of a producer holds back records | the DAG's trigger | the transaction has ended |
-| rejections | many of the newest batch's records were rejected | the driver | a batch has few rejected records |
+| held | a transaction holds back records | the DAG's trigger | the transaction has ended |
+| rejections | a batch has many rejected records | the driver | a batch has few of them |
 | host | a state server does not answer | a program that asks it | it answers |
 | disk | the disk of a host is nearly full | that host | it has space |
 | clock | the clock of a host is wrong | that host | it is right |
-| growth | the state has grown without a bound for a week | the DAG for retention | it stops growing |
-| retention | old snapshots and rows cannot be deleted | the DAG for retention | it has deleted them |
+| growth | the state has grown for a week | the DAG for retention | it stops growing |
+| retention | old state cannot be deleted | the DAG for retention | it has deleted it |
 
 Airflow's API server adds to the failures `run`, `slot` and `overdue` what only Airflow's database
 knows about them: see `api.airflow_causes`.
@@ -90,7 +90,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outlook(self) -> str:
-        """Whether and when a failed run is repeated without anybody's help; empty for other failures."""
+        """Whether and when a failed run is repeated by itself; empty for other failures."""
         if self.kind != "run":
             return ""
         if not self.run:

@@ -116,7 +116,7 @@ class Generations(LedgerPart):
     ) -> None:
         """Make a generation current whose newest snapshot the ledger has lost, with this snapshot.
 
-        Earlier snapshots of the generation that the ledger still has are kept. Raises LeaseError
+        Earlier snapshots of the generation that the ledger still has are kept. Raise LeaseError
         and changes nothing unless the generation's lease is held in the audit's epoch.
         """
         ref = info.ref
@@ -143,10 +143,10 @@ class Generations(LedgerPart):
         self, ref: GenerationRef, lease: LeaseRow | None = None, run: str = "", note: str = "", *,
         replayed: bool = False, places: Mapping[int, int] | None = None,
     ) -> None:  # fmt: skip
-        """Make a generation the current generation. Raises NotFound if it was never registered.
+        """Make a generation the current generation. Raise NotFound if it was never registered.
 
         `lease` is the lease of the generation to be replaced, and `places` are the epochs of the
-        workers' placements when the new generation's shards were filled. Raises LeaseError and
+        workers' placements when the new generation's shards were filled. Raise LeaseError and
         changes nothing if the lease is no longer held, and Refused if a placement has changed. A
         `note` is kept with the name of the run. `replayed` says that a replay has built the
         generation.
@@ -161,8 +161,8 @@ class Generations(LedgerPart):
             # still at the server from which the worker was moved.
             if places is not None and epochs_of(connection, ref.pipeline) != places:
                 raise Refused(
-                    f"A worker of {ref.pipeline!r} was moved while generation {ref.generation} was filled. The current "
-                    "generation is unchanged.",
+                    f"A worker of {ref.pipeline!r} was moved while generation {ref.generation} "
+                    "was filled. The current generation is unchanged.",
                     next_step="Repeat the command.",
                 )
             connection.execute(delete(PIPELINES).where(PIPELINES.c.pipeline == ref.pipeline))
@@ -183,7 +183,9 @@ class Generations(LedgerPart):
         times: Mapping[str, int] | None = None,
         stream_times: Mapping[str, int] | None = None,
     ) -> None:
-        """Give the registered generation `new` the newest snapshot (`batch`) and the history of the generation `old`.
+        """Give the registered generation `new` the newest snapshot and history of `old`.
+
+        `batch` is the number of this snapshot.
 
         `checksums` are the checksums of the new generation's shards. `epoch` is the epoch of the
         new generation's lease, and `lease` is the lease of the old generation. `stream_times`
@@ -224,7 +226,7 @@ class Generations(LedgerPart):
                 connection.execute(shown.values(stream_times=as_json(dict(stream_times))))
 
     def current_number(self, pipeline: str) -> int | None:
-        """Return the number of a pipeline's current generation, or None if the pipeline never ran."""
+        """Return the number of a pipeline's current generation, None before its first run."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _current_number(connection, pipeline)
 
@@ -236,7 +238,7 @@ class Generations(LedgerPart):
     def retire(self, pipeline: str) -> None:
         """Note that a pipeline is no longer run, until its next run.
 
-        Raises NotFound if it has never run.
+        Raise NotFound if it has never run.
         """
         retired = update(PIPELINES).where(PIPELINES.c.pipeline == pipeline).values(retired=True)
         with database_errors("Retiring the pipeline"), transaction(self._engine) as connection:
@@ -266,7 +268,7 @@ class Generations(LedgerPart):
         return sorted(row["generation"] for row in self._read(statement))
 
     def new(self, pipeline: str, above: int = 0) -> GenerationRef:
-        """Return a new generation, with a number that no generation has had before, and larger than `above`.
+        """Return a new generation, with a number above `above` that none has had before.
 
         A driver that has lost its lease may still write to a removed generation, so its number is
         not used again.
@@ -283,7 +285,7 @@ class Generations(LedgerPart):
 
         The generation's workers stay in the ledger, because their shards still exist.
 
-        `lease` is the current generation's lease. Raises LeaseError if it is no longer held, and
+        `lease` is the current generation's lease. Raise LeaseError if it is no longer held, and
         StateError if `ref` is the current generation.
         """
         with (
@@ -293,8 +295,10 @@ class Generations(LedgerPart):
             require_epoch(connection, lease.ref, lease.epoch)
             if _current_number(connection, ref.pipeline) == ref.generation:
                 raise StateError(
-                    f"Generation {ref.generation} of {ref.pipeline!r} is the current one, which readers see.",
-                    next_step=f"Look at the pipeline's generations: sluice generations list {ref.pipeline}.",
+                    f"Generation {ref.generation} of {ref.pipeline!r} is the current one, which "
+                    "readers see.",
+                    next_step="Look at the pipeline's generations: "
+                    f"sluice generations list {ref.pipeline}.",
                 )
             for table in _BY_GENERATION:
                 connection.execute(delete(table).where(of_ref(table, ref)))
@@ -340,7 +344,7 @@ class Generations(LedgerPart):
             connection.execute(delete(WORKERS).where(of_ref(WORKERS, ref)))
 
     def pipelines(self) -> list[str]:
-        """Names of all pipelines with a current generation, sorted."""
+        """Return the names of all pipelines with a current generation, sorted."""
         statement = select(PIPELINES.c.pipeline).order_by(PIPELINES.c.pipeline)
         return [row["pipeline"] for row in self._read(statement)]
 
@@ -357,7 +361,7 @@ class Generations(LedgerPart):
         return self._infos(self._read(current(GENERATIONS).order_by(GENERATIONS.c.pipeline)))
 
     def of_all_pipelines(self) -> list[GenerationInfo]:
-        """Return the generations of all pipelines that have a current generation, sorted by pipeline and number."""
+        """Return the generations of all pipelines with a current generation, sorted."""
         has_current = GENERATIONS.c.pipeline.in_(select(PIPELINES.c.pipeline))
         statement = (
             select(GENERATIONS)
@@ -376,7 +380,7 @@ class Generations(LedgerPart):
         return next(iter(self._infos(rows)), None)
 
     def stores(self, pipeline: str | None = None) -> list[StoreInfo]:
-        """Return the stores of the current generations, of one or all pipelines, sorted by pipeline and name."""
+        """Return the stores of current generations, sorted by pipeline and name."""
         statement = current(STORES).order_by(STORES.c.pipeline, STORES.c.name)
         if pipeline is not None:
             statement = statement.where(STORES.c.pipeline == pipeline)

@@ -116,7 +116,7 @@ class Ledger:
 
 
 def positions_in(topics: Sequence[str], snapshot: Snapshot | None) -> dict[str, dict[int, int]]:
-    """Topic → partition → the next offset after a snapshot, for all topics that a pipeline reads."""
+    """Return topic → partition → the next offset after a snapshot, for all `topics`."""
     read = {} if snapshot is None else snapshot.positions
     positions: dict[str, dict[int, int]] = {}
     for topic in topics:

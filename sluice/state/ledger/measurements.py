@@ -40,7 +40,9 @@ class Measurement(NamedTuple):
 
 
 def duration(name: str, seconds: float) -> Iterator[Measurement]:
-    """Yield the numbers that a duration adds to the histogram `name`: 1 to the duration's bucket, and the seconds to the sum.
+    """Yield the numbers that a duration adds to the histogram `name`.
+
+    It adds 1 to the duration's bucket, and the seconds to the sum.
 
     In the ledger, a bucket does not count the durations in the buckets below it; in Prometheus, it
     does.

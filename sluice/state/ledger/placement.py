@@ -54,7 +54,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class Move(Placement, frozen=True):
-    """A move that has begun: the worker's new placement, the epoch of the move, and the generations to move."""
+    """A move that has begun: its epoch, the worker's new placement, the generations to move."""
 
     epoch: int = 0
     generations: frozenset[GenerationRef] = frozenset()
@@ -79,7 +79,7 @@ class Placements(LedgerPart):
     def claim(self, placement: Placement) -> None:
         """Place a worker at a server.
 
-        Raises Refused if another server has the worker, or if this server is the worker's standby.
+        Raise Refused if another server has the worker, or if this server is the worker's standby.
         """
         with database_errors("Claiming the worker"), transaction(self._engine) as connection:
             standby = select(STANDBYS.c.host, STANDBYS.c.port).where(
@@ -87,17 +87,21 @@ class Placements(LedgerPart):
             )
             if placement.address in {(row.host, row.port) for row in connection.execute(standby)}:
                 raise Refused(
-                    f"This server is the standby of worker {placement.number} of {placement.pipeline!r}.",
-                    next_step="Start the server without --workers. To use the standby in place of the worker: sluice "
-                    f"standby promote {placement.pipeline} {placement.number}",
+                    f"This server is the standby of worker {placement.number} of "
+                    f"{placement.pipeline!r}.",
+                    next_step="Start the server without --workers. To use the standby in place "
+                    f"of the worker: sluice standby promote {placement.pipeline} "
+                    f"{placement.number}",
                 )
             before = _of_pipeline(connection, placement.pipeline).get(placement.number)
             # Only a move takes a worker away from a server, because it also copies the shard.
             if before is not None and before.address != placement.address:
                 raise Refused(
-                    f"Worker {placement.number} of {placement.pipeline!r} is at {before.host_port}, not here.",
-                    next_step="To bring it here, start this server without --workers, then: sluice move "
-                    f"{placement.pipeline} {placement.number} {placement.host_port}{' --tls' if placement.tls else ''}",
+                    f"Worker {placement.number} of {placement.pipeline!r} is at "
+                    f"{before.host_port}, not here.",
+                    next_step="To bring it here, start this server without --workers, then: "
+                    f"sluice move {placement.pipeline} {placement.number} "
+                    f"{placement.host_port}{' --tls' if placement.tls else ''}",
                 )
             # The address is the same, but `tls` differs if the server has got a certificate since
             # the worker was placed.
@@ -117,7 +121,7 @@ class Placements(LedgerPart):
             )
 
     def is_newest(self, move: Move) -> bool:
-        """Return whether the worker's placement was not changed, and no other move was begun, since this move began."""
+        """Return whether the worker has not been placed anew since this move began."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _epoch(connection, move) == move.epoch
 
@@ -129,7 +133,7 @@ class Placements(LedgerPart):
     def finish_move(self, move: Move) -> None:
         """Place the moved worker at its new server.
 
-        Raises Refused and changes nothing if the worker's placement has changed since the move
+        Raise Refused and changes nothing if the worker's placement has changed since the move
         began, or another move was begun, or the pipeline has other generations now.
         """
         with database_errors("Moving the worker"), transaction(self._engine) as connection:
@@ -139,8 +143,8 @@ class Placements(LedgerPart):
             # A shard of a new generation has not been moved, so a run would not find it.
             if _generations(connection, move.pipeline) != move.generations:
                 raise Refused(
-                    f"A generation of {move.pipeline!r} was added or removed while its worker {move.number} was moved. "
-                    "The worker stays where it was.",
+                    f"A generation of {move.pipeline!r} was added or removed while its worker "
+                    f"{move.number} was moved. The worker stays where it was.",
                     next_step="Repeat the command.",
                 )
             _write_placement(connection, move)
@@ -172,7 +176,7 @@ class Placements(LedgerPart):
 
 
 def place_workers(connection: Connection, rows: Sequence[RowMapping]) -> list[WorkerInfo]:
-    """Return the workers in these rows of the table `workers`, with the addresses of their state servers."""
+    """Return the workers in rows of the table `workers`, with their state servers."""
     pipelines = sorted({row["pipeline"] for row in rows})
     placements = _of_pipelines(connection, pipelines)
     workers = []
@@ -255,16 +259,17 @@ def _generations(connection: Connection, pipeline: str) -> frozenset[GenerationR
 def _overtaken(now: Placement | None, move: Move) -> Refused:
     place = "without a state server" if now is None else f"at {now.host_port}"
     return Refused(
-        f"Another command has moved worker {move.number} of {move.pipeline!r} meanwhile, or has begun to. The worker "
-        f"is {place}, and this command has not changed that.",
-        next_step=f"Look where it is: sluice workers {move.pipeline}. Move it again if it has to be elsewhere.",
+        f"Another command has moved worker {move.number} of {move.pipeline!r} meanwhile, or has "
+        f"begun to. The worker is {place}, and this command has not changed that.",
+        next_step=f"Look where it is: sluice workers {move.pipeline}. "
+        "Move it again if it has to be elsewhere.",
     )
 
 
 def replace_placement(connection: Connection, placement: Placement) -> int:
     """Place a worker at a server, within a transaction.
 
-    Moves of this worker that began earlier are refused from now on. Returns the epoch of this
+    Moves of this worker that began earlier are refused from now on. Return the epoch of this
     change.
     """
     _write_placement(connection, placement)

@@ -38,11 +38,11 @@ class Plans(LedgerPart):
     """The plans of all generations' newest batches."""
 
     def add(self, ref: GenerationRef, plan: PlannedBatch, epoch: int) -> PlannedBatch:
-        """Plan the next batch of a generation. Returns the plan to execute.
+        """Plan the next batch of a generation. Return the plan to execute.
 
         If the batch was planned before but not published, returns the earlier plan. Otherwise,
-        stores and returns `plan`. Raises LeaseError unless the generation's lease is held in this
-        epoch. Raises WentBack if the ledger does not have the batch before this one.
+        stores and returns `plan`. Raise LeaseError unless the generation's lease is held in this
+        epoch. Raise WentBack if the ledger does not have the batch before this one.
         """
         with database_errors("Planning the batch"), transaction(self._engine) as connection:
             require_epoch(connection, ref, epoch)
@@ -61,7 +61,7 @@ class Plans(LedgerPart):
         return plan
 
     def unpublished(self, ref: GenerationRef) -> PlannedBatch | None:
-        """Return the plan of the batch that was planned but not published, which the next run repeats.
+        """Return the plan of an unpublished batch, which the next run repeats.
 
         None if the newest planned batch is published.
         """

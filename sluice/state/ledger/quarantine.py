@@ -46,7 +46,7 @@ class Quarantine(LedgerPart):
             replace_quarantine(connection, ref, worker, reason)
 
     def inspect(self, ref: GenerationRef) -> Inspection:
-        """Return the quarantine and the placements of a generation whose shards are about to be read.
+        """Return the quarantine and placements of a generation before its shards are read.
 
         After the reading, `conclude` checks that they are still the same.
         """
@@ -58,7 +58,7 @@ class Quarantine(LedgerPart):
 
         Without a reason, let them open it.
 
-        Raises Refused and changes nothing if the worker's quarantine or placement is not the same
+        Raise Refused and changes nothing if the worker's quarantine or placement is not the same
         as in `before`.
         """
         ref = before.ref
@@ -71,8 +71,8 @@ class Quarantine(LedgerPart):
                 before.places.get(worker),
             ):
                 raise Refused(
-                    f"The shard of worker {worker} of {ref.pipeline!r} was moved, or its quarantine has changed, while "
-                    "it was read. Its quarantine is left as it is.",
+                    f"The shard of worker {worker} of {ref.pipeline!r} was moved, or its "
+                    "quarantine has changed, while it was read. Its quarantine is left as it is.",
                     next_step=f"Read it again: sluice audit {ref.pipeline} --verify.",
                 )
             replace_quarantine(connection, ref, worker, reason)

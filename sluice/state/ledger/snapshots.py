@@ -85,9 +85,9 @@ class Snapshots(LedgerPart):
         `times` are the stream times from which the next batch continues; the default is
         `snapshot.stream_times`.
 
-        Returns False and changes nothing if the same batch is already published. Raises LeaseError
-        if another driver has taken the lease since the audit's epoch. Raises WentBack if the ledger
-        does not have the batch before. Raises StateError if the batch does not continue the
+        Return False and changes nothing if the same batch is already published. Raise LeaseError
+        if another driver has taken the lease since the audit's epoch. Raise WentBack if the ledger
+        does not have the batch before. Raise StateError if the batch does not continue the
         published batches: it is older than the newest snapshot, or has the same number but other
         positions.
         """
@@ -124,8 +124,8 @@ class Snapshots(LedgerPart):
             row = connection.execute(same_batch).mappings().first()
         if row is None or _snapshot(row).positions != snapshot.positions:
             raise StateError(
-                f"Batch {snapshot.batch} of {snapshot.pipeline!r} does not continue the published state: "
-                f"the newest snapshot is {snapshot.generation}.{last}.",
+                f"Batch {snapshot.batch} of {snapshot.pipeline!r} does not continue the published "
+                f"state: the newest snapshot is {snapshot.generation}.{last}.",
                 next_step=f"Start a new generation: sluice rebuild {snapshot.pipeline}.",
             )
         return False
@@ -134,15 +134,17 @@ class Snapshots(LedgerPart):
         """Return the stream times of the preceding snapshot, from which a batch continues.
 
         Empty for the first batch. The ledger keeps the times of the newest two snapshots only.
-        Raises DamagedState if the times are gone.
+        Raise DamagedState if the times are gone.
         """
         (row,) = self._read(_TIMES_BEFORE, {**msgspec.structs.asdict(ref), "batch": batch})
         if row["times"] is not None:
             return msgspec.json.decode(row["times"], type=dict[str, int])
         if row["has_snapshot"]:
             raise DamagedState(
-                f"The ledger lacks the stream times from which batch {batch} of {ref.pipeline!r} continues.",
-                next_step=f"Restore the ledger, or rebuild the state from the topics: sluice rebuild {ref.pipeline}.",
+                f"The ledger lacks the stream times from which batch {batch} of {ref.pipeline!r} "
+                "continues.",
+                next_step="Restore the ledger, or rebuild the state from the topics: "
+                f"sluice rebuild {ref.pipeline}.",
             )
         return {}
 
@@ -211,7 +213,7 @@ class Snapshots(LedgerPart):
     def recent(
         self, pipeline: str, limit: int = 100, since: datetime | None = None
     ) -> list[Snapshot]:
-        """Return the newest snapshots, newest first; with `since`, those published at this time or later."""
+        """Return the newest snapshots, newest first, published at `since` or later."""
         statement = (
             current(SNAPSHOTS)
             .where(SNAPSHOTS.c.pipeline == pipeline)
@@ -227,7 +229,7 @@ class Snapshots(LedgerPart):
         counting: Sequence[str] = ("",),
         pipeline: str | None = None,
     ) -> list[Snapshot]:
-        """Return the snapshots of one or all pipelines that were published at or after `moment`, newest first.
+        """Return the snapshots that were published at or after `moment`, newest first.
 
         With `counting`, only snapshots with a count whose name contains one of these texts, such as
         `late/`. The default, an empty text, is contained in every name.
@@ -325,7 +327,7 @@ class Snapshots(LedgerPart):
     def forget(self, ref: GenerationRef, before: int) -> int:
         """Remove the snapshots older than batch `before`, but never the newest.
 
-        Returns the number removed.
+        Return the number removed.
         """
         with (
             database_errors("Removing old snapshots", seconds=None),

@@ -67,7 +67,7 @@ class Sources(LedgerPart):
     ) -> None:
         """Set where a generation begins to read. The generation must not have read anything yet.
 
-        `lease` is the lease of the current generation. Raises LeaseError if it is no longer held,
+        `lease` is the lease of the current generation. Raise LeaseError if it is no longer held,
         because another command may have given the number of `ref` to its own generation since.
         """
         with database_errors("Writing the sources"), transaction(self._engine) as connection:

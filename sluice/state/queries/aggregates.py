@@ -86,7 +86,7 @@ class Aggregates:
     def add(self, entries: Iterable[Entry]) -> None:
         """Add entries.
 
-        Raises QueryError if the field of an entry is not a number, or if there are too many groups.
+        Raise QueryError if the field of an entry is not a number, or if there are too many groups.
         """
         for entry in entries:
             value = _decode_value(entry)
@@ -98,7 +98,7 @@ class Aggregates:
             self._sums(group).add(1, number, number, number)
 
     def merge(self, groups: Iterable[Group]) -> None:
-        """Add the aggregates of another worker. Raises QueryError if there are too many groups."""
+        """Add the aggregates of another worker. Raise QueryError if there are too many groups."""
         for group in groups:
             self._sums(bytes(group.group)).add(group.entries, group.sum, group.min, group.max)
 
@@ -129,7 +129,7 @@ class Aggregates:
 def number_at(entry: Entry, field: str) -> Decimal | None:
     """Return the number in an entry's field; None if the field is missing or null.
 
-    Raises QueryError for any other value.
+    Raise QueryError for any other value.
     """
     names = names_of(field)
     return _number(entry, _field_value(_decode_value(entry), names), names)

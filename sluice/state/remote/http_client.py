@@ -41,7 +41,7 @@ class HttpClient:
         self._idle: list[_Connection] = []
 
     async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Post `body` to a path. Returns the status and the content of the response."""
+        """Post `body` to a path. Return the status and the content of the response."""
         head = self._head % (self._path + path) + f"content-length: {len(body)}\r\n\r\n"
         request = head.encode("latin-1") + body
         while self._idle:

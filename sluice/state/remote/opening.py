@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def open_shard(url: str, *, to_write: bool = False, token: str = "") -> Shard:
     """Open a shard.
 
-    Raises StateError if it does not exist, because a lost shard must not look like an empty shard.
+    Raise StateError if it does not exist, because a lost shard must not look like an empty shard.
     `token` is sent to a state server and defaults to the token from the settings.
     """
     if is_remote(url):
@@ -39,7 +39,7 @@ def create_shard(url: str, *, anew: bool = False, continued: bool = False) -> Sh
 
 
 def drop_shard(url: str) -> None:
-    """Delete a shard. Does nothing if it does not exist."""
+    """Delete a shard. Do nothing if it does not exist."""
     if is_remote(url):
         _remote_shard().drop(url)
     else:
@@ -47,7 +47,9 @@ def drop_shard(url: str) -> None:
 
 
 def sizes_of_shards(urls: Iterable[str]) -> dict[str, int]:
-    """Address of a shard → its size in bytes, with one query for all shards of a PostgreSQL database.
+    """Return the address of each shard → its size in bytes.
+
+    All shards of a PostgreSQL database take one query.
 
     Omits shards that do not exist, and shards of a server or a database that does not answer.
     """

@@ -91,12 +91,12 @@ def forget_failures(driver: Driver, batch: int) -> None:
 
 
 def forget_all(driver: Driver, before: int) -> None:
-    """Within a transaction, remove the answers of all steps that were recorded before a time, epoch ms."""
+    """Within a transaction, remove the answers recorded before a time, epoch ms."""
     driver.execute("DELETE FROM answers WHERE at < ?", (before,))
 
 
 def page(driver: Driver, after: tuple[int, str, str] | None, limit: int) -> list[RecordedAnswer]:
-    """Return a page of all answers, sorted by time, step and id, that come after (time, step, id)."""
+    """Return a page of all answers that come after (time, step, id), sorted."""
     return [RecordedAnswer(*row) for row in driver.fetch(_PAGE, (*(after or _BEFORE_ALL), limit))]
 
 

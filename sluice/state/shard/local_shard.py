@@ -71,7 +71,7 @@ class LocalShard(Shard):
     def open(cls, url: str, *, to_write: bool = False) -> Self:
         """Open a shard.
 
-        Raises StateError if it does not exist, because a lost shard must not look empty.
+        Raise StateError if it does not exist, because a lost shard must not look empty.
         """
         return cls(open_driver(url, "write" if to_write else "read"))
 
@@ -304,7 +304,7 @@ class LocalShard(Shard):
     def _writing(self, epoch: int, batch: int = 0, operators: Iterable[int] = ()) -> Iterator[None]:
         """Yield a write transaction of a lease's holder. It fences off holders of older leases.
 
-        Raises EngineError if one of the operators has already written a newer batch. That happens
+        Raise EngineError if one of the operators has already written a newer batch. That happens
         because Spark gives up a task if it cannot reach the task's executor, but the executor may
         still reach the shard, even after the next batch has begun.
         """
@@ -312,9 +312,10 @@ class LocalShard(Shard):
             if self._driver.is_sealed():
                 raise Refused(
                     _SEALED,
-                    next_step="Run the pipeline again. A run looks up the workers' placements when it starts. If the "
-                    "error comes again, a move was interrupted: repeat it. Or let the worker stay at its server, which "
-                    "sluice workers PIPELINE shows, with a move to that server.",
+                    next_step="Run the pipeline again. A run looks up the workers' placements "
+                    "when it starts. If the error comes again, a move was interrupted: repeat "
+                    "it. Or let the worker stay at its server, which sluice workers PIPELINE "
+                    "shows, with a move to that server.",
                 )
             # The update locks the only row of the table `shard` until the end of the transaction,
             # so writers take turns.
@@ -328,19 +329,21 @@ class LocalShard(Shard):
         newest = self._driver.fetch(statements.NEWEST_BATCH, (operator,))[0][0]
         if newest is not None and newest > batch:
             raise EngineError(
-                f"The shard already has batch {newest}, so a late task can no longer write batch {batch}.",
+                f"The shard already has batch {newest}, so a late task can no longer write batch "
+                f"{batch}.",
                 next_step="Nothing needs to be done: Spark has run the task again elsewhere.",
             )
 
     def _require_newest_writer(self, epoch: int) -> None:
-        """Raise LeaseError if a newer writer exists, which may have written the rows that were just read."""
+        """Raise LeaseError if a newer writer may have written the rows that were read."""
         epochs = self._driver.fetch("SELECT epoch FROM shard", ())
         if not epochs:
             raise DamagedState("The shard is damaged: the epoch of its writer is missing.")
         if epochs[0][0] > epoch:
             raise LeaseError(
                 "This driver has lost its lease: another driver already writes to the shard.",
-                next_step="Nothing needs to be done: the other driver continues after the newest published batch.",
+                next_step="Nothing needs to be done: the other driver continues after the newest "
+                "published batch.",
             )
 
     @override
@@ -368,7 +371,7 @@ class LocalShard(Shard):
     def _require_row_counts(self) -> int:
         """Return the number of rows in the shard.
 
-        Raises DamagedState if it differs from the recorded number.
+        Raise DamagedState if it differs from the recorded number.
         """
         state_rows, rows_there, states, states_there = self._driver.fetch(
             statements.ROW_COUNTS, ()
@@ -451,7 +454,8 @@ class LocalShard(Shard):
         for start in range(0, len(keys), _KEYS_AT_ONCE):
             chunk = keys[start : start + _KEYS_AT_ONCE]
             marks = ", ".join("?" * len(chunk))
-            sql = f"SELECT key, value {statements.ROWS_AS_OF} AND c.window_start = ? AND c.key IN ({marks})"
+            condition = f"c.window_start = ? AND c.key IN ({marks})"
+            sql = f"SELECT key, value {statements.ROWS_AS_OF} AND {condition}"
             by_key.update(self._driver.fetch(sql, (group_id, as_of, as_of, NO_WINDOW, *chunk)))
         return by_key
 
@@ -462,14 +466,14 @@ class LocalShard(Shard):
         until: int,
         limit: int,
     ) -> list[EntryId]:
-        """Return the sorted ids of the state rows that changed in the batches after `since` up to `until`."""
+        """Return the sorted ids of the state rows that changed after `since`, up to `until`."""
         rows = self._driver.fetch(statements.CHANGED, (group_id, since, until, limit))
         return [(key, start, end) for key, start, end in rows]
 
     def windows(
         self, group_id: int, key: str, as_of: int, start: int | None = None, end: int | None = None
     ) -> list[StateRow]:
-        """Return the windows of a key whose start lies between two times (epoch ms, both inclusive), sorted."""
+        """Return the sorted windows of a key that start between two times (both inclusive)."""
         return self.scan(group_id, as_of, RowRange.of_key(key, start, end), limit=sys.maxsize)
 
     @override
@@ -494,7 +498,7 @@ class LocalShard(Shard):
         return [StateRow(group_id, *row[:4]) for row in rows]
 
     def count(self, group_id: int, as_of: int, within: RowRange = EVERYTHING) -> int:
-        """Return the number of state rows of a range that contain a value of the group's first store.
+        """Return the number of state rows of a range with a value of the first store.
 
         JSON's null does not count as a value.
         """
@@ -614,7 +618,7 @@ def _checked_digest(
 ) -> int:
     """Return the digest of a state row.
 
-    Raises DamagedState if the row was altered since it was written.
+    Raise DamagedState if the row was altered since it was written.
     """
     if row_digest((group_id, key, start, end, value)) != digest:
         raise DamagedState(
@@ -642,7 +646,7 @@ def _is_copy(url: str) -> bool:
 def _discard_sealed(url: str) -> None:
     """Remove a sealed or empty shard, so that a new copy can take its place.
 
-    Raises Refused if the shard is neither, because it may be in use.
+    Raise Refused if the shard is neither, because it may be in use.
     """
     if not exists(url):
         return
@@ -650,7 +654,8 @@ def _discard_sealed(url: str) -> None:
         if not shard.is_sealed() and shard.batches():
             raise Refused(
                 f"There already is a shard of the worker, which was not moved away: {shown(url)}.",
-                next_step="If it is the shard in use, start the state server with --workers. If the worker's shard in "
-                "use is elsewhere and intact, which sluice audit PIPELINE --verify tells, delete this one.",
+                next_step="If it is the shard in use, start the state server with --workers. If "
+                "the worker's shard in use is elsewhere and intact, which sluice audit PIPELINE "
+                "--verify tells, delete this one.",
             )
     drop(url)

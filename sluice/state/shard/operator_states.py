@@ -25,12 +25,15 @@ _NEWEST = """s.batch = (SELECT max(n.batch) FROM states AS n
 _COLUMNS = ("operator", "shared", "key", "batch", "due", "wall", "state", "digest")
 _READ = f"""SELECT s.key, s.due, s.wall, s.state, s.digest, s.batch FROM states AS s
     WHERE s.operator = ? AND s.shared = ? AND s.key IN ({{keys}}) AND {_NEWEST}"""
-_DUE = f"SELECT s.key FROM states AS s WHERE s.operator = ? AND s.{{clock}} <= ? AND {_NEWEST} ORDER BY s.key"
-_EARLIEST = f"SELECT min(s.{{clock}}) FROM states AS s WHERE s.operator = ? AND s.{{clock}} > ? AND {_NEWEST}"
-_DELETE_BUT_NEWEST = """DELETE FROM states WHERE operator = ? AND shared = ? AND key = ? AND batch < (
-    SELECT max(batch) FROM states WHERE operator = ? AND shared = ? AND key = ?)"""
+_DUE = f"""SELECT s.key FROM states AS s
+    WHERE s.operator = ? AND s.{{clock}} <= ? AND {_NEWEST} ORDER BY s.key"""
+_EARLIEST = f"""SELECT min(s.{{clock}}) FROM states AS s
+    WHERE s.operator = ? AND s.{{clock}} > ? AND {_NEWEST}"""
+_DELETE_BUT_NEWEST = """DELETE FROM states WHERE operator = ? AND shared = ? AND key = ?
+    AND batch < (SELECT max(batch) FROM states WHERE operator = ? AND shared = ? AND key = ?)"""
 _DELETE_BEFORE = "DELETE FROM states WHERE operator = ? AND shared = ? AND key = ? AND batch < ?"
-_VERSIONS = f"""SELECT {", ".join(_COLUMNS)} FROM states WHERE (operator, shared, key, batch) > (?, ?, ?, ?)
+_VERSIONS = f"""SELECT {", ".join(_COLUMNS)} FROM states
+    WHERE (operator, shared, key, batch) > (?, ?, ?, ?)
     AND batch >= ? ORDER BY operator, shared, key, batch LIMIT ?"""
 _BEGIN = (-1, 0, "", -1)
 _NOTHING = (0, -1)
@@ -54,7 +57,7 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     wall: int | None = None
     """Epoch ms at which the state is due by the wall clock; None if it never is."""
     shared: bool = False
-    """Whether the state belongs to no key. If all keys of the worker share the state, `key` is empty.
+    """Whether the state belongs to no key. `key` is empty if all keys share the state.
     If it is a table's row that a processor reads, `key` names the row."""
     replaces: Replaced | None = None
     """The version of the state that the task has read and now replaces; None for a new key."""
@@ -102,7 +105,7 @@ def read(
 
     Omits keys that never had a state.
 
-    Raises DamagedState if a row has been altered since it was written.
+    Raise DamagedState if a row has been altered since it was written.
     """
     states: dict[str, StoredState] = {}
     for start in range(0, len(keys), _CHUNK):
@@ -118,7 +121,10 @@ def read(
 
 
 def due(driver: Driver, operator: int, until: int, before: int, clock: str) -> list[str]:
-    """Return the keys whose state is due at `until`, by stream time (`due`) or by the wall clock (`wall`)."""
+    """Return the keys whose state is due at `until`.
+
+    `clock` is `due` for stream time, or `wall`.
+    """
     return [key for (key,) in driver.fetch(_DUE.format(clock=clock), (operator, until, before))]
 
 
@@ -139,7 +145,7 @@ def earliest_timer(
 def remove(driver: Driver, operator: int, batch: int) -> int:
     """Within a transaction, remove an operator's versions of a batch.
 
-    Returns the number removed.
+    Return the number removed.
     """
     return driver.execute("DELETE FROM states WHERE operator = ? AND batch = ?", (operator, batch))
 
@@ -147,7 +153,7 @@ def remove(driver: Driver, operator: int, batch: int) -> int:
 def write(driver: Driver, batch: int, states: Iterable[State]) -> tuple[int, int]:
     """Within a transaction, write a batch's versions of the states that have changed.
 
-    Returns by how much the sum of the digests and the number of rows have grown.
+    Return by how much the sum of the digests and the number of rows have grown.
     """
     rows, outdated, digest_growth = [], [], 0
     for s in states:
@@ -172,7 +178,10 @@ def versions(
     after: tuple[Any, ...] | None,
     limit: int,
 ) -> list[StateVersion]:
-    """Return a page of the sorted versions since batch `since` that come after (operator, shared, key, batch)."""
+    """Return a sorted page of the versions since batch `since` that come after `after`.
+
+    `after` is (operator, shared, key, batch).
+    """
     return [
         StateVersion(*row) for row in driver.fetch(_VERSIONS, (*(after or _BEGIN), since, limit))
     ]

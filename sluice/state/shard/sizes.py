@@ -23,7 +23,9 @@ def size_of(location: str) -> int | None:
 
 
 def sizes_of(locations: Iterable[str]) -> dict[str, int]:
-    """Address of a shard → its size in bytes, with one query for all shards of a PostgreSQL database.
+    """Return the address of each shard → its size in bytes.
+
+    All shards of a PostgreSQL database take one query.
 
     Omits shards that do not exist, and shards of a database that does not answer.
     """

@@ -31,11 +31,14 @@ _BEFORE = """WITH wanted (group_id, key, window_start, window_end) AS (VALUES {r
     WHERE s.value IS NOT NULL"""
 _NEWEST_WINDOWS = """WITH wanted (group_id, key) AS (VALUES {rows})
     SELECT group_id, key, (
-        SELECT max(s.window_start) FROM state_rows AS s WHERE s.group_id = w.group_id AND s.key = w.key)
+        SELECT max(s.window_start) FROM state_rows AS s WHERE s.group_id = w.group_id
+        AND s.key = w.key)
     FROM wanted AS w"""
 _CACHE_KB = 16_000
-"""The part of a shard that a writer keeps in memory. With SQLite's 2 MB, inserting sorted rows takes 7 % more CPU time,
-because a large batch writes some pages several times."""
+"""The part of a shard that a writer keeps in memory.
+
+With SQLite's 2 MB, inserting sorted rows takes 7 % more CPU time, because a large batch writes some
+pages several times."""
 _ROWS_AT_ONCE = 100
 """The number of rows that one statement reads or inserts. A statement for each row would take
 several times as long."""
@@ -242,7 +245,7 @@ class SqliteDriver(Driver):
         return kind(f"The shard cannot be used: {first_line(error)}")
 
     def _is_damage(self, error: sqlite3.Error | OSError) -> bool:
-        """Return whether the error means damage, rather than a full disk or a lock of another process."""
+        """Return whether the error means damage, rather than a full disk or another's lock."""
         if isinstance(error, FileNotFoundError):
             return True
         code = getattr(error, "sqlite_errorcode", None)
@@ -256,7 +259,7 @@ class SqliteDriver(Driver):
 
 
 def _values_of_rows(rows: Iterable[Sequence[Any]], width: int) -> Iterator[list[Any]]:
-    """Yield the values of all rows, each of which has `width` values, in a list for each statement."""
+    """Yield the values of all rows of `width` values, in a list for each statement."""
     values = chain.from_iterable(rows)
     while of_statement := [*islice(values, _ROWS_AT_ONCE * width)]:
         yield of_statement
