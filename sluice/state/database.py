@@ -204,10 +204,10 @@ def reading(engine: Engine) -> Iterator[Connection]:
     """Yield a read transaction whose statements all see the database as at the first."""
     # By default, each statement in PostgreSQL sees the newest commits. All statements of a
     # transaction in SQLite see the same state anyway.
-    repeatable = (
-        {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}
-    )
-    with engine.connect().execution_options(**repeatable) as connection, connection.begin():
+    options = {}
+    if engine.dialect.name == "postgresql":
+        options = {"isolation_level": "REPEATABLE READ"}
+    with engine.connect().execution_options(**options) as connection, connection.begin():
         yield connection
 
 

@@ -176,9 +176,11 @@ class Snapshot(OfGeneration, frozen=True, kw_only=True):
     @property
     def outputs(self) -> frozenset[str]:
         """The topics and tables to which the batch writes, even if it wrote no record to them."""
-        return frozenset(
-            name.removeprefix("output/") for name in self.counts if name.startswith("output/")
-        )
+        outputs: set[str] = set()
+        for name in self.counts:
+            if name.startswith("output/"):
+                outputs.add(name.removeprefix("output/"))
+        return frozenset(outputs)
 
     @property
     def id(self) -> str:

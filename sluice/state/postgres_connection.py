@@ -145,15 +145,16 @@ def set_settings(
 ) -> None:
     """Set settings of the session, or only of the present transaction.
 
-    Omits those that the server does not know.
+    Omit those that the server does not know.
     """
     version = connection.info.server_version
-    known = {name: value for name, value in settings.items() if version >= _SINCE.get(name, 0)}
-    calls = ", ".join(["set_config(%s, %s, %s)"] * len(known))
+    calls: list[str] = []
     arguments: list[str | bool] = []
-    for name, value in known.items():
-        arguments += [name, value, of_transaction]
-    connection.execute(f"SELECT {calls}".encode(), arguments, prepare=False)
+    for name, value in settings.items():
+        if version >= _SINCE.get(name, 0):
+            calls.append("set_config(%s, %s, %s)")
+            arguments += [name, value, of_transaction]
+    connection.execute(f"SELECT {', '.join(calls)}".encode(), arguments, prepare=False)
 
 
 def _accepts_connections(address: dict[str, Any]) -> bool:

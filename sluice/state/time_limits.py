@@ -45,7 +45,7 @@ def query_deadline(until: float, seconds: float) -> Iterator[None]:
 
 
 def seconds_left() -> float | None:
-    """Seconds until the deadline; zero or negative after it, None without a deadline."""
+    """Return the seconds until the deadline; zero or negative after it, None without it."""
     until: float | None = getattr(_THREAD, "until", None)
     return None if until is None else until - time.monotonic()
 

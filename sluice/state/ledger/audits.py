@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import RowMapping, Select, func, select, tuple_
 
-from sluice.state.database import as_json
-from sluice.state.ledger.ledger_part import LedgerPart
+from sluice.state.ledger.ledger_part import LedgerPart, decode_columns, json_texts
 from sluice.state.ledger.ledger_tables import AUDITS, of_ref, of_refs
 from sluice.state.model import GenerationRef, OfGeneration
 from sluice.state.shard.checksums import NO_CHECKSUM
@@ -209,14 +208,11 @@ def total(audits: Iterable[Audit]) -> list[SourceAudit]:
 
 
 def audit_row(audit: Audit) -> dict[str, Any]:
-    texts = {name: as_json(getattr(audit, name)) for name in _JSON_COLUMNS}
-    return msgspec.structs.asdict(audit) | texts
+    return msgspec.structs.asdict(audit) | json_texts(audit, _JSON_COLUMNS)
 
 
 def _audit(row: RowMapping) -> Audit:
-    texts: dict[str, Any] = {}
-    for name in ("outputs", "checksums", "states", "phases"):
-        texts[name] = msgspec.json.decode(row[name])
+    texts = decode_columns(row, ("outputs", "checksums", "states", "phases"))
     texts["sources"] = msgspec.json.decode(row["sources"], type=tuple[SourceAudit, ...])
     return Audit(**(dict(row) | texts))
 
@@ -225,27 +221,29 @@ def _sum(parts: list[SourceAudit]) -> SourceAudit:
     first, last = parts[0], parts[-1]
     # `last` is -1 in a batch without records of the partition, and grows from batch to batch.
     newest = max(parts, key=lambda part: part.last)
+    counts: Counter[str] = Counter()
+    passed_over: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
+    dead_letters: Counter[str] = Counter()
+    for part in parts:
+        counts.update(read=part.read, applied=part.applied, filtered=part.filtered, late=part.late)
+        passed_over.update(part.passed_over)
+        dropped.update(part.dropped)
+        dead_letters.update(part.dead_letters)
     return SourceAudit(
         topic=first.topic,
         partition=first.partition,
         start=first.start,
         end=last.end,
-        read=sum(part.read for part in parts),
-        applied=sum(part.applied for part in parts),
-        filtered=sum(part.filtered for part in parts),
-        late=sum(part.late for part in parts),
-        passed_over=_add_counts(part.passed_over for part in parts),
-        dropped=_add_counts(part.dropped for part in parts),
-        dead_letters=_add_counts(part.dead_letters for part in parts),
+        read=counts["read"],
+        applied=counts["applied"],
+        filtered=counts["filtered"],
+        late=counts["late"],
+        passed_over=dict(passed_over),
+        dropped=dict(dropped),
+        dead_letters=dict(dead_letters),
         last=newest.last,
         fingerprint=newest.fingerprint,
         leader_epoch=newest.leader_epoch,
         first_leader_epoch=first.first_leader_epoch,
     )
-
-
-def _add_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for batch_counts in counts:
-        total.update(batch_counts)
-    return dict(total)

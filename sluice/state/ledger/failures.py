@@ -103,7 +103,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         next_run = f" A new run starts{at}." if at else ""
         if self.marked:
             return f"{self.marked}, so Airflow does not repeat it.{next_run}"
-        return "" if self.attempts_left is None else f"Airflow has used up its attempts.{next_run}"
+        if self.attempts_left is None:
+            return ""
+        return f"Airflow has used up its attempts.{next_run}"
 
     @classmethod
     def of(
@@ -130,10 +132,17 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
             )
         now = datetime.now(UTC)
         return cls(
-            pipeline=pipeline, kind=kind, host=host, run=run, at=now, seen_at=now, title=title,
-            detail=_storable(detail, secrets), next_step=_storable(next_step, secrets),
+            pipeline=pipeline,
+            kind=kind,
+            host=host,
+            run=run,
+            at=now,
+            seen_at=now,
+            title=title,
+            detail=_storable(detail, secrets),
+            next_step=_storable(next_step, secrets),
             is_lasting=isinstance(error, SluiceError) and error.is_lasting,
-        )  # fmt: skip
+        )
 
 
 class Failures(LedgerPart):
@@ -167,9 +176,10 @@ class Failures(LedgerPart):
             for failure in failures:
                 since = connection.execute(select(FAILURES.c.at).where(*_same(failure))).scalar()
                 connection.execute(delete(FAILURES).where(*_same(failure)))
-                connection.execute(
-                    insert(FAILURES), _row(failure) | ({"at": since} if since else {})
-                )
+                row = _row(failure)
+                if since:
+                    row["at"] = since
+                connection.execute(insert(FAILURES), row)
 
     def change(self, failure: Failure, **values: Any) -> None:
         """Change some fields of a failure.
@@ -180,7 +190,10 @@ class Failures(LedgerPart):
         """
         row = _row(msgspec.structs.replace(failure, **values))
         before = _row(failure)
-        changed = {name: row[name] for name in values if row[name] != before[name]}
+        changed: dict[str, Any] = {}
+        for name in values:
+            if row[name] != before[name]:
+                changed[name] = row[name]
         if changed:
             with database_errors("Changing the failure"), transaction(self._engine) as connection:
                 is_unchanged = FAILURES.c.seen_at == before["seen_at"]
@@ -207,12 +220,17 @@ class Failures(LedgerPart):
     def set_files(self, broken: Iterable[Failure]) -> None:
         """Replace the failures of all files by `broken`. An unchanged failure keeps its time."""
         now = {failure.pipeline: failure for failure in broken}
-        before = {failure.pipeline: failure for failure in self.all() if failure.kind == "file"}
+        unchanged: set[str] = set()
         gone: list[str] = []
-        for name, failure in before.items():
-            if name not in now or now[name].detail != failure.detail:
+        for failure in self.all():
+            if failure.kind != "file":
+                continue
+            name = failure.pipeline
+            if name in now and now[name].detail == failure.detail:
+                unchanged.add(name)
+            else:
                 gone.append(name)
-        new = [failure for name, failure in now.items() if name not in before or name in gone]
+        new = [now[name] for name in now if name not in unchanged]
         if not (gone or new):
             # This is the usual case: Airflow loads the files again and again, and few have changed.
             return

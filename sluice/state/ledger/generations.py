@@ -5,6 +5,7 @@ Readers see a pipeline's current generation.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from sluice.state.database import as_json, database_errors, transaction
 from sluice.state.ledger.audits import Audit, audit_row
 from sluice.state.ledger.history import Batch, history_row
 from sluice.state.ledger.leases import LeaseRow, require_epoch
-from sluice.state.ledger.ledger_part import LedgerPart
+from sluice.state.ledger.ledger_part import LedgerPart, decode_columns, json_texts
 from sluice.state.ledger.ledger_tables import (
     AUDITS,
     GENERATIONS,
@@ -193,23 +194,19 @@ class Generations(LedgerPart):
         next batch continues. By default, both are inherited.
         """
         newest = {SNAPSHOTS: SNAPSHOTS.c.batch == batch, AUDITS: AUDITS.c.batch == batch}
-        texts = {
-            "checksums": as_json(
-                {str(number): shard.state_rows for number, shard in enumerate(checksums)}
-            ),
-            "states": as_json(
-                {str(number): shard.states for number, shard in enumerate(checksums)}
-            ),
-        }
+        state_rows: dict[str, str] = {}
+        states: dict[str, str] = {}
+        for number, sums in enumerate(checksums):
+            state_rows[str(number)], states[str(number)] = sums.state_rows, sums.states
+        texts = {"checksums": as_json(state_rows), "states": as_json(states)}
         with database_errors("Continuing the generation"), transaction(self._engine) as connection:
             require_epoch(connection, new, epoch)
             require_epoch(connection, lease.ref, lease.epoch)
             for table in (SNAPSHOTS, AUDITS, TIMES, HISTORY, SOURCES):
                 rows = select(table).where(of_ref(table, old), newest.get(table, true()))
-                values = [
-                    dict(row) | {"generation": new.generation}
-                    for row in connection.execute(rows).mappings()
-                ]
+                values: list[dict[str, Any]] = []
+                for row in connection.execute(rows).mappings():
+                    values.append(dict(row) | {"generation": new.generation})
                 connection.execute(delete(table).where(of_ref(table, new)))
                 if values:
                     connection.execute(insert(table), values)
@@ -260,7 +257,11 @@ class Generations(LedgerPart):
         """
         columns = GENERATIONS.c.pipeline, GENERATIONS.c.file
         statement = current(GENERATIONS).with_only_columns(*columns).where(~PIPELINES.c.retired)
-        return {row["pipeline"]: row["file"] for row in self._read(statement) if row["file"]}
+        files: dict[str, str] = {}
+        for row in self._read(statement):
+            if row["file"]:
+                files[row["pipeline"]] = row["file"]
+        return files
 
     def numbers(self, pipeline: str) -> list[int]:
         """Return the numbers of a pipeline's registered generations, sorted."""
@@ -397,7 +398,7 @@ class Generations(LedgerPart):
         if not refs:
             return []
         workers = self._workers(refs)
-        stores: dict[GenerationRef, list[StoreInfo]] = {ref: [] for ref in refs}
+        stores: dict[GenerationRef, list[StoreInfo]] = defaultdict(list)
         for store in self._read(
             select(STORES).where(of_refs(STORES, refs)).order_by(STORES.c.name)
         ):
@@ -405,7 +406,7 @@ class Generations(LedgerPart):
             stores[ref].append(StoreInfo(**_without_generation(store)))
         infos = []
         for ref, row in zip(refs, rows, strict=True):
-            decoded = {name: msgspec.json.decode(row[name]) for name in _JSON_COLUMNS}
+            decoded = decode_columns(row, _JSON_COLUMNS)
             values: dict[str, Any] = {
                 **row,
                 **decoded,
@@ -422,31 +423,30 @@ class Generations(LedgerPart):
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             placed = place_workers(connection, connection.execute(statement).mappings().all())
         pipelines = sorted({ref.pipeline for ref in refs})
-        reasons, standbys = (
-            Quarantine(self._engine).reasons(refs),
-            Standbys(self._engine).of_pipelines(pipelines),
-        )
+        reasons = Quarantine(self._engine).reasons(refs)
+        standbys = Standbys(self._engine).of_pipelines(pipelines)
         workers: dict[GenerationRef, list[WorkerInfo]] = {ref: [] for ref in refs}
         for worker in placed:
-            ref = GenerationRef(worker.pipeline, worker.generation)
+            ref = worker.ref
+            reason = reasons.get((ref, worker.number), "")
             standby = standbys.get((worker.pipeline, worker.number))
-            workers[ref].append(
-                msgspec.structs.replace(
-                    worker,
-                    unavailable=reasons.get((ref, worker.number), ""),
-                    standby=None if standby is None else standby.info(ref),
-                )
-            )
+            info = None if standby is None else standby.info(ref)
+            workers[ref].append(msgspec.structs.replace(worker, unavailable=reason, standby=info))
         return workers
 
 
 def _write_info(connection: Connection, info: GenerationInfo) -> None:
     """Insert or replace a generation's description, within a transaction."""
     ref = msgspec.structs.asdict(info.ref)
-    texts = {name: getattr(info, name) for name in ("description", "picture", "file")}
-    texts |= {name: as_json(getattr(info, name)) for name in _JSON_COLUMNS}
+    row: dict[str, Any] = {
+        "description": info.description,
+        "picture": info.picture,
+        "file": info.file,
+        "workers": len(info.workers),
+        **json_texts(info, _JSON_COLUMNS),
+    }
     rows: dict[Any, Iterable[dict[str, Any]]] = {
-        GENERATIONS: [texts | {"workers": len(info.workers)}],
+        GENERATIONS: [row],
         STORES: map(msgspec.structs.asdict, info.stores),
         WORKERS: map(_worker_row, info.workers),
     }
@@ -482,10 +482,12 @@ def _with_lost_workers(
 
 
 def _worker_row(worker: WorkerInfo) -> dict[str, Any]:
-    row = {
-        name: value for name, value in msgspec.structs.asdict(worker).items() if name in WORKERS.c
-    }
-    return row | {"location": without_password(worker.location)}
+    row: dict[str, Any] = {}
+    for name, value in msgspec.structs.asdict(worker).items():
+        if name in WORKERS.c:
+            row[name] = value
+    row["location"] = without_password(worker.location)
+    return row
 
 
 def _current_number(connection: Connection, pipeline: str) -> int | None:

@@ -118,9 +118,8 @@ class Ledger:
 def positions_in(topics: Sequence[str], snapshot: Snapshot | None) -> dict[str, dict[int, int]]:
     """Return topic → partition → the next offset after a snapshot, for all `topics`."""
     read = {} if snapshot is None else snapshot.positions
-    positions: dict[str, dict[int, int]] = {}
+    positions: dict[str, dict[int, int]] = {topic: {} for topic in topics}
     for topic in topics:
-        positions[topic] = {
-            int(partition): offset for partition, offset in read.get(topic, {}).items()
-        }
+        for partition, offset in read.get(topic, {}).items():
+            positions[topic][int(partition)] = offset
     return positions

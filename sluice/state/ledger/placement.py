@@ -46,7 +46,8 @@ class Placement(msgspec.Struct, frozen=True):
     @property
     def url(self) -> str:
         """URL of the state server."""
-        return f"{'https' if self.tls else 'http'}://{self.host_port}/local"
+        scheme = "https" if self.tls else "http"
+        return f"{scheme}://{self.host_port}/local"
 
     def shard(self, ref: GenerationRef) -> str:
         """URL of the worker's shard of one generation."""
@@ -82,10 +83,7 @@ class Placements(LedgerPart):
         Raise Refused if another server has the worker, or if this server is the worker's standby.
         """
         with database_errors("Claiming the worker"), transaction(self._engine) as connection:
-            standby = select(STANDBYS.c.host, STANDBYS.c.port).where(
-                *_same_worker(STANDBYS, placement)
-            )
-            if placement.address in {(row.host, row.port) for row in connection.execute(standby)}:
+            if placement.address in addresses(connection, STANDBYS, placement):
                 raise Refused(
                     f"This server is the standby of worker {placement.number} of "
                     f"{placement.pipeline!r}.",
@@ -96,12 +94,13 @@ class Placements(LedgerPart):
             before = _of_pipeline(connection, placement.pipeline).get(placement.number)
             # Only a move takes a worker away from a server, because it also copies the shard.
             if before is not None and before.address != placement.address:
+                tls = " --tls" if placement.tls else ""
                 raise Refused(
                     f"Worker {placement.number} of {placement.pipeline!r} is at "
                     f"{before.host_port}, not here.",
                     next_step="To bring it here, start this server without --workers, then: "
                     f"sluice move {placement.pipeline} {placement.number} "
-                    f"{placement.host_port}{' --tls' if placement.tls else ''}",
+                    f"{placement.host_port}{tls}",
                 )
             # The address is the same, but `tls` differs if the server has got a certificate since
             # the worker was placed.
@@ -115,9 +114,10 @@ class Placements(LedgerPart):
         """
         with database_errors("Moving the worker"), transaction(self._engine) as connection:
             epoch = _next_epoch(connection, placement)
-            values = {name: getattr(placement, name) for name in Placement.__struct_fields__}
             return Move(
-                **values, epoch=epoch, generations=_generations(connection, placement.pipeline)
+                **_columns(placement),
+                epoch=epoch,
+                generations=_generations(connection, placement.pipeline),
             )
 
     def is_newest(self, move: Move) -> bool:
@@ -209,17 +209,22 @@ def _written_at(placement: Placement | None, ref: GenerationRef, location: str) 
 
 
 def _of_pipeline(connection: Connection, pipeline: str) -> dict[int, Placement]:
-    return {number: place for (_, number), place in _of_pipelines(connection, [pipeline]).items()}
+    placements: dict[int, Placement] = {}
+    for (_, number), placement in _of_pipelines(connection, [pipeline]).items():
+        placements[number] = placement
+    return placements
 
 
 def _of_pipelines(
     connection: Connection,
     pipelines: Sequence[str],
 ) -> dict[tuple[str, int], Placement]:
-    """Pipeline and worker number → placement."""
+    """Return pipeline and worker number → placement."""
     statement = select(PLACEMENTS).where(PLACEMENTS.c.pipeline.in_(pipelines))
-    rows = connection.execute(statement).mappings()
-    return {(row["pipeline"], row["number"]): Placement(**dict(row)) for row in rows}
+    placements: dict[tuple[str, int], Placement] = {}
+    for row in connection.execute(statement).mappings():
+        placements[row["pipeline"], row["number"]] = Placement(**dict(row))
+    return placements
 
 
 def epochs_of(connection: Connection, pipeline: str) -> dict[int, int]:
@@ -278,8 +283,18 @@ def replace_placement(connection: Connection, placement: Placement) -> int:
 
 def _write_placement(connection: Connection, placement: Placement) -> None:
     connection.execute(delete(PLACEMENTS).where(*_same_worker(PLACEMENTS, placement)))
-    values = {name: getattr(placement, name) for name in Placement.__struct_fields__}
-    connection.execute(insert(PLACEMENTS), values)
+    connection.execute(insert(PLACEMENTS), _columns(placement))
+
+
+def _columns(placement: Placement) -> dict[str, Any]:
+    """Return the row of a placement, or of the placement that a move makes."""
+    return {name: getattr(placement, name) for name in Placement.__struct_fields__}
+
+
+def addresses(connection: Connection, table: Table, placement: Placement) -> set[tuple[str, int]]:
+    """Return the worker's servers in a table, `PLACEMENTS` or `STANDBYS`."""
+    statement = select(table.c.host, table.c.port).where(*_same_worker(table, placement))
+    return {(row.host, row.port) for row in connection.execute(statement)}
 
 
 def _same_worker(

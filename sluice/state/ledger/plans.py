@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from sqlalchemy import RowMapping, delete, func, insert, select
+from sqlalchemy import RowMapping, Select, delete, func, insert, select
 
-from sluice.state.database import as_json, database_errors, transaction
+from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.leases import require_epoch
-from sluice.state.ledger.ledger_part import LedgerPart
+from sluice.state.ledger.ledger_part import LedgerPart, decode_columns, json_texts
 from sluice.state.ledger.ledger_tables import PLANS, SNAPSHOTS, of_ref
 from sluice.state.ledger.snapshots import last_batch, require_predecessor
 from sluice.state.model import GenerationRef
@@ -54,10 +54,9 @@ class Plans(LedgerPart):
                 # must be repeated.
                 return _plan(row)
             connection.execute(delete(PLANS).where(of_ref(PLANS, ref)))
-            texts = {name: as_json(getattr(plan, name)) for name in _JSON_COLUMNS}
-            connection.execute(
-                insert(PLANS), msgspec.structs.asdict(ref) | msgspec.structs.asdict(plan) | texts
-            )
+            texts = json_texts(plan, _JSON_COLUMNS)
+            values = msgspec.structs.asdict(ref) | msgspec.structs.asdict(plan) | texts
+            connection.execute(insert(PLANS), values)
         return plan
 
     def unpublished(self, ref: GenerationRef) -> PlannedBatch | None:
@@ -69,15 +68,17 @@ class Plans(LedgerPart):
             select(func.max(SNAPSHOTS.c.batch)).where(of_ref(SNAPSHOTS, ref)).scalar_subquery()
         )
         is_unpublished = PLANS.c.number > func.coalesce(published, -1)
-        rows = self._read(select(PLANS).where(of_ref(PLANS, ref), is_unpublished))
-        return _plan(rows[0]) if rows else None
+        return self._first(select(PLANS).where(of_ref(PLANS, ref), is_unpublished))
 
     def newest(self, ref: GenerationRef) -> PlannedBatch | None:
         """Return the plan of the newest batch, published or not."""
-        rows = self._read(select(PLANS).where(of_ref(PLANS, ref)))
+        return self._first(select(PLANS).where(of_ref(PLANS, ref)))
+
+    def _first(self, statement: Select[Any]) -> PlannedBatch | None:
+        rows = self._read(statement)
         return _plan(rows[0]) if rows else None
 
 
 def _plan(row: RowMapping) -> PlannedBatch:
     values: dict[str, Any] = {name: row[name] for name in PlannedBatch.__struct_fields__}
-    return PlannedBatch(**values | {name: msgspec.json.decode(row[name]) for name in _JSON_COLUMNS})
+    return PlannedBatch(**values | decode_columns(row, _JSON_COLUMNS))

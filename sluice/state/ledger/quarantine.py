@@ -28,16 +28,15 @@ class Inspection(msgspec.Struct, frozen=True):
 
 class Quarantine(LedgerPart):
     def get(self, ref: GenerationRef) -> dict[int, str]:
-        """Worker → the reason why its shard must not be read."""
+        """Return worker → the reason why its shard must not be read."""
         return {worker: reason for (_, worker), reason in self.reasons([ref]).items()}
 
     def reasons(self, refs: Sequence[GenerationRef]) -> dict[tuple[GenerationRef, int], str]:
         """Return why shards must not be read: generation and worker → reason."""
         reasons: dict[tuple[GenerationRef, int], str] = {}
         for row in self._read(select(QUARANTINE).where(of_refs(QUARANTINE, refs))):
-            reasons[GenerationRef(row["pipeline"], row["generation"]), row["worker"]] = row[
-                "reason"
-            ]
+            ref = GenerationRef(row["pipeline"], row["generation"])
+            reasons[ref, row["worker"]] = row["reason"]
         return reasons
 
     def add(self, ref: GenerationRef, worker: int, reason: str) -> None:

@@ -45,9 +45,9 @@ def note_killed(
     from sluice.state.ledger.measurements import Measurement
 
     with suppress(SluiceError, OSError), Ledger.open(configuration.ledger) as ledger:
-        failures = [failure for failure in ledger.failures.of(pipeline) if failure.kind == "run"]
-        if any(since is None or failure.seen_at >= since for failure in failures):
-            return
+        for failure in ledger.failures.of(pipeline):
+            if failure.kind == "run" and (since is None or failure.seen_at >= since):
+                return
         info = ledger.generations.current(pipeline)
         if not run and info is not None and is_copy(info.file, configuration.pipelines):
             # The user who runs a copy sees that the run ends, and the driver has noted the cause.

@@ -102,6 +102,5 @@ def note_last_records(
 
 
 def _rows(ref: GenerationRef, partitions: Iterable[SourcePartition]) -> list[dict[str, Any]]:
-    return [
-        msgspec.structs.asdict(ref) | msgspec.structs.asdict(partition) for partition in partitions
-    ]
+    of_ref = msgspec.structs.asdict(ref)
+    return [of_ref | msgspec.structs.asdict(partition) for partition in partitions]

@@ -20,7 +20,7 @@ from sluice.state.ledger.leases import require_epoch
 from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.ledger_tables import PLACEMENTS, STANDBYS
 from sluice.state.ledger.notes import add_note
-from sluice.state.ledger.placement import Placement, epochs_of, replace_placement
+from sluice.state.ledger.placement import Placement, addresses, epochs_of, replace_placement
 from sluice.state.ledger.quarantine import replace_quarantine
 from sluice.state.model import GenerationRef, StandbyInfo
 from sluice.values.host_ports import address_of
@@ -40,7 +40,9 @@ class Standby(Placement, frozen=True):
     @property
     def copied_generation(self) -> GenerationRef | None:
         """The generation to which the copied shard belongs; None without a complete copy."""
-        return GenerationRef(self.pipeline, self.generation) if self.generation else None
+        if not self.generation:
+            return None
+        return GenerationRef(self.pipeline, self.generation)
 
     def info(self, ref: GenerationRef) -> StandbyInfo:
         """Return the standby as readers of a generation see it.
@@ -55,11 +57,11 @@ class Standbys(LedgerPart):
     """The standbys of all workers."""
 
     def of(self, pipeline: str) -> dict[int, Standby]:
-        """Worker number → standby, for a pipeline's workers."""
+        """Return worker number → standby, for a pipeline's workers."""
         return {number: standby for (_, number), standby in self.of_pipelines([pipeline]).items()}
 
     def of_pipelines(self, pipelines: Sequence[str]) -> dict[tuple[str, int], Standby]:
-        """Pipeline and worker number → standby."""
+        """Return pipeline and worker number → standby."""
         rows = self._read(select(STANDBYS).where(STANDBYS.c.pipeline.in_(pipelines)))
         return {(row["pipeline"], row["number"]): Standby(**dict(row)) for row in rows}
 
@@ -75,11 +77,11 @@ class Standbys(LedgerPart):
         standby.
         """
         with database_errors("Adding the standby"), transaction(self._engine) as connection:
-            if place.address in _addresses(connection, PLACEMENTS, place):
+            if place.address in addresses(connection, PLACEMENTS, place):
                 raise Refused(
                     f"Worker {place.number} of {place.pipeline!r} is at {place.host_port} itself."
                 )
-            standbys = _addresses(connection, STANDBYS, place)
+            standbys = addresses(connection, STANDBYS, place)
             others = standbys - {place.address}
             if others:
                 raise Refused(
@@ -180,10 +182,3 @@ def _require_same(connection: Connection, standby: Standby) -> None:
 
 def _worker(pipeline: str, number: int) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
     return STANDBYS.c.pipeline == pipeline, STANDBYS.c.number == number
-
-
-def _addresses(connection: Connection, table: Any, place: Placement) -> set[tuple[str, int]]:
-    """Return the worker's servers in a table, `PLACEMENTS` or `STANDBYS`."""
-    same = table.c.pipeline == place.pipeline, table.c.number == place.number
-    statement = select(table.c.host, table.c.port).where(*same)
-    return {(row.host, row.port) for row in connection.execute(statement)}

@@ -52,7 +52,10 @@ def client_options(
     *,
     verify_certificate: bool = True,
 ) -> dict[str, Any]:
-    """Arguments for httpx clients that call state servers. Raise SettingsError without a token."""
+    """Return the arguments for httpx clients that call state servers.
+
+    Raise SettingsError without a token.
+    """
     tls = tls_context() if verify_certificate else False
     return {
         "headers": {"Authorization": f"Bearer {token or server_token()}"},
@@ -95,7 +98,9 @@ def server_token() -> str:
 def tls_context() -> ssl.SSLContext:
     """Return a TLS context that trusts SLUICE_SERVER_CA, or the system's certificates."""
     authorities = settings().server_ca
-    return ssl.create_default_context(cafile=None if authorities is None else str(authorities))
+    if authorities is None:
+        return ssl.create_default_context()
+    return ssl.create_default_context(cafile=str(authorities))
 
 
 def response_content(status: int, content: bytes) -> bytes:

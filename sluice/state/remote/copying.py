@@ -165,9 +165,9 @@ class ShardCopy:
             return min(journal.unfinished, missing)
         else:
             # The newest batch may have been written again since it was copied, so copy it again.
-            complete = (
-                journal.newest - 1 if self._until is None else min(journal.newest, self._until)
-            )
+            complete = journal.newest - 1
+            if self._until is not None:
+                complete = min(journal.newest, self._until)
             self._copy_since(target, complete + 1, journal)
         return missing
 
@@ -283,8 +283,10 @@ class SourceShard:
 
     def difference(self, published: Checksums | None) -> str:
         """Return how the versions read differ from the published checksums; empty if equal."""
+        if published is None:
+            return ""
         read = Checksums(checksum_of(self.total_of_rows), checksum_of(self.total_of_states))
-        return "" if published is None else read.difference(published)
+        return read.difference(published)
 
 
 def newest_rows(shard: Shard, group: int | None = None) -> Iterator[Version]:

@@ -31,9 +31,10 @@ class HttpClient:
 
     def __init__(self, address: str, token: str, tls: ssl.SSLContext | None) -> None:
         parts = urlsplit(address)
+        is_https = parts.scheme == "https"
         self._host = parts.hostname or ""
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._tls = tls if parts.scheme == "https" else None
+        self._port = parts.port or (443 if is_https else 80)
+        self._tls = tls if is_https else None
         self._head = (
             f"POST %s HTTP/1.1\r\nhost: {parts.netloc}\r\nauthorization: Bearer {token}\r\n"
         )

@@ -34,8 +34,9 @@ def create_shard(url: str, *, anew: bool = False, continued: bool = False) -> Sh
     filled from another shard. If there is a sealed shard already, `anew` replaces it, and
     `continued` keeps its rows. If there is a shard in use, both raise Refused.
     """
-    kind = _remote_shard() if is_remote(url) else LocalShard
-    return kind.create(url, anew=anew, continued=continued)
+    if is_remote(url):
+        return _remote_shard().create(url, anew=anew, continued=continued)
+    return LocalShard.create(url, anew=anew, continued=continued)
 
 
 def drop_shard(url: str) -> None:
@@ -51,14 +52,17 @@ def sizes_of_shards(urls: Iterable[str]) -> dict[str, int]:
 
     All shards of a PostgreSQL database take one query.
 
-    Omits shards that do not exist, and shards of a server or a database that does not answer.
+    Omit shards that do not exist, and shards of a server or a database that does not answer.
     """
-    urls = [*urls]
-    sizes = sizes_of(url for url in urls if not is_remote(url))
-    for url in filter(is_remote, urls):
-        with suppress(StateError):
-            sizes[url] = _remote_shard().size_of(url)
-    return sizes
+    local: list[str] = []
+    sizes: dict[str, int] = {}
+    for url in urls:
+        if is_remote(url):
+            with suppress(StateError):
+                sizes[url] = _remote_shard().size_of(url)
+        else:
+            local.append(url)
+    return sizes | sizes_of(local)
 
 
 def _remote_shard() -> type[RemoteShard]:

@@ -48,7 +48,8 @@ def challenge_number(token: str, credentials: str) -> str | None:
     if challenge is None:
         return None
     number, proof = challenge.groups()
-    return number if hmac.compare_digest(_mac(token, "ask", number), proof) else None
+    is_proved = hmac.compare_digest(_mac(token, "ask", number), proof)
+    return number if is_proved else None
 
 
 def proved_card(token: str, number: str, card: Card) -> tuple[bytes, str]:

@@ -91,7 +91,7 @@ def _refresh(
     epoch: int,
     progress: Progress,
 ) -> RefreshedCopy:
-    place, published = standby.shard(ref), _published_checksums(ledger, ref, worker.number)
+    place, published = standby.shard(ref), ledger.audits.newest_checksums(ref, worker.number)
     has_copy = standby.copied_generation == ref
     with open_shard(worker.location) as source:
         with _damage_of(worker):
@@ -118,7 +118,9 @@ def _refresh(
         with ShardCopy(source, place, progress, until=batch, is_complete=has_copy) as copy:
             copy.fill(published, before_replacing=before_replacing)
     ledger.standbys.record_copy(standby, ref, batch, epoch)
-    why = copy.why_replaced or ("" if has_copy else "There was no copy yet.")
+    why = copy.why_replaced
+    if not why and not has_copy:
+        why = "There was no copy yet."
     return RefreshedCopy(worker.number, batch, copy.versions, why)
 
 
@@ -168,7 +170,7 @@ def promote_standby(
             with open_shard(standby.shard(ref), to_write=True) as copy:
                 copy.seal(sealed=False)
     else:
-        published = _published_checksums(ledger, ref, number)
+        published = ledger.audits.newest_checksums(ref, number)
         try:
             with open_shard(standby.shard(ref), to_write=True) as copy:
                 _verify(copy, batch, published)
@@ -210,10 +212,13 @@ def promote_lost_standbys(
 
     Return the notes. Raise the same errors as `promote_standby`.
     """
-    info = ledger.generations.get(ref)
     if lost is None:
-        lost = () if info is None else _unreachable(info)
-    return [promote_standby(ledger, ref, number, epoch, run=run, why=why) for number in lost]
+        info = ledger.generations.get(ref)
+        lost = [] if info is None else _unreachable(info)
+    notes: list[str] = []
+    for number in lost:
+        notes.append(promote_standby(ledger, ref, number, epoch, run=run, why=why))
+    return notes
 
 
 def require_copyable(worker: WorkerInfo) -> None:
@@ -229,11 +234,16 @@ def require_copyable(worker: WorkerInfo) -> None:
 def _unreachable(info: GenerationInfo) -> list[int]:
     """Return the workers whose state servers do not answer for `RETRY_SECONDS`."""
     until = time.monotonic() + RETRY_SECONDS
-    silent = [worker for worker in info.workers if not _answers(worker)]
+    silent = _silent(info.workers)
     while silent and time.monotonic() < until:
         time.sleep(0.5)
-        silent = [worker for worker in silent if not _answers(worker)]
+        silent = _silent(silent)
     return [worker.number for worker in silent]
+
+
+def _silent(workers: Iterable[WorkerInfo]) -> list[WorkerInfo]:
+    """Return the workers whose state servers do not answer now."""
+    return [worker for worker in workers if not _answers(worker)]
 
 
 def _answers(worker: WorkerInfo) -> bool:
@@ -258,7 +268,9 @@ def _verify(shard: Shard, batch: int, published: Checksums | None) -> None:
 
 
 def _compare_journal(shard: Shard, batch: int, published: Checksums | None) -> None:
-    reason = "" if published is None else shard.checksums(batch).difference(published)
+    if published is None:
+        return
+    reason = shard.checksums(batch).difference(published)
     if reason:
         raise DamagedState(f"The shard is damaged: {reason}")
 
@@ -271,16 +283,10 @@ def _damage_of(worker: WorkerInfo) -> Iterator[None]:
     except DamagedState as error:
         reason = error.detail.removeprefix("The shard is damaged: ")
         raise DamagedState(
-            f"Worker {worker.number}'s shard is damaged: "
-            f"{reason} Its address is {shown(worker.location)}. Its "
-            "standby's copy is kept.",
+            f"Worker {worker.number}'s shard is damaged: {reason} "
+            f"Its address is {shown(worker.location)}. Its standby's copy is kept.",
             next_step=f"To exclude the shard from queries: sluice audit {worker.pipeline} "
             "--verify. The next run then promotes the standby or restores the state from the "
             f"topics: sluice run {worker.pipeline}",
             workers={worker.number: shown(worker.location)},
         ) from error
-
-
-def _published_checksums(ledger: Ledger, ref: GenerationRef, worker: int) -> Checksums | None:
-    audit = ledger.audits.newest(ref)
-    return None if audit is None else audit.published_checksums(worker)

@@ -71,12 +71,16 @@ def file_of(url: str) -> Path | None:
 
     Return None for any other address.
     """
-    return Path(_parse(url).database or "") if is_file(url) else None
+    if not is_file(url):
+        return None
+    return Path(_parse(url).database or "")
 
 
 def shown(url: str) -> str:
     """Return the address with its secrets masked, for errors and logs."""
-    return url if is_remote(url) else shown_url(_parse(url).render_as_string(hide_password=False))
+    if is_remote(url):
+        return url
+    return shown_url(_parse(url).render_as_string(hide_password=False))
 
 
 def open_driver(url: str, mode: Mode) -> Driver:

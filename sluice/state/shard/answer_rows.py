@@ -97,7 +97,8 @@ def forget_all(driver: Driver, before: int) -> None:
 
 def page(driver: Driver, after: tuple[int, str, str] | None, limit: int) -> list[RecordedAnswer]:
     """Return a page of all answers that come after (time, step, id), sorted."""
-    return [RecordedAnswer(*row) for row in driver.fetch(_PAGE, (*(after or _BEFORE_ALL), limit))]
+    rows = driver.fetch(_PAGE, (*(after or _BEFORE_ALL), limit))
+    return [RecordedAnswer(*row) for row in rows]
 
 
 def newest(driver: Driver) -> int | None:

@@ -174,9 +174,8 @@ class LocalShard(Shard):
         with self._writing(epoch, batch, [STATE_ROWS]):
             expired, added = expire(self._driver, batch, ends)
             if expired:
-                total = int(self.checksum(batch), 16) - sum(
-                    _checked_digest(*row) for row in expired
-                )
+                digests = sum(_checked_digest(*row) for row in expired)
+                total = int(self.checksum(batch), 16) - digests
                 rows = self.batches().get(batch, 0) + len(expired)
                 self._driver.execute(statements.DELETE_BATCH, (STATE_ROWS, batch))
                 self._driver.execute(
@@ -254,7 +253,9 @@ class LocalShard(Shard):
 
     @override
     def read_answers(self, step: str, ids: Sequence[str], epoch: int) -> list[RecordedAnswer]:
-        answers = recorded_answers.read(self._driver, step, ids) if self._has_answers else []
+        answers: list[RecordedAnswer] = []
+        if self._has_answers:
+            answers = recorded_answers.read(self._driver, step, ids)
         self._require_newest_writer(epoch)
         return answers
 
@@ -280,7 +281,9 @@ class LocalShard(Shard):
 
     @override
     def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[RecordedAnswer]:
-        return recorded_answers.page(self._driver, after, limit) if self._has_answers else []
+        if not self._has_answers:
+            return []
+        return recorded_answers.page(self._driver, after, limit)
 
     @override
     def absorb_answers(self, answers: Sequence[RecordedAnswer], oldest: int) -> None:
@@ -404,9 +407,8 @@ class LocalShard(Shard):
         self._verify_rows(as_of, expected)
 
     def _verify_rows(self, as_of: int, checksum: str) -> None:
-        _require_checksum(
-            sum(_checked_digest(*row) for row in self._rows_as_of(as_of)), checksum, "state rows"
-        )
+        total = sum(_checked_digest(*row) for row in self._rows_as_of(as_of))
+        _require_checksum(total, checksum, "state rows")
 
     @override
     def verify_states(self, as_of: int, published: Checksums | None = None) -> None:
@@ -493,8 +495,9 @@ class LocalShard(Shard):
             "ORDER BY key, window_start, window_end LIMIT ?"
         )
         rows = self._driver.fetch(sql, (group_id, as_of, as_of, *values, limit))
-        for row in rows if checked else ():
-            _checked_digest(group_id, *row)
+        if checked:
+            for row in rows:
+                _checked_digest(group_id, *row)
         return [StateRow(group_id, *row[:4]) for row in rows]
 
     def count(self, group_id: int, as_of: int, within: RowRange = EVERYTHING) -> int:
@@ -514,13 +517,11 @@ class LocalShard(Shard):
         position: tuple[Any, ...] | None = _BEGIN
         while position is not None:
             since = (*position, keep_from, keep_from)
-            position = next(
-                iter(self._driver.fetch(statements.NEXT_SUPERSEDED, (*since, _COMPACT_ROWS))), None
-            )
+            ends = self._driver.fetch(statements.NEXT_SUPERSEDED, (*since, _COMPACT_ROWS))
+            position = ends[0] if ends else None
+            until = position or _END
             with self._driver.transaction():
-                deleted = self._driver.execute(
-                    statements.DELETE_SUPERSEDED, (*since, *(position or _END))
-                )
+                deleted = self._driver.execute(statements.DELETE_SUPERSEDED, (*since, *until))
                 self._driver.execute(statements.ADD_TO_ROW_COUNTS, (-deleted, 0))
                 removed += deleted
         return removed
@@ -565,25 +566,27 @@ class LocalShard(Shard):
     @override
     def journal(self) -> Journal:
         ((epoch,),) = self._driver.fetch("SELECT epoch FROM shard", ())
-        return Journal(
-            epoch, [JournalEntry(*row) for row in self._driver.fetch(statements.JOURNAL, ())]
-        )
+        rows = self._driver.fetch(statements.JOURNAL, ())
+        return Journal(epoch, [JournalEntry(*row) for row in rows])
 
     @override
     def last_places(self) -> LastPlaces:
-        rows, states = (
-            self._driver.fetch(statements.LAST_ROW, ()),
-            self._driver.fetch(statements.LAST_STATE, ()),
+        rows = self._driver.fetch(statements.LAST_ROW, ())
+        states = self._driver.fetch(statements.LAST_STATE, ())
+        newest_answer = None
+        if self._has_answers:
+            newest_answer = recorded_answers.newest(self._driver)
+        return LastPlaces(
+            row=rows[0] if rows else None,
+            state=states[0] if states else None,
+            answer=newest_answer,
         )
-        newest_answer = recorded_answers.newest(self._driver) if self._has_answers else None
-        last_row = rows[0] if rows else None
-        last_state = states[0] if states else None
-        return LastPlaces(last_row, last_state, newest_answer)
 
     @override
     def row_counts(self) -> RowCounts:
         groups = self._driver.fetch(statements.ROWS_BY_GROUP, ())
-        return RowCounts(dict(groups), dict(self._driver.fetch(statements.STATES_BY_OPERATOR, ())))
+        operators = self._driver.fetch(statements.STATES_BY_OPERATOR, ())
+        return RowCounts(dict(groups), dict(operators))
 
     @override
     def replace_journal(self, since: int, journal: Journal) -> None:

@@ -125,7 +125,8 @@ def due(driver: Driver, operator: int, until: int, before: int, clock: str) -> l
 
     `clock` is `due` for stream time, or `wall`.
     """
-    return [key for (key,) in driver.fetch(_DUE.format(clock=clock), (operator, until, before))]
+    rows = driver.fetch(_DUE.format(clock=clock), (operator, until, before))
+    return [key for (key,) in rows]
 
 
 def earliest_timer(
@@ -182,9 +183,8 @@ def versions(
 
     `after` is (operator, shared, key, batch).
     """
-    return [
-        StateVersion(*row) for row in driver.fetch(_VERSIONS, (*(after or _BEGIN), since, limit))
-    ]
+    rows = driver.fetch(_VERSIONS, (*(after or _BEGIN), since, limit))
+    return [StateVersion(*row) for row in rows]
 
 
 def _all_versions(driver: Driver, page_rows: int) -> Iterator[StateVersion]:

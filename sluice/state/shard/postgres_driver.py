@@ -64,7 +64,9 @@ def escape(text: str) -> str:
 
 def unescape(text: str) -> str:
     """Return the text that `escape` has turned into this text."""
-    return text.replace("\1\1", "\0").replace("\1\2", "\1") if "\1" in text else text
+    if "\1" not in text:
+        return text
+    return text.replace("\1\1", "\0").replace("\1\2", "\1")
 
 
 class PostgresDriver(Driver):
@@ -256,11 +258,9 @@ class PostgresDriver(Driver):
 
     @override
     def is_sealed(self) -> bool:
-        return bool(
-            self.fetch("SELECT obj_description('shard'::regclass, 'pg_class') = %s", (_SEALED,))[0][
-                0
-            ]
-        )
+        query = "SELECT obj_description('shard'::regclass, 'pg_class') = %s"
+        ((is_sealed,),) = self.fetch(query, (_SEALED,))
+        return bool(is_sealed)
 
     @override
     def seal(self, sealed: bool) -> None:

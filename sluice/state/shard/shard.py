@@ -83,7 +83,10 @@ class Journal(msgspec.Struct, frozen=True, array_like=True):
     @property
     def unfinished(self) -> int | None:
         """The first batch that the rows of an unfinished copy lack; None for a complete shard."""
-        return next((entry.batch for entry in self.batches if entry.operator == UNFINISHED), None)
+        for entry in self.batches:
+            if entry.operator == UNFINISHED:
+                return entry.batch
+        return None
 
 
 class LastPlaces(msgspec.Struct, frozen=True, array_like=True):

@@ -169,7 +169,7 @@ class SqliteDriver(Driver):
         rows: Iterable[Sequence[Any]],
         constants: Mapping[str, int] = NO_CONSTANTS,
     ) -> None:
-        marks = ", ".join(["?"] * len(columns) + [str(number) for number in constants.values()])
+        marks = ", ".join([*["?"] * len(columns), *map(str, constants.values())])
         insert_one = f"INSERT INTO {table} ({', '.join((*columns, *constants))}) VALUES ({marks})"
         insert_many = insert_one + f", ({marks})" * (_ROWS_AT_ONCE - 1)
         cursor, width = self._connection.cursor(), len(columns)
@@ -177,10 +177,8 @@ class SqliteDriver(Driver):
             if len(values) == _ROWS_AT_ONCE * width:
                 cursor.execute(insert_many, values)
             else:
-                cursor.executemany(
-                    insert_one,
-                    [values[begin : begin + width] for begin in range(0, len(values), width)],
-                )
+                begins = range(0, len(values), width)
+                cursor.executemany(insert_one, [values[at : at + width] for at in begins])
 
     @override
     def versions_before(self, batch: int, ids: RowIds) -> Iterator[StoredRow]:
