@@ -26,7 +26,7 @@ from sluice.errors import LeaseError, Refused, StateError
 from sluice.kafka.topics import topic_ids
 from sluice.plan import Job
 from sluice.settings import Settings
-from sluice.state.ledger.audits import Audit
+from sluice.state.ledger.audits import Audit, split_checksums
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot, WorkerInfo
@@ -230,10 +230,7 @@ def _write(ledger: Ledger, lease: Lease, found: Recovery, settings: Settings) ->
     info, marker = found.info, found.marker
     batch = marker.with_earlier
     outputs = {f"output/{topic}": number for topic, number in marker.outputs.items()}
-    checksums: dict[str, str] = {}
-    states: dict[str, str] = {}
-    for worker, sums in marker.state.shards.items():
-        checksums[worker], states[worker] = sums.state_rows, sums.states
+    checksums, states = split_checksums(marker.state.shards)
     snapshot = Snapshot(
         pipeline=info.pipeline,
         generation=info.generation,

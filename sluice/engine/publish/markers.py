@@ -63,9 +63,9 @@ class Writer:
     def generation_of(self, key: str) -> int | None:
         """Return the generation whose marker has this key; None for another key."""
         writer, _, generation = key.rpartition(".")
-        return (
-            int(generation) if writer == self.transactional_id and generation.isdecimal() else None
-        )
+        if writer != self.transactional_id or not generation.isdecimal():
+            return None
+        return int(generation)
 
 
 class PublishedState(msgspec.Struct, frozen=True):
@@ -104,8 +104,10 @@ class Marker(msgspec.Struct, frozen=True):
         """Return the marker of the batch as if it had not been written to these topics."""
         changes: dict[str, Any] = {}
         for name in ("outputs", "checksums", "ids"):
-            values: dict[str, Any] = getattr(self, name)
-            changes[name] = {topic: value for topic, value in values.items() if topic not in topics}
+            values = dict(getattr(self, name))
+            for topic in topics:
+                values.pop(topic, None)
+            changes[name] = values
         return msgspec.structs.replace(self, **changes)
 
     def restored(self, ids: Mapping[str, str]) -> Self:
@@ -145,7 +147,9 @@ class MarkerTopic:
     def registration(self, generation: int) -> GenerationInfo | None:
         """Return a generation as it was registered last; None if the topic does not have it."""
         encoded = self.registrations.get(generation)
-        return None if encoded is None else msgspec.json.decode(encoded, type=GenerationInfo)
+        if encoded is None:
+            return None
+        return msgspec.json.decode(encoded, type=GenerationInfo)
 
 
 def encode_registration(info: GenerationInfo) -> bytes:

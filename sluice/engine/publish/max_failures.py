@@ -108,7 +108,7 @@ def notable_rejections(counts: Mapping[str, int], dead_letters: Iterable[pa.Tabl
 
 
 def _rejected(counts: Mapping[str, int]) -> dict[str, int]:
-    """Reason → number of records that could not be read."""
+    """Return each reason → the number of records that could not be read."""
     rejected: dict[str, int] = {}
     for name, count in counts.items():
         if name.startswith(_REJECTED) and name not in _NOT_REJECTED:
@@ -121,17 +121,18 @@ def _reasons(rejected: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> s
     """Return the most frequent reasons, each with its number of records and an example."""
     frequent = sorted(rejected.items(), key=lambda of_reason: -of_reason[1])[:_MOST_REASONS]
     examples = _examples([reason for reason, _ in frequent], dead_letters)
-    texts = []
+    texts: list[str] = []
     for reason, count in frequent:
-        example = examples.get(reason, "")
-        texts.append(
-            f"{reason}: {count:,}" + (f", for example {example.rstrip('.')}" if example else "")
-        )
+        text = f"{reason}: {count:,}"
+        example = examples.get(reason)
+        if example:
+            text += f", for example {example.rstrip('.')}"
+        texts.append(text)
     return "; ".join(texts)
 
 
 def _examples(reasons: Collection[str], dead_letters: Iterable[pa.Table]) -> dict[str, str]:
-    """Reason → the error of a record that was rejected for this reason."""
+    """Return each reason → the error of a record that was rejected for this reason."""
     examples: dict[str, str] = {}
     for headers in _headers(dead_letters):
         reason = headers.get(FIRST, "")

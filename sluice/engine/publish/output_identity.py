@@ -71,11 +71,13 @@ class OutputIdentity:
 
     def _error(self, topic: str, now: str | None) -> OutputError:
         name = self.writer.ref.pipeline
-        happened = "was deleted" if now is None else "was deleted and created again"
+        happened, create = "was deleted and created again", ""
+        if now is None:
+            happened = "was deleted"
+            create = "create the topic, or let the next run create it, and "
         if topic == self.writer.markers:
             return lost_markers(f"The topic {topic} {happened} during the run.", name)
         records = "dead letters" if topic == self.dead_letters else "records"
-        create = "" if now else "create the topic, or let the next run create it, and "
         return OutputError(
             f"Topic {topic} {happened}: the {records} that {name} had written to it are gone. The "
             "published state is complete.",
@@ -95,5 +97,10 @@ def changed_topics(
 
     `ids`: topic → its id now.
     """
-    written = {} if marker is None else marker.ids
-    return [topic for topic in topics if topic in written and ids.get(topic) != written[topic]]
+    if marker is None:
+        return []
+    changed: list[str] = []
+    for topic in topics:
+        if topic in marker.ids and marker.ids[topic] != ids.get(topic):
+            changed.append(topic)
+    return changed

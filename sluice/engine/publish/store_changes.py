@@ -82,7 +82,9 @@ def _unchanged(output: ChangeSteps, changes: pa.Table) -> pa.Table:
     values = value_texts(changes, output.sink.store_column)
     # A store of plain values keeps a null as the JSON text `null`. A topic gets a record without a
     # value, a tombstone.
-    texts = [None if output.sink.scalar and value == "null" else value for value in values]
+    texts: list[str | None] = [*values]
+    if output.sink.scalar:
+        texts = [None if value == "null" else value for value in values]
     columns = {
         "key": changes.column("key"),
         "value": pa.array(texts, pa.string()),
@@ -109,16 +111,23 @@ def require_resolvable(spark: SparkSession, job: Job, outputs: Sequence[ChangeSt
 
     from sluice.engine.steps.sql_errors import Unresolved
 
-    schema = {name: pa.int64() for name in ("window_start", "window_end", "time")}
-    schema |= {name: pa.string() for name in ("key", "value")}
+    changes = _NO_CHANGES.empty_table()
     tables = LookupTables({table.group: {} for table in job.tables})
     for output in outputs:
         if not output.sink.steps:
             continue
         try:
-            output.on_spark(
-                spark,
-                tables.join(pa.schema(schema.items()).empty_table(), output.sink.steps),
-            )
+            output.on_spark(spark, tables.join(changes, output.sink.steps))
         except PySparkException as error:
             raise Unresolved(output.sink.sink.number, error) from None
+
+
+_NO_CHANGES = pa.schema(
+    [
+        ("window_start", pa.int64()),
+        ("window_end", pa.int64()),
+        ("time", pa.int64()),
+        ("key", pa.string()),
+        ("value", pa.string()),
+    ]
+)

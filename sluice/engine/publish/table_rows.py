@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, repeat
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -58,17 +58,17 @@ def table_rows(
             else:
                 identity = (_key(key_column, key), *map(utc_datetime, place))
             if value is not None:
-                fields = (
-                    {"value": msgspec.Raw(value.encode())} if sink.scalar else _fields_of(value)
-                )
+                if sink.scalar:
+                    fields = {"value": msgspec.Raw(value.encode())}
+                else:
+                    fields = _fields_of(value)
                 if (
                     sink.table.key in fields
                     and key_column.encode(bytes(fields[sink.table.key])) != identity[0]
                 ):
                     raise ValueError(f"the field {sink.table.key} differs from the record's key")
-                row = [*identity]
-                row += [column.encode(bytes(fields.get(column.name, _NULL))) for column in others]
-                written.append(tuple(row))
+                encoded = [col.encode(bytes(fields.get(col.name, _NULL))) for col in others]
+                written.append((*identity, *encoded))
             elif sink.table.key is None:
                 raise ValueError("the record has no value")
             else:
@@ -86,11 +86,15 @@ def table_rows(
 
 def join_rows(parts: Iterable[Rows]) -> Rows:
     """Return one `Rows` with the rows of all parts."""
-    parts = list(parts)
-    records = pa.concat_tables([part.records for part in parts]) if parts else pa.table({})
-    written = chain.from_iterable(part.written for part in parts)
-    deleted = chain.from_iterable(part.deleted for part in parts)
-    return Rows([*written], [*deleted], records)
+    tables: list[pa.Table] = []
+    written: list[Row] = []
+    deleted: list[Row] = []
+    for part in parts:
+        tables.append(part.records)
+        written += part.written
+        deleted += part.deleted
+    records = pa.concat_tables(tables) if tables else pa.table({})
+    return Rows(written, deleted, records)
 
 
 def _key(column: Column, key: str) -> Any:
@@ -99,8 +103,9 @@ def _key(column: Column, key: str) -> Any:
     The key, a text, becomes a number in a column of numbers.
     """
     try:
-        is_number = not column.is_text and _is_number(key)
-        return column.encode(key.encode() if is_number else msgspec.json.encode(key))
+        if column.is_text or not _is_number(key):
+            return column.encode(msgspec.json.encode(key))
+        return column.encode(key.encode())
     except ValueError as error:
         raise ValueError(f"the key does not fit: {error}") from None
 

@@ -123,7 +123,9 @@ class TransactionalOutput:
     @property
     def last(self) -> Batch | None:
         """The last batch that the writer's generation has written; None before the first."""
-        return None if self._marker is None else self._marker.batch
+        if self._marker is None:
+            return None
+        return self._marker.batch
 
     @property
     def last_batch(self) -> int:
@@ -208,9 +210,10 @@ class TransactionalOutput:
         """
         self._require_next(batch)
         marker = self._marker if batch.number == self.last_batch else None
-        written: Mapping[str, int] = {} if marker is None else marker.outputs
+        written: Mapping[str, int] = {}
         checksums: Counter[str] = Counter()
         if marker is not None:
+            written = marker.outputs
             records = [*records]
             self._require_same(marker, records)
         counts = dict(written)
@@ -236,8 +239,9 @@ class TransactionalOutput:
                     total = _produce(self._producer, topic, table, self._require_writable)
                     checksums[topic] += total
             if begun:
-                before = {} if marker is None else marker.checksums
-                sums = before | {topic: _hexadecimal(total) for topic, total in checksums.items()}
+                sums = dict(marker.checksums) if marker is not None else {}
+                for topic, total in checksums.items():
+                    sums[topic] = _hexadecimal(total)
                 ends = merge_ends(self._earlier_ends, batch.ends)
                 marker = Marker(batch, counts, ends, sums, dict(self.topic_ids), state)
                 self._queue_marker(self._writer.name, marker)
@@ -318,9 +322,13 @@ class TransactionalOutput:
             now[topic] = Written(counts[topic], _hexadecimal(totals[topic]))
         # The marker lacks a topic that was added to the pipeline after the batch was written. The
         # records for this topic are written now.
-        before = {topic: marker.written_to(topic) for topic in now if topic in marker.outputs}
-        differences = [written.difference(topic, now[topic]) for topic, written in before.items()]
-        if differences := [*filter(None, differences)]:
+        differences: list[str] = []
+        for topic, written in now.items():
+            if topic in marker.outputs:
+                difference = marker.written_to(topic).difference(topic, written)
+                if difference:
+                    differences.append(difference)
+        if differences:
             raise BatchDiffers.of(self._writer.ref.pipeline, marker.batch.number, differences)
 
     @contextlib.contextmanager
@@ -343,7 +351,9 @@ class TransactionalOutput:
     @property
     def _earlier_ends(self) -> Positions:
         """The end offsets of all earlier batches, including those of earlier generations."""
-        return {} if self.newest_marker is None else self.newest_marker.with_earlier.ends
+        if self.newest_marker is None:
+            return {}
+        return self.newest_marker.with_earlier.ends
 
     @property
     def newest_marker(self) -> Marker | None:
@@ -459,7 +469,8 @@ def _chunks(table: pa.Table) -> Iterator[_Chunk]:
             table.schema.get_field_index(name), name, table.column(name).cast(pa.binary())
         )
     for records in table.to_batches(max_chunksize=_CHUNK):
-        keys, values = (records.column(name).to_pylist() for name in ("key", "value"))
+        keys = records.column("key").to_pylist()
+        values = records.column("value").to_pylist()
         yield _Chunk(records, keys, values)
 
 
@@ -530,7 +541,8 @@ def _header_lists(records: pa.ListArray) -> Iterator[list[tuple[str, bytes | Non
     records = records.take(pa.array(firsts))
     # Listing the headers of all records at once takes a tenth of the time of listing each record's
     # headers.
-    pairs = list(zip(*(column.to_pylist() for column in records.flatten().flatten()), strict=True))
+    columns = [column.to_pylist() for column in records.flatten().flatten()]
+    pairs = list(zip(*columns, strict=True))
     begin = 0
     for length, count in zip(
         pc.fill_null(pc.list_value_length(records), 0).to_pylist(), counts, strict=True

@@ -55,7 +55,9 @@ class Clocks:
         rely on it.
         """
         self._compare()
-        known = [0, *self._ahead] if len(self._ahead) != 1 else self._ahead
+        known = self._ahead
+        if len(known) != 1:
+            known = [0, *known]
         return _milliseconds() - round(statistics.median_low(known))
 
     def earliest(self) -> int:

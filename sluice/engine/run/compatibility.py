@@ -42,8 +42,10 @@ def require_compatible(
     `interrupted` says whether the last run was interrupted. Only the pipeline `before` can repeat
     the batch of an interrupted run.
     """
-    changes = [] if before is None else incompatible_changes(before, now)
-    if before is None or not changes:
+    if before is None:
+        return
+    changes = incompatible_changes(before, now)
+    if not changes:
         return
     name = now.pipeline
     # The planned batch may be written in part, and only the earlier pipeline gives the same
@@ -109,9 +111,8 @@ class StoreChanges:
         concerns all stores.
         """
         if changes := [*_changes_of_all(before, now)]:
-            other_workers = len(changes) == 1 and len(before.workers) != len(now.workers)
             next_step = f"Compute all stores from the topics: sluice rebuild {now.pipeline}."
-            if other_workers:
+            if len(changes) == 1 and len(before.workers) != len(now.workers):
                 next_step = (
                     "Change the stores first, and the workers then: "
                     f"sluice repartition {now.pipeline}."
@@ -127,8 +128,10 @@ class StoreChanges:
         for name in processors.keys() & old.keys():
             if _store_change(old[name], new[name]):
                 recomputed.add(processors[name])
-        same = _same_operators(before, now)
-        operators = {was: name for was, name in same if name not in recomputed}
+        operators: dict[str, str] = {}
+        for name_before, name in _same_operators(before, now):
+            if name not in recomputed:
+                operators[name_before] = name
         ordered = before.operators.keys() | now.operators.keys()
         stores: set[str] = set()
         for name in old.keys() & new.keys():
@@ -184,8 +187,13 @@ def changed_functions(before: GenerationInfo | None, now: GenerationInfo) -> lis
     The state stays valid. Only the author knows whether the new code gives other results, and can
     rebuild the state.
     """
-    codes = {} if before is None else before.functions
-    return sorted(name for name, code in now.functions.items() if codes.get(name, code) != code)
+    if before is None:
+        return []
+    changed: list[str] = []
+    for name, code in now.functions.items():
+        if before.functions.get(name, code) != code:
+            changed.append(name)
+    return sorted(changed)
 
 
 def is_compatible(before: GenerationInfo, now: GenerationInfo) -> bool:
@@ -251,18 +259,23 @@ def _same_operators(before: GenerationInfo, now: GenerationInfo) -> Iterator[tup
             yield name, name
             continue
         # The author names stores, so only a step without a store can have another name now.
-        renamed = next((each for each in same if each not in stores), None)
-        if renamed is not None and name not in stores:
-            same.remove(renamed)
-            yield renamed, name
+        if name in stores:
+            continue
+        for name_before in same:
+            if name_before not in stores:
+                same.remove(name_before)
+                yield name_before, name
+                break
 
 
 def _steps(info: GenerationInfo) -> Iterator[str]:
     """Yield the stores and operators that are steps of the pipeline.
 
-    Omits the stores of processors, which are not steps.
+    The stores of processors are not steps.
     """
-    yield from (store.name for store in info.stores if not is_of_processor(store.group_id))
+    for store in info.stores:
+        if not is_of_processor(store.group_id):
+            yield store.name
     yield from info.operators
 
 
@@ -319,9 +332,10 @@ def _difference(was: str, is_now: str) -> str:
         return "it took records in any order, and now takes them in order"
     if is_now.endswith(IN_ANY_ORDER) and not was.endswith(IN_ANY_ORDER):
         return "it took records in order, and now takes them in any order"
-    steps = zip_longest(was.split(" > "), is_now.split(" > "), fillvalue="nothing")
-    old, new = next((old, new) for old, new in steps if old != new)
-    return f"{old!r} became {new!r}"
+    for old, new in zip_longest(was.split(" > "), is_now.split(" > "), fillvalue="nothing"):
+        if old != new:
+            return f"{old!r} became {new!r}"
+    raise AssertionError("the two definitions differ")
 
 
 _NAMES = {

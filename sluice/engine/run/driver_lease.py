@@ -278,7 +278,9 @@ def is_gone(row: LeaseRow) -> bool:
         return False
     # `/proc` may hide processes of other users (its mount option `hidepid`). Of such a process,
     # only the id can be checked.
-    return _start_time(row.pid) != started if _is_visible(row.pid) else not _exists(row.pid)
+    if _is_visible(row.pid):
+        return _start_time(row.pid) != started
+    return not _exists(row.pid)
 
 
 def _machine() -> str:
@@ -321,4 +323,6 @@ def _start_time(pid: int) -> str:
     except OSError:
         return ""
     # A zombie process has ended; its parent has not collected its status yet.
-    return "" if state in ("Z", "X") else after[18]
+    if state in ("Z", "X"):
+        return ""
+    return after[18]

@@ -174,9 +174,9 @@ class JobRun:
         ids = topics.require_access()
         newest = ledger.snapshots.newest(storage.ref)
         planned = ledger.plans.unpublished(storage.ref)
-        positions = {} if newest is None else newest.positions
-        planned_ends = {} if planned is None else planned.ends
-        firsts = identity.check(positions, planned_ends)
+        firsts = identity.check(
+            {} if newest is None else newest.positions, {} if planned is None else planned.ends
+        )
         partitions = partition_counts(self.settings.kafka, self.job.topics)
         # A topic that was deleted must not be created again without a word.
         topics.require_never_written(ids)
@@ -270,15 +270,18 @@ class JobRun:
         is_interrupted = setup.newest is not None and setup.planned is not None
         require_compatible(setup.registered, setup.info, lambda: is_interrupted)
         with nullcontext() if output is None else output.transaction as transaction:
+            written: Batch | None = None
             if transaction is not None:
                 transaction.require_newest()
                 transaction.require_marker(ledger.audits.newest(storage.ref))
                 setup.topics.begin(transaction)
-            written = None if transaction is None else transaction.last
+                written = transaction.last
             self._prepare(ledger, lease, storage, written)
             if self.steps is not None:
                 inherit_answers(ledger, storage, lease.epoch)
-            destinations = None if output is None else self._destinations(ledger, setup, output)
+            destinations: Destinations | None = None
+            if output is not None:
+                destinations = self._destinations(ledger, setup, output)
             lease.require_in_ledger()
             self._register(ledger, setup.registered, setup.info, lease.epoch)
             if transaction is not None:
@@ -366,7 +369,9 @@ class JobRun:
         news: News | None = "records"
         while news in ("records", "timers"):
             computes_sql = loop.query.written.computes_sql
-            unread = linger.unread(ledger.positions(name)) if computes_sql else 0
+            unread = 0
+            if computes_sql:
+                unread = linger.unread(ledger.positions(name))
             prepare_for(loop.query.spark, computes_sql=computes_sql, records=unread)
             loop.run_all(kafka)
             # An output may have been deleted after its last check, before the last batch was
@@ -378,7 +383,7 @@ class JobRun:
         return news
 
     def _destinations(self, ledger: Ledger, setup: _Setup, output: _TopicOutput) -> Destinations:
-        """Return the topics and tables of the run. Opens the tables."""
+        """Open the tables of the run. Return them and its topics."""
         tables = self._begin_tables(ledger, setup.query.spark, setup.newest)
         return Destinations(
             output.transaction,
@@ -398,7 +403,9 @@ class JobRun:
         Create or check the tables, and fence off earlier drivers.
         """
         writers = table_sinks(self.job, self.settings, spark)
-        published = _last_published(ledger, newest) if writers and newest is not None else None
+        published: Published | None = None
+        if writers and newest is not None:
+            published = _last_published(ledger, newest)
         for writer in writers.values():
             writer.begin(published)
         return writers
@@ -437,7 +444,9 @@ class JobRun:
             outputs: dict[str, list[str]] = {}
             for other in (*ledger.generations.all_current(), info):
                 outputs[other.pipeline] = [*other.outputs]
-            warnings += [str(shared) for shared in shared_topics(outputs) if shared.topic in new]
+            for shared in shared_topics(outputs):
+                if shared.topic in new:
+                    warnings.append(str(shared))
         for warning in warnings:
             log.warning("pipeline changed", pipeline=info.pipeline, change=warning)
             ledger.notes.add(info.ref, self.settings.run, warning)
@@ -455,10 +464,10 @@ class JobRun:
         # The topic of dead letters must accept dead letters of the largest records that other
         # topics accept.
         ensure_topics(kafka, dict.fromkeys(settings, 1), settings)
-        return {topic: limits[topic] for topic in self.job.outputs} | topic_limits(
-            kafka,
-            [dead_letters],
-        )
+        accepted = topic_limits(kafka, [dead_letters])
+        for topic in self.job.outputs:
+            accepted[topic] = limits[topic]
+        return accepted
 
 
 @dataclass(frozen=True)
@@ -512,8 +521,10 @@ def _lease_of_hidden(ledger: Ledger, lease: Lease) -> Iterator[Lease]:
 
 def _last_published(ledger: Ledger, snapshot: Snapshot) -> Published:
     """Return a generation's last published batch, which tables outside Kafka must contain."""
+    begun = 0
     newest = ledger.history.recent(snapshot.ref, 1)
-    begun = newest[0].begun if newest and newest[0].number == snapshot.batch else 0
+    if newest and newest[0].number == snapshot.batch:
+        begun = newest[0].begun
     audit = ledger.audits.newest(snapshot.ref)
     return Published(
         BatchId(snapshot.generation, snapshot.batch, begun),

@@ -81,7 +81,8 @@ class Linger:
         # The result is also true if a topic is gone. The run then looks for the topics again, and
         # ends with an error.
         present = dict.fromkeys(self.partitions, 0)
-        present |= {topic: len(ends) for topic, ends in lag.ends.items()}
+        for topic, ends in lag.ends.items():
+            present[topic] = len(ends)
         return present != dict(self.partitions)
 
     def _lag(self, positions: Offsets) -> Lag | None:
@@ -93,9 +94,10 @@ class Linger:
             lag = self._read_lag(positions)
         # A broker may restart while a run lingers. The lease and the time limit still end the wait.
         except (KafkaException, TimeoutError) as error:
-            denied = denial(self.kafka, error) if isinstance(error, KafkaException) else None
-            if denied is not None:
-                raise denied from None
+            if isinstance(error, KafkaException):
+                denied = denial(self.kafka, error)
+                if denied is not None:
+                    raise denied from None
             if not self._unreachable:
                 log.warning("waiting for the broker", why=str(error) or "timed out")
             self._unreachable = True

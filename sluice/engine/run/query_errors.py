@@ -82,11 +82,17 @@ def _task_error(storage: Storage, message: str) -> SluiceError | None:
 
 def _cause(message: str) -> str:
     """Return the innermost cause in Spark's message, without the stack trace."""
-    lines = [line.strip() for line in message.splitlines()]
+    lines: list[str] = []
+    causes: list[str] = []
+    raised: list[str] = []
     # Java writes the chain of causes from the outermost to the innermost, so the last of these
     # lines has the innermost cause.
     prefix = "Caused by: "
-    causes = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
-    raised = [line for line in lines if _PYTHON_ERROR.match(line)]
+    for line in message.splitlines():
+        lines.append(line.strip())
+        if lines[-1].startswith(prefix):
+            causes.append(lines[-1].removeprefix(prefix))
+        elif _PYTHON_ERROR.match(lines[-1]):
+            raised.append(lines[-1])
     summary = message.partition("terminated with exception: ")[2].splitlines()[:1]
     return (causes or raised or summary or lines)[-1][:500]

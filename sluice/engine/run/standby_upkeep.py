@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import structlog
 
@@ -78,9 +79,11 @@ def promote_standbys(ledger: Ledger, pipeline: str, run: str, why: StateError) -
     """
     if not ledger.standbys.of(pipeline):
         return "There is no standby."
-    lost = why.workers if isinstance(why, DamagedState) else None
-    if lost is not None and not lost:
-        return "The damage is not in a worker's shard."
+    lost: Iterable[int] | None = None
+    if isinstance(why, DamagedState):
+        if not why.workers:
+            return "The damage is not in a worker's shard."
+        lost = why.workers
     try:
         with current_lease(ledger, pipeline, this_process(run)) as lease:
             notes = promote_lost_standbys(ledger, lease.ref, lease.epoch, lost, run, why.detail)

@@ -6,7 +6,7 @@ An audit is kept as long as its snapshot.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -193,6 +193,15 @@ class Audits(LedgerPart):
 
     def _audits(self, statement: Select[Any]) -> list[Audit]:
         return [_audit(row) for row in self._read(statement)]
+
+
+def split_checksums(checksums: Mapping[str, Checksums]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return `Audit.checksums` and `Audit.states` for the checksums of all workers' shards."""
+    state_rows: dict[str, str] = {}
+    states: dict[str, str] = {}
+    for worker, of_shard in checksums.items():
+        state_rows[worker], states[worker] = of_shard.state_rows, of_shard.states
+    return state_rows, states
 
 
 def total(audits: Iterable[Audit]) -> list[SourceAudit]:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, RowMapping, bindparam, delete, insert, select
 
 from sluice.errors import NotFound, Refused, StateError
 from sluice.state.database import as_json, database_errors, transaction
-from sluice.state.ledger.audits import Audit, audit_row
+from sluice.state.ledger.audits import Audit, audit_row, split_checksums
 from sluice.state.ledger.history import Batch, history_row
 from sluice.state.ledger.leases import LeaseRow, require_epoch
 from sluice.state.ledger.ledger_part import LedgerPart, decode_columns, json_texts
@@ -194,10 +194,8 @@ class Generations(LedgerPart):
         next batch continues. By default, both are inherited.
         """
         newest = {SNAPSHOTS: SNAPSHOTS.c.batch == batch, AUDITS: AUDITS.c.batch == batch}
-        state_rows: dict[str, str] = {}
-        states: dict[str, str] = {}
-        for number, sums in enumerate(checksums):
-            state_rows[str(number)], states[str(number)] = sums.state_rows, sums.states
+        by_worker = {str(number): of_shard for number, of_shard in enumerate(checksums)}
+        state_rows, states = split_checksums(by_worker)
         texts = {"checksums": as_json(state_rows), "states": as_json(states)}
         with database_errors("Continuing the generation"), transaction(self._engine) as connection:
             require_epoch(connection, new, epoch)
