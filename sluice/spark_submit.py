@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 from itertools import filterfalse
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from sluice.errors import SettingsError
 from sluice.provision.class_archive import ARCHIVE_OPTIONS, WRITE_OPTION, class_archive
@@ -260,24 +261,27 @@ def _interruptible() -> Iterator[Callable[[], None]]:
 
     def begin() -> None:
         nonlocal has_begun
-        if signal.SIGINT in handled:
+        if signal.SIGINT in before:
             signal.signal(signal.SIGINT, receive)
         has_begun = True
         if received:
             # The signal came while the command started, when its process was not known yet.
             raise Interrupted(received[0])
 
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    # A signal that is ignored stays ignored. For example, nohup ignores SIGHUP, so that the command
-    # goes on without a terminal.
-    handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    before: dict[signal.Signals, Any] = {}
+    for number in _SIGNALS:
+        handler = signal.getsignal(number)
+        # A signal that is ignored stays ignored. For example, nohup ignores SIGHUP, so that the
+        # command goes on without a terminal.
+        if handler is not signal.SIG_IGN:
+            before[number] = handler
     try:
-        for number in handled:
+        for number in before:
             signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else receive)
         yield begin
     finally:
-        for number in handled:
-            signal.signal(number, before[number])
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -316,17 +320,19 @@ def submission(
         writes_archive = archive.startswith(WRITE_OPTION)
         variables[WRITES_ARCHIVE] = "1" if writes_archive else ""
         options = (*QUIET_JVM, f"-Djava.io.tmpdir={folder}", archive)
+        conf = {
+            "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options),
+            **_heap(settings, master, delta=delta),
+            **conf,
+        }
+        if is_local(master):
+            conf |= _LOCAL_CONF
         submitted = Submission(
             master,
             tuple(arguments),
             variables,
             driver_class_path=os.pathsep.join(map(str, jars)),
-            conf={
-                "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options),
-                **_heap(settings, master, delta=delta),
-                **conf,
-                **(_LOCAL_CONF if is_local(master) else {}),
-            },
+            conf=conf,
             is_first=writes_archive,
             finished=folder / "finished",
             connection=folder / "connection",
@@ -385,10 +391,10 @@ def executor_environment(settings: Settings) -> dict[str, str]:
     # Spark copies the archive to each executor's working directory, and starts Python's daemon
     # there. Python searches PYTHONPATH first, so another version of Sluice that is installed
     # on an executor's host is not used.
-    variables = {"PYTHONPATH": CODE}
+    conf = {"spark.executorEnv.PYTHONPATH": CODE}
     if settings.server_ca is not None:
-        variables["SLUICE_SERVER_CA"] = str(settings.server_ca)
-    return {f"spark.executorEnv.{name}": value for name, value in variables.items()}
+        conf["spark.executorEnv.SLUICE_SERVER_CA"] = str(settings.server_ca)
+    return conf
 
 
 def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
@@ -396,7 +402,8 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
 
     Unlike arguments, secrets in it do not appear in lists of processes.
     """
-    return {
+    spark = find_spark()
+    variables = {
         "SLUICE_HOME": str(settings.home),
         "SLUICE_PIPELINES": str(settings.pipelines),
         "SLUICE_LEDGER": settings.ledger,
@@ -412,10 +419,7 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         # Without these variables, Spark's Python workers may use another interpreter.
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        # Tells spark-submit where PySpark is. Without it, spark-submit starts Python to find out.
-        **({"SPARK_HOME": str(spark)} if (spark := find_spark()) else {}),
         "SPARK_LAUNCHER_OPTS": " ".join(launcher_options(spark)),
-        **{name: os.environ.get(name, default) for name, default in _ALLOCATORS.items()},
         # Keeps the folder of `driver.py` off sys.path.
         "PYTHONSAFEPATH": "1",
         # Airflow's hook finds spark-submit on the PATH: this Python's pyspark must come first.
@@ -423,20 +427,29 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
             (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
         ),
     }
+    if spark is not None:
+        # Tells spark-submit where PySpark is. Without it, spark-submit starts Python to find out.
+        variables["SPARK_HOME"] = str(spark)
+    for name, default in _ALLOCATORS.items():
+        variables[name] = os.environ.get(name, default)
+    return variables
 
 
 def launcher_options(spark: Path | None) -> list[str]:
-    """Java's options for the short-lived JVM that assembles the driver's command.
+    """Return Java's options for the short-lived JVM that assembles the driver's command.
 
     `spark` is Spark's folder.
 
     The launcher's class path has all of Spark's jars, and Java would open one after the other until
     it finds the launcher. So the launcher's jar is searched first.
     """
-    jars = map(str, (spark / "jars").glob("spark-launcher_*.jar") if spark else ())
-    # Spark's script splits the options at spaces, and quotes do not help.
-    first = [f"-Xbootclasspath/a:{jar}" for jar in jars if shlex.quote(jar) == jar]
-    return [_QUICK_COMPILER, "-XX:+UseSerialGC", *first]
+    options = [_QUICK_COMPILER, "-XX:+UseSerialGC"]
+    if spark is not None:
+        for jar in (spark / "jars").glob("spark-launcher_*.jar"):
+            # Spark's script splits the options at spaces, and quotes do not help.
+            if shlex.quote(str(jar)) == str(jar):
+                options.append(f"-Xbootclasspath/a:{jar}")
+    return options
 
 
 def _heap(settings: Settings, master: str, *, delta: bool) -> dict[str, str]:

@@ -97,7 +97,10 @@ def fetch(
             next_step=f"Check that the Maven repository is reachable, or set {_SETTINGS} to an "
             "ivysettings.xml.",
         )
-    return {Module(*path.relative_to(jars).parts[:3]): path for path in jars.rglob("*.jar")}
+    fetched: dict[Module, Path] = {}
+    for path in jars.rglob("*.jar"):
+        fetched[Module(*path.relative_to(jars).parts[:3])] = path
+    return fetched
 
 
 def _description(modules: Iterable[Module], transitive: bool) -> str:
@@ -117,8 +120,10 @@ def _description(modules: Iterable[Module], transitive: bool) -> str:
 
 def _ivy_jar() -> Path:
     pyspark = importlib.util.find_spec("pyspark")
-    folder = Path(pyspark.origin).parent / "jars" if pyspark and pyspark.origin else None
-    if folder is None or not (versions := sorted(folder.glob("ivy-*.jar"))):
+    versions: list[Path] = []
+    if pyspark is not None and pyspark.origin:
+        versions = sorted((Path(pyspark.origin).parent / "jars").glob("ivy-*.jar"))
+    if not versions:
         raise PreflightError(
             "PySpark, which contains Ivy, is not installed.",
             next_step="Run pip install 'sluice-streams[spark]'.",
@@ -128,15 +133,17 @@ def _ivy_jar() -> Path:
 
 def _settings() -> list[str]:
     path = os.environ.get(_SETTINGS)
-    if path and not Path(path).is_file():
+    if not path:
+        return []
+    if not Path(path).is_file():
         why = f"{_SETTINGS} is {path}, which does not exist."
         raise PreflightError(why, next_step="Correct or unset the variable.")
-    return ["-settings", path] if path else []
+    return ["-settings", path]
 
 
 def _reason(output: list[str]) -> str:
     """Return the first line of Ivy's output about a missing module or a network error."""
-    errors = [
-        line for line in output if "not found" in line or "Exception" in line or "Host" in line
-    ]
-    return (errors or output or ["Ivy printed nothing"])[0].strip(":. ")
+    for line in output:
+        if "not found" in line or "Exception" in line or "Host" in line:
+            return line.strip(":. ")
+    return (output or ["Ivy printed nothing"])[0].strip(":. ")

@@ -41,11 +41,13 @@ def raise_file_limit() -> int:
     Return their number.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_FILES
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
+    if soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft = most
-    return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    return soft
 
 
 class Admission:
@@ -130,4 +132,6 @@ class Arrival(asyncio.Protocol):
 
 def _client(transport: asyncio.BaseTransport) -> str:
     address = transport.get_extra_info("peername")
-    return str(address[0]) if isinstance(address, tuple) else ""
+    if not isinstance(address, tuple):
+        return ""
+    return str(address[0])

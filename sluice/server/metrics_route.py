@@ -80,12 +80,15 @@ class MetricsApp:
             samples.append(Measurement("disk_size_bytes", size, (("folder", str(folder)),)))
         for name in figures.pipelines:
             lag = lags.get(name)
+            held_since = None
+            if lag is not None:
+                held_since = self._services.held_since(lag)
             of_now = gauges(
                 figures,
                 name,
                 lag,
                 lag_error=lag_error,
-                held_since=None if lag is None else self._services.held_since(lag),
+                held_since=held_since,
                 sizes=sizes,
                 oldest_unread=oldest_unread,
             )
@@ -94,4 +97,6 @@ class MetricsApp:
         return prometheus(samples)
 
     def _location(self, worker: WorkerInfo) -> str | None:
-        return self._served(worker) if worker.server else worker.location
+        if worker.server:
+            return self._served(worker)
+        return worker.location

@@ -138,11 +138,10 @@ def claim(
 def _require_published(ledger: Ledger, ref: GenerationRef, worker: int, address: str) -> None:
     """Raise StateError if the shard was moved away, or does not have the published state."""
     audit = ledger.audits.newest(ref)
-    published = None if audit is None else audit.published_checksums(worker)
     with LocalShard.open(address) as shard:
         if shard.is_sealed():
             raise StateError("The shard here has been moved away.")
-        if audit is None or published is None:
+        if audit is None or (published := audit.published_checksums(worker)) is None:
             return
         reason = shard.checksums(audit.batch).difference(published)
         if reason:
@@ -179,6 +178,7 @@ def register(ledger: Ledger, configuration: Settings, options: ServerOptions) ->
 
 
 def _leads_anywhere(host: str) -> bool:
+    """Return whether the name stands for all addresses of a host."""
     return any(ip_address(address).is_unspecified for address in _addresses(host))
 
 
@@ -194,8 +194,11 @@ def _addresses(host: str) -> set[str]:
         )
     except (OSError, UnicodeError):
         return set()
-    # An IPv6 address may end with the zone of a network interface, as in fe80::1%eth0.
-    return {str(address[0]).partition("%")[0] for *_, address in infos}
+    addresses: set[str] = set()
+    for *_, address in infos:
+        # An IPv6 address may end with the zone of a network interface, as in fe80::1%eth0.
+        addresses.add(str(address[0]).partition("%")[0])
+    return addresses
 
 
 def make_app(

@@ -101,7 +101,9 @@ class Route:
     @property
     def methods(self) -> tuple[str, ...]:
         """The HTTP methods that the route allows."""
-        return ("GET", "HEAD") if self.body is None else ("POST",)
+        if self.body is None:
+            return ("GET", "HEAD")
+        return ("POST",)
 
     @property
     def pattern(self) -> re.Pattern[str]:
@@ -111,7 +113,8 @@ class Route:
             name, may_have_slashes = parameter.groups()
             if not may_have_slashes:
                 return f"(?P<{name}>[^/]+)"
-            return f"(?P<{name}>.*)" if self.may_be_empty else f"(?P<{name}>.+)"
+            count = "*" if self.may_be_empty else "+"
+            return f"(?P<{name}>.{count})"
 
         return re.compile(PATH_PARAMETER.sub(group, self.path), re.DOTALL)
 

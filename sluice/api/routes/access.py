@@ -80,26 +80,33 @@ class Access:
 
     async def stores(self) -> list[StoreInfo]:
         """Return all stores that this user may read."""
-        return [
-            store
-            for store in await self.reader.catalogue.stores()
-            if await self.may_read(store.pipeline)
-        ]
+        readable: list[StoreInfo] = []
+        for store in await self.reader.catalogue.stores():
+            if await self.may_read(store.pipeline):
+                readable.append(store)
+        return readable
+
+    async def readable(self, pipelines: Iterable[str]) -> list[str]:
+        """Return the pipelines that this user may read, in the same order.
+
+        Every permission is looked up, so that the time of a response does not reveal whether a
+        hidden pipeline exists.
+        """
+        return [pipeline for pipeline in pipelines if await self.may_read(pipeline)]
 
     async def generation(self, pipeline: str) -> GenerationInfo:
         """Return the pipeline's current generation.
 
         Raise NotFound if it has none, or if the user may not read it.
         """
-        generations = await self.reader.catalogue.generations()
-        info = next((info for info in generations if info.pipeline == pipeline), None)
-        if info is None or not await self.may_read(pipeline):
-            await self.look_up_all()
-            raise NotFound(
-                f"There is no pipeline {pipeline!r}.",
-                next_step="GET /sluice/v1/pipelines lists all pipelines.",
-            )
-        return info
+        for info in await self.reader.catalogue.generations():
+            if info.pipeline == pipeline and await self.may_read(pipeline):
+                return info
+        await self.look_up_all()
+        raise NotFound(
+            f"There is no pipeline {pipeline!r}.",
+            next_step="GET /sluice/v1/pipelines lists all pipelines.",
+        )
 
     async def require_pipeline(self, pipeline: str) -> None:
         """Raise NotFound if the user may not read the pipeline, or if there is no such pipeline.
@@ -116,15 +123,16 @@ class Access:
 
         Raise QueryError if several pipelines have a store with this name.
         """
-        named = await self.reader.catalogue.stores_named(name)
-        candidates = [store for store in named if pipeline in (None, store.pipeline)]
-        stores = [store for store in candidates if await self.may_read(store.pipeline)]
+        stores: list[StoreInfo] = []
+        for store in await self.reader.catalogue.stores_named(name):
+            if pipeline in (None, store.pipeline) and await self.may_read(store.pipeline):
+                stores.append(store)
         if not stores:
             await self.look_up_all()
-        store = only_store(
+        found = only_store(
             name, stores, unknown=_LIST_STORES, ambiguous="Add pipeline= one of: {pipelines}."
         )
-        return await self.reader.catalogue.pin(store, when or AsOf())
+        return await self.reader.catalogue.pin(found, when or AsOf())
 
     async def look_up_all(self) -> None:
         """Look up every permission.

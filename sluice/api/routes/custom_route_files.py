@@ -13,7 +13,6 @@ import logging
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from threading import Lock
 
@@ -41,7 +40,10 @@ class RouteFiles:
 
 def load_routes(folder: Path, seconds: float = LOAD_SECONDS) -> RouteFiles:
     """Load the routes of all files `NAME_routes.py` in a folder."""
-    files = sorted(file for file in folder.glob("*_routes.py") if file.name[0] not in "_.")
+    files: list[Path] = []
+    for file in sorted(folder.glob("*_routes.py")):
+        if not file.name.startswith(("_", ".")):
+            files.append(file)
     loaded = RouteFiles({}, {})
     segments: dict[str, Path] = {}
     for file, outcome in import_isolated(
@@ -109,7 +111,10 @@ def _load_once(folder: Path) -> tuple[Route, ...]:
     files = load_routes(folder)
     for file, error in files.broken.items():
         log.error("The routes of %s are not served: %s", file.name, error)
-    return tuple(chain.from_iterable(routes.routes for routes in files.routes.values()))
+    loaded: list[Route] = []
+    for routes in files.routes.values():
+        loaded += routes.routes
+    return tuple(loaded)
 
 
 async def readable_routes(request: Request, folder: Path) -> list[Route]:

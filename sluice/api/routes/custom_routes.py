@@ -110,11 +110,9 @@ class Stores:
         With `here=True`, only those of shards that this process opens.
         """
         pin = await self._pin(store)
-        workers = (
-            [worker for worker in pin.workers if self._reader.workers.is_here(worker)]
-            if here
-            else None
-        )
+        workers: list[WorkerInfo] | None = None
+        if here:
+            workers = [worker for worker in pin.workers if self._reader.workers.is_here(worker)]
         answer = await self._reader.all(pin, _range(prefix, start, end), workers=workers)
         return self._entries(answer.entries, answer.workers)
 
@@ -160,7 +158,8 @@ class Stores:
 
     async def workers(self, store: str) -> list[Address]:
         """Return the address of each worker of a store, sorted by worker number."""
-        return [self._address(worker) for worker in (await self._pin(store)).workers]
+        pin = await self._pin(store)
+        return [self._address(worker) for worker in pin.workers]
 
     async def owner(self, store: str, key: Any) -> Address:
         """Return the address of the worker that owns a key."""
@@ -263,8 +262,10 @@ def _route(
         _, *arguments = inspect.signature(function).parameters.values()
         fields: list[Any] = []
         for argument in arguments:
-            default = [] if argument.default is argument.empty else [argument.default]
-            fields.append((argument.name, hints[argument.name], *default))
+            field = [argument.name, hints[argument.name]]
+            if argument.default is not argument.empty:
+                field.append(argument.default)
+            fields.append(tuple(field))
         parameters = msgspec.defstruct(
             f"{function.__name__}_parameters", fields, frozen=True, kw_only=True
         )
@@ -272,25 +273,25 @@ def _route(
         # A type that msgspec does not support is an error now, and not at the first request.
         msgspec.json.schema_components([parameters, *answers])
     except KeyError as error:
-        argument_name = error.args[0]
+        name_without = error.args[0]
+        annotation = f"{name_without}: TYPE"
+        if name_without == "return":
+            annotation = "-> TYPE"
         raise RouteError(
-            f"{function.__name__} does not annotate {argument_name}.",
-            next_step="Write -> TYPE."
-            if argument_name == "return"
-            else f"Write {argument_name}: TYPE.",
+            f"{function.__name__} does not annotate {name_without}.",
+            next_step=f"Write {annotation}.",
         ) from None
     except (NameError, TypeError, ValueError) as error:
         raise RouteError(
             f"The types of {function.__name__} cannot be read: {sentence(error)}",
             next_step="Use types that msgspec supports, defined at the top of the file.",
         ) from None
-    names = [field.name for field in msgspec.structs.fields(parameters)]
-    in_path = [parameter[1] for parameter in PATH_PARAMETER.finditer(path)]
+    in_path = {parameter[1] for parameter in PATH_PARAMETER.finditer(path)}
     if not path.startswith("/") or "{" in PATH_PARAMETER.sub("", path):
         raise RouteError(
             f"{path!r} is not a path.", next_step="Write for example /pages/{page}/views."
         )
-    missing = sorted({*in_path} - {*names})
+    missing = sorted(in_path.difference(parameters.__struct_fields__))
     if missing:
         raise RouteError(
             f"{function.__name__} lacks the parameters {', '.join(missing)} of the path {path}.",

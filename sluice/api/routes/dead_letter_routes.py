@@ -112,13 +112,14 @@ async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Respon
         matches = await asyncio.to_thread(
             find_dead_letters, kafka, query.pipeline, chosen, query.limit
         )
+    letters = [_letter(letter, generation.topics, matches) for letter in matches.letters]
     return reply(
         answers.DeadLetters(
             query.pipeline,
             topic_of(query.pipeline),
             dict(matches.reasons.most_common()),
             matches.complete,
-            [_letter(letter, generation.topics, matches) for letter in matches.letters],
+            letters,
             _groups(matches, generation.topics),
             generation.contracts,
         )
@@ -205,13 +206,17 @@ def _letter(
     topics: Collection[str],
     matches: Matches,
 ) -> answers.DeadLetter:
+    redriven_at, redriven_to = None, ""
     marker = matches.marker(letter)
+    if marker is not None:
+        redriven_at = marker.at
+        redriven_to = f"{marker.topic}/{marker.partition}/{marker.offset}"
     return answers.DeadLetter(
         place=f"{letter.partition}/{letter.offset}",
         at=letter.at,
         reason=letter.reason,
         detail=letter.header("detail"),
-        source="/".join(map(str, letter.source)) if letter.source else "",
+        source="/".join(map(str, letter.source or ())),
         step=" ".join(filter(None, (letter.header("step"), letter.header("at")))),
         key=letter.header("key") or _text(letter.key),
         value=_text(letter.value),
@@ -219,9 +224,9 @@ def _letter(
         headers=[answers.Header(name, _text(value)) for name, value in letter.headers],
         sluice_headers=dict(letter.sluice_headers),
         history=list(letter.history),
-        redriven_at=marker.at if marker else None,
+        redriven_at=redriven_at,
         not_redrivable=redrive_obstacle(letter, topics, marker),
-        redriven_to=f"{marker.topic}/{marker.partition}/{marker.offset}" if marker else "",
+        redriven_to=redriven_to,
         failed_again=matches.has_failed_again(letter),
     )
 
@@ -232,8 +237,10 @@ def _text(content: bytes | None) -> str | None:
 
 def _time(text: str | None) -> datetime | None:
     ms = parse_time("since", text)
+    if ms is None:
+        return None
     # Kafka has no timestamps before 1970, so an earlier time selects all dead letters.
-    return None if ms is None else datetime.fromtimestamp(max(ms, 0) / 1_000, UTC)
+    return datetime.fromtimestamp(max(ms, 0) / 1_000, UTC)
 
 
 def _place(text: str | None) -> tuple[int, int] | None:

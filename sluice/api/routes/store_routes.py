@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -260,9 +261,10 @@ async def get_page(request: Request, query: PageQuery) -> Response:
         page = await access.reader.scan(
             pin, query.within, after=after, limit=query.limit, workers=_workers(pin, query.worker)
         )
-        return _payload(
-            page, None if page.after is None else await _next_cursor(access, pin, page.after)
-        )
+        next_cursor: str | None = None
+        if page.after is not None:
+            next_cursor = await _next_cursor(access, pin, page.after)
+        return _payload(page, next_cursor)
 
     return store_reply(
         pin, await access.cached([pin], read_page, complete=query.require is not None)
@@ -393,12 +395,16 @@ async def _next_cursor(access: Access, pin: Pin, after: EntryId) -> str:
 
 
 async def _store(access: Access, store: StoreInfo, count_entries: bool) -> answers.Store:
-    try:
+    pin: Pin | None = None
+    workers: tuple[answers.WorkerStatus, ...] = ()
+    entries: int | None = None
+    # The list also has stores that have not been published yet.
+    with suppress(NotReady):
         pin = await access.pin(store.name, store.pipeline)
-    except NotReady:
-        # The list also has stores that have not been published yet.
-        pin = None
-    workers = () if pin is None else await access.reader.statuses(pin.workers)
+    if pin is not None:
+        workers = await access.reader.statuses(pin.workers)
+        if count_entries:
+            entries = (await access.reader.count(pin)).entries
     return answers.Store(
         pipeline=store.pipeline,
         store=store.name,
@@ -412,8 +418,6 @@ async def _store(access: Access, store: StoreInfo, count_entries: bool) -> answe
         workers=workers,
         snapshot=None if pin is None else snapshot_answer(pin.snapshot),
         partial=answers.is_partial(workers),
-        entries=None
-        if pin is None or not count_entries
-        else (await access.reader.count(pin)).entries,
+        entries=entries,
         topology=f"/sluice/v1/pipelines/{store.pipeline}/topology",
     )
