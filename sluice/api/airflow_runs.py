@@ -78,7 +78,7 @@ class AirflowRuns:
             return states
 
     def _own_tags(self, session: Session, dags: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        """DAG → its tags apart from Sluice's own, sorted."""
+        """Return DAG → its tags apart from Sluice's own, sorted."""
         statement = (
             select(DagTag.dag_id, DagTag.name)
             .where(DagTag.dag_id.in_([*dags]), DagTag.name.not_in((_TAG, *_KINDS)))

@@ -67,7 +67,7 @@ class ChangedStores:
     def run(self) -> int:
         """Compute the changed stores and promote a new generation.
 
-        Return the new generation's number. If no store has changed, does nothing and returns the
+        Return the new generation's number. If no store has changed, do nothing and return the
         current generation's number. Runs go on while the stores are computed, and wait while the
         newest records are read and the generation is promoted.
 

@@ -369,5 +369,8 @@ def _new_names(key: str, names: Mapping[str, Collection[str]]) -> Iterable[str]:
         return [f"{name}/{now}/{worker}" for now in names.get(operator, ())]
     if name in OWN_TIMES:
         return [key]
-    suffix = next((side for side in _SIDES if name not in names and name.endswith(side)), "")
-    return [f"{now}{suffix}/{rest}" for now in names.get(name.removesuffix(suffix), ())]
+    suffix = ""
+    if name not in names and name.endswith(_SIDES):
+        name, dot, side = name.rpartition(".")
+        suffix = f"{dot}{side}"
+    return [f"{now}{suffix}/{rest}" for now in names.get(name, ())]

@@ -173,7 +173,7 @@ def fill_and_seal(
 ) -> None:
     """Fill a copy of a shard that is in use, and seal the shard.
 
-    Raise DamagedState, and leaves the source unsealed, if the copy differs. `require_newest` is
+    Raise DamagedState, and leave the source unsealed, if the copy differs. `require_newest` is
     called before each change of the source's seal. It raises an error if another command has
     taken over, because only that command may now seal and unseal the source.
     """

@@ -396,10 +396,11 @@ class Rebuild:
         added_ends = _added_ends(new_topics, ends, built)
         # A join needs all records of a global table before any record of a stream, so a new table
         # is read first. The records of new streams are divided into batches.
-        ends_of_first_batch: Positions = added_ends
-        if built is None:
-            tables = {table.source.topic for table in self.job.tables}
-            ends_of_first_batch = {topic: added_ends[topic] for topic in added_ends.keys() & tables}
+        tables = {table.source.topic for table in self.job.tables}
+        ends_of_first_batch: dict[str, dict[str, int]] = {}
+        for topic, ends_of_topic in added_ends.items():
+            if topic in tables or built is not None:
+                ends_of_first_batch[topic] = ends_of_topic
         latest = ledger.snapshots.latest(old.pipeline)
         published_positions = latest.positions if latest else {}
         ends_to_reach = limit_to_ranges(ends, {**published_positions, **added_ends})

@@ -411,7 +411,7 @@ class _Head(NamedTuple):
 def _head(status: int, headers: Headers, keep_alive: bool) -> _Head | None:
     """Return the head of a response of known length.
 
-    None if Uvicorn must send or reject the response.
+    Return None if Uvicorn must send or reject the response.
     """
     length, is_closing = None, False
     text = [STATUS_LINE[status]]

@@ -60,7 +60,7 @@ class MetricsApp:
         await response(scope, receive, send)
 
     async def _lags(self, figures: LedgerFigures) -> tuple[dict[str, Lag], str]:
-        """Pipeline → its lag; if the lags are unknown, no lags and the reason."""
+        """Return pipeline → its lag; if the lags are unknown, no lags and the reason."""
         try:
             return await self._services.lag(figures.positions), ""
         except BrokersUnreachable as error:

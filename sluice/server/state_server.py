@@ -363,7 +363,7 @@ class _Server(uvicorn.Server):
             await asyncio.to_thread(self._on_started)
 
     async def _bind(self) -> list[socket.socket]:
-        """Sockets at the server's address that do not listen yet."""
+        """Return sockets at the server's address that do not listen yet."""
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(

@@ -71,7 +71,7 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
 
         psycopg resumes the request each tenth of a second while it waits for the server.
 
-        Ends the request when the server no longer answers.
+        End the request when the server no longer answers.
         """
         until = wait_limit()
         heard_at = time.monotonic()

@@ -13,9 +13,9 @@ import psutil
 def end(processes: Callable[[], Sequence[psutil.Process]], patience_s: float) -> None:
     """End processes. `processes` is a function that returns those that are still running.
 
-    Sends SIGTERM once, and waits until none is left, at most `patience_s`. Then sends SIGKILL to
-    the rest. If an exception ends the wait, such as one that a signal's handler raises, sends
-    SIGKILL at once.
+    Send SIGTERM once, and wait until none is left, at most `patience_s`. Then send SIGKILL to the
+    rest. If an exception ends the wait, such as one that a signal's handler raises, send SIGKILL at
+    once.
     """
     _send(processes(), signal.SIGTERM)
     until = time.monotonic() + patience_s

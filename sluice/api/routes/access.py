@@ -86,14 +86,6 @@ class Access:
                 readable.append(store)
         return readable
 
-    async def readable(self, pipelines: Iterable[str]) -> list[str]:
-        """Return the pipelines that this user may read, in the same order.
-
-        Every permission is looked up, so that the time of a response does not reveal whether a
-        hidden pipeline exists.
-        """
-        return [pipeline for pipeline in pipelines if await self.may_read(pipeline)]
-
     async def generation(self, pipeline: str) -> GenerationInfo:
         """Return the pipeline's current generation.
 

@@ -93,16 +93,14 @@ async def _pipeline_events(access: Access) -> AsyncIterator[bytes]:
     while user is not None:
         try:
             activity = await _activity(access)
-            now = {name: state for name, state in activity.items() if await user.may_read(name)}
+            now = {name: activity[name] for name in await user.readable(activity)}
         except SluiceError as error:
             yield _encoded_event("trouble", "", {"title": error.title, "detail": error.detail})
             # While the ledger does not answer, no pipeline counts as changed.
             now = before
         # The first event names all pipelines, because `before` is empty.
-        changed: list[str] = []
-        for name in sorted({*before, *now}):
-            if before.get(name) != now.get(name):
-                changed.append(name)
+        names = sorted({*before, *now})
+        changed = [name for name in names if before.get(name) != now.get(name)]
         if changed:
             yield _encoded_event("pipelines", "", changed)
         before = now

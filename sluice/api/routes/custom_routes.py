@@ -149,7 +149,7 @@ class Stores:
         order: Order = "group",
         limit: int = 1_000,
     ) -> list[Group]:
-        """For each group, the number of entries, and the sum, minimum and maximum of a field."""
+        """Return each group's number of entries, and the sum, minimum and maximum of a field."""
         combined = await self._reader.combine(
             await self._pin(store), field, group_by, order=order, limit=limit
         )

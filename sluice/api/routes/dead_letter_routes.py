@@ -167,7 +167,7 @@ async def check_value(request: Request, query: PipelineQuery, given: Value) -> R
 async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Response:
     """Write the records of dead letters to their source topics again, each once.
 
-    Needs permission to edit the DAG.
+    The user needs the permission to edit the DAG.
     """
     access = await access_of(request)
     await access.require_edit(query.pipeline)

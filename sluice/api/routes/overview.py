@@ -50,10 +50,8 @@ async def show_overview(request: Request, query: OverviewQuery) -> Response:
         access.figures("recent", lambda ledger: ledger.snapshots.recent_counts(_RECENT_BATCHES)),
         asyncio.to_thread(access.services.runs.dags),
     )
-    names: list[str] = []
-    for name in await access.readable(sorted({*figures.pipelines, *dags})):
-        if query.pipeline in (None, name):
-            names.append(name)
+    readable = await access.user.readable(sorted({*figures.pipelines, *dags}))
+    names = [name for name in readable if query.pipeline in (None, name)]
     positions = {name: figures.positions[name] for name in names if name in figures.positions}
     lags, error = await _lags(access, positions)
     overviews: list[answers.Overview] = []

@@ -122,7 +122,7 @@ async def list_pipelines(request: Request, _query: object) -> Response:
     """Return all pipelines that you may read, with current generations and unresolved failures."""
     access = await access_of(request)
     figures = await access.figures("all", LedgerFigures.read)
-    names = await access.readable(figures.pipelines)
+    names = await access.user.readable(figures.pipelines)
     return reply([_pipeline(figures, name) for name in names])
 
 

@@ -241,7 +241,7 @@ async def get_keys(request: Request, query: KeysQuery) -> Response:
 
 @router.get("/{store}", answers.Entries, parameters=PageQuery, has_etag=True)
 async def get_page(request: Request, query: PageQuery) -> Response:
-    """Entries of all workers, sorted by key and window, page by page.
+    """Return the entries of all workers, sorted by key and window, page by page.
 
     All pages come from one snapshot.
     """
@@ -286,7 +286,7 @@ async def count_entries(request: Request, query: RangeQuery) -> Response:
 
 @router.get("/{store}/combine", answers.Groups, parameters=CombineQuery, has_etag=True)
 async def combine_entries(request: Request, query: CombineQuery) -> Response:
-    """For each group over all workers: the number of entries, and sum, min and max of a field."""
+    """Return each group's number of entries, and sum, min and max of a field, over all workers."""
     access = await access_of(request)
     pin = await access.pin_at(query.store, query)
     require_field(pin.store, "field", query.field)

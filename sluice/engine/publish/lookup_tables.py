@@ -76,15 +76,14 @@ class LookupTables:
 
         Omit changes whose key an inner join does not find.
         """
-        keys = changes.column("key").to_pylist()
         for number, step in enumerate(steps):
             if isinstance(step, Lookup):
                 values = self.values[step.table.group]
+                keys = changes.column("key").to_pylist()
                 rights = pa.array(map(values.get, keys), pa.string())
                 changes = changes.append_column(right_column(number), rights)
                 if step.how == "inner":
                     changes = changes.filter(pc.is_valid(rights))
-                    keys = changes.column("key").to_pylist()
         return changes
 
 

@@ -155,7 +155,7 @@ class MarkerTopic:
 def encode_registration(info: GenerationInfo) -> bytes:
     """Encode a generation for the topic of markers, without passwords.
 
-    Also without the topology's drawing, which the next run makes again.
+    The topology's drawing is left out, too, because the next run makes it again.
     """
     workers: list[WorkerInfo] = []
     for worker in info.workers:

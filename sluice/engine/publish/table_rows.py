@@ -67,8 +67,9 @@ def table_rows(
                     and key_column.encode(bytes(fields[sink.table.key])) != identity[0]
                 ):
                     raise ValueError(f"the field {sink.table.key} differs from the record's key")
-                encoded = [col.encode(bytes(fields.get(col.name, _NULL))) for col in others]
-                written.append((*identity, *encoded))
+                row = [*identity]
+                row += [column.encode(bytes(fields.get(column.name, _NULL))) for column in others]
+                written.append(tuple(row))
             elif sink.table.key is None:
                 raise ValueError("the record has no value")
             else:

@@ -310,7 +310,7 @@ class TransactionalOutput:
     def _require_same(self, marker: Marker, records: Iterable[tuple[str, pa.Table]]) -> None:
         """Raise BatchDiffers if a retried batch has other records than before.
 
-        Compares only the topics to which the pipeline still writes.
+        Compare only the topics to which the pipeline still writes.
         """
         counts: Counter[str] = Counter(dict.fromkeys(self._topics & marker.outputs.keys(), 0))
         totals: Counter[str] = Counter()
@@ -491,7 +491,7 @@ def _produce(
 ) -> int:
     """Queue records one by one, and return their checksum.
 
-    The client's `produce_batch` takes no headers or timestamps. Calls `when_slow` each time that
+    The client's `produce_batch` takes no headers or timestamps. Call `when_slow` each time that
     the client's queue was full for `_SLOW_S`.
     """
     produce, total = producer.produce, 0

@@ -157,7 +157,7 @@ class Failures(LedgerPart):
     def add_if_new(self, failure: Failure) -> bool:
         """Add a failure, and return True.
 
-        If the pipeline already has a failure of this kind and host, returns False and changes
+        If the pipeline already has a failure of this kind and host, return False and change
         nothing.
         """
         with database_errors("Writing the failure"), transaction(self._engine) as connection:

@@ -251,7 +251,7 @@ class Generations(LedgerPart):
     def files(self) -> dict[str, str]:
         """Return the path of each pipeline's file in its newest run.
 
-        Leaves out retired pipelines, and pipelines whose file is unknown.
+        Leave out retired pipelines, and pipelines whose file is unknown.
         """
         columns = GENERATIONS.c.pipeline, GENERATIONS.c.file
         statement = current(GENERATIONS).with_only_columns(*columns).where(~PIPELINES.c.retired)
@@ -324,7 +324,7 @@ class Generations(LedgerPart):
                     connection.execute(delete(table).where(table.c.pipeline == pipeline))
 
     def forgotten(self, pipeline: str) -> dict[GenerationRef, list[WorkerInfo]]:
-        """Forgotten generation → its workers, whose shards have not been removed yet."""
+        """Return forgotten generation → its workers, whose shards have not been removed yet."""
         registered = select(GENERATIONS.c.generation).where(GENERATIONS.c.pipeline == pipeline)
         generation = WORKERS.c.generation
         of_pipeline = WORKERS.c.pipeline == pipeline

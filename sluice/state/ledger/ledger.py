@@ -104,9 +104,9 @@ class Ledger:
             return (begun + time.time()) / 2 - float(theirs)
 
     def positions(self, pipeline: str) -> dict[str, dict[int, int]]:
-        """Topic → partition → the pipeline's next offset.
+        """Return topic → partition → the pipeline's next offset.
 
-        Omits partitions that the pipeline has not read yet.
+        Omit partitions that the pipeline has not read yet.
         """
         current = self.generations.current(pipeline)
         if current is None:

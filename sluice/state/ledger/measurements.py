@@ -89,7 +89,7 @@ class Measurements(LedgerPart):
     """The measurements of all pipelines."""
 
     def of_all_pipelines(self) -> dict[str, list[Measurement]]:
-        """Pipeline → its measurements, sorted by name and labels."""
+        """Return pipeline → its measurements, sorted by name and labels."""
         c = MEASUREMENTS.c
         measurements: dict[str, list[Measurement]] = {}
         for row in self._read(select(MEASUREMENTS).order_by(c.pipeline, c.name, c.labels)):

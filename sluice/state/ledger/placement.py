@@ -66,7 +66,7 @@ class Placements(LedgerPart):
     """The placements of all workers."""
 
     def of(self, pipeline: str) -> dict[int, Placement]:
-        """Worker number → placement, for a pipeline's workers."""
+        """Return worker number → placement, for a pipeline's workers."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _of_pipeline(connection, pipeline)
 
@@ -133,7 +133,7 @@ class Placements(LedgerPart):
     def finish_move(self, move: Move) -> None:
         """Place the moved worker at its new server.
 
-        Raise Refused and changes nothing if the worker's placement has changed since the move
+        Raise Refused and change nothing if the worker's placement has changed since the move
         began, or another move was begun, or the pipeline has other generations now.
         """
         with database_errors("Moving the worker"), transaction(self._engine) as connection:
@@ -150,7 +150,7 @@ class Placements(LedgerPart):
             _write_placement(connection, move)
 
     def epochs(self, pipeline: str) -> dict[int, int]:
-        """Worker number → the epoch of the newest change of its placement.
+        """Return worker number → the epoch of the newest change of its placement.
 
         Equal epochs mean equal placements.
         """
@@ -164,7 +164,7 @@ class Placements(LedgerPart):
                 connection.execute(delete(table))
 
     def written_at(self, ref: GenerationRef, locations: Sequence[str]) -> tuple[str, ...]:
-        """For each shard in `locations`, the address at which a run writes the shard.
+        """Return the address at which a run writes each shard in `locations`.
 
         This is the address in `locations`, or a state server's URL.
         """
@@ -228,7 +228,7 @@ def _of_pipelines(
 
 
 def epochs_of(connection: Connection, pipeline: str) -> dict[int, int]:
-    """Like `Placements.epochs`, within a transaction."""
+    """Return the same as `Placements.epochs`, within a transaction."""
     rows = connection.execute(
         select(PLACES.c.number, PLACES.c.epoch).where(PLACES.c.pipeline == pipeline)
     )

@@ -62,7 +62,7 @@ class Plans(LedgerPart):
     def unpublished(self, ref: GenerationRef) -> PlannedBatch | None:
         """Return the plan of an unpublished batch, which the next run repeats.
 
-        None if the newest planned batch is published.
+        Return None if the newest planned batch is published.
         """
         published = (
             select(func.max(SNAPSHOTS.c.batch)).where(of_ref(SNAPSHOTS, ref)).scalar_subquery()

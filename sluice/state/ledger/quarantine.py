@@ -57,7 +57,7 @@ class Quarantine(LedgerPart):
 
         Without a reason, let them open it.
 
-        Raise Refused and changes nothing if the worker's quarantine or placement is not the same
+        Raise Refused and change nothing if the worker's quarantine or placement is not the same
         as in `before`.
         """
         ref = before.ref

@@ -86,7 +86,7 @@ class Snapshots(LedgerPart):
         `times` are the stream times from which the next batch continues; the default is
         `snapshot.stream_times`.
 
-        Return False and changes nothing if the same batch is already published. Raise LeaseError
+        Return False and change nothing if the same batch is already published. Raise LeaseError
         if another driver has taken the lease since the audit's epoch. Raise WentBack if the ledger
         does not have the batch before. Raise StateError if the batch does not continue the
         published batches: it is older than the newest snapshot, or has the same number but other
@@ -266,7 +266,7 @@ class Snapshots(LedgerPart):
     def first_of_newest_run(self, ref: GenerationRef) -> int | None:
         """Return the first kept batch of the run that published a generation's newest snapshot.
 
-        None if the generation has no snapshot yet.
+        Return None if the generation has no snapshot yet.
         """
         newest = self.newest(ref)
         if newest is None:
@@ -285,7 +285,7 @@ class Snapshots(LedgerPart):
     def get(self, ref: GenerationRef, batch: int) -> Snapshot | None:
         """Return a snapshot of a generation, current or not.
 
-        None if the snapshot was never published, or if retention has removed it.
+        Return None if the snapshot was never published, or if retention has removed it.
         """
         return self._first(
             select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref), SNAPSHOTS.c.batch == batch)

@@ -96,7 +96,7 @@ class Standbys(LedgerPart):
     def remove(self, standby: Standby) -> None:
         """Forget a worker's standby.
 
-        Raise Refused and changes nothing if the standby has changed since it was read.
+        Raise Refused and change nothing if the standby has changed since it was read.
         """
         with database_errors("Removing the standby"), transaction(self._engine) as connection:
             _require_same(connection, standby)
@@ -111,7 +111,7 @@ class Standbys(LedgerPart):
     ) -> Standby:
         """Record that a standby has a complete copy up to `batch`; None means no copy.
 
-        Return the new standby. Raise LeaseError and changes nothing if the generation's lease is
+        Return the new standby. Raise LeaseError and change nothing if the generation's lease is
         no longer held in this epoch, and Refused if the standby has changed since it was read.
         """
         values = _NO_COPY
@@ -143,8 +143,8 @@ class Standbys(LedgerPart):
         `place` is the epoch of the worker's present placement. Return the epoch of the new
         placement.
 
-        Ends the quarantine of the worker's shard, or begins one for the reason `quarantined`.
-        Raise LeaseError and changes nothing if the generation's lease is no longer held in this
+        End the quarantine of the worker's shard, or begin one for the reason `quarantined`.
+        Raise LeaseError and change nothing if the generation's lease is no longer held in this
         epoch, and Refused if the standby or the worker's placement has changed since it was read.
         """
         with database_errors("Promoting the standby"), transaction(self._engine) as connection:

@@ -69,13 +69,13 @@ class Driver(Protocol):
     def versions_before(self, batch: int, ids: RowIds) -> Iterator[StoredRow]:
         """For each state row, yield its newest version before `batch`, with its digest.
 
-        Omits tombstones.
+        Omit tombstones.
         """
 
     def newest_windows(self, keys: Collection[tuple[int, str]]) -> dict[tuple[int, str], int]:
-        """Group and key → the largest window start of the key's state rows, of any batch.
+        """Return group and key → the largest window start of the key's state rows, of any batch.
 
-        Omits keys without rows.
+        Omit keys without rows.
         """
 
     def check_integrity(self) -> None:

@@ -38,7 +38,7 @@ def expire(
     batch: int,
     ends: Mapping[int, int],
 ) -> tuple[list[tuple[Any, ...]], int]:
-    """Within a transaction, write tombstones for each group's windows that ended before a time.
+    """Write tombstones for each group's windows that ended before a time, within a transaction.
 
     `ends`: group id → this time, epoch ms. Return the expired rows with their digests, and by how
     many rows the table has grown. A call for the same batch can be repeated.

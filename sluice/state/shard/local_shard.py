@@ -106,7 +106,7 @@ class LocalShard(Shard):
         return before
 
     def _versions_before(self, batch: int, ids: RowIds) -> dict[int, StoredRow]:
-        """Like `rows_before`, for the shard's own transaction."""
+        """Return the same as `rows_before`, in the shard's own transaction."""
         if self._recorded_checksum(STATE_ROWS, batch - 1) is None:
             return {}
         places = self._places_to_look_up(ids)
@@ -365,7 +365,7 @@ class LocalShard(Shard):
         return checksums
 
     def _forget_since(self, batch: int) -> None:
-        """Within a transaction, remove the batches from `batch` on, which were never published."""
+        """Remove the batches from `batch` on, which were never published, within a transaction."""
         if self._driver.execute("DELETE FROM batches WHERE batch >= ?", (batch,)):
             rows = self._driver.execute("DELETE FROM state_rows WHERE batch >= ?", (batch,))
             states = self._driver.execute("DELETE FROM states WHERE batch >= ?", (batch,))
@@ -428,13 +428,13 @@ class LocalShard(Shard):
     def _recorded_checksum(self, operator: int, as_of: int) -> str | None:
         """Return the checksum of an operator's states, or of the state rows, at batch `as_of`.
 
-        None if no batch up to `as_of` has written such states or rows.
+        Return None if no batch up to `as_of` has written such states or rows.
         """
         rows = self._driver.fetch(statements.CHECKSUM, (operator, as_of))
         return rows[0][0] if rows else None
 
     def batches(self) -> dict[int, int]:
-        """Batch → number of state rows written."""
+        """Return batch → number of state rows written."""
         return dict(self._driver.fetch(statements.ROWS_BY_BATCH, (STATE_ROWS,)))
 
     def get(self, group_id: int, key: str, as_of: int) -> str | None:
@@ -445,7 +445,7 @@ class LocalShard(Shard):
         return rows[0][0] if rows else None
 
     def get_many(self, group_id: int, keys: Sequence[str], as_of: int) -> dict[str, str]:
-        """Key → value as of a batch, for several keys. Omits keys without a value."""
+        """Return key → value as of a batch, for several keys. Omit keys without a value."""
         by_key: dict[str, str] = {}
         if len(keys) <= FEW_KEYS and not self.blocking:
             for key in keys:

@@ -103,7 +103,7 @@ def read(
 ) -> dict[str, StoredState]:
     """Return the states of these keys as of the batch before `before`.
 
-    Omits keys that never had a state.
+    Omit keys that never had a state.
 
     Raise DamagedState if a row has been altered since it was written.
     """
@@ -144,7 +144,7 @@ def earliest_timer(
 
 
 def remove(driver: Driver, operator: int, batch: int) -> int:
-    """Within a transaction, remove an operator's versions of a batch.
+    """Remove an operator's versions of a batch, within a transaction.
 
     Return the number removed.
     """
@@ -152,22 +152,35 @@ def remove(driver: Driver, operator: int, batch: int) -> int:
 
 
 def write(driver: Driver, batch: int, states: Iterable[State]) -> tuple[int, int]:
-    """Within a transaction, write a batch's versions of the states that have changed.
+    """Write a batch's versions of the states that have changed, within a transaction.
 
     Return by how much the sum of the digests and the number of rows have grown.
     """
     rows, outdated, digest_growth = [], [], 0
-    for s in states:
-        digest = state_digest(s.operator, s.shared, s.key, s.due, s.wall, s.data)
-        replaced_digest, replaced_batch = s.replaces or _NOTHING
+    for state in states:
+        digest = state_digest(
+            state.operator, state.shared, state.key, state.due, state.wall, state.data
+        )
+        replaced_digest, replaced_batch = state.replaces or _NOTHING
         # The state is the same as in the newest version, so it needs no new version.
         if digest == replaced_digest:
             continue
         digest_growth += digest - replaced_digest
-        rows.append((s.operator, int(s.shared), s.key, batch, s.due, s.wall, s.data, digest))
+        rows.append(
+            (
+                state.operator,
+                int(state.shared),
+                state.key,
+                batch,
+                state.due,
+                state.wall,
+                state.data,
+                digest,
+            )
+        )
         # The replaced version is kept, because a repeated batch starts from it.
-        if s.replaces is not None:
-            outdated.append((s.operator, int(s.shared), s.key, replaced_batch))
+        if state.replaces is not None:
+            outdated.append((state.operator, int(state.shared), state.key, replaced_batch))
     deleted = driver.execute_many(_DELETE_BEFORE, outdated)
     driver.insert("states", _COLUMNS, rows)
     return digest_growth, len(rows) - deleted
@@ -198,7 +211,7 @@ def _all_versions(driver: Driver, page_rows: int) -> Iterator[StateVersion]:
 
 
 def absorb(driver: Driver, moved: Iterable[StateVersion]) -> None:
-    """Within a transaction, insert another shard's versions.
+    """Insert another shard's versions, within a transaction.
 
     They must be newer than this shard's versions.
     """
