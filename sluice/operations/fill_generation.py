@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby, repeat
 
 import msgspec
@@ -100,10 +101,10 @@ class _Group:
             values.append(str(max(times)).encode())
         return f"[{b','.join(values).decode()}]"
 
-    @property
+    @cached_property
     def _is_unchanged(self) -> bool:
         """Whether the group has the stores of its only input, in the same order."""
-        if len(self.inputs) > 1:
+        if len(self.inputs) != 1:
             return False
         columns = [column for _, column in self.columns]
         return columns == [*range(self.inputs[0].stores)]

@@ -160,7 +160,7 @@ class JobRun:
     def _set_up(self, ledger: Ledger, lease: Lease, storage: Storage) -> _Setup:
         """Read the ledger and the topics, create missing topics, and build the query.
 
-        Open no output yet.
+        Do not open the output yet.
         """
         identity = SourceIdentity(
             self.settings.kafka,

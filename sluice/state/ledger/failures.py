@@ -230,7 +230,7 @@ class Failures(LedgerPart):
                 unchanged.add(name)
             else:
                 gone.append(name)
-        new = [now[name] for name in now if name not in unchanged]
+        new = [now[name] for name in now if name not in unchanged or name in gone]
         if not (gone or new):
             # This is the usual case: Airflow loads the files again and again, and few have changed.
             return
