@@ -373,7 +373,11 @@ class Rebuild:
 
     def _sources_read(self, ledger: Ledger, ref: GenerationRef) -> list[SourcePartition]:
         """Return where a generation began to read the topics that the job still reads."""
-        return [source for source in ledger.sources.get(ref) if source.topic in self.job.topics]
+        sources: list[SourcePartition] = []
+        for source in ledger.sources.get(ref):
+            if source.topic in self.job.topics:
+                sources.append(source)
+        return sources
 
     def _history(
         self,
@@ -597,7 +601,11 @@ def _same_topics(
 ) -> dict[str, TopicState]:
     """Return the topics that are still the same as when a generation began to read them."""
     ids = {source.topic: source.topic_id for source in ledger.sources.get(old)}
-    return {name: topic for name, topic in now.items() if ids.get(name) == topic.id}
+    same: dict[str, TopicState] = {}
+    for name, topic in now.items():
+        if ids.get(name) == topic.id:
+            same[name] = topic
+    return same
 
 
 def _new_topics(

@@ -168,7 +168,10 @@ def _resolve(java: Path, bundle: Bundle, work: Path) -> list[Jar]:
     # Only the broker gets the dependencies of its roots. The roots of Delta Lake are all of its
     # jars.
     modules = ivy.fetch(java, _ROOTS[bundle], work, transitive=bundle is Bundle.BROKER)
-    return [Jar(bundle, module, _sha256(path)) for module, path in modules.items()]
+    jars: list[Jar] = []
+    for module, path in modules.items():
+        jars.append(Jar(bundle, module, _sha256(path)))
+    return jars
 
 
 def _jars_of(bundle: Bundle, jars: Iterable[Jar]) -> tuple[Jar, ...]:

@@ -372,7 +372,9 @@ class _Server(uvicorn.Server):
         except OSError as error:
             log.error(error)
             sys.exit(1)
-        sockets = [socket.socket(fileno=os.dup(bound.fileno())) for bound in server.sockets]
+        sockets: list[socket.socket] = []
+        for bound in server.sockets:
+            sockets.append(socket.socket(fileno=os.dup(bound.fileno())))
         server.close()
         return sockets
 

@@ -76,7 +76,11 @@ def database_url(text: str) -> URL:
 
 def secret_parameters(url: URL) -> dict[str, Any]:
     """Return the parameters of a URL that hold secrets, such as `sslpassword`."""
-    return {name: value for name, value in url.query.items() if holds_secret(name, str(value))}
+    secrets: dict[str, Any] = {}
+    for name, value in url.query.items():
+        if holds_secret(name, str(value)):
+            secrets[name] = value
+    return secrets
 
 
 def is_durable(url: URL) -> bool:

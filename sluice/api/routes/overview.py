@@ -51,8 +51,13 @@ async def show_overview(request: Request, query: OverviewQuery) -> Response:
         asyncio.to_thread(access.services.runs.dags),
     )
     readable = await access.user.readable(sorted({*figures.pipelines, *dags}))
-    names = [name for name in readable if query.pipeline in (None, name)]
-    positions = {name: figures.positions[name] for name in names if name in figures.positions}
+    names: list[str] = []
+    positions: dict[str, Offsets] = {}
+    for name in readable:
+        if query.pipeline in (None, name):
+            names.append(name)
+            if name in figures.positions:
+                positions[name] = figures.positions[name]
     lags, error = await _lags(access, positions)
     overviews: list[answers.Overview] = []
     for name in names:

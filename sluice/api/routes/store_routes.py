@@ -302,7 +302,9 @@ async def combine_entries(request: Request, query: CombineQuery) -> Response:
             order=query.order,
             limit=query.limit,
         )
-        groups = [answers.Group(*msgspec.structs.astuple(group)) for group in combined.groups]
+        groups: list[answers.Group] = []
+        for group in combined.groups:
+            groups.append(answers.Group(*msgspec.structs.astuple(group)))
         # Thousands of groups must not keep the event loop waiting.
         return Payload("groups", await asyncio.to_thread(encoded, groups), combined.workers)
 

@@ -493,4 +493,6 @@ def _current_number(connection: Connection, pipeline: str) -> int | None:
 
 
 def _without_generation(row: RowMapping) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != "generation"}
+    values = dict(row)
+    del values["generation"]
+    return values

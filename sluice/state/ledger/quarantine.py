@@ -29,7 +29,10 @@ class Inspection(msgspec.Struct, frozen=True):
 class Quarantine(LedgerPart):
     def get(self, ref: GenerationRef) -> dict[int, str]:
         """Return worker → the reason why its shard must not be read."""
-        return {worker: reason for (_, worker), reason in self.reasons([ref]).items()}
+        reasons: dict[int, str] = {}
+        for (_, worker), reason in self.reasons([ref]).items():
+            reasons[worker] = reason
+        return reasons
 
     def reasons(self, refs: Sequence[GenerationRef]) -> dict[tuple[GenerationRef, int], str]:
         """Return why shards must not be read: generation and worker → reason."""

@@ -58,7 +58,10 @@ class Standbys(LedgerPart):
 
     def of(self, pipeline: str) -> dict[int, Standby]:
         """Return worker number → standby, for a pipeline's workers."""
-        return {number: standby for (_, number), standby in self.of_pipelines([pipeline]).items()}
+        standbys: dict[int, Standby] = {}
+        for (_, number), standby in self.of_pipelines([pipeline]).items():
+            standbys[number] = standby
+        return standbys
 
     def of_pipelines(self, pipelines: Sequence[str]) -> dict[tuple[str, int], Standby]:
         """Return pipeline and worker number → standby."""
