@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 from itertools import filterfalse
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from sluice.errors import SettingsError
 from sluice.provision.class_archive import ARCHIVE_OPTIONS, WRITE_OPTION, class_archive
@@ -62,20 +63,24 @@ QUICK_JVM = (
     _QUICK_COMPILER, "-XX:+UseSerialGC", "-Xms256m", "-Xmn96m", "-XX:+ExitOnOutOfMemoryError",
     "-Dio.netty.jfr.enabled=false", *ARCHIVE_OPTIONS,
 )  # fmt: skip
-"""Options for a JVM that starts quickly: a run over 10,000 orders takes 13 CPU seconds instead of 23, and 8 with the
-archive of classes. A small young generation uses the same memory again instead of new pages. The
-heap is small at the start, too: by default, it is a 64th of the host's memory, and the JVM fills it
-with garbage before it collects any. A JVM whose heap is full ends: a thread that has got the error
-may be one for which the driver would wait for ever. Netty would start Java's Flight Recorder, which
-nobody reads, with its first buffer."""
+"""Options for a JVM that starts quickly.
+
+A run over 10,000 orders takes 13 CPU seconds instead of 23, and 8 with the archive of classes. A
+small young generation uses the same memory again instead of new pages. The heap is small at the
+start, too: by default, it is a 64th of the host's memory, and the JVM fills it with garbage before
+it collects any. A JVM whose heap is full ends: a thread that has got the error may be one for which
+the driver would wait for ever. Netty would start Java's Flight Recorder, which nobody reads, with
+its first buffer."""
 QUIET_JVM = (*QUICK_JVM, _LOGGING)
 """Options for a short-lived JVM that starts quickly and logs only warnings."""
 _SHUFFLE_CONF = {"spark.shuffle.compress": "false"}
 """Spark settings for a session without Delta tables: tasks have compressed the rows of all shuffles
 already."""
 _LOCAL_CONF = {"spark.task.maxDirectResultSize": "128m"}
-"""Spark settings for a JVM that is driver and executor in one. By default, it stores a result of more than 1 MB as a
-block, and fetches the block from itself through a socket: 3 % of the time of ten million orders."""
+"""Spark settings for a JVM that is driver and executor in one.
+
+By default, it stores a result of more than 1 MB as a block, and fetches the block from itself
+through a socket: 3 % of the time of ten million orders."""
 _EXTENSIONS = "spark.sql.extensions"
 DELTA_CONF = {
     _EXTENSIONS: "io.delta.sql.DeltaSparkSessionExtension",
@@ -93,7 +98,10 @@ CODE = "sluice.zip"
 FINISHED = "SLUICE_FINISHED"
 """The environment variable with the path of the file that a driver makes after it has done
 everything."""
-UNFINISHED = "The driver ended with status 0 before it had done everything. Look for code that ends the process."
+UNFINISHED = (
+    "The driver ended with status 0 before it had done everything. "
+    "Look for code that ends the process."
+)
 CONNECTION = "_PYSPARK_DRIVER_CONN_INFO_PATH"
 """The environment variable with the path of the file in which a JVM that a driver starts writes how
 to connect."""
@@ -104,7 +112,10 @@ ARCHIVING = (
     "The run has ended. Spark now writes an archive of Java classes, with which later runs start "
     "faster. This takes 10 to 15 seconds, or longer on a busy machine."
 )
-FIRST_RUN = "The first run takes 10 to 15 seconds longer, because it also writes an archive of Java classes.\n"
+FIRST_RUN = (
+    "The first run takes 10 to 15 seconds longer, "
+    "because it also writes an archive of Java classes.\n"
+)
 
 
 @dataclass(frozen=True)
@@ -146,7 +157,7 @@ class Submission:
 
     @property
     def driver_command(self) -> list[str]:
-        """The command line of a driver that starts the JVM, with the variables of `driver_environment`."""
+        """The command line of a driver that starts the JVM, for `driver_environment`."""
         return [sys.executable, str(_DRIVER_WITH_JVM), *self.arguments]
 
     @property
@@ -235,7 +246,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], None]]:
-    """Raise Interrupted for signals that end this process, once the block has called the yielded function.
+    """Raise Interrupted for signals to end, once the block has called the yielded function.
 
     The terminal sends SIGINT to the command, too. The command ignores it, because PySpark would
     print a traceback.
@@ -250,24 +261,27 @@ def _interruptible() -> Iterator[Callable[[], None]]:
 
     def begin() -> None:
         nonlocal has_begun
-        if signal.SIGINT in handled:
+        if signal.SIGINT in before:
             signal.signal(signal.SIGINT, receive)
         has_begun = True
         if received:
             # The signal came while the command started, when its process was not known yet.
             raise Interrupted(received[0])
 
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    # A signal that is ignored stays ignored. For example, nohup ignores SIGHUP, so that the command
-    # goes on without a terminal.
-    handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    before: dict[signal.Signals, Any] = {}
+    for number in _SIGNALS:
+        handler = signal.getsignal(number)
+        # A signal that is ignored stays ignored. For example, nohup ignores SIGHUP, so that the
+        # command goes on without a terminal.
+        if handler is not signal.SIG_IGN:
+            before[number] = handler
     try:
-        for number in handled:
+        for number in before:
             signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else receive)
         yield begin
     finally:
-        for number in handled:
-            signal.signal(number, before[number])
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -284,7 +298,7 @@ def submission(
     `delta` says whether the pipeline writes Delta tables, for which Spark needs more jars and
     settings.
 
-    Raises SettingsError if Delta Lake's jars are missing, or if the settings ask for the deploy
+    Raise SettingsError if Delta Lake's jars are missing, or if the settings ask for the deploy
     mode cluster.
     """
     if settings.spark_conf.get("spark.submit.deployMode") == "cluster":
@@ -306,17 +320,19 @@ def submission(
         writes_archive = archive.startswith(WRITE_OPTION)
         variables[WRITES_ARCHIVE] = "1" if writes_archive else ""
         options = (*QUIET_JVM, f"-Djava.io.tmpdir={folder}", archive)
+        conf = {
+            "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options),
+            **_heap(settings, master, delta=delta),
+            **conf,
+        }
+        if is_local(master):
+            conf |= _LOCAL_CONF
         submitted = Submission(
             master,
             tuple(arguments),
             variables,
             driver_class_path=os.pathsep.join(map(str, jars)),
-            conf={
-                "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options),
-                **_heap(settings, master, delta=delta),
-                **conf,
-                **(_LOCAL_CONF if is_local(master) else {}),
-            },
+            conf=conf,
             is_first=writes_archive,
             finished=folder / "finished",
             connection=folder / "connection",
@@ -342,13 +358,18 @@ def deploy_mode_error(cause: str) -> SettingsError:
     `cause` is a clause that names the setting.
     """
     return SettingsError(
-        f"{cause}, but Sluice's driver only runs in client mode: in Airflow's task or in sluice run.",
-        next_step="Set the deploy mode to client, or remove the setting. Executors run on the cluster in either mode.",
+        f"{cause}, but Sluice's driver only runs in client mode: "
+        "in Airflow's task or in sluice run.",
+        next_step="Set the deploy mode to client, or remove the setting. "
+        "Executors run on the cluster in either mode.",
     )
 
 
 def is_local(master: str) -> bool:
-    """Return whether the executor runs in the driver's JVM: `local` or `local[2]`, but not `local-cluster[2,1,1024]`."""
+    """Return whether the executor runs in the driver's JVM.
+
+    That is the case for `local` or `local[2]`, but not for `local-cluster[2,1,1024]`.
+    """
     return master == "local" or master.startswith("local[")
 
 
@@ -370,15 +391,19 @@ def executor_environment(settings: Settings) -> dict[str, str]:
     # Spark copies the archive to each executor's working directory, and starts Python's daemon
     # there. Python searches PYTHONPATH first, so another version of Sluice that is installed
     # on an executor's host is not used.
-    variables = {"PYTHONPATH": CODE}
+    conf = {"spark.executorEnv.PYTHONPATH": CODE}
     if settings.server_ca is not None:
-        variables["SLUICE_SERVER_CA"] = str(settings.server_ca)
-    return {f"spark.executorEnv.{name}": value for name, value in variables.items()}
+        conf["spark.executorEnv.SLUICE_SERVER_CA"] = str(settings.server_ca)
+    return conf
 
 
 def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings as environment variables for the driver, so that secrets do not appear in process lists."""
-    return {
+    """Return the settings as the driver's environment.
+
+    Unlike arguments, secrets in it do not appear in lists of processes.
+    """
+    spark = find_spark()
+    variables = {
         "SLUICE_HOME": str(settings.home),
         "SLUICE_PIPELINES": str(settings.pipelines),
         "SLUICE_LEDGER": settings.ledger,
@@ -395,10 +420,7 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         # Without these variables, Spark's Python workers may use another interpreter.
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        # Tells spark-submit where PySpark is. Without it, spark-submit starts Python to find out.
-        **({"SPARK_HOME": str(spark)} if (spark := find_spark()) else {}),
         "SPARK_LAUNCHER_OPTS": " ".join(launcher_options(spark)),
-        **{name: os.environ.get(name, default) for name, default in _ALLOCATORS.items()},
         # Keeps the folder of `driver.py` off sys.path.
         "PYTHONSAFEPATH": "1",
         # Airflow's hook finds spark-submit on the PATH: this Python's pyspark must come first.
@@ -406,20 +428,29 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
             (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
         ),
     }
+    if spark is not None:
+        # Tells spark-submit where PySpark is. Without it, spark-submit starts Python to find out.
+        variables["SPARK_HOME"] = str(spark)
+    for name, default in _ALLOCATORS.items():
+        variables[name] = os.environ.get(name, default)
+    return variables
 
 
 def launcher_options(spark: Path | None) -> list[str]:
-    """Java's options for the short-lived JVM that assembles the driver's command.
+    """Return Java's options for the short-lived JVM that assembles the driver's command.
 
     `spark` is Spark's folder.
 
     The launcher's class path has all of Spark's jars, and Java would open one after the other until
     it finds the launcher. So the launcher's jar is searched first.
     """
-    jars = map(str, (spark / "jars").glob("spark-launcher_*.jar") if spark else ())
-    # Spark's script splits the options at spaces, and quotes do not help.
-    first = [f"-Xbootclasspath/a:{jar}" for jar in jars if shlex.quote(jar) == jar]
-    return [_QUICK_COMPILER, "-XX:+UseSerialGC", *first]
+    options = [_QUICK_COMPILER, "-XX:+UseSerialGC"]
+    if spark is not None:
+        for jar in (spark / "jars").glob("spark-launcher_*.jar"):
+            # Spark's script splits the options at spaces, and quotes do not help.
+            if shlex.quote(str(jar)) == str(jar):
+                options.append(f"-Xbootclasspath/a:{jar}")
+    return options
 
 
 def _heap(settings: Settings, master: str, *, delta: bool) -> dict[str, str]:
@@ -437,7 +468,10 @@ def _heap(settings: Settings, master: str, *, delta: bool) -> dict[str, str]:
 
 
 def heap_mb(memory_mb: int) -> int:
-    """Return the heap of a local JVM in MiB. Tasks read and process the records, so it gets only a third of the memory."""
+    """Return the heap of a local JVM in MiB.
+
+    It gets only a third of the memory, because tasks read and process the records.
+    """
     # Spark refuses less than 450 MiB.
     return max(_LEAST_HEAP_MB, memory_mb // 3)
 
@@ -455,7 +489,7 @@ def delta_conf(settings: Settings) -> dict[str, str]:
 def delta_jars(settings: Settings) -> list[Path]:
     """Return the jars of Delta Lake for the installed Spark.
 
-    Raises SettingsError if set-up has not downloaded them, and PreflightError if there are none.
+    Raise SettingsError if set-up has not downloaded them, and PreflightError if there are none.
     """
     # Imported only here, because only runs with Delta tables need the module.
     from sluice.provision.jars import delta_bundle
@@ -471,13 +505,16 @@ def delta_jars(settings: Settings) -> list[Path]:
 
 
 def is_noise(line: str) -> bool:
-    """Return whether a line is the warning, which Java prints at every start, that Spark uses an incubator module."""
+    """Return whether a line is Java's warning that Spark uses an incubator module.
+
+    Java prints it at every start.
+    """
     return line.strip() == "WARNING: Using incubator modules: jdk.incubator.vector"
 
 
 @contextmanager
 def without_noise() -> Iterator[None]:
-    """Filter Java's warning about incubator modules from the standard error of processes that start in the block.
+    """Keep Java's warning about incubator modules out of the standard error.
 
     Spark's launcher always adds the module, and no option of Java turns the warning off. A process
     that outlives the block writes through the filter until it ends.

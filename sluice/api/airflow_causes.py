@@ -34,7 +34,7 @@ def explained(
 ) -> list[Failure]:
     """Return the failures of a pipeline with what Airflow's database knows about them.
 
-    Adds a failure if the pipeline's task waits for a slot, or if its run was marked as failed, and
+    Add a failure if the pipeline's task waits for a slot, or if its run was marked as failed, and
     `failures` does not say so yet.
     """
     with_causes: list[Failure] = []

@@ -78,7 +78,7 @@ class AirflowRuns:
             return states
 
     def _own_tags(self, session: Session, dags: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        """DAG → its tags apart from Sluice's own, sorted."""
+        """Return DAG → its tags apart from Sluice's own, sorted."""
         statement = (
             select(DagTag.dag_id, DagTag.name)
             .where(DagTag.dag_id.in_([*dags]), DagTag.name.not_in((_TAG, *_KINDS)))
@@ -174,7 +174,7 @@ class AirflowRuns:
     def _attempts(
         self, session: Session, pipeline: str, runs: Iterable[DagRun]
     ) -> dict[str, list[Attempt]]:
-        """Run → the attempts of its tasks, oldest first.
+        """Return each run → the attempts of its tasks, oldest first.
 
         Airflow keeps the newest attempt of a task in one table, and the earlier ones in another.
         """
@@ -182,9 +182,14 @@ class AirflowRuns:
         attempts: dict[str, dict[tuple[str, int], Attempt]] = {}
         for table in (TaskInstanceHistory, TaskInstance):
             columns = (
-                table.run_id, table.task_id, table.try_number, table.state, table.queued_dttm,
-                table.start_date, table.end_date,
-            )  # fmt: skip
+                table.run_id,
+                table.task_id,
+                table.try_number,
+                table.state,
+                table.queued_dttm,
+                table.start_date,
+                table.end_date,
+            )
             statement = select(*columns).where(table.dag_id == pipeline, table.run_id.in_(names))
             for task in session.execute(statement).all():
                 if task.try_number:
@@ -252,7 +257,7 @@ class AirflowRuns:
         return tasks
 
     def _answer(self, run: DagRun, task: Any) -> Run:
-        log = self._log(run.dag_id, run.run_id, "" if task is None else task.task_id)
+        log = self._log(run.dag_id, run.run_id, task.task_id if task is not None else "")
         state = str(run.state)
         if state not in ("running", "success", "failed"):
             state = "queued"
@@ -269,7 +274,9 @@ class AirflowRuns:
     def _log(self, dag: str, run: str, task: str) -> str:
         """Return the path in Airflow of a task of a run; of the run if `task` is empty."""
         path = f"{self.root}/dags/{quote(dag, safe='')}/runs/{quote(run, safe='')}"
-        return f"{path}/tasks/{quote(task, safe='')}" if task else path
+        if not task:
+            return path
+        return f"{path}/tasks/{quote(task, safe='')}"
 
 
 def _rank(task: Any) -> tuple[bool, float]:
@@ -297,6 +304,8 @@ def _attempts_left(task: Any) -> int | None:
 
 
 def _holder_text(task: Any) -> str:
+    slots = counted(task.pool_slots, "slot")
     since = task.start_date or task.queued_dttm
-    at = f" since {since:%H:%M:%S} UTC" if since else ""
-    return f"{task.task_id} of {task.dag_id} ({counted(task.pool_slots, 'slot')}{at})"
+    if since:
+        slots += f" since {since:%H:%M:%S} UTC"
+    return f"{task.task_id} of {task.dag_id} ({slots})"

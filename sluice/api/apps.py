@@ -30,6 +30,6 @@ def generic_app(folder: Path | None = None, services: Services | None = None) ->
 def custom_routes_app(folder: Path | None = None, services: Services | None = None) -> ASGIApp:
     """Return the app for `/v1`: the custom routes.
 
-    Ignores `services`, which `Mounted` passes to every app.
+    Ignore `services`, which `Mounted` passes to every app.
     """
     return CustomRoutesApp(folder or settings().pipelines)

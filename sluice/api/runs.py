@@ -87,7 +87,7 @@ class Runs(Protocol):
     def start(self, pipeline: str, parameters: Mapping[str, Any], user: str) -> str:
         """Start a run and return its id.
 
-        Raises QueryError if the DAG does not accept the parameters.
+        Raise QueryError if the DAG does not accept the parameters.
         """
 
 

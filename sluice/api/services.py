@@ -55,7 +55,7 @@ class Services:
     async def lag(self, positions: Mapping[str, Offsets]) -> dict[str, Lag]:
         """Return each pipeline's lag, with one request to the broker for all pipelines.
 
-        `positions` has all topics that a pipeline reads. Raises BrokersUnreachable.
+        `positions` has all topics that a pipeline reads. Raise BrokersUnreachable.
         """
         topics = sorted(set().union(*positions.values()))
         # Begin offsets are requested, too, because all records of a partition that a pipeline has

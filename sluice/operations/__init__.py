@@ -1,1 +1,1 @@
-"""What changes or copies the whole state of a pipeline: rebuild, repartition, restore, move, back up, import."""
+"""Rebuilds, repartitions, restores, moves, backs up and imports the whole state of a pipeline."""

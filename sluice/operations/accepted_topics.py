@@ -28,7 +28,7 @@ def accept_topics(
 ) -> list[str]:
     """Accept the topics of outputs, dead letters, markers and re-drive markers as they are now.
 
-    Returns those that were deleted, or that have lost the newest marker.
+    Return those that were deleted, or that have lost the newest marker.
 
     With `restored`, the topics have all of their records again. Otherwise, the next run creates the
     topics that are missing, and if it repeats a batch whose driver has ended, it writes the batch's
@@ -38,7 +38,7 @@ def accept_topics(
     begun, its output may be written already, and the next run writes it again: raises Refused,
     unless `may_repeat`.
 
-    Raises LeaseError while a run is in progress, and EngineError if a topic cannot be restored
+    Raise LeaseError while a run is in progress, and EngineError if a topic cannot be restored
     because it is missing.
     """
     kafka, name, markers = settings.kafka, job.pipeline.name, job.pipeline.markers
@@ -63,13 +63,15 @@ def accept_topics(
                 else:
                     changed = _accept_outputs(output, outputs, ids, restored=restored)
     redriven = accept_redrive_topic(kafka, name)
-    return changed if redriven is None else [*changed, redriven]
+    if redriven is not None:
+        changed.append(redriven)
+    return changed
 
 
 def _accept_outputs(
     output: TransactionalOutput, outputs: Iterable[str], ids: Mapping[str, str], *, restored: bool
 ) -> list[str]:
-    """Accept the outputs that were deleted since the newest marker. Returns them."""
+    """Accept the outputs that were deleted since the newest marker. Return them."""
     marker = output.newest_marker
     changed = changed_topics(marker, outputs, ids)
     if restored:

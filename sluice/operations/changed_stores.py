@@ -1,4 +1,4 @@
-"""Computes the new and changed stores of a pipeline from its topics, and keeps the state of its other stores.
+"""Computes a pipeline's new and changed stores from its topics, and keeps its other stores.
 
 The changed stores, and what they need, are computed as a job of their own, in a generation that
 readers do not see, while runs go on. The rows of this generation and the kept rows of the newest
@@ -67,11 +67,11 @@ class ChangedStores:
     def run(self) -> int:
         """Compute the changed stores and promote a new generation.
 
-        Returns the new generation's number. If no store has changed, does nothing and returns the
+        Return the new generation's number. If no store has changed, do nothing and return the
         current generation's number. Runs go on while the stores are computed, and wait while the
         newest records are read and the generation is promoted.
 
-        Raises CompatibilityError for a change that concerns all stores; EngineError without
+        Raise CompatibilityError for a change that concerns all stores; EngineError without
         published state, after an interrupted batch, or if the state has been replaced meanwhile;
         InputError if the topics no longer have all records that the changed stores need, unless
         `from_topics`; DamagedState if the state is not as published.
@@ -161,19 +161,25 @@ class ChangedStores:
     def _begin(
         self, ledger: Ledger, lease: Lease, added: frozenset[str]
     ) -> tuple[Rebuild, ComputedStores, Sequence[ReplayStep]]:
-        """Register a generation of the changed stores, or continue with the generation of a call that was killed.
+        """Register a generation of the changed stores, or continue a killed call's generation.
 
-        Returns the generation's rebuild, the changed stores, and the batches published so far,
-        which the generation has to read. From now on, runs of the changed pipeline leave the added
-        stores out.
+        Return the generation's rebuild, the changed stores, and the batches published so far, which
+        the generation has to read. From now on, runs of the changed pipeline leave the added stores
+        out.
         """
         job = self.plan_of(added)
         operators = job.operators if self.from_topics else ()
-        if upstream := [operator.name for operator in operators if operator.name not in added]:
+        upstream: list[str] = []
+        for operator in operators:
+            if operator.name not in added:
+                upstream.append(operator.name)
+        if upstream:
             name = job.pipeline.name
             raise EngineError(
-                f"{_names(added)} of {name} would not fit {_names(upstream)}, which also counts deleted records.",
-                next_step=f"Compute all stores from the topics as they are: sluice rebuild {name} --from-topics.",
+                f"{_names(added)} of {name} would not fit {_names(upstream)}, "
+                "which also counts deleted records.",
+                next_step="Compute all stores from the topics as they are: "
+                f"sluice rebuild {name} --from-topics.",
             )
         rebuild = Rebuild(self.spark, job, self.settings, self.from_topics).with_topics(
             ledger, lease.ref
@@ -217,7 +223,7 @@ class ChangedStores:
     ) -> _State:
         """Read the state again.
 
-        Raises EngineError if another command has replaced the state, or removed the changed stores.
+        Raise EngineError if another command has replaced the state, or removed the changed stores.
         """
         state = self._state(ledger, lease)
         is_there = part.info.generation in ledger.generations.numbers(part.info.pipeline)
@@ -225,7 +231,8 @@ class ChangedStores:
             name = state.info.pipeline
             raise EngineError(
                 f"Another command has replaced or removed a generation of {name} meanwhile.",
-                next_step=f"Compute the changed stores again: sluice rebuild {name} --changed-only.",
+                next_step="Compute the changed stores again: "
+                f"sluice rebuild {name} --changed-only.",
             )
         return state
 
@@ -238,7 +245,7 @@ class ChangedStores:
     ) -> int:
         """Fill a new generation with the kept and the computed state, and promote it.
 
-        Returns its number.
+        Return its number.
         """
         old, batch, changes = state.info, state.published.batch, state.changes
         # A run may have been interrupted while the stores were computed.
@@ -257,11 +264,15 @@ class ChangedStores:
             merge = GroupMerge(self.job, old, part, new, changes)
             checksums = merge.fill(batch, ledger.audits.newest(old.ref), new_lease.epoch)
             times = merge.times(ledger, batch)
-            shown = {key: at for key, at in times.items() if key.split("/")[0] not in OWN_TIMES}
+            shown: dict[str, int] = {}
+            for key, at in times.items():
+                if key.split("/")[0] not in OWN_TIMES:
+                    shown[key] = at
             ledger.generations.inherit(
                 ref, old.ref, batch, checksums, new_lease.epoch, lease.row, times, shown
             )
-        note = f"Computed from the topics: {_names(changes.added)}. Removed: {_names(changes.removed)}."
+        added, removed = _names(changes.added), _names(changes.removed)
+        note = f"Computed from the topics: {added}. Removed: {removed}."
         ledger.generations.promote(ref, lease.row, self.settings.run, note, places=places)
         # The generation of the changed stores is no longer needed: readers never saw it, and its
         # rows are in the new generation now.
@@ -269,9 +280,12 @@ class ChangedStores:
             ledger.generations.forget(part.info.ref, lease.row)
             remove_forgotten(ledger, self.job.pipeline.name)
         log.info(
-            "stores changed", pipeline=old.pipeline, generation=ref.generation, computed=sorted(changes.added),
+            "stores changed",
+            pipeline=old.pipeline,
+            generation=ref.generation,
+            computed=sorted(changes.added),
             removed=sorted(changes.removed),
-        )  # fmt: skip
+        )
         return ref.generation
 
 

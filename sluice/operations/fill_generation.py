@@ -1,4 +1,4 @@
-"""Fills a new generation's shards with the kept state of the old generation and the computed state of changed stores.
+"""Fills a new generation's shards with kept state and with the computed state of changed stores.
 
 The old generation and the generation of the changed stores number their groups and operators
 differently. If a group has kept and changed stores, its rows combine values from both generations.
@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby, repeat
 
 import msgspec
@@ -39,8 +40,10 @@ from sluice.state.shard.pages import pages_of_answers
 from sluice.state.shard.shard import Checksums, Shard, Version
 
 _SIDES = (".any", ".0", ".1")
-"""What follows an operator's name in the names of its stream times: `.any` for all of its rows, `.0`
-and `.1` for the left and the right input of a join (see `engine.stages.timeline`)."""
+"""The endings of an operator's name in the names of its stream times.
+
+They are `.any` for all of its rows, `.0` and `.1` for the left and the right input of a join (see
+`engine.stages.timeline`)."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class ComputedStores:
 
 @dataclass(frozen=True)
 class _Input:
-    """A group of the old generation, or of the changed stores, from which a new group gets values."""
+    """A group, of the old generation or of the changed stores, that gives values to a new group."""
 
     kept: bool
     """Whether the group belongs to the old generation, rather than to the changed stores."""
@@ -79,20 +82,32 @@ class _Group:
 
     def value(self, of_inputs: Mapping[int, str]) -> str:
         """Combine a row's values from the inputs that contain the row."""
-        if len(self.inputs) == 1 and [column for _, column in self.columns] == [
-            *range(self.inputs[0].stores)
-        ]:
+        if self._is_unchanged:
             return of_inputs[0]
-        decoded = {number: _decode(text) for number, text in of_inputs.items()}
+        decoded: dict[int, list[msgspec.Raw]] = {}
+        for number, text in of_inputs.items():
+            decoded[number] = _decode(text)
         values: list[bytes] = []
         for (number, column), missing in zip(self.columns, self.missing, strict=True):
-            values.append(bytes(decoded[number][column]) if number in decoded else missing)
+            if number in decoded:
+                values.append(bytes(decoded[number][column]))
+            else:
+                values.append(missing)
         times: list[int] = []
         for number, row in decoded.items():
-            times += [int(bytes(time)) for time in row[self.inputs[number].stores :]]
+            for time in row[self.inputs[number].stores :]:
+                times.append(int(bytes(time)))
         if times:
             values.append(str(max(times)).encode())
         return f"[{b','.join(values).decode()}]"
+
+    @cached_property
+    def _is_unchanged(self) -> bool:
+        """Whether the group has the stores of its only input, in the same order."""
+        if len(self.inputs) != 1:
+            return False
+        columns = [column for _, column in self.columns]
+        return columns == [*range(self.inputs[0].stores)]
 
 
 _decode = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -113,27 +128,28 @@ class GroupMerge:
         operators = dict(changes.operators)
         if part is not None:
             # A suppress step holds results back. If a step after it has changed, that step may need
-            # the value that each of these results replaces (`Waiting.old`). The old generation's
-            # state may lack this value, so the suppress step gets the computed state.
             held_back: set[str] = set()
             for operator in part.job.operators:
                 if isinstance(operator.action, Suppress):
                     held_back.add(operator.name)
-            operators = {before: now for before, now in operators.items() if now not in held_back}
+            for before, now in changes.operators.items():
+                if now in held_back:
+                    del operators[before]
         self.kept_operators = operators
         # The stores of a kept processor are kept, too, because they are part of its state. A store
         # that was added to a kept processor begins empty.
         of_processor = processors_of(job)
-        self.kept_stores = (changes.stores - of_processor.keys()) | {
-            store for store, operator in of_processor.items() if operator in operators.values()
-        }
+        kept_stores = changes.stores - of_processor.keys()
+        for store, processor in of_processor.items():
+            if processor in operators.values():
+                kept_stores |= {store}
+        self.kept_stores = kept_stores
         self.groups = [*self._groups()]
 
     def _groups(self) -> Iterator[_Group]:
-        sources = {
-            True: _stores_by_name(self.old),
-            False: {} if self.part is None else _stores_by_name(self.part.info),
-        }
+        sources = {True: _stores_by_name(self.old), False: {}}
+        if self.part is not None:
+            sources[False] = _stores_by_name(self.part.info)
         sizes: dict[bool, Counter[int]] = {}
         for is_kept, stores_by_name in sources.items():
             sizes[is_kept] = Counter(store.group_id for store in stores_by_name.values())
@@ -166,7 +182,7 @@ class GroupMerge:
         of_job = self.job.groups_by_number.get(group)
         if of_job is None:
             return b"null"
-        column = next(column for column in of_job.store_columns if column.store == store)
+        (column,) = (column for column in of_job.store_columns if column.store == store)
         values: dict[str, int | None] = {}
         for name, aggregate in column.columns:
             values[name] = 0 if aggregate.function == "count" else None
@@ -187,7 +203,9 @@ class GroupMerge:
                 target = NewShard(stack.enter_context(create_shard(worker.location, anew=True)))
                 location = self.old.workers[worker.number].location
                 old = stack.enter_context(worker_shard(worker.number, location))
-                published = None if audit is None else audit.published_checksums(worker.number)
+                published = None
+                if audit is not None:
+                    published = audit.published_checksums(worker.number)
                 old.verify_rows(batch, published)
                 old.verify_states(batch, published)
                 part: Shard | None = None
@@ -201,40 +219,41 @@ class GroupMerge:
                 for states in in_pages(self._states(old, part, batch)):
                     target.add_states(states)
                 for shard in (old, part):
-                    for answers in () if shard is None else pages_of_answers(shard):
-                        target.add_answers(answers)
+                    if shard is not None:
+                        for answers in pages_of_answers(shard):
+                            target.add_answers(answers)
                 checksums.append(target.finish(batch, epoch))
         return checksums
 
     def _states(self, old: Shard, part: Shard | None, batch: int) -> Iterator[StateVersion]:
-        now = {name: number_of(definition) for name, definition in self.new.operators.items()}
-        numbers = {
-            number_of(self.old.operators[before]): now[name]
-            for before, name in self.kept_operators.items()
-        }
+        new_numbers: dict[str, int] = {}
+        for name, definition in self.new.operators.items():
+            new_numbers[name] = number_of(definition)
+        numbers: dict[int, int] = {}
+        for before, name in self.kept_operators.items():
+            numbers[number_of(self.old.operators[before])] = new_numbers[name]
         for state in newest_states(old):
             if (number := numbers.get(state.operator)) is not None:
                 yield _renumber(state, number, state.batch)
         if part is None or self.part is None:
             return
         kept = {*self.kept_operators.values()}
-        computed = {
-            number_of(text): now[name]
-            for name, text in self.part.info.operators.items()
-            if name not in kept
-        }
+        computed: dict[int, int] = {}
+        for name, definition in self.part.info.operators.items():
+            if name not in kept:
+                computed[number_of(definition)] = new_numbers[name]
         for state in newest_states(part):
             if (number := computed.get(state.operator)) is not None:
                 yield _renumber(state, number, batch)
 
     def times(self, ledger: Ledger, batch: int) -> dict[str, int]:
         """Return the stream times from which the next batch continues."""
-        kept, computed = ledger.snapshots.times_before(self.old.ref, batch + 1), dict[str, int]()
-        if (
-            self.part is not None
-            and (last := ledger.snapshots.last_batch(self.part.info.ref)) is not None
-        ):
-            computed = ledger.snapshots.times_before(self.part.info.ref, last + 1)
+        kept = ledger.snapshots.times_before(self.old.ref, batch + 1)
+        computed: Mapping[str, int] = {}
+        if self.part is not None:
+            last = ledger.snapshots.last_batch(self.part.info.ref)
+            if last is not None:
+                computed = ledger.snapshots.times_before(self.part.info.ref, last + 1)
         times: dict[str, int] = {}
         # Kept times come last. Both sources have the times that belong to no operator, such as
         # `:seen`, and the kept ones must replace the computed ones.
@@ -242,47 +261,50 @@ class GroupMerge:
             names = self._names(is_kept=is_kept)
             for key, at in of_source.items():
                 for name in _new_names(key, names):
-                    times[name] = (
-                        at if name.split("/")[0] in OWN_TIMES else max(at, times.get(name, at))
-                    )
-        groups = [group for group in self.job.groups if group.window is not None]
+                    if name in times and name.split("/")[0] not in OWN_TIMES:
+                        times[name] = max(at, times[name])
+                    else:
+                        times[name] = at
         stores: set[str] = set()
-        for group in groups:
-            stores.update(column.store for column in group.store_columns)
+        for group in self.job.groups:
+            if group.window is not None:
+                stores.update(column.store for column in group.store_columns)
         if self.part is not None and not stores <= self.kept_stores:
             # The ledger has one time up to which the windows of all groups are closed. The computed
             # groups may have reached an earlier time than the kept groups, so the earlier is taken.
             snapshot = ledger.snapshots.get(self.old.ref, batch)
             positions = snapshot.positions if snapshot else {}
             partitions = {topic: len(of_topic) for topic, of_topic in positions.items()}
-            of_part = closed(self.part.job.groups, StreamTimes(computed, partitions, now=0))
+            times[CLOSED] = closed(self.part.job.groups, StreamTimes(computed, partitions, now=0))
             has_kept_windows = bool(stores & self.kept_stores)
-            times[CLOSED] = (
-                min(of_part, kept.get(CLOSED, BEFORE_ALL)) if has_kept_windows else of_part
-            )
+            if has_kept_windows:
+                times[CLOSED] = min(times[CLOSED], kept.get(CLOSED, BEFORE_ALL))
         return times
 
     def _names(self, *, is_kept: bool) -> Mapping[str, Collection[str]]:
         """Return name of an operator or group → its names in the new generation.
 
-        With `is_kept`, takes the names from the old generation; otherwise from the changed stores'
-        generation. A group has the name of its first store.
+        The names are those of the old generation with `is_kept`, otherwise those of the changed
+        stores' generation. A group has the name of its first store.
         """
+        names: dict[str, set[str]] = defaultdict(set)
         if is_kept:
             info = self.old
+            for before, now in self.kept_operators.items():
+                names[before].add(now)
         elif self.part is not None:
             info = self.part.info
+            for name in info.operators:
+                names[name].add(name)
         else:
             return {}
-        operators = self.kept_operators if is_kept else {name: name for name in info.operators}
-        names: dict[str, set[str]] = defaultdict(
-            set, {before: {now} for before, now in operators.items()}
-        )
-        before, now = _names_of_groups(info), _names_of_groups(self.new)
+        names_before, names_now = _names_of_groups(info), _names_of_groups(self.new)
         for group in self.groups:
-            for source in group.inputs if group.number in self.job.groups_by_number else ():
+            if group.number not in self.job.groups_by_number:
+                continue
+            for source in group.inputs:
                 if source.kept == is_kept:
-                    names[before[source.group]].add(now[group.number])
+                    names[names_before[source.group]].add(names_now[group.number])
         return names
 
 
@@ -291,7 +313,7 @@ def _names_of_groups(info: GenerationInfo) -> dict[int, str]:
 
 
 def processors_of(job: Job) -> dict[str, str]:
-    """Store of a processor, if queries can read it → the processor's name."""
+    """Return each store of a processor that queries can read → the processor's name."""
     processors: dict[str, str] = {}
     for operator in job.operators:
         processors |= dict.fromkeys(operator.stores, operator.name)
@@ -299,23 +321,25 @@ def processors_of(job: Job) -> dict[str, str]:
 
 
 def _merge_rows(group: _Group, old: Shard, part: Shard | None, batch: int) -> Iterator[Version]:
-    """Yield the sorted rows of a group in the new generation, combined from the rows of its inputs."""
-    shards = [old if source.kept else part for source in group.inputs]
+    """Yield the sorted rows of a group in the new generation, combined from its inputs' rows."""
     sources: list[Iterator[tuple[int, Version]]] = []
-    for number, (source, shard) in enumerate(zip(group.inputs, shards, strict=True)):
+    for number, source in enumerate(group.inputs):
+        shard = old if source.kept else part
         if shard is not None:
             # Each row is paired with the number of its input.
             sources.append(zip(repeat(number), newest_rows(shard, source.group)))
     for entry_id, same in groupby(heapq.merge(*sources, key=_entry_id), _entry_id):
-        rows = dict(same)
-        value = group.value(
-            {number: row.value for number, row in rows.items() if row.value is not None}
-        )
+        values: dict[int, str] = {}
+        kept_batches: list[int] = []
+        for number, version in same:
+            if version.value is not None:
+                values[number] = version.value
+            if group.inputs[number].kept:
+                kept_batches.append(version.batch)
+        value = group.value(values)
         # Kept rows keep the batch that wrote them. Computed rows count as written by the newest
         # batch.
-        newest = max(
-            (row.batch for number, row in rows.items() if group.inputs[number].kept), default=batch
-        )
+        newest = max(kept_batches, default=batch)
         row = (group.number, *entry_id, value)
         yield Version(*row[:4], newest, value, row_digest(row))
 
@@ -346,5 +370,8 @@ def _new_names(key: str, names: Mapping[str, Collection[str]]) -> Iterable[str]:
         return [f"{name}/{now}/{worker}" for now in names.get(operator, ())]
     if name in OWN_TIMES:
         return [key]
-    suffix = next((side for side in _SIDES if name not in names and name.endswith(side)), "")
-    return [f"{now}{suffix}/{rest}" for now in names.get(name.removesuffix(suffix), ())]
+    suffix = ""
+    if name not in names and name.endswith(_SIDES):
+        name, dot, side = name.rpartition(".")
+        suffix = f"{dot}{side}"
+    return [f"{now}{suffix}/{rest}" for now in names.get(name, ())]

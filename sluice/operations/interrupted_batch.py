@@ -21,6 +21,7 @@ def require_complete(
     last = max(begun, default=-1)
     if last > published.batch:
         raise EngineError(
-            f"The last run of {published.pipeline} was interrupted: batch {last} has begun but has not ended.",
+            f"The last run of {published.pipeline} was interrupted: "
+            f"batch {last} has begun but has not ended.",
             next_step=next_step,
         )

@@ -27,9 +27,9 @@ from sluice.values.host_ports import address_of
 
 
 def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) -> int:
-    """Move a worker with all its shards to `place`. Returns the number of copied versions.
+    """Move a worker with all its shards to `place`. Return the number of copied versions.
 
-    The call can be repeated. Raises NotFound if the pipeline has no such worker, and Refused if
+    The call can be repeated. Raise NotFound if the pipeline has no such worker, and Refused if
     another server answers at that address, if the server is the worker's standby, or if another
     command has changed the worker's placement meanwhile.
     """
@@ -37,16 +37,15 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
     generations = ledger.generations.all(place.pipeline)
     # A worker can have a server before the pipeline's first run.
     is_placed = place.number in ledger.placements.of(place.pipeline)
-    if not is_placed and place.number >= max(
-        (len(info.workers) for info in generations), default=0
-    ):
+    numbers_of_workers = [len(info.workers) for info in generations]
+    if not is_placed and place.number >= max(numbers_of_workers, default=0):
         raise NotFound(f"Pipeline {place.pipeline!r} has no worker {place.number}.")
-    if (
-        standby := ledger.standbys.of(place.pipeline).get(place.number)
-    ) and standby.address == place.address:
+    standby = ledger.standbys.of(place.pipeline).get(place.number)
+    if standby is not None and standby.address == place.address:
         raise Refused(
             f"{place.host_port} is the standby of worker {place.number} of {place.pipeline!r}.",
-            next_step=f"sluice standby promote {place.pipeline} {place.number}, or remove the standby first.",
+            next_step=f"sluice standby promote {place.pipeline} {place.number}, "
+            "or remove the standby first.",
         )
     change = ledger.placements.begin_move(place)
     copied = 0
@@ -82,9 +81,10 @@ def move(ledger: Ledger, place: Placement, progress: Progress = lambda _: None) 
 
 
 def require_server(ledger: Ledger, place: Placement, database: str = "") -> None:
-    """Raise StateError if no state server answers at this placement's address, and Refused if another server answers.
+    """Raise StateError if no state server answers at this placement's address.
 
-    With `database`, raise Refused if the server has its shards in another kind of database.
+    Raise Refused if another server answers or, with `database`, if the server has its shards in
+    another kind of database.
     """
     address = place.host_port
     card = server_identity.fetch_card(place.url, address)
@@ -92,13 +92,15 @@ def require_server(ledger: Ledger, place: Placement, database: str = "") -> None
         own_address = address_of(card.host, card.port)
         raise Refused(
             f"The state server at {address} calls itself {own_address}.",
-            next_step=f"Use the address {own_address}. If it does not lead to the server from here, restart the server "
-            "with --host.",
+            next_step=f"Use the address {own_address}. If it does not lead to the server from "
+            "here, restart the server with --host.",
         )
     if ledger.servers.identity(*place.address) not in ("", card.server):
         raise Refused(
-            f"The state server that answers at {address} is not the one that has this address in the ledger.",
-            next_step="Give each server an address of its own, which all hosts can reach: sluice serve --bind --host.",
+            f"The state server that answers at {address} is not the one "
+            "that has this address in the ledger.",
+            next_step="Give each server an address of its own, which all hosts can reach: "
+            "sluice serve --bind --host.",
         )
     if database and card.database != database:
         raise Refused(
@@ -150,8 +152,7 @@ def _shards(
 def _difference(ledger: Ledger, info: GenerationInfo, worker: int, shard: Shard) -> str:
     """Return how a shard differs from the published state; an empty text if it does not differ."""
     audit = ledger.audits.newest(info.ref)
-    published = None if audit is None else audit.published_checksums(worker)
-    if audit is None or published is None:
+    if audit is None or (published := audit.published_checksums(worker)) is None:
         return "Nothing is published."
     try:
         shard.verify_rows(audit.batch, published)
@@ -172,7 +173,7 @@ def fill_and_seal(
 ) -> None:
     """Fill a copy of a shard that is in use, and seal the shard.
 
-    Raises DamagedState, and leaves the source unsealed, if the copy differs. `require_newest` is
+    Raise DamagedState, and leave the source unsealed, if the copy differs. `require_newest` is
     called before each change of the source's seal. It raises an error if another command has
     taken over, because only that command may now seal and unseal the source.
     """

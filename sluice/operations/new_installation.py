@@ -1,4 +1,4 @@
-"""Fills an empty installation with copies of a ledger and its shards: the common part of an import and a restore.
+"""Fills an empty installation with copies of a ledger and its shards, for imports and restores.
 
 The shards are copied first, and stay sealed. After them, the ledger is copied, in one transaction.
 Until this transaction ends, nothing reads the shards, so an interrupted copy can be repeated. At
@@ -30,7 +30,7 @@ class NewInstallation:
     def finish_interrupted(self, *, next_step: str) -> bool:
         """Finish a copy that was interrupted after its ledger was copied.
 
-        Returns whether there was such a copy. Raises Refused, with this next step, if the ledger
+        Return whether there was such a copy. Raise Refused, with this next step, if the ledger
         has pipelines that come from elsewhere.
         """
         pipelines = self._target.generations.pipelines()
@@ -60,7 +60,7 @@ class NewInstallation:
             copy.target.seal(sealed=False)
 
     def _unseal_copies(self) -> bool:
-        """Unseal the shards of a copied ledger. Returns whether any were sealed."""
+        """Unseal the shards of a copied ledger. Return whether any were sealed."""
         with ExitStack() as stack:
             sealed: list[LocalShard] = []
             for info in self._target.generations.of_all_pipelines():

@@ -81,9 +81,9 @@ class Rebuild:
     why: str = ""
 
     def run(self) -> int:
-        """Build and promote a new generation. Returns the generation's number.
+        """Build and promote a new generation. Return the generation's number.
 
-        Raises InputError if the topics no longer have all records that were read, unless
+        Raise InputError if the topics no longer have all records that were read, unless
         `from_topics`; LeaseError while a driver works on the pipeline; EngineError if the result
         differs from what was published.
         """
@@ -143,11 +143,14 @@ class Rebuild:
     def _begin_anew(self) -> int:
         """Build a first generation from the topics, of a pipeline that the ledger does not know.
 
-        Writes no output for the records up to the newest marker or, without markers, for those that
-        the topics have now. Returns the generation's number.
+        Write no output for the records up to the newest marker or, without markers, for those that
+        the topics have now. Return the generation's number.
         """
         name = self.job.pipeline.name
-        note = "The ledger did not know the pipeline, so its state was built from the topics, without output."
+        note = (
+            "The ledger did not know the pipeline, "
+            "so its state was built from the topics, without output."
+        )
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
             rebuilding = self.with_topics(ledger, lease.ref)
             now = describe_topics(self.settings.kafka, rebuilding.job.topics)
@@ -159,13 +162,12 @@ class Rebuild:
             for address in leftover_shards(self.settings, new, self.job.pipeline.workers):
                 drop_shard(address)
             ledger.sources.replace(new, sources, lease.row)
-            firsts = {(source.topic, source.partition): source.first for source in sources}
-            stops = {} if not written else _stops(written[max(written)].with_earlier.ends, firsts)
-            begin: dict[str, dict[str, int]] = {}
-            ends: dict[str, dict[str, int]] = {}
-            for topic, ranges in ends_of(now, sources, stops).items():
-                begin[topic] = {str(number): first for number, (first, _) in enumerate(ranges)}
-                ends[topic] = {str(number): end for number, (_, end) in enumerate(ranges)}
+            stops: dict[Partition, int] = {}
+            if written:
+                firsts = {(source.topic, source.partition): source.first for source in sources}
+                stops = _stops(written[max(written)].with_earlier.ends, firsts)
+            ranges = ends_of(now, sources, stops)
+            begin, ends = _firsts_of(ranges), _ends_of(ranges)
             rebuilding.build(new, rebuilding._divide_records(begin, ends))
             ledger.generations.promote(new, lease.row, self.settings.run, note)
         log.info("state built", pipeline=name, generation=new.generation)
@@ -174,8 +176,8 @@ class Rebuild:
     def replay(self, span: Span = EVERYTHING) -> int:
         """Build a new generation from a part of the topics, without promoting it.
 
-        Returns its number. The new generation replaces an earlier replay's generation. Its state
-        may differ from the current state; the user decides whether to promote it. Raises the same
+        Return its number. The new generation replaces an earlier replay's generation. Its state
+        may differ from the current state; the user decides whether to promote it. Raise the same
         errors as `run`, and EngineError if no record was read in that part.
         """
         with Ledger.open(self.settings.ledger) as ledger:
@@ -197,15 +199,14 @@ class Rebuild:
     ) -> tuple[GenerationRef, Sequence[ReplayStep]]:
         """Begin a generation beside the current one, and remove all others.
 
-        Returns the new generation, and the batches to pass to `build` once the lease is released.
+        Return the new generation, and the batches to pass to `build` once the lease is released.
         `lease` is the lease of the current generation.
         """
         old = lease.ref
         sources, now = self._sources(ledger, old, span.begin)
         history = self._history(ledger, old, sources, now, span.until)
-        _require_records(
-            history, [each for each in sources if each.topic in self._streams] or sources, span
-        )
+        from_streams = [source for source in sources if source.topic in self._streams]
+        _require_records(history, from_streams or sources, span)
         drop_other_generations(ledger, self.job.pipeline.name, lease.row)
         new = ledger.generations.new(old.pipeline, self._newest_writer(old))
         ledger.sources.replace(new, sources, lease.row)
@@ -225,10 +226,10 @@ class Rebuild:
     def steps_since(
         self, ledger: Ledger, old: GenerationRef, new: GenerationRef
     ) -> ReplayedHistory:
-        """Return the batches of the current generation with which a generation beside it catches up.
+        """Return the batches of the current generation that a generation beside it has to repeat.
 
-        Needs the lease of the current generation. Raises InputError if the topics have lost records
-        that the generation beside it has not read yet.
+        The caller holds the lease of the current generation. Raise InputError if the topics have
+        lost records that the generation beside it has not read yet.
         """
         sources, now = self._sources_of(ledger, old, new)
         return self._history(ledger, old, sources, now, built=_positions_read(ledger, new))
@@ -236,8 +237,8 @@ class Rebuild:
     def promote(self) -> int:
         """Bring the generation that `replay` has built up to date, and make it current.
 
-        Returns its number. Does nothing if the promotion is repeated, such as after the connection
-        to the ledger was lost. Raises EngineError if there is no such generation, and the same
+        Return its number. Do nothing if the promotion is repeated, such as after the connection
+        to the ledger was lost. Raise EngineError if there is no such generation, and the same
         errors as `run`.
         """
         with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
@@ -254,7 +255,10 @@ class Rebuild:
             history = rebuilding.steps_since(ledger, old, new)
             rebuilding.build(new, history.published)
             rebuilding.build(new, history.unpublished)
-            note = f"Generation {new.generation}, which a replay built, replaced generation {old.generation}."
+            note = (
+                f"Generation {new.generation}, which a replay built, "
+                f"replaced generation {old.generation}."
+            )
             ledger.generations.promote(
                 new, lease.row, self.settings.run, note, replayed=True, places=places
             )
@@ -276,15 +280,15 @@ class Rebuild:
         if not self.from_topics and ledger.generations.current_number(name) is None:
             raise EngineError(
                 f"The ledger knows no state of {name}, so there is nothing to rebuild.",
-                next_step=f"Run it: sluice run {name}. Or, if the ledger was lost, see what can be recovered: sluice "
-                f"recover {name} --dry-run.",
+                next_step=f"Run it: sluice run {name}. Or, if the ledger was lost, "
+                f"see what can be recovered: sluice recover {name} --dry-run.",
             )
         return current_lease(
             ledger, name, this_process(self.settings.run or "rebuild"), only=self.only
         )
 
     def with_topics(self, ledger: Ledger, old: GenerationRef) -> Rebuild:
-        """Return this rebuild, with a job that lists the topics that match the pipeline's patterns.
+        """Return this rebuild, with a job that lists the topics that match its patterns.
 
         Without `from_topics`, these include the topics that the old generation has read, even if
         they no longer exist.
@@ -313,7 +317,7 @@ class Rebuild:
         """Return where a new generation begins to read, and the topics as they are now.
 
         By default, it begins where the old generation began. Topics that the old generation did not
-        read are read from their beginning. Raises InputError if the topics have lost records that
+        read are read from their beginning. Raise InputError if the topics have lost records that
         the new generation would read, unless `from_topics`.
         """
         sources, read = self._sources_read(ledger, old), _positions_read(ledger, old)
@@ -328,7 +332,7 @@ class Rebuild:
             for source in from_point:
                 first = min(source.first, position(read, source, source.first))
                 sources.append(msgspec.structs.replace(source, first=first))
-        require_records(old, sources, now, {} if self.from_topics else read)
+        require_records(old, sources, now, read={} if self.from_topics else read)
         if not self.from_topics:
             self._require_last_records(ledger, old, now)
         return sources, now
@@ -338,14 +342,15 @@ class Rebuild:
     ) -> tuple[list[SourcePartition], Mapping[str, TopicState]]:
         """Return where a generation that was built began to read, and the topics as they are now.
 
-        Raises InputError if the topics have lost records that the generation has not read yet.
+        Raise InputError if the topics have lost records that the generation has not read yet.
         """
         sources, reached = self._sources_read(ledger, new), _positions_read(ledger, new)
         now = describe_topics(self.settings.kafka, self.job.topics)
         same = _same_topics(ledger, old, now)
-        read = {
-            topic: ends for topic, ends in _positions_read(ledger, old).items() if topic in same
-        }
+        read: dict[str, Mapping[str, int]] = {}
+        for topic, ends in _positions_read(ledger, old).items():
+            if topic in same:
+                read[topic] = ends
         unread: list[SourcePartition] = []
         for source in sources:
             first = position(reached, source, source.first)
@@ -360,7 +365,7 @@ class Rebuild:
         ref: GenerationRef,
         now: Mapping[str, TopicState],
     ) -> None:
-        """Raise InputError if a partition now has other records at offsets that a generation has read."""
+        """Raise InputError if a partition now has other records where a generation has read."""
         identity = SourceIdentity(
             self.settings.kafka, ledger.sources, ref, self.job.topics, ledger.audits
         )
@@ -368,7 +373,11 @@ class Rebuild:
 
     def _sources_read(self, ledger: Ledger, ref: GenerationRef) -> list[SourcePartition]:
         """Return where a generation began to read the topics that the job still reads."""
-        return [source for source in ledger.sources.get(ref) if source.topic in self.job.topics]
+        sources: list[SourcePartition] = []
+        for source in ledger.sources.get(ref):
+            if source.topic in self.job.topics:
+                sources.append(source)
+        return sources
 
     def _history(
         self,
@@ -392,13 +401,13 @@ class Rebuild:
         # A join needs all records of a global table before any record of a stream, so a new table
         # is read first. The records of new streams are divided into batches.
         tables = {table.source.topic for table in self.job.tables}
-        ends_of_first_batch = {
-            topic: added_ends[topic] for topic in added_ends if topic in tables or built is not None
-        }
+        ends_of_first_batch: dict[str, dict[str, int]] = {}
+        for topic, ends_of_topic in added_ends.items():
+            if topic in tables or built is not None:
+                ends_of_first_batch[topic] = ends_of_topic
         latest = ledger.snapshots.latest(old.pipeline)
-        ends_to_reach = limit_to_ranges(
-            ends, {**(latest.positions if latest else {}), **added_ends}
-        )
+        published_positions = latest.positions if latest else {}
+        ends_to_reach = limit_to_ranges(ends, {**published_positions, **added_ends})
         batches, unpublished = ledger.history.all(old), self._unpublished(ledger, latest, old)
         steps = [*replay_steps([*batches, *unpublished])]
         published_steps = _steps_within(ends, steps[: len(batches)], ends_of_first_batch)
@@ -408,20 +417,19 @@ class Rebuild:
             return ReplayedHistory(published_steps, unpublished_steps, complete)
         if added_ends.keys() == ends_of_first_batch.keys():
             log.warning(
-                "history lost", pipeline=old.pipeline, generation=old.generation, batches=len(batches),
+                "history lost",
+                pipeline=old.pipeline,
+                generation=old.generation,
+                batches=len(batches),
                 note=_NO_HISTORY,
-            )  # fmt: skip
+            )
         else:
             log.warning(
                 "new topics", pipeline=old.pipeline, topics=sorted(added_ends), note=_NEW_TOPICS
             )
-        begin: dict[str, dict[str, int]] = {}
-        for topic, ranges in ends.items():
-            begin[topic] = {str(number): start for number, (start, _) in enumerate(ranges)}
-        divided = self._divide_records(begin, ends_to_reach)
-        divided_steps = [
-            replace(step, ends={**step.ends, **ends_of_first_batch}) for step in divided
-        ]
+        divided_steps: list[ReplayStep] = []
+        for step in self._divide_records(_firsts_of(ends), ends_to_reach):
+            divided_steps.append(replace(step, ends={**step.ends, **ends_of_first_batch}))
         return ReplayedHistory(divided_steps, unpublished_steps, complete=False)
 
     def _unpublished(
@@ -430,7 +438,7 @@ class Rebuild:
         latest: Snapshot | None,
         old: GenerationRef,
     ) -> list[Batch]:
-        """Return the batch whose output was written but whose snapshot was not published, because the driver ended.
+        """Return the batch whose output was written but whose snapshot was not published.
 
         If the ledger was restored from a backup, several batches may have been written after the
         backup. They are returned as one batch, which has the last batch's number and the records of
@@ -446,10 +454,8 @@ class Rebuild:
             self._require_no_batch_between(ledger, old, latest)
         last = max(output.newest_generation, old.generation)
         marker = output.markers.get(last)
-        if marker is None or (last, marker.batch.number) <= (
-            old.generation,
-            latest.batch if latest else -1,
-        ):
+        newest_published = (old.generation, latest.batch if latest else -1)
+        if marker is None or (last, marker.batch.number) <= newest_published:
             return []
         return [marker.with_earlier]
 
@@ -459,7 +465,7 @@ class Rebuild:
         old: GenerationRef,
         latest: Snapshot | None,
     ) -> None:
-        """Raise EngineError, unless `from_topics`, if a batch may have been written whose marker is gone."""
+        """Raise EngineError, unless `from_topics`, if a batch without marker may be written."""
         markers, published = self.job.pipeline.markers, -1 if latest is None else latest.batch
         planned = ledger.plans.unpublished(old)
         if planned is None:
@@ -476,10 +482,12 @@ class Rebuild:
             )
         else:
             raise EngineError(
-                f"The topic {markers} has lost its markers, so it is unknown whether output was written after batch "
-                f"{published}, the last that {old.pipeline} has published: batch {planned.number} was begun.",
-                next_step="Restore the topic's records. To accept that this batch's output may be written twice: "
-                f"sluice topics accept {old.pipeline} --may-repeat. Then repeat the rebuild.",
+                f"Batch {planned.number} of {old.pipeline} began but was not published, and its "
+                f"marker is missing from {markers}, so Sluice cannot tell whether its output was "
+                "written.",
+                next_step="Restore the topic's records. To accept that this batch's output may be "
+                f"written twice: sluice topics accept {old.pipeline} --may-repeat. Then repeat the "
+                "rebuild.",
             )
 
     def _newest_writer(self, old: GenerationRef) -> int:
@@ -498,11 +506,12 @@ class Rebuild:
         new: GenerationRef,
         history: ReplayedHistory,
     ) -> None:
-        """Raise EngineError if the same topology and records do not reproduce the published state."""
+        """Raise EngineError if the same topology and records do not give the published state."""
         before, after = ledger.generations.get(old), ledger.generations.get(new)
         assert before is not None
         assert after is not None
-        sums = [_checksums(ledger.audits.newest(ref), history) for ref in (old, new)]
+        published = _checksums(ledger.audits.newest(old), history)
+        rebuilt = _checksums(ledger.audits.newest(new), history)
         # Changed functions may give other results on purpose, so only the same topology has to give
         # the same state.
         is_same_topology = before.description == after.description and computes_same_state(
@@ -511,20 +520,21 @@ class Rebuild:
         # The rebuild repeats the calls and look-ups whose answers were never recorded, or were
         # removed since. They may get other answers now.
         may_differ = self.from_topics or not is_same_topology or self.job.calls_out
-        if not sums[0] or (may_differ and sums[0] != sums[1]):
-            log.info("state rebuilt", generation=new.generation, checksums=sums[1])
-        elif sums[0] == sums[1]:
+        if not published or (may_differ and published != rebuilt):
+            log.info("state rebuilt", generation=new.generation, checksums=rebuilt)
+        elif published == rebuilt:
             log.info(
                 "state rebuilt, equal to the published state",
                 generation=new.generation,
-                checksums=sums[1],
+                checksums=rebuilt,
             )
         else:
+            note = "" if history.complete else f" {_NO_HISTORY}"
             raise EngineError(
-                f"The rebuilt state of {new.pipeline} has the checksums {sums[1]}, but {sums[0]} were published. The "
-                f"old state is still in use.{'' if history.complete else f' {_NO_HISTORY}'}",
-                next_step=f"Generation {new.generation} is kept for inspection. To accept the rebuilt state: "
-                f"sluice rebuild {new.pipeline} --from-topics.",
+                f"The rebuilt state of {new.pipeline} has the checksums {rebuilt}, "
+                f"but {published} were published. The old state is still in use.{note}",
+                next_step=f"Generation {new.generation} is kept for inspection. To accept the "
+                f"rebuilt state: sluice rebuild {new.pipeline} --from-topics.",
             )
 
 
@@ -540,38 +550,38 @@ class ReplayedHistory:
 
 
 def _checksums(audit: Audit | None, history: ReplayedHistory) -> dict[str, str]:
-    """Worker → the checksum of its state rows and, if the batches are the same, of its operator states."""
+    """Return the checksum of each worker's state rows and, with all batches, operator states."""
     if audit is None:
         return {}
     if not history.complete:
         # Operator states may depend on where batches end, so only the state rows are compared.
         return audit.checksums
-    return {
-        worker: f"{state_rows}/{audit.states.get(worker, '')}"
-        for worker, state_rows in audit.checksums.items()
-    }
+    checksums: dict[str, str] = {}
+    for worker, state_rows in audit.checksums.items():
+        checksums[worker] = f"{state_rows}/{audit.states.get(worker, '')}"
+    return checksums
 
 
 _NO_HISTORY = (
-    "The ledger does not have all batches. Results that depend on the order of records of several topics, or on the "
-    "time of processing, may differ."
+    "The ledger does not have all batches. Results that depend on the order of records of several "
+    "topics, or on the time of processing, may differ."
 )
 
 
 _NEW_TOPICS = (
-    "They are read from their beginning, together with the other topics in new batches. No output is written for the "
-    "records that they have now."
+    "They are read from their beginning, together with the other topics in new batches. No output "
+    "is written for the records that they have now."
 )
 
 
 def _require_records(
     history: ReplayedHistory, sources: Iterable[SourcePartition], span: Span
 ) -> None:
-    """Raise EngineError if the old generation has read no record in the chosen part of the topics."""
+    """Raise EngineError if no record was read in the chosen part of the topics."""
+    if span == EVERYTHING:
+        return
     last = history.published[-1].ends if history.published else {}
-    if span != EVERYTHING and not any(
-        position(last, source, source.first) > source.first for source in sources
-    ):
+    if not any(position(last, source, source.first) > source.first for source in sources):
         raise EngineError(
             "The replay would read no records: none was read between its start and its end.",
             next_step="Choose an earlier start or a later end.",
@@ -581,26 +591,47 @@ def _require_records(
 def _positions_read(ledger: Ledger, ref: GenerationRef) -> Positions:
     """Return the offsets up to which a generation has read and published."""
     batch = ledger.snapshots.last_batch(ref)
-    snapshot = None if batch is None else ledger.snapshots.get(ref, batch)
+    if batch is None:
+        return {}
+    snapshot = ledger.snapshots.get(ref, batch)
     return {} if snapshot is None else snapshot.positions
 
 
 def _same_topics(
     ledger: Ledger, old: GenerationRef, now: Mapping[str, TopicState]
 ) -> dict[str, TopicState]:
-    """Return the topics that were not deleted and created again since a generation began to read them."""
+    """Return the topics that are still the same as when a generation began to read them."""
     ids = {source.topic: source.topic_id for source in ledger.sources.get(old)}
-    return {name: topic for name, topic in now.items() if ids.get(name) == topic.id}
+    same: dict[str, TopicState] = {}
+    for name, topic in now.items():
+        if ids.get(name) == topic.id:
+            same[name] = topic
+    return same
 
 
 def _new_topics(
     ledger: Ledger, old: GenerationRef, now: Mapping[str, TopicState]
 ) -> dict[str, TopicState]:
-    """Return the topics that a generation does not read, because they were added to the pipeline later."""
-    earlier = {source.topic for source in ledger.sources.get(old)} | _positions_read(
-        ledger, old
-    ).keys()
+    """Return the topics that were added to the pipeline after a generation."""
+    earlier = {source.topic for source in ledger.sources.get(old)}
+    earlier |= _positions_read(ledger, old).keys()
     return {name: topic for name, topic in now.items() if name not in earlier}
+
+
+def _firsts_of(ranges: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, dict[str, int]]:
+    """Return the first offset of each partition: topic → partition as text → offset."""
+    firsts: dict[str, dict[str, int]] = {}
+    for topic, partitions in ranges.items():
+        firsts[topic] = {str(number): first for number, (first, _) in enumerate(partitions)}
+    return firsts
+
+
+def _ends_of(ranges: Mapping[str, Sequence[tuple[int, int]]]) -> dict[str, dict[str, int]]:
+    """Return the end offset of each partition: topic → partition as text → offset."""
+    ends: dict[str, dict[str, int]] = {}
+    for topic, partitions in ranges.items():
+        ends[topic] = {str(number): end for number, (_, end) in enumerate(partitions)}
+    return ends
 
 
 def _added_ends(
@@ -608,14 +639,13 @@ def _added_ends(
     ends: Mapping[str, Sequence[tuple[int, int]]],
     built: Positions | None,
 ) -> dict[str, dict[str, int]]:
-    """Return the end offsets of topics that the old generation did not read: from `built` if it is given, else from `ends`."""
-    added_ends: dict[str, dict[str, int]] = {}
-    for topic in new_topics:
-        if built is None:
-            added_ends[topic] = {str(number): end for number, (_, end) in enumerate(ends[topic])}
-        else:
-            added_ends[topic] = {**built.get(topic, {})}
-    return added_ends
+    """Return the end offsets of topics that the old generation did not read.
+
+    They come from `built` if it is given, otherwise from `ends`.
+    """
+    if built is None:
+        return _ends_of({topic: ends[topic] for topic in new_topics})
+    return {topic: {**built.get(topic, {})} for topic in new_topics}
 
 
 def _steps_within(
@@ -627,13 +657,17 @@ def _steps_within(
 
     All ends are limited to the ranges of offsets.
     """
-    return [
-        replace(step, ends=limit_to_ranges(ranges, {**step.ends, **added_ends})) for step in steps
-    ]
+    limited: list[ReplayStep] = []
+    for step in steps:
+        limited.append(replace(step, ends=limit_to_ranges(ranges, {**step.ends, **added_ends})))
+    return limited
 
 
 def _stops(written: Positions, firsts: Mapping[Partition, int]) -> dict[Partition, int]:
-    """Return where to stop: a partition that the marker does not name has no record whose output was written."""
+    """Return where to stop in each partition.
+
+    In a partition that the marker does not name, no record has written output.
+    """
     stops = dict(firsts)
     for topic, partitions in written.items():
         for number, end in partitions.items():
@@ -642,7 +676,10 @@ def _stops(written: Positions, firsts: Mapping[Partition, int]) -> dict[Partitio
 
 
 def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
-    """Return whether the current generation is the last generation that a replay built, so that nothing is left to promote."""
+    """Return whether nothing is left to promote.
+
+    The current generation is then the last generation that a replay built.
+    """
     new = ledger.generations.new(current.pipeline)
     # Numbers are never used twice. If the next number follows the current generation's number, no
     # generation was begun after the current one.
@@ -653,7 +690,7 @@ def is_promoted(ledger: Ledger, current: GenerationRef) -> bool:
 def replayed_generation(ledger: Ledger, current: GenerationRef) -> GenerationRef:
     """Return the generation that a replay has built beside the current generation.
 
-    Raises EngineError before a replay.
+    Raise EngineError before a replay.
     """
     numbers = ledger.generations.numbers(current.pipeline)
     if numbers[-1] <= current.generation:
@@ -665,9 +702,9 @@ def replayed_generation(ledger: Ledger, current: GenerationRef) -> GenerationRef
 
 
 def drop_built(job: Job, settings: Settings) -> int:
-    """Remove the generation that a replay built. Returns its number.
+    """Remove the generation that a replay built. Return its number.
 
-    Raises EngineError before a replay. If a drop is repeated, such as after it was interrupted,
+    Raise EngineError before a replay. If a drop is repeated, such as after it was interrupted,
     removes what is left.
     """
     name = job.pipeline.name
@@ -677,11 +714,10 @@ def drop_built(job: Job, settings: Settings) -> int:
         is_dropped = last > max([lease.ref.generation, *ledger.generations.numbers(name)])
         dropped = last if is_dropped else replayed_generation(ledger, lease.ref).generation
         drop_other_generations(ledger, name, lease.row)
-    log.info(
-        "generation dropped already" if is_dropped else "generation dropped",
-        pipeline=name,
-        generation=dropped,
-    )
+    if is_dropped:
+        log.info("generation dropped already", pipeline=name, generation=dropped)
+    else:
+        log.info("generation dropped", pipeline=name, generation=dropped)
     return dropped
 
 
@@ -692,10 +728,10 @@ def drop_other_generations(
     *,
     but: Collection[GenerationRef] = (),
 ) -> None:
-    """Remove a pipeline's generations, even unfinished generations, except the lease's generation and `but`.
+    """Remove a pipeline's generations, except the lease's generation and those in `but`.
 
-    Raises LeaseError and deletes nothing if the lease is no longer held, because another generation
-    may be current by now.
+    Unfinished generations are removed, too. Raise LeaseError and delete nothing if the lease is no
+    longer held, because another generation may be current by now.
     """
     for generation in ledger.generations.numbers(name):
         # The ledger forgets the generation before its shards are removed, so that no other driver

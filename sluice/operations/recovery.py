@@ -26,7 +26,7 @@ from sluice.errors import LeaseError, Refused, StateError
 from sluice.kafka.topics import topic_ids
 from sluice.plan import Job
 from sluice.settings import Settings
-from sluice.state.ledger.audits import Audit
+from sluice.state.ledger.audits import Audit, split_checksums
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot, WorkerInfo
@@ -44,7 +44,7 @@ _MOST_LOST_GENERATIONS = 20
 
 @dataclass(frozen=True)
 class Recovery:
-    """What can be recovered of a pipeline whose ledger does not have the batch that was written last."""
+    """What can be recovered of a pipeline whose ledger lacks the batch that was written last."""
 
     known: Snapshot | None
     """The newest snapshot in the ledger."""
@@ -68,26 +68,34 @@ class Recovery:
     def lines(self) -> Iterator[str]:
         """Describe what is recovered, what is lost and what is written again, in sentences."""
         name, workers = self.info.pipeline, len(self.info.workers)
-        known = "no snapshot" if self.known is None else f"snapshot {self.known.id}"
-        yield f"The ledger has {known} of {name}; the output is written up to batch {self.snapshot}."
-        intact = workers - len(self.lost_shards)
-        yield f"Recovered: snapshot {self.snapshot}, with the state of {counted(intact, 'worker')} of {workers}."
+        if self.known is None:
+            known, lost = "no snapshot", "all snapshots"
+        else:
+            known, lost = f"snapshot {self.known.id}", f"the snapshots after {self.known.id}"
+        yield (
+            f"The ledger has {known} of {name}; the output is written up to batch {self.snapshot}."
+        )
+        intact = counted(workers - len(self.lost_shards), "worker")
+        yield f"Recovered: snapshot {self.snapshot}, with the state of {intact} of {workers}."
         for worker, why in sorted(self.lost_shards.items()):
-            yield f"Worker {worker}'s shard: {why} The next run restores it from a standby or from the topics."
+            yield (
+                f"Worker {worker}'s shard: {why} "
+                "The next run restores it from a standby or from the topics."
+            )
         if self.elsewhere:
             yield (
                 f"Not below this process's SLUICE_SHARDS: {listed(self.elsewhere)}. If another "
                 f"installation still runs {name} there, do not recover: both would write these "
                 "shards. Give this pipeline another name."
             )
-        since = "all snapshots" if self.known is None else f"the snapshots after {self.known.id}"
         yield (
-            f"Lost: {since} before {self.snapshot}, with their audits, measurements and notes; generations that a "
-            "replay has built; standbys; and where the batches ended, so a later rebuild divides the records into "
-            "other batches."
+            f"Lost: {lost} before {self.snapshot}, with their audits, measurements and notes; "
+            "generations that a replay has built; standbys; and where the batches ended, so a "
+            "later rebuild divides the records into other batches."
         )
         if self.leftovers:
-            yield f"Removed: {counted(len(self.leftovers), 'shard')} of generations that the ledger has lost."
+            shards = counted(len(self.leftovers), "shard")
+            yield f"Removed: {shards} of generations that the ledger has lost."
         yield "Written again: nothing. Records after this batch are read by the next run."
 
 
@@ -96,7 +104,7 @@ def find_recovery(ledger: Ledger, job: Job, settings: Settings) -> Recovery | No
 
     Return None if the ledger has the batch that was written last.
 
-    Raises Refused if the topic of markers does not say enough.
+    Raise Refused if the topic of markers does not say enough.
     """
     name, topic = job.pipeline.name, job.pipeline.markers
     markers = MarkerTopic()
@@ -136,16 +144,19 @@ def _find(ledger: Ledger, job: Job, settings: Settings, markers: MarkerTopic) ->
 
 def _nothing_known(name: str, topic: str) -> Refused:
     return Refused(
-        f"The topic {topic} has no marker that says what {name} has written, so its ledger cannot be recovered.",
-        next_step=f"Build the state from the topics, without writing any output for the records that they have now: "
-        f"sluice rebuild {name} --from-topics. Or begin anew, and write the output of all records again: sluice "
-        f"recover {name} --anew removes what is left of the state, then sluice run {name}.",
+        f"The topic {topic} has no marker that says what {name} has written, "
+        "so its ledger cannot be recovered.",
+        next_step="Build the state from the topics, without writing any output for the records "
+        f"that they have now: sluice rebuild {name} --from-topics. Or begin anew, and write the "
+        f"output of all records again: sluice recover {name} --anew removes what is left of the "
+        f"state, then sluice run {name}.",
     )
 
 
 def _never_ran(name: str, topic: str) -> Refused:
     return Refused(
-        f"{name} has never run, or nothing is left of it: the ledger knows nothing of it, it has no "
+        f"{name} has never run, or nothing is left of it: the ledger knows nothing of it, it has "
+        "no "
         f"shards, and the topic {topic} has no markers.",
         next_step=f"Run it, which reads all records and writes their output: sluice run {name}. If "
         "it has run before and its output is still there, build the state from the topics without "
@@ -205,9 +216,9 @@ def leftover_shards(settings: Settings, ref: GenerationRef, workers: int) -> Ite
 
 
 def recover(job: Job, settings: Settings) -> Recovery | None:
-    """Bring the ledger up to date. Returns what was recovered; None if the ledger was up to date.
+    """Bring the ledger up to date. Return what was recovered; None if the ledger was up to date.
 
-    Raises Refused if the topic of markers does not say enough, and LeaseError while a driver works
+    Raise Refused if the topic of markers does not say enough, and LeaseError while a driver works
     on the pipeline.
     """
     name = job.pipeline.name
@@ -237,7 +248,7 @@ def recover(job: Job, settings: Settings) -> Recovery | None:
 
 @contextmanager
 def _leases(ledger: Ledger, ref: GenerationRef, settings: Settings) -> Iterator[Lease]:
-    """Hold the lease of the marker's generation, and that of the ledger's current one if it is another."""
+    """Hold the leases of the marker's generation and of the ledger's current generation."""
     holder = this_process(settings.run or "recover")
     current = ledger.generations.current_number(ref.pipeline)
     with Lease(ledger.leases, ref, holder) as lease:
@@ -249,7 +260,7 @@ def _leases(ledger: Ledger, ref: GenerationRef, settings: Settings) -> Iterator[
 
 
 def _fence(lease: Lease, worker: WorkerInfo, found: Recovery) -> None:
-    """Keep drivers that work under a lost lease from writing the shard, and remove what was not published."""
+    """Keep drivers that lost their lease from writing the shard, and remove unpublished rows."""
     batch = found.marker.batch.number
     # The next run reports a shard that is gone or damaged.
     with suppress(StateError), open_shard(worker.location, to_write=True) as shard:
@@ -265,6 +276,7 @@ def _write(ledger: Ledger, lease: Lease, found: Recovery, settings: Settings) ->
     info, marker = found.info, found.marker
     batch = marker.with_earlier
     outputs = {f"output/{topic}": number for topic, number in marker.outputs.items()}
+    checksums, states = split_checksums(marker.state.shards)
     snapshot = Snapshot(
         pipeline=info.pipeline,
         generation=info.generation,
@@ -284,14 +296,17 @@ def _write(ledger: Ledger, lease: Lease, found: Recovery, settings: Settings) ->
         epoch=lease.epoch,
         sources=(),
         outputs=marker.outputs,
-        checksums={worker: sums.state_rows for worker, sums in marker.state.shards.items()},
-        states={worker: sums.states for worker, sums in marker.state.shards.items()},
+        checksums=checksums,
+        states=states,
         phases={"start": 0},
     )
-    for worker in info.workers:
-        if is_remote(worker.location):
-            ledger.placements.claim(_placement(worker))
-    note = f"The ledger had lost snapshot {found.snapshot}, which was recovered from the markers and the shards."
+    for place in info.workers:
+        if is_remote(place.location):
+            ledger.placements.claim(_placement(place))
+    note = (
+        f"The ledger had lost snapshot {found.snapshot}, "
+        "which was recovered from the markers and the shards."
+    )
     lost = msgspec.structs.replace(batch, boundaries_lost=True)
     sources = marker.state.sources
     ledger.generations.recover(info, snapshot, audit, marker.state.times, lost, sources, note)
@@ -310,10 +325,9 @@ def _positions(marker: Marker) -> dict[str, dict[str, int]]:
 
     A partition without records before begins at its first offset.
     """
-    ends = marker.with_earlier.ends
-    positions: dict[str, dict[str, int]] = {
-        topic: dict(of_topic) for topic, of_topic in ends.items()
-    }
+    positions: dict[str, dict[str, int]] = {}
+    for topic, ends in marker.with_earlier.ends.items():
+        positions[topic] = dict(ends)
     for source in marker.state.sources:
         positions.setdefault(source.topic, {}).setdefault(str(source.partition), source.first)
     return positions
@@ -322,8 +336,8 @@ def _positions(marker: Marker) -> dict[str, dict[str, int]]:
 def forget(job: Job, settings: Settings, *, dry_run: bool = False) -> tuple[str, ...]:
     """Remove the shards of a pipeline of which neither the ledger nor the markers know anything.
 
-    The pipeline's next run then begins anew. Returns the addresses of the shards. With `dry_run`,
-    removes nothing. Raises Refused if the ledger knows the pipeline, or if its markers say what was
+    The pipeline's next run then begins anew. Return the addresses of the shards. With `dry_run`,
+    removes nothing. Raise Refused if the ledger knows the pipeline, or if its markers say what was
     written.
     """
     name, topic = job.pipeline.name, job.pipeline.markers
@@ -336,9 +350,10 @@ def forget(job: Job, settings: Settings, *, dry_run: bool = False) -> tuple[str,
             writer = Writer(GenerationRef(name, 1), topic)
             if read_marker_topic(settings.kafka, writer).markers:
                 raise Refused(
-                    f"The topic {topic} says what {name} has written. Without it, all output would be written again.",
-                    next_step=f"Recover the ledger: sluice recover {name}. To write the output again on purpose, "
-                    f"delete the topic {topic} first.",
+                    f"The topic {topic} says what {name} has written. "
+                    "Without it, all output would be written again.",
+                    next_step=f"Recover the ledger: sluice recover {name}. "
+                    f"To write the output again on purpose, delete the topic {topic} first.",
                 )
         addresses = leftovers_of(job, settings)
         if not dry_run:

@@ -1,4 +1,4 @@
-"""Removes a pipeline that is no longer run: its state, what the ledger knows of it, and its own topics.
+"""Removes a pipeline that is no longer run: its state, its part of the ledger, and its own topics.
 
 The ledger forgets the pipeline first, so that no query reads a shard that is being deleted. Then
 the shards are deleted, and then the topics. If this is interrupted, the repeated call removes the
@@ -7,7 +7,7 @@ rest. What the pipeline has written to topics and tables stays.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sluice.engine.run.driver_lease import PATIENCE, Patience, current_lease, this_process
@@ -18,6 +18,7 @@ from sluice.kafka.topics import delete_topics, topic_ids
 from sluice.operations.rebuild import remove_forgotten
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import WorkerInfo
 from sluice.state.shard.addresses import shown
 from sluice.values.phrases import counted, joined
 
@@ -51,20 +52,25 @@ def find_removal(
 ) -> Removal:
     """Find what there is to remove of a pipeline. Raise NotFound if there is nothing."""
     infos = ledger.generations.all(pipeline)
-    workers = [worker for info in infos for worker in info.workers]
-    for left in ledger.generations.forgotten(pipeline).values():
-        workers += left
+    shards: list[str] = []
+    for info in infos:
+        shards += _addresses(info.workers)
+    for workers in ledger.generations.forgotten(pipeline).values():
+        shards += _addresses(workers)
     topics = [batches_of(pipeline)]
     if not keep_dead_letters:
         topics += [topic_of(pipeline), markers_of(pipeline)]
     existing = topic_ids(settings.kafka, topics)
+    stores: list[str] = []
     current = ledger.generations.current(pipeline)
+    if current is not None:
+        stores = [store.name for store in current.stores]
     removal = Removal(
         pipeline,
-        tuple(info.ref.generation for info in infos),
-        () if current is None else tuple(store.name for store in current.stores),
-        tuple(shown(worker.location) for worker in workers),
-        tuple(topic for topic in topics if topic in existing),
+        generations=tuple(info.ref.generation for info in infos),
+        stores=tuple(stores),
+        shards=tuple(shards),
+        topics=tuple(topic for topic in topics if topic in existing),
     )
     if not (infos or removal.shards or removal.topics):
         raise NotFound(
@@ -90,7 +96,7 @@ def remove(
     with Ledger.open(settings.ledger) as ledger:
         removal = find_removal(ledger, settings, pipeline, keep_dead_letters=keep_dead_letters)
         if standbys := ledger.standbys.of(pipeline):
-            workers = joined([str(number) for number in sorted(standbys)])
+            workers = joined(list(map(str, sorted(standbys))))
             raise Refused(
                 f"{pipeline} has standbys, of its workers {workers}.",
                 next_step=f"Remove them first: sluice standby remove {pipeline} WORKER.",
@@ -99,7 +105,9 @@ def remove(
             ledger.generations.forget_pipeline(lease.row)
             remove_forgotten(ledger, pipeline)
         if left := ledger.generations.forgotten(pipeline):
-            places = [shown(worker.location) for workers in left.values() for worker in workers]
+            places: list[str] = []
+            for forgotten in left.values():
+                places += _addresses(forgotten)
             raise StateError(
                 f"These shards of {pipeline} could not be deleted: {', '.join(places)}. Queries no "
                 "longer find the pipeline.",
@@ -107,3 +115,8 @@ def remove(
             )
         delete_topics(settings.kafka, removal.topics)
     return removal
+
+
+def _addresses(workers: Iterable[WorkerInfo]) -> list[str]:
+    """Return the addresses of the workers' shards, without passwords."""
+    return [shown(worker.location) for worker in workers]

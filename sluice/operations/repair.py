@@ -1,4 +1,4 @@
-"""Restores lost or damaged state before a run: from standbys, or from the topics if they still have all records.
+"""Restores lost or damaged state before a run: from standbys, or from topics with all records.
 
 A standby takes the place of a worker's shard that is damaged, or whose state server does not
 answer, if the standby has the newest snapshot and matches its checksums. Otherwise, damaged state
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class RepairingRun:
-    """A run of a pipeline's current generation, which restores damaged state before it reads records."""
+    """A run of the current generation that restores damaged state before it reads records."""
 
     spark: Starting
     job: Job
@@ -39,10 +39,10 @@ class RepairingRun:
     """Plans the pipeline without the stores that are being computed while runs go on."""
 
     def run(self) -> int:
-        """Read, compute and publish all records. Returns the number of records read.
+        """Read, compute and publish all records. Return the number of records read.
 
-        Raises DamagedState if the state is damaged, no standby has it, and the topics no longer
-        have all of its records. Raises Unreachable if a state server does not answer and no standby
+        Raise DamagedState if the state is damaged, no standby has it, and the topics no longer
+        have all of its records. Raise Unreachable if a state server does not answer and no standby
         has the state. The state is not restored from the topics in this case, because the server's
         shards may be intact.
         """

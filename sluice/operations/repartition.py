@@ -61,10 +61,10 @@ def repartition(
     settings: Settings,
     progress: Progress = lambda _: None,
 ) -> RepartitionResult:
-    """Spread a pipeline's state over the workers that it now has. Returns the new generation.
+    """Spread a pipeline's state over the workers that it now has. Return the new generation.
 
     With the same number of workers, nothing changes, so that a successful call can be repeated.
-    Raises EngineError without published state, after an interrupted batch, without a broker, or for
+    Raise EngineError without published state, after an interrupted batch, without a broker, or for
     a state that cannot be divided by key; LeaseError during a run; DamagedState if the state is not
     as published.
     """
@@ -120,9 +120,13 @@ def repartition(
         )
         ledger.generations.promote(new.ref, lease.row, settings.run, note, places=places)
     log.info(
-        "state repartitioned", pipeline=name, generation=ref.generation, workers=len(workers), rows=rows,
+        "state repartitioned",
+        pipeline=name,
+        generation=ref.generation,
+        workers=len(workers),
+        rows=rows,
         seconds=round(time.monotonic() - begun, 1),
-    )  # fmt: skip
+    )
     return RepartitionResult(ref.generation, len(workers), rows)
 
 
@@ -137,16 +141,18 @@ def _errors(name: str, settings: Settings) -> Iterator[None]:
         raise
     except Unreachable as error:
         raise EngineError(
-            f"The state of {name} was not moved: {error.detail} Its old shards are unchanged and still in use.",
+            f"The state of {name} was not moved: {error.detail} "
+            "Its old shards are unchanged and still in use.",
             next_step="Start that state server again, or move its workers to another one: "
             f"sluice move {name} WORKER HOST:PORT. Then repeat the command.",
         ) from error
     except StateError as error:
         raise EngineError(
-            f"The state of {name} was not moved to new shards in {shown(settings.shards)}: {error.detail} Its old "
-            "shards are unchanged and still in use.",
-            next_step="Check the free space there, and the limit of open files (ulimit -n) or of connections: a new "
-            "shard has three files in SQLite, or one connection to PostgreSQL. Then repeat the command.",
+            f"The state of {name} was not moved to new shards in {shown(settings.shards)}: "
+            f"{error.detail} Its old shards are unchanged and still in use.",
+            next_step="Check the free space there, and the limit of open files (ulimit -n) or of "
+            "connections: a new shard has three files in SQLite, or one connection to PostgreSQL. "
+            "Then repeat the command.",
         ) from error
 
 
@@ -160,7 +166,7 @@ def _divide(
 ) -> tuple[list[Checksums], int]:
     """Fill the new shards from the old shards.
 
-    Returns the new shards' checksums, and the number of rows and states.
+    Return the new shards' checksums, and the number of rows and states.
     """
     tables = frozenset(store.group_id for store in old.stores if store.kind == "global")
     audit = ledger.audits.newest(old.ref)
@@ -193,7 +199,9 @@ def _divide(
                 for page in pages_of_answers(shard):
                     for number, answers in by_worker(page, len(new.workers)).items():
                         targets[number].add_answers(answers)
-            published = None if audit is None else audit.published_checksums(worker.number)
+            published = None
+            if audit is not None:
+                published = audit.published_checksums(worker.number)
             if reason := origin.difference(published):
                 raise damaged_state({worker.number: (worker.location, reason)})
         return [target.finish(batch, epoch) for target in targets], rows
@@ -228,8 +236,9 @@ class _Division:
             if state.shared and state.key:
                 # Every worker has the same tables that processors read, so the first old worker
                 # gives its copy to all new workers.
-                for number in range(self.workers) if self.worker == 0 else ():
-                    divided[number].append(state)
+                if self.worker == 0:
+                    for number in range(self.workers):
+                        divided[number].append(state)
                 continue
             if state.shared:
                 raise self._indivisible(

@@ -37,9 +37,10 @@ def retain(
     keep_seconds: float = 3_600.0,
     now: datetime | None = None,
 ) -> RetentionResult:
-    """Delete a pipeline's snapshots that are neither among the newest `keep_snapshots` nor younger than `keep_seconds`.
+    """Delete a pipeline's old snapshots.
 
-    The newest snapshot is always kept. A reader can use its snapshot for at least `keep_seconds`.
+    Keep the newest `keep_snapshots`, but at least one, and those younger than `keep_seconds`. A
+    reader can use its snapshot for at least `keep_seconds`.
     Snapshots are removed from the ledger before their row versions, so that no new reader pins a
     snapshot that is being deleted. If a shard is unreachable, a later call removes its row
     versions.
@@ -55,7 +56,8 @@ def retain(
     # This is the generation of the snapshots that were read. A rebuild may have made another
     # generation current since, with other batch numbers.
     info = ledger.generations.get(oldest.ref)
-    for worker in () if info is None else info.workers:
+    workers = [] if info is None else info.workers
+    for worker in workers:
         try:
             versions += _compact(worker.location, min(oldest.batch, newest.batch - 1))
             # A standby with an older copy still needs the versions of its own last batch.
@@ -85,7 +87,7 @@ def note_retention(
 def merge_history(ledger: Ledger, pipeline: str, begins: Offsets) -> int:
     """Merge the batches of a pipeline's history that no rebuild can repeat.
 
-    Returns how many batches are gone.
+    Return how many batches are gone.
 
     `begins`: topic → partition → the offset of the oldest record that the topic has. The first
     batch whose snapshot is kept, or of which the topics still have a record, stays as it is, and so
@@ -99,13 +101,15 @@ def merge_history(ledger: Ledger, pipeline: str, begins: Offsets) -> int:
         if batch.number >= oldest.batch or not _is_gone(batch, begins):
             break
         last = batch.number
-    return 0 if last is None else ledger.history.merge(oldest.ref, last)
+    if last is None:
+        return 0
+    return ledger.history.merge(oldest.ref, last)
 
 
 def _is_gone(batch: Batch, begins: Offsets) -> bool:
     """Return whether the topics have none of a batch's records any more.
 
-    False if one of the topics does not exist.
+    Return False if one of the topics does not exist.
     """
     for topic, ends in batch.ends.items():
         for partition, end in ends.items():
@@ -125,12 +129,13 @@ def _oldest_kept(
     sorted from newest to oldest.
     """
     kept = None
+    replaced_at: datetime | None = None
     for index, snapshot in enumerate(snapshots):
-        replaced = snapshots[index - 1].published_at if index else None
         # A snapshot was the newest until the next snapshot replaced it, so its age counts from then
         # on.
-        if replaced is None or index < keep_snapshots or replaced > deadline:
+        if replaced_at is None or index < keep_snapshots or replaced_at > deadline:
             kept = snapshot
+        replaced_at = snapshot.published_at
     return kept
 
 

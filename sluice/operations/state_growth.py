@@ -1,4 +1,4 @@
-"""Notices that the state of a pipeline grows without a bound, from its size on each of the last days."""
+"""Notices that a pipeline's state grows without a bound, from its size on each of the last days."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def note_size(ledger: Ledger, pipeline: str, today: date) -> None:
 
     Record the failure `growth` if it grows, and clear it otherwise.
 
-    Does nothing if the size of a shard is unknown, because its server or database does not answer.
+    Do nothing if the size of a shard is unknown, because its server or database does not answer.
     """
     info = ledger.generations.current(pipeline)
     if info is None:
@@ -47,19 +47,20 @@ def note_size(ledger: Ledger, pipeline: str, today: date) -> None:
 
 
 def _largest_part(info: GenerationInfo) -> str:
-    """Names the store or the operator with the most rows; empty if a shard cannot be read."""
+    """Name the store or the operator with the most rows; empty if a shard cannot be read."""
     # The module imports the planner, which Airflow need not load to parse the DAG.
     from sluice.engine.run.compatibility import number_of
 
     rows = Counter[str]()
-    operators = {number_of(definition): name for name, definition in info.operators.items()}
+    operators: dict[int, str] = {}
+    for name, definition in info.operators.items():
+        operators[number_of(definition)] = name
     with suppress(StateError):
         for worker in info.workers:
             with open_shard(worker.server or worker.location) as shard:
                 counts = shard.row_counts()
             for group, count in counts.groups.items():
-                stores = [store.name for store in info.stores if store.group_id == group]
-                rows[f"{'store' if len(stores) == 1 else 'stores'} {listed(stores)}"] += count
+                rows[_stores_of_group(info, group)] += count
             for number, count in counts.operators.items():
                 rows[f"operator {operators.get(number, number)}"] += count
         for largest, most in rows.most_common(1):
@@ -67,8 +68,18 @@ def _largest_part(info: GenerationInfo) -> str:
     return ""
 
 
+def _stores_of_group(info: GenerationInfo, group: int) -> str:
+    stores = [store.name for store in info.stores if store.group_id == group]
+    if len(stores) == 1:
+        return f"store {stores[0]}"
+    return f"stores {listed(stores)}"
+
+
 def is_growing(sizes: Sequence[int]) -> bool:
-    """Return whether a state grows without a bound, by its sizes on the last days, the oldest first."""
+    """Return whether a state grows without a bound.
+
+    `sizes` are its sizes on the last days, the oldest first.
+    """
     if len(sizes) < DAYS or sizes[-1] < _SMALL:
         return False
     grows_daily = all(before < after for before, after in pairwise(sizes))

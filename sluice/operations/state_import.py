@@ -1,4 +1,6 @@
-"""Copies a ledger and its shards to other databases, such as from SQLite files to PostgreSQL, with all kept snapshots.
+"""Copies a ledger and its shards to other databases, such as from SQLite files to PostgreSQL.
+
+All kept snapshots are copied.
 
 Unlike a restore, an import copies state that is in use. The leases of all generations are held
 meanwhile, so that no run writes. The old shards stay sealed: a run that still has the old settings
@@ -28,7 +30,7 @@ def import_state(
 ) -> int:
     """Copy all pipelines of a ledger, with their shards to `shards`.
 
-    Returns the number of copied versions. The call can be repeated until it succeeds. Raises
+    Return the number of copied versions. The call can be repeated until it succeeds. Raise
     Refused if the target has pipelines, or if a state server has a worker; LeaseError if a run is
     in progress.
     """
@@ -43,9 +45,10 @@ def import_state(
         for worker in chain.from_iterable(info.workers for info in generations):
             if not is_file(worker.location):
                 raise Refused(
-                    f"Worker {worker.number} of {worker.pipeline!r} is not in a SQLite file of this host: "
-                    f"{shown(worker.location)}.",
-                    next_step="Run without state servers first, or rebuild the state in the new database.",
+                    f"Worker {worker.number} of {worker.pipeline!r} is not in a SQLite file of "
+                    f"this host: {shown(worker.location)}.",
+                    next_step="Run without state servers first, "
+                    "or rebuild the state in the new database.",
                 )
             address = installation.place(worker)
             published = source.snapshots.last_batch(worker.ref)

@@ -1,1 +1,1 @@
-"""Set-up: checks of this machine, the jars for Spark and the broker, and the archive of their classes."""
+"""Set-up: checks of this machine, the jars for Spark and the broker, and their class archive."""

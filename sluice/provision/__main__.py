@@ -1,4 +1,4 @@
-"""`python -m sluice.provision jars | lock-jars | checks`: the steps of set-up, which the Makefile runs."""
+"""`python -m sluice.provision jars | lock-jars | checks`: the Makefile's steps of set-up."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def run_checks() -> None:
     java = machine_checks.find_java()
     machine_checks.check_memory()
     console.print(
-        f"Java {java.release} ({java.path}) and at least {machine_checks.DEMO_MEMORY_MIB} MiB of memory are available"
+        f"Java {java.release} ({java.path}) and at least {machine_checks.DEMO_MEMORY_MIB} MiB of "
+        "memory are available"
     )
 
 

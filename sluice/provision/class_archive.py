@@ -30,7 +30,7 @@ ARCHIVE_OPTIONS = (
 
 @contextmanager
 def class_archive(folder: Path, jars: list[Path]) -> Iterator[str]:
-    """Yield a JVM option that reads the archive of loaded classes, or that writes it in the first run.
+    """Yield a JVM option that reads the archive of loaded classes, or that writes it.
 
     `jars` are those on the program's class path, apart from Spark's own.
 
@@ -71,14 +71,10 @@ def archive_file(folder: Path, jars: list[Path]) -> Path:
 def _fingerprint(jars: list[Path]) -> str:
     """Return a digest of everything that an archive depends on: Java, Spark and the jars."""
     java, spark = find_java(), find_spark()
-    # Spark's other jars belong to the version that the name of this one contains.
-    core = (spark / "jars").glob("spark-core_*.jar") if spark else ()
-    files = [*core, *jars]
-    parts = [
-        str(java.path.resolve()),
-        java.release,
-        sys.executable,
-        *files,
-        *(file.stat().st_mtime_ns for file in files),
-    ]
+    files = [*jars]
+    if spark is not None:
+        # Spark's other jars belong to the version that the name of this one contains.
+        files = [*(spark / "jars").glob("spark-core_*.jar"), *jars]
+    times = [file.stat().st_mtime_ns for file in files]
+    parts = [str(java.path.resolve()), java.release, sys.executable, *files, *times]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

@@ -46,7 +46,7 @@ class Module:
     def parse(cls, text: str) -> Module:
         """Parse `organisation:name:revision`, perhaps with `:classifier:extension` after it.
 
-        Raises ValueError for any other form.
+        Raise ValueError for any other form.
         """
         organisation, name, revision, *more = text.split(":")
         if len(more) not in (0, 2):
@@ -65,7 +65,7 @@ def fetch(
     """Download `modules`, with their dependencies if `transitive`, into `work`.
 
     Each call needs its own `work` folder, because two Ivy processes corrupt a shared cache.
-    `on_jar` is called for each downloaded jar. Raises PreflightError with the missing module or the
+    `on_jar` is called for each downloaded jar. Raise PreflightError with the missing module or the
     cause.
     """
     work.mkdir(parents=True)
@@ -106,9 +106,12 @@ def fetch(
     if ivy.returncode:
         raise PreflightError(
             f"Cannot download jars: {_reason(output)}.",
-            next_step=f"Check that the Maven repository is reachable, or set {_SETTINGS} to an ivysettings.xml.",
+            next_step=f"Check that the Maven repository is reachable, or set {_SETTINGS} to an "
+            "ivysettings.xml.",
         )
-    fetched = {Module(*path.relative_to(jars).parts[:3]): path for path in jars.rglob("*.jar")}
+    fetched: dict[Module, Path] = {}
+    for path in jars.rglob("*.jar"):
+        fetched[Module(*path.relative_to(jars).parts[:3])] = path
     for module in modules:
         if module.classifier:
             place = jars / module.organisation / module.name / module.revision / module.file
@@ -126,8 +129,10 @@ def _description(modules: Iterable[Module], transitive: bool) -> str:
             f'conf="default-&gt;default">{_artifact(module)}</dependency>'
         )
     return (
-        f'<ivy-module version="2.0" xmlns:m="{_MAVEN}"><info organisation="sluice" module="jars"/><configurations>'
-        f'<conf name="default"/></configurations><dependencies>{dependencies}</dependencies></ivy-module>'
+        f'<ivy-module version="2.0" xmlns:m="{_MAVEN}">'
+        '<info organisation="sluice" module="jars"/><configurations>'
+        '<conf name="default"/></configurations>'
+        f"<dependencies>{dependencies}</dependencies></ivy-module>"
     )
 
 
@@ -147,8 +152,10 @@ _MAVEN = "http://ant.apache.org/ivy/maven"
 
 def _ivy_jar() -> Path:
     pyspark = importlib.util.find_spec("pyspark")
-    folder = Path(pyspark.origin).parent / "jars" if pyspark and pyspark.origin else None
-    if folder is None or not (versions := sorted(folder.glob("ivy-*.jar"))):
+    versions: list[Path] = []
+    if pyspark is not None and pyspark.origin:
+        versions = sorted((Path(pyspark.origin).parent / "jars").glob("ivy-*.jar"))
+    if not versions:
         raise PreflightError(
             "PySpark, which contains Ivy, is not installed.",
             next_step="Run pip install 'sluice-streams[spark]'.",
@@ -158,15 +165,17 @@ def _ivy_jar() -> Path:
 
 def _settings() -> list[str]:
     path = os.environ.get(_SETTINGS)
-    if path and not Path(path).is_file():
+    if not path:
+        return []
+    if not Path(path).is_file():
         why = f"{_SETTINGS} is {path}, which does not exist."
         raise PreflightError(why, next_step="Correct or unset the variable.")
-    return ["-settings", path] if path else []
+    return ["-settings", path]
 
 
 def _reason(output: list[str]) -> str:
     """Return the first line of Ivy's output about a missing module or a network error."""
-    errors = [
-        line for line in output if "not found" in line or "Exception" in line or "Host" in line
-    ]
-    return (errors or output or ["Ivy printed nothing"])[0].strip(":. ")
+    for line in output:
+        if "not found" in line or "Exception" in line or "Host" in line:
+            return line.strip(":. ")
+    return (output or ["Ivy printed nothing"])[0].strip(":. ")

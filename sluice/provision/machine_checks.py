@@ -36,7 +36,7 @@ class Java:
 def find_java(environ: Mapping[str, str] = os.environ) -> Java:
     """Find Java in JAVA_HOME, else on the PATH.
 
-    Raises PreflightError if Java is missing or too old.
+    Raise PreflightError if Java is missing or too old.
     """
     next_step = (
         f"Install Java {OLDEST_JAVA} or newer (on Debian: apt-get install openjdk-17-jre-headless)"
@@ -67,7 +67,9 @@ def find_spark(environ: Mapping[str, str] = os.environ) -> Path | None:
     if home := environ.get("SPARK_HOME"):
         return Path(home)
     pyspark = find_spec("pyspark")
-    return Path(pyspark.origin).parent if pyspark is not None and pyspark.origin else None
+    if pyspark is None or not pyspark.origin:
+        return None
+    return Path(pyspark.origin).parent
 
 
 def _java_path(environ: Mapping[str, str]) -> Path | None:
@@ -131,14 +133,15 @@ def _why_not(port: int) -> str | None:
         with socket.create_server((LOOPBACK, port)):
             return None
     except OSError as problem:
-        taken = problem.errno == errno.EADDRINUSE
-        return "is in use" if taken else f"is not available ({problem.strerror})"
+        if problem.errno == errno.EADDRINUSE:
+            return "is in use"
+        return f"is not available ({problem.strerror})"
 
 
 def check_memory(need_mib: int = DEMO_MEMORY_MIB, meminfo: Path = Path("/proc/meminfo")) -> None:
     """Raise PreflightError if less than `need_mib` MiB are available.
 
-    Passes if the system has no /proc/meminfo.
+    Accept a system without /proc/meminfo.
     """
     try:
         available = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)

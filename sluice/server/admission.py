@@ -25,8 +25,9 @@ from sluice.server.http_protocol import PatientProtocol
 log = logging.getLogger(__name__)
 
 UNPROVEN_SECONDS = 5.0
-"""How long a connection stays open without a request that has the token. The TLS handshake is a part
-of this time."""
+"""How long a connection stays open without a request that has the token, in seconds.
+
+The TLS handshake is a part of this time."""
 MOST_UNPROVEN = 1_000
 """The limit of unproven connections. It is high, because many callers with the token may connect at
 the same moment, before the server reads their requests."""
@@ -37,14 +38,16 @@ _LOG_EVERY_SECONDS = 60.0
 def raise_file_limit() -> int:
     """Let this process open as many files as the system allows, at most `_MOST_FILES`.
 
-    Returns their number.
+    Return their number.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_FILES
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
+    if soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft = most
-    return _MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    return soft
 
 
 class Admission:
@@ -129,4 +132,6 @@ class Arrival(asyncio.Protocol):
 
 def _client(transport: asyncio.BaseTransport) -> str:
     address = transport.get_extra_info("peername")
-    return str(address[0]) if isinstance(address, tuple) else ""
+    if not isinstance(address, tuple):
+        return ""
+    return str(address[0])

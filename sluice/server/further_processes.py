@@ -56,9 +56,9 @@ class FurtherProcesses:
         self._restarts: dict[int, asyncio.TimerHandle] = {}
 
     async def start(self, sockets: Sequence[socket.socket]) -> None:
-        """Start the processes. Returns when all of them accept connections at these sockets.
+        """Start the processes. Return when all of them accept connections at these sockets.
 
-        Raises StateError if one does not.
+        Raise StateError if one does not.
         """
         self._sockets = sockets
         starting = [self._start(number) for number in self._numbers]
@@ -72,7 +72,7 @@ class FurtherProcesses:
     def _start(self, number: int) -> Connection:
         """Start a process.
 
-        Returns the connection at which the process reports that it accepts connections.
+        Return the connection at which the process reports that it accepts connections.
         """
         started, report = _SPAWN.Pipe(duplex=False)
         process = _SPAWN.Process(
@@ -111,7 +111,7 @@ class FurtherProcesses:
             self._start_later(number, exit_code)
 
     def begin_stop(self) -> None:
-        """Let the processes accept no further connections, and end when they have answered their requests."""
+        """Let the processes take no more connections, and end after their last answers."""
         loop = asyncio.get_running_loop()
         for restart in self._restarts.values():
             restart.cancel()
@@ -175,7 +175,7 @@ def _run(
 
 
 def _end_with_first_process(ended: Callable[[], None]) -> None:
-    """End this process at once if the first process has ended without ending this process, as when it is killed.
+    """End this process at once if the first process has been killed.
 
     Otherwise, a new server could not use the address.
     """

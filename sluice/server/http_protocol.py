@@ -52,14 +52,15 @@ PROVEN = "sluice_proven"
 """A key in a request's scope. Its value is the function to call when the request has shown the
 token."""
 BEGUN = "sluice_begun"
-"""A key in a request's scope. Its value is a function that an app has put there. It is called with the
-status when the response begins."""
+"""A key in a request's scope. Its value is a function that an app has put there.
+
+It is called with the status when the response begins."""
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol with limits: connections with incomplete or endless requests are closed."""
+    """Uvicorn's protocol, but it closes connections with incomplete or endless requests."""
 
     _timer: asyncio.TimerHandle | None = None
     _timer_at = 0.0
@@ -139,7 +140,7 @@ class PatientProtocol(HttpToolsProtocol):
     ) -> bool:
         """Send a whole response to the request with this scope.
 
-        Returns False if the app has to send messages.
+        Return False if the app has to send messages.
         """
         running = self._running
         return (
@@ -330,7 +331,7 @@ class _Cycle(RequestResponseCycle):
 
     @property
     def message_event(self) -> asyncio.Event:  # type: ignore[override]
-        """Set while the app has not received a part of the body, its end, or the end of the connection."""
+        """Set while the app has not received a part of the body, its end, or a disconnect."""
         event = self._message_event
         if event is None:
             event = self._message_event = asyncio.Event()
@@ -347,7 +348,7 @@ class _Cycle(RequestResponseCycle):
     def respond(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
         """Send a whole response with one call.
 
-        Returns False if the app has to send messages instead.
+        Return False if the app has to send messages instead.
         """
         head = _head(status, (*self.default_headers, *headers), self.keep_alive)
         if (
@@ -410,7 +411,7 @@ class _Head(NamedTuple):
 def _head(status: int, headers: Headers, keep_alive: bool) -> _Head | None:
     """Return the head of a response of known length.
 
-    None if Uvicorn must send or reject the response.
+    Return None if Uvicorn must send or reject the response.
     """
     length, is_closing = None, False
     text = [STATUS_LINE[status]]
@@ -433,7 +434,7 @@ def _head(status: int, headers: Headers, keep_alive: bool) -> _Head | None:
 
 
 class _Outbox:
-    """The connections of an event loop with data to send when the loop has run everything that is ready.
+    """The connections of an event loop with data to send at the end of its iteration.
 
     The system calls for all responses then follow each other. Otherwise a client on the same
     machine interrupts the server after each response.
@@ -463,7 +464,7 @@ _OUTBOXES: WeakKeyDictionary[asyncio.AbstractEventLoop, _Outbox] = WeakKeyDictio
 
 
 class _Transport(asyncio.Transport):
-    """A connection's transport that sends the data of one iteration of the event loop with one system call."""
+    """A connection's transport that sends the data of an iteration with one system call."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ class Latencies:
         self._own = figures[own]
 
     def measurements(self) -> Iterator[Measurement]:
-        """Yield the histograms of all requests, one for each kind of request and class of status."""
+        """Yield the histograms of all requests, by the kind of request and the class of status."""
         figures = [sum(of_processes) for of_processes in zip(*self._figures, strict=True)]
         for (prefix, status), begin in _BEGINS.items():
             *counts, seconds = figures[begin : begin + _WIDTH]

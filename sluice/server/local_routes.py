@@ -66,20 +66,17 @@ class LocalApp:
     def __init__(self, shards: ServedShards) -> None:
         self._shards = shards
         self._gate = Gate()
-        routes: list[tuple[str, str, Callable[[Request], Awaitable[Any]]]] = [
-            ("GET", "/local", self._identify),
-            ("POST", f"{SHARD}/query", self._query),
-            ("POST", f"{SHARD}/calls/{{method}}", self._call),
-            ("GET", f"{SHARD}/size", self._size),
-            ("PUT", SHARD, self._create),
-            ("DELETE", SHARD, self._drop),
+        routes = [
+            _route("GET", "/local", self._identify),
+            _route("POST", f"{SHARD}/query", self._query),
+            _route("POST", f"{SHARD}/calls/{{method}}", self._call),
+            _route("GET", f"{SHARD}/size", self._size),
+            _route("PUT", SHARD, self._create),
+            _route("DELETE", SHARD, self._drop),
         ]
         for method in ("GET", "POST", "PUT"):
-            routes.append((method, f"{SHARD}/{{call:path}}", _refuse_other_version))
-        self.app = Starlette(
-            routes=[Route(path, _handler(answer), methods=[how]) for how, path, answer in routes],
-            exception_handlers={HTTPException: _no_route},
-        )
+            routes.append(_route(method, f"{SHARD}/{{call:path}}", _refuse_other_version))
+        self.app = Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
 
     async def _identify(self, _request: Request) -> Card:
         return self._shards.card
@@ -98,7 +95,10 @@ class LocalApp:
         call = CALLS.get(request.path_params["method"])
         if call is None or request.headers.get(PROTOCOL_HEADER) != PROTOCOL:
             raise OtherVersion
-        body = await (_rows(request) if call.takes_rows else _body(request))
+        if call.takes_rows:
+            body = await _rows(request)
+        else:
+            body = await _body(request)
         arguments = _decode(call.decode_arguments, body)
         address = await self._shards.location(*_shard(request))
 
@@ -117,11 +117,12 @@ class LocalApp:
         return size
 
     async def _create(self, request: Request) -> None:
-        anew, continued = (
-            request.query_params.get(name) == "true" for name in ("anew", "continued")
-        )
-        locate = self._shards.expect if anew or continued else self._shards.location
-        place = await locate(*_shard(request))
+        anew = request.query_params.get("anew") == "true"
+        continued = request.query_params.get("continued") == "true"
+        if anew or continued:
+            place = await self._shards.expect(*_shard(request))
+        else:
+            place = await self._shards.location(*_shard(request))
 
         def create() -> None:
             LocalShard.create(place, anew=anew, continued=continued).close()
@@ -131,6 +132,10 @@ class LocalApp:
     async def _drop(self, request: Request) -> None:
         place = await self._shards.location(*_shard(request))
         await asyncio.to_thread(drop, place)
+
+
+def _route(method: str, path: str, answer: Callable[[Request], Awaitable[Any]]) -> Route:
+    return Route(path, _handler(answer), methods=[method])
 
 
 def _handler(

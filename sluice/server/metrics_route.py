@@ -26,7 +26,10 @@ from sluice.state.model import WorkerInfo
 
 
 class MetricsApp:
-    """Answers every request with the current metrics, but without the numbers of unread records if Kafka is away."""
+    """Answers each request with the current metrics.
+
+    Without Kafka, the numbers of unread records are left out.
+    """
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class MetricsApp:
         await response(scope, receive, send)
 
     async def _lags(self, figures: LedgerFigures) -> tuple[dict[str, Lag], str]:
-        """Pipeline → its lag; if the lags are unknown, no lags and the reason."""
+        """Return pipeline → its lag; if the lags are unknown, no lags and the reason."""
         try:
             return await self._services.lag(figures.positions), ""
         except BrokersUnreachable as error:
@@ -77,12 +80,15 @@ class MetricsApp:
             samples.append(Measurement("disk_size_bytes", size, (("folder", str(folder)),)))
         for name in figures.pipelines:
             lag = lags.get(name)
+            held_since = None
+            if lag is not None:
+                held_since = self._services.held_since(lag)
             of_now = gauges(
                 figures,
                 name,
                 lag,
                 lag_error=lag_error,
-                held_since=None if lag is None else self._services.held_since(lag),
+                held_since=held_since,
                 sizes=sizes,
                 oldest_unread=oldest_unread,
             )
@@ -91,4 +97,6 @@ class MetricsApp:
         return prometheus(samples)
 
     def _location(self, worker: WorkerInfo) -> str | None:
-        return self._served(worker) if worker.server else worker.location
+        if worker.server:
+            return self._served(worker)
+        return worker.location

@@ -30,7 +30,7 @@ also serves a worker that was moved away, because other processes may not know o
 
 
 class ServedShards:
-    """The shards, below `base_url`, of the workers and standbys that the ledger places at `host` and `port`."""
+    """The shards, below `base_url`, that the ledger places at `host` and `port`."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ServedShards:
     async def location(self, ref: GenerationRef, number: int) -> str:
         """Address of a shard that this server serves or is receiving.
 
-        Raises Refused if another server has the shard.
+        Raise Refused if another server has the shard.
         """
         if not await self._is_served(ref.pipeline, number) and (ref, number) not in self._arriving:
             raise Refused(f"Worker {number} of {ref.pipeline!r} is not at this server.")
@@ -72,7 +72,7 @@ class ServedShards:
     async def worker(self, ref: GenerationRef, number: int) -> LocalWorker:
         """Return the worker that executes queries over a shard.
 
-        Raises Refused if another server has the shard.
+        Raise Refused if another server has the shard.
         """
         address = await self.location(ref, number)
         if self._open.may_have_unused():
@@ -84,14 +84,15 @@ class ServedShards:
         return worker
 
     async def expect(self, ref: GenerationRef, number: int) -> str:
-        """Accept a shard that is about to be moved here. Returns its address.
+        """Accept a shard that is about to be moved here. Return its address.
 
-        Raises Refused if the ledger has no such worker.
+        Raise Refused if the ledger has no such worker.
         """
         info = await read_ledger(lambda: self._ledger.generations.get(ref))
         if info is None or number >= len(info.workers):
             raise Refused(
-                f"The ledger has no worker {number} of generation {ref.generation} of {ref.pipeline!r}."
+                f"The ledger has no worker {number} of generation {ref.generation} of "
+                f"{ref.pipeline!r}."
             )
         self._arriving.add((ref, number))
         return location(self._base_url, ref, number)
@@ -138,7 +139,10 @@ class ServedShards:
 
 
 def identity_of(base_url: str) -> str:
-    """Return a state server's identity: a random number in the folder of its shards, or a hash of its database's address."""
+    """Return a state server's identity.
+
+    It is a random number in the folder of its shards, or a hash of its database's address.
+    """
     url = database_url(base_url)
     if url.get_backend_name() != "sqlite":
         return hashlib.sha256(f"{url.host}:{url.port}/{url.database}".encode()).hexdigest()

@@ -35,7 +35,7 @@ class Shared:
         return replace(self, number=number)
 
     def remove(self) -> None:
-        """Remove the files. Does nothing the second time."""
+        """Remove the files. Do nothing the second time."""
         if isinstance(self.arriving, SharedShardIds):
             shutil.rmtree(self.arriving.folder, ignore_errors=True)
 

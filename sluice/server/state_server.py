@@ -69,7 +69,8 @@ class ServerOptions:
         """Raise SettingsError unless the name is a host name or the address of one host."""
         if _leads_anywhere(self.name):
             raise SettingsError(
-                f"{self.name!r} stands for all addresses of a host, so callers cannot reach this server by it.",
+                f"{self.name!r} stands for all addresses of a host, so callers cannot reach this "
+                "server by it.",
                 next_step=_GIVE_A_NAME,
             )
         if not is_host(self.name):
@@ -98,7 +99,7 @@ def claim(
     """Place workers on this server.
 
     The server must already listen at its address, so that no other program can. Otherwise, that
-    program would get the token, which readers send to this address. Raises Refused if there is no
+    program would get the token, which readers send to this address. Raise Refused if there is no
     such worker, if it is on another server, or if its state is on another host.
     """
     generations = ledger.generations.all(pipeline)
@@ -123,10 +124,13 @@ def claim(
                     else:
                         _require_published(ledger, info.ref, number, place)
                 except StateError as error:
+                    address = options.place(pipeline, number).host_port
+                    tls = " --tls" if options.certificate else ""
                     raise Refused(
-                        f"Worker {number} of {pipeline!r} has state, but its shard is not on this host. {error.detail}",
-                        next_step=f"Start without --workers, then: sluice move {pipeline} {number} "
-                        f"{options.place(pipeline, number).host_port}{' --tls' if options.certificate else ''}",
+                        f"Worker {number} of {pipeline!r} has state, but its shard is not on this "
+                        f"host. {error.detail}",
+                        next_step="Start without --workers, then: "
+                        f"sluice move {pipeline} {number} {address}{tls}",
                     ) from None
         ledger.placements.claim(options.place(pipeline, number))
 
@@ -134,11 +138,10 @@ def claim(
 def _require_published(ledger: Ledger, ref: GenerationRef, worker: int, address: str) -> None:
     """Raise StateError if the shard was moved away, or does not have the published state."""
     audit = ledger.audits.newest(ref)
-    published = None if audit is None else audit.published_checksums(worker)
     with LocalShard.open(address) as shard:
         if shard.is_sealed():
             raise StateError("The shard here has been moved away.")
-        if audit is None or published is None:
+        if audit is None or (published := audit.published_checksums(worker)) is None:
             return
         reason = shard.checksums(audit.batch).difference(published)
         if reason:
@@ -148,7 +151,7 @@ def _require_published(ledger: Ledger, ref: GenerationRef, worker: int, address:
 def register(ledger: Ledger, configuration: Settings, options: ServerOptions) -> None:
     """Register this server, which listens already, as the owner of its address.
 
-    Raises StateError or Refused if the address does not lead to this server. Raises Refused if
+    Raise StateError or Refused if the address does not lead to this server. Raise Refused if
     another server has the same address, such as 127.0.0.1 on another host.
     """
     place, own = options.place("", 0), identity_of(configuration.shards)
@@ -158,9 +161,10 @@ def register(ledger: Ledger, configuration: Settings, options: ServerOptions) ->
         card = server_identity.fetch_card(place.url, place.host_port, verify_certificate=False)
     except StateError as error:
         raise StateError(
-            f"This server does not reach itself at {place.host_port}, so other hosts may not, either. {error.detail}",
-            next_step=f"{_GIVE_A_NAME} A Kubernetes service must also lead to it before it is ready: "
-            "publishNotReadyAddresses: true.",
+            f"This server does not reach itself at {place.host_port}, so other hosts may not, "
+            f"either. {error.detail}",
+            next_step=f"{_GIVE_A_NAME} A Kubernetes service must also lead to it before it is "
+            "ready: publishNotReadyAddresses: true.",
         ) from None
     if card.server != own:
         raise Refused(
@@ -174,6 +178,7 @@ def register(ledger: Ledger, configuration: Settings, options: ServerOptions) ->
 
 
 def _leads_anywhere(host: str) -> bool:
+    """Return whether the name stands for all addresses of a host."""
     return any(ip_address(address).is_unspecified for address in _addresses(host))
 
 
@@ -182,15 +187,18 @@ def _is_loopback(host: str) -> bool:
 
 
 def _addresses(host: str) -> set[str]:
-    """Return the addresses to which this host resolves a name; none if it does not know the name."""
+    """Return the addresses to which this host resolves a name, if any."""
     try:
         infos = socket.getaddrinfo(
             host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, UnicodeError):
         return set()
-    # An IPv6 address may end with the zone of a network interface, as in fe80::1%eth0.
-    return {str(address[0]).partition("%")[0] for *_, address in infos}
+    addresses: set[str] = set()
+    for *_, address in infos:
+        # An IPv6 address may end with the zone of a network interface, as in fe80::1%eth0.
+        addresses.add(str(address[0]).partition("%")[0])
+    return addresses
 
 
 def make_app(
@@ -204,8 +212,8 @@ def make_app(
     if not configuration.server_token:
         raise SettingsError(
             "A state server needs a token, which its clients must send.",
-            next_step="Set SLUICE_SERVER_TOKEN or SLUICE_SERVER_TOKEN_FILE. To create a token: python -c 'import "
-            "secrets; print(secrets.token_urlsafe())'",
+            next_step="Set SLUICE_SERVER_TOKEN or SLUICE_SERVER_TOKEN_FILE. To create a token: "
+            "python -c 'import secrets; print(secrets.token_urlsafe())'",
         )
     shards = ServedShards(
         ledger, configuration.shards, options.name, options.port, arriving=shared.arriving
@@ -259,8 +267,8 @@ def serve(
 ) -> None:
     """Serve until the process receives a signal to stop. Calls `started` once the server listens.
 
-    Starts and ends the processes `further`. A further process passes the `sockets` of the first.
-    Raises SettingsError for a certificate or key that cannot be read, and StateError if the address
+    Start and end the processes `further`. A further process passes the `sockets` of the first.
+    Raise SettingsError for a certificate or key that cannot be read, and StateError if the address
     cannot be used or a further process does not start.
     """
     config = uvicorn_config(app, options)
@@ -268,7 +276,8 @@ def serve(
         config.load()
     except OSError as error:
         raise SettingsError(
-            f"The server cannot read its certificate {options.certificate} and key {options.key}: {sentence(error)}",
+            f"The server cannot read its certificate {options.certificate} and key {options.key}: "
+            f"{sentence(error)}",
             next_step="Give PEM files that belong together: --certificate and --key.",
         ) from None
     freeze_imports()
@@ -332,7 +341,7 @@ class _AdmissionConfig(uvicorn.Config):
 
 
 class _Server(uvicorn.Server):
-    """Calls `started` once the server accepts requests, and starts and stops its further processes."""
+    """Calls `started` once the server accepts requests, and runs its further processes."""
 
     def __init__(
         self, config: uvicorn.Config, started: Callable[[], None], further: FurtherProcesses | None
@@ -354,7 +363,7 @@ class _Server(uvicorn.Server):
             await asyncio.to_thread(self._on_started)
 
     async def _bind(self) -> list[socket.socket]:
-        """Sockets at the server's address that do not listen yet."""
+        """Return sockets at the server's address that do not listen yet."""
         loop = asyncio.get_running_loop()
         try:
             server = await loop.create_server(
@@ -363,7 +372,9 @@ class _Server(uvicorn.Server):
         except OSError as error:
             log.error(error)
             sys.exit(1)
-        sockets = [socket.socket(fileno=os.dup(bound.fileno())) for bound in server.sockets]
+        sockets: list[socket.socket] = []
+        for bound in server.sockets:
+            sockets.append(socket.socket(fileno=os.dup(bound.fileno())))
         server.close()
         return sockets
 

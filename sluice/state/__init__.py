@@ -1,4 +1,4 @@
-"""Published state: the ledger records which snapshots exist, and the workers' shards hold their rows.
+"""Published state: the ledger records the snapshots, and the workers' shards hold their rows.
 
 `ledger` registers generations, snapshots, leases, audits and the placement of workers. `shard`
 stores one worker's versioned state rows and operator states; its tables are in `shard/schema.py`.

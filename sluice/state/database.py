@@ -54,7 +54,7 @@ def database_url(text: str) -> URL:
 
     The address of a SQLite file may end with `?synchronous=off`: see `is_durable`.
 
-    Raises SettingsError if the URL is invalid. The error omits the URL, which may contain a
+    Raise SettingsError if the URL is invalid. The error omits the URL, which may contain a
     password.
     """
     try:
@@ -80,7 +80,11 @@ def database_url(text: str) -> URL:
 
 def secret_parameters(url: URL) -> dict[str, Any]:
     """Return the parameters of a URL that hold secrets, such as `sslpassword`."""
-    return {name: value for name, value in url.query.items() if holds_secret(name, str(value))}
+    secrets: dict[str, Any] = {}
+    for name, value in url.query.items():
+        if holds_secret(name, str(value)):
+            secrets[name] = value
+    return secrets
 
 
 def is_durable(url: URL) -> bool:
@@ -95,7 +99,7 @@ def is_durable(url: URL) -> bool:
 def database_errors(doing: str, seconds: float | None = ANSWER_SECONDS) -> Iterator[None]:
     """Raise database errors as StateError, which names `doing` and the cause but never the address.
 
-    Raises StateError, too, if the server has not answered after `seconds`. Pass None for work that
+    Raise StateError, too, if the server has not answered after `seconds`. Pass None for work that
     may take long.
     """
     try:
@@ -124,8 +128,8 @@ def advice(reason: str) -> str:
     if "certificate" not in reason:
         return ""
     return (
-        "Check that the file in sslrootcert contains the authority that signed the server's certificate, and that the "
-        "certificate contains the host in the database's address."
+        "Check that the file in sslrootcert contains the authority that signed the server's "
+        "certificate, and that the certificate contains the host in the database's address."
     )
 
 
@@ -158,7 +162,8 @@ def open_engine(url: URL) -> Engine:
     except OSError as error:
         raise StateError(
             f"Cannot create the database file: {error.strerror}.",
-            next_step="Check its folder (SLUICE_HOME, SLUICE_LEDGER or SLUICE_SHARDS): its permissions and free space.",
+            next_step="Check its folder (SLUICE_HOME, SLUICE_LEDGER or SLUICE_SHARDS): "
+            "its permissions and free space.",
         ) from None
     path, durable = path.absolute(), is_durable(url)
     engine = create_engine(
@@ -241,13 +246,13 @@ def transaction(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """Yield a read transaction, whose statements all see the database as it was at the first statement."""
+    """Yield a read transaction whose statements all see the database as at the first."""
     # By default, each statement in PostgreSQL sees the newest commits. All statements of a
     # transaction in SQLite see the same state anyway.
-    repeatable = (
-        {"isolation_level": "REPEATABLE READ"} if engine.dialect.name == "postgresql" else {}
-    )
-    with engine.connect().execution_options(**repeatable) as connection, connection.begin():
+    options = {}
+    if engine.dialect.name == "postgresql":
+        options = {"isolation_level": "REPEATABLE READ"}
+    with engine.connect().execution_options(**options) as connection, connection.begin():
         yield connection
 
 

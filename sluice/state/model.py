@@ -48,7 +48,7 @@ class OfGeneration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A store as readers see it: the pipeline that publishes it, and where its values are in the state rows."""
+    """A store as readers see it: its pipeline, and where its values are in the state rows."""
 
     pipeline: str
     name: str
@@ -128,7 +128,7 @@ class WorkerInfo(OfGeneration, frozen=True, kw_only=True):
 
 
 class GenerationInfo(OfGeneration, frozen=True, kw_only=True):
-    """The description of a generation, registered in the ledger before the generation's first batch."""
+    """The description of a generation, registered before the generation's first batch."""
 
     workers: tuple[WorkerInfo, ...]
     stores: tuple[StoreInfo, ...]
@@ -176,9 +176,11 @@ class Snapshot(OfGeneration, frozen=True, kw_only=True):
     @property
     def outputs(self) -> frozenset[str]:
         """The topics and tables to which the batch writes, even if it wrote no record to them."""
-        return frozenset(
-            name.removeprefix("output/") for name in self.counts if name.startswith("output/")
-        )
+        outputs: set[str] = set()
+        for name in self.counts:
+            if name.startswith("output/"):
+                outputs.add(name.removeprefix("output/"))
+        return frozenset(outputs)
 
     @property
     def id(self) -> str:

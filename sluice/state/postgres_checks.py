@@ -31,7 +31,7 @@ def require_usable(url: URL, what: str, variable: str) -> None:
     """Raise SettingsError for a pooler of transactions, and StateError for a read-only server.
 
     `what` is what the database holds, and `variable` the environment variable with its address.
-    Does nothing for SQLite.
+    Do nothing for SQLite.
     """
     if url.get_backend_name() == "sqlite":
         return
@@ -58,9 +58,9 @@ def require_usable_shards(addresses: Iterable[str]) -> None:
 def lossy_settings(url: URL, what: str) -> Iterator[str]:
     """Describe settings of a server with which it can lose its newest commits.
 
-    Yields nothing for SQLite.
+    Yield nothing for SQLite.
 
-    `what` is what the database holds. Yields nothing if the server does not answer, either, which
+    `what` is what the database holds. Yield nothing if the server does not answer, either, which
     `require_usable` reports.
     """
     if url.get_backend_name() == "sqlite":
@@ -75,13 +75,14 @@ def lossy_settings(url: URL, what: str) -> Iterator[str]:
     fsync, full_page_writes, synchronous, replicas = row
     if "off" in (fsync, full_page_writes):
         yield (
-            f"The PostgreSQL server of the {what} does not write commits safely to its disk: fsync is {fsync}, "
-            f"full_page_writes is {full_page_writes}."
+            f"The PostgreSQL server of the {what} does not write commits safely to its disk: "
+            f"fsync is {fsync}, full_page_writes is {full_page_writes}."
         )
     if replicas and not synchronous:
         yield (
-            f"The PostgreSQL server of the {what} does not wait for its replicas: after a fail-over to a replica that "
-            "lags, the newest commits are lost, and runs stop. Set synchronous_standby_names."
+            f"The PostgreSQL server of the {what} does not wait for its replicas: after a "
+            "fail-over to a replica that lags, the newest commits are lost, and runs stop. Set "
+            "synchronous_standby_names."
         )
 
 

@@ -1,4 +1,4 @@
-"""Connects to PostgreSQL so that no wait for an answer lasts forever, whatever happens to the server or the network.
+"""Connects to PostgreSQL so that no wait lasts forever, whatever happens to the server.
 
 A network that loses packets sends no reset, and the kernel of a frozen server still acknowledges
 packets. In both cases, a connection stays open although no answer will come. So a wait ends at the
@@ -30,8 +30,12 @@ SILENT_SECONDS = 30.0
 """If a server has been silent for this time, this process tries to open another connection, to find
 out whether the server still answers."""
 _TCP = {
-    "tcp_user_timeout": 30_000, "keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4,
-}  # fmt: skip
+    "tcp_user_timeout": 30_000,
+    "keepalives": 1,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+}
 """With these options, the kernel gives up a connection if the server has acknowledged nothing for
 30 s."""
 
@@ -63,9 +67,11 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
         return super().wait(self._watch(gen), *args, **options)
 
     def _watch(self, steps: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
-        """Pass on the steps of a request, which psycopg resumes each tenth of a second while it waits for the server.
+        """Pass on the steps of a request, while the time limit holds.
 
-        Ends the request when the server no longer answers.
+        psycopg resumes the request each tenth of a second while it waits for the server.
+
+        End the request when the server no longer answers.
         """
         until = wait_limit()
         heard_at = time.monotonic()
@@ -105,7 +111,7 @@ def connect(
     session: Mapping[str, str] | None = None,
     **parameters: Any,
 ) -> BoundedConnection:
-    """Connect to an address: libpq's text, or parameters, which take precedence over the parameters in the text.
+    """Connect to an address: libpq's text, or parameters, which take precedence.
 
     Both take precedence over this module's defaults, such as `CONNECT_SECONDS`. If `session` is
     given, the session gets its settings and those in `SESSION`. Without it, each transaction must
@@ -139,15 +145,16 @@ def set_settings(
 ) -> None:
     """Set settings of the session, or only of the present transaction.
 
-    Omits those that the server does not know.
+    Omit those that the server does not know.
     """
     version = connection.info.server_version
-    known = {name: value for name, value in settings.items() if version >= _SINCE.get(name, 0)}
-    calls = ", ".join(["set_config(%s, %s, %s)"] * len(known))
+    calls: list[str] = []
     arguments: list[str | bool] = []
-    for name, value in known.items():
-        arguments += [name, value, of_transaction]
-    connection.execute(f"SELECT {calls}".encode(), arguments, prepare=False)
+    for name, value in settings.items():
+        if version >= _SINCE.get(name, 0):
+            calls.append("set_config(%s, %s, %s)")
+            arguments += [name, value, of_transaction]
+    connection.execute(f"SELECT {', '.join(calls)}".encode(), arguments, prepare=False)
 
 
 def _accepts_connections(address: dict[str, Any]) -> bool:

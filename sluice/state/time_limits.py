@@ -25,13 +25,14 @@ _GRACE_SECONDS = 0.5
 PostgreSQL enforces the deadline itself."""
 
 _THREAD = threading.local()
-"""The limits of this thread: `until`, `seconds` and `waits_until`. Each is set only within a block of
-one of the context managers below."""
+"""The limits of this thread: `until`, `seconds` and `waits_until`.
+
+Each is set only within a block of one of the context managers below."""
 
 
 @contextmanager
 def query_deadline(until: float, seconds: float) -> Iterator[None]:
-    """Make this thread's shard queries within the block raise TooSlow after `until` on the monotonic clock.
+    """Make this thread's queries in the block raise TooSlow after `until` (monotonic).
 
     `seconds` is the query's time limit, which the error quotes.
     """
@@ -44,7 +45,7 @@ def query_deadline(until: float, seconds: float) -> Iterator[None]:
 
 
 def seconds_left() -> float | None:
-    """Seconds until the deadline; zero or negative after it, None without a deadline."""
+    """Return the seconds until the deadline; zero or negative after it, None without it."""
     until: float | None = getattr(_THREAD, "until", None)
     return None if until is None else until - time.monotonic()
 
@@ -75,7 +76,7 @@ class Lock(Protocol):
 
 
 def acquire(lock: Lock) -> None:
-    """Take a lock. Raises TooSlow if another thread still holds it at the deadline."""
+    """Take a lock. Raise TooSlow if another thread still holds it at the deadline."""
     if lock.acquire(blocking=False):
         return
     left = seconds_left()
@@ -87,7 +88,7 @@ def acquire(lock: Lock) -> None:
 
 @contextmanager
 def held(lock: Lock) -> Iterator[None]:
-    """Hold a lock within the block. Raises TooSlow like `acquire`."""
+    """Hold a lock within the block. Raise TooSlow like `acquire`."""
     acquire(lock)
     try:
         yield

@@ -1,1 +1,1 @@
-"""Small helpers without a subject of their own: types of arrays, files, processes, start-up, caches."""
+"""Small helpers: types of arrays, files, processes, start-up, caches."""

@@ -1,4 +1,4 @@
-"""Create files with mode 0600 and folders with mode 0700, whatever the umask, and restrict existing files."""
+"""Creates files with mode 0600 and folders with mode 0700, and restricts existing files."""
 
 from __future__ import annotations
 

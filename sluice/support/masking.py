@@ -43,7 +43,9 @@ def is_secret(name: str) -> bool:
 
 def holds_secret(name: str, value: str) -> bool:
     """Return whether the value of a setting is a secret, or contains one."""
-    return is_secret(name) or any(is_secret(inner[1]) for inner in _ASSIGNMENT.finditer(value))
+    if is_secret(name):
+        return True
+    return any(is_secret(assignment[1]) for assignment in _ASSIGNMENT.finditer(value))
 
 
 def secrets_of_settings(settings: Mapping[str, str]) -> Iterator[str]:
@@ -80,12 +82,13 @@ def shown_url(url: str) -> str:
         return _ASSIGNMENT.sub(_masked_assignment, url)
     log_in = ""
     if parts["user"] is not None:
-        password = "" if parts["password"] is None else f":{MASK}"
-        log_in = f"{parts['user']}{password}@"
+        log_in = f"{parts['user']}@"
+        if parts["password"] is not None:
+            log_in = f"{parts['user']}:{MASK}@"
     shown = f"{parts['scheme']}{log_in}{parts['place']}"
     if parts["parameters"] is None:
         return shown
-    parameters = [_shown_parameter(text) for text in parts["parameters"].split("&")]
+    parameters = map(_shown_parameter, parts["parameters"].split("&"))
     return f"{shown}?{'&'.join(parameters)}"
 
 
@@ -112,9 +115,13 @@ def _words(secrets: frozenset[str]) -> re.Pattern[str] | None:
     """Return a pattern that matches the secrets that are long enough; None if no secret is."""
     forms: set[str] = set()
     for secret in secrets:
-        forms.update(form for form in _forms(secret) if len(form) >= _LEAST_LENGTH)
+        for form in _forms(secret):
+            if len(form) >= _LEAST_LENGTH:
+                forms.add(form)
+    if not forms:
+        return None
     longest_first = sorted(forms, key=len, reverse=True)
-    return re.compile("|".join(map(_whole_word, longest_first))) if forms else None
+    return re.compile("|".join(map(_whole_word, longest_first)))
 
 
 def _forms(secret: str) -> set[str]:
@@ -125,10 +132,13 @@ def _forms(secret: str) -> set[str]:
 
 def _whole_word(secret: str) -> str:
     """Return a regular expression for the secret, unless it is a part of a longer word."""
-    # The end of an encoded character, such as %3A, is not a part of the word after it.
-    begin = r"(?:(?<!\w)|(?<=%[0-9A-Fa-f]{2}))" if re.match(r"\w", secret) else ""
-    end = r"(?!\w)" if re.search(r"\w\Z", secret) else ""
-    return f"{begin}{re.escape(secret)}{end}"
+    pattern = re.escape(secret)
+    if re.match(r"\w", secret):
+        # The end of an encoded character, such as %3A, is not a part of the word after it.
+        pattern = rf"(?:(?<!\w)|(?<=%[0-9A-Fa-f]{{2}})){pattern}"
+    if re.search(r"\w\Z", secret):
+        pattern = rf"{pattern}(?!\w)"
+    return pattern
 
 
 def _parameters(text: str) -> Iterator[tuple[str, str]]:
@@ -150,9 +160,12 @@ def _assigned_secrets(text: str) -> Iterator[str]:
         if is_secret(assignment[1]):
             value = assignment[3]
             yield value
-            yield value[1:-1] if value[0] in "\"'{" else value
+            if value[0] in "\"'{":
+                yield value[1:-1]
 
 
 def _masked_assignment(assignment: re.Match[str]) -> str:
     name, sign = assignment[1], assignment[2]
-    return f"{name}{sign}{MASK}" if is_secret(name) else assignment[0]
+    if not is_secret(name):
+        return assignment[0]
+    return f"{name}{sign}{MASK}"

@@ -11,8 +11,10 @@ import pyarrow as pa
 
 _MANY_ROWS = 50_000
 _MUCH_BYTES = 300_000_000
-"""A worker with less memory keeps the memory that it has freed. If the operating system gave fresh pages to each task,
-the tasks of ten million orders would take 7 % more CPU time."""
+"""A worker with less memory keeps the memory that it has freed.
+
+If the operating system gave fresh pages to each task, the tasks of ten million orders would take
+7 % more CPU time."""
 _RESIDENT_PAGES = Path("/proc/self/statm")
 
 
@@ -35,7 +37,10 @@ def release_memory_after_rows(count: int) -> None:
 
 
 def release_much_memory() -> None:
-    """Return freed memory to the operating system if this process has much memory, or if the system does not say so."""
+    """Return freed memory to the operating system if this process has much memory.
+
+    Where the system does not tell the process's memory, return it, too.
+    """
     if _resident_bytes() > _MUCH_BYTES:
         release_unused_memory()
 
@@ -50,7 +55,7 @@ def _resident_bytes() -> int:
 
 
 def release_memory_after_task(phase: str, info: dict[str, int]) -> None:
-    """Return much freed memory to the system after the garbage collection with which PySpark ends a task.
+    """Return much freed memory to the system after PySpark's garbage collection for a task.
 
     A worker waits for its next task while other workers, or the driver, need memory for the same
     batch.

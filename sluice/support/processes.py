@@ -13,9 +13,9 @@ import psutil
 def end(processes: Callable[[], Sequence[psutil.Process]], patience_s: float) -> None:
     """End processes. `processes` is a function that returns those that are still running.
 
-    Sends SIGTERM once, and waits until none is left, at most `patience_s`. Then sends SIGKILL to
-    the rest. If an exception ends the wait, such as one that a signal's handler raises, sends
-    SIGKILL at once.
+    Send SIGTERM once, and wait until none is left, at most `patience_s`. Then send SIGKILL to the
+    rest. If an exception ends the wait, such as one that a signal's handler raises, send SIGKILL at
+    once.
     """
     _send(processes(), signal.SIGTERM)
     until = time.monotonic() + patience_s
@@ -29,7 +29,7 @@ def end(processes: Callable[[], Sequence[psutil.Process]], patience_s: float) ->
 
 
 def with_descendants(pid: int) -> list[psutil.Process]:
-    """Return a process and all processes that it has started, directly or not; empty if it has ended."""
+    """Return a process and all of its descendants; empty if it has ended."""
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]

@@ -42,7 +42,7 @@ class SingleFlightCache(Generic[T]):
         compute: Callable[[], Awaitable[T]],
         keep: Callable[[T], bool] = lambda _: True,
     ) -> T:
-        """Return the cached value, or the result of `compute`, which is cached if `keep` returns True."""
+        """Return the cached value, or compute it, and cache it if `keep` returns True."""
         cached = self._values.get(key)
         if cached is not None and cached[0] > self._clock():
             return cached[1]

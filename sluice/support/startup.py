@@ -25,7 +25,7 @@ def freeze_imports() -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Collect no garbage while the block imports modules, and exclude the modules' objects from later collections.
+    """Collect no garbage while the block imports modules, and exclude them from later collections.
 
     Most objects that an import creates live as long as the program. Python's collector would scan
     them again and again, which takes a fifth of the time of importing PySpark and Sluice, and a

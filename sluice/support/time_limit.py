@@ -15,7 +15,7 @@ async def finish_within(
 ) -> T:
     """Return the result of `coroutine`.
 
-    Raises the error of `overdue` if the coroutine waits for longer than `seconds`.
+    Raise the error of `overdue` if the coroutine waits for longer than `seconds`.
 
     An `asyncio.timeout` takes 4 us, almost as long as a look-up in a shard. Most coroutines on a
     request's way have their result without waiting, so the limit begins with the first wait.

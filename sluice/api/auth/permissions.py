@@ -38,7 +38,7 @@ class Principal(Protocol):
     async def readable(self, pipelines: Collection[str]) -> Collection[str]:
         """Return the pipelines that the principal may read.
 
-        Always looks up all pipelines, so that the time of a response does not reveal a hidden
+        Always look up all pipelines, so that the time of a response does not reveal a hidden
         pipeline.
         """
         return [pipeline for pipeline in pipelines if await self.may_read(pipeline)]
@@ -65,7 +65,7 @@ def principal(request: Request) -> Principal:
 async def refresh_principal(request: Request) -> Principal | None:
     """Check the log-in of a request again.
 
-    Returns the principal, or None if the log-in is no longer valid.
+    Return the principal, or None if the log-in is no longer valid.
     """
     refresh: Refresh = request.scope["state"][_REFRESH]
     return await refresh()

@@ -95,7 +95,9 @@ def _content(route: Route) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "string"}
     if route.answers:
         schemas, _ = msgspec.json.schema_components(route.answers, ref_template=_REFERENCES)
-        schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
+        (schema, *others) = schemas
+        if others:
+            schema = {"anyOf": list(schemas)}
         schema = _encoded_schema(schema)
     return {name: {"schema": schema} for name in route.media_types}
 
@@ -136,11 +138,13 @@ def _parameter(name: str, schema: dict[str, Any], in_path: bool, required: bool)
     # An empty default has no effect, so it needs no mention.
     if schema.get("default") not in (None, "", []):
         plain["default"] = schema["default"]
+    place = "query"
     if in_path:
+        place = "path"
         plain["minLength"] = 1
     return {
         "name": name,
-        "in": "path" if in_path else "query",
+        "in": place,
         "required": required,
         "description": description,
         "schema": plain,
@@ -158,11 +162,12 @@ def _encoded_schema(schema: Any) -> Any:
         return schema
     if schema.get("format") == "decimal":
         return {"type": "number"}
-    is_optional = schema.get("default", ...) is None and "anyOf" in schema
     fitted = {name: _encoded_schema(value) for name, value in schema.items()}
-    if is_optional:
+    if schema.get("default", ...) is None and "anyOf" in schema:
         del fitted["default"]
-        (present,) = [variant for variant in fitted.pop("anyOf") if variant != {"type": "null"}]
+        variants = fitted.pop("anyOf")
+        variants.remove({"type": "null"})
+        (present,) = variants
         fitted |= present
     return fitted
 

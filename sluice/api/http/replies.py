@@ -164,11 +164,12 @@ def _provenance(
     """
     headers = {
         "x-sluice-snapshot": ", ".join(dict.fromkeys(snapshots)),
-        "x-sluice-partial": "true" if unavailable else "false",
+        "x-sluice-partial": "false",
     }
     if standbys:
         headers["x-sluice-standby"] = _listed(standbys)
     if unavailable:
+        headers["x-sluice-partial"] = "true"
         headers |= {
             "x-sluice-unavailable": _listed(unavailable),
             "cache-control": "no-store",
@@ -179,7 +180,10 @@ def _provenance(
         headers["cache-control"] = "no-store"
     else:
         headers |= {"etag": _etag(names), "cache-control": "private, no-cache"}
-    return tuple((name.encode(), value.encode()) for name, value in headers.items())
+    encoded: list[tuple[bytes, bytes]] = []
+    for name, value in headers.items():
+        encoded.append((name.encode(), value.encode()))
+    return tuple(encoded)
 
 
 def _listed(workers: Iterable[int]) -> str:

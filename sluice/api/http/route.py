@@ -101,7 +101,9 @@ class Route:
     @property
     def methods(self) -> tuple[str, ...]:
         """The HTTP methods that the route allows."""
-        return ("GET", "HEAD") if self.body is None else ("POST",)
+        if self.body is None:
+            return ("GET", "HEAD")
+        return ("POST",)
 
     @property
     def pattern(self) -> re.Pattern[str]:
@@ -111,7 +113,8 @@ class Route:
             name, may_have_slashes = parameter.groups()
             if not may_have_slashes:
                 return f"(?P<{name}>[^/]+)"
-            return f"(?P<{name}>.*)" if self.may_be_empty else f"(?P<{name}>.+)"
+            count = "*" if self.may_be_empty else "+"
+            return f"(?P<{name}>.{count})"
 
         return re.compile(PATH_PARAMETER.sub(group, self.path), re.DOTALL)
 
@@ -262,7 +265,7 @@ class App:
     def _match(self, path: str) -> tuple[dict[str, ParameterReader], dict[str, str]]:
         """Find the routes of a path.
 
-        Returns the readers of the routes by HTTP method, and the values of the path's parameters.
+        Return the readers of the routes by HTTP method, and the values of the path's parameters.
         """
         plain = self._plain.get(path)
         if plain is not None:
@@ -359,7 +362,7 @@ class ParameterReader:
 def query_pairs(query: str) -> list[tuple[str, str]]:
     """Return the names and values of a query that is not empty.
 
-    Raises ValueError if they are not UTF-8.
+    Raise ValueError if they are not UTF-8.
     """
     if "%" not in query and "+" not in query and "&" not in query:
         # The most frequent query has one plain parameter. Reading it without `parse_qsl` takes

@@ -22,7 +22,8 @@ STATIC = Path(__file__).parent / "static"
 # With these headers, browsers load content of the page only from the page's own server, and run no
 # script that is part of the page's text. So data from stores cannot run as scripts.
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'self'; base-uri 'none'; form-action 'none'",
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'self'; "
+    "base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
@@ -50,7 +51,10 @@ def page_router(folder: Path) -> Router:
 
     @router.get("/panels/{pipeline}.js", is_described=False, parameters=_PanelQuery)
     async def get_panel(request: Request, query: _PanelQuery) -> Response:
-        """Return the module of a pipeline's custom panel, PIPELINE_panel.js next to the pipeline. 204 without such a file."""
+        """Return the module of a pipeline's custom panel, or 204 if it has none.
+
+        The module is the file PIPELINE_panel.js next to the pipeline.
+        """
         access = await access_of(request)
         await access.require_pipeline(query.pipeline)
         file = folder / f"{query.pipeline}_panel.js"

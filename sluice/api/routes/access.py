@@ -73,36 +73,38 @@ class Access:
         )
 
     async def require_edit(self, pipeline: str) -> None:
-        """Raise NotFound if the user may not read the pipeline, and Forbidden if they may not edit its DAG."""
+        """Raise NotFound if the user may not read the pipeline, Forbidden if not edit it."""
         await self.require_pipeline(pipeline)
         if not await self.user.may_edit(pipeline):
             raise Forbidden(f"You may read {pipeline!r} but not edit its DAG.")
 
     async def stores(self) -> list[StoreInfo]:
         """Return all stores that this user may read."""
-        return [
-            store
-            for store in await self.reader.catalogue.stores()
-            if await self.may_read(store.pipeline)
-        ]
+        readable: list[StoreInfo] = []
+        for store in await self.reader.catalogue.stores():
+            if await self.may_read(store.pipeline):
+                readable.append(store)
+        return readable
 
     async def generation(self, pipeline: str) -> GenerationInfo:
         """Return the pipeline's current generation.
 
-        Raises NotFound if it has none, or if the user may not read it.
+        Raise NotFound if it has none, or if the user may not read it.
         """
-        generations = await self.reader.catalogue.generations()
-        info = next((info for info in generations if info.pipeline == pipeline), None)
-        if info is None or not await self.may_read(pipeline):
-            await self.look_up_all()
-            raise NotFound(
-                f"There is no pipeline {pipeline!r}.",
-                next_step="GET /sluice/v1/pipelines lists all pipelines.",
-            )
-        return info
+        for info in await self.reader.catalogue.generations():
+            if info.pipeline == pipeline and await self.may_read(pipeline):
+                return info
+        await self.look_up_all()
+        raise NotFound(
+            f"There is no pipeline {pipeline!r}.",
+            next_step="GET /sluice/v1/pipelines lists all pipelines.",
+        )
 
     async def require_pipeline(self, pipeline: str) -> None:
-        """Raise NotFound if the user may not read the pipeline, or if it has neither a generation nor a DAG."""
+        """Raise NotFound if the user may not read the pipeline, or if there is no such pipeline.
+
+        A pipeline has a generation or a DAG.
+        """
         # A pipeline that has never run has a DAG but no generation.
         dags = await asyncio.to_thread(self.services.runs.dags)
         if pipeline not in dags or not await self.may_read(pipeline):
@@ -111,26 +113,30 @@ class Access:
     async def pin(self, name: str, pipeline: str | None = None, when: AsOf | None = None) -> Pin:
         """Find a store and pin it to a snapshot.
 
-        Raises QueryError if several pipelines have a store with this name.
+        Raise QueryError if several pipelines have a store with this name.
         """
-        named = await self.reader.catalogue.stores_named(name)
-        candidates = [store for store in named if pipeline in (None, store.pipeline)]
-        stores = [store for store in candidates if await self.may_read(store.pipeline)]
+        stores: list[StoreInfo] = []
+        for store in await self.reader.catalogue.stores_named(name):
+            if pipeline in (None, store.pipeline) and await self.may_read(store.pipeline):
+                stores.append(store)
         if not stores:
             await self.look_up_all()
-        store = only_store(
+        found = only_store(
             name, stores, unknown=_LIST_STORES, ambiguous="Add pipeline= one of: {pipelines}."
         )
-        return await self.reader.catalogue.pin(store, when or AsOf())
+        return await self.reader.catalogue.pin(found, when or AsOf())
 
     async def look_up_all(self) -> None:
-        """Look up every permission, so that the response time of a 404 does not reveal whether a hidden name exists."""
+        """Look up every permission.
+
+        The response time of a 404 then does not reveal whether a hidden name exists.
+        """
         await self.stores()
 
     async def pin_at(self, name: str, moment: ReadPoint) -> Pin:
         """Find a store and pin it to a read point.
 
-        Raises Unchanged if the client already has this response.
+        Raise Unchanged if the client already has this response.
         """
         pin = await self.pin(name, moment.pipeline, moment.when)
         self.require_change([pin])
@@ -152,13 +158,13 @@ class Access:
         *,
         complete: bool = False,
     ) -> Payload:
-        """Return the cached payload for this path, query and snapshots, or else the computed payload.
+        """Return the cached payload for this path, query and snapshots, or compute it.
 
         The answers to one query from one snapshot are equal, and a dashboard with many viewers
         repeats its queries. An answer is cached for one second only, so that the failure of a
         worker soon shows. A partial answer is not cached.
 
-        Raises Incomplete if `complete` is set and a worker is unavailable.
+        Raise Incomplete if `complete` is set and a worker is unavailable.
         """
         scope = self.request.scope
         payload = await self.state.cached(

@@ -24,7 +24,7 @@ _CACHE_BYTES = 32 * 2**20
 
 
 class ApiState:
-    """State shared by all requests of a process: the reader, caches, and secrets from the ledger."""
+    """State shared by all requests of a process: the reader, caches, the ledger's secrets."""
 
     def __init__(self, ledger: Ledger, reader: Reader) -> None:
         self.reader = reader
@@ -60,7 +60,7 @@ _states: dict[str, ApiState] = {}
 
 
 async def state_of_settings() -> ApiState:
-    """Return the state in Airflow's API server, for the ledger in the settings, which is opened at the first request."""
+    """Return the state in Airflow's API server, whose ledger is opened at the first request."""
     url = settings().ledger
     if url not in _states:
         ledger = await read_ledger(lambda: Ledger.open(url))

@@ -76,7 +76,10 @@ async def stream_changes(request: Request, query: _ChangesQuery) -> Response:
 
 @pipelines_router.get("", media_types=(_EVENTS,))
 async def stream_events(request: Request, _query: object) -> Response:
-    """Server-sent events `pipelines`: the pipelines that published a snapshot, began or ended a run, or failed."""
+    """Stream server-sent events `pipelines`.
+
+    They name the pipelines that published a snapshot, began or ended a run, or failed.
+    """
     access = await access_of(request)
     if request.method == "HEAD":
         return Response(media_type=_EVENTS, headers=_HEADERS)
@@ -90,13 +93,14 @@ async def _pipeline_events(access: Access) -> AsyncIterator[bytes]:
     while user is not None:
         try:
             activity = await _activity(access)
-            now = {name: state for name, state in activity.items() if await user.may_read(name)}
+            now = {name: activity[name] for name in await user.readable(activity)}
         except SluiceError as error:
             yield _encoded_event("trouble", "", {"title": error.title, "detail": error.detail})
             # While the ledger does not answer, no pipeline counts as changed.
             now = before
         # The first event names all pipelines, because `before` is empty.
-        changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+        names = sorted({*before, *now})
+        changed = [name for name in names if before.get(name) != now.get(name)]
         if changed:
             yield _encoded_event("pipelines", "", changed)
         before = now
@@ -108,7 +112,7 @@ async def _pipeline_events(access: Access) -> AsyncIterator[bytes]:
 
 
 async def _activity(access: Access) -> dict[str, Any]:
-    """Pipeline → its newest snapshots, failures, and the state of its last run."""
+    """Return each pipeline → its newest snapshots, failures, and the state of its last run."""
     dags, ledger = await asyncio.gather(
         access.state.figures.get("dags", lambda: asyncio.to_thread(access.services.runs.dags)),
         access.figures("activity", _ledger_activity),
@@ -170,7 +174,9 @@ async def _events(access: Access, pin: Pin, since: str | None) -> AsyncIterator[
     try:
         last, heartbeat = since, time.monotonic()
         while True:
-            event = None if pin.snapshot.id == last else await _shared_event(access, pin, last)
+            event: bytes | None = None
+            if pin.snapshot.id != last:
+                event = await _shared_event(access, pin, last)
             if event is not None:
                 yield event
                 last = pin.snapshot.id
@@ -205,30 +211,29 @@ async def _event(access: Access, pin: Pin, last: str | None) -> Payload:
 
     The first event of a new subscriber has the current snapshot, without changed keys.
     """
-    generation, batch = (
-        parse_snapshot(last) if last is not None else (pin.snapshot.generation, pin.snapshot.batch)
-    )
+    generation, batch = pin.snapshot.generation, pin.snapshot.batch
+    if last is not None:
+        generation, batch = parse_snapshot(last)
+    event: Literal["snapshot", "reset"] = "snapshot"
     # The client may have seen a snapshot of another generation, or a newer snapshot that a restored
     # backup does not have.
-    is_continuation = generation == pin.snapshot.generation and batch <= pin.snapshot.batch
+    if generation != pin.snapshot.generation or batch > pin.snapshot.batch:
+        event, batch = "reset", pin.snapshot.batch
     try:
-        changes = await access.reader.changed_keys(
-            pin, batch if is_continuation else pin.snapshot.batch
-        )
+        changes = await access.reader.changed_keys(pin, batch)
     except Gone:
         # Retention has removed the snapshot that the client has seen, so the changes since then are
         # unknown.
-        is_continuation = False
+        event = "reset"
         changes = await access.reader.changed_keys(pin, pin.snapshot.batch)
-    event: Literal["snapshot", "reset"] = "snapshot" if is_continuation else "reset"
+    changed: list[answers.ChangedKey] = []
+    for key, start, end in changes.keys:
+        changed.append(answers.ChangedKey(key, window_time(start), window_time(end)))
     change = answers.Change(
         pipeline=pin.store.pipeline,
         store=pin.store.name,
         snapshot=snapshot_answer(pin.snapshot),
-        changed=[
-            answers.ChangedKey(key, window_time(start), window_time(end))
-            for key, start, end in changes.keys
-        ],
+        changed=changed,
         more=changes.more,
         workers=changes.workers,
     )

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from threading import Lock
 
@@ -41,7 +40,10 @@ class RouteFiles:
 
 def load_routes(folder: Path, seconds: float = LOAD_SECONDS) -> RouteFiles:
     """Load the routes of all files `NAME_routes.py` in a folder."""
-    files = sorted(file for file in folder.glob("*_routes.py") if file.name[0] not in "_.")
+    files: list[Path] = []
+    for file in sorted(folder.glob("*_routes.py")):
+        if not file.name.startswith(("_", ".")):
+            files.append(file)
     loaded = RouteFiles({}, {})
     segments: dict[str, Path] = {}
     for file, outcome in import_isolated(
@@ -73,7 +75,10 @@ def _load(file: Path, seconds: float) -> Routes:
 
 
 def _claim(file: Path, routes: Routes, segments: dict[str, Path]) -> None:
-    """Reserve the first segments of the paths for this file, so that two files cannot serve the same path."""
+    """Reserve the first segments of the paths for this file.
+
+    Two files cannot serve the same path.
+    """
     # One app serves the routes of all files, so the first of two routes with the same path would
     # answer for both.
     firsts = {route.path.split("/")[1] for route in routes.routes}
@@ -95,7 +100,7 @@ _LOADING = Lock()
 
 
 def routes_in(folder: Path) -> tuple[Route, ...]:
-    """Return the routes of a folder, loaded once per process, by the first thread that asks for them."""
+    """Return the routes of a folder, which the first thread that asks for them loads."""
     # The cache alone would let two threads load the files at the same time.
     with _LOADING:
         return _load_once(folder)
@@ -106,7 +111,10 @@ def _load_once(folder: Path) -> tuple[Route, ...]:
     files = load_routes(folder)
     for file, error in files.broken.items():
         log.error("The routes of %s are not served: %s", file.name, error)
-    return tuple(chain.from_iterable(routes.routes for routes in files.routes.values()))
+    loaded: list[Route] = []
+    for routes in files.routes.values():
+        loaded += routes.routes
+    return tuple(loaded)
 
 
 async def readable_routes(request: Request, folder: Path) -> list[Route]:
@@ -136,7 +144,7 @@ class CustomRoutesApp:
 
 
 class _RestrictedApp(App):
-    """An app whose routes look like missing paths, even in timing, to users who may not read their pipeline."""
+    """An app whose routes look missing, even in timing, unless the user may read the pipeline."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         routes = list(routes)

@@ -1,4 +1,4 @@
-"""Custom routes: a file `NAME_routes.py` in the folder of pipelines defines HTTP routes over a pipeline's stores.
+"""Custom routes: a file `NAME_routes.py` defines HTTP routes over a pipeline's stores.
 
     routes = Routes("pages")
 
@@ -90,7 +90,7 @@ class Stores:
         start: Time = None,
         end: Time = None,
     ) -> list[Entry]:
-        """Return the windows of a key that start between `start` and `end` (both included), in order."""
+        """Return the windows of a key that start in `start` to `end` (inclusive), in order."""
         answer = await self._reader.windows(
             await self._pin(store), lookup_key(key), _ms("start", start), _ms("end", end)
         )
@@ -110,11 +110,9 @@ class Stores:
         With `here=True`, only those of shards that this process opens.
         """
         pin = await self._pin(store)
-        workers = (
-            [worker for worker in pin.workers if self._reader.workers.is_here(worker)]
-            if here
-            else None
-        )
+        workers: list[WorkerInfo] | None = None
+        if here:
+            workers = [worker for worker in pin.workers if self._reader.workers.is_here(worker)]
         answer = await self._reader.all(pin, _range(prefix, start, end), workers=workers)
         return self._entries(answer.entries, answer.workers)
 
@@ -151,7 +149,7 @@ class Stores:
         order: Order = "group",
         limit: int = 1_000,
     ) -> list[Group]:
-        """For each group, the number of entries, and the sum, minimum and maximum of a field."""
+        """Return each group's number of entries, and the sum, minimum and maximum of a field."""
         combined = await self._reader.combine(
             await self._pin(store), field, group_by, order=order, limit=limit
         )
@@ -160,7 +158,8 @@ class Stores:
 
     async def workers(self, store: str) -> list[Address]:
         """Return the address of each worker of a store, sorted by worker number."""
-        return [self._address(worker) for worker in (await self._pin(store)).workers]
+        pin = await self._pin(store)
+        return [self._address(worker) for worker in pin.workers]
 
     async def owner(self, store: str, key: Any) -> Address:
         """Return the address of the worker that owns a key."""
@@ -210,7 +209,7 @@ class Stores:
         )
 
     def _address(self, worker: WorkerInfo) -> Address:
-        """Return the address of the worker's state server, or this server's address if the worker has no state server.
+        """Return the address of the worker's state server; this server's if there is none.
 
         The Host header does not give this server's address, because the client chooses the header.
         """
@@ -233,7 +232,7 @@ class Routes:
         self.routes: list[Route] = []
 
     def get(self, path: str, *, etag: bool = True) -> Callable[[Function], Function]:
-        """Register an async function for GET requests to a path under `/v1`, such as `/pages/{page}/views`.
+        """Register an async function for GET requests to a path such as `/pages/{page}/views`.
 
         The function's first parameter is `Stores`. Its other parameters have the names of the
         parameters in the path and in the query string, and type annotations that msgspec supports.
@@ -263,8 +262,10 @@ def _route(
         _, *arguments = inspect.signature(function).parameters.values()
         fields: list[Any] = []
         for argument in arguments:
-            default = [] if argument.default is argument.empty else [argument.default]
-            fields.append((argument.name, hints[argument.name], *default))
+            field = [argument.name, hints[argument.name]]
+            if argument.default is not argument.empty:
+                field.append(argument.default)
+            fields.append(tuple(field))
         parameters = msgspec.defstruct(
             f"{function.__name__}_parameters", fields, frozen=True, kw_only=True
         )
@@ -272,25 +273,25 @@ def _route(
         # A type that msgspec does not support is an error now, and not at the first request.
         msgspec.json.schema_components([parameters, *answers])
     except KeyError as error:
-        argument_name = error.args[0]
+        name_without = error.args[0]
+        annotation = f"{name_without}: TYPE"
+        if name_without == "return":
+            annotation = "-> TYPE"
         raise RouteError(
-            f"{function.__name__} does not annotate {argument_name}.",
-            next_step="Write -> TYPE."
-            if argument_name == "return"
-            else f"Write {argument_name}: TYPE.",
+            f"{function.__name__} does not annotate {name_without}.",
+            next_step=f"Write {annotation}.",
         ) from None
     except (NameError, TypeError, ValueError) as error:
         raise RouteError(
             f"The types of {function.__name__} cannot be read: {sentence(error)}",
             next_step="Use types that msgspec supports, defined at the top of the file.",
         ) from None
-    names = [field.name for field in msgspec.structs.fields(parameters)]
-    in_path = [parameter[1] for parameter in PATH_PARAMETER.finditer(path)]
+    in_path = {parameter[1] for parameter in PATH_PARAMETER.finditer(path)}
     if not path.startswith("/") or "{" in PATH_PARAMETER.sub("", path):
         raise RouteError(
             f"{path!r} is not a path.", next_step="Write for example /pages/{page}/views."
         )
-    missing = sorted({*in_path} - {*names})
+    missing = sorted(in_path.difference(parameters.__struct_fields__))
     if missing:
         raise RouteError(
             f"{function.__name__} lacks the parameters {', '.join(missing)} of the path {path}.",

@@ -99,7 +99,10 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @router.get("/{pipeline}/dead_letters", answers.DeadLetters, parameters=DeadLettersQuery)
 async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Response:
-    """Return the newest dead letters, with place, bytes, headers and error, and the number of matches by reason."""
+    """Return the newest dead letters, and the number of matches by reason.
+
+    A dead letter has the record's place, bytes and headers, and the error.
+    """
     access = await access_of(request)
     generation = await access.generation(query.pipeline)
     since = _time(query.since)
@@ -109,13 +112,14 @@ async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Respon
         matches = await asyncio.to_thread(
             find_dead_letters, kafka, query.pipeline, chosen, query.limit
         )
+    letters = [_letter(letter, generation.topics, matches) for letter in matches.letters]
     return reply(
         answers.DeadLetters(
             query.pipeline,
             topic_of(query.pipeline),
             dict(matches.reasons.most_common()),
             matches.complete,
-            [_letter(letter, generation.topics, matches) for letter in matches.letters],
+            letters,
             _groups(matches, generation.topics),
             generation.contracts,
         )
@@ -163,7 +167,7 @@ async def check_value(request: Request, query: PipelineQuery, given: Value) -> R
 async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Response:
     """Write the records of dead letters to their source topics again, each once.
 
-    Needs permission to edit the DAG.
+    The user needs the permission to edit the DAG.
     """
     access = await access_of(request)
     await access.require_edit(query.pipeline)
@@ -202,13 +206,17 @@ def _letter(
     topics: Collection[str],
     matches: Matches,
 ) -> answers.DeadLetter:
+    redriven_at, redriven_to = None, ""
     marker = matches.marker(letter)
+    if marker is not None:
+        redriven_at = marker.at
+        redriven_to = f"{marker.topic}/{marker.partition}/{marker.offset}"
     return answers.DeadLetter(
         place=f"{letter.partition}/{letter.offset}",
         at=letter.at,
         reason=letter.reason,
         detail=letter.header("detail"),
-        source="/".join(map(str, letter.source)) if letter.source else "",
+        source="/".join(map(str, letter.source or ())),
         step=" ".join(filter(None, (letter.header("step"), letter.header("at")))),
         key=letter.header("key") or _text(letter.key),
         value=_text(letter.value),
@@ -216,9 +224,9 @@ def _letter(
         headers=[answers.Header(name, _text(value)) for name, value in letter.headers],
         sluice_headers=dict(letter.sluice_headers),
         history=list(letter.history),
-        redriven_at=marker.at if marker else None,
+        redriven_at=redriven_at,
         not_redrivable=redrive_obstacle(letter, topics, marker),
-        redriven_to=f"{marker.topic}/{marker.partition}/{marker.offset}" if marker else "",
+        redriven_to=redriven_to,
         failed_again=matches.has_failed_again(letter),
     )
 
@@ -229,8 +237,10 @@ def _text(content: bytes | None) -> str | None:
 
 def _time(text: str | None) -> datetime | None:
     ms = parse_time("since", text)
+    if ms is None:
+        return None
     # Kafka has no timestamps before 1970, so an earlier time selects all dead letters.
-    return None if ms is None else datetime.fromtimestamp(max(ms, 0) / 1_000, UTC)
+    return datetime.fromtimestamp(max(ms, 0) / 1_000, UTC)
 
 
 def _place(text: str | None) -> tuple[int, int] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
+from datetime import datetime
 from typing import Annotated
 
 import msgspec
@@ -39,25 +40,29 @@ class OverviewQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 @router.get("", list[answers.Overview], parameters=OverviewQuery)
 async def show_overview(request: Request, query: OverviewQuery) -> Response:
-    """Return all pipelines that you may read, the worst first: health, unread records, dead letters of a day."""
+    """Return all pipelines that you may read, the worst first.
+
+    Each has its health, its unread records, and its dead letters of a day.
+    """
     access = await access_of(request)
     figures, recent, dags = await asyncio.gather(
         access.figures("all", LedgerFigures.read),
         access.figures("recent", lambda ledger: ledger.snapshots.recent_counts(_RECENT_BATCHES)),
         asyncio.to_thread(access.services.runs.dags),
     )
-    known = sorted({*figures.pipelines, *dags})
-    # Every permission is looked up, so that the time of a response does not reveal whether a hidden
-    # pipeline exists.
-    readable = [name for name in known if await access.may_read(name)]
-    names = [name for name in readable if query.pipeline in (None, name)]
-    lags, error = await _lags(
-        access, {name: read for name, read in figures.positions.items() if name in names}
-    )
-    overviews = [
-        await _overview(access, name, figures, dags.get(name, _NO_DAG), lags.get(name), error)
-        for name in names
-    ]
+    readable = await access.user.readable(sorted({*figures.pipelines, *dags}))
+    names: list[str] = []
+    positions: dict[str, Offsets] = {}
+    for name in readable:
+        if query.pipeline in (None, name):
+            names.append(name)
+            if name in figures.positions:
+                positions[name] = figures.positions[name]
+    lags, error = await _lags(access, positions)
+    overviews: list[answers.Overview] = []
+    for name in names:
+        dag = dags.get(name, _NO_DAG)
+        overviews.append(await _overview(access, name, figures, dag, lags.get(name), error))
     order = list(PipelineHealth)
     overviews.sort(key=lambda overview: order.index(overview.health))
     with_records: list[answers.Overview] = []
@@ -76,26 +81,30 @@ async def _overview(
     error: str,
 ) -> answers.Overview:
     generation, newest = figures.generations.get(name), figures.snapshots.get(name)
-    held_since = None if lag is None else access.services.held_since(lag)
-    failures = explained(failures_of(figures, name, lag, error, held_since), name, dag)
-    missing = [] if lag is None or generation is None else lag.missing(generation.topics)
+    unread: int | None = None
+    held_since: datetime | None = None
+    partitions: list[answers.PartitionLag] = []
+    lag_error = ""
     if lag is None:
         lag_error = awaited_by(figures, name) or error or "Nothing has been read yet."
     else:
-        lag_error = ""
+        unread, partitions = lag.unread, _partitions(lag)
+        held_since = access.services.held_since(lag)
+        missing = [] if generation is None else lag.missing(generation.topics)
         if missing:
+            # Nobody knows how many records of a missing topic are unread.
+            unread = None
             lag_error = input_away(missing, read=lag.positions, denied=lag.denied).detail
+    failures = explained(failures_of(figures, name, lag, error, held_since), name, dag)
     calm = calm_of(figures, name)
     kinds = {failure.kind for failure in failures}
-    # If a topic of the pipeline is missing, nobody knows how many of its records are unread.
-    unread = None if lag is None or missing else lag.unread
     return answers.Overview(
         pipeline=name,
         health=_health(kinds, dag, name in figures.running, unread, calm),
         paused=dag.paused,
         failures=[failure_answer(failure) for failure in failures],
         unread=unread,
-        lag=_partitions(lag) if lag else [],
+        lag=partitions,
         held_since=next((failure.at for failure in failures if failure.kind == "held"), None),
         lag_error=lag_error,
         snapshot=None if newest is None else snapshot_answer(newest),
@@ -145,7 +154,9 @@ def _health(
         return PipelineHealth(trouble)
     if calm is not None:
         return PipelineHealth(calm)
-    return PipelineHealth.BEHIND if unread else PipelineHealth.IDLE
+    if unread:
+        return PipelineHealth.BEHIND
+    return PipelineHealth.IDLE
 
 
 async def _lags(access: Access, positions: Mapping[str, Offsets]) -> tuple[dict[str, Lag], str]:

@@ -119,10 +119,10 @@ class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):
 
 @router.get("", list[answers.PipelineStatus])
 async def list_pipelines(request: Request, _query: object) -> Response:
-    """Return all pipelines that you may read, with their current generations and unresolved failures."""
+    """Return all pipelines that you may read, with current generations and unresolved failures."""
     access = await access_of(request)
     figures = await access.figures("all", LedgerFigures.read)
-    names = [name for name in figures.pipelines if await access.may_read(name)]
+    names = await access.user.readable(figures.pipelines)
     return reply([_pipeline(figures, name) for name in names])
 
 
@@ -132,10 +132,10 @@ async def list_snapshots(request: Request, query: SnapshotsQuery) -> Response:
     access = await access_of(request)
     await access.generation(query.pipeline)
     snapshots = await access.reader.catalogue.snapshots(query.pipeline, query.limit)
-    counted = [
-        answers.CountedSnapshot(snapshot_answer(snapshot), snapshot.run, snapshot.counts)
-        for snapshot in snapshots
-    ]
+    counted: list[answers.CountedSnapshot] = []
+    for snapshot in snapshots:
+        shown = snapshot_answer(snapshot)
+        counted.append(answers.CountedSnapshot(shown, snapshot.run, snapshot.counts))
     return reply(counted)
 
 
@@ -171,7 +171,7 @@ async def show_history(request: Request, query: HistoryQuery) -> Response:
 
 @router.get("/{pipeline}/runs", list[answers.Run], parameters=RunsQuery)
 async def list_runs(request: Request, query: RunsQuery) -> Response:
-    """Return the newest runs of the pipeline's DAG in Airflow, newest first; empty on a state server."""
+    """Return the newest runs of the DAG in Airflow, newest first; empty on a state server."""
     access = await access_of(request)
     await access.require_pipeline(query.pipeline)
     return reply(await asyncio.to_thread(access.services.runs.recent, query.pipeline, query.limit))
@@ -179,15 +179,19 @@ async def list_runs(request: Request, query: RunsQuery) -> Response:
 
 @router.post("/{pipeline}/runs", answers.Started, body=StartRun, parameters=PipelineQuery)
 async def start_run(request: Request, query: PipelineQuery, start: StartRun) -> Response:
-    """Trigger the pipeline's DAG to read records, or to replay into a new generation, promote it or drop it.
+    """Trigger the pipeline's DAG.
 
-    The user needs the permission to edit the DAG. The new run waits until the previous run has
-    ended.
+    It reads records, replays into a new generation, or promotes or drops that generation. The user
+    needs the permission to edit the DAG. The new run waits until the previous run has ended.
     """
     access = await access_of(request)
     await access.require_edit(query.pipeline)
     runs, parameters = access.services.runs, {"action": start.action.value}
-    points = {name: text for name, text in (("from", start.begin), ("until", start.until)) if text}
+    points: dict[str, str] = {}
+    if start.begin:
+        points["from"] = start.begin
+    if start.until:
+        points["until"] = start.until
     # The user gets the error for an invalid start or end of a replay at once, and not in the log of
     # a failed run.
     Span.parse(start.begin, start.until)
@@ -203,7 +207,7 @@ async def start_run(request: Request, query: PipelineQuery, start: StartRun) -> 
 
 @router.get("/{pipeline}/generations", list[answers.Generation], parameters=PipelineQuery)
 async def list_generations(request: Request, query: PipelineQuery) -> Response:
-    """Return the current generation of the pipeline, and the generations of unfinished rebuilds and replays."""
+    """Return the pipeline's current generation, and those of unfinished rebuilds and replays."""
     access = await access_of(request)
     await access.generation(query.pipeline)
     return reply(
@@ -224,7 +228,10 @@ async def list_workers(request: Request, query: PipelineQuery) -> Response:
     media_types=("text/plain; charset=utf-8", "image/svg+xml"),
 )
 async def get_topology(request: Request, query: TopologyQuery) -> Response:
-    """Return the pipeline's topology as text, or as an SVG drawing; before the first run, from its file."""
+    """Return the pipeline's topology as text, or as an SVG drawing.
+
+    Before the first run, it comes from the pipeline's file.
+    """
     access = await access_of(request)
     await access.require_pipeline(query.pipeline)
     text, svg = await _topology(access, query.pipeline)
@@ -249,7 +256,9 @@ async def _topology(access: Access, pipeline: str) -> tuple[str, str]:
         if info.pipeline == pipeline:
             return info.description, info.picture
     declared = await access.services.declared.topology(pipeline)
-    return ("", "") if declared is None else (declared.text, declared.svg)
+    if declared is None:
+        return "", ""
+    return declared.text, declared.svg
 
 
 def failure_answer(failure: Failure) -> answers.Failure:
@@ -271,28 +280,35 @@ def failure_answer(failure: Failure) -> answers.Failure:
 
 def _pipeline(figures: LedgerFigures, name: str) -> answers.PipelineStatus:
     failures = recorded_failures(figures, name)
-    info, newest = figures.generations.get(name), figures.snapshots.get(name)
     trouble = trouble_of({failure.kind for failure in failures})
+    info, newest = figures.generations.get(name), figures.snapshots.get(name)
+    generation: int | None = None
+    topics: tuple[str, ...] = ()
+    stores: list[str] = []
+    workers = 0
+    if info is not None:
+        generation, topics, workers = info.generation, info.topics, len(info.workers)
+        stores = [store.name for store in info.stores]
     return answers.PipelineStatus(
         pipeline=name,
         status=Health(trouble or calm_of(figures, name) or "ok"),
         failures=[failure_answer(failure) for failure in failures],
-        generation=None if info is None else info.generation,
-        topics=() if info is None else info.topics,
-        stores=[] if info is None else [store.name for store in info.stores],
-        workers=0 if info is None else len(info.workers),
+        generation=generation,
+        topics=topics,
+        stores=stores,
+        workers=workers,
         snapshot=None if newest is None else snapshot_answer(newest),
     )
 
 
 async def _workers(access: Access, info: GenerationInfo) -> list[answers.Worker]:
+    statuses: list[WorkerStatus] = []
     if await access.reader.catalogue.newest(info.pipeline) is None:
-        nothing = "Nothing is published yet."
-        statuses = tuple(
-            WorkerStatus(worker.number, "unavailable", nothing) for worker in info.workers
-        )
+        for worker in info.workers:
+            nothing = "Nothing is published yet."
+            statuses.append(WorkerStatus(worker.number, "unavailable", nothing))
     else:
-        statuses = await access.reader.statuses(info.workers)
+        statuses += await access.reader.statuses(info.workers)
     stores = [store.name for store in info.stores]
     workers: list[answers.Worker] = []
     for worker, status in zip(info.workers, statuses, strict=True):
@@ -315,7 +331,9 @@ def _standby(info: GenerationInfo, worker: WorkerInfo) -> answers.Standby | None
     standby = worker.standby
     if standby is None:
         return None
-    snapshot = f"{info.generation}.{standby.batch}" if standby.batch >= 0 else None
+    snapshot: str | None = None
+    if standby.batch >= 0:
+        snapshot = f"{info.generation}.{standby.batch}"
     return answers.Standby(standby.host, standby.port, snapshot)
 
 
@@ -325,4 +343,6 @@ def _size(access: Access, worker: WorkerInfo) -> int | None:
     Return None if this server does not open it, or the size is unknown.
     """
     location = access.reader.workers.location(worker)
-    return None if location is None else size_of(location)
+    if location is None:
+        return None
+    return size_of(location)

@@ -25,8 +25,8 @@ class ReadPoint(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[
             str,
             Meta(
-                description="A snapshot (1.42), a run (run:NAME), a time, or standby for the newest snapshot that all "
-                "standbys have; default: the newest snapshot.",
+                description="A snapshot (1.42), a run (run:NAME), a time, or standby for the "
+                "newest snapshot that all standbys have; default: the newest snapshot.",
                 max_length=300,
             ),
         ]

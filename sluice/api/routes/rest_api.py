@@ -1,4 +1,4 @@
-"""The REST API: all of its routes, in the order of the documentation, and their OpenAPI description."""
+"""The REST API: all of its routes, in the documentation's order, and their OpenAPI description."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def description_router(folder: Path) -> Router:
 
 
 async def readable_description(request: Request, folder: Path) -> dict[str, Any]:
-    """Return the OpenAPI description of the REST API, with the custom routes in `folder` that the user may read."""
+    """Return the OpenAPI description with the custom routes in `folder` that the user may read."""
     return description(tuple(await readable_routes(request, folder)))
 
 

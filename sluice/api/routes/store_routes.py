@@ -1,8 +1,9 @@
-"""Routes for queries of the stores of all pipelines: keys, key ranges with cursors, counts, groups and differences."""
+"""Routes for queries of stores: keys, key ranges with cursors, counts, groups and differences."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -49,8 +50,8 @@ Time = Annotated[str, Meta(max_length=100)]
 Field = Annotated[
     str,
     Meta(
-        description="A field of the value, with dots for nested fields and backticks around a name that contains a "
-        "dot; default: the value itself.",
+        description="A field of the value, with dots for nested fields and backticks around a "
+        "name that contains a dot; default: the value itself.",
         max_length=500,
     ),
 ]
@@ -139,7 +140,8 @@ class CombineQuery(RangeQuery, frozen=True, kw_only=True):
     group_by: Annotated[
         str,
         Meta(
-            description="A field, _key, _start for the window's start in epoch ms, or _all for one group.",
+            description="A field, _key, _start for the window's start in epoch ms, or _all for one "
+            "group.",
             max_length=500,
         ),
     ] = "_all"
@@ -203,7 +205,10 @@ async def list_stores(request: Request, query: ListQuery) -> Response:
     may_be_empty=True,
 )
 async def get_key(request: Request, query: KeyQuery) -> Response:
-    """Return the value of a key, from the worker that owns the key; in a windowed store, the key's windows in order."""
+    """Return the value of a key, from the worker that owns the key.
+
+    In a windowed store, return the key's windows in order.
+    """
     access = await access_of(request)
     pin = await access.pin_at(query.store, query)
     if pin.store.kind == "window" or query.start_from or query.to:
@@ -236,7 +241,7 @@ async def get_keys(request: Request, query: KeysQuery) -> Response:
 
 @router.get("/{store}", answers.Entries, parameters=PageQuery, has_etag=True)
 async def get_page(request: Request, query: PageQuery) -> Response:
-    """Entries of all workers, sorted by key and window, page by page.
+    """Return the entries of all workers, sorted by key and window, page by page.
 
     All pages come from one snapshot.
     """
@@ -256,9 +261,10 @@ async def get_page(request: Request, query: PageQuery) -> Response:
         page = await access.reader.scan(
             pin, query.within, after=after, limit=query.limit, workers=_workers(pin, query.worker)
         )
-        return _payload(
-            page, None if page.after is None else await _next_cursor(access, pin, page.after)
-        )
+        next_cursor: str | None = None
+        if page.after is not None:
+            next_cursor = await _next_cursor(access, pin, page.after)
+        return _payload(page, next_cursor)
 
     return store_reply(
         pin, await access.cached([pin], read_page, complete=query.require is not None)
@@ -280,7 +286,7 @@ async def count_entries(request: Request, query: RangeQuery) -> Response:
 
 @router.get("/{store}/combine", answers.Groups, parameters=CombineQuery, has_etag=True)
 async def combine_entries(request: Request, query: CombineQuery) -> Response:
-    """For each group over all workers: the number of entries, and sum, min and max of a field."""
+    """Return each group's number of entries, and sum, min and max of a field, over all workers."""
     access = await access_of(request)
     pin = await access.pin_at(query.store, query)
     require_field(pin.store, "field", query.field)
@@ -296,7 +302,9 @@ async def combine_entries(request: Request, query: CombineQuery) -> Response:
             order=query.order,
             limit=query.limit,
         )
-        groups = [answers.Group(*msgspec.structs.astuple(group)) for group in combined.groups]
+        groups: list[answers.Group] = []
+        for group in combined.groups:
+            groups.append(answers.Group(*msgspec.structs.astuple(group)))
         # Thousands of groups must not keep the event loop waiting.
         return Payload("groups", await asyncio.to_thread(encoded, groups), combined.workers)
 
@@ -305,7 +313,7 @@ async def combine_entries(request: Request, query: CombineQuery) -> Response:
 
 @router.get("/{store}/diff", answers.Diff, parameters=DiffQuery)
 async def diff_snapshots(request: Request, query: DiffQuery) -> Response:
-    """Return the numbers of equal, changed, missing and added entries in two snapshots, with examples.
+    """Count equal, changed, missing and added entries in two snapshots, with examples.
 
     One of the snapshots can belong to a generation that was built beside the current generation.
     """
@@ -389,12 +397,16 @@ async def _next_cursor(access: Access, pin: Pin, after: EntryId) -> str:
 
 
 async def _store(access: Access, store: StoreInfo, count_entries: bool) -> answers.Store:
-    try:
+    pin: Pin | None = None
+    workers: tuple[answers.WorkerStatus, ...] = ()
+    entries: int | None = None
+    # The list also has stores that have not been published yet.
+    with suppress(NotReady):
         pin = await access.pin(store.name, store.pipeline)
-    except NotReady:
-        # The list also has stores that have not been published yet.
-        pin = None
-    workers = () if pin is None else await access.reader.statuses(pin.workers)
+    if pin is not None:
+        workers = await access.reader.statuses(pin.workers)
+        if count_entries:
+            entries = (await access.reader.count(pin)).entries
     return answers.Store(
         pipeline=store.pipeline,
         store=store.name,
@@ -408,8 +420,6 @@ async def _store(access: Access, store: StoreInfo, count_entries: bool) -> answe
         workers=workers,
         snapshot=None if pin is None else snapshot_answer(pin.snapshot),
         partial=answers.is_partial(workers),
-        entries=None
-        if pin is None or not count_entries
-        else (await access.reader.count(pin)).entries,
+        entries=entries,
         topology=f"/sluice/v1/pipelines/{store.pipeline}/topology",
     )

@@ -1,1 +1,1 @@
-"""Publishes a batch: writes the shards, then output and dead letters in one transaction, then the ledger."""
+"""Publishes a batch: writes the shards, then all output in one transaction, then the ledger."""

@@ -14,7 +14,7 @@ from sluice.engine.batch.side_outputs import Collected, LastRecord
 from sluice.engine.batch.storage import Storage
 from sluice.engine.read.source_identity import Positions
 from sluice.errors import EngineError
-from sluice.state.ledger.audits import Audit, SourceAudit
+from sluice.state.ledger.audits import Audit, SourceAudit, split_checksums
 from sluice.state.ledger.plans import PlannedBatch
 
 
@@ -31,12 +31,12 @@ class Auditor:
     def audit(self, plan: PlannedBatch, before: Positions, collected: Collected) -> Audit:
         """Audit a batch whose shards are written.
 
-        `before` are the offsets at which the batch begins. Raises EngineError if the audit does not
+        `before` are the offsets at which the batch begins. Raise EngineError if the audit does not
         balance, and DamagedState if a shard has lost commits since the batch before was published.
         """
         batch = plan.number
         published = {} if self.newest is None else self.newest.all_checksums
-        checksums = self.storage.checksums(batch, published)
+        checksums, states = split_checksums(self.storage.checksums(batch, published))
         job = self.storage.job
         audit = Audit(
             pipeline=job.pipeline.name,
@@ -46,13 +46,15 @@ class Auditor:
             epoch=self.epoch,
             sources=_sources(before, plan.ends, collected),
             outputs={},
-            checksums={worker: sums.state_rows for worker, sums in checksums.items()},
-            states={worker: sums.states for worker, sums in checksums.items()},
+            checksums=checksums,
+            states=states,
         )
         if audit.wrong:
             raise EngineError(
-                f"The audit of batch {batch} of {job.pipeline.name} does not balance: {'; '.join(audit.wrong)}.",
-                next_step="Nothing from the batch was published. This is a bug in Sluice: report it.",
+                f"The audit of batch {batch} of {job.pipeline.name} does not balance: "
+                f"{'; '.join(audit.wrong)}.",
+                next_step="Nothing from the batch was published. This is a bug in Sluice: "
+                "report it.",
             )
         return audit
 
@@ -61,19 +63,15 @@ def _sources(before: Positions, after: Positions, collected: Collected) -> tuple
     counts, last = collected.counts_by_partition, collected.last_records
     partitions = set(counts)
     for topic, ends in after.items():
-        partitions |= {(topic, int(partition)) for partition in ends}
-    audits = []
+        for number in ends:
+            partitions.add((topic, int(number)))
+    audits: list[SourceAudit] = []
     for topic, partition in sorted(partitions):
         end = after.get(topic, {}).get(str(partition), 0)
         start = before.get(topic, {}).get(str(partition), 0)
-        if end > start or counts.get((topic, partition)):
-            source = _source(
-                topic,
-                partition,
-                start,
-                end,
-                counts.get((topic, partition), Counter()),
-            )
+        of_partition = counts.get((topic, partition), Counter())
+        if end > start or of_partition:
+            source = _source(topic, partition, start, end, of_partition)
             if (topic, partition) in last:
                 source = _with_last_record(source, last[topic, partition])
             audits.append(source)
@@ -91,7 +89,10 @@ def _with_last_record(source: SourceAudit, last: LastRecord) -> SourceAudit:
 
 
 def _source(topic: str, partition: int, start: int, end: int, counts: Counter[str]) -> SourceAudit:
-    passed_over = {name: number for name, number in counts.items() if name.startswith(_PASSED_OVER)}
+    passed_over: dict[str, int] = {}
+    for name, number in counts.items():
+        if name.startswith(_PASSED_OVER):
+            passed_over[name] = number
     return SourceAudit(
         topic=topic,
         partition=partition,

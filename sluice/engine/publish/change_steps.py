@@ -1,4 +1,4 @@
-"""The steps between a store and an output, which the driver computes for a batch's changes of the store.
+"""The steps between a store and an output, which the driver computes for a batch's changes.
 
 The steps are laid out once, as layers of columns. If a step needs Spark, Spark computes the layers.
 Otherwise, Arrow computes them in the driver's process.
@@ -88,7 +88,7 @@ class ChangeSteps:
     def on_spark(self, spark: SparkSession, changes: pa.Table) -> DataFrame:
         """Return the columns of `records`, computed by Spark.
 
-        Raises PySparkException if Spark cannot resolve a step.
+        Raise PySparkException if Spark cannot resolve a step.
         """
         from sluice.engine.steps.fallible_expressions import with_columns
 
@@ -102,15 +102,19 @@ class ChangeSteps:
         expressions.append(f"{values}.`{self.sink.store_column}` AS {_VALUE}")
         frame = spark.createDataFrame(self._with_objects(changes)).selectExpr(*expressions)
         for layer in self._layers:
-            fallible = [column for column in layer if isinstance(column, FallibleExpression)]
-            plain = {column.name: column.sql for column in layer if isinstance(column, Column)}
+            fallible: list[FallibleExpression] = []
+            plain: dict[str, str] = {}
+            for added in layer:
+                if isinstance(added, FallibleExpression):
+                    fallible.append(added)
+                else:
+                    plain[added.name] = f"{added.sql} AS {added.name}"
             if fallible:
                 frame = with_columns(frame, (), fallible)
             # A step's new column replaces the old column of the same name, so that the frame never
             # has two columns with the value.
             others = [name for name in frame.columns if name not in plain]
-            replaced = [f"{sql} AS {name}" for name, sql in plain.items()]
-            frame = frame.selectExpr(*others, *replaced)
+            frame = frame.selectExpr(*others, *plain.values())
         return frame.selectExpr(
             "_key AS key",
             f"{struct_json(_VALUE)} AS value",
@@ -170,7 +174,9 @@ class ChangeSteps:
         store = self.group.store_columns[self.sink.store_column].store
         types = {"_key": "STRING", "time": "BIGINT", REJECTED_CHANGE: "STRING"}
         types |= dict.fromkeys(_TIMES, "TIMESTAMP") | {_VALUE: canonical(self.store_types[store])}
-        return types | {name: canonical(kind) for name, kind in self._rights.items()}
+        for name, kind in self._rights.items():
+            types[name] = canonical(kind)
+        return types
 
     @cached_property
     def _rights(self) -> dict[str, str]:
@@ -216,7 +222,7 @@ def _fallible_layers(step: Select, name: str) -> Iterator[Columns]:
 
 
 def value_texts(changes: pa.Table, store_column: int) -> list[str]:
-    """Return the JSON of a store's value in each state row, taken from the row's array of values."""
+    """Return the JSON of a store's value in each state row."""
     rows = map(decode_row, changes.column("value").to_pylist())
     return [bytes(row[store_column]).decode() for row in rows]
 

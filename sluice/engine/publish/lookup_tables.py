@@ -46,8 +46,9 @@ class LookupTables:
 
     def apply(self, changes: pa.Table) -> None:
         """Apply changes of the tables."""
-        columns = (changes.column(name).to_pylist() for name in ("group_id", "key", "value"))
-        for group_id, key, value in zip(*columns, strict=True):
+        groups = changes.column("group_id").to_pylist()
+        keys, values = changes.column("key").to_pylist(), changes.column("value").to_pylist()
+        for group_id, key, value in zip(groups, keys, values, strict=True):
             if value is None:
                 self.values[group_id].pop(key, None)
             else:
@@ -66,20 +67,23 @@ class LookupTables:
 
     def _only_value(self, group: int, row: str) -> str:
         """Return a state row without the headers."""
-        return f"[{value_of_row(row)}]" if group in self.with_headers else row
+        if group not in self.with_headers:
+            return row
+        return f"[{value_of_row(row)}]"
 
     def join(self, changes: pa.Table, steps: Sequence[Lookup | Select]) -> pa.Table:
-        """Return the changes with a column of JSON per lookup: the table's value for the key, or null.
+        """Return the changes with a column of JSON per lookup: the table's value, or null.
 
-        Omits changes whose key an inner join does not find.
+        Omit changes whose key an inner join does not find.
         """
         for number, step in enumerate(steps):
             if isinstance(step, Lookup):
                 values = self.values[step.table.group]
-                rights = [values.get(key) for key in changes.column("key").to_pylist()]
-                changes = changes.append_column(right_column(number), pa.array(rights, pa.string()))
+                keys = changes.column("key").to_pylist()
+                rights = pa.array(map(values.get, keys), pa.string())
+                changes = changes.append_column(right_column(number), rights)
                 if step.how == "inner":
-                    changes = changes.filter(pc.is_valid(changes.column(right_column(number))))
+                    changes = changes.filter(pc.is_valid(rights))
         return changes
 
 

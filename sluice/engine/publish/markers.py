@@ -63,9 +63,9 @@ class Writer:
     def generation_of(self, key: str) -> int | None:
         """Return the generation whose marker has this key; None for another key."""
         writer, _, generation = key.rpartition(".")
-        return (
-            int(generation) if writer == self.transactional_id and generation.isdecimal() else None
-        )
+        if writer != self.transactional_id or not generation.isdecimal():
+            return None
+        return int(generation)
 
 
 class PublishedState(msgspec.Struct, frozen=True):
@@ -104,8 +104,10 @@ class Marker(msgspec.Struct, frozen=True):
         """Return the marker of the batch as if it had not been written to these topics."""
         changes: dict[str, Any] = {}
         for name in ("outputs", "checksums", "ids"):
-            values: dict[str, Any] = getattr(self, name)
-            changes[name] = {topic: value for topic, value in values.items() if topic not in topics}
+            values = dict(getattr(self, name))
+            for topic in topics:
+                values.pop(topic, None)
+            changes[name] = values
         return msgspec.structs.replace(self, **changes)
 
     def restored(self, ids: Mapping[str, str]) -> Self:
@@ -113,7 +115,7 @@ class Marker(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, ids={**self.ids, **ids})
 
     def written_to(self, topic: str) -> Written:
-        """Return the number and the checksum of the records that the batch has written to a topic."""
+        """Return the number and the checksum of the records that were written to a topic."""
         return Written(self.outputs.get(topic, 0), self.checksums.get(topic, ""))
 
     @property
@@ -145,13 +147,15 @@ class MarkerTopic:
     def registration(self, generation: int) -> GenerationInfo | None:
         """Return a generation as it was registered last; None if the topic does not have it."""
         encoded = self.registrations.get(generation)
-        return None if encoded is None else msgspec.json.decode(encoded, type=GenerationInfo)
+        if encoded is None:
+            return None
+        return msgspec.json.decode(encoded, type=GenerationInfo)
 
 
 def encode_registration(info: GenerationInfo) -> bytes:
     """Encode a generation for the topic of markers, without passwords.
 
-    Also without the topology's drawing, which the next run makes again.
+    The topology's drawing is left out, too, because the next run makes it again.
     """
     workers: list[WorkerInfo] = []
     for worker in info.workers:
@@ -161,14 +165,14 @@ def encode_registration(info: GenerationInfo) -> bytes:
 
 
 def read_markers(kafka: Mapping[str, str], writer: Writer) -> dict[int, Marker]:
-    """Return generation → its newest committed marker, for all generations of the writer's pipeline."""
+    """Return generation → its newest committed marker, for the writer's pipeline."""
     return dict(read_marker_topic(kafka, writer).markers)
 
 
 def read_marker_topic(kafka: Mapping[str, str], writer: Writer) -> MarkerTopic:
     """Read the newest records of all generations of the writer's pipeline.
 
-    Raises EngineError if a marker cannot be decoded.
+    Raise EngineError if a marker cannot be decoded.
     """
     newest: dict[int, Marker] = {}
     registrations: dict[int, bytes] = {}
@@ -190,8 +194,10 @@ def read_marker_topic(kafka: Mapping[str, str], writer: Writer) -> MarkerTopic:
                 newest[generation] = marker
     except msgspec.DecodeError as error:
         raise EngineError(
-            f"A marker of {writer.name} in the topic {writer.markers} cannot be read: {sentence(error)}",
-            next_step="Another version of Sluice or another program wrote it. Give the pipeline another name.",
+            f"A marker of {writer.name} in the topic {writer.markers} cannot be read: "
+            f"{sentence(error)}",
+            next_step="Another version of Sluice or another program wrote it. "
+            "Give the pipeline another name.",
         ) from error
     return MarkerTopic(newest, registrations)
 

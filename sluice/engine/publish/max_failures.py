@@ -41,7 +41,7 @@ _MOST_REASONS = 5
 
 @dataclass(frozen=True)
 class Limit:
-    """How many records of a batch may be rejected: a number, or a share of the records that were read."""
+    """How many records of a batch may be rejected: a number, or a share of the records read."""
 
     most: float
 
@@ -90,7 +90,10 @@ def require_few_failures(
 
 
 def notable_rejections(counts: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> str:
-    """Return a description of a batch's rejected records, with an example for each reason; empty if there are only few."""
+    """Describe a batch's rejected records, with an example for each reason.
+
+    Return an empty text if there are only few.
+    """
     rejected = _rejected(counts)
     for name, failed in counts.items():
         if name.startswith(FAILED):
@@ -105,7 +108,7 @@ def notable_rejections(counts: Mapping[str, int], dead_letters: Iterable[pa.Tabl
 
 
 def _rejected(counts: Mapping[str, int]) -> dict[str, int]:
-    """Reason → number of records that could not be read."""
+    """Return each reason → the number of records that could not be read."""
     rejected: dict[str, int] = {}
     for name, count in counts.items():
         if name.startswith(_REJECTED) and name not in _NOT_REJECTED:
@@ -118,17 +121,18 @@ def _reasons(rejected: Mapping[str, int], dead_letters: Iterable[pa.Table]) -> s
     """Return the most frequent reasons, each with its number of records and an example."""
     frequent = sorted(rejected.items(), key=lambda of_reason: -of_reason[1])[:_MOST_REASONS]
     examples = _examples([reason for reason, _ in frequent], dead_letters)
-    texts = []
+    texts: list[str] = []
     for reason, count in frequent:
-        example = examples.get(reason, "")
-        texts.append(
-            f"{reason}: {count:,}" + (f", for example {example.rstrip('.')}" if example else "")
-        )
+        text = f"{reason}: {count:,}"
+        example = examples.get(reason)
+        if example:
+            text += f", for example {example.rstrip('.')}"
+        texts.append(text)
     return "; ".join(texts)
 
 
 def _examples(reasons: Collection[str], dead_letters: Iterable[pa.Table]) -> dict[str, str]:
-    """Reason → the error of a record that was rejected for this reason."""
+    """Return each reason → the error of a record that was rejected for this reason."""
     examples: dict[str, str] = {}
     for headers in _headers(dead_letters):
         reason = headers.get(FIRST, "")

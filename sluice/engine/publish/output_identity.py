@@ -39,7 +39,7 @@ class OutputIdentity:
 
         `ids`: topic → its id now.
 
-        Does nothing without the topic of markers: either the pipeline has written nothing yet, or
+        Do nothing without the topic of markers: either the pipeline has written nothing yet, or
         another check reports the loss of this topic.
         """
         if self.writer.markers in ids:
@@ -49,7 +49,7 @@ class OutputIdentity:
     def begin(self, marker: Marker | None, ids: Mapping[str, str]) -> None:
         """Expect the topics as they are now.
 
-        Raises OutputError if the newest batch was written to other topics. `marker` is the marker
+        Raise OutputError if the newest batch was written to other topics. `marker` is the marker
         of this batch; None if nothing has been written yet.
         """
         self._require_as_written(marker, ids)
@@ -71,11 +71,13 @@ class OutputIdentity:
 
     def _error(self, topic: str, now: str | None) -> OutputError:
         name = self.writer.ref.pipeline
-        happened = "was deleted" if now is None else "was deleted and created again"
+        happened, create = "was deleted and created again", ""
+        if now is None:
+            happened = "was deleted"
+            create = "create the topic, or let the next run create it, and "
         if topic == self.writer.markers:
             return lost_markers(f"The topic {topic} {happened} during the run.", name)
         records = "dead letters" if topic == self.dead_letters else "records"
-        create = "" if now else "create the topic, or let the next run create it, and "
         return OutputError(
             f"Topic {topic} {happened}: the {records} that {name} had written to it are gone. The "
             "published state is complete.",
@@ -95,5 +97,10 @@ def changed_topics(
 
     `ids`: topic → its id now.
     """
-    written = {} if marker is None else marker.ids
-    return [topic for topic in topics if topic in written and ids.get(topic) != written[topic]]
+    if marker is None:
+        return []
+    changed: list[str] = []
+    for topic in topics:
+        if topic in marker.ids and marker.ids[topic] != ids.get(topic):
+            changed.append(topic)
+    return changed

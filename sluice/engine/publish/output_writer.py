@@ -169,7 +169,10 @@ class OutputWriter:
                 yield sink, table
         yield from output.changes
         for sink, table in _operator_records(self.job, output.collected):
-            yield sink, with_positions(self.job, table) if sink.appends else table
+            if sink.appends:
+                yield sink, with_positions(self.job, table)
+            else:
+                yield sink, table
 
     def _accepted(self, sink: Sink | None, records: pa.Table, rejected: RejectedOutput) -> pa.Table:
         limits = NO_LIMITS if sink is None else self.destinations.limits_of(sink.topic)
@@ -209,7 +212,7 @@ class OutputWriter:
     ) -> dict[str, dict[str, Rows]]:
         """Return destination → output → the rows for the output's table.
 
-        Includes outputs without rows in this batch.
+        They include outputs without rows in this batch.
         """
         rows: dict[str, dict[str, Rows]] = {}
         for destination, sinks in self.job.written_tables.items():
@@ -247,9 +250,11 @@ def _operator_records(job: Job, collected: Collected) -> Iterator[tuple[Sink, pa
             of_sink = pa.concat_tables(pages)
             del pages
             order = pa.array(sorted_indices(of_sink))
-            unread = ["group_id"]
-            unread += [] if sink.is_windowed else WINDOW
-            unread += [] if sink.appends else SORT_KEY
+            unread = {"group_id"}
+            if not sink.is_windowed:
+                unread.update(WINDOW)
+            if not sink.appends:
+                unread.update(SORT_KEY)
             names = [name for name in of_sink.column_names if name not in unread]
             columns = {name: of_sink.column(name) for name in names}
             # Columns that no later step reads are freed first, and each other column is freed when

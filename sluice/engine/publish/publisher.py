@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 import pyarrow as pa
@@ -45,10 +45,8 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.ledger.sources import SourcePartition
 from sluice.state.model import Snapshot
+from sluice.state.shard.shard import Checksums
 from sluice.values.record_places import Partition
-
-if TYPE_CHECKING:
-    pass
 
 log = structlog.get_logger()
 
@@ -149,7 +147,7 @@ class BatchResult:
         return any(name.endswith("/future") for name in self.counts)
 
     def published(self, snapshot: Snapshot | None) -> PublishedBatch:
-        """Return what is known of the batch after it has been published as this snapshot, if any."""
+        """Return what is known of the batch after it has been published as this snapshot."""
         collected = self.collected
         return PublishedBatch(snapshot, self.counts, collected.row_bytes, collected.output_size)
 
@@ -232,9 +230,11 @@ class Publisher:
         audit = self._audit(batch, collected)
         # A source that was deleted and created again, or cut off, has other records at the same
         # offsets, and such an output lacks earlier records. The batch must not be published then.
-        read = () if audit is None else audit.sources
+        read: Sequence[SourceAudit] = ()
+        checksums: dict[str, Checksums] = {}
+        if audit is not None:
+            read, checksums = audit.sources, audit.all_checksums
         sources = self.identity.check_batch(read)
-        checksums = {} if audit is None else audit.all_checksums
         due = self._due(batch, result.stream_times)
         state = PublishedState(result.stream_times, tuple(sources), checksums, due)
         phases.end("audit")
@@ -362,7 +362,9 @@ class Publisher:
 
         From then on, readers see the batch.
         """
-        counts = result.counts | {f"{_OUTPUT}{topic}": number for topic, number in written.items()}
+        counts = dict(result.counts)
+        for topic, number in written.items():
+            counts[f"{_OUTPUT}{topic}"] = number
         snapshot = self._snapshot(batch, result.stream_times, counts)
         if audit is not None:
             # The numbers of written records and the durations of the phases are known only now.
@@ -372,7 +374,9 @@ class Publisher:
         if self.auditor is not None:
             self.auditor.newest = audit
         self._ready_ms = round(time.time() * 1_000)
-        message = "batch published" if is_new else "batch was published already"
+        message = "batch published"
+        if not is_new:
+            message = "batch was published already"
         durations = {f"{name}_ms": ms for name, ms in phases.ms.items()}
         log.info(message, snapshot=snapshot.id, **snapshot.counts, **durations)
         trace_batch(f"{snapshot.pipeline} {snapshot.id}", phases.ms, snapshot.counts)
@@ -450,7 +454,10 @@ def _moved_ends(batch: BegunBatch) -> dict[str, dict[str, int]]:
     ends: dict[str, dict[str, int]] = {}
     for topic, planned in batch.plan.ends.items():
         before = batch.before.get(topic, {})
-        moved = {number: end for number, end in planned.items() if before.get(number) != end}
+        moved: dict[str, int] = {}
+        for number, end in planned.items():
+            if before.get(number) != end:
+                moved[number] = end
         if moved:
             ends[topic] = moved
     return ends

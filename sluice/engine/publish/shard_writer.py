@@ -5,9 +5,9 @@ Each worker's task writes that worker's shard.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from sluice.engine.batch.arrow_tasks import TaskOfBatch
 from sluice.engine.batch.batch_start import RunningTask
 from sluice.engine.batch.record_headers import rows_with_headers
 from sluice.engine.batch.row_batches import packed_side_outputs
-from sluice.engine.batch.row_schemas import RETURNED_ROW, SORT_KEY, STATE_KEY
+from sluice.engine.batch.row_schemas import RETURNED_ROW, SORT_KEY
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.worker_shards import worker_shard
@@ -42,7 +42,7 @@ class StateRows(Protocol):
     def write(self) -> pa.Table:
         """Have each worker's rows computed, and written to its shard.
 
-        Returns the side outputs of all tasks, with the schema `ROW_BATCHES`.
+        Return the side outputs of all tasks, with the schema `ROW_BATCHES`.
         """
 
 
@@ -65,11 +65,10 @@ class RowsOnSpark:
 class ShardWriter(TaskOfBatch):
     """Writes one worker's changed state rows.
 
-    Takes the worker's rows, with the columns of `SCHEMA`.
-
-    Yields side outputs, in the form of row batches: the side outputs that earlier tasks have sent
-    to this worker, the number of state rows written, and the rows that the driver turns into output
-    records. The numbers in `wanted` and `tables` are group ids.
+    It takes the worker's rows, with the columns of `SCHEMA`. It yields side outputs, in the form of
+    row batches: the side outputs that earlier tasks have sent to this worker, the number of state
+    rows written, and the rows that the driver turns into output records. The numbers in `wanted`
+    and `tables` are group ids.
     """
 
     locations: tuple[str, ...] = field(repr=False)
@@ -94,15 +93,19 @@ class ShardWriter(TaskOfBatch):
     @classmethod
     def of(cls, storage: Storage, epoch: int, totals: Totals) -> ShardWriter:
         job = storage.job
-        with_stores = [operator for operator in job.operators if operator.store is not None]
+        stores: set[int] = set()
+        with_headers: set[int] = set()
+        for operator in job.operators:
+            if operator.store is not None:
+                stores.add(operator.number)
+                if operator.keeps_headers:
+                    with_headers.add(operator.number)
         return cls(
             storage.locations,
             wanted=job.looked_up_groups.union(sink.group for sink in job.change_sinks),
             tables=frozenset(table.group for table in job.tables),
-            stores=frozenset(operator.number for operator in with_stores),
-            with_headers=frozenset(
-                operator.number for operator in with_stores if operator.keeps_headers
-            ),
+            stores=frozenset(stores),
+            with_headers=frozenset(with_headers),
             epoch=epoch,
             side_outputs=storage.side_outputs,
             totals=totals,
@@ -115,7 +118,7 @@ class ShardWriter(TaskOfBatch):
         yield from packed_side_outputs(self.side_outputs, len(self.locations))
 
     def _write(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> None:
-        """Write the shard, and add the count of rows, and the rows that the driver needs, to the side outputs."""
+        """Write the shard, and add what the driver needs to the side outputs."""
         received = [self._rows_of_shard(rows) for rows in batches if rows.num_rows]
         if not received:
             return
@@ -141,7 +144,7 @@ class ShardWriter(TaskOfBatch):
         self.side_outputs.add_changes(f"shard-{worker:05}", changes)
 
     def _rows_of_shard(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows for stores and groups as state rows, with their positions.
+        """Return rows for stores and groups as state rows, with their positions.
 
         The value of a store's row becomes an array, as in the state rows of groups: an array of
         this one value, or of the value and the headers.
@@ -156,11 +159,15 @@ class ShardWriter(TaskOfBatch):
                 of_store = pc.if_else(keeps, with_headers, of_store)
             value = pc.if_else(is_store, of_store, value)
         columns = {"group_id": rows.column("target"), "value": value}
-        names = ("key", "window_start", "window_end", *SORT_KEY)
-        return pa.RecordBatch.from_pydict(columns | {name: rows.column(name) for name in names})
+        for name in ("key", "window_start", "window_end", *SORT_KEY):
+            columns[name] = rows.column(name)
+        return pa.RecordBatch.from_pydict(columns)
 
     def _changed_rows(self, rows: pa.Table) -> pa.Table:
-        """Return one sorted row for each key and window: a group's sum of its rows, or the last change of any other row."""
+        """Return one sorted row for each key and window.
+
+        It is the sum of a group's rows, or the last change of any other row.
+        """
         # A row without a key belongs to no store, so it is left out.
         rows = sorted_rows(_chosen(rows, rows.column("key").is_valid()), then_by=SORT_KEY)
         repeats = repeats_previous(rows)
@@ -170,32 +177,27 @@ class ShardWriter(TaskOfBatch):
             return rows
         is_last = np.append(~repeats[1:], True)
         last = rows.filter(pa.array(is_last))
-        is_of_group = np.asarray(
-            pc.is_in(rows.column("group_id"), pa.array(self.totals.groups, pa.int32()))
-        )
-        added_up = is_of_group & (repeats | ~is_last)
+        is_of_group = _is_in(rows.column("group_id"), self.totals.groups)
+        added_up = np.asarray(is_of_group) & (repeats | ~is_last)
+        to_add = rows.append_column("repeats", pa.array(repeats)).filter(pa.array(added_up))
         sums: list[str] = []
-        for page in pages_of(
-            rows.append_column("repeats", pa.array(repeats)).filter(pa.array(added_up))
-        ):
-            columns = [page.column(name).to_pylist() for name in ("group_id", "value", "repeats")]
-            for group, value, repeats_last in zip(*columns, strict=True):
+        for page in pages_of(to_add):
+            groups, texts = page.column("group_id").to_pylist(), page.column("value").to_pylist()
+            repeated = page.column("repeats").to_pylist()
+            for group, value, repeats_last in zip(groups, texts, repeated, strict=True):
                 if repeats_last:
                     sums[-1] = self.totals.combine(group, sums[-1], value)
                 else:
                     sums.append(value)
-        values = last.column("value")
-        return _with_values(
-            last,
-            pc.replace_with_mask(values, pa.array(added_up[is_last]), pa.array(sums, pa.string())),
-        )
+        is_sum, totals = pa.array(added_up[is_last]), pa.array(sums, pa.string())
+        return _with_values(last, pc.replace_with_mask(last.column("value"), is_sum, totals))
 
     def _add_up(
         self, shard: Shard, worker: int, batch: int, state_rows: pa.Table
     ) -> tuple[int, pa.Table]:
         """Add sorted rows to the shard's rows, and write the results.
 
-        Returns the number of written rows, and the rows that the driver needs.
+        Return the number of written rows, and the rows that the driver needs.
         """
         # Every worker writes each change of a global table, but the driver needs the change only
         # once, so only the first worker returns it.
@@ -234,19 +236,27 @@ class ShardWriter(TaskOfBatch):
         return self.totals.combine(group, first, second)
 
     def _changes(self, page: pa.Table, wanted: frozenset[int]) -> pa.Table:
-        """Return the rows of the groups `wanted`, for the driver, with the time of each row's output record."""
-        rows = page.filter(pc.is_in(page.column("group_id"), pa.array(wanted, pa.int32())))
-        columns = {name: rows.column(name) for name in (*STATE_KEY, "value")}
-        groups, values = (rows.column(name).to_pylist() for name in ("group_id", "value"))
-        columns["time"] = pa.array(map(self._time, groups, values), pa.int64())
-        for name in (*SORT_KEY, "headers"):
-            columns[name] = pa.nulls(len(rows), RETURNED_ROW.field(name).type)
-        return pa.Table.from_pydict(
-            {name: columns[name] for name in RETURNED_ROW.names}, RETURNED_ROW
-        )
+        """Return the rows of the groups `wanted`, with the time of each row's output record."""
+        rows = page.filter(_is_in(page.column("group_id"), wanted))
+        groups, values = rows.column("group_id").to_pylist(), rows.column("value").to_pylist()
+        columns: dict[str, Any] = {}
+        for column in RETURNED_ROW:
+            if column.name == "time":
+                columns["time"] = pa.array(map(self._time, groups, values), pa.int64())
+            elif column.name in (*SORT_KEY, "headers"):
+                columns[column.name] = pa.nulls(len(rows), column.type)
+            else:
+                columns[column.name] = rows.column(column.name)
+        return pa.Table.from_pydict(columns, RETURNED_ROW)
 
     def _time(self, group: int, value: str | None) -> int:
-        return self.totals.time(value) if value is not None and group in self.totals.timed else 0
+        if value is None or group not in self.totals.timed:
+            return 0
+        return self.totals.time(value)
+
+
+def _is_in(numbers: pa.ChunkedArray, chosen: Collection[int]) -> pa.ChunkedArray:
+    return pc.is_in(numbers, pa.array(chosen, pa.int32()))
 
 
 def _chosen(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
@@ -254,7 +264,9 @@ def _chosen(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
 
     If it is true for all rows, as in most batches, nothing is copied.
     """
-    return rows if pc.all(mask).as_py() else rows.filter(mask)
+    if pc.all(mask).as_py():
+        return rows
+    return rows.filter(mask)
 
 
 def _with_values(rows: pa.Table, values: pa.Array | pa.ChunkedArray) -> pa.Table:

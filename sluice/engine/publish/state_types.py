@@ -1,4 +1,4 @@
-"""The types of a job's stores, and the totals and steps that depend on these types when batches are published."""
+"""The types of a job's stores, and the totals and steps that depend on these types."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def change_records(
     tables: LookupTables,
     spark: SparkSession | None,
 ) -> tuple[list[tuple[Sink, pa.Table]], list[RejectedRow]]:
-    """Return the output records for the batch's changes, and the rejected rows for changes on which a step failed.
+    """Return the output records for the batch's changes, and the rejected rows.
 
     Output records are one table of `key`, `value` and `timestamp` per sink. `spark` computes the
     steps that need it.
@@ -78,11 +78,13 @@ def _rejected_rows(
 
 
 def _unchanged(output: ChangeSteps, changes: pa.Table) -> pa.Table:
-    """Return the output records of a sink without steps: a store's values are written as they are."""
+    """Return the output records of a sink without steps, which writes values as they are."""
     values = value_texts(changes, output.sink.store_column)
     # A store of plain values keeps a null as the JSON text `null`. A topic gets a record without a
     # value, a tombstone.
-    texts = [None if output.sink.scalar and value == "null" else value for value in values]
+    texts: list[str | None] = [*values]
+    if output.sink.scalar:
+        texts = [None if value == "null" else value for value in values]
     columns = {
         "key": changes.column("key"),
         "value": pa.array(texts, pa.string()),
@@ -103,22 +105,29 @@ def _with_window(output: ChangeSteps, changes: pa.Table, records: pa.Table) -> p
 def require_resolvable(spark: SparkSession, job: Job, outputs: Sequence[ChangeSteps]) -> None:
     """Have Spark resolve the steps after stores on an empty frame.
 
-    Raises Unresolved if it cannot.
+    Raise Unresolved if it cannot.
     """
     from pyspark.errors import PySparkException
 
     from sluice.engine.steps.sql_errors import Unresolved
 
-    schema = {name: pa.int64() for name in ("window_start", "window_end", "time")}
-    schema |= {name: pa.string() for name in ("key", "value")}
+    changes = _NO_CHANGES.empty_table()
     tables = LookupTables({table.group: {} for table in job.tables})
     for output in outputs:
         if not output.sink.steps:
             continue
         try:
-            output.on_spark(
-                spark,
-                tables.join(pa.schema(schema.items()).empty_table(), output.sink.steps),
-            )
+            output.on_spark(spark, tables.join(changes, output.sink.steps))
         except PySparkException as error:
             raise Unresolved(output.sink.sink.number, error) from None
+
+
+_NO_CHANGES = pa.schema(
+    [
+        ("window_start", pa.int64()),
+        ("window_end", pa.int64()),
+        ("time", pa.int64()),
+        ("key", pa.string()),
+        ("value", pa.string()),
+    ]
+)

@@ -1,10 +1,10 @@
-"""Turns output records into the rows of a table, and rejects records that do not fit its columns."""
+"""Turns output records into a table's rows, and rejects records that do not fit its columns."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, repeat
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -58,9 +58,10 @@ def table_rows(
             else:
                 identity = (_key(key_column, key), *map(utc_datetime, place))
             if value is not None:
-                fields = (
-                    {"value": msgspec.Raw(value.encode())} if sink.scalar else _fields_of(value)
-                )
+                if sink.scalar:
+                    fields = {"value": msgspec.Raw(value.encode())}
+                else:
+                    fields = _fields_of(value)
                 if (
                     sink.table.key in fields
                     and key_column.encode(bytes(fields[sink.table.key])) != identity[0]
@@ -86,11 +87,15 @@ def table_rows(
 
 def join_rows(parts: Iterable[Rows]) -> Rows:
     """Return one `Rows` with the rows of all parts."""
-    parts = list(parts)
-    records = pa.concat_tables([part.records for part in parts]) if parts else pa.table({})
-    written = chain.from_iterable(part.written for part in parts)
-    deleted = chain.from_iterable(part.deleted for part in parts)
-    return Rows([*written], [*deleted], records)
+    tables: list[pa.Table] = []
+    written: list[Row] = []
+    deleted: list[Row] = []
+    for part in parts:
+        tables.append(part.records)
+        written += part.written
+        deleted += part.deleted
+    records = pa.concat_tables(tables) if tables else pa.table({})
+    return Rows(written, deleted, records)
 
 
 def _key(column: Column, key: str) -> Any:
@@ -99,8 +104,9 @@ def _key(column: Column, key: str) -> Any:
     The key, a text, becomes a number in a column of numbers.
     """
     try:
-        is_number = not column.is_text and _is_number(key)
-        return column.encode(key.encode() if is_number else msgspec.json.encode(key))
+        if column.is_text or not _is_number(key):
+            return column.encode(msgspec.json.encode(key))
+        return column.encode(key.encode())
     except ValueError as error:
         raise ValueError(f"the key does not fit: {error}") from None
 
@@ -143,8 +149,10 @@ def _reject_errors(
     if sink.on_error == "fail":
         row, why = next(iter(errors.items()))
         raise EngineError(
-            f"A record for {sink.topic} ({sink.at}) does not fit: {why}. Its key is {table.column('key')[row]}.",
-            next_step="Nothing from the batch was published. Correct the column or the step before, or continue "
+            f"A record for {sink.topic} ({sink.at}) does not fit: {why}. "
+            f"Its key is {table.column('key')[row]}.",
+            next_step="Nothing from the batch was published. Correct the column or the step "
+            "before, or continue "
             'without such records: to(..., on_error="dead_letter").',
         )
     return table.filter(rejected.reject(sink, table, errors, NOT_FITTING))

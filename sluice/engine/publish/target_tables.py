@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def table_sinks(job: Job, settings: Settings, spark: SparkSession) -> Mapping[str, TableSink]:
-    """Destination → the writer of its tables. Raises SettingsError if a connection has no URL."""
+    """Return destination → the writer of its tables.
+
+    Raise SettingsError if a connection has no URL.
+    """
     lake: dict[str, TableSink] = {}
     for sink in job.sinks:
         if isinstance(sink.table, DeltaTable):
@@ -29,9 +32,9 @@ def table_sinks(job: Job, settings: Settings, spark: SparkSession) -> Mapping[st
 
 
 def databases_of(job: Job, settings: Settings) -> dict[str, PostgresTables]:
-    """Make connection → the writer of the job's tables in its database.
+    """Return connection → the writer of the job's tables in its database.
 
-    Raises SettingsError if a connection has no URL.
+    Raise SettingsError if a connection has no URL.
     """
     if not job.connections:
         return {}

@@ -123,7 +123,9 @@ class TransactionalOutput:
     @property
     def last(self) -> Batch | None:
         """The last batch that the writer's generation has written; None before the first."""
-        return None if self._marker is None else self._marker.batch
+        if self._marker is None:
+            return None
+        return self._marker.batch
 
     @property
     def last_batch(self) -> int:
@@ -144,7 +146,8 @@ class TransactionalOutput:
                 f"Generation {last} of {name} has written output, up to batch "
                 f"{self.markers[last].batch.number}, but generation {generation} is current in the "
                 "ledger: the ledger was lost, or restored from an older backup.",
-                next_step=f"{recovery_advice(name)} If this ledger is new on purpose, give the pipeline another name.",
+                next_step=f"{recovery_advice(name)} If this ledger is new on purpose, give the "
+                "pipeline another name.",
             )
 
     def lacks_marker(self, newest: Audit | None) -> bool:
@@ -184,7 +187,7 @@ class TransactionalOutput:
         self._producer.purge()
 
     def register(self, info: GenerationInfo) -> None:
-        """Write a generation's registration with the next batch, unless the topic of markers has the same."""
+        """Write a generation's registration with the next batch, unless it has been written."""
         registration = encode_registration(info)
         if registration != self.topic.registrations.get(info.generation):
             self._registration = registration
@@ -195,19 +198,22 @@ class TransactionalOutput:
         records: Iterable[tuple[str, pa.Table]],
         state: PublishedState = NOTHING_PUBLISHED,
     ) -> dict[str, int]:
-        """Write the batch's records atomically: per topic a table of `key`, `value` and optionally `headers`.
+        """Write the batch's records atomically.
 
-        `state` is what the ledger will publish with the batch. Returns the number of records per
+        There is a table per topic, of `key`, `value` and optionally `headers`.
+
+        `state` is what the ledger will publish with the batch. Return the number of records per
         topic. A retried batch does not write its records again, except to topics that were added to
-        the pipeline after the batch was written. Raises BatchDiffers if the records for the other
-        topics differ from the records that were written. Raises WentBack if this or a later batch
+        the pipeline after the batch was written. Raise BatchDiffers if the records for the other
+        topics differ from the records that were written. Raise WentBack if this or a later batch
         was written with other records, because the ledger no longer knows it.
         """
         self._require_next(batch)
         marker = self._marker if batch.number == self.last_batch else None
-        written: Mapping[str, int] = {} if marker is None else marker.outputs
+        written: Mapping[str, int] = {}
         checksums: Counter[str] = Counter()
         if marker is not None:
+            written = marker.outputs
             records = [*records]
             self._require_same(marker, records)
         counts = dict(written)
@@ -233,8 +239,9 @@ class TransactionalOutput:
                     total = _produce(self._producer, topic, table, self._require_writable)
                     checksums[topic] += total
             if begun:
-                before = {} if marker is None else marker.checksums
-                sums = before | {topic: _hexadecimal(total) for topic, total in checksums.items()}
+                sums = dict(marker.checksums) if marker is not None else {}
+                for topic, total in checksums.items():
+                    sums[topic] = _hexadecimal(total)
                 ends = merge_ends(self._earlier_ends, batch.ends)
                 marker = Marker(batch, counts, ends, sums, dict(self.topic_ids), state)
                 self._queue_marker(self._writer.name, marker)
@@ -308,9 +315,9 @@ class TransactionalOutput:
             raise reason
 
     def _require_same(self, marker: Marker, records: Iterable[tuple[str, pa.Table]]) -> None:
-        """Raise BatchDiffers if a retried batch has other records than those that were written before.
+        """Raise BatchDiffers if a retried batch has other records than before.
 
-        Compares only the topics to which the pipeline still writes.
+        Compare only the topics to which the pipeline still writes.
         """
         counts: Counter[str] = Counter(dict.fromkeys(self._topics & marker.outputs.keys(), 0))
         totals: Counter[str] = Counter()
@@ -322,14 +329,18 @@ class TransactionalOutput:
             now[topic] = Written(counts[topic], _hexadecimal(totals[topic]))
         # The marker lacks a topic that was added to the pipeline after the batch was written. The
         # records for this topic are written now.
-        before = {topic: marker.written_to(topic) for topic in now if topic in marker.outputs}
-        differences = [written.difference(topic, now[topic]) for topic, written in before.items()]
-        if differences := [*filter(None, differences)]:
+        differences: list[str] = []
+        for topic, written in now.items():
+            if topic in marker.outputs:
+                difference = marker.written_to(topic).difference(topic, written)
+                if difference:
+                    differences.append(difference)
+        if differences:
             raise BatchDiffers.of(self._writer.ref.pipeline, marker.batch.number, differences)
 
     @contextlib.contextmanager
     def _rejections_raised(self) -> Iterator[None]:
-        """Raise the broker's error if the client accepts no more records because the broker has rejected a record."""
+        """Raise the broker's error if the client takes no more records because of it."""
         try:
             yield
         except KafkaException as error:
@@ -346,8 +357,10 @@ class TransactionalOutput:
 
     @property
     def _earlier_ends(self) -> Positions:
-        """The end offsets of all batches written before, including batches of earlier generations."""
-        return {} if self.newest_marker is None else self.newest_marker.with_earlier.ends
+        """The end offsets of all earlier batches, including those of earlier generations."""
+        if self.newest_marker is None:
+            return {}
+        return self.newest_marker.with_earlier.ends
 
     @property
     def newest_marker(self) -> Marker | None:
@@ -370,9 +383,9 @@ def lost_markers(detail: str, pipeline: str) -> OutputError:
 
 
 def fence(kafka: Mapping[str, str], writer: Writer) -> TransactionalOutput:
-    """Keep drivers of the pipeline that have not noticed the loss of their lease from writing any more output.
+    """Keep drivers of the pipeline that lost their lease from writing any more output.
 
-    Returns the closed output, with its markers. Raises EngineError if the broker cannot be reached.
+    Return the closed output, with its markers. Raise EngineError if the broker cannot be reached.
     """
     markers = writer.markers
     ensure_topics(kafka, {markers: 1}, {markers: MARKER_SETTINGS})
@@ -463,7 +476,8 @@ def _chunks(table: pa.Table) -> Iterator[_Chunk]:
             table.schema.get_field_index(name), name, table.column(name).cast(pa.binary())
         )
     for records in table.to_batches(max_chunksize=_CHUNK):
-        keys, values = (records.column(name).to_pylist() for name in ("key", "value"))
+        keys = records.column("key").to_pylist()
+        values = records.column("value").to_pylist()
         yield _Chunk(records, keys, values)
 
 
@@ -484,7 +498,7 @@ def _produce(
 ) -> int:
     """Queue records one by one, and return their checksum.
 
-    The client's `produce_batch` takes no headers or timestamps. Calls `when_slow` each time that
+    The client's `produce_batch` takes no headers or timestamps. Call `when_slow` each time that
     the client's queue was full for `_SLOW_S`.
     """
     produce, total = producer.produce, 0
@@ -534,7 +548,8 @@ def _header_lists(records: pa.ListArray) -> Iterator[list[tuple[str, bytes | Non
     records = records.take(pa.array(firsts))
     # Listing the headers of all records at once takes a tenth of the time of listing each record's
     # headers.
-    pairs = list(zip(*(column.to_pylist() for column in records.flatten().flatten()), strict=True))
+    columns = [column.to_pylist() for column in records.flatten().flatten()]
+    pairs = list(zip(*columns, strict=True))
     begin = 0
     for length, count in zip(
         pc.fill_null(pc.list_value_length(records), 0).to_pylist(), counts, strict=True
@@ -546,7 +561,7 @@ def _header_lists(records: pa.ListArray) -> Iterator[list[tuple[str, bytes | Non
 def _first_with_headers(records: pa.ListArray) -> Indices:
     """Return the first record, and the records that have other headers than the record before them.
 
-    Returns all records if their numbers of headers differ, or if they have no headers.
+    Return all records if their numbers of headers differ, or if they have no headers.
     """
     lengths = np.asarray(pc.fill_null(pc.list_value_length(records), 0))
     length = int(lengths[0]) if len(records) else 0
@@ -563,5 +578,5 @@ def _first_with_headers(records: pa.ListArray) -> Indices:
 
 
 def dead_letter_limit(limits: Mapping[str, TopicLimits]) -> int:
-    """Size in bytes of the largest dead letter that a record within the topics' limits can become."""
+    """Return the size in bytes of the largest dead letter that a record can become."""
     return max(limit.size for limit in limits.values()) + _DEAD_LETTER_HEADERS

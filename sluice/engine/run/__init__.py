@@ -1,1 +1,1 @@
-"""One run: lease, compatibility check, the loop over batches, and the query that Spark runs for each."""
+"""One run: lease, compatibility check, the loop over batches, and the query for each of them."""

@@ -78,10 +78,12 @@ class ArrowQuery:
         for changes in state_types.changes:
             if changes.why_spark:
                 raise NeedsSparkError(changes.why_spark)
+        streams = frozenset(source.topic for source in job.streams)
+        tables = frozenset(table.source.topic for table in job.tables)
         return cls(
             job.pipeline.workers,
-            frozenset(source.topic for source in job.streams),
-            frozenset(table.source.topic for table in job.tables),
+            streams,
+            tables,
             tasks.read(steps),
             tuple(stages),
             tables_task(job, storage, interleaved=interleaved),

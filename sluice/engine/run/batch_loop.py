@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 
 from pyspark.sql import DataFrame
 
@@ -75,9 +76,9 @@ class BatchLoop:
     def run_all(self, kafka: Mapping[str, str]) -> None:
         """Read all records that the topics have now, in batches of a limited size.
 
-        The limit is a number of records of streams. Without new records, fires the wall-clock
-        timers that are due, in a batch of their own. At the end, runs batches without records in
-        which stream time goes on, if results become due by this (see `IdleTime`).
+        The limit is a number of records of streams. Without new records, fire the wall-clock timers
+        that are due, in a batch of their own. At the end, run batches without records in which
+        stream time advances, if this makes results due (see `IdleTime`).
         """
         now = self.clocks.now()
         topic_ends = end_offsets(kafka, _offsets(self.positions))
@@ -91,21 +92,21 @@ class BatchLoop:
         # ledger has the new positions.
         first = self._next_number
         batch_ends = self._batch_ends(kafka, begin, topic_ends)
-        numbered = enumerate(batch_ends, start=first)
-        plans = (self._planned(number, now, ends) for number, ends in numbered)
+        plans = map(partial(self._planned, now=now), count(first), batch_ends)
         with closing(self._queries.take_each(plans)) as backlog:
             for plan in backlog:
                 self.run(plan)
         # Every batch fires the timers that are due. If there was no batch, run one for the timers.
         earliest = self.clocks.earliest()
         if self._next_number == first and self._has_due_timers(earliest):
-            self.run(self._planned(first, earliest, begin))
-        # When one of these batches has sent the results of an operator, stream time may go on for
-        # the operators downstream of it.
+            self.run(self._planned(first, begin, now=earliest))
+        # When one of these batches has sent the results of an operator, stream time may advance
+        # further downstream.
         while self._idle_time.has_results(earliest):
-            self.run(self._planned(self._next_number, earliest, _offsets(self.positions)))
+            offsets = _offsets(self.positions)
+            self.run(self._planned(self._next_number, offsets, now=earliest))
 
-    def _planned(self, number: int, now: int, ends: Offsets) -> PlannedBatch:
+    def _planned(self, number: int, ends: Offsets, *, now: int) -> PlannedBatch:
         return PlannedBatch(
             number=number, begun=now, partitions=dict(self.partitions), ends=_positions(ends)
         )
@@ -131,8 +132,7 @@ class BatchLoop:
     def replay(self, steps: Iterable[ReplayStep]) -> None:
         """Run the steps of a history that have not been run yet, each as a batch.
 
-        Without any record, publishes an empty batch, so that queries answer from the new
-        generation.
+        Without any record, publish an empty batch, so that queries answer from the new generation.
         """
         self._repeat_interrupted()
         for step in steps:
@@ -154,7 +154,7 @@ class BatchLoop:
                 )
             )
         if self.newest is None:
-            self.run(self._planned(0, self.clocks.now(), _offsets(self.positions)))
+            self.run(self._planned(0, _offsets(self.positions), now=self.clocks.now()))
 
     @property
     def _next_number(self) -> int:
@@ -230,18 +230,20 @@ class BatchLoop:
         streams = _streams(self.query.job, begin)
         positions = self.firsts if self.newest is None else self.newest.positions
         published = _offsets(positions)
-        ends = {part: max(end, begin[part]) for part, end in topic_ends.items() if part in begin}
-        if all(published.get(part) == end for part, end in ends.items()):
+        ends: dict[Partition, int] = {}
+        for partition, end in topic_ends.items():
+            if partition in begin:
+                ends[partition] = max(end, begin[partition])
+        if all(published.get(partition) == end for partition, end in ends.items()):
             return
-        unread = sum(ends[part] - begin[part] for part in streams)
+        stream_begin, stream_ends = _chosen(begin, streams), _chosen(ends, streams)
+        unread = sum(stream_ends.values()) - sum(stream_begin.values())
         _expect_size(self.size, self.query.job, kafka, begin, ends)
         if unread <= self.size.most_records():
             yield ends
             return
         # The first batch reads global tables to their ends: in Kafka Streams,
         # too, joins see a complete table.
-        stream_begin = {part: begin[part] for part in streams}
-        stream_ends = {part: ends[part] for part in streams}
         if not depends_on_order(self.query.job, self.partitions):
             for positions in divided(
                 _positions(stream_begin), _positions(stream_ends), self.size.most_records
@@ -258,14 +260,17 @@ class BatchLoop:
             )
             with closing(prefetch(backlog.batches(self.size.most_records))) as batches:
                 for batch_ends in batches:
-                    of_streams = {part: batch_ends[part] for part in streams}
-                    yield {**ends, **of_streams}
+                    yield {**ends, **_chosen(batch_ends, streams)}
 
     def _timestamps_read(self, streams: Iterable[Partition]) -> dict[Partition, int]:
         """Return the largest Kafka timestamp that was read from each partition of the streams."""
         times = self.ledger.snapshots.times_before(self.query.storage.ref, self._next_number)
-        names = {part: f"{ORDER}/{part[0]}/{part[1]}" for part in streams}
-        return {part: times[name] for part, name in names.items() if name in times}
+        read: dict[Partition, int] = {}
+        for topic, partition in streams:
+            name = f"{ORDER}/{topic}/{partition}"
+            if name in times:
+                read[topic, partition] = times[name]
+        return read
 
 
 def positions_after(snapshot: Snapshot | None, firsts: Positions) -> dict[str, dict[str, int]]:
@@ -291,8 +296,8 @@ def expect_size(size: BatchSize, job: Job, kafka: Mapping[str, str], positions: 
 def _expect_size(
     size: BatchSize, job: Job, kafka: Mapping[str, str], begin: Offsets, ends: Offsets
 ) -> None:
-    starts = {part: begin[part] for part in _streams(job, begin)}
-    unread = sum(ends[part] - start for part, start in starts.items())
+    starts = _chosen(begin, _streams(job, begin))
+    unread = sum(ends[partition] - start for partition, start in starts.items())
     if unread > SAFE_RECORDS and size.is_unknown:
         with KafkaTimestamps.of(kafka, ends) as records:
             size.expect(records.mean_size(starts), _rows_per_record(job))
@@ -372,14 +377,17 @@ def divide_records(
         return [*map(ReplayStep, divided(begin, target, lambda: most))]
     starts, ends = _offsets(begin), _offsets(target)
     streams = _streams(job, ends)
-    position = {part: starts.get(part, 0) for part in streams}
-    ends_of_streams = {part: ends[part] for part in streams}
+    position = {partition: starts.get(partition, 0) for partition in streams}
+    ends_of_streams = _chosen(ends, streams)
     with KafkaTimestamps.of(kafka, ends_of_streams) as timestamps:
         backlog = Backlog(timestamps, streams, position, ends_of_streams)
         batches = list(backlog.batches(lambda: most))
     if not batches:
         return [*map(ReplayStep, divided(begin, target, lambda: most))]
-    return [ReplayStep(_positions({**ends, **batch_ends})) for batch_ends in batches]
+    steps: list[ReplayStep] = []
+    for batch_ends in batches:
+        steps.append(ReplayStep(_positions({**ends, **batch_ends})))
+    return steps
 
 
 def _streams(job: Job, partitions: Iterable[Partition]) -> tuple[Partition, ...]:
@@ -388,14 +396,20 @@ def _streams(job: Job, partitions: Iterable[Partition]) -> tuple[Partition, ...]
     This is the order of records with the same time.
     """
     numbers = {source.topic: source.number for source in job.streams}
-    of_streams = (part for part in partitions if part[0] in numbers)
-    return tuple(sorted(of_streams, key=lambda part: (numbers[part[0]], part[1])))
+    of_streams = [partition for partition in partitions if partition[0] in numbers]
+    return tuple(sorted(of_streams, key=lambda each: (numbers[each[0]], each[1])))
+
+
+def _chosen(offsets: Offsets, partitions: Iterable[Partition]) -> dict[Partition, int]:
+    """Return the offsets of these partitions only."""
+    return {partition: offsets[partition] for partition in partitions}
 
 
 def _offsets(positions: Positions) -> dict[Partition, int]:
     offsets: dict[Partition, int] = {}
     for topic, partitions in positions.items():
-        offsets |= {(topic, int(partition)): offset for partition, offset in partitions.items()}
+        for partition, offset in partitions.items():
+            offsets[topic, int(partition)] = offset
     return offsets
 
 

@@ -59,7 +59,8 @@ class BatchQuery:
         try:
             self._query.awaitTermination()
         except StreamingQueryException as failed:
-            raise failed from published.exception() if published.done() else None
+            cause = published.exception() if published.done() else None
+            raise failed from cause
         assert published.done(), "Spark calls the function for every batch"
         return published.result()
 

@@ -23,8 +23,10 @@ _ROW_COPIES = 4
 """The memory that tasks need for each byte of their rows: a row as received, as sorted, and its
 results."""
 _PLAIN_COPIES, _COMPRESSED_COPIES = 2, 4
-"""The memory for each byte of the records and rows that the driver gets: plain in a task, in the driver and its Kafka
-client, and compressed in a task, in the driver, and several times in the JVM."""
+"""The memory for each byte of the records and rows that the driver gets.
+
+They are plain in a task, in the driver and in its Kafka client, and compressed in a task, in the
+driver, and several times in the JVM."""
 _HEAP_COPIES, _USED_HEAP_MB = 4, 160
 """The part of the JVM's heap for each compressed byte, and the part without any results of
 tasks."""
@@ -57,7 +59,7 @@ class BatchSize:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the size of a record's rows matters, and has been neither measured nor expected."""
+        """Whether the size of a record's rows matters but has not been measured or expected."""
         return self.given is None and self._memory_per_record is None
 
     def expect(self, record: DataSize, rows: int) -> None:
@@ -76,7 +78,7 @@ class BatchSize:
         self._first_records = _FIRST_RECORDS if rows else _FIRST_TO_ADD_UP
 
     def measure(self, records: int, row_bytes: int, output: DataSize) -> None:
-        """Note the size of the rows, and of the records and rows for the driver, that a batch of records had."""
+        """Note the size of the rows and of the output that a batch of records had."""
         if records >= min(_ENOUGH_RECORDS, self.most_records() / 2):
             memory = max(row_bytes * _ROW_COPIES, _memory(output))
             self._memory_per_record, self._is_measured = memory / records, True

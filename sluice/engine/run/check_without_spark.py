@@ -94,4 +94,6 @@ def _with_types(old: str, new: str) -> str:
     types = old.removeprefix(begin).removesuffix(end)
     # Types do not contain the sign between two steps.
     is_same = unknown and f"{begin}{types}{end}" == old and " > " not in types
-    return old if is_same else new
+    if is_same:
+        return old
+    return new

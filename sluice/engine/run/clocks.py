@@ -1,4 +1,4 @@
-"""The time of a batch, on which the clocks of the driver, the broker and the ledger's database have to agree.
+"""The time of a batch, on which the driver's, the broker's and the ledger's clocks must agree.
 
 A driver whose clock is ahead would let stream time go on too far while no records come, and all
 later records would be late. A driver whose clock is behind would reject valid records because they
@@ -55,7 +55,9 @@ class Clocks:
         rely on it.
         """
         self._compare()
-        known = [0, *self._ahead] if len(self._ahead) != 1 else self._ahead
+        known = self._ahead
+        if len(known) != 1:
+            known = [0, *known]
         return _milliseconds() - round(statistics.median_low(known))
 
     def earliest(self) -> int:

@@ -37,13 +37,15 @@ def require_compatible(
     now: GenerationInfo,
     interrupted: Callable[[], bool],
 ) -> None:
-    """Raise CompatibilityError if the state of the generation `before` has another meaning for `now`.
+    """Raise CompatibilityError if state of the generation `before` would mean something else.
 
     `interrupted` says whether the last run was interrupted. Only the pipeline `before` can repeat
     the batch of an interrupted run.
     """
-    changes = [] if before is None else incompatible_changes(before, now)
-    if before is None or not changes:
+    if before is None:
+        return
+    changes = incompatible_changes(before, now)
+    if not changes:
         return
     name = now.pipeline
     # The planned batch may be written in part, and only the earlier pipeline gives the same
@@ -55,7 +57,10 @@ def require_compatible(
             f"all stores: sluice rebuild {name}."
         )
     elif len(changes) == 1 and len(before.workers) != len(now.workers):
-        next_step = f"Spread the state over the new number of workers: sluice repartition {name}. Or undo the change."
+        next_step = (
+            f"Spread the state over the new number of workers: sluice repartition {name}. "
+            "Or undo the change."
+        )
     else:
         next_step = (
             "Compute only what has changed from the topics, while readers use the old state: "
@@ -102,16 +107,19 @@ class StoreChanges:
 
         `processors`: store → its processor's name now.
 
-        Raises CompatibilityError if the number of workers or the topics have changed, which
+        Raise CompatibilityError if the number of workers or the topics have changed, which
         concerns all stores.
         """
         if changes := [*_changes_of_all(before, now)]:
-            other_workers = len(changes) == 1 and len(before.workers) != len(now.workers)
             next_step = f"Compute all stores from the topics: sluice rebuild {now.pipeline}."
-            if other_workers:
-                next_step = f"Change the stores first, and the workers then: sluice repartition {now.pipeline}."
+            if len(changes) == 1 and len(before.workers) != len(now.workers):
+                next_step = (
+                    "Change the stores first, and the workers then: "
+                    f"sluice repartition {now.pipeline}."
+                )
             raise CompatibilityError(
-                f"{now.pipeline} has changed in a way that concerns all of its stores: {'; '.join(changes)}.",
+                f"{now.pipeline} has changed in a way that concerns all of its stores: "
+                f"{'; '.join(changes)}.",
                 next_step=next_step,
             )
         old, new = _stores_by_name(before), _stores_by_name(now)
@@ -120,8 +128,10 @@ class StoreChanges:
         for name in processors.keys() & old.keys():
             if _store_change(old[name], new[name]):
                 recomputed.add(processors[name])
-        same = _same_operators(before, now)
-        operators = {was: name for was, name in same if name not in recomputed}
+        operators: dict[str, str] = {}
+        for name_before, name in _same_operators(before, now):
+            if name not in recomputed:
+                operators[name_before] = name
         ordered = before.operators.keys() | now.operators.keys()
         stores: set[str] = set()
         for name in old.keys() & new.keys():
@@ -149,7 +159,7 @@ def _is_same_store(old: StoreInfo, new: StoreInfo) -> bool:
 
 
 def stores_to_come(ledger: Ledger, before: GenerationInfo, now: GenerationInfo) -> frozenset[str]:
-    """Return the stores and steps that a changed pipeline adds, if a later generation computes them now.
+    """Return what a changed pipeline adds, if a later generation is computing it now.
 
     A run can leave these stores and steps out until the later generation is current. If the
     pipeline has changed in other ways, too, leaving them out is not enough, and the result is
@@ -177,8 +187,13 @@ def changed_functions(before: GenerationInfo | None, now: GenerationInfo) -> lis
     The state stays valid. Only the author knows whether the new code gives other results, and can
     rebuild the state.
     """
-    codes = {} if before is None else before.functions
-    return sorted(name for name, code in now.functions.items() if codes.get(name, code) != code)
+    if before is None:
+        return []
+    changed: list[str] = []
+    for name, code in now.functions.items():
+        if before.functions.get(name, code) != code:
+            changed.append(name)
+    return sorted(changed)
 
 
 def is_compatible(before: GenerationInfo, now: GenerationInfo) -> bool:
@@ -244,18 +259,23 @@ def _same_operators(before: GenerationInfo, now: GenerationInfo) -> Iterator[tup
             yield name, name
             continue
         # The author names stores, so only a step without a store can have another name now.
-        renamed = next((each for each in same if each not in stores), None)
-        if renamed is not None and name not in stores:
-            same.remove(renamed)
-            yield renamed, name
+        if name in stores:
+            continue
+        for name_before in same:
+            if name_before not in stores:
+                same.remove(name_before)
+                yield name_before, name
+                break
 
 
 def _steps(info: GenerationInfo) -> Iterator[str]:
     """Yield the stores and operators that are steps of the pipeline.
 
-    Omits the stores of processors, which are not steps.
+    The stores of processors are not steps.
     """
-    yield from (store.name for store in info.stores if not is_of_processor(store.group_id))
+    for store in info.stores:
+        if not is_of_processor(store.group_id):
+            yield store.name
     yield from info.operators
 
 
@@ -307,14 +327,15 @@ def _store_change(old: StoreInfo, new: StoreInfo) -> str:
 
 
 def _difference(was: str, is_now: str) -> str:
-    """Describe the first step that differs, or say that the store takes records in another order now."""
+    """Describe the first step that differs, or say that the order of records has changed."""
     if was.endswith(IN_ANY_ORDER) and not is_now.endswith(IN_ANY_ORDER):
         return "it took records in any order, and now takes them in order"
     if is_now.endswith(IN_ANY_ORDER) and not was.endswith(IN_ANY_ORDER):
         return "it took records in order, and now takes them in any order"
-    steps = zip_longest(was.split(" > "), is_now.split(" > "), fillvalue="nothing")
-    old, new = next((old, new) for old, new in steps if old != new)
-    return f"{old!r} became {new!r}"
+    for old, new in zip_longest(was.split(" > "), is_now.split(" > "), fillvalue="nothing"):
+        if old != new:
+            return f"{old!r} became {new!r}"
+    raise AssertionError("the two definitions differ")
 
 
 _NAMES = {

@@ -94,8 +94,10 @@ class Frames:
     def _write_shards(self, rows: _Rows) -> DataFrame:
         if rows.write is None:
             return rows.row_batches
+        owned = rows.row_batches
         tables = self._tables()
-        owned = rows.row_batches if tables is None else rows.row_batches.unionByName(tables)
+        if tables is not None:
+            owned = owned.unionByName(tables)
         # One partition per worker: the task that writes a shard must get all of the worker's rows.
         shuffled = by_worker(owned, self.job.pipeline.workers)
         return shuffled.mapInArrow(rows.write.__call__, ROW_BATCH_TYPE)

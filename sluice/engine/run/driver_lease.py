@@ -1,4 +1,4 @@
-"""The lease of a generation, which the Spark driver takes before it writes anything and renews until it has finished.
+"""The lease of a generation, which the driver takes before it writes and renews until it ends.
 
 What a driver does if another driver, the holder, has the lease:
 
@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Patience:
-    """How often a lease is renewed, and how long other drivers wait, in seconds of the monotonic clock."""
+    """How often a lease is renewed, and how long others wait, in seconds of the monotonic clock."""
 
     beat_s: float = 2.0
     silence_s: float = 20.0
@@ -107,9 +107,9 @@ class Lease:
             raise lost(self.leases.get(self.ref), self.epoch)
 
     def outrank(self, epoch: int) -> None:
-        """Take an epoch higher than `epoch`, which a shard has from a lease that the ledger has lost.
+        """Take an epoch higher than `epoch`, which a shard has from a lost lease.
 
-        Raises LeaseError if the lease is no longer held.
+        Raise LeaseError if the lease is no longer held.
         """
         with self._changing:
             self._row = self.leases.outrank(self.row, epoch)
@@ -199,7 +199,7 @@ class Lease:
         return ""
 
     def _is_refused(self, seen: LeaseRow, first: LeaseRow | None) -> bool:
-        """Return whether the holder works for another run and is alive, because it has renewed the lease since `first`."""
+        """Return whether a holder of another run has renewed the lease since `first`."""
         return seen.held and not self._is_orphan(seen) and seen != first
 
     def _is_orphan(self, seen: LeaseRow) -> bool:
@@ -240,7 +240,7 @@ def current_lease(
 ) -> Iterator[Lease]:
     """Yield the lease of the current generation; before the first run, of generation 1.
 
-    The generation stays current while the lease is held. Raises LeaseError if `only` is not the
+    The generation stays current while the lease is held. Raise LeaseError if `only` is not the
     current generation.
     """
 
@@ -264,7 +264,8 @@ def current_lease(
                 return
         if only is not None:
             raise LeaseError(
-                f"Generation {only} of {pipeline!r} was replaced by generation {current} in a rebuild.",
+                f"Generation {only} of {pipeline!r} was replaced by generation {current} in a "
+                "rebuild.",
                 next_step="Run the pipeline again.",
             )
 
@@ -277,7 +278,9 @@ def is_gone(row: LeaseRow) -> bool:
         return False
     # `/proc` may hide processes of other users (its mount option `hidepid`). Of such a process,
     # only the id can be checked.
-    return _start_time(row.pid) != started if _is_visible(row.pid) else not _exists(row.pid)
+    if _is_visible(row.pid):
+        return _start_time(row.pid) != started
+    return not _exists(row.pid)
 
 
 def _machine() -> str:
@@ -310,11 +313,16 @@ def _exists(pid: int) -> bool:
 
 
 def _start_time(pid: int) -> str:
-    """Return a visible process's start time in ticks since boot, which clock changes do not affect; empty if it has ended."""
+    """Return a process's start time in ticks since boot; empty if it is not visible.
+
+    Changes of the clock do not affect this time.
+    """
     try:
         # The process's name is in parentheses, and may itself contain spaces and parentheses.
         state, *after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
     # A zombie process has ended; its parent has not collected its status yet.
-    return "" if state in ("Z", "X") else after[18]
+    if state in ("Z", "X"):
+        return ""
+    return after[18]

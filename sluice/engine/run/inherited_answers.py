@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 def inherit_answers(ledger: Ledger, storage: Storage, epoch: int) -> None:
-    """Copy the answers of the job's steps from the current generation's shards into a new generation's shards.
+    """Copy the answers of the job's steps to a new generation from the current one.
 
     The worker that owns an answer's key gets the answer.
 
@@ -31,16 +31,19 @@ def inherit_answers(ledger: Ledger, storage: Storage, epoch: int) -> None:
             steps.add(operator.action.answers)
     name = storage.job.pipeline.name
     number = ledger.generations.current_number(name)
-    current = None if number is None else ledger.generations.get(GenerationRef(name, number))
-    if not steps or current is None or current.generation == storage.generation:
+    if not steps or number is None or number == storage.generation:
+        return
+    current = ledger.generations.get(GenerationRef(name, number))
+    if current is None:
         return
     for worker in current.workers:
         try:
             with worker_shard(worker.number, worker.location) as shard:
                 for page in pages_of_answers(shard):
-                    inherited = [
-                        replace(answer, batch=-1) for answer in page if answer.step in steps
-                    ]
+                    inherited: list[RecordedAnswer] = []
+                    for answer in page:
+                        if answer.step in steps:
+                            inherited.append(replace(answer, batch=-1))
                     _write(storage, inherited, epoch)
         except StateError as error:
             log.warning("answers lost", pipeline=name, worker=worker.number, why=error.detail)

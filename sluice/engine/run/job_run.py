@@ -85,7 +85,7 @@ class JobRun:
     go on."""
 
     def run(self) -> int:
-        """Read, compute and publish all records. Returns the number of records read.
+        """Read, compute and publish all records. Return the number of records read.
 
         If the pipeline lingers, the run continues until no new records have arrived for
         `linger_ms`.
@@ -143,7 +143,7 @@ class JobRun:
     def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
         """Read all records of the present partitions.
 
-        Returns their number, and whether there are new partitions.
+        Return their number, and whether there are new partitions.
 
         The next call reads the new partitions, and the new topics that match a pattern.
         """
@@ -153,7 +153,7 @@ class JobRun:
     def _run_present(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
         """Read all records of the present partitions of the present topics.
 
-        Returns the same as `_run`.
+        Return the same as `_run`.
         """
         setup = self._set_up(ledger, lease, storage)
         missing = self._stores_to_come(ledger, setup)
@@ -179,7 +179,7 @@ class JobRun:
     def _set_up(self, ledger: Ledger, lease: Lease, storage: Storage) -> _Setup:
         """Read the ledger and the topics, create missing topics, and build the query.
 
-        Opens no output yet.
+        Do not open the output yet.
         """
         identity = SourceIdentity(
             self.settings.kafka,
@@ -193,9 +193,9 @@ class JobRun:
         ids = topics.require_access()
         newest = ledger.snapshots.newest(storage.ref)
         planned = ledger.plans.unpublished(storage.ref)
-        positions = {} if newest is None else newest.positions
-        planned_ends = {} if planned is None else planned.ends
-        firsts = identity.check(positions, planned_ends)
+        firsts = identity.check(
+            {} if newest is None else newest.positions, {} if planned is None else planned.ends
+        )
         partitions = partition_counts(self.settings.kafka, self.job.topics)
         # A topic that was deleted must not be created again without a word.
         topics.require_never_written(ids)
@@ -262,7 +262,7 @@ class JobRun:
         return _TopicOutput(transaction, limits)
 
     def _stores_to_come(self, ledger: Ledger, setup: _Setup) -> frozenset[str]:
-        """Return the stores and steps that this run leaves out, because another generation still computes them."""
+        """Return what this run leaves out because another generation is still computing it."""
         if self.plan_without is None or setup.registered is None:
             return frozenset()
         return stores_to_come(ledger, setup.registered, setup.info)
@@ -270,7 +270,7 @@ class JobRun:
     def _open_and_run(self, ledger: Ledger, lease: Lease, setup: _Setup) -> tuple[int, bool]:
         """Open the output, the shards and the tables, in this order, and run all batches.
 
-        Returns the same as `_run`.
+        Return the same as `_run`.
 
         Why this order:
 
@@ -289,15 +289,18 @@ class JobRun:
         is_interrupted = setup.newest is not None and setup.planned is not None
         require_compatible(setup.registered, setup.info, lambda: is_interrupted)
         with nullcontext() if output is None else output.transaction as transaction:
+            written: Batch | None = None
             if transaction is not None:
                 transaction.require_newest()
                 transaction.require_marker(ledger.audits.newest(storage.ref))
                 setup.topics.begin(transaction)
-            written = None if transaction is None else transaction.last
+                written = transaction.last
             self._prepare(ledger, lease, storage, written)
             if self.steps is not None:
                 inherit_answers(ledger, storage, lease.epoch)
-            destinations = None if output is None else self._destinations(ledger, setup, output)
+            destinations: Destinations | None = None
+            if output is not None:
+                destinations = self._destinations(ledger, setup, output)
             lease.require_in_ledger()
             self._register(ledger, setup.registered, setup.info, lease.epoch)
             if transaction is not None:
@@ -335,7 +338,7 @@ class JobRun:
 
         `written`: see `Storage.prepare`.
 
-        Raises _OutrankedError if the ledger has lost a newer lease: a fail-over of its database may
+        Raise _OutrankedError if the ledger has lost a newer lease: a fail-over of its database may
         have lost the newest commits. It has lost no published batch, because `Storage.prepare` has
         compared it with the markers.
         """
@@ -348,7 +351,7 @@ class JobRun:
     def _run_batches(self, loop: BatchLoop, topics: RunTopics) -> bool:
         """Run the steps of a rebuild, or read all records.
 
-        Returns whether the topics have new partitions to read.
+        Return whether the topics have new partitions to read.
         """
         if self.steps is None:
             return self._read_all(loop, topics) == "partitions"
@@ -362,7 +365,7 @@ class JobRun:
     def _read_all(self, loop: BatchLoop, topics: RunTopics) -> News | None:
         """Read all records, and records that arrive while the run lingers.
 
-        Returns the last result of `Linger.wait`.
+        Return the last result of `Linger.wait`.
         """
         name = self.job.pipeline.name
         kafka = self.settings.kafka
@@ -385,7 +388,9 @@ class JobRun:
         news: News | None = "records"
         while news in ("records", "timers"):
             computes_sql = loop.query.written.computes_sql
-            unread = linger.unread(ledger.positions(name)) if computes_sql else 0
+            unread = 0
+            if computes_sql:
+                unread = linger.unread(ledger.positions(name))
             prepare_for(loop.query.spark, computes_sql=computes_sql, records=unread)
             loop.run_all(kafka)
             # An output may have been deleted after its last check, before the last batch was
@@ -397,7 +402,7 @@ class JobRun:
         return news
 
     def _destinations(self, ledger: Ledger, setup: _Setup, output: _TopicOutput) -> Destinations:
-        """Return the topics and tables of the run. Opens the tables."""
+        """Open the tables of the run. Return them and its topics."""
         tables = self._begin_tables(ledger, setup.query.spark, setup.newest)
         return Destinations(
             output.transaction,
@@ -414,10 +419,12 @@ class JobRun:
     ) -> Mapping[str, TableSink]:
         """Return the writers of the tables outside Kafka.
 
-        Creates or checks the tables, and fences off earlier drivers.
+        Create or check the tables, and fence off earlier drivers.
         """
         writers = table_sinks(self.job, self.settings, spark)
-        published = _last_published(ledger, newest) if writers and newest is not None else None
+        published: Published | None = None
+        if writers and newest is not None:
+            published = _last_published(ledger, newest)
         for writer in writers.values():
             writer.begin(published)
         return writers
@@ -456,13 +463,15 @@ class JobRun:
             outputs: dict[str, list[str]] = {}
             for other in (*ledger.generations.all_current(), info):
                 outputs[other.pipeline] = [*other.outputs]
-            warnings += [str(shared) for shared in shared_topics(outputs) if shared.topic in new]
+            for shared in shared_topics(outputs):
+                if shared.topic in new:
+                    warnings.append(str(shared))
         for warning in warnings:
             log.warning("pipeline changed", pipeline=info.pipeline, change=warning)
             ledger.notes.add(info.ref, self.settings.run, warning)
 
     def _make_topics(self, partitions: Mapping[str, int], writer: Writer) -> dict[str, TopicLimits]:
-        """Create the missing topics. Returns topic → the limits of the records that it accepts."""
+        """Create the missing topics. Return topic → the limits of the records that it accepts."""
         kafka, dead_letters = self.settings.kafka, self.job.pipeline.dead_letters
         widest = max(partitions[source.topic] for source in self.job.streams)
         ensure_topics(kafka, dict.fromkeys(self.job.outputs, widest), {})
@@ -474,10 +483,10 @@ class JobRun:
         # The topic of dead letters must accept dead letters of the largest records that other
         # topics accept.
         ensure_topics(kafka, dict.fromkeys(settings, 1), settings)
-        return {topic: limits[topic] for topic in self.job.outputs} | topic_limits(
-            kafka,
-            [dead_letters],
-        )
+        accepted = topic_limits(kafka, [dead_letters])
+        for topic in self.job.outputs:
+            accepted[topic] = limits[topic]
+        return accepted
 
 
 @dataclass(frozen=True)
@@ -514,7 +523,7 @@ class _Setup:
 def _lease_of_hidden(ledger: Ledger, lease: Lease) -> Iterator[Lease]:
     """Yield the lease of a generation that is not current.
 
-    Raises LeaseError if the generation was removed meanwhile.
+    Raise LeaseError if the generation was removed meanwhile.
 
     Without this check, the remaining batches would be written to empty shards. A later removal ends
     the lease.
@@ -522,16 +531,19 @@ def _lease_of_hidden(ledger: Ledger, lease: Lease) -> Iterator[Lease]:
     with lease:
         if not ledger.sources.get(lease.ref):
             raise LeaseError(
-                f"Generation {lease.ref.generation} of {lease.ref.pipeline} was removed by another command.",
+                f"Generation {lease.ref.generation} of {lease.ref.pipeline} was removed by another "
+                "command.",
                 next_step="Repeat the command.",
             )
         yield lease
 
 
 def _last_published(ledger: Ledger, snapshot: Snapshot) -> Published:
-    """Return the last published batch of a generation, which the tables outside Kafka must contain."""
+    """Return a generation's last published batch, which tables outside Kafka must contain."""
+    begun = 0
     newest = ledger.history.recent(snapshot.ref, 1)
-    begun = newest[0].begun if newest and newest[0].number == snapshot.batch else 0
+    if newest and newest[0].number == snapshot.batch:
+        begun = newest[0].begun
     audit = ledger.audits.newest(snapshot.ref)
     return Published(
         BatchId(snapshot.generation, snapshot.batch, begun),
@@ -551,8 +563,10 @@ def require_reachable(master: str, locations: Sequence[str]) -> None:
     files = [location for location in locations if is_file(location)]
     if files:
         raise SettingsError(
-            f"The executors of {master} cannot open {shown(files[0])}: a SQLite file is for one host.",
-            next_step="Set SLUICE_SHARDS to a PostgreSQL database, or start a state server per worker.",
+            f"The executors of {master} cannot open {shown(files[0])}: "
+            "a SQLite file is for one host.",
+            next_step="Set SLUICE_SHARDS to a PostgreSQL database, or start a state server per "
+            "worker.",
         )
 
 
@@ -581,7 +595,7 @@ def _uri(file: Path) -> str:
 
 
 class _OutrankedError(Exception):
-    """A shard was written under a newer lease than this driver's, which is the newest in the ledger."""
+    """A shard was written under a newer lease than this driver's, the ledger's newest."""
 
     def __init__(self, epoch: int) -> None:
         super().__init__(epoch)

@@ -1,4 +1,4 @@
-"""Waits for new records after a run has read all records, so that their batch needs no new driver."""
+"""Waits for new records after a run has read all records, so that they need no new driver."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Linger:
         self._unreachable = False
 
     def wait(self, positions: Offsets, next_timer: int | None = None) -> News | None:
-        """Wait until there are records beyond `positions`, new partitions, or a timer is due at `next_timer`, epoch ms.
+        """Wait for records beyond `positions`, new partitions, or `next_timer` (epoch ms).
 
-        Returns None after the waiting time.
+        Return None after the waiting time.
         """
         if not self.milliseconds:
             return None
@@ -72,7 +72,7 @@ class Linger:
     def unread(self, positions: Offsets) -> int:
         """Return the number of readable offsets beyond `positions`.
 
-        Raises BrokersUnreachable if no broker answers.
+        Raise BrokersUnreachable if no broker answers.
         """
         with broker_errors(self.kafka):
             return self._read_lag(positions).readable
@@ -81,21 +81,23 @@ class Linger:
         # The result is also true if a topic is gone. The run then looks for the topics again, and
         # ends with an error.
         present = dict.fromkeys(self.partitions, 0)
-        present |= {topic: len(ends) for topic, ends in lag.ends.items()}
+        for topic, ends in lag.ends.items():
+            present[topic] = len(ends)
         return present != dict(self.partitions)
 
     def _lag(self, positions: Offsets) -> Lag | None:
         """Return the lag; None while the broker cannot be reached, which is logged once.
 
-        Raises AccessDenied if a topic may no longer be described.
+        Raise AccessDenied if a topic may no longer be described.
         """
         try:
             lag = self._read_lag(positions)
         # A broker may restart while a run lingers. The lease and the time limit still end the wait.
         except (KafkaException, TimeoutError) as error:
-            denied = denial(self.kafka, error) if isinstance(error, KafkaException) else None
-            if denied is not None:
-                raise denied from None
+            if isinstance(error, KafkaException):
+                denied = denial(self.kafka, error)
+                if denied is not None:
+                    raise denied from None
             if not self._unreachable:
                 log.warning("waiting for the broker", why=str(error) or "timed out")
             self._unreachable = True

@@ -1,4 +1,4 @@
-"""Checks that Spark can run a pipeline and that its state is compatible, without records or a broker."""
+"""Checks that Spark can run a pipeline and that its state is compatible, without any records."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def check(settings: Settings, planned: Sequence[Plan]) -> Findings:
 
 
 def check_job(spark: SparkSession, job: Job, settings: Settings, ledger: Ledger) -> str:
-    """Check a job against Spark and its stored state. Returns warnings, one per line."""
+    """Check a job against Spark and its stored state. Return warnings, one per line."""
     name = job.pipeline.name
     storage = Storage.of(job, ledger.generations.current_number(name) or 1, settings)
     source = NoRecords(spark)

@@ -46,9 +46,10 @@ def query_errors(storage: Storage, lease: Lease) -> Iterator[None]:
         error = _task_error(storage, message) or no_result_error(storage.job, message)
         if error is not None:
             raise error from None
-        retry = "Nothing from the batch was published; the next run retries it."
-        full = "A disk is full, for example that of the shards, or of temporary files: free some space. "
-        advice = f"{full if _FULL_DISK in message else ''}{retry}"
+        advice = "Nothing from the batch was published; the next run retries it."
+        if _FULL_DISK in message:
+            full = "A disk is full, for example that of the shards, or of temporary files"
+            advice = f"{full}: free some space. {advice}"
         raise EngineError(
             f"The query of {storage.job.pipeline.name} failed: {sentence(_cause(message))}",
             next_step=advice,
@@ -81,11 +82,17 @@ def _task_error(storage: Storage, message: str) -> SluiceError | None:
 
 def _cause(message: str) -> str:
     """Return the innermost cause in Spark's message, without the stack trace."""
-    lines = [line.strip() for line in message.splitlines()]
+    lines: list[str] = []
+    causes: list[str] = []
+    raised: list[str] = []
     # Java writes the chain of causes from the outermost to the innermost, so the last of these
     # lines has the innermost cause.
     prefix = "Caused by: "
-    causes = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
-    raised = [line for line in lines if _PYTHON_ERROR.match(line)]
+    for line in message.splitlines():
+        lines.append(line.strip())
+        if lines[-1].startswith(prefix):
+            causes.append(lines[-1].removeprefix(prefix))
+        elif _PYTHON_ERROR.match(lines[-1]):
+            raised.append(lines[-1])
     summary = message.partition("terminated with exception: ")[2].splitlines()[:1]
     return (causes or raised or summary or lines)[-1][:500]

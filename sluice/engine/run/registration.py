@@ -136,12 +136,13 @@ def _operators(job: Job, types: KnownTypes) -> Iterator[tuple[str, str]]:
         inputs = types.inputs[operator.number]
         definition = f"{operator.upstream_definition} > {operator.definition} > of {inputs}"
         made = f"number {operator.number} > {definition}"
-        # A processor that becomes queryable needs a rebuild, because its
-        # earlier changes were not published.
         if operator.reads_windows:
             made += " > windows in the aggregate"
-        is_hidden = isinstance(operator.action, Process) and not operator.action.queryable
-        yield operator.name, f"{made} > not queryable" if is_hidden else made
+        # A processor that becomes queryable needs a rebuild, because its
+        # earlier changes were not published.
+        if isinstance(operator.action, Process) and not operator.action.queryable:
+            made += " > not queryable"
+        yield operator.name, made
 
 
 def _table_stores(job: Job) -> Iterator[StoreInfo]:

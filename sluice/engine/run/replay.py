@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from sluice.engine.publish.markers import merge_ends
 from sluice.engine.read.source_identity import Positions
 from sluice.plan import Job, Transformation
 from sluice.state.ledger.history import Batch
@@ -35,8 +36,7 @@ def replay_steps(history: Iterable[Batch]) -> Iterator[ReplayStep]:
     for batch in history:
         # A batch of the history has end offsets only for partitions from which it has read. The
         # other partitions keep the offsets of earlier batches.
-        topics = {*ends, *batch.ends}
-        ends = {topic: ends.get(topic, {}) | batch.ends.get(topic, {}) for topic in topics}
+        ends = merge_ends(ends, batch.ends)
         yield ReplayStep(ends, batch.begun, batch.partitions, batch.by_clock)
 
 
@@ -51,7 +51,9 @@ def divided(
     """
     position: dict[str, dict[str, int]] = {}
     for topic, ends in target.items():
-        position[topic] = {partition: begin.get(topic, {}).get(partition, 0) for partition in ends}
+        position[topic] = dict.fromkeys(ends, 0)
+        for partition in ends:
+            position[topic][partition] = begin.get(topic, {}).get(partition, 0)
     while (unread := offsets_between(position, target)) > 0:
         most = most_records()
         share = min(most / unread, 1)
@@ -71,7 +73,7 @@ def join_steps(
     begin: Positions,
     most: int,
 ) -> list[ReplayStep]:
-    """Join steps into larger steps of at most `most` records, if results do not depend on where batches end.
+    """Join steps into steps of at most `most` records, if results do not depend on their ends.
 
     Many small batches replay much faster when joined. `types` has the DDL type of each store's
     values.
@@ -98,16 +100,15 @@ def join_steps(
 
 def _is_independent_of_batches(job: Job, types: Mapping[str, str]) -> bool:
     """Return whether no result depends on where batches end, or on the time of processing."""
-    return (
-        not job.has_operators
-        and not any(isinstance(layer, Transformation) for layer in job.layers)
-        # Which partitions are idle depends on each batch's clock.
-        and job.pipeline.idle_timeout_ms is None
-        and not job.pipeline.depends_on_clock
-        and not any(source.on_time == "clock" for source in job.streams)
-        # Sums of doubles depend on the order and the grouping of the additions.
-        and not any(re.search("double|float", types[store]) for store in job.stores)
-    )
+    if job.has_operators or any(isinstance(layer, Transformation) for layer in job.layers):
+        return False
+    # Which partitions are idle depends on each batch's clock.
+    if job.pipeline.idle_timeout_ms is not None or job.pipeline.depends_on_clock:
+        return False
+    if any(source.on_time == "clock" for source in job.streams):
+        return False
+    # Sums of doubles depend on the order and the grouping of the additions.
+    return not any(re.search("double|float", types[store]) for store in job.stores)
 
 
 def offsets_between(begin: Positions, ends: Positions) -> int:

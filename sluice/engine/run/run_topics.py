@@ -44,7 +44,7 @@ class RunTopics:
     def require_access(self) -> Mapping[str, str]:
         """Raise AccessDenied if Kafka denies an operation that the run needs.
 
-        Returns the ids of the topics that exist.
+        Return the ids of the topics that exist.
         """
         described = self._described(with_operations=True)
         if denied := denied_on(described, self._needed):
@@ -63,7 +63,7 @@ class RunTopics:
     def begin(self, output: TransactionalOutput) -> None:
         """Expect the present topics for the whole run.
 
-        Raises OutputError if the pipeline has written its newest batch to other topics.
+        Raise OutputError if the pipeline has written its newest batch to other topics.
         """
         outputs = self.outputs
         if outputs is not None:
@@ -72,7 +72,7 @@ class RunTopics:
             output.why_unwritable = self.why_unwritable
 
     def check_batch(self, read: Sequence[SourceAudit]) -> Sequence[SourcePartition]:
-        """Raise InputError or OutputError if a topic was deleted, or a source cut off, since the run began.
+        """Raise InputError or OutputError if a topic was deleted or cut off during the run.
 
         `read` and the result: see `SourceIdentity.check_batch`.
         """
@@ -94,7 +94,7 @@ class RunTopics:
     def why_unwritable(self) -> EngineError | None:
         """Return why the run cannot go on: an output was deleted, or Kafka denies an operation.
 
-        Returns None if there is no reason, or while no broker answers.
+        Return None if there is no reason, or while no broker answers.
         """
         try:
             self.check_outputs()

@@ -1,8 +1,9 @@
-"""Refreshes the standbys of a pipeline after its records are published, and promotes them if a shard is lost."""
+"""Refreshes the standbys of a pipeline after each run, and promotes them if a shard is lost."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 import structlog
 
@@ -71,16 +72,18 @@ class StandbyCopies:
 
 
 def promote_standbys(ledger: Ledger, pipeline: str, run: str, why: StateError) -> str:
-    """Promote the standbys of the workers whose shards are damaged, or whose state servers do not answer.
+    """Promote the standbys of workers whose shards are damaged or whose servers are silent.
 
-    Returns the reason why the standbys cannot replace the workers; an empty text if they have
+    Return the reason why the standbys cannot replace the workers; an empty text if they have
     replaced them.
     """
     if not ledger.standbys.of(pipeline):
         return "There is no standby."
-    lost = why.workers if isinstance(why, DamagedState) else None
-    if lost is not None and not lost:
-        return "The damage is not in a worker's shard."
+    lost: Iterable[int] | None = None
+    if isinstance(why, DamagedState):
+        if not why.workers:
+            return "The damage is not in a worker's shard."
+        lost = why.workers
     try:
         with current_lease(ledger, pipeline, this_process(run)) as lease:
             notes = promote_lost_standbys(ledger, lease.ref, lease.epoch, lost, run, why.detail)

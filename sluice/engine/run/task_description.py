@@ -23,15 +23,14 @@ _JOIN_SECONDS = 3.0
 
 
 def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
-    """Describe the partitions of each topic, the tasks of each step, the cores that run them, and the shards.
+    """Describe the topics' partitions, the tasks of each step, their cores, and the shards.
 
-    If there are more tasks than cores, some tasks wait. Raises TopologyError as a run does.
+    If there are more tasks than cores, some tasks wait. Raise TopologyError as a run does.
     """
     with Ledger.open(settings.ledger) as ledger:
         generation = ledger.generations.current_number(job.pipeline.name) or 1
         storage = Storage.of(job, generation, settings).placed(ledger.placements)
         placements = ledger.placements.of(job.pipeline.name)
-        servers = {worker: placement.host_port for worker, placement in placements.items()}
     partitions = partition_counts(settings.kafka, job.topics)
     JobQuery(spark, storage, KafkaInput(spark, settings.kafka), partitions, checked=True)
     cores = _cores(spark)
@@ -41,8 +40,10 @@ def describe_tasks(spark: SparkSession, job: Job, settings: Settings) -> str:
     lines += _stage_tasks(job)
     lines.append(f"  shards  {counted(job.pipeline.workers, 'worker')}, a task for each")
     for worker, location in enumerate(storage.locations):
-        server = f", queried at {servers[worker]}" if worker in servers else ""
-        lines.append(f"          worker {worker}: {shown(location)}{server}")
+        text = f"          worker {worker}: {shown(location)}"
+        if worker in placements:
+            text += f", queried at {placements[worker].host_port}"
+        lines.append(text)
     return "\n".join(lines)
 
 
@@ -55,7 +56,7 @@ def _stage_tasks(job: Job) -> Iterator[str]:
 def _cores(spark: SparkSession) -> int:
     """Return the number of cores of all executors.
 
-    Runs a job first, because Spark then waits for an executor.
+    Run a job first, because Spark then waits for an executor.
     """
     spark.range(1).collect()
     # A cluster starts executors one after the other, and Spark counts only the cores of running

@@ -39,7 +39,7 @@ Source = tuple[GenerationInfo, WorkerInfo, int, Shard]
 def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -> Manifest:
     """Write a backup into a new or empty folder.
 
-    Raises SettingsError if the folder has files, DamagedState if published state is damaged, and
+    Raise SettingsError if the folder has files, DamagedState if published state is damaged, and
     StateError if there is no snapshot, or if batches are published so often that the backup cannot
     begin between two batches.
     """
@@ -48,7 +48,8 @@ def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -
     if not published_generations(ledger):
         raise StateError(
             "The ledger has no snapshot, so there is nothing to back up.",
-            next_step="Check SLUICE_LEDGER and SLUICE_HOME. If the ledger is lost, restore an earlier backup.",
+            next_step="Check SLUICE_LEDGER and SLUICE_HOME. "
+            "If the ledger is lost, restore an earlier backup.",
         )
     folder, made_at = folder.absolute(), datetime.now(UTC)
     with file_errors("Writing the backup"):
@@ -65,10 +66,11 @@ def back_up(ledger: Ledger, folder: Path, progress: Progress = lambda _: None) -
             if not all(isinstance(shard, LocalShard) for *_, shard in shards):
                 _require_unchanged(ledger, copy)
         close_file(manifest.ledger(folder))
-        backed_up = [
-            BackedUp(pipeline=info.pipeline, generation=info.generation, batch=batch)
-            for info, batch in generations
-        ]
+        backed_up: list[BackedUp] = []
+        for info, batch in generations:
+            backed_up.append(
+                BackedUp(pipeline=info.pipeline, generation=info.generation, batch=batch)
+            )
         return manifest.write(folder, __version__, made_at, backed_up)
 
 
@@ -120,5 +122,6 @@ def _require_unchanged(ledger: Ledger, copy: Ledger) -> None:
     if ledger.snapshots.kept_batches() != copy.snapshots.kept_batches():
         raise StateError(
             "A snapshot was published or removed while shards at state servers were copied.",
-            next_step="Pause the pipelines' DAGs and sluice_retention, then back up again into a new folder.",
+            next_step="Pause the pipelines' DAGs and sluice_retention, "
+            "then back up again into a new folder.",
         )

@@ -69,7 +69,9 @@ def file_errors(doing: str) -> Iterator[None]:
 
 def write(folder: Path, version: str, made_at: datetime, generations: list[BackedUp]) -> Manifest:
     """Flush the files of a backup to disk, and write its manifest."""
-    files = {str(path.relative_to(folder)): _digest(path, flush=True) for path in _files(folder)}
+    files: dict[str, str] = {}
+    for name, path in _files(folder).items():
+        files[name] = _digest(path, flush=True)
     manifest = Manifest(sluice=version, made_at=made_at, generations=generations, files=files)
     unfinished = folder / f"{_NAME}.unfinished"
     make_file(unfinished)
@@ -86,7 +88,7 @@ def write(folder: Path, version: str, made_at: datetime, generations: list[Backe
 def read(folder: Path) -> Manifest:
     """Read a backup's manifest, and check that all files of the backup are unchanged.
 
-    Raises DamagedState if the backup is incomplete or a file was altered, and StateError if a later
+    Raise DamagedState if the backup is incomplete or a file was altered, and StateError if a later
     version wrote it.
     """
     try:
@@ -99,7 +101,8 @@ def read(folder: Path) -> Manifest:
         version = msgspec.json.decode(content, type=dict[str, object]).get("format")
         if isinstance(version, int) and version > FORMAT:
             raise StateError(
-                f"{folder} has format {version}; this version of Sluice reads backups up to format {FORMAT}.",
+                f"{folder} has format {version}; "
+                f"this version of Sluice reads backups up to format {FORMAT}.",
                 next_step="Install the version of Sluice that made the backup, or a later one.",
             )
         manifest = msgspec.json.decode(content, type=Manifest)
@@ -107,7 +110,7 @@ def read(folder: Path) -> Manifest:
         raise DamagedState(
             f"{folder / _NAME} is damaged: {sentence(error)}", next_step=_OTHER_BACKUP
         ) from None
-    present = {str(path.relative_to(folder)) for path in _files(folder)} - {_NAME}
+    present = _files(folder).keys() - {_NAME}
     missing, unknown = sorted({*manifest.files} - present), sorted(present - {*manifest.files})
     altered: list[str] = []
     for name in sorted(present & {*manifest.files}):
@@ -125,8 +128,13 @@ def read(folder: Path) -> Manifest:
     return manifest
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+def _files(folder: Path) -> dict[str, Path]:
+    """Return the files by their names relative to the folder, sorted."""
+    files: dict[str, Path] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            files[str(path.relative_to(folder))] = path
+    return files
 
 
 def _digest(path: Path, *, flush: bool = False) -> str:

@@ -28,7 +28,7 @@ _EMPTY_PLACES = "Set SLUICE_HOME, or SLUICE_LEDGER and SLUICE_SHARDS, to empty p
 def restore(folder: Path, settings: Settings, progress: Progress = lambda _: None) -> Manifest:
     """Restore a backup to the ledger and shards that the settings name.
 
-    State servers have to be set up again. An interrupted call can be repeated. Raises Refused if
+    State servers have to be set up again. An interrupted call can be repeated. Raise Refused if
     the ledger has pipelines, or if there are shards of the backup's pipelines; DamagedState if the
     backup is damaged.
     """

@@ -22,10 +22,9 @@ def published_generations(ledger: Ledger) -> list[tuple[GenerationInfo, int]]:
 def fill_copy(worker: WorkerInfo, copy: ShardCopy, ledger: Ledger) -> None:
     """Copy a worker's shard.
 
-    Raises DamagedState if the copy does not have the published checksums.
+    Raise DamagedState if the copy does not have the published checksums.
     """
-    audit = ledger.audits.newest(worker.ref)
-    published = None if audit is None else audit.published_checksums(worker.number)
+    published = ledger.audits.newest_checksums(worker.ref, worker.number)
     try:
         copy.fill(published)
     except DamagedState as error:

@@ -1,1 +1,1 @@
-"""The ledger: generations, published snapshots, leases, audits, and where each worker's shard is."""
+"""The ledger: generations, published snapshots, leases, audits, and the places of shards."""

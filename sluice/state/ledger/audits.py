@@ -6,14 +6,13 @@ An audit is kept as long as its snapshot.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import RowMapping, func, select, tuple_
+from sqlalchemy import RowMapping, Select, func, select, tuple_
 
-from sluice.state.database import as_json
-from sluice.state.ledger.ledger_part import LedgerPart
+from sluice.state.ledger.ledger_part import LedgerPart, decode_columns, json_texts
 from sluice.state.ledger.ledger_tables import AUDITS, of_ref, of_refs
 from sluice.state.model import GenerationRef, OfGeneration
 from sluice.state.shard.checksums import NO_CHECKSUM
@@ -72,11 +71,15 @@ class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
         """A description of why the counts do not balance; empty if they do."""
         partition = f"{self.topic}/{self.partition}"
         if self.read != self.accounted:
-            return f"{partition}: {self.read} records were read, but {self.accounted} are accounted for"
+            return (
+                f"{partition}: {self.read} records were read, "
+                f"but {self.accounted} are accounted for"
+            )
         # Fewer records than offsets are normal: transaction markers and aborted records have
         # offsets too.
         if self.read > self.end - self.start:
-            return f"{partition}: {self.read} records were read from offsets {self.start} to {self.end}"
+            offsets = f"offsets {self.start} to {self.end}"
+            return f"{partition}: {self.read} records were read from {offsets}"
         return ""
 
 
@@ -133,14 +136,14 @@ class Audits(LedgerPart):
     def all(self, ref: GenerationRef) -> list[Audit]:
         """Return the retained audits of a generation, oldest first."""
         statement = select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch)
-        return [_audit(row) for row in self._read(statement)]
+        return self._audits(statement)
 
     def recent(self, ref: GenerationRef, limit: int) -> list[Audit]:
         """Return the newest audits of a generation, newest first."""
         statement = (
             select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch.desc()).limit(limit)
         )
-        return [_audit(row) for row in self._read(statement)]
+        return self._audits(statement)
 
     def newest_of_all(self, refs: Sequence[GenerationRef]) -> dict[GenerationRef, Audit]:
         """Return the newest audit of each generation."""
@@ -148,31 +151,33 @@ class Audits(LedgerPart):
             of_refs(AUDITS, refs)
         )
         newest = newest.group_by(AUDITS.c.pipeline, AUDITS.c.generation)
-        rows = self._read(
-            select(AUDITS).where(
-                tuple_(AUDITS.c.pipeline, AUDITS.c.generation, AUDITS.c.batch).in_(newest)
-            )
+        statement = select(AUDITS).where(
+            tuple_(AUDITS.c.pipeline, AUDITS.c.generation, AUDITS.c.batch).in_(newest)
         )
-        return {GenerationRef(row["pipeline"], row["generation"]): _audit(row) for row in rows}
+        return {audit.ref: audit for audit in self._audits(statement)}
 
     def of_run(self, ref: GenerationRef, run: str) -> list[Audit]:
         """Return all retained audits of the batches that a run published, oldest first."""
         statement = (
             select(AUDITS).where(of_ref(AUDITS, ref), AUDITS.c.run == run).order_by(AUDITS.c.batch)
         )
-        return [_audit(row) for row in self._read(statement)]
+        return self._audits(statement)
 
     def newest(self, ref: GenerationRef) -> Audit | None:
         """Return the audit of the newest snapshot; None before the first."""
-        rows = self._read(
-            select(AUDITS).where(of_ref(AUDITS, ref)).order_by(AUDITS.c.batch.desc()).limit(1)
-        )
-        return _audit(rows[0]) if rows else None
+        newest = self.recent(ref, limit=1)
+        return newest[0] if newest else None
+
+    def newest_checksums(self, ref: GenerationRef, worker: int) -> Checksums | None:
+        """Return a worker's checksums in the newest snapshot; None if none are published."""
+        audit = self.newest(ref)
+        return None if audit is None else audit.published_checksums(worker)
 
     def checksum(self, ref: GenerationRef, worker: int, since: int) -> tuple[int, str] | None:
-        """Return the oldest retained batch that is not older than `since`, and its checksum of a worker's state rows.
+        """Return the oldest retained batch from `since` on, and the checksum of its state rows.
 
-        None if there is no such batch, or the worker had no shard.
+        The checksum is that of the worker's rows. Return None if there is no such batch, or the
+        worker had no shard.
         """
         c = AUDITS.c
         statement = (
@@ -181,8 +186,22 @@ class Audits(LedgerPart):
             .order_by(c.batch)
         )
         rows = self._read(statement.limit(1))
-        checksum = msgspec.json.decode(rows[0]["checksums"]).get(str(worker)) if rows else None
+        if not rows:
+            return None
+        checksum = msgspec.json.decode(rows[0]["checksums"]).get(str(worker))
         return None if checksum is None else (rows[0]["batch"], checksum)
+
+    def _audits(self, statement: Select[Any]) -> list[Audit]:
+        return [_audit(row) for row in self._read(statement)]
+
+
+def split_checksums(checksums: Mapping[str, Checksums]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return `Audit.checksums` and `Audit.states` for the checksums of all workers' shards."""
+    state_rows: dict[str, str] = {}
+    states: dict[str, str] = {}
+    for worker, of_shard in checksums.items():
+        state_rows[worker], states[worker] = of_shard.state_rows, of_shard.states
+    return state_rows, states
 
 
 def total(audits: Iterable[Audit]) -> list[SourceAudit]:
@@ -198,15 +217,11 @@ def total(audits: Iterable[Audit]) -> list[SourceAudit]:
 
 
 def audit_row(audit: Audit) -> dict[str, Any]:
-    texts = {name: as_json(getattr(audit, name)) for name in _JSON_COLUMNS}
-    return msgspec.structs.asdict(audit) | texts
+    return msgspec.structs.asdict(audit) | json_texts(audit, _JSON_COLUMNS)
 
 
 def _audit(row: RowMapping) -> Audit:
-    texts = {
-        name: msgspec.json.decode(row[name])
-        for name in ("outputs", "checksums", "states", "phases")
-    }
+    texts = decode_columns(row, ("outputs", "checksums", "states", "phases"))
     texts["sources"] = msgspec.json.decode(row["sources"], type=tuple[SourceAudit, ...])
     return Audit(**(dict(row) | texts))
 
@@ -215,27 +230,29 @@ def _sum(parts: list[SourceAudit]) -> SourceAudit:
     first, last = parts[0], parts[-1]
     # `last` is -1 in a batch without records of the partition, and grows from batch to batch.
     newest = max(parts, key=lambda part: part.last)
+    counts: Counter[str] = Counter()
+    passed_over: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
+    dead_letters: Counter[str] = Counter()
+    for part in parts:
+        counts.update(read=part.read, applied=part.applied, filtered=part.filtered, late=part.late)
+        passed_over.update(part.passed_over)
+        dropped.update(part.dropped)
+        dead_letters.update(part.dead_letters)
     return SourceAudit(
         topic=first.topic,
         partition=first.partition,
         start=first.start,
         end=last.end,
-        read=sum(part.read for part in parts),
-        applied=sum(part.applied for part in parts),
-        filtered=sum(part.filtered for part in parts),
-        late=sum(part.late for part in parts),
-        passed_over=_add_counts(part.passed_over for part in parts),
-        dropped=_add_counts(part.dropped for part in parts),
-        dead_letters=_add_counts(part.dead_letters for part in parts),
+        read=counts["read"],
+        applied=counts["applied"],
+        filtered=counts["filtered"],
+        late=counts["late"],
+        passed_over=dict(passed_over),
+        dropped=dict(dropped),
+        dead_letters=dict(dead_letters),
         last=newest.last,
         fingerprint=newest.fingerprint,
         leader_epoch=newest.leader_epoch,
         first_leader_epoch=first.first_leader_epoch,
     )
-
-
-def _add_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for batch_counts in counts:
-        total.update(batch_counts)
-    return dict(total)

@@ -34,9 +34,10 @@ def copy_ledger(
         pipeline = new.execute(select(PIPELINES.c.pipeline).limit(1)).scalar()
         if locations is not None and pipeline is not None:
             raise Refused(
-                f"The ledger has got the pipeline {pipeline!r} meanwhile, from a run or another command. It is "
-                "unchanged.",
-                next_step="Use that state, or repeat the command with empty places for ledger and shards.",
+                f"The ledger has got the pipeline {pipeline!r} meanwhile, from a run or another "
+                "command. It is unchanged.",
+                next_step="Use that state, or repeat the command with empty places for ledger and "
+                "shards.",
             )
         for table in METADATA.sorted_tables:
             # Columns that count up automatically are not copied, because the target's database

@@ -1,21 +1,21 @@
-"""The unresolved failures of pipelines: at most one failure of each kind for each pipeline and host.
+"""The unresolved failures of pipelines, at most one of each kind for a pipeline and host.
 
 | kind | what is wrong | who records it | until |
 |---|---|---|---|
-| run | the last run failed | the driver, or the Airflow task that waited for it | a run has read all records |
+| run | the last run failed | the driver or its Airflow task | a run has read all records |
 | file | the pipeline's file is gone or wrong | the program that loads it | it can be loaded |
-| overdue | the data are older than the pipeline's deadline | Airflow's task `alert` | a run has read all records |
+| overdue | the data are older than the deadline | the task `alert` | a run has read all records |
 | input | brokers or topics are away, so the pipeline waits | the DAG's trigger | they are back |
-| slot | a run was asked for, but Airflow does not start it | the DAG's trigger | a driver has started |
+| slot | Airflow does not start a run | the DAG's trigger | a driver has started |
 | lease | a driver waits for another driver | the waiting driver | it has the lease, or gives up |
 | registry | a run found the schema registry away | the driver | a run has read all records |
-| held | a transaction of a producer holds back records | the DAG's trigger | the transaction has ended |
-| rejections | many of the newest batch's records were rejected | the driver | a batch has few rejected records |
+| held | a transaction holds back records | the DAG's trigger | the transaction has ended |
+| rejections | a batch has many rejected records | the driver | a batch has few of them |
 | host | a state server does not answer | a program that asks it | it answers |
 | disk | the disk of a host is nearly full | that host | it has space |
 | clock | the clock of a host is wrong | that host | it is right |
-| growth | the state has grown without a bound for a week | the DAG for retention | it stops growing |
-| retention | old snapshots and rows cannot be deleted | the DAG for retention | it has deleted them |
+| growth | the state has grown for a week | the DAG for retention | it stops growing |
+| retention | old state cannot be deleted | the DAG for retention | it has deleted it |
 
 Airflow's API server adds to the failures `run`, `slot` and `overdue` what only Airflow's database
 knows about them: see `api.airflow_causes`.
@@ -93,7 +93,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outlook(self) -> str:
-        """Whether and when a failed run is repeated without anybody's help; empty for other failures."""
+        """Whether and when a failed run is repeated by itself; empty for other failures."""
         if self.kind != "run":
             return ""
         if not self.run:
@@ -106,7 +106,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         next_run = f" A new run starts{at}." if at else ""
         if self.marked:
             return f"{self.marked}, so Airflow does not repeat it.{next_run}"
-        return "" if self.attempts_left is None else f"Airflow has used up its attempts.{next_run}"
+        if self.attempts_left is None:
+            return ""
+        return f"Airflow has used up its attempts.{next_run}"
 
     @classmethod
     def of(
@@ -133,10 +135,17 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
             )
         now = datetime.now(UTC)
         return cls(
-            pipeline=pipeline, kind=kind, host=host, run=run, at=now, seen_at=now, title=title,
-            detail=_storable(detail, secrets), next_step=_storable(next_step, secrets),
+            pipeline=pipeline,
+            kind=kind,
+            host=host,
+            run=run,
+            at=now,
+            seen_at=now,
+            title=title,
+            detail=_storable(detail, secrets),
+            next_step=_storable(next_step, secrets),
             is_lasting=isinstance(error, SluiceError) and error.is_lasting,
-        )  # fmt: skip
+        )
 
 
 class Failures(LedgerPart):
@@ -151,7 +160,7 @@ class Failures(LedgerPart):
     def add_if_new(self, failure: Failure) -> bool:
         """Add a failure, and return True.
 
-        If the pipeline already has a failure of this kind and host, returns False and changes
+        If the pipeline already has a failure of this kind and host, return False and change
         nothing.
         """
         with database_errors("Writing the failure"), transaction(self._engine) as connection:
@@ -170,9 +179,10 @@ class Failures(LedgerPart):
             for failure in failures:
                 since = connection.execute(select(FAILURES.c.at).where(*_same(failure))).scalar()
                 connection.execute(delete(FAILURES).where(*_same(failure)))
-                connection.execute(
-                    insert(FAILURES), _row(failure) | ({"at": since} if since else {})
-                )
+                row = _row(failure)
+                if since:
+                    row["at"] = since
+                connection.execute(insert(FAILURES), row)
 
     def change(self, failure: Failure, **values: Any) -> None:
         """Change some fields of a failure.
@@ -183,7 +193,10 @@ class Failures(LedgerPart):
         """
         row = _row(msgspec.structs.replace(failure, **values))
         before = _row(failure)
-        changed = {name: row[name] for name in values if row[name] != before[name]}
+        changed: dict[str, Any] = {}
+        for name in values:
+            if row[name] != before[name]:
+                changed[name] = row[name]
         if changed:
             with database_errors("Changing the failure"), transaction(self._engine) as connection:
                 is_unchanged = FAILURES.c.seen_at == before["seen_at"]
@@ -210,12 +223,17 @@ class Failures(LedgerPart):
     def set_files(self, broken: Iterable[Failure]) -> None:
         """Replace the failures of all files by `broken`. An unchanged failure keeps its time."""
         now = {failure.pipeline: failure for failure in broken}
-        before = {failure.pipeline: failure for failure in self.all() if failure.kind == "file"}
+        unchanged: set[str] = set()
         gone: list[str] = []
-        for name, failure in before.items():
-            if name not in now or now[name].detail != failure.detail:
+        for failure in self.all():
+            if failure.kind != "file":
+                continue
+            name = failure.pipeline
+            if name in now and now[name].detail == failure.detail:
+                unchanged.add(name)
+            else:
                 gone.append(name)
-        new = [failure for name, failure in now.items() if name not in before or name in gone]
+        new = [now[name] for name in now if name not in unchanged or name in gone]
         if not (gone or new):
             # This is the usual case: Airflow loads the files again and again, and few have changed.
             return

@@ -5,6 +5,7 @@ Readers see a pipeline's current generation.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,10 +14,10 @@ from sqlalchemy import Connection, RowMapping, bindparam, delete, insert, select
 
 from sluice.errors import NotFound, Refused, StateError
 from sluice.state.database import as_json, database_errors, transaction
-from sluice.state.ledger.audits import Audit, audit_row
+from sluice.state.ledger.audits import Audit, audit_row, split_checksums
 from sluice.state.ledger.history import Batch, history_row
 from sluice.state.ledger.leases import LeaseRow, require_epoch
-from sluice.state.ledger.ledger_part import LedgerPart
+from sluice.state.ledger.ledger_part import LedgerPart, decode_columns, json_texts
 from sluice.state.ledger.ledger_tables import (
     AUDITS,
     GENERATIONS,
@@ -116,7 +117,7 @@ class Generations(LedgerPart):
     ) -> None:
         """Make a generation current whose newest snapshot the ledger has lost, with this snapshot.
 
-        Earlier snapshots of the generation that the ledger still has are kept. Raises LeaseError
+        Earlier snapshots of the generation that the ledger still has are kept. Raise LeaseError
         and changes nothing unless the generation's lease is held in the audit's epoch.
         """
         ref = info.ref
@@ -143,10 +144,10 @@ class Generations(LedgerPart):
         self, ref: GenerationRef, lease: LeaseRow | None = None, run: str = "", note: str = "", *,
         replayed: bool = False, places: Mapping[int, int] | None = None,
     ) -> None:  # fmt: skip
-        """Make a generation the current generation. Raises NotFound if it was never registered.
+        """Make a generation the current generation. Raise NotFound if it was never registered.
 
         `lease` is the lease of the generation to be replaced, and `places` are the epochs of the
-        workers' placements when the new generation's shards were filled. Raises LeaseError and
+        workers' placements when the new generation's shards were filled. Raise LeaseError and
         changes nothing if the lease is no longer held, and Refused if a placement has changed. A
         `note` is kept with the name of the run. `replayed` says that a replay has built the
         generation.
@@ -161,8 +162,8 @@ class Generations(LedgerPart):
             # still at the server from which the worker was moved.
             if places is not None and epochs_of(connection, ref.pipeline) != places:
                 raise Refused(
-                    f"A worker of {ref.pipeline!r} was moved while generation {ref.generation} was filled. The current "
-                    "generation is unchanged.",
+                    f"A worker of {ref.pipeline!r} was moved while generation {ref.generation} "
+                    "was filled. The current generation is unchanged.",
                     next_step="Repeat the command.",
                 )
             connection.execute(delete(PIPELINES).where(PIPELINES.c.pipeline == ref.pipeline))
@@ -183,7 +184,9 @@ class Generations(LedgerPart):
         times: Mapping[str, int] | None = None,
         stream_times: Mapping[str, int] | None = None,
     ) -> None:
-        """Give the registered generation `new` the newest snapshot (`batch`) and the history of the generation `old`.
+        """Give the registered generation `new` the newest snapshot and history of `old`.
+
+        `batch` is the number of this snapshot.
 
         `checksums` are the checksums of the new generation's shards. `epoch` is the epoch of the
         new generation's lease, and `lease` is the lease of the old generation. `stream_times`
@@ -191,23 +194,17 @@ class Generations(LedgerPart):
         next batch continues. By default, both are inherited.
         """
         newest = {SNAPSHOTS: SNAPSHOTS.c.batch == batch, AUDITS: AUDITS.c.batch == batch}
-        texts = {
-            "checksums": as_json(
-                {str(number): shard.state_rows for number, shard in enumerate(checksums)}
-            ),
-            "states": as_json(
-                {str(number): shard.states for number, shard in enumerate(checksums)}
-            ),
-        }
+        by_worker = {str(number): of_shard for number, of_shard in enumerate(checksums)}
+        state_rows, states = split_checksums(by_worker)
+        texts = {"checksums": as_json(state_rows), "states": as_json(states)}
         with database_errors("Continuing the generation"), transaction(self._engine) as connection:
             require_epoch(connection, new, epoch)
             require_epoch(connection, lease.ref, lease.epoch)
             for table in (SNAPSHOTS, AUDITS, TIMES, HISTORY, SOURCES):
                 rows = select(table).where(of_ref(table, old), newest.get(table, true()))
-                values = [
-                    dict(row) | {"generation": new.generation}
-                    for row in connection.execute(rows).mappings()
-                ]
+                values: list[dict[str, Any]] = []
+                for row in connection.execute(rows).mappings():
+                    values.append(dict(row) | {"generation": new.generation})
                 connection.execute(delete(table).where(of_ref(table, new)))
                 if values:
                     connection.execute(insert(table), values)
@@ -224,7 +221,7 @@ class Generations(LedgerPart):
                 connection.execute(shown.values(stream_times=as_json(dict(stream_times))))
 
     def current_number(self, pipeline: str) -> int | None:
-        """Return the number of a pipeline's current generation, or None if the pipeline never ran."""
+        """Return the number of a pipeline's current generation, None before its first run."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _current_number(connection, pipeline)
 
@@ -236,7 +233,7 @@ class Generations(LedgerPart):
     def retire(self, pipeline: str) -> None:
         """Note that a pipeline is no longer run, until its next run.
 
-        Raises NotFound if it has never run.
+        Raise NotFound if it has never run.
         """
         retired = update(PIPELINES).where(PIPELINES.c.pipeline == pipeline).values(retired=True)
         with database_errors("Retiring the pipeline"), transaction(self._engine) as connection:
@@ -254,11 +251,15 @@ class Generations(LedgerPart):
     def files(self) -> dict[str, str]:
         """Return the path of each pipeline's file in its newest run.
 
-        Leaves out retired pipelines, and pipelines whose file is unknown.
+        Leave out retired pipelines, and pipelines whose file is unknown.
         """
         columns = GENERATIONS.c.pipeline, GENERATIONS.c.file
         statement = current(GENERATIONS).with_only_columns(*columns).where(~PIPELINES.c.retired)
-        return {row["pipeline"]: row["file"] for row in self._read(statement) if row["file"]}
+        files: dict[str, str] = {}
+        for row in self._read(statement):
+            if row["file"]:
+                files[row["pipeline"]] = row["file"]
+        return files
 
     def numbers(self, pipeline: str) -> list[int]:
         """Return the numbers of a pipeline's registered generations, sorted."""
@@ -266,7 +267,7 @@ class Generations(LedgerPart):
         return sorted(row["generation"] for row in self._read(statement))
 
     def new(self, pipeline: str, above: int = 0) -> GenerationRef:
-        """Return a new generation, with a number that no generation has had before, and larger than `above`.
+        """Return a new generation, with a number above `above` that none has had before.
 
         A driver that has lost its lease may still write to a removed generation, so its number is
         not used again.
@@ -283,7 +284,7 @@ class Generations(LedgerPart):
 
         The generation's workers stay in the ledger, because their shards still exist.
 
-        `lease` is the current generation's lease. Raises LeaseError if it is no longer held, and
+        `lease` is the current generation's lease. Raise LeaseError if it is no longer held, and
         StateError if `ref` is the current generation.
         """
         with (
@@ -293,8 +294,10 @@ class Generations(LedgerPart):
             require_epoch(connection, lease.ref, lease.epoch)
             if _current_number(connection, ref.pipeline) == ref.generation:
                 raise StateError(
-                    f"Generation {ref.generation} of {ref.pipeline!r} is the current one, which readers see.",
-                    next_step=f"Look at the pipeline's generations: sluice generations list {ref.pipeline}.",
+                    f"Generation {ref.generation} of {ref.pipeline!r} is the current one, which "
+                    "readers see.",
+                    next_step="Look at the pipeline's generations: "
+                    f"sluice generations list {ref.pipeline}.",
                 )
             for table in _BY_GENERATION:
                 connection.execute(delete(table).where(of_ref(table, ref)))
@@ -321,7 +324,7 @@ class Generations(LedgerPart):
                     connection.execute(delete(table).where(table.c.pipeline == pipeline))
 
     def forgotten(self, pipeline: str) -> dict[GenerationRef, list[WorkerInfo]]:
-        """Forgotten generation → its workers, whose shards have not been removed yet."""
+        """Return forgotten generation → its workers, whose shards have not been removed yet."""
         registered = select(GENERATIONS.c.generation).where(GENERATIONS.c.pipeline == pipeline)
         generation = WORKERS.c.generation
         of_pipeline = WORKERS.c.pipeline == pipeline
@@ -340,7 +343,7 @@ class Generations(LedgerPart):
             connection.execute(delete(WORKERS).where(of_ref(WORKERS, ref)))
 
     def pipelines(self) -> list[str]:
-        """Names of all pipelines with a current generation, sorted."""
+        """Return the names of all pipelines with a current generation, sorted."""
         statement = select(PIPELINES.c.pipeline).order_by(PIPELINES.c.pipeline)
         return [row["pipeline"] for row in self._read(statement)]
 
@@ -357,7 +360,7 @@ class Generations(LedgerPart):
         return self._infos(self._read(current(GENERATIONS).order_by(GENERATIONS.c.pipeline)))
 
     def of_all_pipelines(self) -> list[GenerationInfo]:
-        """Return the generations of all pipelines that have a current generation, sorted by pipeline and number."""
+        """Return the generations of all pipelines with a current generation, sorted."""
         has_current = GENERATIONS.c.pipeline.in_(select(PIPELINES.c.pipeline))
         statement = (
             select(GENERATIONS)
@@ -376,7 +379,7 @@ class Generations(LedgerPart):
         return next(iter(self._infos(rows)), None)
 
     def stores(self, pipeline: str | None = None) -> list[StoreInfo]:
-        """Return the stores of the current generations, of one or all pipelines, sorted by pipeline and name."""
+        """Return the stores of current generations, sorted by pipeline and name."""
         statement = current(STORES).order_by(STORES.c.pipeline, STORES.c.name)
         if pipeline is not None:
             statement = statement.where(STORES.c.pipeline == pipeline)
@@ -393,7 +396,7 @@ class Generations(LedgerPart):
         if not refs:
             return []
         workers = self._workers(refs)
-        stores: dict[GenerationRef, list[StoreInfo]] = {ref: [] for ref in refs}
+        stores: dict[GenerationRef, list[StoreInfo]] = defaultdict(list)
         for store in self._read(
             select(STORES).where(of_refs(STORES, refs)).order_by(STORES.c.name)
         ):
@@ -401,7 +404,7 @@ class Generations(LedgerPart):
             stores[ref].append(StoreInfo(**_without_generation(store)))
         infos = []
         for ref, row in zip(refs, rows, strict=True):
-            decoded = {name: msgspec.json.decode(row[name]) for name in _JSON_COLUMNS}
+            decoded = decode_columns(row, _JSON_COLUMNS)
             values: dict[str, Any] = {
                 **row,
                 **decoded,
@@ -418,31 +421,30 @@ class Generations(LedgerPart):
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             placed = place_workers(connection, connection.execute(statement).mappings().all())
         pipelines = sorted({ref.pipeline for ref in refs})
-        reasons, standbys = (
-            Quarantine(self._engine).reasons(refs),
-            Standbys(self._engine).of_pipelines(pipelines),
-        )
+        reasons = Quarantine(self._engine).reasons(refs)
+        standbys = Standbys(self._engine).of_pipelines(pipelines)
         workers: dict[GenerationRef, list[WorkerInfo]] = {ref: [] for ref in refs}
         for worker in placed:
-            ref = GenerationRef(worker.pipeline, worker.generation)
+            ref = worker.ref
+            reason = reasons.get((ref, worker.number), "")
             standby = standbys.get((worker.pipeline, worker.number))
-            workers[ref].append(
-                msgspec.structs.replace(
-                    worker,
-                    unavailable=reasons.get((ref, worker.number), ""),
-                    standby=None if standby is None else standby.info(ref),
-                )
-            )
+            info = None if standby is None else standby.info(ref)
+            workers[ref].append(msgspec.structs.replace(worker, unavailable=reason, standby=info))
         return workers
 
 
 def _write_info(connection: Connection, info: GenerationInfo) -> None:
     """Insert or replace a generation's description, within a transaction."""
     ref = msgspec.structs.asdict(info.ref)
-    texts = {name: getattr(info, name) for name in ("description", "picture", "file")}
-    texts |= {name: as_json(getattr(info, name)) for name in _JSON_COLUMNS}
+    row: dict[str, Any] = {
+        "description": info.description,
+        "picture": info.picture,
+        "file": info.file,
+        "workers": len(info.workers),
+        **json_texts(info, _JSON_COLUMNS),
+    }
     rows: dict[Any, Iterable[dict[str, Any]]] = {
-        GENERATIONS: [texts | {"workers": len(info.workers)}],
+        GENERATIONS: [row],
         STORES: map(msgspec.structs.asdict, info.stores),
         WORKERS: map(_worker_row, info.workers),
     }
@@ -478,10 +480,12 @@ def _with_lost_workers(
 
 
 def _worker_row(worker: WorkerInfo) -> dict[str, Any]:
-    row = {
-        name: value for name, value in msgspec.structs.asdict(worker).items() if name in WORKERS.c
-    }
-    return row | {"location": without_password(worker.location)}
+    row: dict[str, Any] = {}
+    for name, value in msgspec.structs.asdict(worker).items():
+        if name in WORKERS.c:
+            row[name] = value
+    row["location"] = without_password(worker.location)
+    return row
 
 
 def _current_number(connection: Connection, pipeline: str) -> int | None:
@@ -489,4 +493,6 @@ def _current_number(connection: Connection, pipeline: str) -> int | None:
 
 
 def _without_generation(row: RowMapping) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != "generation"}
+    values = dict(row)
+    del values["generation"]
+    return values

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from sqlalchemy import RowMapping, and_, delete, insert, select
+from sqlalchemy import RowMapping, Select, and_, delete, insert, select
 
-from sluice.state.database import as_json, database_errors, transaction
-from sluice.state.ledger.ledger_part import LedgerPart
+from sluice.state.database import database_errors, transaction
+from sluice.state.ledger.ledger_part import LedgerPart, decode_columns, json_texts
 from sluice.state.ledger.ledger_tables import HISTORY, of_ref
 from sluice.state.model import GenerationRef
 
@@ -45,7 +45,7 @@ class History(LedgerPart):
     def all(self, ref: GenerationRef) -> list[Batch]:
         """Return the batches of a generation, oldest first."""
         statement = select(HISTORY).where(of_ref(HISTORY, ref)).order_by(HISTORY.c.number)
-        return [_batch(row) for row in self._read(statement)]
+        return self._batches(statement)
 
     def recent(self, ref: GenerationRef, limit: int) -> list[Batch]:
         """Return the newest batches of a generation, newest first."""
@@ -55,17 +55,18 @@ class History(LedgerPart):
             .order_by(HISTORY.c.number.desc())
             .limit(limit)
         )
-        return [_batch(row) for row in self._read(statement)]
+        return self._batches(statement)
 
     def get(self, ref: GenerationRef, number: int) -> Batch | None:
         """Return one batch of a generation; None if it has not been published."""
-        rows = self._read(select(HISTORY).where(of_ref(HISTORY, ref), HISTORY.c.number == number))
-        return _batch(rows[0]) if rows else None
+        statement = select(HISTORY).where(of_ref(HISTORY, ref), HISTORY.c.number == number)
+        batches = self._batches(statement)
+        return batches[0] if batches else None
 
     def merge(self, ref: GenerationRef, last: int) -> int:
         """Merge the batches up to the number `last` into one batch with that number.
 
-        Returns how many were removed.
+        Return how many were removed.
 
         The later batches begin where they began before. Merge only batches whose records the topics
         no longer have: a rebuild cannot repeat them, so their ends and clocks do not matter.
@@ -93,12 +94,20 @@ class History(LedgerPart):
             connection.execute(insert(HISTORY), history_row(ref, merged))
         return len(batches) - 1
 
+    def _batches(self, statement: Select[Any]) -> list[Batch]:
+        return [_batch(row) for row in self._read(statement)]
+
 
 def history_row(ref: GenerationRef, batch: Batch) -> dict[str, Any]:
-    texts = {name: as_json(getattr(batch, name)) for name in _JSON_COLUMNS}
+    texts = json_texts(batch, _JSON_COLUMNS)
     return msgspec.structs.asdict(ref) | msgspec.structs.asdict(batch) | texts
 
 
 def _batch(row: RowMapping) -> Batch:
-    values = {name: row[name] for name in ("number", "begun", "by_clock", "boundaries_lost")}
-    return Batch(**values, **{name: msgspec.json.decode(row[name]) for name in _JSON_COLUMNS})
+    return Batch(
+        number=row["number"],
+        begun=row["begun"],
+        by_clock=row["by_clock"],
+        boundaries_lost=row["boundaries_lost"],
+        **decode_columns(row, _JSON_COLUMNS),
+    )

@@ -1,4 +1,4 @@
-"""Leases decide which driver may write: one per generation, with an epoch that fences off earlier holders.
+"""Leases decide which driver may write: a generation has one, whose epoch fences off others.
 
 Clocks of different machines are never compared. A live holder keeps incrementing a counter in the
 lease, its beat. A waiting driver measures on its own monotonic clock how long the beat has not
@@ -95,9 +95,9 @@ class Leases(LedgerPart):
             raise
 
     def outrank(self, lease: LeaseRow, epoch: int) -> LeaseRow:
-        """Give a held lease an epoch higher than `epoch`, which a shard has from a lease that the ledger has lost.
+        """Give a held lease an epoch higher than `epoch`, which a shard has from a lost lease.
 
-        Returns the lease with its new epoch. Raises LeaseError if the lease is no longer held.
+        Return the lease with its new epoch. Raise LeaseError if the lease is no longer held.
         """
         with database_errors("Renewing the lease"), transaction(self._engine) as connection:
             require_epoch(connection, lease.ref, lease.epoch)
@@ -108,11 +108,11 @@ class Leases(LedgerPart):
             return row
 
     def renew(self, lease: LeaseRow) -> bool:
-        """Renew `lease`. Returns False if it is no longer held."""
+        """Renew `lease`. Return False if it is no longer held."""
         return self._update(lease, "Renewing the lease", beat=LEASES.c.beat + 1)
 
     def release(self, lease: LeaseRow) -> bool:
-        """Release `lease`. Returns False if it is no longer held."""
+        """Release `lease`. Return False if it is no longer held."""
         return self._update(lease, "Releasing the lease", held=False)
 
     def _update(self, lease: LeaseRow, doing: str, **values: Any) -> bool:
@@ -126,7 +126,7 @@ class Leases(LedgerPart):
 def require_epoch(connection: Connection, ref: GenerationRef, epoch: int) -> None:
     """Lock the lease until the transaction ends.
 
-    Raises LeaseError unless it is held in this epoch.
+    Raise LeaseError unless it is held in this epoch.
     """
     row = _row(connection, ref, lock=True)
     if row is None or row.epoch != epoch or not row.held:
@@ -137,10 +137,14 @@ def lost(row: LeaseRow | None, epoch: int) -> LeaseError:
     """Return the error for a driver that lost its lease of `epoch`. `row` is the current lease."""
     if row is None:
         return LeaseError(
-            "The ledger no longer has this driver's lease: the ledger was emptied, restored or replaced.",
-            next_step="Run the pipeline again: it compares the ledger with the shards and the output first.",
+            "The ledger no longer has this driver's lease: "
+            "the ledger was emptied, restored or replaced.",
+            next_step="Run the pipeline again: it compares the ledger with the shards and the "
+            "output first.",
         )
-    by = "It is no longer held." if row.epoch == epoch else f"It was taken over by {row}."
+    by = f"It was taken over by {row}."
+    if row.epoch == epoch:
+        by = "It is no longer held."
     return LeaseError(
         f"This driver has lost its lease and can no longer publish. {by}",
         next_step="Wait until the other driver has finished.",

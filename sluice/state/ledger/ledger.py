@@ -104,9 +104,9 @@ class Ledger:
             return (begun + time.time()) / 2 - float(theirs)
 
     def positions(self, pipeline: str) -> dict[str, dict[int, int]]:
-        """Topic → partition → the pipeline's next offset.
+        """Return topic → partition → the pipeline's next offset.
 
-        Omits partitions that the pipeline has not read yet.
+        Omit partitions that the pipeline has not read yet.
         """
         current = self.generations.current(pipeline)
         if current is None:
@@ -116,11 +116,10 @@ class Ledger:
 
 
 def positions_in(topics: Sequence[str], snapshot: Snapshot | None) -> dict[str, dict[int, int]]:
-    """Topic → partition → the next offset after a snapshot, for all topics that a pipeline reads."""
+    """Return topic → partition → the next offset after a snapshot, for all `topics`."""
     read = {} if snapshot is None else snapshot.positions
-    positions: dict[str, dict[int, int]] = {}
+    positions: dict[str, dict[int, int]] = {topic: {} for topic in topics}
     for topic in topics:
-        positions[topic] = {
-            int(partition): offset for partition, offset in read.get(topic, {}).items()
-        }
+        for partition, offset in read.get(topic, {}).items():
+            positions[topic][int(partition)] = offset
     return positions

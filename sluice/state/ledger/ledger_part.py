@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
 from sqlalchemy import Engine, RowMapping
 from sqlalchemy.sql import Select
 
-from sluice.state.database import database_errors
+from sluice.state.database import as_json, database_errors
 
 
 class LedgerPart:
@@ -22,3 +23,13 @@ class LedgerPart:
     ) -> list[RowMapping]:
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return list(connection.execute(statement, parameters).mappings())
+
+
+def json_texts(value: object, names: Iterable[str]) -> dict[str, str]:
+    """Return the attributes of a value with these names as JSON texts, for the columns of a row."""
+    return {name: as_json(getattr(value, name)) for name in names}
+
+
+def decode_columns(row: RowMapping, names: Iterable[str]) -> dict[str, Any]:
+    """Decode the columns of a row that `json_texts` has written."""
+    return {name: msgspec.json.decode(row[name]) for name in names}

@@ -40,12 +40,18 @@ class Measurement(NamedTuple):
 
 
 def duration(name: str, seconds: float) -> Iterator[Measurement]:
-    """Yield the numbers that a duration adds to the histogram `name`: 1 to the duration's bucket, and the seconds to the sum.
+    """Yield the numbers that a duration adds to the histogram `name`.
+
+    It adds 1 to the duration's bucket, and the seconds to the sum.
 
     In the ledger, a bucket does not count the durations in the buckets below it; in Prometheus, it
     does.
     """
-    bound = next((f"{bound:g}" for bound in SECONDS if seconds <= bound), UNBOUNDED)
+    bound = UNBOUNDED
+    for limit in SECONDS:
+        if seconds <= limit:
+            bound = f"{limit:g}"
+            break
     yield Measurement(f"{name}{BUCKET}", 1, (("le", bound),))
     yield Measurement(f"{name}{SUM}", seconds)
 
@@ -83,7 +89,7 @@ class Measurements(LedgerPart):
     """The measurements of all pipelines."""
 
     def of_all_pipelines(self) -> dict[str, list[Measurement]]:
-        """Pipeline → its measurements, sorted by name and labels."""
+        """Return pipeline → its measurements, sorted by name and labels."""
         c = MEASUREMENTS.c
         measurements: dict[str, list[Measurement]] = {}
         for row in self._read(select(MEASUREMENTS).order_by(c.pipeline, c.name, c.labels)):
@@ -128,10 +134,9 @@ def _write(
             values[name, as_json(dict(labels))] += value  # type: ignore[assignment]
     # The rows are sorted, because two transactions that lock the same rows in different orders
     # could wait for each other forever.
-    rows = [
-        {"pipeline": pipeline, "name": name, "labels": labels, "value": value}
-        for (name, labels), value in sorted(values.items())
-    ]
+    rows: list[dict[str, Any]] = []
+    for (name, text), value in sorted(values.items()):
+        rows.append({"pipeline": pipeline, "name": name, "labels": text, "value": value})
     if rows:
         connection.execute(_upsert(connection.dialect.name, is_adding=is_adding), rows)
 
@@ -141,8 +146,9 @@ def _upsert(dialect: str, *, is_adding: bool) -> Any:
     # Importing both dialects would take 25 ms, and a process needs only that of its ledger.
     insert: Callable[..., Any] = import_module(f"sqlalchemy.dialects.{dialect}").insert
     statement = insert(MEASUREMENTS)
-    new = statement.excluded.value
-    value = MEASUREMENTS.c.value + new if is_adding else new
+    value = statement.excluded.value
+    if is_adding:
+        value = MEASUREMENTS.c.value + value
     return statement.on_conflict_do_update(
         index_elements=[*MEASUREMENTS.primary_key], set_={"value": value}
     )

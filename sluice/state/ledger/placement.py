@@ -46,7 +46,8 @@ class Placement(msgspec.Struct, frozen=True):
     @property
     def url(self) -> str:
         """URL of the state server."""
-        return f"{'https' if self.tls else 'http'}://{self.host_port}/local"
+        scheme = "https" if self.tls else "http"
+        return f"{scheme}://{self.host_port}/local"
 
     def shard(self, ref: GenerationRef) -> str:
         """URL of the worker's shard of one generation."""
@@ -54,7 +55,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class Move(Placement, frozen=True):
-    """A move that has begun: the worker's new placement, the epoch of the move, and the generations to move."""
+    """A move that has begun: its epoch, the worker's new placement, the generations to move."""
 
     epoch: int = 0
     generations: frozenset[GenerationRef] = frozenset()
@@ -65,7 +66,7 @@ class Placements(LedgerPart):
     """The placements of all workers."""
 
     def of(self, pipeline: str) -> dict[int, Placement]:
-        """Worker number → placement, for a pipeline's workers."""
+        """Return worker number → placement, for a pipeline's workers."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _of_pipeline(connection, pipeline)
 
@@ -79,25 +80,27 @@ class Placements(LedgerPart):
     def claim(self, placement: Placement) -> None:
         """Place a worker at a server.
 
-        Raises Refused if another server has the worker, or if this server is the worker's standby.
+        Raise Refused if another server has the worker, or if this server is the worker's standby.
         """
         with database_errors("Claiming the worker"), transaction(self._engine) as connection:
-            standby = select(STANDBYS.c.host, STANDBYS.c.port).where(
-                *_same_worker(STANDBYS, placement)
-            )
-            if placement.address in {(row.host, row.port) for row in connection.execute(standby)}:
+            if placement.address in addresses(connection, STANDBYS, placement):
                 raise Refused(
-                    f"This server is the standby of worker {placement.number} of {placement.pipeline!r}.",
-                    next_step="Start the server without --workers. To use the standby in place of the worker: sluice "
-                    f"standby promote {placement.pipeline} {placement.number}",
+                    f"This server is the standby of worker {placement.number} of "
+                    f"{placement.pipeline!r}.",
+                    next_step="Start the server without --workers. To use the standby in place "
+                    f"of the worker: sluice standby promote {placement.pipeline} "
+                    f"{placement.number}",
                 )
             before = _of_pipeline(connection, placement.pipeline).get(placement.number)
             # Only a move takes a worker away from a server, because it also copies the shard.
             if before is not None and before.address != placement.address:
+                tls = " --tls" if placement.tls else ""
                 raise Refused(
-                    f"Worker {placement.number} of {placement.pipeline!r} is at {before.host_port}, not here.",
-                    next_step="To bring it here, start this server without --workers, then: sluice move "
-                    f"{placement.pipeline} {placement.number} {placement.host_port}{' --tls' if placement.tls else ''}",
+                    f"Worker {placement.number} of {placement.pipeline!r} is at "
+                    f"{before.host_port}, not here.",
+                    next_step="To bring it here, start this server without --workers, then: "
+                    f"sluice move {placement.pipeline} {placement.number} "
+                    f"{placement.host_port}{tls}",
                 )
             # The address is the same, but `tls` differs if the server has got a certificate since
             # the worker was placed.
@@ -111,13 +114,14 @@ class Placements(LedgerPart):
         """
         with database_errors("Moving the worker"), transaction(self._engine) as connection:
             epoch = _next_epoch(connection, placement)
-            values = {name: getattr(placement, name) for name in Placement.__struct_fields__}
             return Move(
-                **values, epoch=epoch, generations=_generations(connection, placement.pipeline)
+                **_columns(placement),
+                epoch=epoch,
+                generations=_generations(connection, placement.pipeline),
             )
 
     def is_newest(self, move: Move) -> bool:
-        """Return whether the worker's placement was not changed, and no other move was begun, since this move began."""
+        """Return whether the worker has not been placed anew since this move began."""
         with database_errors("Reading the ledger"), self._engine.connect() as connection:
             return _epoch(connection, move) == move.epoch
 
@@ -129,7 +133,7 @@ class Placements(LedgerPart):
     def finish_move(self, move: Move) -> None:
         """Place the moved worker at its new server.
 
-        Raises Refused and changes nothing if the worker's placement has changed since the move
+        Raise Refused and change nothing if the worker's placement has changed since the move
         began, or another move was begun, or the pipeline has other generations now.
         """
         with database_errors("Moving the worker"), transaction(self._engine) as connection:
@@ -139,14 +143,14 @@ class Placements(LedgerPart):
             # A shard of a new generation has not been moved, so a run would not find it.
             if _generations(connection, move.pipeline) != move.generations:
                 raise Refused(
-                    f"A generation of {move.pipeline!r} was added or removed while its worker {move.number} was moved. "
-                    "The worker stays where it was.",
+                    f"A generation of {move.pipeline!r} was added or removed while its worker "
+                    f"{move.number} was moved. The worker stays where it was.",
                     next_step="Repeat the command.",
                 )
             _write_placement(connection, move)
 
     def epochs(self, pipeline: str) -> dict[int, int]:
-        """Worker number → the epoch of the newest change of its placement.
+        """Return worker number → the epoch of the newest change of its placement.
 
         Equal epochs mean equal placements.
         """
@@ -160,7 +164,7 @@ class Placements(LedgerPart):
                 connection.execute(delete(table))
 
     def written_at(self, ref: GenerationRef, locations: Sequence[str]) -> tuple[str, ...]:
-        """For each shard in `locations`, the address at which a run writes the shard.
+        """Return the address at which a run writes each shard in `locations`.
 
         This is the address in `locations`, or a state server's URL.
         """
@@ -172,7 +176,7 @@ class Placements(LedgerPart):
 
 
 def place_workers(connection: Connection, rows: Sequence[RowMapping]) -> list[WorkerInfo]:
-    """Return the workers in these rows of the table `workers`, with the addresses of their state servers."""
+    """Return the workers in rows of the table `workers`, with their state servers."""
     pipelines = sorted({row["pipeline"] for row in rows})
     placements = _of_pipelines(connection, pipelines)
     workers = []
@@ -205,21 +209,26 @@ def _written_at(placement: Placement | None, ref: GenerationRef, location: str) 
 
 
 def _of_pipeline(connection: Connection, pipeline: str) -> dict[int, Placement]:
-    return {number: place for (_, number), place in _of_pipelines(connection, [pipeline]).items()}
+    placements: dict[int, Placement] = {}
+    for (_, number), placement in _of_pipelines(connection, [pipeline]).items():
+        placements[number] = placement
+    return placements
 
 
 def _of_pipelines(
     connection: Connection,
     pipelines: Sequence[str],
 ) -> dict[tuple[str, int], Placement]:
-    """Pipeline and worker number → placement."""
+    """Return pipeline and worker number → placement."""
     statement = select(PLACEMENTS).where(PLACEMENTS.c.pipeline.in_(pipelines))
-    rows = connection.execute(statement).mappings()
-    return {(row["pipeline"], row["number"]): Placement(**dict(row)) for row in rows}
+    placements: dict[tuple[str, int], Placement] = {}
+    for row in connection.execute(statement).mappings():
+        placements[row["pipeline"], row["number"]] = Placement(**dict(row))
+    return placements
 
 
 def epochs_of(connection: Connection, pipeline: str) -> dict[int, int]:
-    """Like `Placements.epochs`, within a transaction."""
+    """Return the same as `Placements.epochs`, within a transaction."""
     rows = connection.execute(
         select(PLACES.c.number, PLACES.c.epoch).where(PLACES.c.pipeline == pipeline)
     )
@@ -255,16 +264,17 @@ def _generations(connection: Connection, pipeline: str) -> frozenset[GenerationR
 def _overtaken(now: Placement | None, move: Move) -> Refused:
     place = "without a state server" if now is None else f"at {now.host_port}"
     return Refused(
-        f"Another command has moved worker {move.number} of {move.pipeline!r} meanwhile, or has begun to. The worker "
-        f"is {place}, and this command has not changed that.",
-        next_step=f"Look where it is: sluice workers {move.pipeline}. Move it again if it has to be elsewhere.",
+        f"Another command has moved worker {move.number} of {move.pipeline!r} meanwhile, or has "
+        f"begun to. The worker is {place}, and this command has not changed that.",
+        next_step=f"Look where it is: sluice workers {move.pipeline}. "
+        "Move it again if it has to be elsewhere.",
     )
 
 
 def replace_placement(connection: Connection, placement: Placement) -> int:
     """Place a worker at a server, within a transaction.
 
-    Moves of this worker that began earlier are refused from now on. Returns the epoch of this
+    Moves of this worker that began earlier are refused from now on. Return the epoch of this
     change.
     """
     _write_placement(connection, placement)
@@ -273,8 +283,18 @@ def replace_placement(connection: Connection, placement: Placement) -> int:
 
 def _write_placement(connection: Connection, placement: Placement) -> None:
     connection.execute(delete(PLACEMENTS).where(*_same_worker(PLACEMENTS, placement)))
-    values = {name: getattr(placement, name) for name in Placement.__struct_fields__}
-    connection.execute(insert(PLACEMENTS), values)
+    connection.execute(insert(PLACEMENTS), _columns(placement))
+
+
+def _columns(placement: Placement) -> dict[str, Any]:
+    """Return the row of a placement, or of the placement that a move makes."""
+    return {name: getattr(placement, name) for name in Placement.__struct_fields__}
+
+
+def addresses(connection: Connection, table: Table, placement: Placement) -> set[tuple[str, int]]:
+    """Return the worker's servers in a table, `PLACEMENTS` or `STANDBYS`."""
+    statement = select(table.c.host, table.c.port).where(*_same_worker(table, placement))
+    return {(row.host, row.port) for row in connection.execute(statement)}
 
 
 def _same_worker(

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from sqlalchemy import RowMapping, delete, func, insert, select
+from sqlalchemy import RowMapping, Select, delete, func, insert, select
 
-from sluice.state.database import as_json, database_errors, transaction
+from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.leases import require_epoch
-from sluice.state.ledger.ledger_part import LedgerPart
+from sluice.state.ledger.ledger_part import LedgerPart, decode_columns, json_texts
 from sluice.state.ledger.ledger_tables import PLANS, SNAPSHOTS, of_ref
 from sluice.state.ledger.snapshots import last_batch, require_predecessor
 from sluice.state.model import GenerationRef
@@ -38,11 +38,11 @@ class Plans(LedgerPart):
     """The plans of all generations' newest batches."""
 
     def add(self, ref: GenerationRef, plan: PlannedBatch, epoch: int) -> PlannedBatch:
-        """Plan the next batch of a generation. Returns the plan to execute.
+        """Plan the next batch of a generation. Return the plan to execute.
 
         If the batch was planned before but not published, returns the earlier plan. Otherwise,
-        stores and returns `plan`. Raises LeaseError unless the generation's lease is held in this
-        epoch. Raises WentBack if the ledger does not have the batch before this one.
+        stores and returns `plan`. Raise LeaseError unless the generation's lease is held in this
+        epoch. Raise WentBack if the ledger does not have the batch before this one.
         """
         with database_errors("Planning the batch"), transaction(self._engine) as connection:
             require_epoch(connection, ref, epoch)
@@ -54,30 +54,31 @@ class Plans(LedgerPart):
                 # must be repeated.
                 return _plan(row)
             connection.execute(delete(PLANS).where(of_ref(PLANS, ref)))
-            texts = {name: as_json(getattr(plan, name)) for name in _JSON_COLUMNS}
-            connection.execute(
-                insert(PLANS), msgspec.structs.asdict(ref) | msgspec.structs.asdict(plan) | texts
-            )
+            texts = json_texts(plan, _JSON_COLUMNS)
+            values = msgspec.structs.asdict(ref) | msgspec.structs.asdict(plan) | texts
+            connection.execute(insert(PLANS), values)
         return plan
 
     def unpublished(self, ref: GenerationRef) -> PlannedBatch | None:
-        """Return the plan of the batch that was planned but not published, which the next run repeats.
+        """Return the plan of an unpublished batch, which the next run repeats.
 
-        None if the newest planned batch is published.
+        Return None if the newest planned batch is published.
         """
         published = (
             select(func.max(SNAPSHOTS.c.batch)).where(of_ref(SNAPSHOTS, ref)).scalar_subquery()
         )
         is_unpublished = PLANS.c.number > func.coalesce(published, -1)
-        rows = self._read(select(PLANS).where(of_ref(PLANS, ref), is_unpublished))
-        return _plan(rows[0]) if rows else None
+        return self._first(select(PLANS).where(of_ref(PLANS, ref), is_unpublished))
 
     def newest(self, ref: GenerationRef) -> PlannedBatch | None:
         """Return the plan of the newest batch, published or not."""
-        rows = self._read(select(PLANS).where(of_ref(PLANS, ref)))
+        return self._first(select(PLANS).where(of_ref(PLANS, ref)))
+
+    def _first(self, statement: Select[Any]) -> PlannedBatch | None:
+        rows = self._read(statement)
         return _plan(rows[0]) if rows else None
 
 
 def _plan(row: RowMapping) -> PlannedBatch:
     values: dict[str, Any] = {name: row[name] for name in PlannedBatch.__struct_fields__}
-    return PlannedBatch(**values | {name: msgspec.json.decode(row[name]) for name in _JSON_COLUMNS})
+    return PlannedBatch(**values | decode_columns(row, _JSON_COLUMNS))

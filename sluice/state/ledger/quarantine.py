@@ -28,16 +28,18 @@ class Inspection(msgspec.Struct, frozen=True):
 
 class Quarantine(LedgerPart):
     def get(self, ref: GenerationRef) -> dict[int, str]:
-        """Worker → the reason why its shard must not be read."""
-        return {worker: reason for (_, worker), reason in self.reasons([ref]).items()}
+        """Return worker → the reason why its shard must not be read."""
+        reasons: dict[int, str] = {}
+        for (_, worker), reason in self.reasons([ref]).items():
+            reasons[worker] = reason
+        return reasons
 
     def reasons(self, refs: Sequence[GenerationRef]) -> dict[tuple[GenerationRef, int], str]:
         """Return why shards must not be read: generation and worker → reason."""
         reasons: dict[tuple[GenerationRef, int], str] = {}
         for row in self._read(select(QUARANTINE).where(of_refs(QUARANTINE, refs))):
-            reasons[GenerationRef(row["pipeline"], row["generation"]), row["worker"]] = row[
-                "reason"
-            ]
+            ref = GenerationRef(row["pipeline"], row["generation"])
+            reasons[ref, row["worker"]] = row["reason"]
         return reasons
 
     def add(self, ref: GenerationRef, worker: int, reason: str) -> None:
@@ -46,7 +48,7 @@ class Quarantine(LedgerPart):
             replace_quarantine(connection, ref, worker, reason)
 
     def inspect(self, ref: GenerationRef) -> Inspection:
-        """Return the quarantine and the placements of a generation whose shards are about to be read.
+        """Return the quarantine and placements of a generation before its shards are read.
 
         After the reading, `conclude` checks that they are still the same.
         """
@@ -58,7 +60,7 @@ class Quarantine(LedgerPart):
 
         Without a reason, let them open it.
 
-        Raises Refused and changes nothing if the worker's quarantine or placement is not the same
+        Raise Refused and change nothing if the worker's quarantine or placement is not the same
         as in `before`.
         """
         ref = before.ref
@@ -71,8 +73,8 @@ class Quarantine(LedgerPart):
                 before.places.get(worker),
             ):
                 raise Refused(
-                    f"The shard of worker {worker} of {ref.pipeline!r} was moved, or its quarantine has changed, while "
-                    "it was read. Its quarantine is left as it is.",
+                    f"The shard of worker {worker} of {ref.pipeline!r} was moved, or its "
+                    "quarantine has changed, while it was read. Its quarantine is left as it is.",
                     next_step=f"Read it again: sluice audit {ref.pipeline} --verify.",
                 )
             replace_quarantine(connection, ref, worker, reason)

@@ -47,10 +47,10 @@ def note_killed(
     from sluice.state.ledger.measurements import Measurement
 
     with suppress(SluiceError, OSError), Ledger.open(configuration.ledger) as ledger:
-        of_pipeline = ledger.failures.of(pipeline)
-        failures = [failure for failure in of_pipeline if failure.kind in RUN_KINDS]
-        if any(since is None or failure.seen_at >= since for failure in failures):
-            return
+        for failure in ledger.failures.of(pipeline):
+            is_of_run = failure.kind in RUN_KINDS
+            if is_of_run and (since is None or failure.seen_at >= since):
+                return
         info = ledger.generations.current(pipeline)
         if not run and info is not None and is_copy(info.file, configuration.pipelines):
             # The user who runs a copy sees that the run ends, and the driver has noted the cause.

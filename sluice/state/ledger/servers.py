@@ -28,7 +28,7 @@ class Servers(LedgerPart):
     def register(self, host: str, port: int, server: str, *, takes_over: bool) -> None:
         """Give an address to a server.
 
-        Raises Refused if another server has the address, unless this server `takes_over`.
+        Raise Refused if another server has the address, unless this server `takes_over`.
         """
         here = SERVERS.c.host == host, SERVERS.c.port == port
         with (
@@ -42,9 +42,11 @@ class Servers(LedgerPart):
             # register this address, readers would ask the wrong server.
             if before is not None and not takes_over:
                 raise Refused(
-                    f"Another state server has the address {address_of(host, port)}, which each host calls its own.",
-                    next_step="Let each server listen on an address that other hosts can reach: --bind and --host. If "
-                    "the other server's shards are gone for good, start with --take-over.",
+                    f"Another state server has the address {address_of(host, port)}, which each "
+                    "host calls its own.",
+                    next_step="Let each server listen on an address that other hosts can reach: "
+                    "--bind and --host. If the other server's shards are gone for good, start "
+                    "with --take-over.",
                 )
             connection.execute(delete(SERVERS).where(*here))
             connection.execute(insert(SERVERS).values(host=host, port=port, server=server))

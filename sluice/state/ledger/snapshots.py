@@ -5,7 +5,7 @@ Readers see the newest snapshot of each pipeline's current generation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -13,6 +13,8 @@ import msgspec
 from sqlalchemy import (
     Connection,
     RowMapping,
+    ScalarSelect,
+    Select,
     Table,
     and_,
     bindparam,
@@ -31,7 +33,7 @@ from sluice.state.database import as_json, database_errors, transaction
 from sluice.state.ledger.audits import Audit, audit_row
 from sluice.state.ledger.history import Batch, history_row
 from sluice.state.ledger.leases import require_epoch
-from sluice.state.ledger.ledger_part import LedgerPart
+from sluice.state.ledger.ledger_part import LedgerPart, decode_columns, json_texts
 from sluice.state.ledger.ledger_tables import (
     AUDITS,
     HISTORY,
@@ -63,7 +65,6 @@ class _ReadCount(msgspec.Struct):
 _PUBLISH_SECONDS = 60.0
 """Publishing fails if the database has not answered after this time. The limit is long, so that a
 slow disk does not end a run."""
-_GENERATION = ("pipeline", "generation")
 _JSON_COLUMNS = ("positions", "stream_times", "counts")
 
 
@@ -85,9 +86,9 @@ class Snapshots(LedgerPart):
         `times` are the stream times from which the next batch continues; the default is
         `snapshot.stream_times`.
 
-        Returns False and changes nothing if the same batch is already published. Raises LeaseError
-        if another driver has taken the lease since the audit's epoch. Raises WentBack if the ledger
-        does not have the batch before. Raises StateError if the batch does not continue the
+        Return False and change nothing if the same batch is already published. Raise LeaseError
+        if another driver has taken the lease since the audit's epoch. Raise WentBack if the ledger
+        does not have the batch before. Raise StateError if the batch does not continue the
         published batches: it is older than the newest snapshot, or has the same number but other
         positions.
         """
@@ -124,8 +125,8 @@ class Snapshots(LedgerPart):
             row = connection.execute(same_batch).mappings().first()
         if row is None or _snapshot(row).positions != snapshot.positions:
             raise StateError(
-                f"Batch {snapshot.batch} of {snapshot.pipeline!r} does not continue the published state: "
-                f"the newest snapshot is {snapshot.generation}.{last}.",
+                f"Batch {snapshot.batch} of {snapshot.pipeline!r} does not continue the published "
+                f"state: the newest snapshot is {snapshot.generation}.{last}.",
                 next_step=f"Start a new generation: sluice rebuild {snapshot.pipeline}.",
             )
         return False
@@ -134,15 +135,17 @@ class Snapshots(LedgerPart):
         """Return the stream times of the preceding snapshot, from which a batch continues.
 
         Empty for the first batch. The ledger keeps the times of the newest two snapshots only.
-        Raises DamagedState if the times are gone.
+        Raise DamagedState if the times are gone.
         """
         (row,) = self._read(_TIMES_BEFORE, {**msgspec.structs.asdict(ref), "batch": batch})
         if row["times"] is not None:
             return msgspec.json.decode(row["times"], type=dict[str, int])
         if row["has_snapshot"]:
             raise DamagedState(
-                f"The ledger lacks the stream times from which batch {batch} of {ref.pipeline!r} continues.",
-                next_step=f"Restore the ledger, or rebuild the state from the topics: sluice rebuild {ref.pipeline}.",
+                f"The ledger lacks the stream times from which batch {batch} of {ref.pipeline!r} "
+                "continues.",
+                next_step="Restore the ledger, or rebuild the state from the topics: "
+                f"sluice rebuild {ref.pipeline}.",
             )
         return {}
 
@@ -154,34 +157,30 @@ class Snapshots(LedgerPart):
 
     def of_all_pipelines(self) -> list[Snapshot]:
         """Return the newest snapshot of each pipeline that has a snapshot."""
-        of_generation = [SNAPSHOTS.c[name] == PIPELINES.c[name] for name in _GENERATION]
         last = (
             select(func.max(SNAPSHOTS.c.batch))
-            .where(*of_generation)
+            .where(_IS_CURRENT)
             .correlate(PIPELINES)
             .scalar_subquery()
         )
-        newest = select(*(PIPELINES.c[name] for name in _GENERATION), last)
+        newest = select(PIPELINES.c.pipeline, PIPELINES.c.generation, last)
         # With this condition, the database reads only the newest snapshots. With a join, SQLite
         # would read them all.
-        is_newest = tuple_(*(SNAPSHOTS.c[name] for name in (*_GENERATION, "batch"))).in_(newest)
-        rows = self._read(select(SNAPSHOTS).where(is_newest))
-        return [_snapshot(row) for row in rows]
+        key = tuple_(SNAPSHOTS.c.pipeline, SNAPSHOTS.c.generation, SNAPSHOTS.c.batch)
+        return self._snapshots(select(SNAPSHOTS).where(key.in_(newest)))
 
     def kept_of_all_pipelines(self) -> dict[GenerationRef, KeptBatches]:
         """Return the oldest and newest batch of each current generation, if it has one."""
-        of_generation = [SNAPSHOTS.c[name] == PIPELINES.c[name] for name in _GENERATION]
         # The database finds the two ends in its index. With GROUP BY, it would read the whole
         # index.
-        ends = [
-            select(end(SNAPSHOTS.c.batch))
-            .where(*of_generation)
-            .correlate(PIPELINES)
-            .scalar_subquery()
-            .label(name)
-            for name, end in (("oldest", func.min), ("newest", func.max))
-        ]
-        rows = self._read(select(*(PIPELINES.c[name] for name in _GENERATION), *ends))
+        rows = self._read(
+            select(
+                PIPELINES.c.pipeline,
+                PIPELINES.c.generation,
+                _end_of_current(func.min).label("oldest"),
+                _end_of_current(func.max).label("newest"),
+            )
+        )
         kept: dict[GenerationRef, KeptBatches] = {}
         for row in rows:
             if row["newest"] is not None:
@@ -193,12 +192,11 @@ class Snapshots(LedgerPart):
     def recent_counts(self, limit: int) -> dict[str, list[int]]:
         """Return the number of records of each pipeline's newest `limit` batches, oldest first."""
         c = SNAPSHOTS.c
-        of_generation = [c[name] == PIPELINES.c[name] for name in _GENERATION]
-        last = select(func.max(c.batch)).where(*of_generation).correlate(PIPELINES)
+        last = select(func.max(c.batch)).where(_IS_CURRENT).correlate(PIPELINES)
         # The database finds the last batch, and then the newest batches, in its index.
         statement = (
             select(c.pipeline, c.counts)
-            .join(PIPELINES, and_(*of_generation))
+            .join(PIPELINES, _IS_CURRENT)
             .where(c.batch > last.scalar_subquery() - limit)
             .order_by(c.pipeline, c.batch)
         )
@@ -211,7 +209,7 @@ class Snapshots(LedgerPart):
     def recent(
         self, pipeline: str, limit: int = 100, since: datetime | None = None
     ) -> list[Snapshot]:
-        """Return the newest snapshots, newest first; with `since`, those published at this time or later."""
+        """Return the newest snapshots, newest first, published at `since` or later."""
         statement = (
             current(SNAPSHOTS)
             .where(SNAPSHOTS.c.pipeline == pipeline)
@@ -219,7 +217,7 @@ class Snapshots(LedgerPart):
         )
         if since is not None:
             statement = statement.where(SNAPSHOTS.c.published_at >= _as_text(since))
-        return [_snapshot(row) for row in self._read(statement.limit(limit))]
+        return self._snapshots(statement.limit(limit))
 
     def since(
         self,
@@ -227,28 +225,24 @@ class Snapshots(LedgerPart):
         counting: Sequence[str] = ("",),
         pipeline: str | None = None,
     ) -> list[Snapshot]:
-        """Return the snapshots of one or all pipelines that were published at or after `moment`, newest first.
+        """Return the snapshots that were published at or after `moment`, newest first.
 
         With `counting`, only snapshots with a count whose name contains one of these texts, such as
         `late/`. The default, an empty text, is contained in every name.
         """
         published = SNAPSHOTS.c.published_at >= _as_text(moment)
-        counted = or_(*(SNAPSHOTS.c.counts.contains(text, autoescape=True) for text in counting))
+        texts = [SNAPSHOTS.c.counts.contains(text, autoescape=True) for text in counting]
+        counted = or_(*texts)
         statement = current(SNAPSHOTS).where(published, counted)
         if pipeline is not None:
             statement = statement.where(SNAPSHOTS.c.pipeline == pipeline)
-        newest_first = statement.order_by(SNAPSHOTS.c.batch.desc())
-        return [_snapshot(row) for row in self._read(newest_first)]
+        return self._snapshots(statement.order_by(SNAPSHOTS.c.batch.desc()))
 
     def oldest(self, pipeline: str) -> Snapshot | None:
         """Return the oldest snapshot that retention has not removed."""
-        rows = self._read(
-            current(SNAPSHOTS)
-            .where(SNAPSHOTS.c.pipeline == pipeline)
-            .order_by(SNAPSHOTS.c.batch)
-            .limit(1)
+        return self._first(
+            current(SNAPSHOTS).where(SNAPSHOTS.c.pipeline == pipeline).order_by(SNAPSHOTS.c.batch)
         )
-        return _snapshot(rows[0]) if rows else None
 
     def at(self, pipeline: str, moment: datetime) -> Snapshot | None:
         """Return the newest snapshot that was published at or before `moment`."""
@@ -267,12 +261,12 @@ class Snapshots(LedgerPart):
         statement = current(SNAPSHOTS).where(
             SNAPSHOTS.c.pipeline == pipeline, SNAPSHOTS.c.run == run
         )
-        return [_snapshot(row) for row in self._read(statement.order_by(SNAPSHOTS.c.batch))]
+        return self._snapshots(statement.order_by(SNAPSHOTS.c.batch))
 
     def first_of_newest_run(self, ref: GenerationRef) -> int | None:
         """Return the first kept batch of the run that published a generation's newest snapshot.
 
-        None if the generation has no snapshot yet.
+        Return None if the generation has no snapshot yet.
         """
         newest = self.newest(ref)
         if newest is None:
@@ -291,18 +285,16 @@ class Snapshots(LedgerPart):
     def get(self, ref: GenerationRef, batch: int) -> Snapshot | None:
         """Return a snapshot of a generation, current or not.
 
-        None if the snapshot was never published, or if retention has removed it.
+        Return None if the snapshot was never published, or if retention has removed it.
         """
-        rows = self._read(
+        return self._first(
             select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref), SNAPSHOTS.c.batch == batch)
         )
-        return _snapshot(rows[0]) if rows else None
 
     def newest(self, ref: GenerationRef) -> Snapshot | None:
         """Return the newest snapshot of a generation, current or not; None before its first."""
         of_generation = select(SNAPSHOTS).where(of_ref(SNAPSHOTS, ref))
-        rows = self._read(of_generation.order_by(SNAPSHOTS.c.batch.desc()).limit(1))
-        return _snapshot(rows[0]) if rows else None
+        return self._first(of_generation.order_by(SNAPSHOTS.c.batch.desc()))
 
     def last_batch(self, ref: GenerationRef) -> int | None:
         """Return the newest published batch of a generation."""
@@ -325,7 +317,7 @@ class Snapshots(LedgerPart):
     def forget(self, ref: GenerationRef, before: int) -> int:
         """Remove the snapshots older than batch `before`, but never the newest.
 
-        Returns the number removed.
+        Return the number removed.
         """
         with (
             database_errors("Removing old snapshots", seconds=None),
@@ -341,10 +333,26 @@ class Snapshots(LedgerPart):
             ).rowcount
 
     def _newest(self, *where: ColumnElement[bool]) -> Snapshot | None:
-        rows = self._read(
-            current(SNAPSHOTS).where(*where).order_by(SNAPSHOTS.c.batch.desc()).limit(1)
-        )
-        return _snapshot(rows[0]) if rows else None
+        return self._first(current(SNAPSHOTS).where(*where).order_by(SNAPSHOTS.c.batch.desc()))
+
+    def _first(self, statement: Select[Any]) -> Snapshot | None:
+        snapshots = self._snapshots(statement.limit(1))
+        return snapshots[0] if snapshots else None
+
+    def _snapshots(self, statement: Select[Any]) -> list[Snapshot]:
+        return [_snapshot(row) for row in self._read(statement)]
+
+
+_IS_CURRENT = and_(
+    SNAPSHOTS.c.pipeline == PIPELINES.c.pipeline, SNAPSHOTS.c.generation == PIPELINES.c.generation
+)
+"""Whether a snapshot belongs to the current generation of its pipeline."""
+
+
+def _end_of_current(end: Callable[[Any], Any]) -> ScalarSelect[Any]:
+    """Select the first or the last batch, by `end`, of the generation in `PIPELINES`."""
+    batches = select(end(SNAPSHOTS.c.batch)).where(_IS_CURRENT)
+    return batches.correlate(PIPELINES).scalar_subquery()
 
 
 def last_batch(connection: Connection, ref: GenerationRef) -> int | None:
@@ -383,7 +391,7 @@ def _insert_times(
 
 
 def snapshot_row(snapshot: Snapshot) -> dict[str, Any]:
-    texts = {name: as_json(getattr(snapshot, name)) for name in _JSON_COLUMNS}
+    texts = json_texts(snapshot, _JSON_COLUMNS)
     published_at = _as_text(snapshot.published_at)
     return msgspec.structs.asdict(snapshot) | texts | {"published_at": published_at}
 
@@ -397,10 +405,9 @@ def _as_text(moment: datetime) -> str:
 
 
 def _snapshot(row: RowMapping) -> Snapshot:
-    values = {name: msgspec.json.decode(row[name]) for name in _JSON_COLUMNS}
-    return Snapshot(
-        **(dict(row) | values | {"published_at": datetime.fromisoformat(row["published_at"])})
-    )
+    values = dict(row) | decode_columns(row, _JSON_COLUMNS)
+    values["published_at"] = datetime.fromisoformat(row["published_at"])
+    return Snapshot(**values)
 
 
 def _before(table: Table) -> ColumnElement[bool]:

@@ -67,7 +67,7 @@ class Sources(LedgerPart):
     ) -> None:
         """Set where a generation begins to read. The generation must not have read anything yet.
 
-        `lease` is the lease of the current generation. Raises LeaseError if it is no longer held,
+        `lease` is the lease of the current generation. Raise LeaseError if it is no longer held,
         because another command may have given the number of `ref` to its own generation since.
         """
         with database_errors("Writing the sources"), transaction(self._engine) as connection:
@@ -102,6 +102,5 @@ def note_last_records(
 
 
 def _rows(ref: GenerationRef, partitions: Iterable[SourcePartition]) -> list[dict[str, Any]]:
-    return [
-        msgspec.structs.asdict(ref) | msgspec.structs.asdict(partition) for partition in partitions
-    ]
+    of_ref = msgspec.structs.asdict(ref)
+    return [of_ref | msgspec.structs.asdict(partition) for partition in partitions]

@@ -1,4 +1,4 @@
-"""Standbys: copies of workers' shards at second state servers, and the snapshot that each copy holds.
+"""Standbys: copies of workers' shards at second state servers, and their snapshots.
 
 A worker has at most one standby. Its copy is sealed, so that no run can write to it, until the
 standby is promoted. Only the holder of the generation's lease refreshes or promotes a standby.
@@ -20,7 +20,7 @@ from sluice.state.ledger.leases import require_epoch
 from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.ledger_tables import PLACEMENTS, STANDBYS
 from sluice.state.ledger.notes import add_note
-from sluice.state.ledger.placement import Placement, epochs_of, replace_placement
+from sluice.state.ledger.placement import Placement, addresses, epochs_of, replace_placement
 from sluice.state.ledger.quarantine import replace_quarantine
 from sluice.state.model import GenerationRef, StandbyInfo
 from sluice.values.host_ports import address_of
@@ -40,7 +40,9 @@ class Standby(Placement, frozen=True):
     @property
     def copied_generation(self) -> GenerationRef | None:
         """The generation to which the copied shard belongs; None without a complete copy."""
-        return GenerationRef(self.pipeline, self.generation) if self.generation else None
+        if not self.generation:
+            return None
+        return GenerationRef(self.pipeline, self.generation)
 
     def info(self, ref: GenerationRef) -> StandbyInfo:
         """Return the standby as readers of a generation see it.
@@ -55,11 +57,14 @@ class Standbys(LedgerPart):
     """The standbys of all workers."""
 
     def of(self, pipeline: str) -> dict[int, Standby]:
-        """Worker number → standby, for a pipeline's workers."""
-        return {number: standby for (_, number), standby in self.of_pipelines([pipeline]).items()}
+        """Return worker number → standby, for a pipeline's workers."""
+        standbys: dict[int, Standby] = {}
+        for (_, number), standby in self.of_pipelines([pipeline]).items():
+            standbys[number] = standby
+        return standbys
 
     def of_pipelines(self, pipelines: Sequence[str]) -> dict[tuple[str, int], Standby]:
-        """Pipeline and worker number → standby."""
+        """Return pipeline and worker number → standby."""
         rows = self._read(select(STANDBYS).where(STANDBYS.c.pipeline.in_(pipelines)))
         return {(row["pipeline"], row["number"]): Standby(**dict(row)) for row in rows}
 
@@ -71,20 +76,22 @@ class Standbys(LedgerPart):
     def add(self, place: Placement) -> None:
         """Register a server as a worker's standby, without a copy yet.
 
-        Raises Refused if the server has the worker itself, or if another server is the worker's
+        Raise Refused if the server has the worker itself, or if another server is the worker's
         standby.
         """
         with database_errors("Adding the standby"), transaction(self._engine) as connection:
-            if place.address in _addresses(connection, PLACEMENTS, place):
+            if place.address in addresses(connection, PLACEMENTS, place):
                 raise Refused(
                     f"Worker {place.number} of {place.pipeline!r} is at {place.host_port} itself."
                 )
-            standbys = _addresses(connection, STANDBYS, place)
+            standbys = addresses(connection, STANDBYS, place)
             others = standbys - {place.address}
             if others:
                 raise Refused(
-                    f"Worker {place.number} of {place.pipeline!r} has a standby at {address_of(*others.pop())}.",
-                    next_step=f"To replace it, first: sluice standby remove {place.pipeline} {place.number}",
+                    f"Worker {place.number} of {place.pipeline!r} has a standby at "
+                    f"{address_of(*others.pop())}.",
+                    next_step=f"To replace it, first: sluice standby remove {place.pipeline} "
+                    f"{place.number}",
                 )
             if not standbys:
                 connection.execute(insert(STANDBYS), msgspec.structs.asdict(place) | _NO_COPY)
@@ -92,7 +99,7 @@ class Standbys(LedgerPart):
     def remove(self, standby: Standby) -> None:
         """Forget a worker's standby.
 
-        Raises Refused and changes nothing if the standby has changed since it was read.
+        Raise Refused and change nothing if the standby has changed since it was read.
         """
         with database_errors("Removing the standby"), transaction(self._engine) as connection:
             _require_same(connection, standby)
@@ -107,7 +114,7 @@ class Standbys(LedgerPart):
     ) -> Standby:
         """Record that a standby has a complete copy up to `batch`; None means no copy.
 
-        Returns the new standby. Raises LeaseError and changes nothing if the generation's lease is
+        Return the new standby. Raise LeaseError and change nothing if the generation's lease is
         no longer held in this epoch, and Refused if the standby has changed since it was read.
         """
         values = _NO_COPY
@@ -134,13 +141,13 @@ class Standbys(LedgerPart):
         note: str,
         quarantined: str = "",
     ) -> int:
-        """Place a worker at its standby's server, remove the standby from the ledger, and add a note.
+        """Place a worker at its standby's server, remove the standby, and add a note.
 
-        `place` is the epoch of the worker's present placement. Returns the epoch of the new
+        `place` is the epoch of the worker's present placement. Return the epoch of the new
         placement.
 
-        Ends the quarantine of the worker's shard, or begins one for the reason `quarantined`.
-        Raises LeaseError and changes nothing if the generation's lease is no longer held in this
+        End the quarantine of the worker's shard, or begin one for the reason `quarantined`.
+        Raise LeaseError and change nothing if the generation's lease is no longer held in this
         epoch, and Refused if the standby or the worker's placement has changed since it was read.
         """
         with database_errors("Promoting the standby"), transaction(self._engine) as connection:
@@ -151,9 +158,10 @@ class Standbys(LedgerPart):
             # lost, so the standby must not take its place.
             if epochs_of(connection, standby.pipeline).get(standby.number, 0) != place:
                 raise Refused(
-                    f"Another command has moved worker {standby.number} of {standby.pipeline!r} meanwhile, or has "
-                    "begun to. Its standby was not promoted.",
-                    next_step=f"Look where it is: sluice workers {standby.pipeline}. Repeat the command if needed.",
+                    f"Another command has moved worker {standby.number} of {standby.pipeline!r} "
+                    "meanwhile, or has begun to. Its standby was not promoted.",
+                    next_step=f"Look where it is: sluice workers {standby.pipeline}. "
+                    "Repeat the command if needed.",
                 )
             new_place = replace_placement(connection, standby)
             replace_quarantine(connection, ref, standby.number, quarantined)
@@ -167,18 +175,13 @@ def _require_same(connection: Connection, standby: Standby) -> None:
     row = connection.execute(of_worker).mappings().first()
     if row is None or Standby(**dict(row)) != standby:
         raise Refused(
-            f"The standby of worker {standby.number} of {standby.pipeline!r} at {standby.host_port} was "
-            "removed or replaced, or got another copy, meanwhile. This command has changed nothing.",
-            next_step=f"Look at the standbys: sluice workers {standby.pipeline}. Then repeat the command if needed.",
+            f"The standby of worker {standby.number} of {standby.pipeline!r} at "
+            f"{standby.host_port} was removed or replaced, or got another copy, meanwhile. This "
+            "command has changed nothing.",
+            next_step=f"Look at the standbys: sluice workers {standby.pipeline}. "
+            "Then repeat the command if needed.",
         )
 
 
 def _worker(pipeline: str, number: int) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
     return STANDBYS.c.pipeline == pipeline, STANDBYS.c.number == number
-
-
-def _addresses(connection: Connection, table: Any, place: Placement) -> set[tuple[str, int]]:
-    """Return the addresses of the servers that a table, `PLACEMENTS` or `STANDBYS`, has for the worker."""
-    same = table.c.pipeline == place.pipeline, table.c.number == place.number
-    statement = select(table.c.host, table.c.port).where(*same)
-    return {(row.host, row.port) for row in connection.execute(statement)}

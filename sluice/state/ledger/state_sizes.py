@@ -1,4 +1,4 @@
-"""The size of each pipeline's state on each of the last days, which shows whether it grows without a bound."""
+"""The size of each pipeline's state on each of the last days, which shows endless growth."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Queries over one shard, which readers send to a worker on this or another host, and the results of these queries."""
+"""Queries over one shard, which readers send to a worker on any host, and their results."""

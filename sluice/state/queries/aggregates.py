@@ -66,8 +66,10 @@ class _Sums:
         if total is None or smallest is None or greatest is None:
             return
         self.sum = total if self.sum is None else _EXACT.add(self.sum, total)
-        self.min = smallest if self.min is None or smallest < self.min else self.min
-        self.max = greatest if self.max is None or greatest > self.max else self.max
+        if self.min is None or smallest < self.min:
+            self.min = smallest
+        if self.max is None or greatest > self.max:
+            self.max = greatest
 
 
 class Aggregates:
@@ -86,7 +88,7 @@ class Aggregates:
     def add(self, entries: Iterable[Entry]) -> None:
         """Add entries.
 
-        Raises QueryError if the field of an entry is not a number, or if there are too many groups.
+        Raise QueryError if the field of an entry is not a number, or if there are too many groups.
         """
         for entry in entries:
             value = _decode_value(entry)
@@ -98,7 +100,7 @@ class Aggregates:
             self._sums(group).add(1, number, number, number)
 
     def merge(self, groups: Iterable[Group]) -> None:
-        """Add the aggregates of another worker. Raises QueryError if there are too many groups."""
+        """Add the aggregates of another worker. Raise QueryError if there are too many groups."""
         for group in groups:
             self._sums(bytes(group.group)).add(group.entries, group.sum, group.min, group.max)
 
@@ -129,7 +131,7 @@ class Aggregates:
 def number_at(entry: Entry, field: str) -> Decimal | None:
     """Return the number in an entry's field; None if the field is missing or null.
 
-    Raises QueryError for any other value.
+    Raise QueryError for any other value.
     """
     names = names_of(field)
     return _number(entry, _field_value(_decode_value(entry), names), names)
@@ -161,7 +163,9 @@ def _decode_value(entry: Entry) -> Any:
 
 def _group(entry: Entry, value: Any, group_by: str) -> Any:
     groups = {"_all": None, "_key": entry.key, "_start": entry.window_start}
-    return groups[group_by] if group_by in groups else _field_value(value, names_of(group_by))
+    if group_by in groups:
+        return groups[group_by]
+    return _field_value(value, names_of(group_by))
 
 
 def _number(entry: Entry, value: Any, names: tuple[str, ...]) -> Decimal | None:
@@ -180,7 +184,9 @@ def _number(entry: Entry, value: Any, names: tuple[str, ...]) -> Decimal | None:
 
 def _field_value(value: Any, names: tuple[str, ...]) -> Any:
     for name in names:
-        value = value.get(name) if isinstance(value, dict) else None
+        if not isinstance(value, dict):
+            return None
+        value = value.get(name)
     return value
 
 

@@ -42,7 +42,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def headers_by_name(self) -> dict[str, Headers]:
-        """The headers of each value of a processor's store that keeps headers, by the value's key."""
+        """The headers of each value, by its key, of a processor's store that keeps headers."""
         return {}
 
     @property
@@ -52,7 +52,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     def decode(self, kind: type[T]) -> T:
         """Return the value, decoded to a type that msgspec supports.
 
-        Raises QueryError if the value does not match.
+        Raise QueryError if the value does not match.
         """
         try:
             return msgspec.json.decode(self.value, type=kind)
@@ -97,7 +97,7 @@ def entry_with_headers(row: StateRow) -> Entry | None:
 
     Return None for a tombstone, or a null.
 
-    Raises StateError if the row is damaged.
+    Raise StateError if the row is damaged.
     """
     value = store_value(0, row.value)
     if value is None:
@@ -112,7 +112,7 @@ def store_value(column: int, values: str | None) -> msgspec.Raw | None:
 
     Return None for a tombstone, or if the value is null.
 
-    Raises StateError if the array is damaged.
+    Raise StateError if the array is damaged.
     """
     if values is None:
         return None

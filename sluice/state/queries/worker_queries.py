@@ -26,7 +26,7 @@ _PAGE = 5_000
 
 
 class Query(msgspec.Struct, Generic[T], frozen=True, tag=True):
-    """A query over one store: over the values in `store_column` of one group's state rows, as of a batch."""
+    """A query over the values in `store_column` of one group's state rows, as of a batch."""
 
     group_id: int
     store_column: int
@@ -38,7 +38,7 @@ class Query(msgspec.Struct, Generic[T], frozen=True, tag=True):
         return False
 
     def execute(self, shard: LocalShard) -> T:
-        """Return the result for one shard. Raises StateError if the shard cannot be read."""
+        """Return the result for one shard. Raise StateError if the shard cannot be read."""
         raise NotImplementedError
 
     def entries(self, state_rows: list[StateRow], *, with_headers: bool = False) -> list[Entry]:
@@ -152,7 +152,7 @@ class Aggregate(Query[list[Group]], frozen=True, tag=True):
     def execute(self, shard: LocalShard) -> list[Group]:
         """Aggregate the entries.
 
-        Raises QueryError if a field does not hold a number or there are too many groups.
+        Raise QueryError if a field does not hold a number or there are too many groups.
         """
         aggregates = Aggregates(self.field, self.group_by)
         for page in _pages(self, shard, self.within):
@@ -173,7 +173,7 @@ class Top(Query[list[Entry]], frozen=True, tag=True):
     def execute(self, shard: LocalShard) -> list[Entry]:
         """Return the entries that have the field, the largest or the smallest number first.
 
-        Raises QueryError if a field is not a number.
+        Raise QueryError if a field is not a number.
         """
         top: list[Entry] = []
         for page in _pages(self, shard, self.within, with_headers=self.with_headers):

@@ -1,1 +1,1 @@
-"""Reads, writes and copies shards, in this process or, for workers on other hosts, through their state servers."""
+"""Reads, writes and copies shards, here or, on other hosts, through their state servers."""

@@ -1,4 +1,4 @@
-"""How this process calls state servers: token, trusted certificates, time limits, and servers' errors."""
+"""How this process calls state servers: token, certificates, time limits, and errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from sluice.errors import (
 )
 from sluice.settings import settings
 
-SAME_TOKEN = "Set SLUICE_SERVER_TOKEN or SLUICE_SERVER_TOKEN_FILE to the token with which the server was started."
+SAME_TOKEN = (
+    "Set SLUICE_SERVER_TOKEN or SLUICE_SERVER_TOKEN_FILE "
+    "to the token with which the server was started."
+)
 _CONNECT_SECONDS = 3.0
 _TCP_OPTIONS = {
     "TCP_USER_TIMEOUT": 30_000,
@@ -49,7 +52,10 @@ def client_options(
     *,
     verify_certificate: bool = True,
 ) -> dict[str, Any]:
-    """Arguments for httpx clients that call state servers. Raises SettingsError without a token."""
+    """Return the arguments for httpx clients that call state servers.
+
+    Raise SettingsError without a token.
+    """
     tls = tls_context() if verify_certificate else False
     return {
         "headers": {"Authorization": f"Bearer {token or server_token()}"},
@@ -73,12 +79,12 @@ def _socket_options() -> list[tuple[int, int, int]]:
 
 
 def call_limits(seconds: float) -> httpx.Timeout:
-    """Return the time limits of a call: `seconds` for each read and write, and a shorter limit for connecting."""
+    """Return the time limits of a call: `seconds` per read and write, less for connecting."""
     return httpx.Timeout(seconds, connect=_CONNECT_SECONDS)
 
 
 def server_token() -> str:
-    """Return the token for state servers. Raises SettingsError if it is not set."""
+    """Return the token for state servers. Raise SettingsError if it is not set."""
     token = settings().server_token
     if not token:
         raise SettingsError(
@@ -90,17 +96,19 @@ def server_token() -> str:
 
 @cache
 def tls_context() -> ssl.SSLContext:
-    """Return a TLS context that trusts the certificates in SLUICE_SERVER_CA, or the system's certificates."""
+    """Return a TLS context that trusts SLUICE_SERVER_CA, or the system's certificates."""
     authorities = settings().server_ca
-    return ssl.create_default_context(cafile=None if authorities is None else str(authorities))
+    if authorities is None:
+        return ssl.create_default_context()
+    return ssl.create_default_context(cafile=str(authorities))
 
 
 def response_content(status: int, content: bytes) -> bytes:
     """Return the content of a successful response.
 
-    Raises the error that a problem document describes.
+    Raise the error that a problem document describes.
 
-    Raises NotAStateServer if the response is neither successful nor a problem document.
+    Raise NotAStateServer if the response is neither successful nor a problem document.
     """
     if status == httpx.codes.OK:
         return content

@@ -1,4 +1,4 @@
-"""Copies shards: the only way in which state gets to another host, another database or another generation.
+"""Copies shards: the only way of state to another host, another database or generation.
 
 A copy is filled in pages. Until it is complete, the copy is sealed, so that no run writes to it.
 Each row comes with its digest, which the copy checks before it stores the row. At the end, the copy
@@ -102,7 +102,7 @@ class ShardCopy:
     ) -> None:
         """Copy the versions that are missing, and compare the checksums.
 
-        Raises DamagedState if a new copy differs, too. `stop_writers` is called when most rows are
+        Raise DamagedState if a new copy differs, too. `stop_writers` is called when most rows are
         copied. It must keep others from writing to the source, because a copy without `until` would
         lack the rows that they write. `let_write` lets them write again if the copy differs.
         `before_replacing` is called before a copy is replaced.
@@ -165,9 +165,9 @@ class ShardCopy:
             return min(journal.unfinished, missing)
         else:
             # The newest batch may have been written again since it was copied, so copy it again.
-            complete = (
-                journal.newest - 1 if self._until is None else min(journal.newest, self._until)
-            )
+            complete = journal.newest - 1
+            if self._until is not None:
+                complete = min(journal.newest, self._until)
             self._copy_since(target, complete + 1, journal)
         return missing
 
@@ -229,7 +229,7 @@ class NewShard:
     def finish(self, batch: int, epoch: int) -> Checksums:
         """Write the journal, compare the checksums with the rows, and accept writes.
 
-        Returns the checksums.
+        Return the checksums.
         """
         entries: list[JournalEntry] = []
         for operator, rows in self.rows.items():
@@ -240,7 +240,7 @@ class NewShard:
 
 
 def copy_answers(source: Shard, target: Shard) -> None:
-    """Copy the recorded answers that a sealed shard lacks, and remove the answers that the source has forgotten."""
+    """Copy the answers that a sealed shard lacks, and remove those gone from the source."""
     oldest = source.answers(None, 1)
     newest = target.last_places().answer
     # Begin with the newest time that the target has: several answers may have this time, and an
@@ -253,7 +253,7 @@ def copy_answers(source: Shard, target: Shard) -> None:
 def _finish_copy(copy: Shard, journal: Journal, as_of: int, published: Checksums | None) -> None:
     """Give a copy its journal, remove batches after `as_of`, and read all of its rows.
 
-    Raises DamagedState if the rows differ from the published checksums or, without these, from the
+    Raise DamagedState if the rows differ from the published checksums or, without these, from the
     journal's checksums.
     """
     copy.replace_journal(as_of + 1, journal)
@@ -263,32 +263,34 @@ def _finish_copy(copy: Shard, journal: Journal, as_of: int, published: Checksums
 
 @dataclass
 class SourceShard:
-    """A shard from which the newest versions are read, and the sums of the digests of the versions read so far."""
+    """A shard from which the newest versions are read, and their summed digests so far."""
 
     shard: Shard
     total_of_rows: int = 0
     total_of_states: int = 0
 
     def rows(self) -> Iterator[list[Version]]:
-        """Yield the newest version of each state row that has a value, in pages, sorted by group, key and window."""
+        """Yield pages of the newest version with a value of each state row, sorted."""
         for page in in_pages(newest_rows(self.shard)):
             self.total_of_rows += sum(version.digest for version in page)
             yield page
 
     def states(self) -> Iterator[list[StateVersion]]:
-        """Yield the newest version of each operator state that has not been removed, in pages, sorted."""
+        """Yield sorted pages of the newest version of each operator state that still exists."""
         for page in in_pages(newest_states(self.shard)):
             self.total_of_states += sum(version.digest for version in page)
             yield page
 
     def difference(self, published: Checksums | None) -> str:
-        """Return how the versions that were read differ from the published checksums; empty if they do not."""
+        """Return how the versions read differ from the published checksums; empty if equal."""
+        if published is None:
+            return ""
         read = Checksums(checksum_of(self.total_of_rows), checksum_of(self.total_of_states))
-        return "" if published is None else read.difference(published)
+        return read.difference(published)
 
 
 def newest_rows(shard: Shard, group: int | None = None) -> Iterator[Version]:
-    """Yield the newest version of each state row with a value, of all groups or one, sorted by group, key and window."""
+    """Yield the newest version of each state row with a value, sorted, of all groups or one."""
     versions = chain.from_iterable(pages_of_versions(shard, group=group))
     for _, row_versions in groupby(versions, lambda version: version.row_id):
         *_, newest = row_versions

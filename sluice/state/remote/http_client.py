@@ -31,9 +31,10 @@ class HttpClient:
 
     def __init__(self, address: str, token: str, tls: ssl.SSLContext | None) -> None:
         parts = urlsplit(address)
+        is_https = parts.scheme == "https"
         self._host = parts.hostname or ""
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._tls = tls if parts.scheme == "https" else None
+        self._port = parts.port or (443 if is_https else 80)
+        self._tls = tls if is_https else None
         self._head = (
             f"POST %s HTTP/1.1\r\nhost: {parts.netloc}\r\nauthorization: Bearer {token}\r\n"
         )
@@ -41,7 +42,7 @@ class HttpClient:
         self._idle: list[_Connection] = []
 
     async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
-        """Post `body` to a path. Returns the status and the content of the response."""
+        """Post `body` to a path. Return the status and the content of the response."""
         head = self._head % (self._path + path) + f"content-length: {len(body)}\r\n\r\n"
         request = head.encode("latin-1") + body
         while self._idle:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def open_shard(url: str, *, to_write: bool = False, token: str = "") -> Shard:
     """Open a shard.
 
-    Raises StateError if it does not exist, because a lost shard must not look like an empty shard.
+    Raise StateError if it does not exist, because a lost shard must not look like an empty shard.
     `token` is sent to a state server and defaults to the token from the settings.
     """
     if is_remote(url):
@@ -34,12 +34,13 @@ def create_shard(url: str, *, anew: bool = False, continued: bool = False) -> Sh
     filled from another shard. If there is a sealed shard already, `anew` replaces it, and
     `continued` keeps its rows. If there is a shard in use, both raise Refused.
     """
-    kind = _remote_shard() if is_remote(url) else LocalShard
-    return kind.create(url, anew=anew, continued=continued)
+    if is_remote(url):
+        return _remote_shard().create(url, anew=anew, continued=continued)
+    return LocalShard.create(url, anew=anew, continued=continued)
 
 
 def drop_shard(url: str) -> None:
-    """Delete a shard. Does nothing if it does not exist."""
+    """Delete a shard. Do nothing if it does not exist."""
     if is_remote(url):
         _remote_shard().drop(url)
     else:
@@ -47,16 +48,21 @@ def drop_shard(url: str) -> None:
 
 
 def sizes_of_shards(urls: Iterable[str]) -> dict[str, int]:
-    """Address of a shard → its size in bytes, with one query for all shards of a PostgreSQL database.
+    """Return the address of each shard → its size in bytes.
 
-    Omits shards that do not exist, and shards of a server or a database that does not answer.
+    All shards of a PostgreSQL database take one query.
+
+    Omit shards that do not exist, and shards of a server or a database that does not answer.
     """
-    urls = [*urls]
-    sizes = sizes_of(url for url in urls if not is_remote(url))
-    for url in filter(is_remote, urls):
-        with suppress(StateError):
-            sizes[url] = _remote_shard().size_of(url)
-    return sizes
+    local: list[str] = []
+    sizes: dict[str, int] = {}
+    for url in urls:
+        if is_remote(url):
+            with suppress(StateError):
+                sizes[url] = _remote_shard().size_of(url)
+        else:
+            local.append(url)
+    return sizes | sizes_of(local)
 
 
 def _remote_shard() -> type[RemoteShard]:

@@ -178,7 +178,8 @@ class RemoteShard(Shard):
         except (NotAStateServer, msgspec.DecodeError, RecursionError):
             raise StateError(
                 f"The server at {self._server} is not a state server.",
-                next_step="Stop that program, and start the state server there again: sluice serve.",
+                next_step="Stop that program, and start the state server there again: "
+                "sluice serve.",
             ) from None
 
     @property

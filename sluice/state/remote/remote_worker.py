@@ -21,8 +21,9 @@ from sluice.state.remote.http_client import HttpClient
 T = TypeVar("T")
 
 _CALLS_AT_ONCE = 1
-"""The most concurrent calls for single keys to one worker. Keys that are requested during these calls
-share the next call."""
+"""The most concurrent calls for single keys to one worker.
+
+Keys that are requested during these calls share the next call."""
 
 
 class RemoteWorker:
@@ -44,7 +45,7 @@ class RemoteWorker:
     async def execute(self, query: Query[T]) -> T:
         """Return the query's result.
 
-        Raises StateError if the server is unreachable or cannot read the shard.
+        Raise StateError if the server is unreachable or cannot read the shard.
         """
         if isinstance(query, Value):
             return cast("T", await self._value(query))
@@ -76,7 +77,7 @@ class RemoteWorker:
             self._start_call()
 
     async def _look_up_waiting_keys(self) -> None:
-        """Look up, in one call, all waiting keys of the store whose oldest key has waited longest."""
+        """Look up all waiting keys of the store whose oldest key has waited longest."""
         if not self._waiting:
             return
         store = next(iter(self._waiting))

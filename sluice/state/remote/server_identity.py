@@ -48,7 +48,8 @@ def challenge_number(token: str, credentials: str) -> str | None:
     if challenge is None:
         return None
     number, proof = challenge.groups()
-    return number if hmac.compare_digest(_mac(token, "ask", number), proof) else None
+    is_proved = hmac.compare_digest(_mac(token, "ask", number), proof)
+    return number if is_proved else None
 
 
 def proved_card(token: str, number: str, card: Card) -> tuple[bytes, str]:
@@ -60,7 +61,7 @@ def proved_card(token: str, number: str, card: Card) -> tuple[bytes, str]:
 def fetch_card(url: str, address: str, *, verify_certificate: bool = True) -> Card:
     """Return the proved card of the state server at a URL. `address` names the server in errors.
 
-    Raises StateError if no state server answers, the kind ServerHangs if the server accepts
+    Raise StateError if no state server answers, the kind ServerHangs if the server accepts
     connections all the same, and Refused if the server does not know this process's token.
     """
     token, number = server_token(), secrets.token_hex(32)
@@ -71,7 +72,8 @@ def fetch_card(url: str, address: str, *, verify_certificate: bool = True) -> Ca
             response = client.get(url)
     except (httpx.ReadTimeout, httpx.WriteTimeout):
         raise ServerHangs(
-            f"The state server at {address} accepts connections, but has not answered within {_ANSWER_SECONDS:g} s."
+            f"The state server at {address} accepts connections, but has not answered within "
+            f"{_ANSWER_SECONDS:g} s."
         ) from None
     except httpx.HTTPError as error:
         raise _no_answer(address, error) from None
@@ -101,7 +103,8 @@ def _no_answer(address: str, error: Exception) -> StateError:
         reason = first_line(error).rstrip(".") or type(error).__name__
     return StateError(
         f"No state server answers at {address}: {reason}.",
-        next_step="Check the address, and that the server runs. Give --tls if it has a certificate, and only then.",
+        next_step="Check the address, and that the server runs. "
+        "Give --tls if it has a certificate, and only then.",
     )
 
 

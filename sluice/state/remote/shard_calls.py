@@ -57,10 +57,11 @@ class ShardCall:
         for name in signature.parameters:
             if name != "self":
                 parameters.append(_Parameter(name, types[name]))
+        has_list = any(parameter.is_list for parameter in parameters)
         sent_types = tuple(parameter.sent_type for parameter in parameters)
         return cls(
             method.__name__,
-            any(parameter.is_list for parameter in parameters),
+            has_list,
             msgspec.msgpack.Decoder(tuple[sent_types]),  # type: ignore[valid-type]
             msgspec.msgpack.Decoder(types["return"]),
             signature,

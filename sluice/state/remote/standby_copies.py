@@ -35,7 +35,7 @@ class FailedRefresh:
 
 @dataclass(frozen=True)
 class RefreshedCopy:
-    """The copy of a worker's shard after a refresh: its newest batch, and the number of versions copied."""
+    """A worker's copied shard after a refresh: its newest batch, the number of new versions."""
 
     worker: int
     batch: int
@@ -91,7 +91,7 @@ def _refresh(
     epoch: int,
     progress: Progress,
 ) -> RefreshedCopy:
-    place, published = standby.shard(ref), _published_checksums(ledger, ref, worker.number)
+    place, published = standby.shard(ref), ledger.audits.newest_checksums(ref, worker.number)
     has_copy = standby.copied_generation == ref
     with open_shard(worker.location) as source:
         with _damage_of(worker):
@@ -118,7 +118,9 @@ def _refresh(
         with ShardCopy(source, place, progress, until=batch, is_complete=has_copy) as copy:
             copy.fill(published, before_replacing=before_replacing)
     ledger.standbys.record_copy(standby, ref, batch, epoch)
-    why = copy.why_replaced or ("" if has_copy else "There was no copy yet.")
+    why = copy.why_replaced
+    if not why and not has_copy:
+        why = "There was no copy yet."
     return RefreshedCopy(worker.number, batch, copy.versions, why)
 
 
@@ -134,12 +136,12 @@ def promote_standby(
 ) -> str:
     """Put a worker's standby in the worker's place, for readers and for runs.
 
-    Returns the note that the ledger keeps. The lease of the generation must be held in `epoch`. The
+    Return the note that the ledger keeps. The lease of the generation must be held in `epoch`. The
     copy must hold the newest snapshot and match its published checksums. With `accept_stale`, an
     older copy is promoted too: it is quarantined, and the next run restores the state from the
     topics.
 
-    Raises NotFound without a standby; DamagedState if the copy is damaged; and Refused if the copy
+    Raise NotFound without a standby; DamagedState if the copy is damaged; and Refused if the copy
     is older than the newest snapshot, or if the worker's placement or its standby has changed
     meanwhile.
     """
@@ -155,10 +157,11 @@ def promote_standby(
     is_stale = (standby.copied_generation, standby.batch) != (ref, batch)
     if is_stale and not accept_stale:
         raise Refused(
-            f"The standby of worker {number} of {ref.pipeline!r} at {standby.host_port} has {copy_text}, but "
-            f"{ref.generation}.{batch} is published.",
-            next_step="Bring the worker's server back. If it is lost, accept that the state is computed again from the "
-            f"topics: sluice standby promote {ref.pipeline} {number} --stale",
+            f"The standby of worker {number} of {ref.pipeline!r} at {standby.host_port} has "
+            f"{copy_text}, but {ref.generation}.{batch} is published.",
+            next_step="Bring the worker's server back. If it is lost, accept that the state is "
+            f"computed again from the topics: sluice standby promote {ref.pipeline} {number} "
+            "--stale",
         )
     old, quarantined = info.workers[number].location, ""
     if is_stale:
@@ -167,7 +170,7 @@ def promote_standby(
             with open_shard(standby.shard(ref), to_write=True) as copy:
                 copy.seal(sealed=False)
     else:
-        published = _published_checksums(ledger, ref, number)
+        published = ledger.audits.newest_checksums(ref, number)
         try:
             with open_shard(standby.shard(ref), to_write=True) as copy:
                 _verify(copy, batch, published)
@@ -177,8 +180,8 @@ def promote_standby(
                 f"The standby of worker {number} is damaged, too. {error.detail}"
             ) from error
     note = (
-        f"Worker {number}: the standby at {standby.host_port}, which had {copy_text}, took the place of the shard "
-        f"at {shown(old)}. {why}"
+        f"Worker {number}: the standby at {standby.host_port}, which had {copy_text}, took the "
+        f"place of the shard at {shown(old)}. {why}"
     )
     try:
         place = ledger.standbys.promote(standby, ref, epoch, place, run, note, quarantined)
@@ -207,19 +210,23 @@ def promote_lost_standbys(
 ) -> list[str]:
     """Promote the standbys of the workers `lost`; if None, of all workers whose servers are silent.
 
-    Returns the notes. Raises the same errors as `promote_standby`.
+    Return the notes. Raise the same errors as `promote_standby`.
     """
-    info = ledger.generations.get(ref)
     if lost is None:
-        lost = () if info is None else _unreachable(info)
-    return [promote_standby(ledger, ref, number, epoch, run=run, why=why) for number in lost]
+        info = ledger.generations.get(ref)
+        lost = [] if info is None else _unreachable(info)
+    notes: list[str] = []
+    for number in lost:
+        notes.append(promote_standby(ledger, ref, number, epoch, run=run, why=why))
+    return notes
 
 
 def require_copyable(worker: WorkerInfo) -> None:
     """Raise Refused if a worker's shard is in PostgreSQL."""
     if not (is_remote(worker.location) or is_file(worker.location)):
         raise Refused(
-            f"The shard of worker {worker.number} of {worker.pipeline!r} is in PostgreSQL: {shown(worker.location)}.",
+            f"The shard of worker {worker.number} of {worker.pipeline!r} is in PostgreSQL: "
+            f"{shown(worker.location)}.",
             next_step="Use a replica of the PostgreSQL server instead of a standby.",
         )
 
@@ -227,11 +234,16 @@ def require_copyable(worker: WorkerInfo) -> None:
 def _unreachable(info: GenerationInfo) -> list[int]:
     """Return the workers whose state servers do not answer for `RETRY_SECONDS`."""
     until = time.monotonic() + RETRY_SECONDS
-    silent = [worker for worker in info.workers if not _answers(worker)]
+    silent = _silent(info.workers)
     while silent and time.monotonic() < until:
         time.sleep(0.5)
-        silent = [worker for worker in silent if not _answers(worker)]
+        silent = _silent(silent)
     return [worker.number for worker in silent]
+
+
+def _silent(workers: Iterable[WorkerInfo]) -> list[WorkerInfo]:
+    """Return the workers whose state servers do not answer now."""
+    return [worker for worker in workers if not _answers(worker)]
 
 
 def _answers(worker: WorkerInfo) -> bool:
@@ -248,7 +260,7 @@ def _answers(worker: WorkerInfo) -> bool:
 def _verify(shard: Shard, batch: int, published: Checksums | None) -> None:
     """Read all rows of a shard.
 
-    Raises DamagedState if its rows or its journal differ from the published checksums.
+    Raise DamagedState if its rows or its journal differ from the published checksums.
     """
     _compare_journal(shard, batch, published)
     shard.verify_rows(batch, published)
@@ -256,7 +268,9 @@ def _verify(shard: Shard, batch: int, published: Checksums | None) -> None:
 
 
 def _compare_journal(shard: Shard, batch: int, published: Checksums | None) -> None:
-    reason = "" if published is None else shard.checksums(batch).difference(published)
+    if published is None:
+        return
+    reason = shard.checksums(batch).difference(published)
     if reason:
         raise DamagedState(f"The shard is damaged: {reason}")
 
@@ -269,14 +283,10 @@ def _damage_of(worker: WorkerInfo) -> Iterator[None]:
     except DamagedState as error:
         reason = error.detail.removeprefix("The shard is damaged: ")
         raise DamagedState(
-            f"Worker {worker.number}'s shard is damaged: {reason} Its address is {shown(worker.location)}. Its "
-            "standby's copy is kept.",
-            next_step=f"To exclude the shard from queries: sluice audit {worker.pipeline} --verify. The next run then "
-            f"promotes the standby or restores the state from the topics: sluice run {worker.pipeline}",
+            f"Worker {worker.number}'s shard is damaged: {reason} "
+            f"Its address is {shown(worker.location)}. Its standby's copy is kept.",
+            next_step=f"To exclude the shard from queries: sluice audit {worker.pipeline} "
+            "--verify. The next run then promotes the standby or restores the state from the "
+            f"topics: sluice run {worker.pipeline}",
             workers={worker.number: shown(worker.location)},
         ) from error
-
-
-def _published_checksums(ledger: Ledger, ref: GenerationRef, worker: int) -> Checksums | None:
-    audit = ledger.audits.newest(ref)
-    return None if audit is None else audit.published_checksums(worker)

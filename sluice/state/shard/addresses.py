@@ -1,4 +1,4 @@
-"""Addresses of shards: a SQLite file, a schema of a PostgreSQL database, or a state server's URL."""
+"""Addresses of shards: a SQLite file, a schema in PostgreSQL, or a state server's URL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POSTGRES_NAME_BYTES = 63
 
 
 def drop(url: str) -> None:
-    """Delete a shard that this process can open. Does nothing if it does not exist."""
+    """Delete a shard that this process can open. Do nothing if it does not exist."""
     parsed = with_password(_parse(url))
     if parsed.get_backend_name() == "sqlite":
         # SQLite would apply a remaining log to a new database of the same name.
@@ -40,7 +40,10 @@ def exists(url: str) -> bool:
 
 
 def location(base_url: str, ref: GenerationRef, worker: int) -> str:
-    """Return the address of a worker's shard below `base_url`: a file in a folder, or a schema of a PostgreSQL database."""
+    """Return the address of a worker's shard below `base_url`.
+
+    It is a file in a folder, or a schema of a PostgreSQL database.
+    """
     base, pipeline, generation = database_url(base_url), _name(ref.pipeline), f"g{ref.generation}"
     if base.get_backend_name() == "sqlite":
         path = Path(base.database or "") / pipeline / generation / f"worker-{worker}.sqlite"
@@ -68,12 +71,16 @@ def file_of(url: str) -> Path | None:
 
     Return None for any other address.
     """
-    return Path(_parse(url).database or "") if is_file(url) else None
+    if not is_file(url):
+        return None
+    return Path(_parse(url).database or "")
 
 
 def shown(url: str) -> str:
     """Return the address with its secrets masked, for errors and logs."""
-    return url if is_remote(url) else shown_url(_parse(url).render_as_string(hide_password=False))
+    if is_remote(url):
+        return url
+    return shown_url(_parse(url).render_as_string(hide_password=False))
 
 
 def open_driver(url: str, mode: Mode) -> Driver:

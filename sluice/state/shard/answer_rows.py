@@ -52,7 +52,7 @@ class RecordedAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 def by_worker(answers: Iterable[RecordedAnswer], workers: int) -> dict[int, list[RecordedAnswer]]:
-    """Worker's number → the answers for its keys, if there are `workers` workers."""
+    """Return worker's number → the answers for its keys, if there are `workers` workers."""
     divided: dict[int, list[RecordedAnswer]] = defaultdict(list)
     for answer in answers:
         divided[owner(answer.key, workers)].append(answer)
@@ -60,7 +60,7 @@ def by_worker(answers: Iterable[RecordedAnswer], workers: int) -> dict[int, list
 
 
 def prepare(driver: Driver) -> None:
-    """Within a transaction, create the table if it does not exist."""
+    """Create the table if it does not exist, within a transaction."""
     driver.execute(_CREATE)
     driver.execute(_CREATE_INDEX)
 
@@ -76,28 +76,29 @@ def read(driver: Driver, step: str, ids: Sequence[str]) -> list[RecordedAnswer]:
 
 
 def write(driver: Driver, answers: Iterable[RecordedAnswer]) -> None:
-    """Within a transaction, record answers. An answer that is recorded already stays as it is."""
+    """Record answers, within a transaction. An answer that is recorded already stays as it is."""
     driver.execute_many(_INSERT, [msgspec.structs.astuple(answer) for answer in answers])
 
 
 def forget(driver: Driver, step: str, before: int) -> None:
-    """Within a transaction, remove a step's answers that were recorded before a time, epoch ms."""
+    """Remove a step's answers that were recorded before a time, epoch ms, within a transaction."""
     driver.execute("DELETE FROM answers WHERE step = ? AND at < ?", (step, before))
 
 
 def forget_failures(driver: Driver, batch: int) -> None:
-    """Within a transaction, remove the failures of a batch."""
+    """Remove the failures of a batch, within a transaction."""
     driver.execute("DELETE FROM answers WHERE batch = ? AND error IS NOT NULL", (batch,))
 
 
 def forget_all(driver: Driver, before: int) -> None:
-    """Within a transaction, remove the answers of all steps that were recorded before a time, epoch ms."""
+    """Remove the answers recorded before a time, epoch ms, within a transaction."""
     driver.execute("DELETE FROM answers WHERE at < ?", (before,))
 
 
 def page(driver: Driver, after: tuple[int, str, str] | None, limit: int) -> list[RecordedAnswer]:
-    """Return a page of all answers, sorted by time, step and id, that come after (time, step, id)."""
-    return [RecordedAnswer(*row) for row in driver.fetch(_PAGE, (*(after or _BEFORE_ALL), limit))]
+    """Return a page of all answers that come after (time, step, id), sorted."""
+    rows = driver.fetch(_PAGE, (*(after or _BEFORE_ALL), limit))
+    return [RecordedAnswer(*row) for row in rows]
 
 
 def newest(driver: Driver) -> int | None:

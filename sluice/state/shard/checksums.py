@@ -46,9 +46,10 @@ def state_digest(
     """Return the digest of an operator's state of a key; 0 if the operator has removed it."""
     if data is None:
         return 0
-    begin = (
-        _undue(operator, shared) if due is wall is None else f"{operator} {shared:d} {due} {wall}"
-    )
+    if due is wall is None:
+        begin = _undue(operator, shared)
+    else:
+        begin = f"{operator} {shared:d} {due} {wall}"
     return _digest(f"{begin} {len(key)} {key}".encode() + data)
 
 

@@ -27,7 +27,7 @@ class Driver(Protocol):
     """Whether a query may take so long that the event loop must run it in another thread."""
 
     def fetch(self, sql: str, values: Sequence[Any]) -> list[Any]:
-        """Run a query. Returns all of its rows, which come from one state of the database."""
+        """Run a query. Return all of its rows, which come from one state of the database."""
 
     def transaction(self) -> AbstractContextManager[None]:
         """Return a context manager whose block's writes are committed or rolled back together."""
@@ -35,24 +35,24 @@ class Driver(Protocol):
     def hold(self) -> None:
         """Let all later reads see the database as it is now, until `hold` or `release` is called.
 
-        This saves time, because a read then takes and releases no locks. Does nothing if the driver
+        This saves time, because a read then takes and releases no locks. Do nothing if the driver
         is `blocking`.
         """
 
     def release(self) -> None:
         """Let each later read see the newest state of the database again.
 
-        Does nothing without an earlier `hold`.
+        Do nothing without an earlier `hold`.
         """
 
     def pinned(self) -> AbstractContextManager[None]:
-        """Return a context manager whose block's reads all see the database as it was when the block began."""
+        """Return a context manager whose block reads the database as of its beginning."""
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> int:
-        """Run a statement. Returns the number of affected rows."""
+        """Run a statement. Return the number of affected rows."""
 
     def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> int:
-        """Run a statement for each row of values. Returns the total number of affected rows."""
+        """Run a statement for each row of values. Return the total number of affected rows."""
 
     def insert(
         self,
@@ -67,19 +67,19 @@ class Driver(Protocol):
         """
 
     def versions_before(self, batch: int, ids: RowIds) -> Iterator[StoredRow]:
-        """For each of these state rows, its newest version before `batch` and that version's digest.
+        """For each state row, yield its newest version before `batch`, with its digest.
 
-        Omits tombstones.
+        Omit tombstones.
         """
 
     def newest_windows(self, keys: Collection[tuple[int, str]]) -> dict[tuple[int, str], int]:
-        """Group and key → the largest window start of the key's state rows, of any batch.
+        """Return group and key → the largest window start of the key's state rows, of any batch.
 
-        Omits keys without rows.
+        Omit keys without rows.
         """
 
     def check_integrity(self) -> None:
-        """Read the whole database. Raises StateError if its internal structures are damaged."""
+        """Read the whole database. Raise StateError if its internal structures are damaged."""
 
     def has_table(self, name: str) -> bool:
         """Return whether the shard has this table.

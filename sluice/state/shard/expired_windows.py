@@ -1,4 +1,4 @@
-"""Expires windows: writes their tombstones in the batch in which stream time passes the end of their retention.
+"""Expires windows: writes tombstones in the batch in which their retention passes.
 
 Older snapshots still show these windows. Their rows are deleted together with the last snapshot
 that can show them.
@@ -12,7 +12,8 @@ from typing import Any
 from sluice.state.shard.database_driver import Driver
 
 _CREATE_HORIZONS = """CREATE TABLE IF NOT EXISTS horizons (
-    group_id INTEGER NOT NULL, batch BIGINT NOT NULL, until BIGINT NOT NULL, PRIMARY KEY (group_id, batch))"""
+    group_id INTEGER NOT NULL, batch BIGINT NOT NULL, until BIGINT NOT NULL,
+    PRIMARY KEY (group_id, batch))"""
 _CREATE_INDEX = """CREATE INDEX IF NOT EXISTS state_rows_end ON state_rows (group_id, window_end)
     WHERE window_end >= 0 AND value IS NOT NULL"""
 _LAST_HORIZON = "SELECT max(until) FROM horizons WHERE group_id = ? AND batch < ?"
@@ -20,10 +21,13 @@ _DELETE_HORIZONS = """DELETE FROM horizons WHERE group_id = ? AND (
     batch >= ? OR batch < (SELECT max(batch) FROM horizons WHERE group_id = ? AND batch < ?))"""
 # SQLite uses the partial index `state_rows_end` only if the query repeats the index's condition:
 # `window_end >= 0 AND value IS NOT NULL`.
-_ENDED_WINDOWS = """SELECT group_id, key, window_start, window_end, value, digest FROM state_rows AS c
-    WHERE group_id = ? AND window_end >= 0 AND value IS NOT NULL AND window_end >= ? AND window_end < ? AND batch <= ?
+_ENDED_WINDOWS = """SELECT group_id, key, window_start, window_end, value, digest
+    FROM state_rows AS c
+    WHERE group_id = ? AND window_end >= 0 AND value IS NOT NULL AND window_end >= ?
+    AND window_end < ? AND batch <= ?
     AND NOT EXISTS (SELECT 1 FROM state_rows AS n WHERE n.group_id = c.group_id AND n.key = c.key
-        AND n.window_start = c.window_start AND n.window_end = c.window_end AND n.batch > c.batch AND n.batch <= ?)"""
+        AND n.window_start = c.window_start AND n.window_end = c.window_end
+        AND n.batch > c.batch AND n.batch <= ?)"""
 _DELETE_VERSION = """DELETE FROM state_rows
     WHERE group_id = ? AND key = ? AND window_start = ? AND window_end = ? AND batch = ?"""
 _COLUMNS = ("group_id", "key", "window_start", "window_end", "value", "digest", "batch")
@@ -34,9 +38,9 @@ def expire(
     batch: int,
     ends: Mapping[int, int],
 ) -> tuple[list[tuple[Any, ...]], int]:
-    """Within a transaction, write tombstones for each group's windows that ended before a time.
+    """Write tombstones for each group's windows that ended before a time, within a transaction.
 
-    `ends`: group id → this time, epoch ms. Returns the expired rows with their digests, and by how
+    `ends`: group id → this time, epoch ms. Return the expired rows with their digests, and by how
     many rows the table has grown. A call for the same batch can be repeated.
     """
     driver.execute(_CREATE_HORIZONS)

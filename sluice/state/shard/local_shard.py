@@ -71,7 +71,7 @@ class LocalShard(Shard):
     def open(cls, url: str, *, to_write: bool = False) -> Self:
         """Open a shard.
 
-        Raises StateError if it does not exist, because a lost shard must not look empty.
+        Raise StateError if it does not exist, because a lost shard must not look empty.
         """
         return cls(open_driver(url, "write" if to_write else "read"))
 
@@ -106,7 +106,7 @@ class LocalShard(Shard):
         return before
 
     def _versions_before(self, batch: int, ids: RowIds) -> dict[int, StoredRow]:
-        """Like `rows_before`, for the shard's own transaction."""
+        """Return the same as `rows_before`, in the shard's own transaction."""
         if self._recorded_checksum(STATE_ROWS, batch - 1) is None:
             return {}
         places = self._places_to_look_up(ids)
@@ -174,9 +174,8 @@ class LocalShard(Shard):
         with self._writing(epoch, batch, [STATE_ROWS]):
             expired, added = expire(self._driver, batch, ends)
             if expired:
-                total = int(self.checksum(batch), 16) - sum(
-                    _checked_digest(*row) for row in expired
-                )
+                digests = sum(_checked_digest(*row) for row in expired)
+                total = int(self.checksum(batch), 16) - digests
                 rows = self.batches().get(batch, 0) + len(expired)
                 self._driver.execute(statements.DELETE_BATCH, (STATE_ROWS, batch))
                 self._driver.execute(
@@ -254,7 +253,9 @@ class LocalShard(Shard):
 
     @override
     def read_answers(self, step: str, ids: Sequence[str], epoch: int) -> list[RecordedAnswer]:
-        answers = recorded_answers.read(self._driver, step, ids) if self._has_answers else []
+        answers: list[RecordedAnswer] = []
+        if self._has_answers:
+            answers = recorded_answers.read(self._driver, step, ids)
         self._require_newest_writer(epoch)
         return answers
 
@@ -280,7 +281,9 @@ class LocalShard(Shard):
 
     @override
     def answers(self, after: tuple[int, str, str] | None, limit: int) -> list[RecordedAnswer]:
-        return recorded_answers.page(self._driver, after, limit) if self._has_answers else []
+        if not self._has_answers:
+            return []
+        return recorded_answers.page(self._driver, after, limit)
 
     @override
     def absorb_answers(self, answers: Sequence[RecordedAnswer], oldest: int) -> None:
@@ -304,7 +307,7 @@ class LocalShard(Shard):
     def _writing(self, epoch: int, batch: int = 0, operators: Iterable[int] = ()) -> Iterator[None]:
         """Yield a write transaction of a lease's holder. It fences off holders of older leases.
 
-        Raises EngineError if one of the operators has already written a newer batch. That happens
+        Raise EngineError if one of the operators has already written a newer batch. That happens
         because Spark gives up a task if it cannot reach the task's executor, but the executor may
         still reach the shard, even after the next batch has begun.
         """
@@ -312,9 +315,10 @@ class LocalShard(Shard):
             if self._driver.is_sealed():
                 raise Refused(
                     _SEALED,
-                    next_step="Run the pipeline again. A run looks up the workers' placements when it starts. If the "
-                    "error comes again, a move was interrupted: repeat it. Or let the worker stay at its server, which "
-                    "sluice workers PIPELINE shows, with a move to that server.",
+                    next_step="Run the pipeline again. A run looks up the workers' placements "
+                    "when it starts. If the error comes again, a move was interrupted: repeat "
+                    "it. Or let the worker stay at its server, which sluice workers PIPELINE "
+                    "shows, with a move to that server.",
                 )
             # The update locks the only row of the table `shard` until the end of the transaction,
             # so writers take turns.
@@ -328,19 +332,21 @@ class LocalShard(Shard):
         newest = self._driver.fetch(statements.NEWEST_BATCH, (operator,))[0][0]
         if newest is not None and newest > batch:
             raise EngineError(
-                f"The shard already has batch {newest}, so a late task can no longer write batch {batch}.",
+                f"The shard already has batch {newest}, so a late task can no longer write batch "
+                f"{batch}.",
                 next_step="Nothing needs to be done: Spark has run the task again elsewhere.",
             )
 
     def _require_newest_writer(self, epoch: int) -> None:
-        """Raise LeaseError if a newer writer exists, which may have written the rows that were just read."""
+        """Raise LeaseError if a newer writer may have written the rows that were read."""
         epochs = self._driver.fetch("SELECT epoch FROM shard", ())
         if not epochs:
             raise DamagedState("The shard is damaged: the epoch of its writer is missing.")
         if epochs[0][0] > epoch:
             raise LeaseError(
                 "This driver has lost its lease: another driver already writes to the shard.",
-                next_step="Nothing needs to be done: the other driver continues after the newest published batch.",
+                next_step="Nothing needs to be done: the other driver continues after the newest "
+                "published batch.",
             )
 
     @override
@@ -359,7 +365,7 @@ class LocalShard(Shard):
         return checksums
 
     def _forget_since(self, batch: int) -> None:
-        """Within a transaction, remove the batches from `batch` on, which were never published."""
+        """Remove the batches from `batch` on, which were never published, within a transaction."""
         if self._driver.execute("DELETE FROM batches WHERE batch >= ?", (batch,)):
             rows = self._driver.execute("DELETE FROM state_rows WHERE batch >= ?", (batch,))
             states = self._driver.execute("DELETE FROM states WHERE batch >= ?", (batch,))
@@ -368,7 +374,7 @@ class LocalShard(Shard):
     def _require_row_counts(self) -> int:
         """Return the number of rows in the shard.
 
-        Raises DamagedState if it differs from the recorded number.
+        Raise DamagedState if it differs from the recorded number.
         """
         state_rows, rows_there, states, states_there = self._driver.fetch(
             statements.ROW_COUNTS, ()
@@ -401,9 +407,8 @@ class LocalShard(Shard):
         self._verify_rows(as_of, expected)
 
     def _verify_rows(self, as_of: int, checksum: str) -> None:
-        _require_checksum(
-            sum(_checked_digest(*row) for row in self._rows_as_of(as_of)), checksum, "state rows"
-        )
+        total = sum(_checked_digest(*row) for row in self._rows_as_of(as_of))
+        _require_checksum(total, checksum, "state rows")
 
     @override
     def verify_states(self, as_of: int, published: Checksums | None = None) -> None:
@@ -423,13 +428,13 @@ class LocalShard(Shard):
     def _recorded_checksum(self, operator: int, as_of: int) -> str | None:
         """Return the checksum of an operator's states, or of the state rows, at batch `as_of`.
 
-        None if no batch up to `as_of` has written such states or rows.
+        Return None if no batch up to `as_of` has written such states or rows.
         """
         rows = self._driver.fetch(statements.CHECKSUM, (operator, as_of))
         return rows[0][0] if rows else None
 
     def batches(self) -> dict[int, int]:
-        """Batch → number of state rows written."""
+        """Return batch → number of state rows written."""
         return dict(self._driver.fetch(statements.ROWS_BY_BATCH, (STATE_ROWS,)))
 
     def get(self, group_id: int, key: str, as_of: int) -> str | None:
@@ -440,7 +445,7 @@ class LocalShard(Shard):
         return rows[0][0] if rows else None
 
     def get_many(self, group_id: int, keys: Sequence[str], as_of: int) -> dict[str, str]:
-        """Key → value as of a batch, for several keys. Omits keys without a value."""
+        """Return key → value as of a batch, for several keys. Omit keys without a value."""
         by_key: dict[str, str] = {}
         if len(keys) <= FEW_KEYS and not self.blocking:
             for key in keys:
@@ -451,7 +456,8 @@ class LocalShard(Shard):
         for start in range(0, len(keys), _KEYS_AT_ONCE):
             chunk = keys[start : start + _KEYS_AT_ONCE]
             marks = ", ".join("?" * len(chunk))
-            sql = f"SELECT key, value {statements.ROWS_AS_OF} AND c.window_start = ? AND c.key IN ({marks})"
+            condition = f"c.window_start = ? AND c.key IN ({marks})"
+            sql = f"SELECT key, value {statements.ROWS_AS_OF} AND {condition}"
             by_key.update(self._driver.fetch(sql, (group_id, as_of, as_of, NO_WINDOW, *chunk)))
         return by_key
 
@@ -462,14 +468,14 @@ class LocalShard(Shard):
         until: int,
         limit: int,
     ) -> list[EntryId]:
-        """Return the sorted ids of the state rows that changed in the batches after `since` up to `until`."""
+        """Return the sorted ids of the state rows that changed after `since`, up to `until`."""
         rows = self._driver.fetch(statements.CHANGED, (group_id, since, until, limit))
         return [(key, start, end) for key, start, end in rows]
 
     def windows(
         self, group_id: int, key: str, as_of: int, start: int | None = None, end: int | None = None
     ) -> list[StateRow]:
-        """Return the windows of a key whose start lies between two times (epoch ms, both inclusive), sorted."""
+        """Return the sorted windows of a key that start between two times (both inclusive)."""
         return self.scan(group_id, as_of, RowRange.of_key(key, start, end), limit=sys.maxsize)
 
     @override
@@ -489,12 +495,13 @@ class LocalShard(Shard):
             "ORDER BY key, window_start, window_end LIMIT ?"
         )
         rows = self._driver.fetch(sql, (group_id, as_of, as_of, *values, limit))
-        for row in rows if checked else ():
-            _checked_digest(group_id, *row)
+        if checked:
+            for row in rows:
+                _checked_digest(group_id, *row)
         return [StateRow(group_id, *row[:4]) for row in rows]
 
     def count(self, group_id: int, as_of: int, within: RowRange = EVERYTHING) -> int:
-        """Return the number of state rows of a range that contain a value of the group's first store.
+        """Return the number of state rows of a range with a value of the first store.
 
         JSON's null does not count as a value.
         """
@@ -510,13 +517,11 @@ class LocalShard(Shard):
         position: tuple[Any, ...] | None = _BEGIN
         while position is not None:
             since = (*position, keep_from, keep_from)
-            position = next(
-                iter(self._driver.fetch(statements.NEXT_SUPERSEDED, (*since, _COMPACT_ROWS))), None
-            )
+            ends = self._driver.fetch(statements.NEXT_SUPERSEDED, (*since, _COMPACT_ROWS))
+            position = ends[0] if ends else None
+            until = position or _END
             with self._driver.transaction():
-                deleted = self._driver.execute(
-                    statements.DELETE_SUPERSEDED, (*since, *(position or _END))
-                )
+                deleted = self._driver.execute(statements.DELETE_SUPERSEDED, (*since, *until))
                 self._driver.execute(statements.ADD_TO_ROW_COUNTS, (-deleted, 0))
                 removed += deleted
         return removed
@@ -561,25 +566,27 @@ class LocalShard(Shard):
     @override
     def journal(self) -> Journal:
         ((epoch,),) = self._driver.fetch("SELECT epoch FROM shard", ())
-        return Journal(
-            epoch, [JournalEntry(*row) for row in self._driver.fetch(statements.JOURNAL, ())]
-        )
+        rows = self._driver.fetch(statements.JOURNAL, ())
+        return Journal(epoch, [JournalEntry(*row) for row in rows])
 
     @override
     def last_places(self) -> LastPlaces:
-        rows, states = (
-            self._driver.fetch(statements.LAST_ROW, ()),
-            self._driver.fetch(statements.LAST_STATE, ()),
+        rows = self._driver.fetch(statements.LAST_ROW, ())
+        states = self._driver.fetch(statements.LAST_STATE, ())
+        newest_answer = None
+        if self._has_answers:
+            newest_answer = recorded_answers.newest(self._driver)
+        return LastPlaces(
+            row=rows[0] if rows else None,
+            state=states[0] if states else None,
+            answer=newest_answer,
         )
-        newest_answer = recorded_answers.newest(self._driver) if self._has_answers else None
-        last_row = rows[0] if rows else None
-        last_state = states[0] if states else None
-        return LastPlaces(last_row, last_state, newest_answer)
 
     @override
     def row_counts(self) -> RowCounts:
         groups = self._driver.fetch(statements.ROWS_BY_GROUP, ())
-        return RowCounts(dict(groups), dict(self._driver.fetch(statements.STATES_BY_OPERATOR, ())))
+        operators = self._driver.fetch(statements.STATES_BY_OPERATOR, ())
+        return RowCounts(dict(groups), dict(operators))
 
     @override
     def replace_journal(self, since: int, journal: Journal) -> None:
@@ -614,7 +621,7 @@ def _checked_digest(
 ) -> int:
     """Return the digest of a state row.
 
-    Raises DamagedState if the row was altered since it was written.
+    Raise DamagedState if the row was altered since it was written.
     """
     if row_digest((group_id, key, start, end, value)) != digest:
         raise DamagedState(
@@ -642,7 +649,7 @@ def _is_copy(url: str) -> bool:
 def _discard_sealed(url: str) -> None:
     """Remove a sealed or empty shard, so that a new copy can take its place.
 
-    Raises Refused if the shard is neither, because it may be in use.
+    Raise Refused if the shard is neither, because it may be in use.
     """
     if not exists(url):
         return
@@ -650,7 +657,8 @@ def _discard_sealed(url: str) -> None:
         if not shard.is_sealed() and shard.batches():
             raise Refused(
                 f"There already is a shard of the worker, which was not moved away: {shown(url)}.",
-                next_step="If it is the shard in use, start the state server with --workers. If the worker's shard in "
-                "use is elsewhere and intact, which sluice audit PIPELINE --verify tells, delete this one.",
+                next_step="If it is the shard in use, start the state server with --workers. If "
+                "the worker's shard in use is elsewhere and intact, which sluice audit PIPELINE "
+                "--verify tells, delete this one.",
             )
     drop(url)

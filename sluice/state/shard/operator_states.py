@@ -25,12 +25,15 @@ _NEWEST = """s.batch = (SELECT max(n.batch) FROM states AS n
 _COLUMNS = ("operator", "shared", "key", "batch", "due", "wall", "state", "digest")
 _READ = f"""SELECT s.key, s.due, s.wall, s.state, s.digest, s.batch FROM states AS s
     WHERE s.operator = ? AND s.shared = ? AND s.key IN ({{keys}}) AND {_NEWEST}"""
-_DUE = f"SELECT s.key FROM states AS s WHERE s.operator = ? AND s.{{clock}} <= ? AND {_NEWEST} ORDER BY s.key"
-_EARLIEST = f"SELECT min(s.{{clock}}) FROM states AS s WHERE s.operator = ? AND s.{{clock}} > ? AND {_NEWEST}"
-_DELETE_BUT_NEWEST = """DELETE FROM states WHERE operator = ? AND shared = ? AND key = ? AND batch < (
-    SELECT max(batch) FROM states WHERE operator = ? AND shared = ? AND key = ?)"""
+_DUE = f"""SELECT s.key FROM states AS s
+    WHERE s.operator = ? AND s.{{clock}} <= ? AND {_NEWEST} ORDER BY s.key"""
+_EARLIEST = f"""SELECT min(s.{{clock}}) FROM states AS s
+    WHERE s.operator = ? AND s.{{clock}} > ? AND {_NEWEST}"""
+_DELETE_BUT_NEWEST = """DELETE FROM states WHERE operator = ? AND shared = ? AND key = ?
+    AND batch < (SELECT max(batch) FROM states WHERE operator = ? AND shared = ? AND key = ?)"""
 _DELETE_BEFORE = "DELETE FROM states WHERE operator = ? AND shared = ? AND key = ? AND batch < ?"
-_VERSIONS = f"""SELECT {", ".join(_COLUMNS)} FROM states WHERE (operator, shared, key, batch) > (?, ?, ?, ?)
+_VERSIONS = f"""SELECT {", ".join(_COLUMNS)} FROM states
+    WHERE (operator, shared, key, batch) > (?, ?, ?, ?)
     AND batch >= ? ORDER BY operator, shared, key, batch LIMIT ?"""
 _BEGIN = (-1, 0, "", -1)
 _NOTHING = (0, -1)
@@ -54,7 +57,7 @@ class State(msgspec.Struct, frozen=True, array_like=True):
     wall: int | None = None
     """Epoch ms at which the state is due by the wall clock; None if it never is."""
     shared: bool = False
-    """Whether the state belongs to no key. If all keys of the worker share the state, `key` is empty.
+    """Whether the state belongs to no key. `key` is empty if all keys share the state.
     If it is a table's row that a processor reads, `key` names the row."""
     replaces: Replaced | None = None
     """The version of the state that the task has read and now replaces; None for a new key."""
@@ -100,9 +103,9 @@ def read(
 ) -> dict[str, StoredState]:
     """Return the states of these keys as of the batch before `before`.
 
-    Omits keys that never had a state.
+    Omit keys that never had a state.
 
-    Raises DamagedState if a row has been altered since it was written.
+    Raise DamagedState if a row has been altered since it was written.
     """
     states: dict[str, StoredState] = {}
     for start in range(0, len(keys), _CHUNK):
@@ -118,8 +121,12 @@ def read(
 
 
 def due(driver: Driver, operator: int, until: int, before: int, clock: str) -> list[str]:
-    """Return the keys whose state is due at `until`, by stream time (`due`) or by the wall clock (`wall`)."""
-    return [key for (key,) in driver.fetch(_DUE.format(clock=clock), (operator, until, before))]
+    """Return the keys whose state is due at `until`.
+
+    `clock` is `due` for stream time, or `wall`.
+    """
+    rows = driver.fetch(_DUE.format(clock=clock), (operator, until, before))
+    return [key for (key,) in rows]
 
 
 def earliest_timer(
@@ -137,30 +144,43 @@ def earliest_timer(
 
 
 def remove(driver: Driver, operator: int, batch: int) -> int:
-    """Within a transaction, remove an operator's versions of a batch.
+    """Remove an operator's versions of a batch, within a transaction.
 
-    Returns the number removed.
+    Return the number removed.
     """
     return driver.execute("DELETE FROM states WHERE operator = ? AND batch = ?", (operator, batch))
 
 
 def write(driver: Driver, batch: int, states: Iterable[State]) -> tuple[int, int]:
-    """Within a transaction, write a batch's versions of the states that have changed.
+    """Write a batch's versions of the states that have changed, within a transaction.
 
-    Returns by how much the sum of the digests and the number of rows have grown.
+    Return by how much the sum of the digests and the number of rows have grown.
     """
     rows, outdated, digest_growth = [], [], 0
-    for s in states:
-        digest = state_digest(s.operator, s.shared, s.key, s.due, s.wall, s.data)
-        replaced_digest, replaced_batch = s.replaces or _NOTHING
+    for state in states:
+        digest = state_digest(
+            state.operator, state.shared, state.key, state.due, state.wall, state.data
+        )
+        replaced_digest, replaced_batch = state.replaces or _NOTHING
         # The state is the same as in the newest version, so it needs no new version.
         if digest == replaced_digest:
             continue
         digest_growth += digest - replaced_digest
-        rows.append((s.operator, int(s.shared), s.key, batch, s.due, s.wall, s.data, digest))
+        rows.append(
+            (
+                state.operator,
+                int(state.shared),
+                state.key,
+                batch,
+                state.due,
+                state.wall,
+                state.data,
+                digest,
+            )
+        )
         # The replaced version is kept, because a repeated batch starts from it.
-        if s.replaces is not None:
-            outdated.append((s.operator, int(s.shared), s.key, replaced_batch))
+        if state.replaces is not None:
+            outdated.append((state.operator, int(state.shared), state.key, replaced_batch))
     deleted = driver.execute_many(_DELETE_BEFORE, outdated)
     driver.insert("states", _COLUMNS, rows)
     return digest_growth, len(rows) - deleted
@@ -172,10 +192,12 @@ def versions(
     after: tuple[Any, ...] | None,
     limit: int,
 ) -> list[StateVersion]:
-    """Return a page of the sorted versions since batch `since` that come after (operator, shared, key, batch)."""
-    return [
-        StateVersion(*row) for row in driver.fetch(_VERSIONS, (*(after or _BEGIN), since, limit))
-    ]
+    """Return a sorted page of the versions since batch `since` that come after `after`.
+
+    `after` is (operator, shared, key, batch).
+    """
+    rows = driver.fetch(_VERSIONS, (*(after or _BEGIN), since, limit))
+    return [StateVersion(*row) for row in rows]
 
 
 def _all_versions(driver: Driver, page_rows: int) -> Iterator[StateVersion]:
@@ -189,7 +211,7 @@ def _all_versions(driver: Driver, page_rows: int) -> Iterator[StateVersion]:
 
 
 def absorb(driver: Driver, moved: Iterable[StateVersion]) -> None:
-    """Within a transaction, insert another shard's versions.
+    """Insert another shard's versions, within a transaction.
 
     They must be newer than this shard's versions.
     """

@@ -21,7 +21,9 @@ def pages_of_versions(
     group: int | None = None,
     after: VersionId | None = None,
 ) -> Iterator[list[Version]]:
-    """Yield the versions of state rows since a batch, of all groups or one group, sorted by group, key, window and batch.
+    """Yield the sorted versions of state rows since a batch, of all groups or one.
+
+    They are sorted by group, key, window and batch.
 
     With `after`, only the versions that come after it.
     """

@@ -23,7 +23,7 @@ def without_password(address: str) -> str:
 
 
 def with_password(url: URL) -> URL:
-    """Return the shard's address with this process's own role, password and parameters of the connection.
+    """Return the shard's address with this process's own role, password and parameters.
 
     They come from `SLUICE_SHARDS`, or from `SLUICE_LEDGER` for shards in the ledger's database. For
     shards in other databases, libpq looks up the password as usual.
@@ -45,7 +45,10 @@ def _without_secrets(url: URL) -> URL:
 
 
 def _database(url: URL) -> tuple[object, ...]:
-    """Host, port and name of a database. libpq also accepts each of them in the query part of an address."""
+    """Return host, port and name of a database.
+
+    libpq also accepts each of them in the query part of an address.
+    """
     return (
         url.query.get("host", url.host),
         str(url.query.get("port", url.port or _PORT)),

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 _BEFORE_ALL = """SELECT o.* FROM unnest(%s::integer[], %s::varchar[], %s::bigint[], %s::bigint[])
     AS n (group_id, key, window_start, window_end),
     LATERAL (SELECT group_id, key, window_start, window_end, value, digest FROM state_rows AS c
-        WHERE c.group_id = n.group_id AND c.key = n.key COLLATE "C" AND c.window_start = n.window_start
+        WHERE c.group_id = n.group_id AND c.key = n.key COLLATE "C"
+        AND c.window_start = n.window_start
         AND c.window_end = n.window_end AND c.batch < %s
         ORDER BY c.batch DESC LIMIT 1) AS o WHERE o.value IS NOT NULL"""
 _NEWEST_WINDOWS = """SELECT n.group_id, n.key, (
-        SELECT max(window_start) FROM state_rows AS c WHERE c.group_id = n.group_id AND c.key = n.key COLLATE "C")
+        SELECT max(window_start) FROM state_rows AS c WHERE c.group_id = n.group_id
+        AND c.key = n.key COLLATE "C")
     FROM unnest(%s::integer[], %s::varchar[]) AS n (group_id, key)"""
 
 _SEALED = "sealed"
@@ -62,7 +64,9 @@ def escape(text: str) -> str:
 
 def unescape(text: str) -> str:
     """Return the text that `escape` has turned into this text."""
-    return text.replace("\1\1", "\0").replace("\1\2", "\1") if "\1" in text else text
+    if "\1" not in text:
+        return text
+    return text.replace("\1\1", "\0").replace("\1\2", "\1")
 
 
 class PostgresDriver(Driver):
@@ -114,7 +118,8 @@ class PostgresDriver(Driver):
             except LockNotAvailable as error:
                 raise StateError(
                     f"Another program has locked the shard for {self._patience_s} seconds.",
-                    next_step="Find the program, for example a driver that is paused while it writes, and stop it.",
+                    next_step="Find the program, for example a driver that is paused while it "
+                    "writes, and stop it.",
                 ) from error
 
     def _require_usage(self) -> None:
@@ -122,13 +127,15 @@ class PostgresDriver(Driver):
 
         PostgreSQL shows such a role no tables.
         """
-        usage = "SELECT current_user FROM pg_namespace WHERE nspname = %s AND NOT has_schema_privilege(oid, 'USAGE')"
+        usage = """SELECT current_user FROM pg_namespace
+            WHERE nspname = %s AND NOT has_schema_privilege(oid, 'USAGE')"""
         denied = self._connection.execute(usage, [self._schema]).fetchone()
         if denied is not None:
             raise StateError(
-                f"The PostgreSQL role {denied[0]!r} may not use the schema {self._schema!r}, which holds the shard.",
-                next_step="Grant the role USAGE on the schema and SELECT on its tables, or set SLUICE_SHARDS to an "
-                "address with the role that runs the pipeline.",
+                f"The PostgreSQL role {denied[0]!r} may not use the schema {self._schema!r}, which "
+                "holds the shard.",
+                next_step="Grant the role USAGE on the schema and SELECT on its tables, or set "
+                "SLUICE_SHARDS to an address with the role that runs the pipeline.",
             )
 
     def _create(self) -> None:
@@ -251,11 +258,9 @@ class PostgresDriver(Driver):
 
     @override
     def is_sealed(self) -> bool:
-        return bool(
-            self.fetch("SELECT obj_description('shard'::regclass, 'pg_class') = %s", (_SEALED,))[0][
-                0
-            ]
-        )
+        query = "SELECT obj_description('shard'::regclass, 'pg_class') = %s"
+        ((is_sealed,),) = self.fetch(query, (_SEALED,))
+        return bool(is_sealed)
 
     @override
     def seal(self, sealed: bool) -> None:
@@ -297,7 +302,8 @@ def schema_sizes(url: URL, schemas: Sequence[str]) -> dict[str, int]:
     """Return the bytes of tables and indexes of each of these schemas that exists."""
     with _postgres_errors(), _connect(url, {}) as connection:
         query = """SELECT n.nspname, coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
-            FROM pg_namespace AS n LEFT JOIN pg_class AS c ON c.relnamespace = n.oid AND c.relkind = 'r'
+            FROM pg_namespace AS n LEFT JOIN pg_class AS c ON c.relnamespace = n.oid
+            AND c.relkind = 'r'
             WHERE n.nspname = ANY(%s) GROUP BY n.nspname"""
         return dict(connection.execute(query, [[*schemas]]).fetchall())
 
@@ -313,7 +319,7 @@ def drop_schema(url: URL) -> None:
 
 @cache
 def _key_adapters() -> tuple[type[Any], type[Any]]:
-    """Two classes for psycopg: one escapes NUL in texts to send, one unescapes VARCHAR columns, such as keys."""
+    """Make two classes for psycopg: one escapes NUL in texts, one unescapes VARCHAR."""
     from psycopg.adapt import Buffer, Loader
     from psycopg.types.string import StrDumperUnknown
 

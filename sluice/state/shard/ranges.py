@@ -49,8 +49,10 @@ def conditions(within: RowRange, after: EntryId | None) -> tuple[str, list[Any]]
         add("c.key >= ?", first)
     if within.last is not None:
         # For a single key, `=` lets the database return the windows in index order; `<=` would not.
-        is_single = within.last == first
-        add("c.key = ?" if is_single else "c.key <= ?", within.last)
+        if within.last == first:
+            add("c.key = ?", within.last)
+        else:
+            add("c.key <= ?", within.last)
     end_of_prefix = _after_prefix(within.prefix)
     if end_of_prefix is not None:
         add("c.key < ?", end_of_prefix)
@@ -62,10 +64,11 @@ def conditions(within: RowRange, after: EntryId | None) -> tuple[str, list[Any]]
 
 
 def _after_prefix(prefix: str) -> str | None:
-    """Return the text that sorts right after all texts with this prefix, or None if they sort last."""
+    """Return the text that sorts right after all texts with this prefix, None if none does."""
     for index in range(len(prefix) - 1, -1, -1):
         code = ord(prefix[index])
         if code < sys.maxunicode:
             # Surrogates are not characters, so U+E000 follows U+D7FF.
-            return prefix[:index] + chr(0xE000 if code == 0xD7FF else code + 1)
+            following = 0xE000 if code == 0xD7FF else code + 1
+            return prefix[:index] + chr(following)
     return None

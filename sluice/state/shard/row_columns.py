@@ -32,7 +32,7 @@ class RowIds(msgspec.Struct, frozen=True, array_like=True):
         return zip(self.group_ids, self.keys, self.window_starts, self.window_ends, strict=True)
 
     def pairs(self) -> Iterator[tuple[int, str]]:
-        """Group and key of each row."""
+        """Yield the group and the key of each row."""
         return zip(self.group_ids, self.keys, strict=True)
 
     def at(self, places: Sequence[int]) -> Self:

@@ -64,13 +64,14 @@ def row_digests(table: pa.Table) -> list[int]:
     `checksums.row_digest` has the same rule, and takes three times as long for a row.
     """
     keys, values = table.column("key"), table.column("value")
-    numbers = [
-        *(table.column(name) for name in ("group_id", "window_start", "window_end")),
-        pc.utf8_length(keys),
-    ]
     key_and_value = pc.binary_join_element_wise(keys, values, "")
     contents = pc.binary_join_element_wise(
-        *(number.cast(pa.string()) for number in numbers), key_and_value, " "
+        table.column("group_id").cast(pa.string()),
+        table.column("window_start").cast(pa.string()),
+        table.column("window_end").cast(pa.string()),
+        pc.utf8_length(keys).cast(pa.string()),
+        key_and_value,
+        " ",
     )
     digests = np.zeros(len(table), np.uint64)
     has_value = np.asarray(values.is_valid())

@@ -83,7 +83,10 @@ class Journal(msgspec.Struct, frozen=True, array_like=True):
     @property
     def unfinished(self) -> int | None:
         """The first batch that the rows of an unfinished copy lack; None for a complete shard."""
-        return next((entry.batch for entry in self.batches if entry.operator == UNFINISHED), None)
+        for entry in self.batches:
+            if entry.operator == UNFINISHED:
+                return entry.batch
+        return None
 
 
 class LastPlaces(msgspec.Struct, frozen=True, array_like=True):
@@ -295,12 +298,12 @@ class Shard(Protocol):
     def verify_rows(self, as_of: int, published: Checksums | None = None) -> None:
         """Read and check all state rows as of a batch.
 
-        Compares with the published checksum if given, otherwise with the recorded checksum. Raise
+        Compare with the published checksum if given, otherwise with the recorded checksum. Raise
         DamagedState if the checksum differs, or if the database is damaged.
         """
 
     def verify_states(self, as_of: int, published: Checksums | None = None) -> None:
-        """Like `verify_rows`, for operator states. Only their newest two batches are kept."""
+        """Do the same as `verify_rows` for operator states, of which two batches are kept."""
 
     def scan(
         self,
@@ -320,8 +323,8 @@ class Shard(Protocol):
     def compact(self, keep_from: WholeNumber) -> int:
         """Remove the versions that no snapshot since batch `keep_from` can show.
 
-        Return the number removed. Uses small transactions, so that a writer can work at the same
-        time, and may be interrupted at any time.
+        Return the number removed. The transactions are small, so that a writer can work at the same
+        time. The call may be interrupted at any time.
         """
 
     def row_versions(
@@ -341,10 +344,10 @@ class Shard(Protocol):
         after: tuple[int, int, str, int] | None,
         limit: int,
     ) -> list[StateVersion]:
-        """Like `row_versions`, for operator states after (operator, shared, key, batch)."""
+        """Return the same as `row_versions`, of states after (operator, shared, key, batch)."""
 
     def absorb_states(self, versions: Iterable[StateVersion]) -> None:
-        """Like `absorb_rows`, for operator states."""
+        """Do the same as `absorb_rows` for operator states."""
 
     def last_places(self) -> LastPlaces:
         """Return the last row, state and answer, after which an interrupted copy continues."""

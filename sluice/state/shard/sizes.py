@@ -23,9 +23,11 @@ def size_of(location: str) -> int | None:
 
 
 def sizes_of(locations: Iterable[str]) -> dict[str, int]:
-    """Address of a shard → its size in bytes, with one query for all shards of a PostgreSQL database.
+    """Return the address of each shard → its size in bytes.
 
-    Omits shards that do not exist, and shards of a database that does not answer.
+    All shards of a PostgreSQL database take one query.
+
+    Omit shards that do not exist, and shards of a database that does not answer.
     """
     sizes: dict[str, int] = {}
     schemas: dict[URL, dict[str, str]] = {}
@@ -48,15 +50,17 @@ def _size_of_files(url: URL) -> int | None:
     with suppress(OSError):
         if url.database:
             size = Path(url.database).stat().st_size
-            log = Path(f"{url.database}-wal")
             # The log exists only while a connection is open. The last connection removes it at its
             # end.
-            return size + (log.stat().st_size if log.exists() else 0)
+            log = Path(f"{url.database}-wal")
+            if log.exists():
+                size += log.stat().st_size
+            return size
     return None
 
 
 def _sizes_in_postgres(database: URL, locations: Mapping[str, str]) -> dict[str, int]:
-    """Address of a shard → its size. `locations`: schema → the address."""
+    """Return the address of each shard → its size. `locations`: schema → the address."""
     sizes: dict[str, int] = {}
     with suppress(StateError):
         for schema, size in schema_sizes(database, [*locations]).items():

@@ -32,11 +32,14 @@ _BEFORE = """WITH wanted (group_id, key, window_start, window_end) AS (VALUES {r
     WHERE s.value IS NOT NULL"""
 _NEWEST_WINDOWS = """WITH wanted (group_id, key) AS (VALUES {rows})
     SELECT group_id, key, (
-        SELECT max(s.window_start) FROM state_rows AS s WHERE s.group_id = w.group_id AND s.key = w.key)
+        SELECT max(s.window_start) FROM state_rows AS s WHERE s.group_id = w.group_id
+        AND s.key = w.key)
     FROM wanted AS w"""
 _CACHE_KB = 16_000
-"""The part of a shard that a writer keeps in memory. With SQLite's 2 MB, inserting sorted rows takes 7 % more CPU time,
-because a large batch writes some pages several times."""
+"""The part of a shard that a writer keeps in memory.
+
+With SQLite's 2 MB, inserting sorted rows takes 7 % more CPU time, because a large batch writes some
+pages several times."""
 _ROWS_AT_ONCE = 100
 """The number of rows that one statement reads or inserts. A statement for each row would take
 several times as long."""
@@ -167,7 +170,7 @@ class SqliteDriver(Driver):
         rows: Iterable[Sequence[Any]],
         constants: Mapping[str, int] = NO_CONSTANTS,
     ) -> None:
-        marks = ", ".join(["?"] * len(columns) + [str(number) for number in constants.values()])
+        marks = ", ".join([*["?"] * len(columns), *map(str, constants.values())])
         insert_one = f"INSERT INTO {table} ({', '.join((*columns, *constants))}) VALUES ({marks})"
         insert_many = insert_one + f", ({marks})" * (_ROWS_AT_ONCE - 1)
         cursor, width = self._connection.cursor(), len(columns)
@@ -175,10 +178,8 @@ class SqliteDriver(Driver):
             if len(values) == _ROWS_AT_ONCE * width:
                 cursor.execute(insert_many, values)
             else:
-                cursor.executemany(
-                    insert_one,
-                    [values[begin : begin + width] for begin in range(0, len(values), width)],
-                )
+                begins = range(0, len(values), width)
+                cursor.executemany(insert_one, [values[at : at + width] for at in begins])
 
     @override
     def versions_before(self, batch: int, ids: RowIds) -> Iterator[StoredRow]:
@@ -243,7 +244,7 @@ class SqliteDriver(Driver):
         return kind(f"The shard cannot be used: {first_line(error)}")
 
     def _is_damage(self, error: sqlite3.Error | OSError) -> bool:
-        """Return whether the error means damage, rather than a full disk or a lock of another process."""
+        """Return whether the error means damage, rather than a full disk or another's lock."""
         if isinstance(error, FileNotFoundError):
             return True
         code = getattr(error, "sqlite_errorcode", None)
@@ -257,7 +258,7 @@ class SqliteDriver(Driver):
 
 
 def _values_of_rows(rows: Iterable[Sequence[Any]], width: int) -> Iterator[list[Any]]:
-    """Yield the values of all rows, each of which has `width` values, in a list for each statement."""
+    """Yield the values of all rows of `width` values, in a list for each statement."""
     values = chain.from_iterable(rows)
     while of_statement := [*islice(values, _ROWS_AT_ONCE * width)]:
         yield of_statement

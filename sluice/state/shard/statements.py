@@ -1,4 +1,4 @@
-"""SQL for versioned state rows: the rows as of a batch, the rows that a batch changed, and superseded versions.
+"""SQL for versioned state rows: as of a batch, changed by a batch, and superseded versions.
 
 Also the SQL of a shard's journal, which has a row per batch of state rows and per batch of an
 operator's states.
@@ -8,14 +8,18 @@ VALUE_AS_OF = """SELECT value FROM state_rows
     WHERE group_id = ? AND key = ? AND window_start = ? AND window_end = ? AND batch <= ?
     ORDER BY batch DESC LIMIT 1"""
 # The newest version of each state row as of a batch, unless it is a tombstone.
-ROWS_AS_OF = """FROM state_rows AS c WHERE group_id = ? AND batch <= ? AND value IS NOT NULL AND NOT EXISTS (
+ROWS_AS_OF = """FROM state_rows AS c WHERE group_id = ? AND batch <= ? AND value IS NOT NULL
+    AND NOT EXISTS (
     SELECT 1 FROM state_rows AS n WHERE n.group_id = c.group_id AND n.key = c.key
-    AND n.window_start = c.window_start AND n.window_end = c.window_end AND n.batch > c.batch AND n.batch <= ?)"""
+    AND n.window_start = c.window_start AND n.window_end = c.window_end
+    AND n.batch > c.batch AND n.batch <= ?)"""
 PAGE_AS_OF = """SELECT group_id, key, window_start, window_end, value, digest FROM state_rows AS c
-    WHERE (group_id, key, window_start, window_end) > (?, ?, ?, ?) AND batch <= ? AND value IS NOT NULL AND NOT EXISTS (
+    WHERE (group_id, key, window_start, window_end) > (?, ?, ?, ?) AND batch <= ?
+    AND value IS NOT NULL AND NOT EXISTS (
         SELECT 1 FROM state_rows AS n
         WHERE n.group_id = c.group_id AND n.key = c.key
-        AND n.window_start = c.window_start AND n.window_end = c.window_end AND n.batch > c.batch AND n.batch <= ?)
+        AND n.window_start = c.window_start AND n.window_end = c.window_end
+        AND n.batch > c.batch AND n.batch <= ?)
     ORDER BY group_id, key, window_start, window_end LIMIT ?"""
 # Versions that no snapshot since a batch can show: superseded versions, and tombstones.
 _SUPERSEDED = """FROM state_rows AS c
@@ -23,9 +27,11 @@ _SUPERSEDED = """FROM state_rows AS c
     value IS NULL OR EXISTS (
         SELECT 1 FROM state_rows AS n
         WHERE n.group_id = c.group_id AND n.key = c.key
-        AND n.window_start = c.window_start AND n.window_end = c.window_end AND n.batch > c.batch AND n.batch <= ?))"""
+        AND n.window_start = c.window_start AND n.window_end = c.window_end
+        AND n.batch > c.batch AND n.batch <= ?))"""
 CHANGED = """SELECT DISTINCT key, window_start, window_end FROM state_rows
-    WHERE group_id = ? AND batch > ? AND batch <= ? ORDER BY key, window_start, window_end LIMIT ?"""
+    WHERE group_id = ? AND batch > ? AND batch <= ?
+    ORDER BY key, window_start, window_end LIMIT ?"""
 INSERT_BATCH = 'INSERT INTO batches (operator, batch, "rows", checksum) VALUES (?, ?, ?, ?)'
 JOURNAL = 'SELECT operator, batch, "rows", checksum FROM batches ORDER BY batch, operator'
 ROWS_BY_BATCH = 'SELECT batch, "rows" FROM batches WHERE operator = ? ORDER BY batch'
@@ -45,7 +51,8 @@ FENCE_OLDER_WRITERS = "UPDATE shard SET epoch = ? WHERE epoch <= ?"
 # The counts are recorded because lost rows are not noticed otherwise: a table with fewer rows is
 # still a valid table.
 ADD_TO_ROW_COUNTS = "UPDATE shard SET state_rows = state_rows + ?, states = states + ?"
-ROW_COUNTS = "SELECT state_rows, (SELECT count(*) FROM state_rows), states, (SELECT count(*) FROM states) FROM shard"
+ROW_COUNTS = """SELECT state_rows, (SELECT count(*) FROM state_rows),
+    states, (SELECT count(*) FROM states) FROM shard"""
 ROWS_BY_GROUP = "SELECT group_id, count(*) FROM state_rows GROUP BY group_id"
 STATES_BY_OPERATOR = "SELECT operator, count(*) FROM states GROUP BY operator"
 # After a copy, the rows that were copied count as written.

@@ -1,4 +1,4 @@
-"""Creates the tables of a new ledger, and migrates an older ledger to this version's tables, when it is opened.
+"""Creates the tables of a new ledger, and migrates an older ledger when it is opened.
 
 Each change of `ledger_tables.py` has a module in `versions/`, which names the revision before it.
 `HEAD` is the newest revision.
@@ -44,7 +44,7 @@ _VERSION = Table(
 def migrate(engine: Engine) -> None:
     """Create a ledger's tables, or migrate them to `HEAD`, in one transaction.
 
-    Several processes may do so at once. Raises StateError, and changes nothing, if the ledger is
+    Several processes may do so at once. Raise StateError, and change nothing, if the ledger is
     from before the first release, if a newer version of Sluice has migrated it, or if it has lost
     its version.
     """
@@ -87,9 +87,9 @@ def _require_new(connection: Connection) -> None:
 def _from_before_release() -> StateError:
     return StateError(
         "The ledger is from before the first release of Sluice, whose ledgers have other tables.",
-        next_step="Begin with an empty ledger, and an empty place for shards: the next runs compute the "
-        "state from the topics, and write its output again. Everything is in the folder of SLUICE_HOME unless other "
-        "settings say so.",
+        next_step="Begin with an empty ledger, and an empty place for shards: the next runs "
+        "compute the state from the topics, and write its output again. Everything is in the "
+        "folder of SLUICE_HOME unless other settings say so.",
     )
 
 
@@ -106,7 +106,7 @@ def _create(connection: Connection) -> None:
 def upgrade(connection: Connection, version: str, to: str) -> None:
     """Migrate a ledger from one version to another.
 
-    Raises StateError if this version of Sluice does not know `version`.
+    Raise StateError if this version of Sluice does not know `version`.
     """
     # Versions from before the first release are numbers.
     if version.isdigit():
@@ -124,7 +124,8 @@ def upgrade(connection: Connection, version: str, to: str) -> None:
     versions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if version not in versions:
         raise StateError(
-            f"The ledger has version {version}, but this version of Sluice knows ledgers up to version {HEAD}.",
+            f"The ledger has version {version}, but this version of Sluice knows ledgers up to "
+            f"version {HEAD}.",
             next_step="Install the version of Sluice that last opened the ledger, or a newer one.",
         )
     command.upgrade(config, to)

@@ -1,4 +1,4 @@
-"""Alembic runs this file to migrate a ledger in the transaction of the connection that it is given."""
+"""Alembic runs this file to migrate a ledger in the transaction of the given connection."""
 
 from alembic import context
 
