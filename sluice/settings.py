@@ -8,6 +8,7 @@
 | SLUICE_SHARDS | sqlite:///HOME/shards | URL for new shards: a folder, or a PostgreSQL database |
 | SLUICE_JARS | HOME/jars | folder for jars of Delta Lake and the broker, and for class archives |
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | librdkafka settings, as JSON |
+| SLUICE_COMMIT_OFFSETS | true | whether each batch commits its end offsets to the group sluice-PIPELINE |
 | SLUICE_SPARK_CONF | {} | additional Spark settings, as JSON |
 | SLUICE_MAX_RECORDS | from SLUICE_MEMORY | most stream records of a batch |
 | SLUICE_LINGER_MS | the pipeline's linger | how long a run waits at its end for records, in ms |
@@ -61,6 +62,8 @@ class Settings:
     """None if the size of batches follows from `memory` (see `engine/run/batch_size.py`)."""
     linger_ms: int | None
     run: str
+    commit_offsets: bool = True
+    """Whether runs commit their offsets to a consumer group (`engine/publish/consumer_group.py`)."""
     memory: int = MEMORY_MB
     """The memory that a run's processes may need together, in millions of bytes."""
     pool: str = "default_pool"
@@ -94,6 +97,7 @@ class Settings:
             max_records=_positive(environ, "SLUICE_MAX_RECORDS"),
             linger_ms=_whole(environ, "SLUICE_LINGER_MS"),
             run=environ.get("SLUICE_RUN", ""),
+            commit_offsets=_boolean(environ, "SLUICE_COMMIT_OFFSETS", default=True),
             memory=_megabytes(environ, "SLUICE_MEMORY"),
             pool=environ.get("SLUICE_POOL") or "default_pool",
             server_token=_token(environ),
@@ -188,6 +192,15 @@ def _megabytes(environ: Mapping[str, str], name: str) -> int:
             next_step=f"Set it to at least {LEAST_MEMORY_MB}m, such as {MEMORY_MB}m or 4g.",
         )
     return megabytes
+
+
+def _boolean(environ: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = environ.get(name)
+    if not text:
+        return default
+    if text.lower() not in ("true", "false"):
+        raise SettingsError(f"{name} is {text[:40]!r}.", next_step="Set it to true or false.")
+    return text.lower() == "true"
 
 
 def _whole(environ: Mapping[str, str], name: str) -> int | None:

@@ -19,6 +19,7 @@ from sluice.engine.batch.job_topics import (
 )
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.auditor import Auditor
+from sluice.engine.publish.consumer_group import ConsumerGroup
 from sluice.engine.publish.markers import MARKER_SETTINGS, Writer
 from sluice.engine.publish.output_identity import OutputIdentity
 from sluice.engine.publish.output_writer import Destinations
@@ -239,7 +240,11 @@ class JobRun:
         if self.steps is not None:
             return None
         limits = self._make_topics(partitions, writer)
-        transaction = TransactionalOutput(self.settings.kafka, writer, limits)
+        group = None
+        if self.settings.commit_offsets:
+            name = self.job.pipeline.name
+            group = ConsumerGroup(self.settings.kafka, name, self.job.topics)
+        transaction = TransactionalOutput(self.settings.kafka, writer, limits, group)
         return _TopicOutput(transaction, limits)
 
     def _stores_to_come(self, ledger: Ledger, setup: _Setup) -> frozenset[str]:
