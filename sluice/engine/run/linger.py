@@ -9,10 +9,9 @@ from typing import Literal
 
 import structlog
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
 from sluice.engine.run.clocks import Clocks
-from sluice.kafka.brokers import broker_errors, quiet
+from sluice.kafka.brokers import broker_errors, silent_admin, unreachable
 from sluice.kafka.denied_operations import DESCRIBE, access_denied, denial, on_topic
 from sluice.kafka.unread_records import Lag, Offsets, read_lag
 
@@ -43,7 +42,7 @@ class Linger:
 
     def __post_init__(self) -> None:
         self._last = time.monotonic() + LONGEST_S
-        self._admin = AdminClient(quiet(self.kafka))
+        self._admin = silent_admin(self.kafka)
         self._unreachable = False
 
     def wait(self, positions: Offsets, next_timer: int | None = None) -> News | None:
@@ -97,7 +96,8 @@ class Linger:
             if denied is not None:
                 raise denied from None
             if not self._unreachable:
-                log.warning("waiting for the broker", why=str(error) or "timed out")
+                why = str(error) or "timed out"
+                log.warning("waiting for the broker", why=unreachable(self.kafka, why).detail)
             self._unreachable = True
             return None
         self._unreachable = False
