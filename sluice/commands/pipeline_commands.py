@@ -159,7 +159,7 @@ def _check_settings() -> Iterable[SluiceError]:
 
     Prints a warning for a database that cannot be written.
     """
-    from sluice.errors import StateError
+    from sluice.errors import BrokersUnreachable, StateError
     from sluice.kafka.brokers import silent_admin
     from sluice.state.database import database_url
     from sluice.state.postgres_checks import lossy_settings, require_usable, require_usable_shards
@@ -175,8 +175,9 @@ def _check_settings() -> Iterable[SluiceError]:
             check_setting()
         except SettingsError as error:
             yield error
-        except StateError as error:
-            # This command only reads, so it may use a standby or a read-only database.
+        except (StateError, BrokersUnreachable) as error:
+            # This command only reads, so it may use a standby or a read-only database. A function
+            # for tokens may not work on this host.
             out.print(f"warning: {error}", markup=False, soft_wrap=True)
     for what, address in (("ledger", settings().ledger), ("shards", settings().shards)):
         for warning in lossy_settings(database_url(address), what):

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from asgiref.sync import sync_to_async
-from confluent_kafka.admin import AdminClient
 
 from sluice.airflow_connections import kafka_config
 from sluice.answers import FailureKind
-from sluice.kafka.brokers import broker_errors, silent_admin
+from sluice.kafka.brokers import broker_errors
+from sluice.kafka.replaced_files import LastingAdmin
 from sluice.kafka.unread_records import Lag, Offsets, read_lag
 from sluice.observe.host_checks import Observer
 from sluice.settings import settings
@@ -75,7 +75,7 @@ class Watch:
         # for half a period.
         self._rounds = SingleFlightCache[_Round](poll_seconds / 2, 1)
         self._topics: dict[object, frozenset[str]] = {}
-        self._admin: AdminClient | None = None
+        self._admin: LastingAdmin | None = None
         self._ledger: Ledger | None = None
         self._observer: Observer | None = None
         self._kafka: Mapping[str, str] = {}
@@ -133,7 +133,7 @@ class Watch:
                 # In a triggerer, Airflow gets a connection from its supervisor through this
                 # thread's event loop. asgiref's `sync_to_async` makes this loop available.
                 self._kafka = await sync_to_async(kafka_config)(self._kafka_config_id)
-                self._admin = await asyncio.to_thread(silent_admin, self._kafka)
+                self._admin = await asyncio.to_thread(LastingAdmin, self._kafka)
             if self._ledger is None:
                 self._ledger = await asyncio.to_thread(Ledger.open, settings().ledger)
                 self._observer = Observer(self._ledger, settings())
@@ -141,7 +141,7 @@ class Watch:
                 self._observer.observe()
             return await asyncio.to_thread(self._read_round, self._admin, self._ledger, topics)
 
-    def _read_round(self, admin: AdminClient, ledger: Ledger, topics: frozenset[str]) -> _Round:
+    def _read_round(self, admin: LastingAdmin, ledger: Ledger, topics: frozenset[str]) -> _Round:
         # Positions are read before end offsets. In the other order, a run could read more records
         # in between. A position could then be after the end offset, as if the topic had been
         # deleted and created again.
@@ -163,7 +163,7 @@ class Watch:
             failures.setdefault(failure.pipeline, {})[failure.kind] = failure
         with broker_errors(self._kafka):
             return _Round(
-                read_lag(admin, topics, {}), positions, leases, published, timers, failures
+                read_lag(admin.client(), topics, {}), positions, leases, published, timers, failures
             )
 
 

@@ -13,11 +13,12 @@ from confluent_kafka import KafkaException
 from sluice.engine.run.clocks import Clocks
 from sluice.kafka.brokers import broker_errors, silent_admin, unreachable
 from sluice.kafka.denied_operations import DESCRIBE, access_denied, denial, on_topic
+from sluice.kafka.replaced_files import ReplacedFiles
 from sluice.kafka.unread_records import Lag, Offsets, read_lag
 
 log = structlog.get_logger()
 
-News = Literal["records", "partitions", "timers"]
+News = Literal["records", "partitions", "certificates", "timers"]
 
 LONGEST_S = 3_600.0
 """A run lingers for at most an hour. The next run loads the pipeline's file again, so that changes
@@ -38,6 +39,8 @@ class Linger:
     check: Callable[[], None]
     """Raises an error if this driver cannot go on, for example because it has lost its lease."""
     clocks: Clocks
+    files: ReplacedFiles
+    """The files of the run's clients, as they were before the clients were made."""
     pause_s: float = 0.25
 
     def __post_init__(self) -> None:
@@ -46,14 +49,18 @@ class Linger:
         self._unreachable = False
 
     def wait(self, positions: Offsets, next_timer: int | None = None) -> News | None:
-        """Wait until there are records beyond `positions`, new partitions, or a timer is due at `next_timer`, epoch ms.
+        """Wait for records beyond `positions`, for new partitions, or for a timer.
 
-        Returns None after the waiting time.
+        The timer is due at `next_timer`, epoch ms. Also ends if files that the run's clients have
+        read, such as a certificate, were replaced: the run then makes new clients. Returns None
+        after the waiting time.
         """
         if not self.milliseconds:
             return None
         end = min(time.monotonic() + self.milliseconds / 1000, self._last)
         while (left := end - time.monotonic()) > 0:
+            if self.files.were_replaced():
+                return "certificates"
             # Another driver may have taken the lease over while this driver waited.
             self.check()
             lag = self._lag(positions)
