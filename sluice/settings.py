@@ -8,11 +8,11 @@
 | SLUICE_SHARDS | sqlite:///HOME/shards | URL for new shards: a folder, or a PostgreSQL database |
 | SLUICE_JARS | HOME/jars | folder for jars of Delta Lake and the broker, and for class archives |
 | SLUICE_KAFKA | {"bootstrap.servers": "127.0.0.1:9092"} | librdkafka settings, as JSON |
-| SLUICE_COMMIT_OFFSETS | true | whether each batch commits its end offsets to the group sluice-PIPELINE |
 | SLUICE_SPARK_CONF | {} | additional Spark settings, as JSON |
 | SLUICE_MAX_RECORDS | from SLUICE_MEMORY | most stream records of a batch |
 | SLUICE_LINGER_MS | the pipeline's linger | how long a run waits at its end for records, in ms |
 | SLUICE_RUN | | name of the run in audits and notes; in Airflow, the task sets it |
+| SLUICE_COMMIT_OFFSETS | true | whether runs commit offsets to the group sluice-PIPELINE |
 | SLUICE_MEMORY | 1500m | memory of a run, which determines the sizes of its batches and the heap |
 | SLUICE_POOL | default_pool | Airflow pool of the pipelines' tasks |
 | SLUICE_SERVER_TOKEN | none | token that callers send to state servers; at least 16 characters |

@@ -17,7 +17,9 @@ def token(argument: str) -> tuple[str, float]:
     Raises SettingsError without a region or without the library.
     """
     try:
-        from aws_msk_iam_sasl_signer import MSKAuthTokenProvider as Provider
+        from aws_msk_iam_sasl_signer import (  # type: ignore[import-not-found]
+            MSKAuthTokenProvider as Provider,
+        )
     except ImportError:
         raise SettingsError(
             "AWS MSK with IAM needs the package aws-msk-iam-sasl-signer-python.",

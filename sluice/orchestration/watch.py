@@ -13,6 +13,7 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from asgiref.sync import sync_to_async
+from confluent_kafka.admin import AdminClient
 
 from sluice.airflow_connections import kafka_config
 from sluice.answers import FailureKind
@@ -139,9 +140,10 @@ class Watch:
                 self._observer = Observer(self._ledger, settings())
             if self._observer is not None:
                 self._observer.observe()
-            return await asyncio.to_thread(self._read_round, self._admin, self._ledger, topics)
+            admin = await asyncio.to_thread(self._admin.client)
+            return await asyncio.to_thread(self._read_round, admin, self._ledger, topics)
 
-    def _read_round(self, admin: LastingAdmin, ledger: Ledger, topics: frozenset[str]) -> _Round:
+    def _read_round(self, admin: AdminClient, ledger: Ledger, topics: frozenset[str]) -> _Round:
         # Positions are read before end offsets. In the other order, a run could read more records
         # in between. A position could then be after the end offset, as if the topic had been
         # deleted and created again.
@@ -163,7 +165,7 @@ class Watch:
             failures.setdefault(failure.pipeline, {})[failure.kind] = failure
         with broker_errors(self._kafka):
             return _Round(
-                read_lag(admin.client(), topics, {}), positions, leases, published, timers, failures
+                read_lag(admin, topics, {}), positions, leases, published, timers, failures
             )
 
 
