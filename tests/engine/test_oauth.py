@@ -197,7 +197,7 @@ def away(platform: Platform) -> Any:
     return platform.tokens.away()
 
 
-@pytest.mark.fault("F60", "tokens cannot be renewed while a run goes on")
+@pytest.mark.fault("F57", "tokens cannot be renewed while a run goes on")
 @pytest.mark.parametrize("way", ["oidc", "function"])
 def test_an_endpoint_that_is_away_while_a_run_lingers_loses_nothing(
     platform: Platform, start: Start, way: str, monkeypatch: pytest.MonkeyPatch
@@ -236,7 +236,7 @@ def test_an_endpoint_that_is_away_while_a_run_lingers_loses_nothing(
     print(f"{way}: named after {named_after[0]:.1f} s")
 
 
-@pytest.mark.fault("F60", "tokens cannot be renewed while a run goes on")
+@pytest.mark.fault("F57", "tokens cannot be renewed while a run goes on")
 def test_a_run_without_tokens_ends_with_the_cause_and_the_next_goes_on(
     platform: Platform, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
