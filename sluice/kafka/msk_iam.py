@@ -33,12 +33,19 @@ def token(argument: str) -> tuple[str, float]:
             "The AWS region of the MSK brokers is unknown.",
             next_step="Set sasl.oauthbearer.config to region=NAME.",
         )
-    if "role" in options:
-        made, expires_ms = Provider.generate_auth_token_from_role_arn(region, options["role"])
-    elif "profile" in options:
-        made, expires_ms = Provider.generate_auth_token_from_profile(region, options["profile"])
-    else:
-        made, expires_ms = Provider.generate_auth_token(region)
+    try:
+        if "role" in options:
+            made, expires_ms = Provider.generate_auth_token_from_role_arn(region, options["role"])
+        elif "profile" in options:
+            made, expires_ms = Provider.generate_auth_token_from_profile(region, options["profile"])
+        else:
+            made, expires_ms = Provider.generate_auth_token(region)
+    except AttributeError:
+        # Without credentials, version 1.0.2 of the library reads an attribute of None.
+        raise SettingsError(
+            "AWS's library has found no credentials.",
+            next_step="Give this process credentials: a role, a profile or environment variables.",
+        ) from None
     return made, expires_ms / 1_000
 
 

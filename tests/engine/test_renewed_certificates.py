@@ -73,11 +73,17 @@ class Secured:
 
     def deny_old(self, topic: str) -> None:
         """Deny everything on a topic to clients with the old certificate."""
-        of = ResourceType.TOPIC, topic, ResourcePatternType.LITERAL
-        denied = "User:CN=old", "*", AclOperation.ALL, AclPermissionType.DENY
-        allowed = "User:*", "*", AclOperation.ALL, AclPermissionType.ALLOW
+        bindings: list[AclBinding] = []
+        for user, permission in (
+            ("User:CN=old", AclPermissionType.DENY),
+            ("User:*", AclPermissionType.ALLOW),
+        ):
+            literal = ResourcePatternType.LITERAL
+            everything = AclOperation.ALL
+            bindings.append(
+                AclBinding(ResourceType.TOPIC, topic, literal, user, "*", everything, permission)
+            )
         admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
-        bindings = [AclBinding(*of, *denied), AclBinding(*of, *allowed)]
         for future in admin.create_acls(bindings).values():
             future.result(20)
 

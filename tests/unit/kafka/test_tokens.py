@@ -264,6 +264,20 @@ def test_wrong_options_of_msk_are_named(signer: type[Signer], config: str, reaso
         function(config)
 
 
+def test_missing_credentials_of_aws_are_named(
+    signer: type[Signer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_credentials(region: str) -> tuple[str, int]:
+        credentials: Any = None
+        return credentials.access_key, 0
+
+    monkeypatch.setattr(signer, "generate_auth_token", without_credentials)
+    function = token_settings(msk("private.example", oauth_cb=MSK_IAM))["oauth_cb"]
+    assert isinstance(function, TokenFunction)
+    with pytest.raises(SettingsError, match="no credentials"):
+        function("region=eu-central-1")
+
+
 def test_a_missing_library_of_aws_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", None)
     kafka = msk("b-1.a.c2.kafka.us-east-1.amazonaws.com") | {"security.protocol": "SASL_SSL"}
