@@ -13,7 +13,6 @@ import structlog
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from sluice.engine.read.source_identity import Positions
-from sluice.kafka.brokers import COMMITS_NOTHING, configuration_errors, quiet
 from sluice.kafka.denied_operations import READ, Operation, allowing_commands
 from sluice.settings import masked
 from sluice.state.ledger.sources import SourcePartition
@@ -21,7 +20,7 @@ from sluice.values.record_places import Partition
 
 log = structlog.get_logger()
 
-_TIMEOUT_S = 5.0
+_TIMEOUT_S, _ABORT_TIMEOUT_S = 5.0, 60.0
 _PAUSE_S = 60.0
 """After a failure, how long no further attempt is made. Each attempt may cost `_TIMEOUT_S`."""
 
@@ -46,9 +45,9 @@ class ConsumerGroup:
         self._reason = ""
         """Why the last attempt failed."""
         self._again_at = 0.0
-        with configuration_errors(kafka):
-            consumer = Consumer({**quiet(kafka), **COMMITS_NOTHING, "group.id": self.name})
-        # The producer needs this description of a group without members. Only a consumer makes it.
+        # The producer needs a description of a group without members, which only a consumer makes.
+        # Without the settings of the connection, the consumer connects to nothing.
+        consumer = Consumer({"group.id": self.name, "log_level": 0})
         self._metadata = consumer.consumer_group_metadata()
         consumer.close()
 
@@ -72,7 +71,7 @@ class ConsumerGroup:
             if reason.fatal() or reason.code() in _OF_PRODUCER:
                 raise
             self._note_failure(reason)
-            producer.abort_transaction(_TIMEOUT_S)
+            producer.abort_transaction(_ABORT_TIMEOUT_S)
             producer.begin_transaction()
             return
         self._committed |= changed
