@@ -187,6 +187,12 @@ def without_token(kafka: Mapping[str, str]) -> BrokersUnreachable | None:
     )
 
 
+def require_token(kafka: Mapping[str, str]) -> None:
+    """Raise BrokersUnreachable if clients get no token to log in with."""
+    if (tokenless := without_token(kafka)) is not None:
+        raise tokenless
+
+
 def unreachable(kafka: Mapping[str, str], why: str) -> BrokersUnreachable:
     """Create a BrokersUnreachable error with the configured address and librdkafka's reason.
 
