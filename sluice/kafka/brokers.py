@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from sluice.errors import BrokersUnreachable, SettingsError, sentence
 from sluice.kafka.denied_operations import denial
 from sluice.kafka.token_endpoint import endpoint_of, endpoint_trouble
-from sluice.kafka.token_functions import function_trouble, token_settings
+from sluice.kafka.token_functions import SHARED, function_trouble, token_settings
 from sluice.support.masking import masked, secrets_of_settings, shown_url
 
 ANSWER_SECONDS = 5.0
@@ -27,6 +27,8 @@ CHOSEN_BY_CLIENT = frozenset({
 })  # fmt: skip
 """Settings that each client of Sluice chooses itself. Sluice ignores them in Airflow's connections,
 which may have them for other programs."""
+
+_NOT_FOR_CLIENTS = CHOSEN_BY_CLIENT | {SHARED}
 
 ANY_SIZE = {"message.max.bytes": "1000000000"}
 """Settings for a producer of records of any size: the topic limits the size, not the client."""
@@ -65,7 +67,7 @@ def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
         # librdkafka waits for this time, or for at most 50 ms, even before it first connects to a
         # broker.
         "reconnect.backoff.ms": 20,
-        **{name: value for name, value in kafka.items() if name not in CHOSEN_BY_CLIENT},
+        **{name: value for name, value in kafka.items() if name not in _NOT_FOR_CLIENTS},
         **token_settings(kafka),
     }
 

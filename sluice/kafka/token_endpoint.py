@@ -1,7 +1,8 @@
-"""Asks an OAuth token endpoint for a token, to say why a client has none.
+"""Asks an OAuth token endpoint for tokens, with the client credentials of OpenID Connect.
 
-Clients get their tokens by librdkafka's own implementation of OIDC. But an administrative client
-only reports that a request has got no answer, so this module finds the reason.
+By default, each client gets its tokens by librdkafka's own implementation of OIDC. But an
+administrative client only reports that a request has got no answer, so this module finds the
+reason. It also makes the tokens that all clients of a process share, if the settings want that.
 """
 
 from __future__ import annotations
@@ -22,11 +23,26 @@ _KEPT_S = 10
 _MOST_BYTES = 1_000_000
 _LONGEST_REASON = 300
 _PREFIX = "sasl.oauthbearer."
+_NEEDED = ("client.id", "client.secret", "token.endpoint.url")
+_NAMES = (*(_PREFIX + name for name in (*_NEEDED, "scope")), "https.ca.location", "https.ca.pem")
+
+
+class TokenError(Exception):
+    """An endpoint has issued no valid token.
+
+    `reason` is the end of a sentence that begins with the endpoint.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the token endpoint {reason}")
+        self.reason = reason
 
 
 def uses_endpoint(kafka: Mapping[str, str]) -> bool:
-    """Return whether the clients with these settings get their tokens by OIDC."""
-    return kafka.get(f"{_PREFIX}method", "").lower() == "oidc"
+    """Return whether clients with these settings get tokens for an id and a secret from an endpoint."""
+    is_oidc = kafka.get(f"{_PREFIX}method", "").lower() == "oidc"
+    has_scheme = endpoint_of(kafka).lower().startswith(("http://", "https://"))
+    return is_oidc and has_scheme and all(kafka.get(_PREFIX + name) for name in _NEEDED)
 
 
 def endpoint_of(kafka: Mapping[str, str]) -> str:
@@ -40,30 +56,48 @@ def endpoint_trouble(kafka: Mapping[str, str]) -> str:
     Also returns an empty text if the settings need more than an id and a secret, because only
     librdkafka knows how such a token is asked for.
     """
-    names = ("client.id", "client.secret", "token.endpoint.url", "scope")
-    values = {name: kafka.get(f"{_PREFIX}{name}", "") for name in names}
-    if not uses_endpoint(kafka) or not all(values[name] for name in names[:3]):
+    if not uses_endpoint(kafka):
         return ""
-    if not values["token.endpoint.url"].lower().startswith(("http://", "https://")):
-        return ""
-    authority = kafka.get("https.ca.location", ""), kafka.get("https.ca.pem", "")
-    period = int(time.monotonic() / _KEPT_S)
-    return _trouble(tuple(values[name] for name in names), authority, period)
+    return _trouble(argument_of(kafka), int(time.monotonic() / _KEPT_S))
+
+
+def argument_of(kafka: Mapping[str, str]) -> str:
+    """Return the argument of `shared_token` for these settings. It contains the secret."""
+    return json.dumps({name: kafka[name] for name in _NAMES if kafka.get(name)})
+
+
+def shared_token(argument: str) -> tuple[str, float]:
+    """Return a token, and when it expires in epoch seconds. Raises TokenError without a token."""
+    settings: Mapping[str, str] = json.loads(argument)
+    token = _requested(settings)
+    expires_at = _expiry(token)
+    late_s = time.time() - expires_at
+    if late_s >= 0:
+        raise TokenError(f"issues tokens that expired {late_s:.0f} s ago by the clock of this host")
+    return token, expires_at
 
 
 @lru_cache(maxsize=4)
-def _trouble(values: tuple[str, ...], authority: tuple[str, str], period: int) -> str:
+def _trouble(argument: str, period: int) -> str:
+    try:
+        shared_token(argument)
+    except TokenError as error:
+        return error.reason
+    return ""
+
+
+def _requested(settings: Mapping[str, str]) -> str:
     # Imported only here, because these imports take as long as those of all of Kafka's clients, and
-    # only clients without a token need them.
+    # few processes need them.
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.parse import urlencode
     from urllib.request import Request, urlopen
 
-    client, secret, url, scope = values
+    client, secret, url = (settings[_PREFIX + name] for name in _NEEDED)
     log_in = base64.b64encode(f"{client}:{secret}".encode()).decode()
     form = {"grant_type": "client_credentials"}
-    if scope:
+    if scope := settings.get(f"{_PREFIX}scope"):
         form["scope"] = scope
     headers = {
         "Authorization": f"Basic {log_in}",
@@ -72,38 +106,34 @@ def _trouble(values: tuple[str, ...], authority: tuple[str, str], period: int) -
     }
     try:
         request = Request(url, urlencode(form).encode(), headers)
-        with urlopen(request, timeout=_ANSWER_S, context=_context(url, authority)) as answer:
-            token = json.loads(answer.read(_MOST_BYTES))["access_token"]
+        with urlopen(request, timeout=_ANSWER_S, context=_context(settings)) as answer:
+            return str(json.loads(answer.read(_MOST_BYTES))["access_token"])
     except HTTPError as error:
-        text = error.read(_MOST_BYTES).decode(errors="replace")
-        return f"answers {error.code} {error.reason}: {' '.join(text.split())[:_LONGEST_REASON]}"
+        text = " ".join(error.read(_MOST_BYTES).decode(errors="replace").split())
+        reason = f"answers {error.code} {error.reason}: {text[:_LONGEST_REASON]}"
     except (HTTPException, OSError) as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, TimeoutError):
-            return f"does not answer within {_ANSWER_S:.0f} s"
-        return f"cannot be reached: {reason}"
+        cause = getattr(error, "reason", error)
+        reason = f"cannot be reached: {cause}"
+        if isinstance(cause, TimeoutError):
+            reason = f"does not answer within {_ANSWER_S:.0f} s"
     except (ValueError, KeyError, TypeError):
-        return "answers without an access_token"
-    return _trouble_of_token(token)
+        reason = "answers without an access_token"
+    raise TokenError(reason)
 
 
-def _context(url: str, authority: tuple[str, str]) -> ssl.SSLContext | None:
-    if not url.lower().startswith("https:"):
+def _context(settings: Mapping[str, str]) -> ssl.SSLContext | None:
+    if not endpoint_of(settings).lower().startswith("https:"):
         return None
     import ssl
 
-    file, text = authority
-    return ssl.create_default_context(cafile=file or None, cadata=text or None)
+    file, text = settings.get("https.ca.location"), settings.get("https.ca.pem")
+    return ssl.create_default_context(cafile=file, cadata=text)
 
 
-def _trouble_of_token(token: object) -> str:
-    """Return what is wrong with a token that the endpoint has issued; empty if nothing is."""
+def _expiry(token: str) -> float:
     try:
-        payload = str(token).split(".")[1]
+        payload = token.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-        late_s = time.time() - float(claims["exp"])
+        return float(claims["exp"])
     except (IndexError, ValueError, KeyError, TypeError):
-        return "issues tokens that are not JSON Web Tokens with the claim exp"
-    if late_s >= 0:
-        return f"issues tokens that expired {late_s:.0f} s ago by the clock of this host"
-    return ""
+        raise TokenError("issues tokens that are not JSON Web Tokens with the claim exp") from None

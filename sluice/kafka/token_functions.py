@@ -17,10 +17,14 @@ from functools import lru_cache
 from threading import Lock
 
 from sluice.errors import SettingsError, SluiceError, sentence
+from sluice.kafka.token_endpoint import TokenError, argument_of, uses_endpoint
 
 FUNCTION, ARGUMENT = "oauth_cb", "sasl.oauthbearer.config"
 """The settings with the function's name and its argument."""
+SHARED = "sluice.oauthbearer.shared"
+"""The setting that is `true` if all clients of a process share the tokens of an OAuth endpoint."""
 MSK_IAM = "sluice.kafka.msk_iam.token"
+_ENDPOINT = "sluice.kafka.token_endpoint.shared_token"
 _MSK_SERVER = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com", re.IGNORECASE)
 _SHARED_PART = 0.5
 """The part of a token's lifetime in which further clients of a process get it, too."""
@@ -52,7 +56,7 @@ class TokenFunction:
                 expires_at = float(token[1])
             except Exception as error:
                 # The client only says that the function has raised an exception.
-                is_plain = isinstance(error, SluiceError)
+                is_plain = isinstance(error, SluiceError | TokenError)
                 self.trouble = str(error) if is_plain else f"{type(error).__name__}: {error}"
                 raise
             self.trouble = ""
@@ -71,6 +75,9 @@ def token_settings(kafka: Mapping[str, str]) -> dict[str, str | TokenFunction]:
     settings: dict[str, str | TokenFunction] = {FUNCTION: _imported(name)}
     if argument:
         settings[ARGUMENT] = argument
+    if name == _ENDPOINT:
+        # Otherwise, the client would ask the endpoint itself.
+        settings["sasl.oauthbearer.method"] = "default"
     return settings
 
 
@@ -88,6 +95,8 @@ def _named(kafka: Mapping[str, str]) -> tuple[str, str]:
     name, argument = kafka.get(FUNCTION, ""), kafka.get(ARGUMENT, "")
     if name:
         return name, argument
+    if kafka.get(SHARED, "").lower() == "true" and uses_endpoint(kafka):
+        return _ENDPOINT, argument_of(kafka)
     mechanism = kafka.get("sasl.mechanism") or kafka.get("sasl.mechanisms", "")
     server = _MSK_SERVER.search(kafka.get("bootstrap.servers", ""))
     is_oidc = kafka.get("sasl.oauthbearer.method", "").lower() == "oidc"

@@ -36,6 +36,8 @@ class TokenServer:
         self.delay_s = 0.0
         self.is_revoked = False
         """Whether the client's credentials have been revoked."""
+        self.body: bytes | None = None
+        """The body of all answers for tokens; None for the right one."""
         self.requests = 0
         """The number of requests for tokens."""
         self._key = rsa.generate_private_key(public_exponent=65_537, key_size=2_048)
@@ -133,6 +135,8 @@ class TokenServer:
         self, handler: BaseHTTPRequestHandler, status: int, body: Mapping[str, Any]
     ) -> None:
         encoded = json.dumps(body).encode()
+        if "access_token" in body and self.body is not None:
+            encoded = self.body
         try:
             handler.send_response(status)
             handler.send_header("Content-Type", "application/json")
@@ -171,8 +175,8 @@ class TokenServer:
             f"{of_mechanism}.sasl.jaas.config": _LOGIN,
             f"{of_mechanism}.sasl.server.callback.handler.class": _VALIDATOR,
             f"{of_mechanism}.sasl.oauthbearer.jwks.endpoint.url": self.keys_url,
-            f"{of_mechanism}.sasl.oauthbearer.expected.audience": AUDIENCE,
-            f"{of_mechanism}.sasl.oauthbearer.expected.issuer": ISSUER,
+            "sasl.oauthbearer.expected.audience": AUDIENCE,
+            "sasl.oauthbearer.expected.issuer": ISSUER,
             # The broker closes connections whose token has expired.
             f"{of_mechanism}.connections.max.reauth.ms": "3600000",
         }

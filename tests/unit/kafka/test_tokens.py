@@ -116,6 +116,19 @@ def test_a_request_without_an_answer_names_the_endpoint(tokens: TokenServer) -> 
 
 
 @pytest.mark.parametrize(
+    "answer",
+    [b"", b"[]", b'"text"', b'{"token": "x"}', b'{"access_token": "opaque"}',
+     b'{"access_token": "a.e30.b"}', b'{"access_token": null}', b"\xff"],
+)  # fmt: skip
+def test_an_answer_without_a_valid_token_is_named(
+    tokens: TokenServer, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "body", answer)
+    error = unreachable(tokens.client_settings(1), "timed out")
+    assert "without an access_token" in error.detail or "not JSON Web Tokens" in error.detail
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [("method", "default"), ("client.secret", ""), ("token.endpoint.url", "file:///etc/passwd")],
 )
@@ -123,6 +136,23 @@ def test_nothing_is_asked_without_an_endpoint(tokens: TokenServer, name: str, va
     tokens.stop()
     kafka = tokens.client_settings(1) | {f"sasl.oauthbearer.{name}": value}
     assert "token" not in unreachable(kafka, "timed out").detail
+
+
+def shared(tokens: TokenServer) -> dict[str, str]:
+    return tokens.client_settings(1) | {"sluice.oauthbearer.shared": "true"}
+
+
+def test_all_clients_of_a_process_may_share_the_token_of_an_endpoint(tokens: TokenServer) -> None:
+    for _ in range(5):
+        silent_admin(shared(tokens))
+    assert tokens.requests == 1
+
+
+def test_trouble_of_an_endpoint_with_shared_tokens_is_named(tokens: TokenServer) -> None:
+    tokens.is_revoked = True
+    error = error_of(lambda: require_brokers(shared(tokens)))
+    assert f"the token endpoint {tokens.token_url} answers 401 Unauthorized" in error.detail
+    assert "sasl.oauthbearer.client.secret" in error.next_step
 
 
 def by_function(name: str, argument: str = "") -> dict[str, str]:
