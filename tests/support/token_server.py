@@ -23,6 +23,7 @@ from tests.support.ports import free_port
 CLIENT_ID, CLIENT_SECRET = "sluice", "secret-of-the-client"
 ISSUER, AUDIENCE = "https://issuer.example", "kafka"
 _VALIDATOR = "org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler"
+_CHECK = "org.apache.kafka.common.security.oauthbearer.BrokerJwtValidator"
 _LOGIN = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;"
 
 
@@ -174,7 +175,9 @@ class TokenServer:
             "sasl.enabled.mechanisms": "OAUTHBEARER",
             f"{of_mechanism}.sasl.jaas.config": _LOGIN,
             f"{of_mechanism}.sasl.server.callback.handler.class": _VALIDATOR,
-            f"{of_mechanism}.sasl.oauthbearer.jwks.endpoint.url": self.keys_url,
+            # The default of Kafka 4.1 checks neither the signature nor the audience of a token.
+            "sasl.oauthbearer.jwt.validator.class": _CHECK,
+            "sasl.oauthbearer.jwks.endpoint.url": self.keys_url,
             "sasl.oauthbearer.expected.audience": AUDIENCE,
             "sasl.oauthbearer.expected.issuer": ISSUER,
             # The broker closes connections whose token has expired.
