@@ -24,7 +24,15 @@ _MOST_BYTES = 1_000_000
 _LONGEST_REASON = 300
 _PREFIX = "sasl.oauthbearer."
 _NEEDED = ("client.id", "client.secret", "token.endpoint.url")
-_NAMES = (*(_PREFIX + name for name in (*_NEEDED, "scope")), "https.ca.location", "https.ca.pem")
+_NAMES = (
+    *(_PREFIX + name for name in (*_NEEDED, "scope", "extensions")),
+    "https.ca.location",
+    "https.ca.pem",
+)
+_CLIENT_CREDENTIALS = "client_credentials"
+
+Token = tuple[str, float] | tuple[str, float, str, dict[str, str]]
+"""A token, when it expires in epoch seconds, and optionally the principal and extensions of SASL."""
 
 
 class TokenError(Exception):
@@ -41,8 +49,10 @@ class TokenError(Exception):
 def uses_endpoint(kafka: Mapping[str, str]) -> bool:
     """Return whether clients with these settings get tokens for an id and a secret from an endpoint."""
     is_oidc = kafka.get(f"{_PREFIX}method", "").lower() == "oidc"
+    grant = kafka.get(f"{_PREFIX}grant.type") or _CLIENT_CREDENTIALS
     has_scheme = endpoint_of(kafka).lower().startswith(("http://", "https://"))
-    return is_oidc and has_scheme and all(kafka.get(_PREFIX + name) for name in _NEEDED)
+    is_known = is_oidc and grant == _CLIENT_CREDENTIALS
+    return is_known and has_scheme and all(kafka.get(_PREFIX + name) for name in _NEEDED)
 
 
 def endpoint_of(kafka: Mapping[str, str]) -> str:
@@ -66,14 +76,21 @@ def argument_of(kafka: Mapping[str, str]) -> str:
     return json.dumps({name: kafka[name] for name in _NAMES if kafka.get(name)})
 
 
-def shared_token(argument: str) -> tuple[str, float]:
-    """Return a token, and when it expires in epoch seconds. Raises TokenError without a token."""
+def shared_token(argument: str) -> Token:
+    """Ask the endpoint for a token. Raises TokenError without a valid token."""
     settings: Mapping[str, str] = json.loads(argument)
     token = _requested(settings)
     expires_at = _expiry(token)
     late_s = time.time() - expires_at
     if late_s >= 0:
         raise TokenError(f"issues tokens that expired {late_s:.0f} s ago by the clock of this host")
+    extensions: dict[str, str] = {}
+    for text in settings.get(f"{_PREFIX}extensions", "").split(","):
+        name, sign, value = text.partition("=")
+        if sign:
+            extensions[name.strip()] = value.strip()
+    if extensions:
+        return token, expires_at, "", extensions
     return token, expires_at
 
 
@@ -96,7 +113,7 @@ def _requested(settings: Mapping[str, str]) -> str:
 
     client, secret, url = (settings[_PREFIX + name] for name in _NEEDED)
     log_in = base64.b64encode(f"{client}:{secret}".encode()).decode()
-    form = {"grant_type": "client_credentials"}
+    form = {"grant_type": _CLIENT_CREDENTIALS}
     if scope := settings.get(f"{_PREFIX}scope"):
         form["scope"] = scope
     headers = {

@@ -17,7 +17,7 @@ from functools import lru_cache
 from threading import Lock
 
 from sluice.errors import SettingsError, SluiceError, sentence
-from sluice.kafka.token_endpoint import TokenError, argument_of, uses_endpoint
+from sluice.kafka.token_endpoint import Token, TokenError, argument_of, uses_endpoint
 
 FUNCTION, ARGUMENT = "oauth_cb", "sasl.oauthbearer.config"
 """The settings with the function's name and its argument."""
@@ -28,8 +28,6 @@ _ENDPOINT = "sluice.kafka.token_endpoint.shared_token"
 _MSK_SERVER = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com", re.IGNORECASE)
 _SHARED_PART = 0.5
 """The part of a token's lifetime in which further clients of a process get it, too."""
-
-Token = tuple[str, float]
 
 
 @dataclass

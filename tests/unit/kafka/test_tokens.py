@@ -22,6 +22,7 @@ from sluice.kafka.brokers import (
     silent_admin,
     unreachable,
 )
+from sluice.kafka.token_endpoint import argument_of, shared_token
 from sluice.kafka.token_functions import MSK_IAM, TokenFunction, token_settings
 from tests.support import token_functions
 from tests.support.token_server import CLIENT_SECRET, TokenServer
@@ -146,6 +147,13 @@ def test_all_clients_of_a_process_may_share_the_token_of_an_endpoint(tokens: Tok
     for _ in range(5):
         silent_admin(shared(tokens))
     assert tokens.requests == 1
+
+
+def test_a_shared_token_has_the_extensions_of_the_settings(tokens: TokenServer) -> None:
+    extensions = {"sasl.oauthbearer.extensions": "logicalCluster=lkc-1, identityPoolId=pool-1"}
+    silent_admin(shared(tokens) | extensions)
+    _, _, principal, sent = shared_token(argument_of(shared(tokens) | extensions))
+    assert (principal, sent) == ("", {"logicalCluster": "lkc-1", "identityPoolId": "pool-1"})
 
 
 def test_trouble_of_an_endpoint_with_shared_tokens_is_named(tokens: TokenServer) -> None:
@@ -310,9 +318,10 @@ def test_missing_credentials_of_aws_are_named(
 
 def test_a_missing_library_of_aws_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", None)
-    kafka = msk("b-1.a.c2.kafka.us-east-1.amazonaws.com") | {"security.protocol": "SASL_SSL"}
-    error = error_of(lambda: silent_admin(kafka))
-    assert "needs the package aws-msk-iam-sasl-signer-python" in error.detail
+    function = token_settings(msk("private.example", oauth_cb=MSK_IAM))["oauth_cb"]
+    assert isinstance(function, TokenFunction)
+    with pytest.raises(SettingsError, match="needs the package aws-msk-iam-sasl-signer-python"):
+        function("region=eu-central-1")
 
 
 def test_errors_of_clients_without_tokens_are_unchanged() -> None:
