@@ -109,7 +109,13 @@ def _requested(settings: Mapping[str, str]) -> str:
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.parse import urlencode
-    from urllib.request import Request, urlopen
+    from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+
+    class NoRedirects(HTTPRedirectHandler):
+        """Never sends the secret to another address, as librdkafka does not, either."""
+
+        def redirect_request(self, *_: object) -> None:
+            return None
 
     client, secret, url = (settings[_PREFIX + name] for name in _NEEDED)
     log_in = base64.b64encode(f"{client}:{secret}".encode()).decode()
@@ -123,7 +129,8 @@ def _requested(settings: Mapping[str, str]) -> str:
     }
     try:
         request = Request(url, urlencode(form).encode(), headers)
-        with urlopen(request, timeout=_ANSWER_S, context=_context(settings)) as answer:
+        opener = build_opener(NoRedirects, HTTPSHandler(context=_context(settings)))
+        with opener.open(request, timeout=_ANSWER_S) as answer:
             return str(json.loads(answer.read(_MOST_BYTES))["access_token"])
     except HTTPError as error:
         text = " ".join(error.read(_MOST_BYTES).decode(errors="replace").split())

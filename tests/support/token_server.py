@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs
@@ -30,15 +32,20 @@ _LOGIN = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule re
 class TokenServer:
     """The server. Its attributes change how it answers the next requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: Path | None = None) -> None:
+        """`certificate`: a file with certificate and key, for a server with TLS."""
+        self._certificate = certificate
         self.port = free_port()
         self.lifetime_s = 3_600
         """The lifetime of new tokens, in seconds; negative for tokens that have expired."""
         self.delay_s = 0.0
+        self.moved_to = ""
+        """The address to which requests for tokens are redirected; empty for none."""
         self.is_revoked = False
         """Whether the client's credentials have been revoked."""
         self.body: bytes | None = None
         """The body of all answers for tokens; None for the right one."""
+        self.gets = 0
         self.requests = 0
         """The number of requests for tokens."""
         self._key = rsa.generate_private_key(public_exponent=65_537, key_size=2_048)
@@ -46,7 +53,8 @@ class TokenServer:
 
     @property
     def token_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/token"
+        scheme = "https" if self._certificate else "http"
+        return f"{scheme}://127.0.0.1:{self.port}/token"
 
     @property
     def keys_url(self) -> str:
@@ -70,13 +78,19 @@ class TokenServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                server.gets += 1
                 server._answer(self, 200, server._keys())
 
             def do_POST(self) -> None:
                 form = self.rfile.read(int(self.headers.get("Content-Length", "0"))).decode()
                 server.requests += 1
                 time.sleep(server.delay_s)
-                if server._knows(self.headers.get("Authorization", ""), parse_qs(form)):
+                if server.moved_to:
+                    self.send_response(302)
+                    self.send_header("Location", server.moved_to)
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                elif server._knows(self.headers.get("Authorization", ""), parse_qs(form)):
                     answer = {
                         "access_token": server.token(),
                         "token_type": "Bearer",
@@ -91,6 +105,10 @@ class TokenServer:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         self._server.daemon_threads = True
+        if self._certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(self._certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
     def stop(self) -> None:

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -21,10 +22,13 @@ from sluice.kafka.brokers import (
     require_brokers,
     silent_admin,
     unreachable,
+    with_certificates,
 )
 from sluice.kafka.token_endpoint import argument_of, shared_token
 from sluice.kafka.token_functions import MSK_IAM, TokenFunction, token_settings
+from tests.faults.world import wait_until
 from tests.support import token_functions
+from tests.support.certificates import make_certificate
 from tests.support.token_server import CLIENT_SECRET, TokenServer
 
 FUNCTIONS = "tests.support.token_functions"
@@ -116,6 +120,38 @@ def test_a_request_without_an_answer_names_the_endpoint(tokens: TokenServer) -> 
     assert tokens.token_url in error_of(time_out).detail
 
 
+def test_an_endpoint_with_tls_must_have_a_certificate_of_a_known_authority(tmp_path: Path) -> None:
+    for name in ("endpoint", "stranger"):
+        make_certificate(tmp_path, name)
+    with TokenServer(tmp_path / "endpoint.pem") as tokens:
+        right = tokens.client_settings(1) | {"https.ca.location": str(tmp_path / "endpoint.crt")}
+        wrong = right | {"https.ca.location": str(tmp_path / "stranger.crt")}
+        for kafka in (right, with_certificates(right)):
+            assert "token" not in unreachable(kafka, "timed out").detail
+        for kafka in (wrong, with_certificates(wrong), tokens.client_settings(1)):
+            assert "certificate verify failed" in unreachable(kafka, "timed out").detail
+
+
+def test_a_client_on_another_host_gets_tokens_over_tls(tmp_path: Path) -> None:
+    """The text of the authority's certificate takes the place of its file."""
+    make_certificate(tmp_path, "endpoint")
+    with TokenServer(tmp_path / "endpoint.pem") as tokens:
+        kafka = tokens.client_settings(1) | {"https.ca.location": str(tmp_path / "endpoint.crt")}
+        sent = with_certificates(kafka)
+        assert "https.ca.location" not in sent
+        admin = silent_admin(sent)
+        assert wait_until(lambda: tokens.requests == 1, 20)
+        del admin
+
+
+def test_the_secret_is_not_sent_to_another_address(tokens: TokenServer) -> None:
+    with TokenServer() as other:
+        tokens.moved_to = other.token_url
+        error = unreachable(tokens.client_settings(1), "timed out")
+        assert "answers 302 Found" in error.detail
+        assert (other.requests, other.gets) == (0, 0)
+
+
 @pytest.mark.parametrize(
     "answer",
     [b"", b"[]", b'"text"', b'{"token": "x"}', b'{"access_token": "opaque"}',
@@ -152,8 +188,8 @@ def test_all_clients_of_a_process_may_share_the_token_of_an_endpoint(tokens: Tok
 def test_a_shared_token_has_the_extensions_of_the_settings(tokens: TokenServer) -> None:
     extensions = {"sasl.oauthbearer.extensions": "logicalCluster=lkc-1, identityPoolId=pool-1"}
     silent_admin(shared(tokens) | extensions)
-    _, _, principal, sent = shared_token(argument_of(shared(tokens) | extensions))
-    assert (principal, sent) == ("", {"logicalCluster": "lkc-1", "identityPoolId": "pool-1"})
+    token = shared_token(argument_of(shared(tokens) | extensions))
+    assert token[2:] == ("", {"logicalCluster": "lkc-1", "identityPoolId": "pool-1"})
 
 
 def test_trouble_of_an_endpoint_with_shared_tokens_is_named(tokens: TokenServer) -> None:
