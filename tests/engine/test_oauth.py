@@ -230,7 +230,7 @@ def test_an_endpoint_that_is_away_while_a_run_lingers_loses_nothing(
         error = away_error.detail
         print(f"{way}: named after {time.monotonic() - begun[0]:.1f} s")
     assert time.monotonic() - begun[0] < 60, "the cause is named within a minute"
-    assert not error or error.startswith("There is no token for Kafka at")
+    assert not error or "There is no token for Kafka at" in error
     ended.set()
     other.join()
     send(running, 3)

@@ -11,11 +11,12 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
+import structlog
 from confluent_kafka import KafkaError, KafkaException
 
 from sluice.engine.batch.job_topics import kafka_errors
 from sluice.errors import BrokersUnreachable, SettingsError
-from sluice.kafka import token_endpoint
+from sluice.kafka import range_reader, token_endpoint
 from sluice.kafka.brokers import (
     configuration_errors,
     quiet,
@@ -24,8 +25,10 @@ from sluice.kafka.brokers import (
     unreachable,
     with_certificates,
 )
+from sluice.kafka.range_reader import RangeReader
 from sluice.kafka.token_endpoint import argument_of, shared_token
 from sluice.kafka.token_functions import MSK_IAM, TokenFunction, token_settings
+from sluice.values.record_places import Range
 from tests.faults.world import wait_until
 from tests.support import token_functions
 from tests.support.certificates import make_certificate
@@ -100,6 +103,22 @@ def test_a_refused_token_says_what_to_check(tokens: TokenServer) -> None:
     error = unreachable(tokens.client_settings(1), f"127.0.0.1:1/bootstrap: {why}")
     assert '{"status":"invalid_token"}' in error.detail
     assert "whether the brokers accept the audience, the issuer and the scope" in error.next_step
+
+
+def test_a_reader_says_soon_why_it_waits(
+    tokens: TokenServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(range_reader, "_QUESTION_S", 1.5)
+    tokens.stop()
+    with (
+        structlog.testing.capture_logs() as logs,
+        RangeReader(tokens.client_settings(1), longest_silence_s=3.0) as reader,
+    ):
+        error = error_of(lambda: list(reader.read([Range("sales", 0, 0, 1)])))
+    (warning,) = logs
+    assert warning["event"] == "waiting for the broker"
+    for text in (warning["why"], error.detail):
+        assert f"the token endpoint {tokens.token_url} cannot be reached" in text
 
 
 def test_an_endpoint_is_asked_once_in_ten_seconds(tokens: TokenServer) -> None:
