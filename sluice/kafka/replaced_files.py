@@ -34,19 +34,30 @@ class ReplacedFiles:
     """The files of settings, as they were when clients were made with them."""
 
     def __init__(self, kafka: Mapping[str, str]) -> None:
+        self._kafka = kafka
         self._paths = [Path(kafka[name]) for name in _FILES if kafka.get(name)]
         self._used = self._later = self._versions()
         self._later_since = 0.0
 
     def were_replaced(self) -> bool:
-        """Return whether a file has another content now, and no file is being replaced."""
+        """Return whether a file has another content now, and clients can use the files.
+
+        Files that are being replaced may not fit together yet.
+        """
         if not self._paths:
             return False
         now, current = time.monotonic(), self._versions()
         if current != self._later:
             self._later, self._later_since = current, now
-        is_complete = None not in current
-        return current != self._used and is_complete and now - self._later_since >= _SETTLED_S
+        if current == self._used or now - self._later_since < _SETTLED_S:
+            return False
+        # If the files are unusable, they are tried again after the same time.
+        self._later_since = now
+        try:
+            silent_admin(self._kafka)
+        except SettingsError:
+            return False
+        return None not in current
 
     def _versions(self) -> list[Version | None]:
         return [_version(path) for path in self._paths]
@@ -67,10 +78,7 @@ class LastingAdmin:
         """
         if self._files.were_replaced():
             files = ReplacedFiles(self._kafka)
-            try:
-                self._client = silent_admin(self._kafka)
-            except SettingsError:
-                return self._client
+            self._client = silent_admin(self._kafka)
             self._files = files
         return self._client
 

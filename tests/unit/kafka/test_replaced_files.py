@@ -93,6 +93,7 @@ def test_a_client_is_made_anew_as_soon_as_the_new_files_fit(tmp_path: Path) -> N
     assert admin.client() is first
     (tmp_path / "other.crt").replace(certificate)
     assert admin.client() is first, "the key does not fit the certificate yet"
+    assert not ReplacedFiles(kafka).were_replaced()
     (tmp_path / "other.key").replace(key)
     second = admin.client()
     assert second is not first
