@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import pydoc
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
 from airflow.sdk import BaseHook
 
-from sluice.airflow_releases import AirflowNotFoundException
+from sluice.airflow_releases import (
+    AirflowNotFoundException,
+    AirflowOptionalProviderFeatureException,
+)
 from sluice.errors import SettingsError, sentence
+from sluice.kafka.token_functions import FUNCTION, token_settings
 from sluice.settings import settings
 from sluice.spark_submit import deploy_mode_error
 from sluice.values.sink_tables import connection_variable
@@ -44,6 +51,11 @@ def kafka_config(connection: str = KAFKA) -> dict[str, str]:
                 'Add a connection of type Kafka with the extra {"bootstrap.servers": "HOST:PORT"}.'
             ),
         ) from None
+    except AirflowOptionalProviderFeatureException as error:
+        raise SettingsError(
+            f"Connection {connection!r} cannot be used: {sentence(error)}",
+            next_step="Install what makes the tokens, for AWS: pip install 'sluice-streams[msk]'.",
+        ) from None
     except ValueError as error:
         raise SettingsError(
             f"Connection {connection!r} cannot be used: {sentence(error)}",
@@ -51,14 +63,34 @@ def kafka_config(connection: str = KAFKA) -> dict[str, str]:
                 "Correct the connection's extra in Airflow: a JSON object with librdkafka settings."
             ),
         ) from None
+    if FUNCTION in config:
+        config = _with_function_named(config)
     functions = [name for name, value in config.items() if callable(value)]
     if functions:
         raise SettingsError(
             f"Connection {connection!r} sets {', '.join(functions)}, but functions cannot be "
             "passed to Spark.",
-            next_step="Authenticate with text settings, such as SASL/SCRAM or a certificate.",
+            next_step="Authenticate with text settings, such as OIDC, SASL/SCRAM or a certificate. For "
+            "tokens, name a function of a module in oauth_cb, and list it in Airflow's "
+            "[apache_kafka] callback_allowlist.",
         )
     return {name: _text(value) for name, value in config.items()}
+
+
+def _with_function_named(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration with the name of the function for tokens in place of the function.
+
+    Airflow has imported the function by its name, which its administrator allows, or has added
+    a function of its own. The functions that Sluice has itself need no name.
+    """
+    others = {name: value for name, value in config.items() if name != FUNCTION}
+    function = config[FUNCTION]
+    if isinstance(function, partial) and token_settings(others):
+        return others
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
+    if pydoc.locate(name) is function:
+        return {**others, FUNCTION: name}
+    return dict(config)
 
 
 def kafka_or_settings() -> dict[str, str]:

@@ -24,12 +24,14 @@ if TYPE_CHECKING or RELEASE >= (3, 2):
         AirflowException,
         AirflowFailException,
         AirflowNotFoundException,
+        AirflowOptionalProviderFeatureException,
     )
 else:
     from airflow.exceptions import (
         AirflowException,
         AirflowFailException,
         AirflowNotFoundException,
+        AirflowOptionalProviderFeatureException,
     )
     from airflow.sdk.definitions.deadline import AsyncCallback, DeadlineAlert, DeadlineReference
 
@@ -60,6 +62,7 @@ __all__ = [
     "AirflowException",
     "AirflowFailException",
     "AirflowNotFoundException",
+    "AirflowOptionalProviderFeatureException",
     "AsyncCallback",
     "DeadlineAlert",
     "DeadlineReference",

@@ -12,6 +12,7 @@
 | SLUICE_MAX_RECORDS | from SLUICE_MEMORY | most stream records of a batch |
 | SLUICE_LINGER_MS | the pipeline's linger | how long a run waits at its end for records, in ms |
 | SLUICE_RUN | | name of the run in audits and notes; in Airflow, the task sets it |
+| SLUICE_COMMIT_OFFSETS | true | whether runs commit offsets to the group sluice-PIPELINE |
 | SLUICE_MEMORY | 1500m | memory of a run, which determines the sizes of its batches and the heap |
 | SLUICE_POOL | default_pool | Airflow pool of the pipelines' tasks |
 | SLUICE_SERVER_TOKEN | none | token that callers send to state servers; at least 16 characters |
@@ -62,6 +63,8 @@ class Settings:
     """None if the size of batches follows from `memory` (see `engine/run/batch_size.py`)."""
     linger_ms: int | None
     run: str
+    commit_offsets: bool = True
+    """Whether runs commit their offsets to a consumer group (`engine/publish/consumer_group.py`)."""
     memory: int = MEMORY_MB
     """The memory that a run's processes may need together, in millions of bytes."""
     pool: str = "default_pool"
@@ -98,6 +101,7 @@ class Settings:
             max_records=_positive(environ, "SLUICE_MAX_RECORDS"),
             linger_ms=_whole(environ, "SLUICE_LINGER_MS"),
             run=environ.get("SLUICE_RUN", ""),
+            commit_offsets=_boolean(environ, "SLUICE_COMMIT_OFFSETS", default=True),
             memory=megabytes("SLUICE_MEMORY", environ.get("SLUICE_MEMORY") or f"{MEMORY_MB}m"),
             pool=environ.get("SLUICE_POOL") or "default_pool",
             server_token=_token(environ),
@@ -194,6 +198,15 @@ def megabytes(name: str, text: str) -> int:
             next_step=f"Set it to at least {LEAST_MEMORY_MB}m, such as {MEMORY_MB}m or 4g.",
         )
     return megabytes
+
+
+def _boolean(environ: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = environ.get(name)
+    if not text:
+        return default
+    if text.lower() not in ("true", "false"):
+        raise SettingsError(f"{name} is {text[:40]!r}.", next_step="Set it to true or false.")
+    return text.lower() == "true"
 
 
 def _whole(environ: Mapping[str, str], name: str) -> int | None:

@@ -411,6 +411,7 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         "SLUICE_JARS": str(settings.jars),
         "SLUICE_KAFKA": json.dumps(dict(kafka)),
         "SLUICE_REGISTRY": json.dumps(settings.registry),
+        "SLUICE_COMMIT_OFFSETS": str(settings.commit_offsets).lower(),
         "SLUICE_SPARK_CONF": json.dumps(settings.spark_conf),
         "SLUICE_MEMORY": f"{settings.memory}m",
         "SLUICE_MAX_RECORDS": "" if settings.max_records is None else str(settings.max_records),

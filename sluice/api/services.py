@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 
-from confluent_kafka.admin import AdminClient
-
 from sluice.api.declared_pipelines import DeclaredPipelines
 from sluice.api.runs import NO_RUNS, Runs
 from sluice.errors import BrokersUnreachable
-from sluice.kafka.brokers import broker_errors, silent_admin
+from sluice.kafka.brokers import broker_errors
 from sluice.kafka.open_transactions import HELD_SECONDS, HeldPartitions
+from sluice.kafka.replaced_files import LastingAdmin
 from sluice.kafka.unread_records import Lag, Offsets, read_lag
 from sluice.settings import settings
 from sluice.support.single_flight import SingleFlightCache
@@ -69,13 +68,13 @@ class Services:
     def _read(self, topics: list[str]) -> Lag | BrokersUnreachable:
         try:
             with broker_errors(self.kafka()):
-                return read_lag(self._admin, topics, {})
+                return read_lag(self._admin.client(), topics, {})
         except BrokersUnreachable as error:
             return error
 
     @cached_property
-    def _admin(self) -> AdminClient:
-        return silent_admin(self.kafka())
+    def _admin(self) -> LastingAdmin:
+        return LastingAdmin(self.kafka())
 
 
 NO_SERVICES = Services()

@@ -211,16 +211,20 @@ def _warn_of_schemas(plans: Iterable[Plan]) -> None:
 def _check_settings() -> Iterable[SluiceError]:
     """Check Kafka's settings and the addresses of databases.
 
-    Prints a warning for a database that cannot be written.
+    Prints a warning for a database that cannot be written, and if clients of Kafka get no token.
     """
-    from sluice.errors import StateError
-    from sluice.kafka.brokers import silent_admin
+    from sluice.errors import BrokersUnreachable, StateError
+    from sluice.kafka.brokers import require_token, silent_admin
     from sluice.state.database import database_url
     from sluice.state.postgres_checks import lossy_settings, require_usable, require_usable_shards
 
-    checks: Sequence[Callable[[], object]] = (
+    def check_kafka() -> None:
         # The client refuses unknown and invalid settings, and files that it cannot read.
-        lambda: silent_admin(settings().kafka),
+        silent_admin(settings().kafka)
+        require_token(settings().kafka)
+
+    checks: Sequence[Callable[[], object]] = (
+        check_kafka,
         lambda: require_usable(database_url(settings().ledger), "ledger", "SLUICE_LEDGER"),
         lambda: require_usable_shards([settings().shards]),
     )
@@ -229,8 +233,9 @@ def _check_settings() -> Iterable[SluiceError]:
             check_setting()
         except SettingsError as error:
             yield error
-        except StateError as error:
-            # This command only reads, so it may use a standby or a read-only database.
+        except (StateError, BrokersUnreachable) as error:
+            # This command only reads, so it may use a standby or a read-only database. The endpoint
+            # of tokens may be out of reach on this host, and brokers are not asked.
             out.print(f"warning: {error}", markup=False, soft_wrap=True)
     for what, address in (("ledger", settings().ledger), ("shards", settings().shards)):
         for warning in lossy_settings(database_url(address), what):

@@ -13,7 +13,9 @@ from confluent_kafka.admin import AdminClient
 
 from sluice.errors import BrokersUnreachable, SettingsError, sentence
 from sluice.kafka.denied_operations import denial
-from sluice.support.masking import masked, secrets_of_settings
+from sluice.kafka.token_endpoint import endpoint_of, endpoint_trouble
+from sluice.kafka.token_functions import SHARED, function_trouble, token_settings
+from sluice.support.masking import masked, secrets_of_settings, shown_url
 
 ANSWER_SECONDS = 5.0
 """How long runs and the sample producer wait for a broker."""
@@ -26,6 +28,8 @@ CHOSEN_BY_CLIENT = frozenset({
 """Settings that each client of Sluice chooses itself. Sluice ignores them in Airflow's connections,
 which may have them for other programs."""
 
+_NOT_FOR_CLIENTS = CHOSEN_BY_CLIENT | {SHARED}
+
 ANY_SIZE = {"message.max.bytes": "1000000000"}
 """Settings for a producer of records of any size: the topic limits the size, not the client."""
 
@@ -36,12 +40,13 @@ COMMITS_NOTHING: Mapping[str, str | bool] = {
 """Settings of a run's consumers, which choose their offsets themselves and commit none. The client
 still requires the name of a group."""
 
-_SENT_TO_EXECUTORS = ("ssl.ca", "ssl.certificate", "ssl.key")
+_SENT_TO_EXECUTORS = ("ssl.ca", "ssl.certificate", "ssl.key", "https.ca")
 """The settings whose files the driver sends to executors."""
 _READ_BY_EXECUTORS = ("ssl.keystore.location", "ssl.crl.location")
 """The settings whose files executors read themselves. The client takes no text in place of these
 files."""
 
+_MECHANISM = ("sasl.mechanism", "sasl.mechanisms")
 _CRITICAL = 2
 _BROKER = re.compile(r"^(?:\w+://)?([^/\s]+)/(?:bootstrap|\d+): ")
 """Matches the connection's name at the beginning of an error of librdkafka. The group of this
@@ -62,7 +67,8 @@ def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
         # librdkafka waits for this time, or for at most 50 ms, even before it first connects to a
         # broker.
         "reconnect.backoff.ms": 20,
-        **{name: value for name, value in kafka.items() if name not in CHOSEN_BY_CLIENT},
+        **{name: value for name, value in kafka.items() if name not in _NOT_FOR_CLIENTS},
+        **token_settings(kafka),
     }
 
 
@@ -113,10 +119,18 @@ def with_certificates(kafka: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def configuration_errors(kafka: Mapping[str, str]) -> Iterator[None]:
-    """Raise SettingsError if a client cannot be made in the block, because of an invalid setting."""
+    """Raise SettingsError if a client cannot be made in the block, because of an invalid setting.
+
+    Raises BrokersUnreachable if the client needs a token from a function, and gets none.
+    """
     try:
         yield
-    except KafkaException as error:
+    except (KafkaException, SystemError) as error:
+        # While a client without a token is being made, its error can get lost in a SystemError.
+        if (tokenless := without_token(kafka)) is not None:
+            raise tokenless from None
+        if isinstance(error, SystemError):
+            raise
         reason = masked(error.args[0].str(), secrets_of_settings(kafka))
         next_step = (
             "Correct the setting in SLUICE_KAFKA, or in the extra of Airflow's Kafka connection."
@@ -154,8 +168,40 @@ def silent_admin(kafka: Mapping[str, str]) -> AdminClient:
         return AdminClient(quiet(kafka) | {"error_cb": lambda _: None})
 
 
+def without_token(kafka: Mapping[str, str]) -> BrokersUnreachable | None:
+    """Return the error for clients that get no token to log in with.
+
+    Returns None if they get tokens, or need none. May wait some seconds for an OAuth endpoint.
+    """
+    address = kafka.get("bootstrap.servers", "an unset address")
+    names = "sasl.oauthbearer.client.id, sasl.oauthbearer.client.secret and the endpoint's address"
+    reason = endpoint_trouble(kafka)
+    if reason:
+        reason = f"the token endpoint {shown_url(endpoint_of(kafka))} {reason}"
+    elif reason := function_trouble(kafka):
+        names = "oauth_cb, sasl.oauthbearer.config and the credentials that the function uses"
+    else:
+        return None
+    detail = f"There is no token for Kafka at {address}: {sentence(reason)}"
+    detail = masked(detail, secrets_of_settings(kafka))
+    return BrokersUnreachable(
+        detail, next_step=f"Check {names}. Sluice goes on when there are tokens again."
+    )
+
+
+def require_token(kafka: Mapping[str, str]) -> None:
+    """Raise BrokersUnreachable if clients get no token to log in with."""
+    if (tokenless := without_token(kafka)) is not None:
+        raise tokenless
+
+
 def unreachable(kafka: Mapping[str, str], why: str) -> BrokersUnreachable:
-    """Create a BrokersUnreachable error with the configured address and librdkafka's reason."""
+    """Create a BrokersUnreachable error with the configured address and librdkafka's reason.
+
+    If the client has no token, its error says why.
+    """
+    if (tokenless := without_token(kafka)) is not None:
+        return tokenless
     address = kafka.get("bootstrap.servers", "an unset address")
     # A broker's or librdkafka's message may repeat a part of a setting.
     reason = masked(_SURROUNDINGS.sub("", why), secrets_of_settings(kafka))
@@ -172,7 +218,12 @@ def unreachable(kafka: Mapping[str, str], why: str) -> BrokersUnreachable:
             "of the host off."
         )
     elif "SASL authentication" in why:
-        next_step = "Check sasl.mechanism, sasl.username and sasl.password, in SLUICE_KAFKA or Airflow's connection."
+        log_in = "sasl.username and sasl.password"
+        if "OAUTHBEARER" in {kafka.get(name, "").upper() for name in _MECHANISM}:
+            log_in = (
+                "whether the brokers accept the audience, the issuer and the scope of the tokens"
+            )
+        next_step = f"Check sasl.mechanism, and {log_in}, in SLUICE_KAFKA or Airflow's connection."
     return BrokersUnreachable(
         f"Kafka at {address} does not answer: {sentence(reason)}", next_step=next_step
     )

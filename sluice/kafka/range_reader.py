@@ -130,6 +130,8 @@ class RangeReader:
         self._has_asked = False
         """Whether the reader has asked a broker about the topics since the brokers have last
         answered."""
+        self._has_warned = False
+        """Whether the reader has said why it waits."""
         with configuration_errors(kafka):
             self.consumer = Consumer({
                 **_SETTINGS, **(settings or {}), **quiet(kafka), "statistics.interval.ms": _STATISTICS_MS,
@@ -189,6 +191,9 @@ class RangeReader:
             if not self._reason and (is_long or (silence_s > _QUESTION_S and not self._has_asked)):
                 self._has_asked = True
                 self._require_topics()
+            elif self._reason and silence_s > _QUESTION_S and not self._has_warned:
+                self._has_warned = True
+                self._warn()
             if is_long:
                 raise self._silence()
 
@@ -335,6 +340,13 @@ class RangeReader:
         where = f"{topic}, partition {number}" if topic and number >= 0 else topic or "records"
         detail = f"Reading {where} from Kafka at {address}: {sentence(error.str())}"
         return EngineError(detail, next_step=next_step)
+
+    def _warn(self) -> None:
+        # Imported only here, because commands that import this module should start quickly.
+        import structlog
+
+        why = unreachable(self._kafka, self._reason).detail
+        structlog.get_logger().warning("waiting for the broker", why=why)
 
     def _silence(self) -> BrokersUnreachable:
         topic, partition = min(self._wanted)

@@ -26,7 +26,6 @@ from sluice.kafka.brokers import (
     ANSWER_SECONDS,
     broker_errors,
     producer_of,
-    quiet,
     require_brokers,
     silent_admin,
 )
@@ -88,7 +87,7 @@ def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[st
     """
     require_brokers(kafka)
     # The client is assigned to a variable because it must outlive its futures.
-    admin = AdminClient(quiet(kafka))
+    admin = silent_admin(kafka)
     futures = admin.create_topics(
         # In Kafka's protocol, -1 stands for the broker's default.
         [

@@ -17,7 +17,8 @@ from confluent_kafka.admin import AdminClient
 
 from sluice.airflow_connections import kafka_config
 from sluice.answers import FailureKind
-from sluice.kafka.brokers import broker_errors, silent_admin
+from sluice.kafka.brokers import broker_errors
+from sluice.kafka.replaced_files import LastingAdmin
 from sluice.kafka.unread_records import Lag, Offsets, read_lag
 from sluice.observe.host_checks import Observer
 from sluice.settings import settings
@@ -75,7 +76,7 @@ class Watch:
         # for half a period.
         self._rounds = SingleFlightCache[_Round](poll_seconds / 2, 1)
         self._topics: dict[object, frozenset[str]] = {}
-        self._admin: AdminClient | None = None
+        self._admin: LastingAdmin | None = None
         self._ledger: Ledger | None = None
         self._observer: Observer | None = None
         self._kafka: Mapping[str, str] = {}
@@ -133,13 +134,14 @@ class Watch:
                 # In a triggerer, Airflow gets a connection from its supervisor through this
                 # thread's event loop. asgiref's `sync_to_async` makes this loop available.
                 self._kafka = await sync_to_async(kafka_config)(self._kafka_config_id)
-                self._admin = await asyncio.to_thread(silent_admin, self._kafka)
+                self._admin = await asyncio.to_thread(LastingAdmin, self._kafka)
             if self._ledger is None:
                 self._ledger = await asyncio.to_thread(Ledger.open, settings().ledger)
                 self._observer = Observer(self._ledger, settings())
             if self._observer is not None:
                 self._observer.observe()
-            return await asyncio.to_thread(self._read_round, self._admin, self._ledger, topics)
+            admin = await asyncio.to_thread(self._admin.client)
+            return await asyncio.to_thread(self._read_round, admin, self._ledger, topics)
 
     def _read_round(self, admin: AdminClient, ledger: Ledger, topics: frozenset[str]) -> _Round:
         # Positions are read before end offsets. In the other order, a run could read more records

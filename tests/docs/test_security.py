@@ -11,7 +11,7 @@ import pytest
 
 from tests.docs.pages import ROOT, read
 
-FAULTS = {f"F{number}" for number in (*range(1, 39), *range(40, 48), *range(50, 57))}
+FAULTS = {f"F{number}" for number in (*range(1, 39), *range(40, 48), *range(50, 58))}
 FAULTS |= {f"B{number}" for number in range(1, 7)}
 ATTACKS = {f"S{number}" for number in range(1, 12)}
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AclBinding,
     AclBindingFilter,
@@ -23,6 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from msgspec import Struct
 
 from sluice import Pipeline
+from sluice.engine.publish.consumer_group import group_of
 from sluice.errors import AccessDenied, EngineError
 from sluice.kafka.dead_letter_topic import DeadLetterFilter
 from sluice.kafka.redrive import redrive
@@ -302,3 +304,41 @@ def test_a_redrive_names_what_is_denied(running: Running, deny: Deny) -> None:
     denied(again, f"WRITE on the topic {running.names('items')}")
     deny(TRANSACTIONS, f"sluice.{name}.redrive", "WRITE")
     denied(again, f"WRITE on the transactional id sluice.{name}.redrive")
+
+
+def warnings_of_offsets(logs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [entry for entry in logs if entry["event"] == "offsets not committed"]
+
+
+def test_a_group_that_may_not_be_used_is_a_warning(
+    running: Running, deny: Deny, admin: AdminClient
+) -> None:
+    group = group_of(running.pipeline.name)
+    deny(ResourceType.GROUP, group, "READ")
+    with structlog.testing.capture_logs() as logs:
+        assert running.run() == 1
+    assert [value["n"] for _, value in running.output("copies")] == [0, 1]
+    (warning,) = warnings_of_offsets(logs)
+    assert f"--allow-principal User:sluice --operation READ --group {group}" in warning["next_step"]
+
+
+def test_a_group_is_denied_while_a_run_lingers(running: Running, deny: Deny) -> None:
+    """The run goes on, and warns once."""
+    running.settings = replace(running.settings, linger_ms=4_000)
+
+    def withdraw() -> None:
+        while running.snapshot().batch == 0:
+            time.sleep(0.05)
+        deny(ResourceType.GROUP, group_of(running.pipeline.name), "READ")
+        for number in (2, 3):
+            running.send("items", b'{"n":%d}' % number)
+            while running.snapshot().batch < number:
+                time.sleep(0.05)
+
+    other = threading.Thread(target=withdraw)
+    other.start()
+    with structlog.testing.capture_logs() as logs:
+        assert running.run() == 3
+    other.join()
+    assert len(warnings_of_offsets(logs)) == 1
+    assert [value["n"] for _, value in running.output("copies")] == [0, 1, 2, 3]

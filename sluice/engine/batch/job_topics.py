@@ -7,15 +7,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from sluice.errors import EngineError, sentence
-from sluice.kafka.brokers import quiet
+from sluice.kafka.brokers import silent_admin, without_token
 from sluice.kafka.denied_operations import denial
 from sluice.kafka.topics import Topic, create_topics, described_topics
 
 TIMEOUT_S = 30
 _ANY_TIME = 2**63 - 1
+_NO_CONNECTION = {
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._AUTHENTICATION,
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._TIMED_OUT,
+    KafkaError._TIMED_OUT_QUEUE,
+    KafkaError._TRANSPORT,
+}
+"""The errors of a client that may have no connection because it has no token."""
 _NO_CONFIG = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART)
 
 
@@ -49,6 +58,8 @@ def kafka_errors(action: str, kafka: Mapping[str, str]) -> Iterator[None]:
         denied = denial(kafka, error)
         if denied is not None:
             raise denied from error
+        if error.args[0].code() in _NO_CONNECTION and (tokenless := without_token(kafka)):
+            raise tokenless from error
         reason = error.args[0].str()
         raise EngineError(
             f"{action}{at(kafka, reason)}: {sentence(reason)}",
@@ -56,6 +67,8 @@ def kafka_errors(action: str, kafka: Mapping[str, str]) -> Iterator[None]:
         ) from error
     except TimeoutError as error:
         # A future of the admin client has raised it.
+        if (tokenless := without_token(kafka)) is not None:
+            raise tokenless from error
         raise EngineError(
             f"{action}{at(kafka)}: no answer in time.",
             next_step=next_step_for(""),
@@ -94,7 +107,7 @@ def next_step_for(reason: str) -> str:
 
 def topic_limits(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, TopicLimits]:
     """Return each topic's limits, or Kafka's defaults if access to a topic's settings is denied."""
-    admin = AdminClient(quiet(kafka))
+    admin = silent_admin(kafka)
     limits = dict.fromkeys(topics, TopicLimits())
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in limits]
     configurations = admin.describe_configs(resources)
@@ -133,7 +146,7 @@ def ensure_topics(
     settings: Mapping[str, Mapping[str, str]],
 ) -> None:
     """Create missing topics with the `wanted` number of partitions, and with their `settings`."""
-    admin = AdminClient(quiet(kafka))
+    admin = silent_admin(kafka)
     with kafka_errors("Listing the topics", kafka):
         existing = described_topics(admin, wanted, TIMEOUT_S)
     missing: list[Topic] = []
@@ -150,7 +163,7 @@ def partition_counts(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[st
 
     Raises EngineError for a topic that does not exist.
     """
-    admin = AdminClient(quiet(kafka))
+    admin = silent_admin(kafka)
     with kafka_errors("Listing the topics", kafka):
         existing = described_topics(admin, topics, TIMEOUT_S)
     missing = sorted(set(topics) - existing.keys())

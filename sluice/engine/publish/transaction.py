@@ -32,6 +32,7 @@ from sluice.engine.batch.job_topics import (
     kafka_errors,
     topic_limits,
 )
+from sluice.engine.publish.consumer_group import ConsumerGroup
 from sluice.engine.publish.markers import (
     MARKER_SETTINGS,
     NOTHING_PUBLISHED,
@@ -89,7 +90,8 @@ _BITS, _PRIME = 2**32 - 1, 2_654_435_761
 class TransactionalOutput:
     """Writes each batch's records exactly once.
 
-    Used as a context manager; entering it fences any older writer.
+    Used as a context manager; entering it fences any older writer. Each batch's end offsets are
+    committed to the consumer group `group`, if there is one.
     """
 
     def __init__(
@@ -97,10 +99,12 @@ class TransactionalOutput:
         kafka: Mapping[str, str],
         writer: Writer,
         limits: Mapping[str, TopicLimits],
+        group: ConsumerGroup | None = None,
     ) -> None:
         self._kafka = dict(kafka)
         self._writer = writer
         self._topics = frozenset(limits)
+        self._group = group
         self._producer = producer_of(
             kafka,
             _producer_settings(limits) | {"transactional.id": writer.transactional_id},
@@ -217,6 +221,7 @@ class TransactionalOutput:
             records = [*records]
             self._require_same(marker, records)
         counts = dict(written)
+        ends = merge_ends(self._earlier_ends, batch.ends)
         begun = False
         with (
             kafka_errors("Writing the output", self._kafka),
@@ -227,6 +232,7 @@ class TransactionalOutput:
                 # A batch without records gets a transaction, too, so that its
                 # marker says that it was written.
                 begun = self._begin_transaction()
+                self._add_offsets(state, ends)
             for topic, table in records:
                 # If the batch is repeated, its records for this topic may be in Kafka already.
                 if written.get(topic):
@@ -242,7 +248,6 @@ class TransactionalOutput:
                 sums = dict(marker.checksums) if marker is not None else {}
                 for topic, total in checksums.items():
                     sums[topic] = _hexadecimal(total)
-                ends = merge_ends(self._earlier_ends, batch.ends)
                 marker = Marker(batch, counts, ends, sums, dict(self.topic_ids), state)
                 self._queue_marker(self._writer.name, marker)
                 self._commit()
@@ -370,6 +375,11 @@ class TransactionalOutput:
     def _begin_transaction(self) -> bool:
         self._producer.begin_transaction()
         return True
+
+    def _add_offsets(self, state: PublishedState, ends: Positions) -> None:
+        # If the group is in trouble, the transaction is begun anew, so it must still be empty.
+        if self._group is not None:
+            self._group.add_to_transaction(self._producer, state.sources, ends)
 
 
 def lost_markers(detail: str, pipeline: str) -> OutputError:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from confluent_kafka.admin import AdminClient
-
 from sluice.engine.batch.job_topics import TIMEOUT_S, kafka_errors
-from sluice.kafka.brokers import quiet
+from sluice.kafka.brokers import silent_admin
 from sluice.plan import Job, matched_job
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
@@ -27,7 +25,7 @@ def with_matching_topics(
     if not job.unmatched_patterns:
         return job
     with kafka_errors("Listing the topics", kafka):
-        existing = AdminClient(quiet(kafka)).list_topics(timeout=TIMEOUT_S).topics
+        existing = silent_admin(kafka).list_topics(timeout=TIMEOUT_S).topics
     info = None if known is None else ledger.generations.get(known)
     topics_read = () if info is None else info.topics
     return matched_job(job, topics_read, existing)

@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from sluice.engine.batch.job_topics import TIMEOUT_S, kafka_errors, topic_limits
 from sluice.engine.read.timestamps import timestamps_of
 from sluice.errors import EngineError
-from sluice.kafka.brokers import COMMITS_NOTHING, quiet
+from sluice.kafka.brokers import COMMITS_NOTHING, configuration_errors, quiet
 from sluice.kafka.topics import as_bytes, records_at, topic_ids, watermark_offsets
 from sluice.state.ledger.audits import Audits, SourceAudit
 from sluice.state.ledger.sources import SourcePartition, Sources
@@ -259,7 +259,8 @@ class SourceIdentity:
 def describe_topics(kafka: Mapping[str, str], topics: Iterable[str]) -> dict[str, TopicState]:
     """Return the topics' current ids and offsets. Omits topics that do not exist."""
     ids = topic_ids(kafka, topics)
-    consumer = Consumer({**quiet(kafka), **COMMITS_NOTHING})
+    with configuration_errors(kafka):
+        consumer = Consumer({**quiet(kafka), **COMMITS_NOTHING})
     try:
         with kafka_errors("Reading the topics' offsets", kafka):
             described: dict[str, TopicState] = {}

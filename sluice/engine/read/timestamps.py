@@ -11,16 +11,12 @@ from operator import itemgetter
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaException, Message, TopicPartition
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
-    ListOffsetsResultInfo,
-    OffsetSpec,
-)
+from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec  # type: ignore[attr-defined]
 
 from sluice.engine.batch.job_topics import TIMEOUT_S, kafka_errors
 from sluice.engine.batch.side_outputs import DataSize
 from sluice.engine.read.ordered_backlog import Offsets, Stretch
-from sluice.kafka.brokers import quiet
+from sluice.kafka.brokers import silent_admin
 from sluice.kafka.denied_operations import DESCRIBE, denial_named
 from sluice.kafka.listed_offsets import list_offsets
 from sluice.kafka.range_reader import PartitionRecords, RangeReader
@@ -65,7 +61,7 @@ def _listed(
     which: OffsetSpec,
 ) -> dict[TopicPartition, ListOffsetsResultInfo]:
     """Return what Kafka lists for committed records: those of an open transaction wait for the next run."""
-    admin = AdminClient(quiet(kafka))
+    admin = silent_admin(kafka)
     places = [TopicPartition(*partition) for partition in partitions]
     with kafka_errors("Reading the topics' offsets", kafka):
         # A client that asks for offsets before it is connected may find the partitions' leaders one

@@ -19,6 +19,7 @@ from sluice.engine.batch.job_topics import (
 )
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.auditor import Auditor
+from sluice.engine.publish.consumer_group import ConsumerGroup
 from sluice.engine.publish.markers import MARKER_SETTINGS, Writer
 from sluice.engine.publish.output_identity import OutputIdentity
 from sluice.engine.publish.output_writer import Destinations
@@ -49,6 +50,7 @@ from sluice.engine.run.standby_upkeep import StandbyCopies
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import FEW_RECORDS, Starting, prepare_for, wait_for_session
 from sluice.errors import LeaseError, SettingsError
+from sluice.kafka.replaced_files import ReplacedFiles
 from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
 from sluice.sinks.target import BatchId, Published, TableSink
@@ -143,9 +145,9 @@ class JobRun:
     def _run(self, ledger: Ledger, lease: Lease, storage: Storage) -> tuple[int, bool]:
         """Read all records of the present partitions.
 
-        Return their number, and whether there are new partitions.
+        Return their number, and whether the run must go on with another call.
 
-        The next call reads the new partitions, and the new topics that match a pattern.
+        The next call reads new partitions, and new topics that match a pattern, with new clients.
         """
         job = with_matching_topics(self.job, self.settings.kafka, ledger, storage.ref)
         return replace(self, job=job)._run_present(ledger, lease, replace(storage, job=job))
@@ -181,6 +183,7 @@ class JobRun:
 
         Do not open the output yet.
         """
+        files = ReplacedFiles(self.settings.kafka)
         identity = SourceIdentity(
             self.settings.kafka,
             ledger.sources,
@@ -229,6 +232,7 @@ class JobRun:
             query.info,
             registered,
             clocks,
+            files,
         )
 
     def _clocks(self, ledger: Ledger, writer: Writer) -> Clocks:
@@ -258,7 +262,11 @@ class JobRun:
         if self.steps is not None:
             return None
         limits = self._make_topics(partitions, writer)
-        transaction = TransactionalOutput(self.settings.kafka, writer, limits)
+        group = None
+        if self.settings.commit_offsets:
+            name = self.job.pipeline.name
+            group = ConsumerGroup(self.settings.kafka, name, self.job.topics)
+        transaction = TransactionalOutput(self.settings.kafka, writer, limits, group)
         return _TopicOutput(transaction, limits)
 
     def _stores_to_come(self, ledger: Ledger, setup: _Setup) -> frozenset[str]:
@@ -328,8 +336,8 @@ class JobRun:
                     setup.clocks,
                     setup.newest,
                 )
-                has_new_partitions = self._run_batches(loop, setup.topics)
-        return loop.read, has_new_partitions
+                goes_on = self._run_batches(loop, setup)
+        return loop.read, goes_on
 
     def _prepare(
         self, ledger: Ledger, lease: Lease, storage: Storage, written: Batch | None
@@ -348,13 +356,14 @@ class JobRun:
             lease.require_in_ledger()  # raises the error of a driver that has lost its lease
             raise _OutrankedError(storage.newest_epoch()) from None
 
-    def _run_batches(self, loop: BatchLoop, topics: RunTopics) -> bool:
+    def _run_batches(self, loop: BatchLoop, setup: _Setup) -> bool:
         """Run the steps of a rebuild, or read all records.
 
-        Return whether the topics have new partitions to read.
+        Return whether the run must go on with a new query and new clients: the topics have new
+        partitions to read, or files of the clients were replaced.
         """
         if self.steps is None:
-            return self._read_all(loop, topics) == "partitions"
+            return self._read_all(loop, setup.topics, setup.files) in ("partitions", "certificates")
         prepare_for(
             loop.query.spark, computes_sql=loop.query.written.computes_sql, records=FEW_RECORDS
         )
@@ -362,7 +371,7 @@ class JobRun:
         loop.replay(join_steps(self.job, stores, self.steps, loop.firsts, loop.size.most_records()))
         return False
 
-    def _read_all(self, loop: BatchLoop, topics: RunTopics) -> News | None:
+    def _read_all(self, loop: BatchLoop, topics: RunTopics, files: ReplacedFiles) -> News | None:
         """Read all records, and records that arrive while the run lingers.
 
         Return the last result of `Linger.wait`.
@@ -383,6 +392,7 @@ class JobRun:
             self.linger_ms,
             check,
             loop.clocks,
+            files,
         )
         standbys = StandbyCopies(ledger, lease)
         news: News | None = "records"
@@ -517,6 +527,8 @@ class _Setup:
     registered: GenerationInfo | None
     """The generation as the last run has registered it; None before the first snapshot."""
     clocks: Clocks
+    files: ReplacedFiles
+    """The files of the run's clients, as they were before the clients were made."""
 
 
 @contextmanager

@@ -9,16 +9,16 @@ from typing import Literal
 
 import structlog
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
 from sluice.engine.run.clocks import Clocks
-from sluice.kafka.brokers import broker_errors, quiet
+from sluice.kafka.brokers import broker_errors, silent_admin, unreachable
 from sluice.kafka.denied_operations import DESCRIBE, access_denied, denial, on_topic
+from sluice.kafka.replaced_files import ReplacedFiles
 from sluice.kafka.unread_records import Lag, Offsets, read_lag
 
 log = structlog.get_logger()
 
-News = Literal["records", "partitions", "timers"]
+News = Literal["records", "partitions", "certificates", "timers"]
 
 LONGEST_S = 3_600.0
 """A run lingers for at most an hour. The next run loads the pipeline's file again, so that changes
@@ -39,22 +39,28 @@ class Linger:
     check: Callable[[], None]
     """Raises an error if this driver cannot go on, for example because it has lost its lease."""
     clocks: Clocks
+    files: ReplacedFiles
+    """The files of the run's clients, as they were before the clients were made."""
     pause_s: float = 0.25
 
     def __post_init__(self) -> None:
         self._last = time.monotonic() + LONGEST_S
-        self._admin = AdminClient(quiet(self.kafka))
+        self._admin = silent_admin(self.kafka)
         self._unreachable = False
 
     def wait(self, positions: Offsets, next_timer: int | None = None) -> News | None:
-        """Wait for records beyond `positions`, new partitions, or `next_timer` (epoch ms).
+        """Wait for records beyond `positions`, for new partitions, or for a timer.
 
-        Return None after the waiting time.
+        The timer is due at `next_timer`, epoch ms. Also end if files that the run's clients have
+        read, such as a certificate, were replaced: the run then makes new clients. Return None
+        after the waiting time.
         """
         if not self.milliseconds:
             return None
         end = min(time.monotonic() + self.milliseconds / 1000, self._last)
         while (left := end - time.monotonic()) > 0:
+            if self.files.were_replaced():
+                return "certificates"
             # Another driver may have taken the lease over while this driver waited.
             self.check()
             lag = self._lag(positions)
@@ -99,7 +105,8 @@ class Linger:
                 if denied is not None:
                     raise denied from None
             if not self._unreachable:
-                log.warning("waiting for the broker", why=str(error) or "timed out")
+                why = str(error) or "timed out"
+                log.warning("waiting for the broker", why=unreachable(self.kafka, why).detail)
             self._unreachable = True
             return None
         self._unreachable = False

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import structlog
 from confluent_kafka.admin import AdminClient, TopicDescription  # type: ignore[attr-defined]
 
 from sluice.engine.publish.output_identity import OutputIdentity
@@ -23,6 +24,8 @@ from sluice.kafka.topics import described_topics, ids_of
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.sources import SourcePartition
 from sluice.values.record_places import Partition
+
+log = structlog.get_logger()
 
 _SETTLED_S = 2.0
 """A broker learns of a new topic a moment later. A topic that it lacks for longer is gone."""
@@ -40,6 +43,8 @@ class RunTopics:
     outputs: OutputIdentity | None
     """None for a rebuild, which writes no output."""
     _watched_at: float = field(default_factory=time.monotonic, init=False)
+    _is_away: bool = field(default=False, init=False)
+    """Whether no broker has answered the last question."""
 
     def require_access(self) -> Mapping[str, str]:
         """Raise AccessDenied if Kafka denies an operation that the run needs.
@@ -101,8 +106,12 @@ class RunTopics:
             self.require_access()
         except (OutputError, AccessDenied) as reason:
             return reason
-        except BrokersUnreachable:
-            pass
+        except BrokersUnreachable as away:
+            if not self._is_away:
+                log.warning("waiting for the broker", why=away.detail)
+            self._is_away = True
+            return None
+        self._is_away = False
         return None
 
     def watch(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from typer.testing import CliRunner, Result
 from sluice import __version__
 from sluice.commands.cli import app
 from sluice.errors import DiskNearlyFull, EngineError
+from sluice.kafka import token_endpoint
 from sluice.kafka.unread_records import Lag
 from sluice.plan import plan
 from sluice.settings import settings
@@ -24,6 +26,7 @@ from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
 from sluice.topology import load_pipelines
 from tests.support.states import States
+from tests.support.token_server import CLIENT_SECRET, TokenServer
 
 ROOT = Path(__file__).parents[3]
 
@@ -353,6 +356,20 @@ def test_check_reports_settings_that_the_client_cannot_use(
     assert checked.exit_code == 1
     assert "Kafka's settings are invalid" in checked.stderr
     assert "No provider for SASL mechanism GSSAPI" in checked.stderr
+
+
+def test_check_warns_if_there_are_no_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_PIPELINES", str(tmp_path))
+    with TokenServer() as tokens:
+        monkeypatch.setenv("SLUICE_KAFKA", json.dumps(tokens.client_settings(1)))
+        settings.cache_clear()
+        assert "no token" not in sluice("check").stdout
+    token_endpoint._trouble.cache_clear()
+    checked = sluice("check")
+    assert "warning: There is no token for Kafka at 127.0.0.1:1" in checked.stdout
+    assert CLIENT_SECRET not in checked.stdout + checked.stderr
 
 
 def test_init_makes_a_project_in_a_new_folder(tmp_path: Path) -> None:

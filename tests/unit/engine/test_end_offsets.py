@@ -40,7 +40,7 @@ class SlowAdmin:
 def test_a_client_is_connected_before_it_is_asked_for_offsets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(timestamps, "AdminClient", SlowAdmin)
+    monkeypatch.setattr(timestamps, "silent_admin", SlowAdmin)
     assert timestamps.end_offsets({}, [("orders", 0), ("orders", 1)]) == {
         ("orders", 0): 7,
         ("orders", 1): 7,

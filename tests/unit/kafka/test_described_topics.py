@@ -41,7 +41,7 @@ class Cluster:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     cluster = Cluster()
-    monkeypatch.setattr(job_topics, "AdminClient", lambda _: cluster)
+    monkeypatch.setattr(job_topics, "silent_admin", lambda _: cluster)
     return cluster
 
 

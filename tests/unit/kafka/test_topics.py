@@ -42,7 +42,7 @@ class SlowBroker:
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> SlowBroker:
     broker = SlowBroker()
-    monkeypatch.setattr(topics, "AdminClient", lambda _: broker)
+    monkeypatch.setattr(topics, "silent_admin", lambda _: broker)
     monkeypatch.setattr(topics, "require_brokers", lambda _: None)
     monkeypatch.setattr(topics, "_LISTED_AFTER_S", 0)
     return broker

@@ -20,6 +20,7 @@ from sluice.engine.run.linger import Linger
 from sluice.errors import BrokersUnreachable, EngineError, SettingsError
 from sluice.kafka import topics
 from sluice.kafka.brokers import producer_of, require_brokers
+from sluice.kafka.replaced_files import ReplacedFiles
 from sluice.kafka.topics import read_topic
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
@@ -121,9 +122,9 @@ def test_an_unreachable_broker_is_reported_with_address_and_reason(
 def test_a_broker_that_is_lost_while_a_run_lingers_is_reported_with_its_address(
     address: str,
 ) -> None:
-    linger = Linger(
-        {"bootstrap.servers": address}, ["sales"], {"sales": 1}, 1_000, lambda: None, Clocks({})
-    )
+    kafka = {"bootstrap.servers": address}
+    files = ReplacedFiles(kafka)
+    linger = Linger(kafka, ["sales"], {"sales": 1}, 1_000, lambda: None, Clocks({}), files)
     with pytest.raises(BrokersUnreachable, match=f"Kafka at {address} does not answer: .+"):
         linger.unread({})
 

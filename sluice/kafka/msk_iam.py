@@ -1,0 +1,62 @@
+"""Tokens for AWS MSK with IAM, made by AWS's own library, which is in the extra `msk`."""
+
+from __future__ import annotations
+
+import os
+
+from sluice.errors import SettingsError
+
+_NAMES = ("region", "role", "profile")
+
+
+def token(argument: str) -> tuple[str, float]:
+    """Return a token, and when it expires in epoch seconds.
+
+    `argument`: `region=eu-central-1`, and optionally `role=ARN` or `profile=NAME`, separated by
+    blanks or commas. By default, AWS's library finds the credentials as all of AWS's programs do.
+    Raises SettingsError without a region or without the library.
+    """
+    try:
+        from aws_msk_iam_sasl_signer import (  # type: ignore[import-not-found]
+            MSKAuthTokenProvider as Provider,
+        )
+    except ImportError:
+        raise SettingsError(
+            "AWS MSK with IAM needs the package aws-msk-iam-sasl-signer-python.",
+            next_step="Install it here and, on a cluster, on each executor's host: "
+            "pip install 'sluice-streams[msk]'.",
+        ) from None
+    options = _options(argument)
+    region = options.get("region") or os.environ.get("AWS_REGION", "")
+    if not region:
+        raise SettingsError(
+            "The AWS region of the MSK brokers is unknown.",
+            next_step="Set sasl.oauthbearer.config to region=NAME.",
+        )
+    try:
+        if "role" in options:
+            made, expires_ms = Provider.generate_auth_token_from_role_arn(region, options["role"])
+        elif "profile" in options:
+            made, expires_ms = Provider.generate_auth_token_from_profile(region, options["profile"])
+        else:
+            made, expires_ms = Provider.generate_auth_token(region)
+    except AttributeError:
+        # Without credentials, version 1.0.2 of the library reads an attribute of None.
+        raise SettingsError(
+            "AWS's library has found no credentials.",
+            next_step="Give this process credentials: a role, a profile or environment variables.",
+        ) from None
+    return made, expires_ms / 1_000
+
+
+def _options(argument: str) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for word in argument.replace(",", " ").split():
+        name, sign, value = word.partition("=")
+        if not sign or name not in _NAMES:
+            raise SettingsError(
+                f"sasl.oauthbearer.config has {word!r}, which is none of {', '.join(_NAMES)}.",
+                next_step="Write for example region=eu-central-1.",
+            )
+        options[name] = value
+    return options

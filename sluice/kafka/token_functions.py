@@ -1,0 +1,123 @@
+"""Functions that make tokens for clients that log in with OAUTHBEARER, such as those of AWS.
+
+A setting can only be text, because settings are passed on to tasks in other processes. So the
+setting `oauth_cb` has a function's name, and each process imports the function. The function takes
+the text of `sasl.oauthbearer.config`, and returns a token and the time at which the token expires,
+in epoch seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from threading import Lock
+
+from sluice.errors import SettingsError, SluiceError, sentence
+from sluice.kafka.token_endpoint import Token, TokenError, argument_of, uses_endpoint
+
+FUNCTION, ARGUMENT = "oauth_cb", "sasl.oauthbearer.config"
+"""The settings with the function's name and its argument."""
+SHARED = "sluice.oauthbearer.shared"
+"""The setting that is `true` if all clients of a process share the tokens of an OAuth endpoint."""
+MSK_IAM = "sluice.kafka.msk_iam.token"
+_ENDPOINT = "sluice.kafka.token_endpoint.shared_token"
+_MSK_SERVER = re.compile(r"\.kafka(?:-serverless)?\.([a-z0-9-]+)\.amazonaws\.com", re.IGNORECASE)
+_SHARED_PART = 0.5
+"""The part of a token's lifetime in which further clients of a process get it, too."""
+
+
+@dataclass
+class TokenFunction:
+    """A function whose tokens all clients of this process share."""
+
+    name: str
+    make: Callable[[str], Token]
+    trouble: str = ""
+    """Why the last call has failed; empty if it has not."""
+    _tokens: dict[str, tuple[float, Token]] = field(default_factory=dict)
+    """Argument → until when the token is shared, epoch seconds, and the token."""
+    _lock: Lock = field(default_factory=Lock)
+
+    def __call__(self, argument: str) -> Token:
+        """Return a token. A client calls this when it is made, and before its token expires."""
+        with self._lock:
+            now = time.time()
+            shared_until, token = self._tokens.get(argument, (0.0, ("", 0.0)))
+            if now < shared_until:
+                return token
+            try:
+                token = self.make(argument)
+                expires_at = float(token[1])
+            except Exception as error:
+                # The client only says that the function has raised an exception.
+                is_plain = isinstance(error, SluiceError | TokenError)
+                self.trouble = str(error) if is_plain else f"{type(error).__name__}: {error}"
+                raise
+            self.trouble = ""
+            self._tokens[argument] = now + _SHARED_PART * (expires_at - now), token
+            return token
+
+
+def token_settings(kafka: Mapping[str, str]) -> dict[str, str | TokenFunction]:
+    """Return the settings that a client with these settings needs to get tokens from a function.
+
+    Empty if it needs none. Raises SettingsError if there is no such function.
+    """
+    name, argument = _named(kafka)
+    if not name:
+        return {}
+    settings: dict[str, str | TokenFunction] = {FUNCTION: _imported(name)}
+    if argument:
+        settings[ARGUMENT] = argument
+    if name == _ENDPOINT:
+        # Otherwise, the client would ask the endpoint itself.
+        settings["sasl.oauthbearer.method"] = "default"
+    return settings
+
+
+def function_trouble(kafka: Mapping[str, str]) -> str:
+    """Return why the function for tokens has failed the last time; empty if it has not."""
+    name, _ = _named(kafka)
+    if not name:
+        return ""
+    function = _imported(name)
+    return f"{name} has failed: {function.trouble}" if function.trouble else ""
+
+
+def _named(kafka: Mapping[str, str]) -> tuple[str, str]:
+    """Return the name of the function and its argument; the name is empty without a function."""
+    name, argument = kafka.get(FUNCTION, ""), kafka.get(ARGUMENT, "")
+    if name:
+        return name, argument
+    if kafka.get(SHARED, "").lower() == "true" and uses_endpoint(kafka):
+        return _ENDPOINT, argument_of(kafka)
+    mechanism = kafka.get("sasl.mechanism") or kafka.get("sasl.mechanisms", "")
+    server = _MSK_SERVER.search(kafka.get("bootstrap.servers", ""))
+    is_oidc = kafka.get("sasl.oauthbearer.method", "").lower() == "oidc"
+    # The brokers of MSK take no other tokens than those of IAM.
+    if mechanism.upper() != "OAUTHBEARER" or server is None or is_oidc:
+        return "", ""
+    return MSK_IAM, argument or f"region={server[1].lower()}"
+
+
+@lru_cache
+def _imported(name: str) -> TokenFunction:
+    module, _, function = name.replace(":", ".").rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SettingsError(
+            f"The function {name} in the Kafka setting {FUNCTION} cannot be imported: "
+            f"{sentence(error)}",
+            next_step="Install its package here and, on a cluster, on each executor's host.",
+        ) from None
+    if not callable(found):
+        raise SettingsError(
+            f"{name} in the Kafka setting {FUNCTION} is not a function.",
+            next_step="Name a function that takes a text and returns a token and when it expires.",
+        )
+    return TokenFunction(name, found)
