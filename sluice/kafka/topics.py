@@ -122,6 +122,18 @@ def delete_topics(kafka: Mapping[str, str], names: Sequence[str]) -> None:
                     raise
 
 
+def delete_group(kafka: Mapping[str, str], name: str) -> None:
+    """Delete a consumer group and its offsets. Do nothing if there is no such group."""
+    admin = silent_admin(kafka)
+    future = admin.delete_consumer_groups([name])[name]
+    with broker_errors(kafka):
+        try:
+            future.result(_TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
+                raise
+
+
 def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: Set[str]) -> None:
     """Wait until a broker lists topics.
 

@@ -1,7 +1,7 @@
 """Removes a pipeline that is no longer run: its state, its part of the ledger, and its own topics.
 
 The ledger forgets the pipeline first, so that no query reads a shard that is being deleted. Then
-the shards are deleted, and then the topics. If this is interrupted, the repeated call removes the
+the shards are deleted, and then the topics and the consumer group. If this is interrupted, the repeated call removes the
 rest. What the pipeline has written to topics and tables stays.
 """
 
@@ -10,17 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import structlog
+
+from sluice.engine.publish.consumer_group import group_of
 from sluice.engine.run.driver_lease import PATIENCE, Patience, current_lease, this_process
-from sluice.errors import NotFound, Refused, StateError
+from sluice.errors import AccessDenied, NotFound, Refused, StateError
 from sluice.kafka.dead_letter_topic import markers_of, topic_of
 from sluice.kafka.redrive_topic import batches_of
-from sluice.kafka.topics import delete_topics, topic_ids
+from sluice.kafka.topics import delete_group, delete_topics, topic_ids
 from sluice.operations.rebuild import remove_forgotten
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import WorkerInfo
 from sluice.state.shard.addresses import shown
 from sluice.values.phrases import counted, joined
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,11 @@ def remove(
                 next_step=f"When their database or server answers: sluice remove {pipeline}.",
             )
         delete_topics(settings.kafka, removal.topics)
+        try:
+            delete_group(settings.kafka, group_of(pipeline))
+        except AccessDenied as error:
+            # Kafka forgets the offsets of a group that nobody uses by itself.
+            log.warning("consumer group not deleted", pipeline=pipeline, why=error.detail)
     return removal
 
 

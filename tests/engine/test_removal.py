@@ -56,14 +56,21 @@ def own_topics(running: Running) -> list[str]:
     return [*topic_ids(running.settings.kafka, topics)]
 
 
+def groups(running: Running) -> list[str]:
+    admin = AdminClient({"bootstrap.servers": running.bootstrap})
+    return [group.group_id for group in admin.list_consumer_groups().result(20).valid]
+
+
 def test_nothing_of_the_pipeline_is_left_but_what_it_has_written(started: Running) -> None:
     name = started.pipeline.name
+    assert f"sluice-{name}" in groups(started)
     removal = remove(started.settings, name)
     assert removal.generations == (1,)
     assert removal.stores == ("newest", "totals")
     assert len(removal.shards) == 2
     assert {*removal.topics} == {f"{name}_markers", f"{name}_dead_letters"}
     assert (rows(started), shard_files(started), own_topics(started)) == ([], [], [])
+    assert f"sluice-{name}" not in groups(started)
     assert [value["n"] for _, value in started.output("out")] != []
     with pytest.raises(NotFound, match=f"nothing of a pipeline '{name}'"):
         remove(started.settings, name)
