@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import tarfile
 import tempfile
 import time
 import urllib.error
@@ -25,6 +24,7 @@ from sluice.provision import jars
 from sluice.provision.jars import Bundle
 from sluice.provision.machine_checks import LOOPBACK, find_java, free_port
 from sluice.settings import settings
+from sluice.support.tar_archives import unpack
 
 _START_SECONDS = 180.0
 _JVM = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
@@ -114,8 +114,7 @@ def _unpacked(java: Path) -> Path:
         (archive,) = folder.glob("*.tar.gz")
         # Another process may unpack the archive at the same time.
         work = Path(tempfile.mkdtemp(prefix=".unpack-", dir=folder))
-        with tarfile.open(archive) as tar:
-            tar.extractall(work, filter="data")
+        unpack(archive, work)
         try:
             work.rename(app)
         except OSError:

@@ -76,7 +76,7 @@ def Avro(  # noqa: N802  (reads as a type)
     if isinstance(value, str):
         pulled = pulled_schema(where, value)
         return _of_pulled(where, pulled, subject or value, strategy, version, metadata, schema_in)
-    schema, record, problem = "", "", ""
+    schema, record, problem, advice = "", "", "", ""
     contracts.sql_type(value)
     try:
         schema = schema_of_contract(value, namespace)
@@ -84,13 +84,14 @@ def Avro(  # noqa: N802  (reads as a type)
         record = node.name if isinstance(node, Record) else ""
     except TopologyError as error:
         # Such a class can still be read: only a schema to write does not follow from it.
-        problem = str(error)
+        problem, advice = error.detail, error.next_step
     return _serde(
         value,
         RegistryFormat(
             kind="AVRO",
             schema=schema,
             problem=problem,
+            advice=advice,
             record=record,
             subject=subject,
             strategy=strategy,
@@ -242,12 +243,12 @@ def Protobuf(  # noqa: N802  (reads as a type)
     their order: add new fields at the end. The other parameters are those of `Avro`; `package` is
     the package of the written schema.
     """
-    schema, problem = "", ""
+    schema, problem, advice = "", "", ""
     contracts.sql_type(value)
     try:
         schema = proto_of_contract(value, package)
     except TopologyError as error:
-        problem = str(error)
+        problem, advice = error.detail, error.next_step
     name = value.__name__
     return _serde(
         value,
@@ -255,6 +256,7 @@ def Protobuf(  # noqa: N802  (reads as a type)
             kind="PROTOBUF",
             schema=schema,
             problem=problem,
+            advice=advice,
             record=name if strategy == "topic" or not package else f"{package}.{name}",
             subject=subject,
             strategy=strategy,

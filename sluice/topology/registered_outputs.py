@@ -24,7 +24,7 @@ def require_writable(
     if not isinstance(values, RegistryFormat) or values.is_chosen:
         return
     if values.problem:
-        raise TopologyError(f"{where}: {values.problem}")
+        raise TopologyError(f"{where}: {values.problem}", next_step=values.advice)
     contract: Any = serde.contract
     kind = type_info(contract)
     if is_scalar or not fields or not isinstance(kind, ObjectType):

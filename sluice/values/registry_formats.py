@@ -26,6 +26,8 @@ class RegistryFormat:
     if the class has parts that the format lacks."""
     problem: str = ""
     """Which part of the class the format lacks."""
+    advice: str = ""
+    """What to do about the problem."""
     record: str = ""
     """The full name of the schema's record."""
     subject: str = ""

@@ -92,7 +92,7 @@ def test_output_of_a_killed_driver_is_not_repeated_silently(
         running.run()
     with pytest.raises(
         EngineError,
-        match=r"unknown whether output was written after batch 1.*batch 2 was begun.*may-repeat",
+        match=r"Batch 2 .* began but was not published, and its marker is missing.*may-repeat",
     ):
         rebuild(running)
     assert copies(running) == [0, 1, 2]

@@ -245,7 +245,9 @@ def test_lost_markers_are_named_within_a_run(running: Running) -> None:
     markers = running.pipeline.markers
     with (
         interrupted(POINTS["before the output"], lambda: delete(running, markers)),
-        pytest.raises(OutputError, match=rf"{markers} was deleted during the run.*sluice rebuild"),
+        pytest.raises(
+            OutputError, match=rf"{markers} was deleted during the run.*sluice topics accept"
+        ),
     ):
         running.run()
     assert copies(running) == [0, 1]

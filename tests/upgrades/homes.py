@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import tarfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from sluice.settings import sqlite_url
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.remote.opening import open_shard
+from sluice.support import tar_archives
 
 HOMES = Path(__file__).with_name("kept")
 """The homes: for each version, an archive, and the answers of its queries."""
@@ -19,8 +19,7 @@ HOMES = Path(__file__).with_name("kept")
 
 def unpack(version: str, home: Path) -> str:
     """Unpack the home of a version, and return its ledger's URL."""
-    with tarfile.open(HOMES / f"{version}.tar.xz") as archive:
-        archive.extractall(home, filter="data")
+    tar_archives.unpack(HOMES / f"{version}.tar.xz", home)
     # The ledger names the folders of the shards by their whole paths.
     before = answers(version)["home"]
     with closing(sqlite3.connect(home / "ledger.sqlite")) as ledger:
