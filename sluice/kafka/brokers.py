@@ -139,9 +139,8 @@ def configuration_errors(kafka: Mapping[str, str]) -> Iterator[None]:
         if any(name in reason for name in _READ_BY_EXECUTORS):
             next_step += (
                 " Spark's executors read this file, too: copy it to the same path on each of their "
-                "hosts. In place of "
-                "a keystore, you can set ssl.certificate.location and ssl.key.location: the driver "
-                "sends their files."
+                "hosts. In place of a keystore, you can set ssl.certificate.location and "
+                "ssl.key.location: the driver sends their files."
             )
         raise SettingsError(
             f"Kafka's settings are invalid: {sentence(reason)}", next_step=next_step
@@ -217,10 +216,8 @@ def unreachable(kafka: Mapping[str, str], why: str) -> BrokersUnreachable:
         reason = f"the certificate of {broker} cannot be verified"
         next_step = (
             "Check that the file in ssl.ca.location contains the authority that signed the "
-            "certificate, and that the "
-            "certificate contains the host in this address. "
-            "ssl.endpoint.identification.algorithm=none turns the check "
-            "of the host off."
+            "certificate, and that the certificate contains the host in this address. "
+            "ssl.endpoint.identification.algorithm=none turns the check of the host off."
         )
     elif "SASL authentication" in why:
         log_in = "sasl.username and sasl.password"

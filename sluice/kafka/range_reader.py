@@ -299,12 +299,10 @@ class RangeReader:
         if is_lost and not self._skips_lost:
             raise EngineError(
                 f"{part.topic}, partition {part.partition}, has lost records: the offsets "
-                f"{position} to {part.end - 1} "
-                f"were to be read, but the partition begins at offset {first} and ends before "
-                f"offset {end}.",
+                f"{position} to {part.end - 1} were to be read, but the partition begins at offset "
+                f"{first} and ends before offset {end}.",
                 next_step="Retention has removed the records, the topic was created again, or a "
-                "broker without the "
-                f"newest records leads the partition. {_RUN_AGAIN}",
+                f"broker without the newest records leads the partition. {_RUN_AGAIN}",
             )
         if first > position:
             self._reach(partition, first)
@@ -357,8 +355,7 @@ class RangeReader:
         cause = unreachable(self._kafka, self._reason or "the client reports no error")
         return BrokersUnreachable(
             f"No record of {topic}, partition {partition}, has arrived for "
-            f"{self._longest_silence_s:.0f} s. "
-            f"{cause.detail}",
+            f"{self._longest_silence_s:.0f} s. {cause.detail}",
             next_step=cause.next_step,
         )
 

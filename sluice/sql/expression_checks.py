@@ -290,8 +290,7 @@ def _require_arguments(node: exp.Expr, kinds: _Kinds, text: str, where: str) -> 
     if (wrong := misfit(node, of_arguments)) is not None:
         raise TopologyError(
             f"{where}: {written_name(node, text)} needs {wrong.needed}, but "
-            f"{written(wrong.argument, text)} is "
-            f"{kinds.of(wrong.argument)}.",
+            f"{written(wrong.argument, text)} is {kinds.of(wrong.argument)}.",
             next_step=wrong.advice,
         )
 

@@ -270,7 +270,7 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _comparison_type(kinds: set[str]) -> str:
-    """Return the type to which compared values are converted; it holds all exact numbers."""
+    """Return the type to which compared values are converted; for exact numbers, it holds all."""
     if len(kinds) > 1 and all(map(is_exact, kinds)) and not all(map(is_integer, kinds)):
         precision, scale = wide_decimal(map(_fewest_digits, kinds))
         if precision <= MOST_DIGITS:

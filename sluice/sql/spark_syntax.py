@@ -144,8 +144,8 @@ def _why_not_operator(node: exp.Expr) -> str:
             return "has ORDER BY; sort a list with array_sort(...)"
         case exp.Lambda() if not _takes_lambda(node.parent):
             return (
-                "has -> in a function that takes no lambda; write for example transform(list, x -> "
-                "...)"
+                "has -> in a function that takes no lambda; write for example "
+                "transform(list, x -> ...)"
             )
         case exp.JSONExtract() if node.args.get("only_json_types") is not None:
             return "has -> outside of a function that takes a lambda; write get_json_object(...)"
@@ -259,8 +259,8 @@ def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
                 yield f"reads on after the constant {constant}; put it in parentheses"
             case _ if before is not None and _is_foreign_constant(before, kind):
                 yield (
-                    f"has {before.text} before {token.text!r}; write CAST({token.text!r} AS "
-                    f"{before.text})"
+                    f"has {before.text} before {token.text!r}; write "
+                    f"CAST({token.text!r} AS {before.text})"
                 )
         begins_before = before is None or begins_operand(before)
         before = token

@@ -1,4 +1,4 @@
-"""The parts of a contract's values, such as amounts and times: collects, checks and counts them."""
+"""Collects, checks and counts the parts of a contract's values, such as amounts and times."""
 
 from __future__ import annotations
 

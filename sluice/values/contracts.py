@@ -289,8 +289,7 @@ def _fields(kinds: Sequence[ObjectType], where: str) -> dict[str, str]:
         if isinstance(kind, inspect.StructType) and kind.forbid_unknown_fields:
             raise TopologyError(
                 f"{where}: {kind.cls.__name__} forbids unknown fields, but in SQL each value has "
-                "the fields "
-                "of all members of the union.",
+                "the fields of all members of the union.",
                 next_step="Declare the members without forbid_unknown_fields or extra='forbid'.",
             )
         for name, sql in _fields_of_class(kind, f"{where}.{kind.cls.__name__}").items():

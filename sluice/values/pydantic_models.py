@@ -342,7 +342,7 @@ def _bare(kind: Any) -> Any:
 
 
 def _tag_of(models: Sequence[Any], where: str) -> str:
-    """Return the field that tells a union's models apart: each has a Literal of its own in it."""
+    """Return the field that tells a union's models apart: a Literal with another text in each."""
     for name in models[0].model_fields:
         fields = [model.model_fields.get(name) for model in models]
         values = list(map(_only_choice, fields))
@@ -351,8 +351,8 @@ def _tag_of(models: Sequence[Any], where: str) -> str:
     names = " | ".join(model.__name__ for model in models)
     raise TopologyError(
         f"{where}: no field tells the models {names} apart.",
-        next_step="Give each of them a field with a text of its own, such as kind: "
-        "Literal['opened'].",
+        next_step="Give each of them a field with a text of its own, such as "
+        "kind: Literal['opened'].",
     )
 
 
