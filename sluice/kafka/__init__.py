@@ -1,1 +1,1 @@
-"""Clients of Kafka, which ask whether a broker answers, read and write topics, and look up offsets."""
+"""Clients of Kafka, which check brokers, read and write topics, and look up offsets."""

@@ -1,4 +1,4 @@
-"""Reads the clock of a broker: the time that the broker gives to a record of a topic with its own timestamps."""
+"""Reads a broker's clock: the timestamp that the broker itself gives to a record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ANSWER_S = 5.0
 
 
 def milliseconds_ahead(kafka: Mapping[str, str], topic: str) -> int | None:
-    """Return how far this machine's clock is ahead of the broker's, in ms; negative if it is behind.
+    """Return how far this machine's clock is ahead of the broker's, in ms; negative if behind.
 
     Writes two records to the topic, which should be compacted. Returns None if the broker does not
     accept them, does not answer, or does not stamp the topic's records.

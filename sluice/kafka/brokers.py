@@ -21,9 +21,10 @@ ANSWER_SECONDS = 5.0
 """How long runs and the sample producer wait for a broker."""
 
 CHOSEN_BY_CLIENT = frozenset({
-    "acks", "allow.auto.create.topics", "auto.offset.reset", "enable.auto.commit", "enable.auto.offset.store",
-    "enable.idempotence", "enable.partition.eof", "group.id", "group.instance.id", "group.protocol",
-    "group.remote.assignor", "isolation.level", "partitioner", "request.required.acks", "transactional.id",
+    "acks", "allow.auto.create.topics", "auto.offset.reset", "enable.auto.commit",
+    "enable.auto.offset.store", "enable.idempotence", "enable.partition.eof", "group.id",
+    "group.instance.id", "group.protocol", "group.remote.assignor", "isolation.level",
+    "partitioner", "request.required.acks", "transactional.id",
 })  # fmt: skip
 """Settings that each client of Sluice chooses itself. Sluice ignores them in Airflow's connections,
 which may have them for other programs."""
@@ -73,7 +74,7 @@ def quiet(kafka: Mapping[str, str]) -> dict[str, Any]:
 
 
 def producer_of(kafka: Mapping[str, str], own: Mapping[str, Any]) -> Producer:
-    """Return a producer with a connection's settings, and with the settings in `own`, which take precedence.
+    """Return a producer with a connection's settings; those in `own` take precedence.
 
     The producer sends a key to the partition to which Kafka Streams and other Java programs send
     it. librdkafka's own partitioner would choose another partition.
@@ -103,10 +104,10 @@ def require_brokers(kafka: Mapping[str, str], seconds: float = ANSWER_SECONDS) -
 
 
 def with_certificates(kafka: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings with the certificates' texts in place of their files, so that executors need no copies of the files.
+    """Return the settings with the certificates' texts in place of their files.
 
-    A file that is missing stays a setting: the client's error names it. So do the files in
-    `_READ_BY_EXECUTORS`.
+    Executors then need no copies of the files. A file that is missing stays a setting: the client's
+    error names it. So do the files in `_READ_BY_EXECUTORS`.
     """
     settings = dict(kafka)
     for name in _SENT_TO_EXECUTORS:
@@ -137,8 +138,9 @@ def configuration_errors(kafka: Mapping[str, str]) -> Iterator[None]:
         )
         if any(name in reason for name in _READ_BY_EXECUTORS):
             next_step += (
-                " Spark's executors read this file, too: copy it to the same path on each of their hosts. In place of "
-                "a keystore, you can set ssl.certificate.location and ssl.key.location: the driver sends their files."
+                " Spark's executors read this file, too: copy it to the same path on each of their "
+                "hosts. In place of a keystore, you can set ssl.certificate.location and "
+                "ssl.key.location: the driver sends their files."
             )
         raise SettingsError(
             f"Kafka's settings are invalid: {sentence(reason)}", next_step=next_step
@@ -163,7 +165,7 @@ def broker_errors(kafka: Mapping[str, str]) -> Iterator[None]:
 
 
 def silent_admin(kafka: Mapping[str, str]) -> AdminClient:
-    """Return a client that logs no errors of its connections, because its caller reports failed requests."""
+    """Return a client that does not log connection errors: its caller reports failed requests."""
     with configuration_errors(kafka):
         return AdminClient(quiet(kafka) | {"error_cb": lambda _: None})
 
@@ -213,9 +215,9 @@ def unreachable(kafka: Mapping[str, str], why: str) -> BrokersUnreachable:
         broker = address if named is None else named[1]
         reason = f"the certificate of {broker} cannot be verified"
         next_step = (
-            "Check that the file in ssl.ca.location contains the authority that signed the certificate, and that the "
-            "certificate contains the host in this address. ssl.endpoint.identification.algorithm=none turns the check "
-            "of the host off."
+            "Check that the file in ssl.ca.location contains the authority that signed the "
+            "certificate, and that the certificate contains the host in this address. "
+            "ssl.endpoint.identification.algorithm=none turns the check of the host off."
         )
     elif "SASL authentication" in why:
         log_in = "sasl.username and sasl.password"

@@ -34,9 +34,9 @@ _UNKNOWN = "unknown"
 """The reason of a record in the dead-letter topic if another program has written the record."""
 UNREADABLE = frozenset(
     {
-        "malformed", "not_utf8", "contract", "duplicate_field", "digits", "empty_value", "null_value", "event_time",
-        "future", "key", "deleted_key", "key_not_utf8", "key_too_long", "null_key", "out_of_range",
-        "no_schema", "unknown_schema", "schema",
+        "malformed", "not_utf8", "contract", "duplicate_field", "digits", "empty_value",
+        "null_value", "event_time", "future", "key", "deleted_key", "key_not_utf8", "key_too_long",
+        "null_key", "out_of_range", "no_schema", "unknown_schema", "schema",
     }
 )  # fmt: skip
 """Reasons of records that could not be read and therefore had no effect. Records with other reasons
@@ -45,8 +45,8 @@ may have had an effect, and are re-driven only if the user names their reason or
 _SLUICE_HEADERS = frozenset(
     f"{PREFIX}{name}"
     for name in (
-        "reason", "detail", "topic", "partition", "offset", "timestamp", "step", "at", "key", "timer", "output",
-        "left_out", "window_start", "window_end",
+        "reason", "detail", "topic", "partition", "offset", "timestamp", "step", "at", "key",
+        "timer", "output", "left_out", "window_start", "window_end",
     )
 )  # fmt: skip
 _HEADER_BYTES = 10
@@ -73,7 +73,7 @@ def markers_of(pipeline: str) -> str:
 
 @dataclass(frozen=True)
 class DeadLetterFilter:
-    """Selects dead letters by reason, time, step, the rejected record's partition, or their own position."""
+    """Selects dead letters by reason, time, step, the record's partition, or their own position."""
 
     reason: str = ""
     since: datetime | None = None
@@ -162,7 +162,7 @@ class DeadLetter:
         return not (self.header("step") or self.header("left_out"))
 
     def with_most(self, size: int) -> DeadLetter:
-        """Return the dead letter with at most `size` bytes of its key, of its value, and of all headers together."""
+        """Return the letter with at most `size` bytes of key, of value, and of headers together."""
         headers: list[tuple[str, bytes | None]] = []
         left = size
         for name, content in self.headers:
@@ -221,7 +221,7 @@ class Matches:
         return self.markers.get((letter.partition, letter.offset))
 
     def has_failed_again(self, letter: DeadLetter) -> bool:
-        """Return whether the record of a dead letter was re-driven, and has become a dead letter again."""
+        """Return whether the record was re-driven, and has become a dead letter again."""
         marker = self.marker(letter)
         return (
             marker is not None
@@ -250,9 +250,9 @@ def find_dead_letters(
     limit: int,
     most_bytes: int = _MOST_BYTES,
 ) -> Matches:
-    """Return the newest `limit` chosen dead letters of a pipeline, with at most `most_bytes` of each part of a record.
+    """Return the newest `limit` chosen dead letters of a pipeline.
 
-    Raises BrokersUnreachable.
+    They have at most `most_bytes` of each part of a record. Raises BrokersUnreachable.
     """
     matches = Matches()
     topic_id = dead_letter_topic_id(kafka, pipeline)
@@ -307,7 +307,7 @@ def redrive_markers(
     pipeline: str,
     topic_id: str,
 ) -> dict[tuple[int, int], RedriveMarker]:
-    """Partition and offset of a re-driven dead letter → the marker of its re-drive (see `kafka.redrive`).
+    """Return each re-driven dead letter's marker (see `kafka.redrive`) by partition and offset.
 
     Only for dead letters in the dead-letter topic with the id `topic_id`. Raises errors as
     `chosen_letters`.
@@ -324,9 +324,11 @@ def redrive_markers(
         except ValueError:
             # Errors of msgspec are ValueErrors, too.
             raise EngineError(
-                f"{message.topic()}, partition {message.partition()}, offset {message.offset()}: this record is not a "
-                "marker of a re-drive, so another program writes to the topic.",
-                next_step="Stop that program, and delete its records (kafka-delete-records) or write over their keys.",
+                f"{message.topic()}, partition {message.partition()}, offset {message.offset()}: "
+                "this record is not a marker of a re-drive, so another program writes to the "
+                "topic.",
+                next_step="Stop that program, and delete its records (kafka-delete-records) or "
+                "write over their keys.",
             ) from None
     return markers
 
@@ -345,7 +347,7 @@ def with_histories(
     letters: Iterable[DeadLetter],
     markers: Mapping[tuple[int, int], RedriveMarker],
 ) -> Iterator[DeadLetter]:
-    """Yield the dead letters with the earlier failures of their records, according to the markers of the re-drives."""
+    """Yield the dead letters with their records' earlier failures, according to the markers."""
     histories: dict[tuple[str, int, int], Sequence[Failure]] = {}
     for marker in markers.values():
         histories[marker.topic, marker.partition, marker.offset] = marker.history

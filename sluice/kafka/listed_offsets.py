@@ -1,4 +1,4 @@
-"""Asks Kafka for offsets of partitions: their begins, their ends, or those of the largest timestamps."""
+"""Asks Kafka for partitions' offsets: begins, ends, or those of the largest timestamps."""
 
 from __future__ import annotations
 

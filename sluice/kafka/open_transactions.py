@@ -41,7 +41,7 @@ class HeldPartitions:
 
 
 def oldest_held(kafka: Mapping[str, str], lag: Lag) -> datetime | None:
-    """Return the earliest timestamp of the first records of the transactions that hold back records.
+    """Return the earliest first timestamp of the transactions that hold back records.
 
     None if no transaction holds back records. Raises BrokersUnreachable.
     """

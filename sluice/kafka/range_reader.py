@@ -54,8 +54,8 @@ _ANSWER_S = 5.0
 _WAIT_S = 0.05
 """How long a call waits until it has read as many records as it asks for."""
 _AT_ONCE, _BYTES_AT_ONCE = 4_000, 4_194_304
-"""About how many records and bytes a call asks for. With 20,000 messages at once, which do not fit into a processor's
-caches, each message takes a sixth more CPU time."""
+"""About how many records and bytes a call asks for. With 20,000 messages at once, which do not fit
+into a processor's caches, each message takes a sixth more CPU time."""
 _SIZES_READ = 100
 # A consumer that chooses its partitions itself needs no group, but the client asks for the group's
 # coordinator.
@@ -134,7 +134,8 @@ class RangeReader:
         """Whether the reader has said why it waits."""
         with configuration_errors(kafka):
             self.consumer = Consumer({
-                **_SETTINGS, **(settings or {}), **quiet(kafka), "statistics.interval.ms": _STATISTICS_MS,
+                **_SETTINGS, **(settings or {}), **quiet(kafka),
+                "statistics.interval.ms": _STATISTICS_MS,
                 "error_cb": self._note_error, "stats_cb": self._note_progress,
             })  # fmt: skip
 
@@ -150,7 +151,7 @@ class RangeReader:
         self.consumer.close()
 
     def read(self, ranges: Iterable[Range]) -> Iterator[PartitionRecords]:
-        """Yield the records of ranges of different partitions, all of which are read at the same time.
+        """Yield the records of ranges of different partitions, which are read at the same time.
 
         Raises BrokersUnreachable if no records arrive for `longest_silence_s`, and EngineError if
         records of a range are no longer in the topic, or for another error of Kafka.
@@ -297,10 +298,11 @@ class RangeReader:
         is_lost = first > position or end < part.end
         if is_lost and not self._skips_lost:
             raise EngineError(
-                f"{part.topic}, partition {part.partition}, has lost records: the offsets {position} to {part.end - 1} "
-                f"were to be read, but the partition begins at offset {first} and ends before offset {end}.",
-                next_step="Retention has removed the records, the topic was created again, or a broker without the "
-                f"newest records leads the partition. {_RUN_AGAIN}",
+                f"{part.topic}, partition {part.partition}, has lost records: the offsets "
+                f"{position} to {part.end - 1} were to be read, but the partition begins at offset "
+                f"{first} and ends before offset {end}.",
+                next_step="Retention has removed the records, the topic was created again, or a "
+                f"broker without the newest records leads the partition. {_RUN_AGAIN}",
             )
         if first > position:
             self._reach(partition, first)
@@ -308,7 +310,7 @@ class RangeReader:
             self._reach(partition, part.end)
 
     def _require_topics(self) -> None:
-        """Raise EngineError if a broker says that it has no such topic or partition, or that it may not be read."""
+        """Raise EngineError if a topic or partition does not exist, or may not be read."""
         for topic, partition in sorted(self._wanted):
             try:
                 known = self.consumer.list_topics(topic, _ANSWER_S).topics[topic]
@@ -352,8 +354,8 @@ class RangeReader:
         topic, partition = min(self._wanted)
         cause = unreachable(self._kafka, self._reason or "the client reports no error")
         return BrokersUnreachable(
-            f"No record of {topic}, partition {partition}, has arrived for {self._longest_silence_s:.0f} s. "
-            f"{cause.detail}",
+            f"No record of {topic}, partition {partition}, has arrived for "
+            f"{self._longest_silence_s:.0f} s. {cause.detail}",
             next_step=cause.next_step,
         )
 

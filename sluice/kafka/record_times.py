@@ -69,7 +69,8 @@ def timestamps_at(
         consumer = Consumer({
             **quiet(kafka), "group.id": "sluice-timestamps", "enable.auto.commit": False,
             # A reader of committed records gets no record of an open transaction.
-            "isolation.level": "read_uncommitted", "auto.offset.reset": "earliest", "enable.partition.eof": True,
+            "isolation.level": "read_uncommitted", "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
             "fetch.message.max.bytes": _MOST_BYTES, "queued.min.messages": 1,
         })  # fmt: skip
     times: dict[Partition, datetime] = {}

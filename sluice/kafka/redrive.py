@@ -86,7 +86,7 @@ def redrive(
     limit: int = MOST,
     value: bytes | None = None,
 ) -> RedriveOutcome:
-    """Write the chosen dead letters' records to their source topics again, oldest first, and mark them.
+    """Write the chosen dead letters' records to their topics again, oldest first, and mark them.
 
     `topics` are the names and the patterns of the pipeline's source topics. `value` takes the place
     of the records' own values; None leaves the records as they were. Raises EngineError if
@@ -141,7 +141,8 @@ def redrive(
             raise denied from None
         raise EngineError(
             f"Re-driving dead letters of {pipeline} failed: {sentence(error.args[0].str())}",
-            next_step="Run the command again: records that were written are marked and are not written twice.",
+            next_step="Run the command again: records that were written are marked and are not "
+            "written twice.",
         ) from None
     return outcome
 
@@ -163,7 +164,7 @@ def _obstacle(
     partitions: Mapping[str, int],
     markers: Mapping[tuple[int, int], RedriveMarker],
 ) -> str:
-    """Like `redrive_obstacle`, but also checks the partition of the dead letter's record and the filter `chosen`.
+    """Do the same as `redrive_obstacle`, but also check the record's partition and `chosen`.
 
     `partitions`: each topic that the pipeline reads → its number of partitions.
     """
@@ -248,7 +249,8 @@ def _send(
             require_writable(kafka, {topic, markers_of(pipeline)})
             raise EngineError(
                 f"A record was not written to {topic}: {sentence(error.str())}",
-                next_step="Remove the cause, and repeat the command: it skips records that are written already.",
+                next_step="Remove the cause, and repeat the command: it skips records that are "
+                "written already.",
             )
         for (partition, offset), marker in sent.items():
             producer.produce(

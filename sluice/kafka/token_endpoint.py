@@ -32,7 +32,7 @@ _NAMES = (
 _CLIENT_CREDENTIALS = "client_credentials"
 
 Token = tuple[str, float] | tuple[str, float, str, dict[str, str]]
-"""A token, when it expires in epoch seconds, and optionally the principal and extensions of SASL."""
+"""A token, its expiry in epoch seconds, and optionally SASL's principal and extensions."""
 
 
 class TokenError(Exception):
@@ -47,7 +47,7 @@ class TokenError(Exception):
 
 
 def uses_endpoint(kafka: Mapping[str, str]) -> bool:
-    """Return whether clients with these settings get tokens for an id and a secret from an endpoint."""
+    """Return whether clients get their tokens from an endpoint, for an id and a secret."""
     is_oidc = kafka.get(f"{_PREFIX}method", "").lower() == "oidc"
     grant = kafka.get(f"{_PREFIX}grant.type") or _CLIENT_CREDENTIALS
     has_scheme = endpoint_of(kafka).lower().startswith(("http://", "https://"))

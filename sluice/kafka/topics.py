@@ -146,7 +146,8 @@ def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: Set[
             while admin.list_topics(name, timeout=_TIMEOUT_S).topics[name].error is not None:
                 if time.monotonic() > until:
                     raise EngineError(
-                        f"Topic {name} was created, but the broker has not listed it within {_TIMEOUT_S:.0f} s.",
+                        f"Topic {name} was created, but the broker has not listed it within "
+                        f"{_TIMEOUT_S:.0f} s.",
                         next_step="Check that the brokers reach their controller.",
                     )
                 time.sleep(_LISTED_AFTER_S)
@@ -229,7 +230,8 @@ def produce(
     if errors or undelivered:
         cause = errors[0].str() if errors else "no answer from the broker"
         raise EngineError(
-            f"{counted(len(errors) + undelivered, 'record')} could not be written to {topic}: {sentence(cause)}",
+            f"{counted(len(errors) + undelivered, 'record')} could not be written to {topic}: "
+            f"{sentence(cause)}",
             next_step="Check that the broker is running, then write them again.",
         )
 
@@ -242,7 +244,8 @@ def _require_topic(kafka: Mapping[str, str], client: Producer, topic: str) -> No
     if error is not None and error.code() in _NO_TOPIC:
         raise EngineError(
             f"Topic {topic} cannot be written: {sentence(error.str())}",
-            next_step="Check its name, or create it. sluice topics create NAME creates the topics of a pipeline.",
+            next_step="Check its name, or create it. sluice topics create NAME creates the topics "
+            "of a pipeline.",
         )
 
 
@@ -259,7 +262,7 @@ def read_topic(
     *,
     longest_silence_s: float | None = None,
 ) -> Iterator[Message]:
-    """Yield the committed records of a topic from its beginning to its current end, in the order of each partition.
+    """Yield a topic's committed records up to its current end, in the order of each partition.
 
     With `since_ms`, starts at each partition's first record with this timestamp or a later
     timestamp. Raises BrokersUnreachable if no broker answers, or no records arrive for
@@ -296,7 +299,7 @@ def _offsets_since(
     bounds: Mapping[int, tuple[int, int]],
     since_ms: int,
 ) -> dict[int, int]:
-    """Partition → the offset of its first record with a timestamp of at least `since_ms`, or its end."""
+    """Return the offset of each partition's first record at or after `since_ms`, or its end."""
     times = [TopicPartition(topic, number, since_ms) for number in bounds]
     offsets: dict[int, int] = {}
     for answer in consumer.offsets_for_times(times, _TIMEOUT_S):
@@ -431,7 +434,7 @@ def _pairs(headers: Any) -> Headers:
 def records_at(
     kafka: Mapping[str, str], places: Iterable[Place]
 ) -> Iterator[tuple[Place, Message]]:
-    """Yield the committed records at these places, each with its place; places without a record are left out.
+    """Yield the committed records at these places, with their places; leave out empty places.
 
     Raises BrokersUnreachable if no broker answers, and EngineError if a topic cannot be read.
     """

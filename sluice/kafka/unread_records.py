@@ -1,4 +1,4 @@
-"""The number of records that a pipeline has not read: `Lag` counts them, from the offsets of its topics."""
+"""The number of records that a pipeline has not read: `Lag` counts them from offsets."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Lag:
         return self.full_end(topic, partition) - self.ends[topic][partition]
 
     def first_unread(self) -> Iterator[tuple[tuple[str, int], int]]:
-        """Yield the topic and number of each partition with unread records, and the offset of its first unread record."""
+        """Yield each partition with unread records, and the offset of the first of them."""
         for topic, partition in self.partitions():
             if self.unread_in(topic, partition):
                 yield (
@@ -110,13 +110,13 @@ class Lag:
                 )
 
     def of_pipeline(self, topics: Iterable[str], positions: Offsets) -> Lag:
-        """Return the lag of one pipeline, from this lag, which has the topics of several pipelines."""
+        """Return the lag of one pipeline, from this lag of several pipelines' topics."""
         read = named_or_matching(topics, self.ends)
         ends = {topic: self.ends[topic] for topic in read if topic in self.ends}
         return Lag(ends, positions, self.begins, self.full_ends, self.broker, self.denied)
 
     def still_held(self, later: Lag) -> Lag:
-        """Return a later lag, with only the partitions in which the same transaction holds back records as in this lag."""
+        """Return `later`, reduced to partitions that the same transaction holds back in both."""
         before = self.held_ends
         ends: Offsets = {}
         for topic, later_ends in later.held_ends.items():

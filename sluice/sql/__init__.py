@@ -1,4 +1,4 @@
-"""Parses and checks Spark SQL expressions without Spark, and computes most of them on Arrow columns.
+"""Parses and checks Spark SQL expressions without Spark; computes most of them on Arrow columns.
 
 An author's expression takes this way through the files:
 

@@ -1,4 +1,4 @@
-"""The functions in aggregate expressions such as `sum(a) / count(*)`: their arguments, and their results' types."""
+"""Functions in aggregate expressions such as `sum(a) / count(*)`: arguments and result types."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sluice.values.sql_types import MOST_DIGITS, precision_and_scale, struct_fie
 
 @dataclass(frozen=True)
 class SplitAggregate:
-    """An aggregate expression, split into functions and `text`, an expression over their results `a0`, `a1`, ..."""
+    """An aggregate expression: functions, and `text`, which combines their results `a0`, ..."""
 
     text: str
     functions: tuple[AggregateFunction, ...]
@@ -50,15 +50,18 @@ def split_aggregate(text: str) -> SplitAggregate | str:
 
 _FUNCTIONS: dict[type[exp.Expr], str] = {
     exp.Sum: "sum", exp.Min: "min", exp.Max: "max", exp.Avg: "avg", exp.ArrayAgg: "collect_list",
-    exp.ArrayUniqueAgg: "collect_set", exp.First: "first", exp.Last: "last", exp.FirstValue: "first",
-    exp.LastValue: "last", exp.AnyValue: "first", exp.Count: "count", exp.CountIf: "count_if",
+    exp.ArrayUniqueAgg: "collect_set", exp.First: "first", exp.Last: "last",
+    exp.FirstValue: "first", exp.LastValue: "last", exp.AnyValue: "first",
+    exp.Count: "count", exp.CountIf: "count_if",
     exp.ApproxDistinct: "approx_count_distinct", exp.Mode: "mode", exp.Median: "median",
     exp.Stddev: "stddev_samp", exp.StddevSamp: "stddev_samp", exp.StddevPop: "stddev_pop",
-    exp.Variance: "var_samp", exp.VariancePop: "var_pop", exp.Skewness: "skewness", exp.Kurtosis: "kurtosis",
+    exp.Variance: "var_samp", exp.VariancePop: "var_pop", exp.Skewness: "skewness",
+    exp.Kurtosis: "kurtosis",
     exp.LogicalAnd: "bool_and", exp.LogicalOr: "bool_or",
     exp.BitwiseAndAgg: "bit_and", exp.BitwiseOrAgg: "bit_or", exp.BitwiseXorAgg: "bit_xor",
     exp.ArgMax: "max_by", exp.ArgMin: "min_by", exp.Corr: "corr", exp.CovarPop: "covar_pop",
-    exp.CovarSamp: "covar_samp", exp.Quantile: "percentile", exp.ApproxQuantile: "approx_percentile",
+    exp.CovarSamp: "covar_samp", exp.Quantile: "percentile",
+    exp.ApproxQuantile: "approx_percentile",
 }  # fmt: skip
 _NAMED_FUNCTIONS = {
     "std": "stddev_samp",
@@ -132,7 +135,7 @@ def _function_of_one(
     arguments: Sequence[str],
     quantifier: str,
 ) -> tuple[str, str, tuple[float, ...]] | None:
-    """Name, argument and parameters of Sluice's function for a function of one column; None if Sluice has none."""
+    """Return the name, argument and parameters of Sluice's function of one column, or None."""
     first, *more = arguments
     match name:
         case "top":
@@ -226,7 +229,7 @@ _SUM_DIGITS, _AVG_DIGITS = 10, 4
 
 
 def result_type(function: str, argument: str) -> str:
-    """Return the type of a function's result, as in Spark's aggregate function with the same name."""
+    """Return the type of a function's result, as in Spark's function with the same name."""
     if function in ("count", "count_distinct", "approx_count_distinct"):
         return "bigint"
     if function in ("collect_list", "collect_set", "collect_sorted", "top", "approx_percentiles"):

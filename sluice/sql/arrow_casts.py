@@ -179,7 +179,7 @@ def format_times(values: pa.Array, pattern: str) -> pa.Array:
 
 
 def _filled(pattern: str, parts: Mapping[str, str]) -> str:
-    """Return a format with `parts` in the place of its letters. Quotes around other text are left out."""
+    """Return a format with `parts` in place of letters, without quotes around other text."""
     filled = ""
     for part in _PARTS.findall(pattern):
         filled += parts.get(part, part.strip("'"))
@@ -310,7 +310,7 @@ def _nulls(values: pa.Array) -> Mask:
 
 
 def _number_result(numbers: pa.Array, values: pa.Array, fails: Mask) -> Result:
-    """Return the numbers computed from values: null where the value is null or the computation fails."""
+    """Return the numbers computed from values; null for null and for failed computations."""
     is_null = _nulls(values)
     failed = fails & ~is_null
     results = pc.if_else(pa.array(failed | is_null), pa.scalar(None, numbers.type), numbers)
@@ -490,6 +490,6 @@ def _failures(values: pa.Array, passed: pa.Array) -> Mask | None:
 
 
 _FROM_TEXT: dict[str, Callable[[pa.Array, str], Result]] = {
-    "INT": _to_whole, "BIGINT": _to_whole, "DOUBLE": _to_double, "DECIMAL": _text_to_decimal, "BOOLEAN": _to_boolean,
-    "DATE": _to_date, "TIMESTAMP": _plain_times,
+    "INT": _to_whole, "BIGINT": _to_whole, "DOUBLE": _to_double, "DECIMAL": _text_to_decimal,
+    "BOOLEAN": _to_boolean, "DATE": _to_date, "TIMESTAMP": _plain_times,
 }  # fmt: skip

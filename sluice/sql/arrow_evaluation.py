@@ -65,7 +65,7 @@ def evaluate(
     count: int,
     functions: Functions = MappingProxyType({}),
 ) -> Result:
-    """Return the values of an expression for `count` rows, given the columns and the Python functions that it reads."""
+    """Return an expression's values for `count` rows, from the columns and Python functions."""
     return _Evaluation(columns, count, functions).result(expression)
 
 
@@ -101,7 +101,7 @@ class _Evaluation:
         return results
 
     def convert(self, expression: TypedExpression, kind: str) -> Result:
-        """Return the result of an expression, converted to `kind`, which contains every value of the expression's type."""
+        """Return an expression's result as `kind`, which contains every value of its type."""
         result = self.result(expression)
         return Result(widen(result.values, expression.type, kind), result.failed)
 
@@ -259,7 +259,7 @@ def _coalesce(evaluation: _Evaluation, expression: TypedExpression) -> Result:
 
 
 def _choose(evaluation: _Evaluation, condition: Result, true: Result, false: Result) -> Result:
-    """Choose for each row: `true` where the condition is true, `false` where the condition is false or null."""
+    """Choose for each row: `true` where the condition holds, `false` where it is false or null."""
     passed = false_if_null(condition.values)
     failed = None
     if true.failed is not None or false.failed is not None:
@@ -453,7 +453,7 @@ def _join(expression: TypedExpression, values: list[Value], count: int) -> Resul
 
 
 def _path_element(expression: TypedExpression, values: list[Value], count: int) -> Result:
-    """Return the index of an array's element as four bytes, as in the path of a row (`values.row_order`)."""
+    """Return an array element's index as four bytes, as in a row's path (`values.row_order`)."""
     indices = pc.fill_null(array_of(values[0], count), 0).to_numpy().astype(">i4")
     elements = pa.Array.from_buffers(pa.binary(4), count, [None, pa.py_buffer(indices.tobytes())])
     return Result(elements.cast(pa.binary()))
@@ -477,7 +477,7 @@ def _array_function(function: Callable[..., Value]) -> Function:
 
 
 def _array_and_value(function: Callable[[pa.Array, Value], Value]) -> Function:
-    """Return the `Function` that calls a function of an array, and of a second value that may be the same for all rows."""
+    """Return the `Function` of an array, and of a value that may be the same for all rows."""
     return lambda expression, values, count: Result(function(array_of(values[0], count), values[1]))
 
 

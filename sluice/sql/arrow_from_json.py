@@ -1,4 +1,4 @@
-"""Converts JSON that operators have written to Arrow values, with the same result as Spark's `from_json`."""
+"""Converts JSON that operators have written to Arrow values, as Spark's `from_json` would."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def array_of_json(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def values_one_by_one(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Do the same as `array_of_json`, also for JSON that msgspec cannot decode as the column's type.
+    """Do the same as `array_of_json`, also for JSON that msgspec cannot decode as the type.
 
     It is slower.
     """
@@ -111,7 +111,7 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 @cache
 def _conversion(kind: pa.DataType) -> Convert:
-    """Return the function that converts a decoded JSON value to a value that Arrow takes for a type."""
+    """Return the function that converts decoded JSON to a value that Arrow takes for a type."""
     if pa.types.is_struct(kind):
         fields = [(field.name, _conversion(field.type)) for field in kind]
 
@@ -160,7 +160,7 @@ def _simple(kind: pa.DataType) -> Convert:
 
 
 def _text(value: Any) -> str:
-    """Return a text unchanged, and any other value as its JSON, as Spark reads a STRING from JSON."""
+    """Return a text unchanged, other values as JSON, as Spark reads a STRING from JSON."""
     if isinstance(value, str):
         return value
     return _encode(value).decode()

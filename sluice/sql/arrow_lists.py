@@ -126,7 +126,7 @@ def _rows_of_elements(lists: pa.Array) -> Any:
 
 
 def _lists(like: pa.Array, elements: pa.Array) -> pa.Array:
-    """Return lists of these elements, with the lengths of the lists in `like`, and null where `like` is null."""
+    """Return lists of these elements, with the lengths of `like`, and null where it is null."""
     lengths = pc.fill_null(pc.list_value_length(like), 0).to_numpy(zero_copy_only=False)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     is_null: Mask = ~like.is_valid().to_numpy(zero_copy_only=False)

@@ -169,7 +169,7 @@ def round_to_whole(
 
 
 def java_longs(values: pa.Array) -> pa.Array:
-    """Convert doubles to longs as Java does: NaN becomes 0, and a number out of range becomes the nearest long."""
+    """Convert doubles to longs like Java: NaN to 0, numbers out of range to the nearest long."""
     numbers = np.nan_to_num(
         pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False),
         nan=0.0,

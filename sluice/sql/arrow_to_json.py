@@ -1,4 +1,4 @@
-"""Arrow values as JSON, in the same form as Spark's `to_json` with the options of `values.sql_text.struct_json`."""
+"""Arrow values as JSON, as Spark writes it with the options of `values.sql_text.struct_json`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ISO = "%Y-%m-%dT%H:%M:%SZ"
 _FIRST_PLAIN = 32
 """JSON escapes characters with a smaller number in strings."""
 _Part: TypeAlias = Any
-"""A part of the JSON of some values: an array with a text for each value, or a text that all of them have.
+"""A part of some values' JSON: an array with a text for each value, or one text for all.
 
 Parts are joined only once, because each copy of many short texts takes time.
 """

@@ -1,4 +1,4 @@
-"""Values in Arrow: arrays, scalars that apply to every row, and the rows for which a function fails."""
+"""Values in Arrow: arrays, scalars for every row, and the rows for which a function fails."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ class Call:
 
 # Aggregates that sqlglot parses as ordinary functions.
 _MORE_AGGREGATES = {
-    "any", "count_min_sketch", "every", "histogram_numeric", "mean", "some", "std", "try_avg", "try_sum", "top",
-    "vector_avg", "vector_sum", "collect_sorted",
+    "any", "count_min_sketch", "every", "histogram_numeric", "mean", "some", "std", "try_avg",
+    "try_sum", "top", "vector_avg", "vector_sum", "collect_sorted",
 }  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def aggregates(node: exp.Expr) -> bool:
 
 
 def function_name(function: exp.Func) -> str:
-    """Return the name in lower case; for a function with several names, the name that sqlglot prefers."""
+    """Return the name in lower case; sqlglot's preferred one if a function has several."""
     return (function.name if isinstance(function, exp.Anonymous) else function.sql_name()).lower()
 
 
@@ -103,7 +103,10 @@ def replace(text: str, parts: Sequence[tuple[TextPart, str]]) -> str:
 
 @cache
 def casts_to_text(text: str) -> tuple[tuple[TextPart, TextPart], ...]:
-    """Return each `CAST(... AS STRING)`, `TRY_CAST(... AS STRING)` and `STRING(...)` of an expression, with its argument."""
+    """Return an expression's casts to STRING, each with its argument.
+
+    These are `CAST(... AS STRING)`, `TRY_CAST(... AS STRING)` and `STRING(...)`.
+    """
     tokens, closing = _tokens(text)
     casts = []
     for i, name in enumerate(tokens[:-1]):
@@ -121,7 +124,7 @@ def casts_to_text(text: str) -> tuple[tuple[TextPart, TextPart], ...]:
 
 
 def _tokens(text: str) -> tuple[list[Token], dict[int, int]]:
-    """Return the tokens, and for the position of each opening bracket the position of its closing bracket."""
+    """Return the tokens, and the position of each opening bracket's closing bracket."""
     tokens = tokens_of(text)
     closing: dict[int, int] = {}
     opened = []
@@ -188,7 +191,7 @@ def _words(tokens: list[Token], at: int) -> list[str]:
 
 
 def _word(token: Token) -> str:
-    """Return a token's text in upper case; empty for a name in backticks, which is never a keyword."""
+    """Return a token in upper case; empty for a name in backticks, which is no keyword."""
     if token.token_type is TokenType.IDENTIFIER:
         return ""
     return token.text.upper()

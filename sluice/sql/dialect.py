@@ -1,4 +1,4 @@
-"""The dialect in which sqlglot parses the author's expressions: text to tree and tokens, and back."""
+"""The dialect in which sqlglot parses expressions: from text to tree and tokens, and back."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class SparkSQL(Spark):
         COMMANDS: ClassVar[set[TokenType]] = set()
 
     class Parser(OperatorOrder):
-        """Reads expressions, and leaves the formats of times and the paths in JSON as the author wrote them.
+        """Reads expressions, but leaves formats of times and paths in JSON as they are written.
 
         sqlglot would translate formats, and could write two different formats as the same format.
         It cannot write every path that it reads.
@@ -115,7 +115,7 @@ class SparkSQL(Spark):
 
     @override
     def tokenize(self, sql: str, dialect: DialectType = None) -> list[Token]:
-        """Return the tokens of an expression, in which the words that Spark reads as names are names."""
+        """Return an expression's tokens; words that Spark reads as names are names."""
         tokens = super().tokenize(sql, dialect)
         for place in places_of_names(tokens):
             word = tokens[place]

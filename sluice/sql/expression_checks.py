@@ -1,4 +1,4 @@
-"""Checks of SQL expressions while a pipeline is built, without Spark, from their text and the declared types.
+"""Checks SQL expressions from text and declared types while a pipeline is built, without Spark.
 
 An expression is rejected only if it is certainly wrong, because the result types of many functions
 are unknown here. `sluice check` lets Spark analyze all expressions.
@@ -35,8 +35,9 @@ null, or any."""
 _ADDED_BY_SLUICE = frozenset({"top", "collect_sorted"})
 _NUMBERS = exp.Add | exp.Sub | exp.Mul | exp.Div | exp.Mod | exp.Neg
 _OF_TEXT = (
-    exp.Upper | exp.Lower | exp.Initcap | exp.Trim | exp.Like | exp.ILike | exp.RegexpLike | exp.RegexpReplace
-    | exp.RegexpExtract | exp.RegexpSplit | exp.Replace | exp.Translate | exp.StrPosition | exp.Concat | exp.DPipe
+    exp.Upper | exp.Lower | exp.Initcap | exp.Trim | exp.Like | exp.ILike | exp.RegexpLike
+    | exp.RegexpReplace | exp.RegexpExtract | exp.RegexpSplit | exp.Replace | exp.Translate
+    | exp.StrPosition | exp.Concat | exp.DPipe
 )  # fmt: skip
 
 
@@ -65,8 +66,8 @@ _VARYING: dict[str, str] = {
     **dict.fromkeys(("reflect", "try_reflect", "java_method"), "Use a Python function."),
     **dict.fromkeys(("current_time", "localtimestamp", "now"), _BATCH_TIME),
 }
-"""Functions whose result changes when Spark computes a record again → what to use instead. `current_timestamp()` is
-repeatable, because the time when a batch began is kept with the batch."""
+"""Functions whose result changes when Spark computes a record again → what to use instead.
+`current_timestamp()` is repeatable, because the time when a batch began is kept with the batch."""
 _SPECIAL_TIME = re.compile(r"\s*(now|today|tomorrow|yesterday)(\s+\S+)?\s*", re.IGNORECASE)
 """Texts that Spark converts to a time relative to its own clock."""
 _OF_ROWS = frozenset(
@@ -78,7 +79,7 @@ _WITH_RANDOM_BYTES = (
 
 
 def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = "") -> None:
-    """Raise TopologyError if `text` calls an unknown function, reads an object's unknown field, or has a wrong type."""
+    """Raise TopologyError for unknown functions, unknown fields of objects, and wrong types."""
     tree, tokens = tree_of(text), tokens_of(text)
     where = f"{where}: {text!r}"
     _require_functions(tokens, where)
@@ -94,7 +95,8 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
             and _is_time(node, kinds)
         ):
             raise TopologyError(
-                f"{where}: {written(node, text)} would be another time if a batch is repeated after a crash.",
+                f"{where}: {written(node, text)} would be another time if a batch is repeated "
+                "after a crash.",
                 next_step=_BATCH_TIME,
             )
         if isinstance(node, exp.Anonymous):
@@ -116,7 +118,8 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
     if any(map(aggregates, tree.walk())) and tree.find(exp.CurrentTimestamp, exp.CurrentDate):
         raise TopologyError(
             f"{where} uses the current time in an aggregate.",
-            next_step='Make it a field of the record first, for example with select(at="current_timestamp()").',
+            next_step="Make it a field of the record first, for example with "
+            'select(at="current_timestamp()").',
         )
     kind = _kind(tree, kinds)
     if need == "condition" and kind not in ("", "BOOLEAN"):
@@ -141,7 +144,7 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
 
 
 def _require_backticks(tokens: Sequence[Token], types: Mapping[str, str], where: str) -> None:
-    """Raise TopologyError if a name without backticks is a field and also a constant or function of SQL."""
+    """Raise TopologyError if a bare name is a field and also a constant or function of SQL."""
     for before, token, after in zip([None, *tokens], tokens, [*tokens[1:], None], strict=False):
         is_condition = before is not None and before.text.upper() in ("IS", "NOT")
         is_call = after is not None and after.token_type is TokenType.L_PAREN
@@ -158,7 +161,7 @@ def _require_backticks(tokens: Sequence[Token], types: Mapping[str, str], where:
 
 
 def _require_fields_once(tree: exp.Expr, where: str) -> None:
-    """Raise TopologyError if an object has two fields with the same name, which JSON could not tell apart."""
+    """Raise TopologyError if an object has a field's name twice: JSON could not tell them apart."""
     for constructor in tree.find_all(exp.Struct, exp.Tuple, exp.ArraysZip):
         if _is_compared(constructor):
             continue
@@ -177,7 +180,7 @@ def _require_fields_once(tree: exp.Expr, where: str) -> None:
 
 
 def _is_compared(constructor: exp.Expr) -> bool:
-    """Return whether an object is only compared with another object, so that its fields' names do not matter."""
+    """Return whether an object is only compared with an object, so that names do not matter."""
     return (
         isinstance(constructor.parent, exp.Predicate)
         or constructor.find_ancestor(exp.In) is not None
@@ -185,7 +188,7 @@ def _is_compared(constructor: exp.Expr) -> bool:
 
 
 def _require_repeatable(node: exp.Func, text: str, where: str) -> None:
-    """Raise TopologyError for functions whose results change if a batch is repeated after a crash."""
+    """Raise TopologyError if a function's result changes when a batch is repeated after a crash."""
     name = function_name(node)
     instead = _VARYING.get(name, "")
     if name == "aes_encrypt" and 2 <= len(node.expressions) < 5:
@@ -193,13 +196,14 @@ def _require_repeatable(node: exp.Func, text: str, where: str) -> None:
         instead = "" if mode.upper() == "ECB" else _WITH_RANDOM_BYTES
     if instead:
         raise TopologyError(
-            f"{where}: {written_name(node, text)} would have another result if a batch is repeated after a crash.",
+            f"{where}: {written_name(node, text)} would have another result if a batch is repeated "
+            "after a crash.",
             next_step=instead,
         )
 
 
 def _require_of_record(node: exp.Func, where: str) -> None:
-    """Raise TopologyError for functions over other rows, such as rank, and for count without an argument."""
+    """Raise TopologyError for functions of other rows, such as rank, and for `count()`."""
     name = function_name(node)
     if name in _OF_ROWS:
         raise TopologyError(
@@ -279,20 +283,20 @@ def _require_top(node: exp.Anonymous, where: str) -> None:
 
 
 def _require_arguments(node: exp.Expr, kinds: _Kinds, text: str, where: str) -> None:
-    """Raise TopologyError if Spark would refuse an argument, according to the table of arguments."""
+    """Raise TopologyError for an argument that Spark would refuse, by the table of arguments."""
     if isinstance(node, exp.Column | exp.Literal) or _is_in_lambda(node):
         return
     of_arguments = [kinds.of(argument) for argument in arguments_of(node)]
     if (wrong := misfit(node, of_arguments)) is not None:
         raise TopologyError(
-            f"{where}: {written_name(node, text)} needs {wrong.needed}, but {written(wrong.argument, text)} is "
-            f"{kinds.of(wrong.argument)}.",
+            f"{where}: {written_name(node, text)} needs {wrong.needed}, but "
+            f"{written(wrong.argument, text)} is {kinds.of(wrong.argument)}.",
             next_step=wrong.advice,
         )
 
 
 def _is_in_lambda(node: exp.Expr) -> bool:
-    """Return whether an expression is computed for each element, as in `transform(tags, tag -> upper(tag))`.
+    """Return whether a node is computed for each element: `transform(tags, tag -> upper(tag))`.
 
     Only Spark knows the type of the element.
     """
@@ -310,7 +314,7 @@ def _counts_one_field(node: exp.Distinct) -> bool:
 
 
 def _require_text(node: exp.Expr, kinds: _Kinds, text: str, where: str) -> None:
-    """Raise TopologyError if a function of texts gets bytes, because Spark would replace bytes that are not UTF-8."""
+    """Raise TopologyError if a text function gets bytes: Spark would replace invalid UTF-8."""
     parts = [part for part in node.iter_expressions() if not isinstance(part, exp.DataType)]
     of_parts = {part: kinds.of(part) for part in parts}
     # If all parts of a concatenation are bytes, its result is bytes too, so nothing is used as
@@ -327,7 +331,7 @@ def _require_text(node: exp.Expr, kinds: _Kinds, text: str, where: str) -> None:
 
 
 def _misplaced(tree: exp.Expr, text: str) -> Iterator[tuple[str, str]]:
-    """Describe each aggregate inside another aggregate, and each field outside of all aggregates, with advice."""
+    """Describe aggregates in aggregates, and fields outside of aggregates, each with advice."""
     inner = [node for node in tree.walk() if aggregates(node)]
     if not inner:
         return
@@ -346,7 +350,7 @@ def _misplaced(tree: exp.Expr, text: str) -> Iterator[tuple[str, str]]:
 
 
 def _reads_group(node: exp.Expr) -> bool:
-    """Return whether an expression reads all records of a group: an aggregate, with its FILTER and WITHIN GROUP."""
+    """Return whether a node reads a whole group: an aggregate, also with FILTER or WITHIN GROUP."""
     return aggregates(node) or isinstance(node, exp.Filter | exp.WithinGroup)
 
 

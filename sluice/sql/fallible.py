@@ -1,4 +1,4 @@
-"""Find the author's expressions that can fail for some record, and the parts that cause the failure.
+"""Finds expressions that can fail for some record, and the parts that cause the failure.
 
 In Spark's ANSI mode, a division by zero, a failed CAST or a number out of range ends the query.
 Expressions that can fail are therefore wrapped (`plan.layers.FallibleExpression`), so that only
@@ -23,7 +23,10 @@ _DIVISIONS = exp.Div | exp.Mod | exp.IntDiv
 
 
 def with_utf8_checks(text: str, types: Types) -> str:
-    """Return the expression with a check in each cast of bytes to text: for invalid UTF-8, CAST fails and TRY_CAST is null."""
+    """Return the expression with a check for invalid UTF-8 in each cast of bytes to text.
+
+    For such bytes, CAST fails and TRY_CAST is null.
+    """
     insertions = []
     for cast, argument in casts_to_text(text):
         if _may_be_bytes(argument.tree(), types):
@@ -34,7 +37,7 @@ def with_utf8_checks(text: str, types: Types) -> str:
 
 
 def may_fail(expression: str | exp.Expr, types: Types) -> bool:
-    """Return whether the expression can fail for some record, given the known types of its fields."""
+    """Return whether an expression can fail for some record, given its fields' known types."""
     return type_expression(expression, types).fails
 
 

@@ -1,4 +1,4 @@
-"""The table of arguments: for each function and operator of Spark SQL, which types its arguments may have.
+"""The table of arguments: which types each function and operator of Spark SQL takes.
 
 The types are those that Spark accepts, with conversions such as that of a text to a number.
 Aggregates are stricter, because Sluice computes them itself (`values.aggregate_calls`).
@@ -92,7 +92,8 @@ _OF_TAKES: dict[Takes, Accepted | None] = {
     "a value with an order": _accepted(
         "a value with an order",
         _SINGLE - {"BINARY"},
-        "Compare one of its fields, for example with max_by(x, y), which gives the x of the largest y.",
+        "Compare one of its fields, for example with max_by(x, y), which gives the x of the "
+        "largest y.",
     ),
 }
 """What an argument of an aggregate must be → the types that Spark SQL has for it."""
@@ -118,13 +119,16 @@ TABLE: dict[RuleKey, tuple[Accepted | None, ...]] = {
     **dict.fromkeys((exp.And, exp.Or, exp.Not), (CONDITION_OR_TEXT, CONDITION_OR_TEXT)),
     exp.If: (CONDITION,),
     # Numbers
-    **dict.fromkeys((exp.Add, exp.Sub, exp.SafeAdd, exp.SafeSubtract), (NUMBER_OR_TIME, NUMBER_OR_TIME)),
+    **dict.fromkeys(
+        (exp.Add, exp.Sub, exp.SafeAdd, exp.SafeSubtract), (NUMBER_OR_TIME, NUMBER_OR_TIME)
+    ),
     **dict.fromkeys(
         (
-            exp.Mul, exp.Div, exp.Mod, exp.SafeMultiply, exp.SafeDivide, exp.Neg, exp.Negative, "positive", exp.Abs,
-            exp.Round, exp.Floor, exp.Ceil, exp.Sqrt, exp.Cbrt, exp.Exp, exp.Ln, exp.Log, exp.Pow, exp.Sin, exp.Cos,
-            exp.Tan, exp.Sign, exp.Degrees, exp.Radians, exp.Rint, exp.IsNan, exp.Nanvl, exp.Factorial, "bround", "bin",
-            "hypot", "pmod", "try_mod", exp.BitwiseRightShift, exp.BitwiseLeftShift, exp.Chr, exp.Space,
+            exp.Mul, exp.Div, exp.Mod, exp.SafeMultiply, exp.SafeDivide, exp.Neg, exp.Negative,
+            "positive", exp.Abs, exp.Round, exp.Floor, exp.Ceil, exp.Sqrt, exp.Cbrt, exp.Exp,
+            exp.Ln, exp.Log, exp.Pow, exp.Sin, exp.Cos, exp.Tan, exp.Sign, exp.Degrees, exp.Radians,
+            exp.Rint, exp.IsNan, exp.Nanvl, exp.Factorial, "bround", "bin", "hypot", "pmod",
+            "try_mod", exp.BitwiseRightShift, exp.BitwiseLeftShift, exp.Chr, exp.Space,
             exp.DateFromUnixDate, exp.UnixToStr,
         ),
         (NUMBER, NUMBER),
@@ -142,16 +146,17 @@ TABLE: dict[RuleKey, tuple[Accepted | None, ...]] = {
     # Texts
     **dict.fromkeys(
         (
-            exp.Upper, exp.Lower, exp.Initcap, exp.Trim, "btrim", exp.Length, exp.BitLength, "octet_length", exp.Hex,
-            exp.Unhex, exp.Ascii, exp.FromBase64, "url_encode", "quote", exp.Encode, exp.ToNumber, "try_to_number",
-            "conv", exp.TsOrDsToDate,
+            exp.Upper, exp.Lower, exp.Initcap, exp.Trim, "btrim", exp.Length, exp.BitLength,
+            "octet_length", exp.Hex, exp.Unhex, exp.Ascii, exp.FromBase64, "url_encode", "quote",
+            exp.Encode, exp.ToNumber, "try_to_number", "conv", exp.TsOrDsToDate,
         ),
         (TEXT,),
     ),
     **dict.fromkeys(
         (
-            exp.Like, exp.ILike, exp.RegexpLike, exp.RegexpSplit, exp.RegexpExtract, exp.StrPosition, exp.StartsWith,
-            exp.EndsWith, exp.Contains, exp.Levenshtein, "find_in_set", exp.SplitPart,
+            exp.Like, exp.ILike, exp.RegexpLike, exp.RegexpSplit, exp.RegexpExtract,
+            exp.StrPosition, exp.StartsWith, exp.EndsWith, exp.Contains, exp.Levenshtein,
+            "find_in_set", exp.SplitPart,
         ),
         (TEXT, TEXT),
     ),
@@ -173,8 +178,9 @@ TABLE: dict[RuleKey, tuple[Accepted | None, ...]] = {
     # Times
     **dict.fromkeys(
         (
-            exp.Year, exp.Month, exp.Day, exp.DayOfMonth, exp.DayOfYear, exp.DayOfWeek, exp.WeekOfYear, exp.Quarter,
-            "weekday", exp.Hour, exp.Minute, exp.Second, exp.TimestampTrunc, exp.LastDay, exp.StrToUnix, exp.NextDay,
+            exp.Year, exp.Month, exp.Day, exp.DayOfMonth, exp.DayOfYear, exp.DayOfWeek,
+            exp.WeekOfYear, exp.Quarter, "weekday", exp.Hour, exp.Minute, exp.Second,
+            exp.TimestampTrunc, exp.LastDay, exp.StrToUnix, exp.NextDay,
         ),
         (DAY,),
     ),
@@ -191,9 +197,9 @@ TABLE: dict[RuleKey, tuple[Accepted | None, ...]] = {
     # Lists and maps
     **dict.fromkeys(
         (
-            exp.ArrayCompact, exp.ArraySlice, exp.ArraySort, exp.ArrayDistinct, exp.ArrayMax, exp.ArrayMin,
-            exp.ArrayContains, exp.ArrayPosition, exp.ArrayRemove, exp.Transform, exp.ArrayFilter, exp.Exists,
-            exp.Reduce, exp.Flatten,
+            exp.ArrayCompact, exp.ArraySlice, exp.ArraySort, exp.ArrayDistinct, exp.ArrayMax,
+            exp.ArrayMin, exp.ArrayContains, exp.ArrayPosition, exp.ArrayRemove, exp.Transform,
+            exp.ArrayFilter, exp.Exists, exp.Reduce, exp.Flatten,
         ),
         (LIST,),
     ),
@@ -204,9 +210,9 @@ TABLE: dict[RuleKey, tuple[Accepted | None, ...]] = {
     **dict.fromkeys((exp.MapKeys, "map_values", "map_entries"), (MAP,)),
     "map_concat": (MAP, MAP),
 }  # fmt: skip
-"""Function → the types that its arguments may have, in the order of `Rule.arguments`; None for any type. If a function
-takes more arguments than are listed, they may have any type, as may all arguments of a function
-that is not listed."""
+"""Function → the types that its arguments may have, in the order of `Rule.arguments`; None for any
+type. If a function takes more arguments than are listed, they may have any type, as may all
+arguments of a function that is not listed."""
 
 _CASTS: dict[str, frozenset[str]] = {
     **dict.fromkeys(_NUMBERS, _NUMBERS | {"STRING", "BOOLEAN", "TIMESTAMP"}),
@@ -347,7 +353,10 @@ def _are_both_lists_or_texts(kind: str, other: str) -> bool:
 
 
 def _are_alike(kind: str, other: str) -> bool:
-    """Return whether Spark has a common type for these types without converting a text; true if a type is unknown."""
+    """Return whether two types have a common type in Spark without converting a text.
+
+    True if a type is unknown.
+    """
     heads = {_head(kind), _head(other)}
     return not heads <= _KNOWN or len(heads) == 1 or heads <= _NUMBERS or heads <= _TIMES
 

@@ -47,7 +47,7 @@ class OperatorOrder(Spark.Parser):  # type: ignore[valid-type, misc]
 
     @override
     def _parse_equality(self, parse_is: bool = True) -> exp.Expr | None:
-        """Parse an operand of AND and OR: NOT and an operand, or a value with at most one predicate."""
+        """Parse an operand of AND or OR: NOT and an operand, or a value and perhaps a predicate."""
         if self._match(TokenType.NOT):
             negation: exp.Expr = self.expression(exp.Not(this=self._parse_equality()))
             return negation
@@ -74,11 +74,11 @@ class OperatorOrder(Spark.Parser):  # type: ignore[valid-type, misc]
 
     @override
     def _parse_bitwise(self) -> exp.Expr | None:
-        """Parse a value: an expression in which AND, OR, NOT and predicates are only in parentheses."""
+        """Parse a value: AND, OR, NOT and predicates are only in parentheses."""
         return self._parse_operation(0)
 
     def _parse_operation(self, loosest: int) -> exp.Expr | None:
-        """Parse a value whose operators outside of parentheses bind at least as tightly as a level."""
+        """Parse a value whose operators outside parentheses bind at least as tightly as a level."""
         value: exp.Expr | None = self._parse_factor()
         while (level := self._level()) >= loosest:
             operation = _OPERATIONS[level][self._curr.token_type]

@@ -1,4 +1,4 @@
-"""Spark SQL expressions parsed without Spark: the fields they read, whether they aggregate, how to rename columns."""
+"""Spark SQL expressions parsed without Spark: fields, aggregates, and how to rename columns."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ParsedExpression:
         return self._replaced(columns, lambda name, _: name)
 
     def on_results(self, results: Mapping[str, str]) -> str:
-        """Return the same expression with every name of an intermediate result replaced by `results[name]`.
+        """Return the expression with intermediate results' names replaced by `results[name]`.
 
         The author did not choose the names of intermediate results. If Spark would name a field of
         the result after an intermediate result, the field gets a number instead, such as `col1`.
@@ -124,7 +124,7 @@ def _refusal(text: str, reason: str) -> TopologyError:
 
 
 def _not_an_expression(text: str, error: Exception) -> TopologyError:
-    """Return the error for a text that sqlglot cannot parse, with sqlglot's description of the mistake."""
+    """Return the error for a text that sqlglot cannot parse, with sqlglot's description."""
     with suppress(SqlglotError):
         if reason := foreign_sign(text):
             return _refusal(text, reason)
@@ -194,7 +194,7 @@ def _brackets(text: str) -> int:
 
 @cache
 def _with_a_quoted_keyword(text: str) -> str:
-    """Return the text with backticks around a keyword that make it a valid expression; empty if there is no such keyword."""
+    """Return the text, made valid with backticks around a keyword; empty if that is impossible."""
     with suppress(SqlglotError):
         for token in tokens_of(text):
             quotes = f"{text[: token.start]}`{token.text}`{text[token.end + 1 :]}"
@@ -213,7 +213,7 @@ def reference(name: str) -> str:
 
 
 def backticks_for(text: str, known: Mapping[str, str]) -> str:
-    """Return advice to write backticks around fields that need them, if the text names such fields without backticks.
+    """Return advice to write backticks around fields that need them, if the text lacks them.
 
     `known` are the fields with their types, from which the fields of nested objects follow.
     """
@@ -224,7 +224,10 @@ def backticks_for(text: str, known: Mapping[str, str]) -> str:
         bare = [name for name in bare if _is_expression(_in_backticks(text, [name]))]
     if not bare:
         return ""
-    return f"Write names with signs and SQL's keywords in backticks: {', '.join(map(reference, bare))}."
+    return (
+        "Write names with signs and SQL's keywords in backticks: "
+        f"{', '.join(map(reference, bare))}."
+    )
 
 
 def _in_backticks(text: str, names: Iterable[str]) -> str:
@@ -294,7 +297,10 @@ def require_known(expression: ParsedExpression, known: Mapping[str, str], where:
         if TEXT_FIELD in unknown:
             advice = f"The value is an object: write its fields without {TEXT_FIELD}. {advice}"
         if not METADATA.keys().isdisjoint(unknown):
-            advice = "Results of stateful steps and tables have no topic, headers and so on: select them before. "
+            advice = (
+                "Results of stateful steps and tables have no topic, headers and so on: select "
+                "them before. "
+            )
         raise TopologyError(
             f"{where}: {expression.text!r} reads unknown fields: {', '.join(unknown)}.",
             next_step=f"{advice}Known fields: {', '.join(sorted(known))}.",

@@ -30,7 +30,7 @@ types."""
 
 
 def result_type(node: exp.Expr, kinds: Kinds, type_in: TypeIn) -> str:
-    """Return the type of a function's or an operator's result, for arguments of these types; empty if it is unknown."""
+    """Return the type of a function's or operator's result for these types; empty if unknown."""
     key = rule_key(node)
     if (kind := _ALWAYS.get(key)) is not None:
         return kind
@@ -56,7 +56,7 @@ def path_type(kind: str, names: Sequence[str]) -> str:
 
 
 def _part_type(kind: str, name: str) -> str:
-    """Return the type that a path reads: a field, a map's value, or that field of all objects in a list."""
+    """Return the type that a path reads: a field, a map's value, or a field of a list's objects."""
     if element := element_type(kind):
         # Of a list of lists, Spark reads no field.
         return list_type(_field_type(element, name))
@@ -112,7 +112,7 @@ def _widest_object(objects: Sequence[Mapping[str, str]]) -> str:
 
 
 def type_of_schema(text: str) -> str:
-    """Return the type that a schema such as `a INT, b STRING` or `ARRAY<INT>` describes; empty if it is not known."""
+    """Return the type of a schema such as `a INT, b STRING` or `ARRAY<INT>`; empty if unknown."""
     for cast in (f"CAST(x AS {text})", f"CAST(x AS STRUCT<{text}>)"):
         try:
             tree = tree_of(cast)
@@ -125,7 +125,7 @@ def type_of_schema(text: str) -> str:
 
 
 def _with_digits(kind: str) -> str:
-    """Return the type with the digits of all decimals, also of those that a schema declares without digits."""
+    """Return the type with all decimals' digits, also of decimals declared without digits."""
     if fields := struct_fields(kind):
         return struct_type({name: _with_digits(of_field) for name, of_field in fields.items()})
     if element := element_type(kind):
@@ -201,19 +201,24 @@ def _common_list(kinds: Kinds) -> str:
 _OF_ARGUMENTS: dict[RuleKey, Callable[[Kinds], str]] = {
     **dict.fromkeys(
         (
-            exp.Paren, exp.Filter, exp.ArrayFilter, exp.ArraySlice, exp.ArraySort, exp.ArrayDistinct,
-            exp.ArrayCompact, exp.Shuffle, exp.Alias, "map_filter", exp.AnyValue, exp.FirstValue, exp.LastValue,
-            exp.Mode, exp.ArgMax, exp.ArgMin, exp.Nullif, exp.Min, exp.Max, exp.First, exp.Last,
+            exp.Paren, exp.Filter, exp.ArrayFilter, exp.ArraySlice, exp.ArraySort,
+            exp.ArrayDistinct, exp.ArrayCompact, exp.Shuffle, exp.Alias, "map_filter", exp.AnyValue,
+            exp.FirstValue, exp.LastValue, exp.Mode, exp.ArgMax, exp.ArgMin, exp.Nullif, exp.Min,
+            exp.Max, exp.First, exp.Last,
         ),
         _first,
     ),
-    **dict.fromkeys((exp.ArrayAppend, exp.ArrayPrepend, exp.ArrayInsert, exp.ArrayRemove), _with_element),
+    **dict.fromkeys(
+        (exp.ArrayAppend, exp.ArrayPrepend, exp.ArrayInsert, exp.ArrayRemove), _with_element
+    ),
     **dict.fromkeys((exp.ArrayIntersect, exp.ArrayExcept, "array_union"), _common_list),
     **dict.fromkeys((exp.Coalesce, exp.Greatest, exp.Least, "map_concat"), _common),
     **dict.fromkeys((exp.Concat, exp.DPipe), _common_list),
     **dict.fromkeys((exp.ArrayMax, exp.ArrayMin, exp.Flatten), _element),
     **dict.fromkeys((exp.Bracket, "get"), _element_or_value),
-    **dict.fromkeys((exp.ArrayAgg, exp.ArrayUniqueAgg, "array_repeat", "top", "collect_sorted"), _list_of_first),
+    **dict.fromkeys(
+        (exp.ArrayAgg, exp.ArrayUniqueAgg, "array_repeat", "top", "collect_sorted"), _list_of_first
+    ),
     exp.Reverse: _first,
     exp.GenerateSeries: lambda kinds: list_type(_common(kinds[:2])),
     exp.Array: _list_of_all,
@@ -224,55 +229,63 @@ _OF_ARGUMENTS: dict[RuleKey, Callable[[Kinds], str]] = {
     exp.Map: _map_of_lists,
     exp.VarMap: _map_of_lists,
     exp.StrToMap: lambda kinds: map_type("STRING", "STRING"),
-    **dict.fromkeys((exp.RegexpExtractAll, exp.JSONKeys, "xpath"), lambda kinds: list_type("STRING")),
+    **dict.fromkeys(
+        (exp.RegexpExtractAll, exp.JSONKeys, "xpath"), lambda kinds: list_type("STRING")
+    ),
     "sentences": lambda kinds: list_type(list_type("STRING")),
 }  # fmt: skip
 _ALWAYS: dict[RuleKey, str] = {
     **dict.fromkeys(
         (
-            exp.LogicalAnd, exp.LogicalOr, "every", "some", "any", exp.Exists, "forall", exp.ILike, exp.IsNan,
-            "arrays_overlap", "is_variant_null", "is_valid_variant", "is_valid_utf8", "luhn_check", exp.MapContainsKey,
-            exp.EqualNull,
+            exp.LogicalAnd, exp.LogicalOr, "every", "some", "any", exp.Exists, "forall", exp.ILike,
+            exp.IsNan, "arrays_overlap", "is_variant_null", "is_valid_variant", "is_valid_utf8",
+            "luhn_check", exp.MapContainsKey, exp.EqualNull,
         ),
         "BOOLEAN",
     ),
     **dict.fromkeys(
         (
-            exp.Ascii, exp.BitwiseCount, exp.BitLength, exp.Levenshtein, exp.UnixDate, exp.RegexpCount, exp.RegexpInstr,
-            "cardinality", "find_in_set", "hash", "octet_length", "json_array_length",
+            exp.Ascii, exp.BitwiseCount, exp.BitLength, exp.Levenshtein, exp.UnixDate,
+            exp.RegexpCount, exp.RegexpInstr, "cardinality", "find_in_set", "hash", "octet_length",
+            "json_array_length",
         ),
         "INT",
     ),
     **dict.fromkeys(
         (
-            exp.ArrayPosition, exp.CountIf, exp.Factorial, exp.StrToUnix, exp.WidthBucket, exp.ApproxDistinct,
-            exp.TimestampDiff, "crc32", "xxhash64",
+            exp.ArrayPosition, exp.CountIf, exp.Factorial, exp.StrToUnix, exp.WidthBucket,
+            exp.ApproxDistinct, exp.TimestampDiff, "crc32", "xxhash64",
         ),
         "BIGINT",
     ),
     **dict.fromkeys(
         (
-            exp.Cbrt, exp.Corr, exp.CovarPop, exp.CovarSamp, exp.Degrees, exp.Radians, exp.Exp, exp.Kurtosis, exp.Ln,
-            exp.Log, exp.MonthsBetween, exp.Pow, exp.Rint, exp.Sign, exp.Sin, exp.Cos, exp.Tan, exp.Asin, exp.Acos,
-            exp.Atan, exp.Atan2, exp.Sinh, exp.Cosh, exp.Tanh, exp.Skewness, exp.Stddev, exp.StddevPop, exp.StddevSamp,
-            exp.VariancePop, exp.Variance, "std", "expm1", "log1p", "hypot",
+            exp.Cbrt, exp.Corr, exp.CovarPop, exp.CovarSamp, exp.Degrees, exp.Radians, exp.Exp,
+            exp.Kurtosis, exp.Ln, exp.Log, exp.MonthsBetween, exp.Pow, exp.Rint, exp.Sign, exp.Sin,
+            exp.Cos, exp.Tan, exp.Asin, exp.Acos, exp.Atan, exp.Atan2, exp.Sinh, exp.Cosh, exp.Tanh,
+            exp.Skewness, exp.Stddev, exp.StddevPop, exp.StddevSamp, exp.VariancePop, exp.Variance,
+            "std", "expm1", "log1p", "hypot",
         ),
         "DOUBLE",
     ),
     **dict.fromkeys(
         (
-            exp.ToBase64, exp.Chr, exp.Decode, exp.Format, exp.UnixToStr, exp.Initcap, exp.ParseUrl, exp.RegexpExtract,
-            exp.RegexpReplace, exp.RegexpSubstr, exp.Soundex, exp.Space, exp.SplitPart, exp.SubstringIndex, exp.ToChar,
-            exp.Translate, exp.Typeof, exp.Dayname, exp.Monthname, "bin", "btrim", "conv", "format_number", "printf",
-            "mask", "quote", "to_varchar", "url_encode", "url_decode", "schema_of_json", "to_csv",
+            exp.ToBase64, exp.Chr, exp.Decode, exp.Format, exp.UnixToStr, exp.Initcap, exp.ParseUrl,
+            exp.RegexpExtract, exp.RegexpReplace, exp.RegexpSubstr, exp.Soundex, exp.Space,
+            exp.SplitPart, exp.SubstringIndex, exp.ToChar, exp.Translate, exp.Typeof, exp.Dayname,
+            exp.Monthname, "bin", "btrim", "conv", "format_number", "printf", "mask", "quote",
+            "to_varchar", "url_encode", "url_decode", "schema_of_json", "to_csv",
         ),
         "STRING",
     ),
     **dict.fromkeys(
-        (exp.AddMonths, exp.DateFromUnixDate, exp.LastDay, exp.NextDay, exp.DateTrunc, "make_date"), "DATE"
+        (exp.AddMonths, exp.DateFromUnixDate, exp.LastDay, exp.NextDay, exp.DateTrunc, "make_date"),
+        "DATE",
     ),
     **dict.fromkeys((exp.Encode, exp.FromBase64, exp.ToBinary, "aes_encrypt"), "BINARY"),
-    **dict.fromkeys(("from_utc_timestamp", "to_utc_timestamp", exp.TimestampFromParts), "TIMESTAMP"),
+    **dict.fromkeys(
+        ("from_utc_timestamp", "to_utc_timestamp", exp.TimestampFromParts), "TIMESTAMP"
+    ),
 }  # fmt: skip
 """Functions whose results have the same type for all arguments."""
 
@@ -378,7 +391,7 @@ def _branch(node: exp.Expr, kinds: Kinds) -> str:
 
 
 def _branches(node: exp.Expr, kinds: Kinds) -> str:
-    """Return the type of a CASE, which is the type of one of its results. They follow the conditions."""
+    """Return the type of a CASE: that of one of its results, which follow the conditions."""
     conditions = len(node.args["ifs"]) + (node.this is not None)
     return _common(kinds[conditions:])
 

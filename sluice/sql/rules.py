@@ -1,4 +1,4 @@
-"""Rules for the operators and functions of Spark SQL: the type of each result, and whether it can fail.
+"""Rules for Spark SQL's operators and functions: each result's type, and whether it can fail.
 
 For arguments of certain types, a rule gives the type of the result, the types to which Spark
 converts the arguments, whether a record's values can make the function fail, and the reason in the
@@ -111,13 +111,13 @@ def rule_of(node: exp.Expr) -> Rule:
 
 
 def reason_of(node: exp.Expr) -> str:
-    """Return the text with which a record's error starts if the node fails; empty if the node never fails."""
+    """Return the text that starts a record's error if the node fails; empty if it never fails."""
     is_tried = isinstance(node, exp.Cast) and node.args.get("safe")
     return "" if is_tried else rule_of(node).reason
 
 
 def rule_key(node: exp.Expr) -> RuleKey:
-    """Return the key of a node in the table: its class, or the name of a function that sqlglot does not know."""
+    """Return a node's key in the table: its class, or its name if sqlglot does not know it."""
     if isinstance(node, exp.Anonymous):
         name = str(node.name).lower()
         return PYTHON if re.fullmatch(r"python_\d+", name) else name
@@ -129,7 +129,10 @@ def rule_key(node: exp.Expr) -> RuleKey:
 RuleKey: TypeAlias = "type[exp.Expr] | str"
 PYTHON = "(a Python function of the author)"
 """The key of the planner's calls of Python functions."""
-PYTHON_RESULT = "STRUCT<key: STRING, value: STRING, items: ARRAY<STRUCT<key: STRING, value: STRING>>, error: STRING>"
+PYTHON_RESULT = (
+    "STRUCT<key: STRING, value: STRING, items: ARRAY<STRUCT<key: STRING, value: STRING>>, "
+    "error: STRING>"
+)
 
 
 def _if_known(result: str, operands: Kinds, *, is_known: bool) -> Signature:
@@ -267,7 +270,7 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _comparison_type(kinds: set[str]) -> str:
-    """Return the type to which compared values are converted; for exact numbers, a type that holds all of them."""
+    """Return the type to which compared values are converted; for exact numbers, it holds all."""
     if len(kinds) > 1 and all(map(is_exact, kinds)) and not all(map(is_integer, kinds)):
         precision, scale = wide_decimal(map(_fewest_digits, kinds))
         if precision <= MOST_DIGITS:
@@ -372,7 +375,7 @@ def _arithmetic(
 
 
 def _numbers(kinds: Kinds) -> str:
-    """Return the kind of number with which an operation computes: DOUBLE, DECIMAL, BIGINT or INT; empty for other types."""
+    """Return DOUBLE, DECIMAL, BIGINT or INT, with which an operation computes; otherwise empty."""
     if not all(map(is_number, kinds)):
         return ""
     if "DOUBLE" in kinds:
@@ -383,7 +386,7 @@ def _numbers(kinds: Kinds) -> str:
 
 
 def _operands_digits(node: exp.Expr, kinds: Kinds) -> list[tuple[int, int]]:
-    """Return precision and scale of each argument as a decimal; an integer literal has only as many digits as its text."""
+    """Return each argument's precision and scale; an integer literal has its text's digits."""
     pairs: list[tuple[int, int]] = []
     for argument, kind in zip(_arguments_of(node), kinds, strict=True):
         if isinstance(argument, exp.Literal) and is_integer(kind):
@@ -418,7 +421,10 @@ def _remainder(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _modulus(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return the remainder with the sign of the divisor, of whole numbers only, because Spark may round other numbers."""
+    """Return the remainder with the divisor's sign.
+
+    Only of whole numbers, because Spark may round other numbers.
+    """
     kind = _numbers(kinds) if len(kinds) == 2 else ""
     if not is_integer(kind):
         return Signature(fails=True)
@@ -470,7 +476,7 @@ def _absolute(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _number_of(kind: str) -> str:
-    """Return the type of the number to which Spark converts a value of a type; empty if the value is no number and no text."""
+    """Return the type of number to which Spark converts a value; empty if not number or text."""
     if kind == "STRING":
         return "DOUBLE"
     return kind if is_number(kind) else ""
@@ -538,18 +544,19 @@ def _floor_or_ceil(node: exp.Expr, kinds: Kinds) -> Signature:
 
 _TO_TEXT = ("STRING", "BOOLEAN", "INT", "BIGINT", "DATE", "TIMESTAMP")
 _CASTS = {
-    ("STRING", "INT"), ("STRING", "BIGINT"), ("STRING", "DOUBLE"), ("STRING", "DECIMAL"), ("STRING", "BOOLEAN"),
-    ("STRING", "DATE"), ("INT", "BIGINT"), ("BIGINT", "INT"), ("INT", "DOUBLE"), ("BIGINT", "DOUBLE"),
-    ("INT", "DECIMAL"), ("BIGINT", "DECIMAL"), ("DECIMAL", "INT"), ("DECIMAL", "BIGINT"), ("DECIMAL", "DECIMAL"),
-    ("DECIMAL", "DOUBLE"), ("DOUBLE", "INT"), ("DOUBLE", "BIGINT"), ("BOOLEAN", "INT"), ("BOOLEAN", "BIGINT"),
-    ("INT", "BOOLEAN"), ("BIGINT", "BOOLEAN"), ("TIMESTAMP", "DATE"), ("DATE", "TIMESTAMP"), ("TIMESTAMP", "BIGINT"),
-    ("INT", "TIMESTAMP"), ("BIGINT", "TIMESTAMP"),
+    ("STRING", "INT"), ("STRING", "BIGINT"), ("STRING", "DOUBLE"), ("STRING", "DECIMAL"),
+    ("STRING", "BOOLEAN"), ("STRING", "DATE"), ("INT", "BIGINT"), ("BIGINT", "INT"),
+    ("INT", "DOUBLE"), ("BIGINT", "DOUBLE"), ("INT", "DECIMAL"), ("BIGINT", "DECIMAL"),
+    ("DECIMAL", "INT"), ("DECIMAL", "BIGINT"), ("DECIMAL", "DECIMAL"), ("DECIMAL", "DOUBLE"),
+    ("DOUBLE", "INT"), ("DOUBLE", "BIGINT"), ("BOOLEAN", "INT"), ("BOOLEAN", "BIGINT"),
+    ("INT", "BOOLEAN"), ("BIGINT", "BOOLEAN"), ("TIMESTAMP", "DATE"), ("DATE", "TIMESTAMP"),
+    ("TIMESTAMP", "BIGINT"), ("INT", "TIMESTAMP"), ("BIGINT", "TIMESTAMP"),
 }  # fmt: skip
 """The casts that Arrow computes, besides casts to the same type and to STRING."""
 _SAFE_CASTS = {
-    ("INT", "BIGINT"), ("INT", "DOUBLE"), ("BIGINT", "DOUBLE"), ("DECIMAL", "DOUBLE"), ("BOOLEAN", "INT"),
-    ("BOOLEAN", "BIGINT"), ("INT", "BOOLEAN"), ("BIGINT", "BOOLEAN"), ("TIMESTAMP", "DATE"), ("DATE", "TIMESTAMP"),
-    ("TIMESTAMP", "BIGINT"), ("INT", "TIMESTAMP"),
+    ("INT", "BIGINT"), ("INT", "DOUBLE"), ("BIGINT", "DOUBLE"), ("DECIMAL", "DOUBLE"),
+    ("BOOLEAN", "INT"), ("BOOLEAN", "BIGINT"), ("INT", "BOOLEAN"), ("BIGINT", "BOOLEAN"),
+    ("TIMESTAMP", "DATE"), ("DATE", "TIMESTAMP"), ("TIMESTAMP", "BIGINT"), ("INT", "TIMESTAMP"),
 }  # fmt: skip
 
 
@@ -576,7 +583,7 @@ def _cast(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def is_plain_time(text: str, kind: str) -> bool:
-    """Return whether a text is a date, or a time in UTC, in a form such as `2026-11-21 08:00:00`."""
+    """Return whether a text is a date, or a time in UTC such as `2026-11-21 08:00:00`."""
     if _PLAIN_TIMES.get(kind) is None or not re.fullmatch(_PLAIN_TIMES[kind], text):
         return False
     try:
@@ -619,7 +626,7 @@ def _struct(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def field_names(node: exp.Expr) -> list[str]:
-    """Return the names that Spark gives the fields of `struct(...)`, `(a, b)`, `named_struct(...)` or `arrays_zip(...)`."""
+    """Return Spark's names of the fields of `struct`, `(a, b)`, `named_struct` or `arrays_zip`."""
     names: list[str] = []
     for number, part in enumerate(node.expressions):
         if isinstance(node, exp.ArraysZip):
@@ -631,7 +638,7 @@ def field_names(node: exp.Expr) -> list[str]:
 
 
 def _field_name(node: exp.Expr) -> str:
-    """Return the name of an object's field: after AS, or the last part of a path; empty for other expressions."""
+    """Return a field's name: after AS, or a path's last part; empty for other expressions."""
     match node.unnest():
         case exp.PropertyEQ() as named:
             # sqlglot numbers the fields that have no name. These numbers have no place in the text.
@@ -670,7 +677,7 @@ def _size(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _element(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Read `x[y]`, which fails if a list has no such index, and is null if a map has no such key."""
+    """Read `x[y]`, which fails if a list lacks the index, and is null if a map lacks the key."""
     if len(kinds) != 2:
         return Signature(fails=True)
     of, by = kinds
@@ -862,7 +869,7 @@ def _first_characters(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _text_or_bytes(kinds: Kinds) -> str:
-    """Return the type of a part of a value: bytes are cut into bytes, all other values into text."""
+    """Return the type of a part of a value: bytes from bytes, text from all other values."""
     if kinds[0] not in ("", "BINARY"):
         return "STRING"
     return kinds[0]
@@ -888,7 +895,7 @@ def _replace(node: exp.Expr, kinds: Kinds) -> Signature:
 
 
 def _regexp_like(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return a match with a regular expression that means the same to Arrow's library and to Java."""
+    """Return a match with a regular expression that means the same to Arrow and to Java."""
     signature = _of_text("BOOLEAN", "STRING")(node, kinds)
     if signature.operands is None or not _is_common_pattern(node.expression.name):
         # The regular expression may be one that Java rejects.
@@ -912,7 +919,10 @@ def _split(node: exp.Expr, kinds: Kinds) -> Signature:
 
 _SIGNS = r"\\[\\.\[\](){}*+?^$|/-]"
 """A character that stands for itself after a backslash."""
-_ONE = rf"(?:[^\\.\[\](){{}}*+?^$|]|{_SIGNS}|\\d|\\w|\[\^?(?:[^\\\[\]^&-]|{_SIGNS}|\\d|\\w|[A-Za-z0-9]-[A-Za-z0-9])+\])"
+_ONE = (
+    rf"(?:[^\\.\[\](){{}}*+?^$|]|{_SIGNS}|\\d|\\w|"
+    rf"\[\^?(?:[^\\\[\]^&-]|{_SIGNS}|\\d|\\w|[A-Za-z0-9]-[A-Za-z0-9])+\])"
+)
 _COMMON = re.compile(rf"\^?(?:{_ONE}(?:[*+?]|\{{\d{{1,2}}(?:,\d{{0,2}})?\}})?)*\$?")
 
 
@@ -942,16 +952,17 @@ _TIME_OF_DAY = _exactly("INT", ("TIMESTAMP",))
 
 
 def _to_day(node: exp.Expr, kinds: Kinds) -> Signature:
-    """Return a cast to DATE, which sqlglot also writes around the arguments of functions of dates."""
+    """Return a cast to DATE, which sqlglot also puts around arguments of functions of dates."""
     is_known = kinds in (("DATE",), ("TIMESTAMP",), ("STRING",)) and node.args.get("format") is None
     # The cast of a text that is not a date fails.
     fails = not is_known or kinds == ("STRING",)
     return Signature("DATE", kinds if is_known else None, fails=fails)
 
 
-_UNITS = frozenset(
-    {"YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "HOUR", "MINUTE", "SECOND", "MILLISECOND", "MICROSECOND"}
-)  # fmt: skip
+_UNITS = frozenset({
+    "YEAR", "QUARTER", "MONTH", "WEEK", "DAY", "HOUR", "MINUTE", "SECOND", "MILLISECOND",
+    "MICROSECOND",
+})  # fmt: skip
 
 
 def _truncation(node: exp.Expr, kinds: Kinds) -> Signature:

@@ -1,4 +1,4 @@
-"""Finds what sqlglot accepts in an expression and Spark's parser does not, or reads in another way."""
+"""Finds what sqlglot accepts in expressions, but Spark refuses or reads in another way."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from sluice.values.sql_types import MOST_DIGITS
 _STATEMENTS = exp.Query | exp.Command | exp.DDL | exp.DML | exp.Drop | exp.Set
 _SIGNS = frozenset(
     {
-        TokenType.L_PAREN, TokenType.R_PAREN, TokenType.L_BRACKET, TokenType.R_BRACKET, TokenType.COMMA, TokenType.DOT,
-        TokenType.PLUS, TokenType.DASH, TokenType.STAR, TokenType.SLASH, TokenType.MOD, TokenType.DPIPE, TokenType.EQ,
-        TokenType.NEQ, TokenType.LT, TokenType.LTE, TokenType.GT, TokenType.GTE, TokenType.NULLSAFE_EQ, TokenType.NOT,
-        TokenType.AMP, TokenType.PIPE, TokenType.CARET, TokenType.TILDE, TokenType.ARROW, TokenType.FARROW,
-        TokenType.DCOLON, TokenType.COLON,
+        TokenType.L_PAREN, TokenType.R_PAREN, TokenType.L_BRACKET, TokenType.R_BRACKET,
+        TokenType.COMMA, TokenType.DOT, TokenType.PLUS, TokenType.DASH, TokenType.STAR,
+        TokenType.SLASH, TokenType.MOD, TokenType.DPIPE, TokenType.EQ, TokenType.NEQ, TokenType.LT,
+        TokenType.LTE, TokenType.GT, TokenType.GTE, TokenType.NULLSAFE_EQ, TokenType.NOT,
+        TokenType.AMP, TokenType.PIPE, TokenType.CARET, TokenType.TILDE, TokenType.ARROW,
+        TokenType.FARROW, TokenType.DCOLON, TokenType.COLON,
     }
 )  # fmt: skip
-_FOREIGN_WORDS = frozenset(
-    {TokenType.GLOB, TokenType.OVERLAPS, TokenType.SIMILAR_TO, TokenType.ISNULL, TokenType.NOTNULL, TokenType.XOR}
-)  # fmt: skip
+_FOREIGN_WORDS = frozenset({
+    TokenType.GLOB, TokenType.OVERLAPS, TokenType.SIMILAR_TO, TokenType.ISNULL, TokenType.NOTNULL,
+    TokenType.XOR,
+})  # fmt: skip
 """Operators of other databases that are words."""
 _TEXTS = frozenset({TokenType.STRING, TokenType.RAW_STRING})
 _TYPED_TEXTS = frozenset(
@@ -41,22 +43,27 @@ _WITH_LAMBDAS = frozenset(
 """Functions that take lambdas and for which sqlglot has no type."""
 _UNITS_IN_TEXT = rf"\s*(?:[+-]?\s*\d+(?:\.\d*)?\s+(?:{'|'.join(sorted(UNITS))})s?\s*)+"
 """What a text must be for `INTERVAL '1 day 2 hours'`."""
-_BEFORE_OPERAND = frozenset(
-    {TokenType.NOT, TokenType.CASE, TokenType.DISTINCT, TokenType.ALL, TokenType.INTERVAL, TokenType.WHERE}
-)  # fmt: skip
+_BEFORE_OPERAND = frozenset({
+    TokenType.NOT, TokenType.CASE, TokenType.DISTINCT, TokenType.ALL, TokenType.INTERVAL,
+    TokenType.WHERE,
+})  # fmt: skip
 _BEFORE_PARENTHESES = _BEFORE_OPERAND | {
-    TokenType.IN, TokenType.FILTER, TokenType.OVER, TokenType.ALIAS, TokenType.IS, TokenType.ORDER_BY, TokenType.ANY,
+    TokenType.IN, TokenType.FILTER, TokenType.OVER, TokenType.ALIAS, TokenType.IS,
+    TokenType.ORDER_BY, TokenType.ANY,
 }  # fmt: skip
 """The words that can be before parentheses without being the name of a function: all, and where an
 operand begins."""
 
 
 def reason_to_refuse(text: str, tree: exp.Expr) -> str:
-    """Return why a text is not an expression of Spark SQL over one record's fields, or an empty string."""
+    """Return why a text is no Spark SQL expression over one record's fields; empty if it is one."""
     if isinstance(tree, _STATEMENTS):
         return "is a statement, not an expression"
     if isinstance(tree, exp.Alias):
-        reason = "names its result with AS; write the name before the expression, as in total='sum(amount)'"
+        reason = (
+            "names its result with AS; write the name before the expression, as in "
+            "total='sum(amount)'"
+        )
         return foreign_sign(text) or reason
     for node in tree.walk():
         if reason := _why_not_part(node):
@@ -69,7 +76,7 @@ def reason_to_refuse(text: str, tree: exp.Expr) -> str:
 
 
 def foreign_sign(text: str) -> str:
-    """Find a sign or word that is no operator of Spark SQL, and say what to do; an empty string without one."""
+    """Find a sign or word that is no operator of Spark SQL, and say what to do; empty if none."""
     return next(_foreign_signs(text, tokens_of(text)), "")
 
 
@@ -127,13 +134,19 @@ def _why_not_operator(node: exp.Expr) -> str:
         case exp.Cast(this=exp.Literal(is_string=False) as number) if not _fits(
             number.name, node.to
         ):
-            return f"has the number {number.name}, which is too large for its type; write a smaller one, or a DECIMAL"
+            return (
+                f"has the number {number.name}, which is too large for its type; write a smaller "
+                "one, or a DECIMAL"
+            )
         case exp.Cast() if node.args.get("format") is not None:
             return "has a FORMAT in CAST; write to_timestamp(...), to_date(...) or date_format(...)"
         case exp.Order() if not isinstance(node.parent, exp.WithinGroup | exp.GroupConcat):
             return "has ORDER BY; sort a list with array_sort(...)"
         case exp.Lambda() if not _takes_lambda(node.parent):
-            return "has -> in a function that takes no lambda; write for example transform(list, x -> ...)"
+            return (
+                "has -> in a function that takes no lambda; write for example "
+                "transform(list, x -> ...)"
+            )
         case exp.JSONExtract() if node.args.get("only_json_types") is not None:
             return "has -> outside of a function that takes a lambda; write get_json_object(...)"
         case exp.Escape() if len(node.expression.name) != 1:
@@ -152,9 +165,15 @@ def _takes_lambda(function: exp.Expr | None) -> bool:
 def _why_not_name(node: exp.Expr) -> str:
     match node:
         case exp.Literal(is_string=False) if not _is_number_of_spark(node.name):
-            return f"has the number {node.name}, which is not a number of Spark SQL; write a name in backticks"
+            return (
+                f"has the number {node.name}, which is not a number of Spark SQL; write a name in "
+                "backticks"
+            )
         case exp.Column() if not all(isinstance(part, exp.Identifier) for part in node.parts):
-            return "has a number after a dot; write list[0] for an element, and backticks around a field's name"
+            return (
+                "has a number after a dot; write list[0] for an element, and backticks around a "
+                "field's name"
+            )
         case exp.Dot() if isinstance(node.expression, exp.Func):
             return "calls a function after a dot"
         case exp.Aliases():
@@ -170,7 +189,10 @@ def _why_not_interval(node: exp.Interval) -> str:
         return "has an INTERVAL that is not a constant; write for example x * INTERVAL 1 DAY"
     unit = node.args.get("unit")
     if unit is None and not re.fullmatch(_UNITS_IN_TEXT, number.name, re.IGNORECASE):
-        return "has an INTERVAL without a unit; write (INTERVAL 1 DAY), in parentheses before + and a constant"
+        return (
+            "has an INTERVAL without a unit; write (INTERVAL 1 DAY), in parentheses before + and a "
+            "constant"
+        )
     if isinstance(unit, exp.Var) and unit.name.upper().removesuffix("S") not in UNITS:
         return (
             f"has an INTERVAL in {unit.name}; write it in DAY, HOUR, MINUTE or another unit of time"
@@ -182,7 +204,7 @@ _BITS = {exp.DType.TINYINT: 8, exp.DType.SMALLINT: 16, exp.DType.INT: 32, exp.DT
 
 
 def _fits(number: str, to: exp.DataType) -> bool:
-    """Return whether a whole number, or its negative, fits a type of whole numbers; true for other types."""
+    """Return whether an integer or its negative fits a type; true if it is no integer type."""
     bits = _BITS.get(to.this)
     return bits is None or not number.isdecimal() or int(number) <= 2 ** (bits - 1)
 
@@ -198,7 +220,7 @@ def _is_number_of_spark(text: str) -> bool:
 
 
 def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
-    """Yield each sign, or operator that is a word, for which Spark SQL has another meaning or none."""
+    """Yield each sign or word for an operator that Spark SQL reads in another way or not at all."""
     arguments = {token.end + 1 for token in functions_in(tokens)}
     before: Token | None = None
     begins_before = True
@@ -236,13 +258,16 @@ def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
                 constant = text[before.start : token.end + 1]
                 yield f"reads on after the constant {constant}; put it in parentheses"
             case _ if before is not None and _is_foreign_constant(before, kind):
-                yield f"has {before.text} before {token.text!r}; write CAST({token.text!r} AS {before.text})"
+                yield (
+                    f"has {before.text} before {token.text!r}; write "
+                    f"CAST({token.text!r} AS {before.text})"
+                )
         begins_before = before is None or begins_operand(before)
         before = token
 
 
 def _is_foreign_constant(word: Token, following: TokenType) -> bool:
-    """Return whether a word looks like the type of the constant after it, but Spark has no such constants."""
+    """Return whether a word seems to be the next constant's type, but is not one in Spark."""
     if word.token_type not in SparkSQL.Parser.TYPE_TOKENS or following not in (
         *_TEXTS,
         TokenType.NUMBER,
@@ -255,7 +280,7 @@ def _is_foreign_constant(word: Token, following: TokenType) -> bool:
 
 
 def _is_read_further(before: Token, token: Token, after: Token | None) -> bool:
-    """Return whether a constant such as `DATE '2026-01-01'` or `-1` has `::`, a dot or brackets after it.
+    """Return whether a constant (`DATE '2026-01-01'`, `-1`) has `::`, a dot or brackets after it.
 
     sqlglot would apply these to the text or the number without what is before it.
     """
@@ -271,11 +296,14 @@ def _foreign_types(tokens: Sequence[Token]) -> Iterator[str]:
     for place in _places_of_types(tokens):
         word = tokens[place].text
         if not is_type(tokens, place):
-            yield f"converts to {word} as Spark SQL does not; write a type such as STRING, DECIMAL(38,2) or ARRAY<INT>"
+            yield (
+                f"converts to {word} as Spark SQL does not; write a type such as STRING, "
+                "DECIMAL(38,2) or ARRAY<INT>"
+            )
 
 
 def _places_of_types(tokens: Sequence[Token]) -> Iterator[int]:
-    """Yield the places of the types in `CAST(... AS type)` and `...::type`, without the types within them."""
+    """Yield the places of types in `CAST(... AS type)` and `...::type`, but no nested types."""
     callers: list[str] = []
     before: Token | None = None
     for place, token in enumerate(tokens):
@@ -298,7 +326,7 @@ def _places_of_types(tokens: Sequence[Token]) -> Iterator[int]:
 
 
 def _unread_names(tokens: Sequence[Token], tree: exp.Expr) -> Iterator[str]:
-    """Yield each name in the text that the tree lacks: sqlglot drops, for example, the arguments of some functions."""
+    """Yield each name in the text that the tree lacks, because sqlglot drops some arguments."""
     read = Counter(node.name.lower() for node in tree.find_all(exp.Identifier, exp.Var))
     for place in places_of_names(tokens):
         word = tokens[place].text

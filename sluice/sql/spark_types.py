@@ -26,15 +26,15 @@ _SIMPLE = (*_NUMBERS, *_TIMES, "binary", "boolean", "string", "variant", "void")
 _DECIMALS = ("dec", "decimal", "numeric")
 _WITH_LENGTH = ("char", "character", "varchar")
 _UNITS: Mapping[str, Sequence[str]] = {
-    "year": ("month",), "month": (), "day": ("hour", "minute", "second"), "hour": ("minute", "second"),
-    "minute": ("second",), "second": (),
+    "year": ("month",), "month": (), "day": ("hour", "minute", "second"),
+    "hour": ("minute", "second"), "minute": ("second",), "second": (),
 }  # fmt: skip
 """The units in the type of a span of time, each with those that can come after it and TO."""
 _MOST_DECIMALS_OF_SECONDS = 6
 
 
 def is_type(tokens: Sequence[Token], place: int) -> bool:
-    """Return whether a type of Spark SQL begins at a token, and neither a bracket nor COLLATE comes after it.
+    """Return whether a Spark SQL type begins at a token, with no bracket or COLLATE after it.
 
     sqlglot would read `::INT[0]` as a conversion to a list, and the name after COLLATE as a field.
     """

@@ -1,4 +1,4 @@
-"""Expressions with the type of each part, whether they can fail, and which parts only Spark computes."""
+"""Expressions with each part's type, whether they can fail, and which parts only Spark computes."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _by_rule(node: exp.Expr, rule: Rule, parts: tuple[TypedExpression, ...]) -> 
 
 
 def _complete_types(parts: Iterable[TypedExpression]) -> tuple[str, ...]:
-    """Return the types of parts for a rule, which gets an empty text for an object with a field of unknown type."""
+    """Return the types of parts for a rule; empty for an object with a field of unknown type."""
     types: list[str] = []
     for part in parts:
         types.append(part.type if is_complete(part.type) else "")
@@ -164,7 +164,7 @@ _CONSTRUCTORS = (exp.Struct, exp.Array, exp.VarMap)
 
 
 def _equivalent(node: exp.Expr, parts: tuple[TypedExpression, ...]) -> TypedExpression | None:
-    """Return what Spark's analyzer puts in place of an expression, such as an IF for `nullif(a, b)`; None if nothing."""
+    """Return what Spark analyzes instead of a node, such as an IF for `nullif(a, b)`, or None."""
 
     def build(kind: type[exp.Expr], *parts: TypedExpression) -> TypedExpression:
         signature = RULES[kind].resolve(kind(), _complete_types(parts))
@@ -212,7 +212,7 @@ def type_of(expression: str | exp.Expr, types: Types) -> str:
 
 
 def structure_of(expression: str | exp.Expr, types: Types) -> str:
-    """Do the same as `type_of`, but an object also has a type if the types of some of its fields are unknown."""
+    """Do the same as `type_of`, but also give a type to an object with fields of unknown type."""
     kind = type_expression(expression, types).type
     return "" if holds_void(kind) else kind
 

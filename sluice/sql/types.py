@@ -1,4 +1,4 @@
-"""Spark SQL's types of numbers: which types are numbers, how many digits they have, and what their common type is."""
+"""Spark SQL's types of numbers: which there are, their digits, and their common type."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def decimal(precision: int, scale: int) -> str:
 
 
 def wide_decimal(kinds: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """Return precision and scale of a decimal that holds all values of decimals with these digits."""
+    """Return precision and scale of a decimal that holds all values of these decimals."""
     pairs = list(kinds)
     scale = max(scale for _, scale in pairs)
     return max(precision - of_scale for precision, of_scale in pairs) + scale, scale

@@ -1,4 +1,4 @@
-"""Finds the words that Spark reads as fields and sqlglot as keywords, such as `all` in `concat(all, x)`.
+"""Finds words that are fields to Spark and keywords to sqlglot: `all` in `concat(all, x)`.
 
 Spark reserves no words: where an operand begins, and what comes next comes after an operand, a word
 is a field. sqlglot would read some of these words in another way, or drop them without an error.
@@ -16,16 +16,18 @@ CONSTANTS = frozenset(
 )
 """Words that are expressions by themselves."""
 _NO_WORDS = (
-    Spark.Parser.TEXT_MATCH_EXCLUDED_TOKENS - {TokenType.IDENTIFIER} | {TokenType.NUMBER} | CONSTANTS
+    Spark.Parser.TEXT_MATCH_EXCLUDED_TOKENS - {TokenType.IDENTIFIER} | {TokenType.NUMBER}
+    | CONSTANTS
 )  # fmt: skip
 
 _NAME, _CONSTANT = "`name`", "'constant'"
 """The texts for names and constants, which are not words of SQL."""
 _SIGNS = frozenset({"+", "-"})
 """Operators between two operands, or before one."""
-_INFIX_SIGNS = frozenset(
-    {"*", "/", "%", "||", "=", "==", "!=", "<>", "<", "<=", ">", ">=", "<=>", "&", "|", "^", "->", "=>"}
-)  # fmt: skip
+_INFIX_SIGNS = frozenset({
+    "*", "/", "%", "||", "=", "==", "!=", "<>", "<", "<=", ">", ">=", "<=>", "&", "|", "^", "->",
+    "=>",
+})  # fmt: skip
 _INFIX_WORDS = frozenset(
     {
         "AND", "OR", "BETWEEN", "LIKE", "ILIKE", "RLIKE", "REGEXP", "DIV", "WHEN", "THEN", "ELSE",
@@ -50,7 +52,7 @@ UNITS = frozenset(
 
 
 def places_of_names(tokens: Sequence[Token]) -> Iterator[int]:
-    """Yield the places of the tokens that can only be fields, or the first parts of paths such as `a.b`."""
+    """Yield the places of tokens that can only be fields, or first parts of paths such as `a.b`."""
     # What is before the first token and after the last one is as within parentheses.
     words = ["(", "(", *map(_word, tokens), ")", ")", ")"]
     depth_of_type = 0
@@ -65,7 +67,7 @@ def places_of_names(tokens: Sequence[Token]) -> Iterator[int]:
 
 
 def begins_operand(before: Token) -> bool:
-    """Return whether an operand begins after a token, in which `SparkSQL.tokenize` has marked the names."""
+    """Return whether an operand begins after a token, with names marked by `SparkSQL.tokenize`."""
     return before.token_type is not TokenType.VAR and _word(before) in _BEFORE_OPERAND
 
 

@@ -1,4 +1,4 @@
-"""The author's text of a part of an expression, for errors: sqlglot would write `date_sub` as `DATE_ADD`."""
+"""The author's text of a part, for errors: sqlglot would write `date_sub` as `DATE_ADD`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def written(node: exp.Expr, text: str) -> str:
 
 
 def written_name(node: exp.Expr, text: str) -> str:
-    """Return the name of a function in lower case, or an operator with its operands, as the author wrote it."""
+    """Return the author's name of a function, in lower case, or an operator with its operands."""
     start, stop = node.meta.get("start"), node.meta.get("end")
     if isinstance(node, exp.Func) and start is not None and stop is not None:
         return text[start : stop + 1].lower()
@@ -45,7 +45,7 @@ _MOST_TOKENS_AROUND = 3
 
 
 def _candidates(node: exp.Expr, text: str) -> Iterator[str]:
-    """Yield the texts that a part may have: from its first to its last operand, with more and more tokens around."""
+    """Yield a part's possible texts: its operands, with more and more tokens around them."""
     tokens = tokens_of(text)
     places: list[int] = []
     for part in node.walk():
@@ -64,7 +64,7 @@ def _candidates(node: exp.Expr, text: str) -> Iterator[str]:
 
 
 def _end_of_call(tokens: Sequence[Token], place: int) -> int:
-    """Return the place of the parenthesis that ends the call of the function whose name is at `place`."""
+    """Return the place of the parenthesis that ends the call whose name is at `place`."""
     depth = 0
     for end in range(place + 1, len(tokens)):
         kind = tokens[end].token_type

@@ -1,1 +1,4 @@
-"""Value types and helpers shared by topology, plan, operators and engine: contracts, windows, SQL text, policies."""
+"""Shared value types and helpers: contracts, windows, SQL text and policies.
+
+Topology, plan, operators and engine use them.
+"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 AggregateFunction: TypeAlias = tuple[str, str | None, tuple[float, ...]]
-"""A function's name, the SQL of its argument (None for `count(*)`), and its constant parameters: 3 in `top(x, 3)`.
+"""A function's name, its argument's SQL (None for `count(*)`), and parameters: 3 in `top(x, 3)`.
 
 The argument of a function of two columns is an object of `x` and `y`.
 """

@@ -321,7 +321,8 @@ class _Deriving:
         if kind.cls is JsonText:
             raise TopologyError(
                 f"{where}: Any has no type in Avro.",
-                next_step='Declare the field\'s type. To write with a schema of the registry, add version="latest".',
+                next_step="Declare the field's type. To write with a schema of the registry, add "
+                'version="latest".',
             )
         # The tag of a member of a union is the name of its record.
         tag = getattr(kind, "tag", None)

@@ -1,4 +1,4 @@
-"""Windows whose bounds are times on the clocks of a time zone: days, weeks, months, years, or shifts of hours.
+"""Windows that follow a time zone's clocks: days, weeks, months, years, or shifts of hours.
 
 The clocks of a zone are sometimes set forward or back, so these windows differ in length: a day has
 23 hours when summer time begins, and 25 when it ends. All times are in ms: an *instant* since 1970
@@ -22,8 +22,8 @@ _FIRST_MONDAY = 4 * _DAY
 """5 January 1970, a local time."""
 _EARLIEST = (datetime(2, 1, 1) - _EPOCH) // timedelta(milliseconds=1)
 _LATEST = (datetime(9999, 12, 30) - _EPOCH) // timedelta(milliseconds=1)
-"""Python's calendar has only the years 1 to 9999. An earlier or later time is taken to have the same
-distance from UTC as `_EARLIEST` or `_LATEST`."""
+"""Python's calendar has only the years 1 to 9999. An earlier or later time is taken to have the
+same distance from UTC as `_EARLIEST` or `_LATEST`."""
 _MONTHS_OF_A_CYCLE, _DAYS_OF_A_CYCLE = 4_800, 146_097
 """The number of months, and of days, in 400 years. After 400 years, the calendar repeats."""
 
@@ -65,7 +65,7 @@ class Period:
 
 @dataclass(frozen=True)
 class CalendarWindow:
-    """Windows `[start, end)` of `periods` consecutive periods of the calendar; a window begins with each period.
+    """Windows `[start, end)` of `periods` calendar periods; a window begins with each period.
 
     Periods of milliseconds are counted from midnight of 1 January 1970 on the zone's clocks, weeks
     from Monday, 5 January 1970, months and years from January 1970, each plus the offset. If the
@@ -194,19 +194,22 @@ def _first_of_month(month: int) -> int:
 
 
 def _clock(ms: int) -> datetime:
-    """Return the date and time at a local time, or at an instant in UTC, within the years of Python's calendar."""
+    """Return the date and time at a local time or an instant in UTC, within Python's calendar."""
     return _EPOCH + timedelta(milliseconds=min(max(ms, _EARLIEST), _LATEST))
 
 
 def _distances(zone: str, local: int) -> tuple[int, int]:
-    """Return how far the clocks are ahead of UTC at a local time; two distances if the clocks skip it or show it twice."""
+    """Return how far the clocks are ahead of UTC at a local time.
+
+    The two distances differ if the clocks skip the time or show it twice.
+    """
     clock = _clock(local).replace(tzinfo=_zone(zone))
     return _in_ms(clock.utcoffset()), _in_ms(clock.replace(fold=1).utcoffset())
 
 
 @lru_cache(maxsize=10_000)
 def _ahead_of_utc(zone: str, quarter: int) -> int:
-    """Return how far a zone's clocks are ahead of UTC at a time, given in quarters of an hour since 1970."""
+    """Return how far a zone is ahead of UTC at a time given in quarters of an hour since 1970."""
     moment = _clock(quarter * _QUARTER).replace(tzinfo=UTC)
     return _in_ms(moment.astimezone(_zone(zone)).utcoffset())
 

@@ -72,7 +72,7 @@ _NULL = Raw(b"null")
 
 
 class _Envelope(Struct):
-    """A value that Debezium has written, with or without its schema, or the marker of a transaction."""
+    """A value that Debezium has written, with or without its schema, or a transaction's marker."""
 
     op: str | None = None
     before: Raw = _NULL
@@ -82,7 +82,7 @@ class _Envelope(Struct):
 
 
 def may_repeat_names(data: bytes) -> bool:
-    """Return whether a value of Debezium may have a field twice, outside of the rows, that Sluice reads.
+    """Return whether a value of Debezium may repeat a field that Sluice reads, outside of the rows.
 
     It certainly has none twice if each name occurs once, and no name is written with escapes.
     """
@@ -211,7 +211,7 @@ class DebeziumEnvelope(Wrapper):
 
     @cached_property
     def _values_of(self) -> Callable[[Any], tuple[Any, ...]] | None:
-        """A function that reads all columns of a row; None if a column that was not sent is perhaps not null."""
+        """A function that reads a row's columns; None if a column not sent may hold a value."""
         kind = type_info(row_type(self._changes))
         if not isinstance(kind, inspect.StructType) or any(self._columns.values()):
             return None
@@ -258,7 +258,7 @@ _CHANGE = b'{"kind":"%b","old":%b,"new":%b}'
 def _are_of_key(
     sent: set[str], columns: Mapping[str, Raw], names: Set[str], key: bytes | None
 ) -> bool:
-    """Return whether a row has other columns than those of the record's key, and all of these are null."""
+    """Return whether a row has columns beyond the record's key, and all of these are null."""
     if not sent:
         return True
     of_key = _columns_of_key(key)

@@ -1,7 +1,7 @@
 """Checks a value against the recorded fields of a contract, without the author's code.
 
-The check finds missing fields, wrong types, nulls, choices and digits. It does not check limits such
-as a longest text, nor unions of objects, so a run may still reject a value that passes it.
+The check finds missing fields, wrong types, nulls, choices and digits. It does not check limits
+such as a longest text, nor unions of objects, so a run may still reject a value that passes it.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _problems_of_object(
 
 
 def _problem_of_scalar(kind: str, value: Any) -> str:
-    """Return what is wrong with a value that is not null; empty if nothing is, or if it is unknown."""
+    """Return what is wrong with a value that is not null; empty if nothing is known to be."""
     choices = choices_of(kind)
     if choices is not None:
         is_choice = isinstance(value, str | int | bool) and value in choices

@@ -1,4 +1,4 @@
-"""The parts of a contract's values, such as its amounts and times, and functions that collect, check and count them."""
+"""Collects, checks and counts the parts of a contract's values, such as amounts and times."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _QUOTED = inspect.StrType | inspect.DateTimeType | inspect.DateType | inspect.By
 
 
 def _strings(kind: inspect.Type, value: str) -> str | None:
-    """Return Python source that counts the strings, including field names, in the JSON of `value`."""
+    """Return Python source that counts the strings in the JSON of `value`, with field names."""
     match kind:
         case inspect.Metadata():
             if unit_of(kind.extra) is None:
@@ -69,7 +69,7 @@ def _strings(kind: inspect.Type, value: str) -> str | None:
 
 
 def _member(kind: ObjectType, field: inspect.Field, value: str) -> str:
-    """Return Python source that reads a field of `value`, or None if a TypedDict leaves the field out."""
+    """Return Python source that reads a field of `value`, or None if a TypedDict omits it."""
     if not isinstance(kind, inspect.TypedDictType):
         return f"{value}.{field.name}"
     if field.required:
@@ -137,7 +137,7 @@ def parts_collector(parts: Iterable[ContractPart]) -> Callable[[Any], list[Any]]
 
 
 def _source_of(part: ContractPart) -> str:
-    """Return Python source for the elements of a list: this part of the value `v`, as often as it occurs."""
+    """Return Python source for the elements of a list: this part of `v`, as often as it occurs."""
     if part.loops:
         return f"*[{part.item} for _ in (0,){part.loops}]"
     return part.item
@@ -186,11 +186,11 @@ def parts_of(kind: Any) -> list[ContractPart]:
 
 
 def amount_check(kind: Any) -> Callable[[Any], None] | None:
-    """Return a function that raises ValidationError if a text in place of a Decimal is not written as JSON writes numbers.
+    """Return a function that checks that a text in place of a Decimal is a number as in JSON.
 
-    msgspec takes every text that Python's Decimal takes, such as "1_000", " 5 " and digits of other
-    scripts. The function takes a value, or the data of its JSON, in which numbers may be text.
-    Returns None for a type without Decimals.
+    It raises ValidationError for other texts. msgspec takes every text that Python's Decimal takes,
+    such as "1_000", " 5 " and digits of other scripts. The function takes a value, or the data of
+    its JSON, in which numbers may be text. Returns None for a type without Decimals.
     """
     info = type_info(kind)
     if not any(map(_has_amount, parts_of(kind))):
@@ -212,10 +212,10 @@ def _has_amount(part: ContractPart) -> bool:
 
 
 def odd_amounts(contract: Any) -> re.Pattern[bytes] | None:
-    """Return a pattern that is in JSON if an amount is a text that is not a number, and perhaps in other JSON.
+    """Return a pattern that finds JSON with an amount that is a text but not a number.
 
-    Return None if the contract has no amounts. To search takes a tenth of the time of
-    `amount_check`.
+    It may find other JSON, too. Returns None if the contract has no amounts. A search takes a tenth
+    of the time of `amount_check`.
     """
     names: list[str] = []
     if _is_amount(type_info(contract)):

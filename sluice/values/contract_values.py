@@ -24,7 +24,7 @@ from sluice.values.stored_values import is_converted, plain_model
 
 
 def as_produced(value: Any, contract: Any, zone: tzinfo = UTC) -> Any:
-    """Return the value as a producer writes it: with a number for each time that the contract declares as EpochMillis etc.
+    """Return the value as a producer writes it: times declared as EpochMillis etc. become numbers.
 
     Times without a zone are in `zone`.
     """
@@ -109,12 +109,13 @@ def has_dicts(kind: Any) -> bool:
 
 
 def may_hold_sets(kind: Any) -> bool:
-    """Return whether a value of this type may contain a set, which may stand for a list or be in a part of type Any."""
+    """Return whether a value may contain a set, in place of a list or in a part of type Any."""
     return is_converted(kind) or any(isinstance(part, _TAKES_SETS) for part in types_within(kind))
 
 
 _TAKES_SETS = (
-    inspect.AnyType | inspect.ListType | inspect.VarTupleType | inspect.SetType | inspect.FrozenSetType
+    inspect.AnyType | inspect.ListType | inspect.VarTupleType | inspect.SetType
+    | inspect.FrozenSetType
 )  # fmt: skip
 
 
@@ -206,7 +207,7 @@ def values_within(value: Any) -> Iterable[Any]:
 
 
 def _fields_of(value: Any) -> dict[str, Any]:
-    """Return the fields of a Struct, a pydantic model or a dataclass, by their names in Python; empty for other values."""
+    """Return the fields of a Struct, model or dataclass by Python name; none for other values."""
     if isinstance(value, msgspec.Struct):
         return msgspec.structs.asdict(value)
     if is_model(type(value)):
@@ -217,7 +218,7 @@ def _fields_of(value: Any) -> dict[str, Any]:
 
 
 def plain_data(value: Any) -> Any:
-    """Return the value as plain data: a Struct becomes a dict of its tag and fields, a set a sorted list."""
+    """Return plain data: a Struct becomes a dict of its tag and fields, a set a sorted list."""
     match value:
         case msgspec.Struct():
             fields = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)

@@ -33,7 +33,7 @@ from sluice.values.stored_values import JsonText, stored_type, unmarked
 
 
 def Digits(precision: int, scale: int) -> msgspec.Meta:  # noqa: N802  (reads as a type in an annotation)
-    """Return the most digits that a Decimal may have: `precision` in all, and `scale` of them after the point.
+    """Limit a Decimal's digits: `precision` in all, and `scale` of them after the point.
 
     Use it in an annotation, such as `Annotated[Decimal, Digits(12, 2)]`. `precision` is 1 to 38.
     """
@@ -159,7 +159,7 @@ def sql_type_of(kind: inspect.Type) -> str:
 
 
 def field_reader(contract: Any, name: str) -> Callable[[Any], Any]:
-    """Return a function that reads, from a value of the contract, the field or the tag whose JSON name is `name`."""
+    """Return a function that reads the field or tag with the JSON name `name` from a value."""
     kinds = object_variants(contract)
     attributes: dict[str, str] = {}
     for kind in kinds:
@@ -180,7 +180,7 @@ def field_reader(contract: Any, name: str) -> Callable[[Any], Any]:
 
 
 def object_variants(contract: Any) -> Sequence[ObjectType]:
-    """Return the same as `variants`, for a contract. Raises TopologyError if its values have no fields."""
+    """Return the `variants` of a contract; raise TopologyError if its values have no fields."""
     kinds = variants(_info(contract, name_of(contract)))
     if not kinds:
         raise TopologyError(
@@ -237,12 +237,15 @@ def _sql_type(kind: inspect.Type, where: str) -> str:
 
 
 def _instead(kind: inspect.Type) -> str:
-    """Return advice for an error message: what to declare instead of a type that has no Spark SQL type."""
+    """Return advice on what to declare instead of a type that has no Spark SQL type."""
     match kind:
         case inspect.DecimalType():
             return "Use Annotated[Decimal, Digits(12, 2)]."
         case inspect.CustomType():
-            return "Declare a type of JSON values, such as str, or a class of fields, such as a msgspec.Struct."
+            return (
+                "Declare a type of JSON values, such as str, or a class of fields, such as a "
+                "msgspec.Struct."
+            )
         case inspect.NamedTupleType():
             return "Declare it as a msgspec.Struct."
         case _:
@@ -275,21 +278,25 @@ def _struct_type(kinds: Sequence[ObjectType], where: str) -> str:
 
 
 def _fields(kinds: Sequence[ObjectType], where: str) -> dict[str, str]:
-    """Return the tag and fields of a class, or of a union, whose values have null in other members' fields."""
+    """Return the tag and the fields of a class, or of all members of a union.
+
+    A value has null in the fields of other members.
+    """
     if len(kinds) == 1:
         return _fields_of_class(kinds[0], where)
     types: dict[str, str] = {}
     for kind in kinds:
         if isinstance(kind, inspect.StructType) and kind.forbid_unknown_fields:
             raise TopologyError(
-                f"{where}: {kind.cls.__name__} forbids unknown fields, but in SQL each value has the fields "
-                "of all members of the union.",
+                f"{where}: {kind.cls.__name__} forbids unknown fields, but in SQL each value has "
+                "the fields of all members of the union.",
                 next_step="Declare the members without forbid_unknown_fields or extra='forbid'.",
             )
         for name, sql in _fields_of_class(kind, f"{where}.{kind.cls.__name__}").items():
             if types.setdefault(name, sql) != sql:
                 raise TopologyError(
-                    f"{where}: the field {name} is {types[name]} in one member of the union, and {sql} in another.",
+                    f"{where}: the field {name} is {types[name]} in one member of the union, and "
+                    f"{sql} in another.",
                     next_step="Rename it in one of them: SQL sees one column for all members.",
                 )
             _require_different(name, types, f"{where}.{kind.cls.__name__}.{name}")
@@ -297,11 +304,12 @@ def _fields(kinds: Sequence[ObjectType], where: str) -> dict[str, str]:
 
 
 def _require_different(name: str, others: Iterable[str], where: str) -> None:
-    """Raise TopologyError if Spark SQL, which ignores case, cannot tell the field from another field."""
+    """Raise TopologyError if Spark SQL, which ignores case, cannot tell two fields apart."""
     for other in others:
         if other != name and other.lower() == name.lower():
             raise TopologyError(
-                f"{where}: the fields {other} and {name} differ only in case, which Spark SQL ignores.",
+                f"{where}: the fields {other} and {name} differ only in case, which Spark SQL "
+                "ignores.",
                 next_step="Leave one out, or give the values a Serde whose decoder renames it.",
             )
 
@@ -334,7 +342,8 @@ def _fields_of_class(kind: ObjectType, where: str) -> dict[str, str]:
             and not _allows_none(field.type)
         ):
             raise TopologyError(
-                f"{name}: a row has every field, so a field that may be left out is None in Python functions.",
+                f"{name}: a row has every field, so a field that may be left out is None in Python "
+                "functions.",
                 next_step="Declare it as NotRequired[... | None].",
             )
         # msgspec.inspect does not show the default UNSET: the field of a Struct then seems to have
@@ -397,7 +406,8 @@ def require_importable(kind: Any, where: str = "") -> None:
             if "<locals>" in name:
                 raise TopologyError(
                     f"{where}{name} is defined in a function.",
-                    next_step="Define it at the top level of its module, so that Spark's tasks can import it.",
+                    next_step="Define it at the top level of its module, so that Spark's tasks can "
+                    "import it.",
                 )
 
 

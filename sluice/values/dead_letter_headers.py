@@ -1,4 +1,4 @@
-"""The headers of a dead letter: the rejected record's headers, then Sluice's headers, which no producer can forge.
+"""The headers of a dead letter: the rejected record's, then Sluice's, which no producer can forge.
 
 Names of Sluice's headers start with `sluice.`. A header of the record with such a name is written
 as `sluice.original.NAME`. Sluice's headers come last, and `sluice.reason` is the first of them.

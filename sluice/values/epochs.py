@@ -1,4 +1,4 @@
-"""Times that are written in JSON as a whole number of seconds, milliseconds or microseconds since 1970, in UTC."""
+"""Times in JSON as whole numbers of seconds, milliseconds or microseconds since 1970 in UTC."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def epoch_us(field: str) -> EpochTime:
 
 
 def decoder(contract: Any) -> Callable[[bytes], Any]:
-    """Return the function that decodes JSON of a contract, in which EpochMillis and the like are whole numbers."""
+    """Return a contract's decoder for JSON with whole numbers for EpochMillis and the like."""
     written = _json_type(contract)
     if written is contract:
         return msgspec.json.Decoder(contract).decode
@@ -161,7 +161,7 @@ def field_of_time(event_time: str | EpochTime | None) -> str | None:
 
 @cache
 def _json_type(kind: Any) -> Any:
-    """Return the type of a value's JSON: `kind`, or the same type with a number in place of each EpochMillis or the like."""
+    """Return the type of a value's JSON: `kind` with a number for each EpochMillis or the like."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         for mark in arguments[1:]:
@@ -248,7 +248,7 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def field_of(info: msgspec.structs.FieldInfo) -> Any:
-    """Return the field of another Struct for a field of a Struct: with the same name in JSON and the same default."""
+    """Return a field for another Struct, with the same name in JSON and the same default."""
     if info.default_factory is not msgspec.NODEFAULT:
         return msgspec.field(default_factory=info.default_factory, name=info.encode_name)
     return msgspec.field(default=info.default, name=info.encode_name)

@@ -1,4 +1,4 @@
-"""Paths to fields, as queries write them: `customer.city`, and `` `http.status` `` for a name with a dot."""
+"""Paths to fields as in queries: `customer.city`, and `` `http.status` `` for a name with a dot."""
 
 from __future__ import annotations
 

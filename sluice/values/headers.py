@@ -73,7 +73,7 @@ class Headers:
         return None if value is None else value.decode()
 
     def set(self, name: str, value: HeaderValue) -> Headers:
-        """Return a copy of these headers in which one new header, at the end, replaces all headers of this name."""
+        """Return a copy with one new header, at the end, in place of all headers of this name."""
         return self.remove(name).add(name, value)
 
     def add(self, name: str, value: HeaderValue) -> Headers:

@@ -1,4 +1,4 @@
-"""Addresses of servers, as people write them: HOST:PORT, and [HOST]:PORT if the host is an IPv6 address."""
+"""Addresses of servers, as people write them: HOST:PORT, or [HOST]:PORT for an IPv6 address."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST_PORT = 65_535
 
 
 def is_host(text: str) -> bool:
-    """Return whether the text is the name of a host or an IP address, without a port and brackets."""
+    """Return whether the text is a host's name or IP address, without a port and brackets."""
     if ":" not in text:
         return _NAME.fullmatch(text) is not None
     # An address with a scope, such as fe80::1%eth0, is refused: the scope names an interface of one

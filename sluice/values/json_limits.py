@@ -99,7 +99,7 @@ def refuse_nesting(text: bytes) -> None:
 
 
 def is_surely_shallow(text: bytes) -> bool:
-    """Return whether JSON has so few brackets that it is not too deep, even if none of them is within a string."""
+    """Return whether JSON has too few brackets to be too deep, even with none in a string."""
     return text.count(b"[") + text.count(b"{") <= MOST_LEVELS
 
 
@@ -112,7 +112,10 @@ def refuse_inexact_numbers(text: bytes) -> None:
 
 
 def _is_exact(number: str) -> bool:
-    """Return whether Spark reads a number exactly: as a decimal, or as a double if it has an exponent or too many digits."""
+    """Return whether Spark reads a number exactly.
+
+    It reads a decimal, or a double if the number has an exponent or too many digits.
+    """
     if len(number) > LONGEST_NUMBER:
         return False
     value = Decimal(number)
@@ -196,7 +199,7 @@ def require_all_finite(value: Any, path: str = "$") -> None:
 
 
 def require_time(time: datetime, path: str, zone: tzinfo = UTC) -> None:
-    """Raise ValueError if Spark cannot read the time, or cannot write it with a year of four digits in UTC.
+    """Raise ValueError if Spark cannot read the time, or write it in UTC with a four-digit year.
 
     `zone` is the time zone of a `time` that names no time zone.
     """

@@ -1,4 +1,4 @@
-"""Writes strings in JSON as Spark's `to_json` does, and plain text for topics whose values are not JSON."""
+"""Writes strings in JSON as Spark's `to_json` does, and plain text for topics without JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TEXT_OF_JSON = re.compile(rf'\{{"{JSON_FIELD}":("(?:[^"\\]|\\.)*+")\}}')
 
 
 def plain_json(json: str) -> str:
-    """Return Sluice's JSON as other programs see it: a value of type Any is the value itself, not an object."""
+    """Return Sluice's JSON for other programs: a value of type Any is itself, not an object."""
     if JSON_TEXT in json:
         return _TEXT_OF_JSON.sub(_put_back, json)
     return json
@@ -48,11 +48,11 @@ def _put_back(match: re.Match[str]) -> str:
 
 
 def encode_bytes(json: str) -> bytes:
-    """Return the encoder of `to(topic, value=bytes)`: writes the bytes that a string of JSON has as base64."""
+    """Encode for `to(topic, value=bytes)`: return the bytes that a JSON string has as base64."""
     return msgspec.json.decode(json, type=bytes)
 
 
 def encode_text(json: str) -> bytes:
-    """Return the encoder of `to(topic, value=str)`: writes a string without quotation marks, and any other value as JSON."""
+    """Encode for `to(topic, value=str)`: a string without quotation marks, the rest as JSON."""
     text: str = msgspec.json.decode(json) if json.startswith('"') else json
     return text.encode()

@@ -146,7 +146,7 @@ def _json(value: Any) -> str:
 
 
 def sorted_items(items: Iterable[Any]) -> list[Any]:
-    """Return the items of a set in the order in which a key's text lists them, so that equal sets have the same text."""
+    """Return a set's items in the order of a key's text, so that equal sets have equal texts."""
     return sorted(items, key=_json)
 
 

@@ -23,7 +23,7 @@ def duration_text(ms: int) -> str:
 
 
 def size_text(size: int) -> str:
-    """Return a number of bytes in the largest unit of which there is at least one, such as `1.5 GiB` or `0.2 KiB`."""
+    """Return a size in the largest unit of which there is at least one: `1.5 GiB`, `0.2 KiB`."""
     unit = next((unit for unit, smallest in _SIZES.items() if size >= smallest), "KiB")
     return f"{size / _SIZES[unit]:,.1f} {unit}"
 
@@ -36,7 +36,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """Return the names, or the first `most` of them and the number of the others: `a, b and 7 more`."""
+    """Return the names, or the first `most` and the number of the others: `a, b and 7 more`."""
     shown = ", ".join(names[:most])
     if len(names) <= most:
         return shown

@@ -21,7 +21,7 @@ _PREFIX = "sluice-pipeline:"
 
 @dataclass(frozen=True)
 class _Import:
-    """An imported file, with its digest, and those of the modules and schemas of its folder that it reads."""
+    """An imported file, its digest, and those of its folder's modules and schemas that it reads."""
 
     module: ModuleType
     digests: Mapping[Path, str]
@@ -44,7 +44,7 @@ class DriverStarts(BaseException):
 
 
 def require_no_task() -> None:
-    """Raise DriverStarts in a Spark task, which imports the author's script only for its classes."""
+    """Raise DriverStarts in a Spark task, which imports the script only for its classes."""
     spark = sys.modules.get("pyspark")
     if spark is not None and spark.SparkFiles._is_running_on_worker:
         raise DriverStarts
@@ -72,7 +72,8 @@ def load_module(file: Path, name: str = "") -> ModuleType:
     if is_name_of_file(name) and not name.endswith(_version(text)):
         raise EngineError(
             f"{file} has changed since the run loaded it.",
-            next_step="Nothing from the batch was published. Run again: the next run loads the new file.",
+            next_step="Nothing from the batch was published. Run again: the next run loads the new "
+            "file.",
         )
     # If the name contained a dot, pickle would look for a package.
     name = name or f"{_PREFIX}{file}{_edition(file)}".replace(".", "_") + _version(text)
@@ -118,7 +119,7 @@ def _version(text: bytes) -> str:
 
 
 def _edition(file: Path) -> str:
-    """Return a suffix for the module's name that changes when a module imported by the file changes."""
+    """Return a suffix for the module's name that changes with the modules the file imports."""
     last = _imports.get(file)
     if last is None:
         return ""
@@ -144,7 +145,7 @@ def _digest_of(text: bytes) -> str:
 
 
 def _modules_of(folder: Path) -> dict[str, Path]:
-    """Return the imported modules that are files of a folder, such as `helpers`, with their files."""
+    """Return the imported modules of a folder, such as `helpers`, with their files."""
     modules = {}
     # Iterate over a copy, because another thread's import can change the dictionary meanwhile.
     for name, module in sys.modules.copy().items():
@@ -159,7 +160,7 @@ def _modules_of(folder: Path) -> dict[str, Path]:
 
 
 def _forget_changed_modules(file: Path) -> None:
-    """Forget the modules of the file's folder that the file has imported, if any of the modules has changed."""
+    """Forget the modules that the file has imported from its folder, if any of them has changed."""
     last = _imports.get(file)
     if last is None:
         return

@@ -1,4 +1,4 @@
-"""Pydantic models as contracts: which models can be stored, their Structs, and the validation of their values.
+"""Pydantic models as contracts: which can be stored, their Structs, and how values are validated.
 
 This module imports pydantic only for types that contain models.
 """
@@ -43,13 +43,16 @@ def is_model(kind: Any) -> bool:
 
 
 def validator(kind: Any) -> Callable[[Any], Any]:
-    """Return the function that validates a value, such as a dict in place of a model, as pydantic does."""
+    """Return a function that validates a value, such as a dict for a model, as pydantic does."""
     validate = _adapter(kind).validate_python
     return lambda value: _validated(validate, value)
 
 
 def json_validator(kind: Any, *, has_decimals: bool) -> Callable[[bytes], Any]:
-    """Return the function that validates JSON as pydantic does, and returns plain data with the names of the JSON."""
+    """Return a function that validates JSON as pydantic does.
+
+    It returns plain data with the names of the JSON.
+    """
     validate, plain = _adapter(kind).validate_json, plain_data(kind)
     if not has_decimals:
         return lambda data: plain(_validated(validate, data))
@@ -98,7 +101,7 @@ def _path(location: Sequence[str | int]) -> str:
 
 
 def _with_exact_numbers(data: bytes) -> tuple[bytes, dict[str, float]]:
-    """Return the JSON with a string in place of each number that a float cannot hold, and the numbers by their strings.
+    """Return the JSON with strings for numbers that a float cannot hold, and the numbers by string.
 
     For a field of type Decimal, pydantic makes an exact Decimal of the string. In a field of
     another type, the string stays, and `_with_numbers` puts the number back.
@@ -124,7 +127,7 @@ def _with_exact_numbers(data: bytes) -> tuple[bytes, dict[str, float]]:
 
 
 def _with_numbers(value: Any, numbers: Mapping[str, float]) -> Any:
-    """Return the plain data with the number in place of each string that `_with_exact_numbers` has written."""
+    """Return the plain data with numbers in place of the strings of `_with_exact_numbers`."""
     if isinstance(value, str):
         return numbers.get(value, value)
     if isinstance(value, dict):
@@ -135,7 +138,7 @@ def _with_numbers(value: Any, numbers: Mapping[str, float]) -> Any:
 
 
 def plain_data(kind: Any) -> Callable[[Any], Any]:
-    """Return the function that converts values of a type with models to plain data, with the names of the JSON."""
+    """Return a function that converts values with models to plain data with the JSON's names."""
     return partial(_adapter(kind).dump_python, by_alias=True, warnings=False)
 
 
@@ -198,7 +201,8 @@ class ModelStructs:
             value = _only_choice(tag_field)
             if value is None:
                 raise TopologyError(
-                    f"{where}: {model.__name__}.{tag} tells models of a union apart, but is not a single text.",
+                    f"{where}: {model.__name__}.{tag} tells models of a union apart, but is not a "
+                    "single text.",
                     next_step=f"Declare it as {tag}: Literal['...'].",
                 )
             namespace["__fixed__"] = {tag: value}
@@ -252,7 +256,7 @@ class ModelStructs:
         where: str,
         model: Any,
     ) -> Any:
-        """Return the type of a model's field in the Struct: without constraints, which pydantic checks."""
+        """Return a model field's type in the Struct, without constraints: pydantic checks those."""
         if get_origin(kind) is Annotated:
             kind, *inner = get_args(kind)
             metadata = [*metadata, *inner]
@@ -276,8 +280,8 @@ class ModelStructs:
                 )
 
             def replace(part: Any) -> Any:
-                # In `amount: Decimal | None = Field(max_digits=12, decimal_places=2)`, the digits belong to the
-                # Decimal, so the union's other members get none.
+                # In `amount: Decimal | None = Field(max_digits=12, decimal_places=2)`, the digits
+                # belong to the Decimal, so the union's other members get none.
                 own_marks = marks if part is Decimal else ()
                 return self._field_type(part, own_marks, where, model)
 
@@ -338,7 +342,7 @@ def _bare(kind: Any) -> Any:
 
 
 def _tag_of(models: Sequence[Any], where: str) -> str:
-    """Return the field that tells models of a union apart: a Literal with a different text in each model."""
+    """Return the field that tells a union's models apart: a Literal with another text in each."""
     for name in models[0].model_fields:
         fields = [model.model_fields.get(name) for model in models]
         values = list(map(_only_choice, fields))
@@ -347,7 +351,8 @@ def _tag_of(models: Sequence[Any], where: str) -> str:
     names = " | ".join(model.__name__ for model in models)
     raise TopologyError(
         f"{where}: no field tells the models {names} apart.",
-        next_step="Give each of them a field with a text of its own, such as kind: Literal['opened'].",
+        next_step="Give each of them a field with a text of its own, such as "
+        "kind: Literal['opened'].",
     )
 
 
@@ -398,19 +403,37 @@ def _refuse_unstorable(model: Any, where: str) -> None:
     decorators = model.__pydantic_decorators__
     problem = ""
     if issubclass(model, RootModel):
-        problem = f"{model.__name__} is a RootModel, which has no fields. Declare the type of its root instead."
+        problem = (
+            f"{model.__name__} is a RootModel, which has no fields. Declare the type of its root "
+            "instead."
+        )
     elif "[" in model.__qualname__:
-        problem = f"{model.__name__} is generic. Declare a class: class {_identifier(model)}({model.__name__}): pass."
+        problem = (
+            f"{model.__name__} is generic. Declare a class: class "
+            f"{_identifier(model)}({model.__name__}): pass."
+        )
     elif model.model_config.get("extra") == "allow":
-        problem = "extra='allow' keeps fields that are not declared, which SQL has not. Declare a dict[str, ...] field."
+        problem = (
+            "extra='allow' keeps fields that are not declared, which SQL has not. Declare a "
+            "dict[str, ...] field."
+        )
     elif model.model_config.get("json_encoders"):
-        problem = "json_encoders would make SQL see another value than readers. Change the value in a validator."
+        problem = (
+            "json_encoders would make SQL see another value than readers. Change the value in a "
+            "validator."
+        )
     elif model.model_computed_fields:
         name = next(iter(model.model_computed_fields))
-        problem = f"{name} is a computed field, which a topic does not hold. Declare it as a property, or as a field."
+        problem = (
+            f"{name} is a computed field, which a topic does not hold. Declare it as a property, "
+            "or as a field."
+        )
     elif decorators.field_serializers or decorators.model_serializers:
         name = next(iter({**decorators.field_serializers, **decorators.model_serializers}))
-        problem = f"{name} is a serializer, so SQL would see another value. Change the value in a validator."
+        problem = (
+            f"{name} is a serializer, so SQL would see another value. Change the value in a "
+            "validator."
+        )
     if problem:
         sentence, _, next_step = problem.partition(". ")
         raise TopologyError(f"{where}: {sentence}.", next_step=next_step)
@@ -430,7 +453,8 @@ def _refuse_marks(marks: Sequence[Any], where: str) -> None:
         if isinstance(mark, msgspec.Meta) and unit_of(mark.extra) is not None:
             raise TopologyError(
                 f"{where}: pydantic guesses the unit of a time that is a number.",
-                next_step="Declare the field as int, and the event time with epoch_ms('...'), or use a Struct.",
+                next_step="Declare the field as int, and the event time with epoch_ms('...'), or "
+                "use a Struct.",
             )
         if getattr(mark, "exclude", None) or getattr(mark, "exclude_if", None):
             option = "exclude=True" if getattr(mark, "exclude", None) else "exclude_if"

@@ -39,7 +39,7 @@ MOST_KEY_BYTES = 1024
 
 
 def record_fingerprint(key: bytes | None, value: bytes | None, timestamp_ms: int | None) -> str:
-    """Return a hash that tells a record from another record at the same offset, as after the topic was recreated."""
+    """Return a hash that tells a record from one at the same offset of a recreated topic."""
     digest = hashlib.blake2b(digest_size=16)
     for part in (key, value):
         # The length shows where the key ends, and tells an empty text from null.

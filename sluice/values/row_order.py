@@ -45,7 +45,7 @@ END_OF_RECORD = START + _END
 
 
 def end_path(path: bytes) -> bytes:
-    """Return the path after all rows of the same record that were re-keyed as often as the row with this path."""
+    """Return the path after all rows of the same record that were re-keyed as often as this row."""
     return path[: len(path) - len(path.lstrip(_REKEYED))] + END_OF_RECORD
 
 
@@ -92,7 +92,7 @@ def turn_of_timers(stage: int, operator: int) -> bytes:
 
 
 def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
-    """Return the path of results that no record has caused: results of a timer, or results held back.
+    """Return the path of results without a causing record: of a timer, or held back.
 
     `cause` is the number of the record or timer that has set the timer: see `Output.cause`.
     """
@@ -100,11 +100,11 @@ def event_path(path: bytes, operator: str, timer: str, cause: int) -> bytes:
 
 
 def event_of(path: bytes) -> tuple[int, bytes]:
-    """Return the rank of a result that no record caused, and the bytes that identify its cause, such as a timer.
+    """Return the rank of a result that no record caused, and the bytes that identify its cause.
 
-    The bytes are the beginning of the path, which all results of this cause share. A result that is
-    held back until the end of a batch has no such cause: its rank is -1, and the bytes are its
-    whole path.
+    A cause is a timer, for example. The bytes are the beginning of the path, which all results of
+    this cause share. A result that is held back until the end of a batch has no such cause: its
+    rank is -1, and the bytes are its whole path.
     """
     base = path.lstrip(_REKEYED)
     if not base.startswith((_BEFORE, _AFTER)):

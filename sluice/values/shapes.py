@@ -12,7 +12,7 @@ from sluice.values.sql_types import struct_fields, struct_type
 
 @dataclass(frozen=True)
 class Shape:
-    """The fields of a value, each with its Spark SQL type, or an empty string if the type is unknown."""
+    """A value's fields with their Spark SQL types; an empty string if a type is unknown."""
 
     fields: dict[str, str]
     scalar: bool = False

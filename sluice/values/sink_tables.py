@@ -12,8 +12,8 @@ from sluice.errors import TopologyError
 from sluice.support.masking import secrets_of_url
 
 POSITION = {"_topic": "STRING", "_partition": "INT", "_offset": "BIGINT", "_row": "BIGINT"}
-"""The columns that identify an appended row, with their Spark SQL types: the position of its source record, and
-the row's number among the rows of that record."""
+"""The columns that identify an appended row, with their Spark SQL types: the position of its source
+record, and the row's number among the rows of that record."""
 
 WINDOW = {"window_start": "TIMESTAMP", "window_end": "TIMESTAMP"}
 """The columns that, together with the key, identify a row of a windowed table."""
@@ -27,7 +27,8 @@ _NOT_IN_DELTA = " ,;{}()\n\t="
 _LOCATION = re.compile(r"([a-z][a-z0-9+.-]*:)?/[^\s`'\"\\?#*{}\[\]]*[^\s`'\"\\?#*{}\[\]/]")
 _FILE_SYSTEM = re.compile("[a-z][a-z0-9+.-]*:(//[^/]*)?")
 _SPARK_TYPE = re.compile(
-    r"STRING|BIGINT|INT|SMALLINT|TINYINT|DOUBLE|FLOAT|BOOLEAN|DATE|TIMESTAMP|TIMESTAMP_NTZ|BINARY|DECIMAL\(\d+, ?\d+\)"
+    r"STRING|BIGINT|INT|SMALLINT|TINYINT|DOUBLE|FLOAT|BOOLEAN|DATE|TIMESTAMP|TIMESTAMP_NTZ|BINARY|"
+    r"DECIMAL\(\d+, ?\d+\)"
 )
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_ ]*(\(\d+( *, *\d+)?\))?[A-Za-z ]*(\[\])?")
 
@@ -71,7 +72,7 @@ class PostgresTable:
 
     @property
     def destination(self) -> str:
-        """The name of what one transaction per batch writes: all tables of the connection's database."""
+        """The name of what a batch writes at once: all tables of the connection's database."""
         return self.connection
 
     @property

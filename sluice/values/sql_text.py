@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping
 
 
 def quoted(name: str) -> str:
-    """Return a field's name for use after a dot or in a type, where keywords need no backticks, but special characters do."""
+    """Return a field's name for use after a dot or in a type.
+
+    There, special characters need backticks, but keywords do not.
+    """
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         return name
     return backticked(name)

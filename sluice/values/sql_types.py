@@ -1,4 +1,7 @@
-"""The text of Spark SQL's types: written and read in one place, since a field's name can contain any character."""
+"""Writes and reads the text of Spark SQL's types.
+
+No other module does, because a field's name can contain any character.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def struct_type(fields: Mapping[str, str]) -> str:
 
 
 def struct_fields(kind: str) -> dict[str, str]:
-    """Return the fields of a struct type, each with its type (an empty text if unknown); no fields for other types."""
+    """Return the fields of a struct type with their types (empty if unknown); otherwise none."""
     fields = {}
     for part in _arguments(kind, "STRUCT"):
         name, _, of_field = _split(part, ":")
@@ -56,7 +59,7 @@ def is_complete(kind: str) -> bool:
 
 
 def compact(kind: str) -> str:
-    """Return the type as Spark writes it in short: in lower case and without spaces, except for the names of fields."""
+    """Return the type in Spark's short form: lower case, no spaces, except for fields' names."""
     if fields := struct_fields(kind):
         named_types: list[str] = []
         for name, of_field in fields.items():
@@ -81,7 +84,7 @@ def canonical(kind: str) -> str:
 
 
 def _arguments(kind: str, name: str) -> Iterator[str]:
-    """Yield the types, or named types, between the angle brackets of `NAME<...>`; nothing for another type."""
+    """Yield the types, or named types, inside `NAME<...>`; nothing for another type."""
     opening = len(name) + 1
     if kind[:opening].upper() != f"{name}<":
         return
@@ -92,7 +95,7 @@ def _arguments(kind: str, name: str) -> Iterator[str]:
 
 
 def _split(text: str, separator: str) -> tuple[str, str, str]:
-    """Do the same as `str.partition`, at the first separator that is neither in brackets nor in a name in backticks."""
+    """Do the same as `str.partition`, but skip separators in brackets and in backticks."""
     depth, is_quoted = 0, False
     for i, sign in enumerate(text):
         # A doubled backtick toggles twice, so the name goes on.

@@ -1,4 +1,4 @@
-"""How Sluice stores values that msgspec and SQL cannot hold as the author declares them: as Structs.
+"""How Sluice stores values that msgspec and SQL cannot hold as declared: as Structs.
 
 A pydantic model, and a Struct, dataclass or TypedDict with fields of type Any, become a Struct with
 the same fields. A value of type Any becomes the text of its JSON, which stays as it is in SQL,
@@ -147,7 +147,7 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
 def _json_text(_: Any, value: Any) -> JsonText | None:
-    """Return the stored value for a value of type Any. msgspec calls this function as its `dec_hook`."""
+    """Return the stored value for a value of type Any, as msgspec's `dec_hook`."""
     if isinstance(value, msgspec.Raw):
         text = bytes(value).decode()
         try:
@@ -208,7 +208,7 @@ def value_decoder(kind: Any) -> Callable[[str | msgspec.Raw], Any]:
 
 
 def _decode_plain(json: str | msgspec.Raw) -> Any:
-    """Decode JSON that Sluice has written to plain data, in which a value of type Any is the value itself."""
+    """Decode Sluice's JSON to plain data, in which a value of type Any is the value itself."""
     if isinstance(json, str):
         text = json
     else:
@@ -257,9 +257,9 @@ def _instance(value: Stored) -> Any:
 
 @cache
 def _replaced_type(kind: Any, any_type: Any) -> Any:
-    """Return the type with Structs in place of models and of classes with fields of type Any, and `any_type` in place of Any.
+    """Return the type with Structs for models and for classes with fields of type Any.
 
-    Returns `kind` itself if nothing is to be replaced.
+    `any_type` takes the place of Any. Returns `kind` itself if nothing is to be replaced.
     """
     return _Replacing(any_type, ()).replaced(kind, getattr(kind, "__name__", str(kind)))
 
@@ -380,7 +380,10 @@ def _struct(kind: Any, types: Mapping[str, Any], optional: Sequence[str]) -> Any
 
 
 def _refuse_models_in(kind: Any, where: str) -> None:
-    """Raise TopologyError for a Struct, dataclass or TypedDict with a model in it, and for a dataclass of pydantic."""
+    """Raise TopologyError for models in other classes, and for pydantic's dataclasses.
+
+    The other classes are Structs, dataclasses and TypedDicts.
+    """
     if dataclasses.is_dataclass(kind) and hasattr(kind, "__pydantic_validator__"):
         raise TopologyError(
             f"{where} is a dataclass of pydantic.",
@@ -416,7 +419,7 @@ def _parts(kind: Any) -> Iterator[Any]:
 
 
 def _parts_of_values(kind: Any) -> Iterator[Any]:
-    """Yield a stored type and the types within it, including the types of the fields of Structs for models."""
+    """Yield a stored type and the types within it, also of the fields of Structs for models."""
     for part in _parts(kind):
         yield part
         if _is_stored(part):

@@ -32,7 +32,7 @@ def matches(pattern: str, topic: str) -> bool:
 
 
 def named_or_matching(topics: Iterable[str], existing: Iterable[str]) -> list[str]:
-    """Return the names in a list of topics, and the existing topics that a pattern of the list matches; each once."""
+    """Return a list's names and the existing topics that its patterns match, each once."""
     topics = [*topics]
     names = [topic for topic in topics if not is_pattern(topic)]
     for pattern in filter(is_pattern, topics):
@@ -41,7 +41,7 @@ def named_or_matching(topics: Iterable[str], existing: Iterable[str]) -> list[st
 
 
 def declared_topics(topics: Iterable[str]) -> list[str]:
-    """Return the patterns and the names that an author has written: the list without the topics that a pattern matches."""
+    """Return an author's patterns and names: the list without topics that a pattern matches."""
     topics = [*topics]
     patterns = [topic for topic in topics if is_pattern(topic)]
     return [topic for topic in topics if not any(matches(pattern, topic) for pattern in patterns)]

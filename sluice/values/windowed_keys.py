@@ -1,4 +1,4 @@
-"""Keys of windowed tables: a key and its window, as authors see them, and as one text within Sluice."""
+"""Keys of windowed tables: a key and its window, for authors, and as one text within Sluice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, order=True)
 class Windowed(Generic[K]):
-    """The key of a windowed table's row: the key of its records, and the bounds of their window, in UTC.
+    """The key of a windowed table's row: its records' key, and the bounds of their window, in UTC.
 
     The end is exclusive for tumbling and hopping windows, inclusive for sliding windows and
     sessions.
@@ -56,17 +56,17 @@ def windowed(key: str, bounds: Bounds) -> Windowed[str]:
 
 
 def windowed_json(key: Windowed[Any]) -> bytes:
-    """Return a windowed key as JSON, with the bounds in epoch ms: `{"key":"home","start":0,"end":60000}`."""
+    """Return a key as JSON, with bounds in epoch ms: `{"key":"home","start":0,"end":60000}`."""
     return msgspec.json.encode({"key": key.key, "start": key.start_ms, "end": key.end_ms})
 
 
 def time_windowed_bytes(key: Windowed[str]) -> bytes:
-    """Return a windowed key as Kafka Streams' `TimeWindowedSerializer` writes it: the key, then the start in 8 bytes."""
+    """Serialize like Kafka Streams' `TimeWindowedSerializer`: key, then start in 8 bytes."""
     return key.key.encode() + _eight_bytes(key.start_ms)
 
 
 def session_windowed_bytes(key: Windowed[str]) -> bytes:
-    """Return a session's key as Kafka Streams' `SessionWindowedSerializer` writes it: the key, the end, then the start."""
+    """Serialize like Kafka Streams' `SessionWindowedSerializer`: key, then end, then start."""
     return key.key.encode() + _eight_bytes(key.end_ms) + _eight_bytes(key.start_ms)
 
 
@@ -79,7 +79,7 @@ def _eight_bytes(ms: int) -> bytes:
 
 
 def windowed_key_sql(key: str) -> str:
-    """Return SQL of a windowed key's text, given the SQL of its key; the window is read from the row."""
+    """Return SQL of a windowed key's text from its key's SQL; the window is read from the row."""
     parts = ("CAST(window_start AS STRING)", "':'", "CAST(window_end AS STRING)", "':'", key)
     return f"concat({', '.join(parts)})"
 
@@ -101,14 +101,14 @@ def windowed_of_text(text: str) -> Windowed[str]:
 
 
 def key_and_window(key: Windowed[str] | str | None) -> tuple[str | None, Bounds | None]:
-    """Return the parts of a key as authors see it: the key without its window, and the bounds of the window, if any."""
+    """Return a key without its window, as authors see it, and the window's bounds, if any."""
     if isinstance(key, Windowed):
         return (key.key, (key.start_ms, key.end_ms))
     return (key, None)
 
 
 def of_windowed_key(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adapt a function that takes a `Windowed`, so that it can be called with the text of a windowed key."""
+    """Adapt a function of a `Windowed`, so that it can be called with a windowed key's text."""
     if isinstance(function, WithoutKey):
         return function
     return OfWindowedKey(function)

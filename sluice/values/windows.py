@@ -95,7 +95,7 @@ class SlidingWindow:
 
 @dataclass(frozen=True)
 class SessionWindow:
-    """Sessions `[first, last]` of records with at most `gap` between neighbours; open until last + gap + grace."""
+    """Sessions `[first, last]` with neighbours up to `gap` apart; open until last + gap + grace."""
 
     gap_ms: int
     grace_ms: int = 0
@@ -181,9 +181,10 @@ AnyWindow: TypeAlias = TimeWindow | SlidingWindow | SessionWindow | CustomWindow
 
 @dataclass(frozen=True)
 class CountWindow:
-    """Windows of a key's records in order: every `records` records, or, if `slides`, the last `records` at each record.
+    """Windows of a key's records in order: every `records` records.
 
-    `only_complete`: only a window with this many records has a result.
+    If `slides`, the last `records` at each record. `only_complete`: only a window with this many
+    records has a result.
     """
 
     records: int
@@ -198,7 +199,7 @@ class CountWindow:
 
 @dataclass(frozen=True)
 class JoinWindow:
-    """Records match if the right record is at most `before` before, or at most `after` after, the left record."""
+    """Records match if the right one is at most `before` before or `after` after the left one."""
 
     before_ms: int
     after_ms: int
