@@ -387,8 +387,8 @@ def lost_markers(detail: str, pipeline: str) -> OutputError:
     return OutputError(
         f"{detail} Without it, output could be written twice, if a driver was killed before it "
         "published the output's batch.",
-        next_step="Restore the topic's records. Otherwise accept the loss, which changes nothing if "
-        f"output may be written twice, and says so: sluice topics accept {pipeline}.",
+        next_step="Restore the topic's records. Otherwise accept the loss, which changes nothing "
+        f"if output may be written twice, and says so: sluice topics accept {pipeline}.",
     )
 
 
