@@ -101,7 +101,7 @@ class ValueColumns:
         return json_object(columns) if self.source.is_object else json_values(columns[TEXT_FIELD])
 
     def unfit(self, values: Sequence[Any]) -> dict[int, str]:
-        """Return each value's error, by its index, if a field does not fit its column's type."""
+        """Return errors of fields that do not fit their columns' types, by index of the value."""
 
         def error_of(some: Sequence[Any]) -> str:
             try:

@@ -194,7 +194,7 @@ class OperatorRows:
             yield None, self._part(order[keyed_count:])
 
     def starts_of_keys(self) -> Indices:
-        """Return the index of each key's first row in sorted rows, and the number of rows."""
+        """Return the first index of each key in the rows sorted by key, and the number of rows."""
         keys = self.columns["key"]
         count = len(self)
         is_first = np.ones(count + 1, np.bool_)

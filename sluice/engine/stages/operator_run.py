@@ -616,7 +616,7 @@ class OperatorRun:
                 yield State(number, key, None, replaces=replaced)
 
     def shared_states(self) -> Iterator[State]:
-        """Yield the states of no single key: copies of tables' rows, and what all keys share."""
+        """Yield states of no single key: tables' copied rows, and what the worker's keys share."""
         yield from self.copied_rows.states_to_store()
         if (shared := self.operator.shared) is not None:
             yield State(

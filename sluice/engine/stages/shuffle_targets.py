@@ -70,7 +70,7 @@ class ShuffleTarget:
 
     @classmethod
     def of_failure(cls, number: int) -> Self:
-        """Return the target for rows that a step rejects, given the failure's number."""
+        """Return the target for a step's rejected rows, given the failure's number in the stage."""
         name = f"failure{number}"
         return cls(REJECTED, None, name, f"{name}_key", f"{name}_value", None, (b"", b""))
 

@@ -46,7 +46,7 @@ class Line:
 
     @classmethod
     def over(cls, keys: int, times: Integers, reach: int) -> Self:
-        """Return the line for so many keys, and for all times at most `reach` away from `times`.
+        """Return the line for this number of keys, and all times at most `reach` from `times`.
 
         Raises TooManyWindowsError if a place would not fit 64 bits.
         """
