@@ -1,4 +1,4 @@
-"""Runs a plan, on Spark or in a test's process: read, stateless steps, groups and operators, publish."""
+"""Runs a plan, on Spark or in a test: read, stateless steps, groups and operators, publish."""
 
 import os
 import sys

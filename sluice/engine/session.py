@@ -90,14 +90,14 @@ def wait_for_session(spark: Starting) -> SparkSession:
 
 
 def let_jvm_end(spark: SparkContext) -> None:
-    """Keep PySpark and py4j from printing tracebacks when the JVM ends, because `jvm_errors` reports the end."""
+    """Keep PySpark and py4j from printing tracebacks when the JVM ends: `jvm_errors` reports it."""
     server: Any = spark._accumulatorServer
 
     class Updates(server.RequestHandlerClass):  # type: ignore[misc]
-        """Receives the updates of accumulators from the JVM, until the JVM closes the connection."""
+        """Receives updates of accumulators from the JVM, until the JVM closes the connection."""
 
         def handle(self) -> None:
-            # If the JVM ends, PySpark's handler raises an error, and its server prints the traceback.
+            # If the JVM ends, PySpark's handler raises an error, and its server prints a traceback.
             with suppress(EOFError, ConnectionError):
                 super().handle()
 
@@ -147,7 +147,8 @@ def jvm_errors() -> Iterator[None]:
     except (Py4JNetworkError, ConnectionError) as error:
         raise EngineError(
             "The driver's JVM has ended.",
-            next_step="It was killed or ran out of memory: see the logs of its host. The next run repeats the batch.",
+            next_step="It was killed or ran out of memory: see the logs of its host. "
+            "The next run repeats the batch.",
         ) from error
 
 
@@ -182,12 +183,12 @@ def session(settings: Settings, name: str) -> SparkSession:
 
 
 def configuration(settings: Settings) -> dict[str, Any]:
-    """Return the session's settings: SLUICE_SPARK_CONF, and `DEFAULTS` for settings that it leaves out."""
+    """Return the session's settings: SLUICE_SPARK_CONF, and `DEFAULTS` for what it leaves out."""
     return {**DEFAULTS, **settings.spark_conf}
 
 
 def _use_no_pandas() -> None:
-    """Keep PySpark from importing pandas, its tests and their libraries, which takes a quarter of a second.
+    """Keep PySpark from importing pandas, its tests and their libraries, which takes 0.25 s.
 
     PySpark asks for pandas even if a function takes Arrow batches. And it imports a module of its
     tests to find out whether an argument of a JVM's method is a value of NumPy, which Sluice never
@@ -229,7 +230,7 @@ def prepare_for(spark: SparkSession, *, computes_sql: bool, records: int) -> Non
 
 
 def close_idle_callbacks(spark: SparkSession) -> None:
-    """Close the connections through which Spark's threads have called this process, except connections in use.
+    """Close the idle connections through which Spark's threads have called this process.
 
     py4j opens a connection for each thread of the JVM that calls Python, and a Python thread waits
     at its other end. py4j can clean such connections up, but never does so for pinned threads. Each

@@ -30,10 +30,11 @@ _PART = 65_536
 
 
 def prepare() -> AbstractContextManager[object]:
-    """Fork a process that becomes Spark's daemon when Spark starts this program, if the environment names its socket.
+    """Fork a process that becomes Spark's daemon when Spark starts this program.
 
-    The process ends after the block if Spark has not started this program before. Call this
-    function in a process without other threads.
+    It forks only if the environment names the daemon's socket. The process ends after the block if
+    Spark has not started this program before. Call this function in a process without other
+    threads.
     """
     path = os.environ.get(PREPARED_DAEMON)
     if not path:
@@ -90,7 +91,7 @@ def _wait(listener: socket.socket, driver: socket.socket) -> NoReturn:
 
 
 def _take_over(caller: socket.socket) -> None:
-    """Get standard input and output, the arguments and the environment from the process that Spark has started."""
+    """Get stdin, stdout, arguments and environment from the process that Spark has started."""
     message, descriptors, _, _ = socket.recv_fds(caller, _PART, 3)
     while part := caller.recv(_PART):
         message += part

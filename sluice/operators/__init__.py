@@ -1,1 +1,1 @@
-"""Operators in plain Python, without Spark and databases: aggregations, joins, suppress, processors, lateness."""
+"""Operators without Spark and databases: aggregations, joins, suppress, processors, lateness."""

@@ -48,7 +48,7 @@ def rejects_record(error: BaseException) -> bool:
 
 
 def require_run(result: object) -> None:
-    """Raise TypeError for a result that shows that the author's code has not run: a coroutine or a generator."""
+    """Raise TypeError for a coroutine or a generator: the author's code has not run."""
     if isinstance(result, Coroutine | Generator | AsyncGenerator):
         raise TypeError(f"the function returned a {type(result).__name__}, so its code did not run")
 
@@ -67,8 +67,8 @@ def listed_results(step: str, results: Any, count: int, error: type[EngineError]
         returned = f"a {type(results).__name__}"
     raise error(
         f"{step} gave its function {counted(count, 'value')} and got {returned} back.",
-        next_step="Nothing from the batch was published. Return a list with one result per value, in the order of the "
-        "values, and run again.",
+        next_step="Nothing from the batch was published. Return a list with one result per "
+        "value, in the order of the values, and run again.",
     )
 
 
@@ -86,16 +86,17 @@ class Row(msgspec.Struct):
     after: int
     """The operator's stream time including this row, ms."""
     side: int = LEFT
-    """The input of a join: LEFT, RIGHT, MOVED, AHEAD + LEFT or AHEAD + RIGHT. Operators with one input use LEFT.
+    """The input of a join: LEFT, RIGHT, MOVED, AHEAD + LEFT or AHEAD + RIGHT.
 
-    The rows of tables that a processor reads have sides from READ on.
+    Operators with one input use LEFT. The rows of tables that a processor reads have sides from
+    READ on.
     """
     old: bool = False
-    """Whether this row has a table's old value. A table's change is up to two rows with the same `time`, `before` and
-    `after`: the old value, then the new value."""
+    """Whether this row has a table's old value. A table's change is up to two rows with the same
+    `time`, `before` and `after`: the old value, then the new value."""
     window: Bounds | None = None
     latest_of_sides: tuple[int, int] = (-1, -1)
-    """In a join of two streams: the largest event times of the left and the right stream, including this row.
+    """In a join of two streams: their largest event times (left, right), including this row.
 
     In a cogrouped aggregate: the largest event time of all streams before this row, and -1.
     """
@@ -160,7 +161,7 @@ class Output(Receiver, Protocol):
         """
 
     def count(self, reason: str, number: int = 1) -> None:
-        """Count the current row as dropped: `null_key`, `null_value`, `duplicate`, `no_window` or `late`.
+        """Count the row as dropped: `null_key`, `null_value`, `duplicate`, `no_window` or `late`.
 
         Except for `late`, the row then has no effect: it changes no state and has no result. A row
         is counted as `late` once for each window for which it is late. `restarted` counts windows
@@ -189,7 +190,7 @@ class Output(Receiver, Protocol):
         timer: str = "",
         window: Bounds | None = None,
     ) -> None:
-        """Discard the results buffered since `hold`, and reject the current row, or the key's timer named `timer`.
+        """Discard the results since `hold`, and reject the current row or the key's timer `timer`.
 
         `value` is the step's input, and `window` is the window of a timer's key. Raises EngineError
         if the error or the step's `on_error` ends the run.
@@ -204,7 +205,7 @@ class RecordedFailure(Exception):
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What an asking operator has learned for one row: a result as JSON (None for null), or an error."""
+    """What an asking operator learned for one row: a JSON result (None for null), or an error."""
 
     value: str | None = None
     error: str | None = None

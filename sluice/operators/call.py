@@ -38,7 +38,7 @@ _LOOKED_UP_AT_ONCE = 1_000
 
 
 class _Stateless(Operator[None]):
-    """Base class of `Call` and `Lookup`, which have no state and send a row only with its answer."""
+    """Base class of `Call` and `Lookup`, which are stateless and send rows only with answers."""
 
     state_type: Any = None
 
@@ -189,7 +189,8 @@ class Lookup(_Stateless):
         if isinstance(rows_by_key, BaseException):
             raise EngineError(
                 f"{self._step}: the database cannot be read: {sentence(error_text(rows_by_key))}",
-                next_step="Nothing from the batch was published. Run again when the database answers.",
+                next_step="Nothing from the batch was published. "
+                "Run again when the database answers.",
             )
         return [rows_by_key.get(row.key) for row in rows]
 

@@ -72,7 +72,7 @@ class Calls:
             raise
 
     async def _repeated(self, call: Callable[[], Any]) -> Any:
-        """Return the result of the first attempt that does not fail, or the error of the last attempt."""
+        """Return the result of the first attempt that succeeds, or the error of the last one."""
         policy = self._policy
         attempts = AsyncRetrying(
             stop=stop_after_attempt(policy.retries + 1),
@@ -108,7 +108,8 @@ class Calls:
             # This exception would end the event loop, too. As in any step, it ends the run.
             raise EngineError(
                 f"{self._step}: the function raised KeyboardInterrupt.",
-                next_step="Nothing from the batch was published. Correct the function, and run again.",
+                next_step="Nothing from the batch was published. "
+                "Correct the function, and run again.",
             ) from None
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
@@ -136,14 +137,14 @@ class Calls:
             raise
 
     def _require_threads(self) -> None:
-        """Raise EngineError if too many calls hang: each holds a thread, and perhaps a connection."""
+        """Raise EngineError if too many calls hang: each holds a thread, perhaps a connection."""
         self._hanging = {thread for thread in self._hanging if thread.is_alive()}
         if len(self._hanging) >= self._policy.concurrency:
             raise EngineError(
                 f"{self._step}: {counted(len(self._hanging), 'call')} did not end within "
                 f"{duration_text(self._policy.timeout_ms)} and still hang.",
-                next_step="Give the function's client a time limit of its own, shorter than timeout=, or make the "
-                "function async. Then run again.",
+                next_step="Give the function's client a time limit of its own, shorter than "
+                "timeout=, or make the function async. Then run again.",
             )
 
 

@@ -50,7 +50,8 @@ class ChangedRows(Operator[LatestValue]):
         error = None
         if change.kind == "truncate":
             error = ValueError(
-                "all rows were removed from the table, and a change can remove only the row of its key"
+                "all rows were removed from the table, and a change can remove only the row "
+                "of its key"
             )
         elif differs and self.check_old == "reject":
             row_of_key = state.value or "which has none"
@@ -66,7 +67,7 @@ class ChangedRows(Operator[LatestValue]):
         out.emit(row.key, row.value, row.time)
 
     def _differs(self, old: str, row: str | None) -> bool:
-        """Return whether the old row of a change differs from the row of its key in a column that the database has sent."""
+        """Return whether a column that the database has sent differs in `old` and the key's row."""
         # If the database does not send the old row, `old` is null, and there is nothing to compare.
         if old in ("null", row or "null"):
             return False

@@ -1,4 +1,4 @@
-"""Suppress without copies: sends the last results of windows from the state of the aggregate before it."""
+"""Suppress without copies: sends the last results of windows from the state of their aggregate."""
 
 from __future__ import annotations
 

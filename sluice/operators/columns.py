@@ -70,9 +70,9 @@ class KeyedRows:
     starts: Indices
     """The index of each key's first row. The last element is the number of all rows."""
     columns: Mapping[str, pa.Array]
-    """The columns `key`, `value`, `foreign`, `time`, `side`, `old` and `headers` (see `Row`), `window_start` and
-    `window_end` with the bounds of `Row.window`, and the columns `sequence` and `origin` of the
-    rows' positions."""
+    """The columns `key`, `value`, `foreign`, `time`, `side`, `old` and `headers` (see `Row`),
+    `window_start` and `window_end` with the bounds of `Row.window`, and the columns `sequence` and
+    `origin` of the rows' positions."""
     stream_times: Mapping[str, Times]
     """`before` and `after` → for each row, the stream time before and after the row. In a join of
     two streams also `left` and `right` → for each row, the side's largest event time so far."""
@@ -108,18 +108,18 @@ class KeyedRows:
 
     @cached_property
     def is_replaced(self) -> Mask:
-        """Mask of a table's old values that the next row replaces in the same group (see `replaced_values`)."""
+        """Mask of old values that the next row of the same group replaces (`replaced_values`)."""
         of_last_rows = np.zeros(len(self), np.bool_)
         of_last_rows[self.starts[1:] - 1] = True
         return replaced_values(self.columns, self.is_old) & ~of_last_rows
 
     def last_up_to(self, chosen: Mask) -> Indices:
-        """For each row, the index of the last chosen row of its key, up to this row; -1 if no such row is chosen."""
+        """Return, for each row, its key's last chosen row up to this row; -1 if there is none."""
         last = np.maximum.accumulate(np.where(chosen, np.arange(len(self)), -1))
         return np.where(last >= self.starts[self.key_numbers], last, -1)
 
     def last_before(self, chosen: Mask) -> Indices:
-        """For each row, the index of the last chosen row of its key before this row; -1 if no such row is chosen."""
+        """Return, for each row, its key's last chosen row before it; -1 if there is none."""
         last = np.concatenate(
             ([-1], np.maximum.accumulate(np.where(chosen, np.arange(len(self)), -1))[:-1])
         )
@@ -279,7 +279,7 @@ CHANGE_OF_ROW = ("sequence", "origin", "foreign")
 
 
 def replaced_values(columns: Mapping[str, pa.Array | pa.ChunkedArray], is_old: Mask) -> Mask:
-    """Mask of the old values that the next row replaces: both come from the same change of the same table row."""
+    """Return which old values the next row replaces: both rows are of one change of a table row."""
     if not len(is_old):
         return is_old
     is_same = is_old[:-1] & ~is_old[1:]

@@ -34,7 +34,7 @@ HeldResults = dict[Bounds, HeldResult]
 
 
 class EarlyResults(Suppress):
-    """Sends a window's result `early_ms` after the first change that has not been sent, and when the window is final.
+    """Sends a window's result `early_ms` after its first unsent change, and when it is final.
 
     An early result is sent only if it differs from the result that was sent last for the window.
     The final result is always sent. The old value of a result is the value that was sent last. A

@@ -1,4 +1,4 @@
-"""Encodes operators' states as MessagePack and results as JSON. Values that cannot be encoded exactly raise errors."""
+"""Encodes states as MessagePack and results as JSON, or raises an error if that is not exact."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def to_json(value: Any) -> str:
 
 
 def plain_texts(values: Sequence[Any]) -> list[str]:
-    """Return the JSON text of each of many values, which consist of finite numbers, texts, Booleans and nulls."""
+    """Return each value's JSON text; all consist of finite numbers, texts, Booleans and nulls."""
     # JSON has no line break within a value, because msgspec escapes those of texts.
     return _encoder.encode_lines(values).decode().split("\n")[:-1]
 
@@ -143,9 +143,10 @@ class Declared:
                 self._amounts.append((part.path, collect, Amounts(*part.digits)))
 
     def json(self, value: Any) -> str:
-        """Return the value as JSON. Raises an error for a value that is not of the type, or that Spark cannot read exactly.
+        """Return the value as JSON.
 
-        A value of another form, such as a dict in place of a Struct, is written as later steps read
+        Raises an error for a value that is not of the type, or that Spark cannot read exactly. A
+        value of another form, such as a dict in place of a Struct, is written as later steps read
         it: for example, with the default of each field that the dict leaves out.
         """
         if self.is_plain(value):
@@ -193,7 +194,7 @@ class Declared:
         return [self.typed_json(value) for value in values]
 
     def accepted(self, value: Any) -> Any:
-        """Return a value from the author in the form in which Sluice stores it: with lists in place of sets, for example.
+        """Return an author's value in the form that Sluice stores: lists for sets, for example.
 
         If the type has models, pydantic turns dicts into models.
         """
@@ -239,7 +240,7 @@ def _checked_untyped(value: Any, data: bytes) -> str:
 
 
 def _require_names(value: Any) -> None:
-    """Raise ValueError if two keys of a dict, such as 1 and "1", have the same name in JSON: one would be lost."""
+    """Raise ValueError if two keys of a dict, such as 1 and "1", have the same name in JSON."""
     if isinstance(value, dict):
         # In JSON, all names are texts. Keys that are texts already stay different, so only a dict
         # with other keys must be checked.
@@ -252,11 +253,11 @@ def _require_names(value: Any) -> None:
 
 
 def require_same(value: Any, decoded: Any, declare: str) -> None:
-    """Raise TypeError, which says what to `declare`, if a value without a declared type is decoded as another value.
+    """Raise TypeError if a value without a declared type is decoded as another value.
 
-    Without this check, the author's function would get a value such as a set or a Decimal within a
-    batch, and another value, such as a list or a float, in the next batch. The only exception is a
-    tuple, which may be decoded as a list.
+    The error says what to `declare`. Without this check, the author's function would get a value
+    such as a set or a Decimal within a batch, and another value, such as a list or a float, in the
+    next batch. The only exception is a tuple, which may be decoded as a list.
     """
     if (other := _other_type(value, decoded)) is not None:
         raise TypeError(f"a value of type {other} needs a declared type: {declare}")

@@ -11,7 +11,7 @@ _EXPONENT_BYTES = 2
 
 
 class Exact:
-    """An immutable number `mantissa * 2**exponent`, which can represent every finite double and every sum of them.
+    """An immutable number `mantissa * 2**exponent`: any finite double, or any sum of them.
 
     It is encoded as bytes, so that a state can hold mantissas of any size.
     """

@@ -64,7 +64,7 @@ def closes_at(end: int, open_ms: int) -> int: ...
 @overload
 def closes_at(end: Times, open_ms: int) -> Times: ...
 def closes_at(end: Any, open_ms: int) -> Any:
-    """Return the stream time at which a window is closed that stays open for `open_ms` after its end."""
+    """Return the stream time at which a window closes that stays open `open_ms` after its end."""
     return end + open_ms
 
 
@@ -74,7 +74,7 @@ def last_closed_end(stream_time: int, open_ms: int) -> int:
 
 
 class JoinLateness:
-    """When the records of a join of two streams can no longer be matched, and when they are sent unmatched.
+    """When a stream join's records can no longer be matched, and when they are sent unmatched.
 
     The parameter `side` is the side of the record: LEFT or RIGHT.
     """
@@ -95,11 +95,11 @@ class JoinLateness:
         )
 
     def expires_at(self, side: int, time: int) -> int:
-        """Return when a record can no longer be matched: the event time that its own stream must have reached."""
+        """Return the event time in a record's own stream at which it can no longer be matched."""
         return time + self._kept_ms[side]
 
     def last_expired(self, side: int, latest: T) -> T:
-        """Return the latest time of a record that can no longer be matched, given the largest time of its own stream."""
+        """Return the latest time of a record that has expired, given its stream's largest time."""
         return latest - self._kept_ms[side]
 
     @overload
@@ -118,16 +118,19 @@ class JoinLateness:
     @overload
     def sent_unmatched_at(self, side: int, time: Times) -> Times: ...
     def sent_unmatched_at(self, side: int, time: Any) -> Any:
-        """Return the stream time at which a record that waits for a match is sent unmatched: after its window and grace."""
+        """Return the stream time, after window and grace, when a record is sent unmatched."""
         return time + self._sent_after_ms[side]
 
     def last_unmatched(self, side: int, stream_time: int) -> int:
-        """Return the latest time of a waiting record that is sent unmatched: the inverse of `sent_unmatched_at`."""
+        """Return the latest time of a record sent unmatched: the inverse of `sent_unmatched_at`."""
         return stream_time - self._sent_after_ms[side]
 
 
 def forgotten_at(time: int, within_ms: int) -> int:
-    """Return the stream time at which `deduplicate` or a history forgets a record: more than `within_ms` after the record."""
+    """Return the stream time at which `deduplicate` or a history forgets a record.
+
+    It is more than `within_ms` after the record.
+    """
     return time + within_ms + 1
 
 

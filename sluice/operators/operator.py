@@ -1,4 +1,4 @@
-"""The interface of operators: an operator gets a key's rows in order, with the key's state, and sends results.
+"""The interface of operators, which get a key's rows in order, with its state, and send results.
 
 Operators are plain Python and use neither Spark nor a database. The task of a stage
 (`engine/stages/stage_task.py`) sorts the rows, loads the states of their keys and stores changed
@@ -44,7 +44,7 @@ class WallTimer(Protocol):
 
 
 class Searches(Protocol):
-    """Results that are sent only when the operator looks for them (see `joins.stream_join.Watch`)."""
+    """Results sent only when the operator looks for them (see `joins.stream_join.Watch`)."""
 
     def looks_after(self, side: int) -> int:
         """Return the stream time after which a record of this side starts a search."""
@@ -161,11 +161,11 @@ class Operator(Generic[S]):
 
     @property
     def releasing(self) -> Releasing | None:
-        """How the operator sends results when they are due; None if it only sends results for rows."""
+        """How the operator sends results when they are due; None if it sends them only for rows."""
         return None
 
     def release_due(self, state: S) -> int | None:
-        """Return when the next result of the key is due: a stream time, or a time of the wall clock."""
+        """Return when the key's next result is due: a stream time, or a time of the wall clock."""
         return self.due(state)
 
     def release(self, state: S, key: str, due: int, moment: Moment, out: Output) -> None:
@@ -177,7 +177,7 @@ class Operator(Generic[S]):
         return ()
 
     def require_room(self) -> None:
-        """Raise EngineError if the operator holds back more than it may, after all due results were sent."""
+        """Raise EngineError if the operator holds back too much after all due results were sent."""
 
     def sent_until(self, stream_time: int) -> int:
         """Return the stream time up to which due results have been sent, when the batch ends."""
@@ -195,7 +195,7 @@ class Operator(Generic[S]):
         out: Output,
         latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
-        """Send the results that are due at stream time `closed`, and drop state that can no longer change.
+        """Send the results due at stream time `closed`, and drop state that can no longer change.
 
         All partitions have reached `closed`. For a join of two streams, `latest_of_sides` means the
         same as in `Row`.
@@ -227,7 +227,7 @@ class Operator(Generic[S]):
         """Send what is sent once for each key, after the last row of these keys."""
 
     def entries(self, state: S) -> Sequence[dict[str, tuple[Any, ...]]]:
-        """Return the entries of each store of a key, if the operator has stores that can be queried.
+        """Return the entries of each store of a key, if the operator has stores to be queried.
 
         Entry's name → the time of the `put`, the value, and perhaps headers.
         """

@@ -1,7 +1,8 @@
-"""Recognizes plain values: numbers, short texts, Booleans and Structs of them, which need no further check.
+"""Recognizes plain values: numbers, short texts, Booleans, and Structs of them.
 
-A plain value can be written as JSON and as MessagePack, and is read back as the same value. To
-recognize a plain value takes a fraction of the time that it takes to write and read it.
+A plain value needs no further check: it can be written as JSON and as MessagePack, and is read back
+as the same value. To recognize a plain value takes a fraction of the time that it takes to write
+and read it.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def is_plain_struct(kind: Any) -> bool:
 
 
 def _test(kind: Any, item: str) -> str | None:
-    """Python source that tests whether `item` is a plain value of the type; None if no value of the type is plain."""
+    """Return Python source that tests whether `item` is plain; None if no value of the type is."""
     if get_origin(kind) in (Union, UnionType):
         tests = [_test(member, item) for member in get_args(kind)]
         if None in tests:

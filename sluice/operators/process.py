@@ -122,7 +122,7 @@ class Process(Operator[KeyState]):
         return self.state_type()  # type: ignore[no-any-return]
 
     def process(self, state: KeyState, row: Row, out: Output) -> None:
-        """Fire the timers that are due, process the record, and fire the timers that the record makes due.
+        """Fire due timers, process the record, and fire the timers that the record makes due.
 
         If the author's code fails for the record, the key's stores and timers are restored.
         """
@@ -271,7 +271,7 @@ class Process(Operator[KeyState]):
         self._release(state, key, due, max(due, moment.stream_time), out)
 
     def _release(self, state: KeyState, key: str, due: int, reached: int, out: Output) -> None:
-        """Fire the event timers that are due at `due`, and remove the entries that have expired by then.
+        """Fire the event timers that are due at `due`, and remove entries expired by then.
 
         `reached` is the stream time, which may have jumped over several due times.
         """
@@ -309,16 +309,16 @@ class Process(Operator[KeyState]):
         return state == self._empty_state
 
     def entries(self, state: KeyState) -> Sequence[dict[str, tuple[Any, ...]]]:
-        """Return each store's entries of a key: name → the time of the `put`, the value, and perhaps headers."""
+        """Return a key's entries in each store: name → time of `put`, value, perhaps headers."""
         return msgspec.structs.astuple(state.stores)
 
     def rows_of_entries(
         self, store: int, entries_of_keys: Sequence[dict[str, tuple[Any, ...]]]
     ) -> list[str | None]:
-        """Return the state row of each key in one store, for queries: an array with a JSON object of the key's entries.
+        """Return each key's state row in a store: an array with a JSON object of its entries.
 
-        None if a key has no entries. If the store keeps headers, the array also has an object with
-        their headers.
+        The rows are for queries. None if a key has no entries. If the store keeps headers, the
+        array also has an object with their headers.
         """
         objects: list[dict[str, Any]] = []
         for entries in entries_of_keys:
@@ -392,7 +392,8 @@ class Process(Operator[KeyState]):
         out.headers = None
         context = self._context
         context.turn_to(
-            state, timer.key, timer.time, stream_time, out, sent_key=timer.key, time_before=timer.now
+            state, timer.key, timer.time, stream_time, out, sent_key=timer.key,
+            time_before=timer.now,
         )  # fmt: skip
         context.journal.keep_changes()
         out.hold()

@@ -73,7 +73,7 @@ class Timer(msgspec.Struct, Generic[TimerKey], frozen=True):
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """The type of a store's values, and the time to live of an entry after `put`, in ms of stream time."""
+    """A store's type of values, and an entry's time to live after `put` in ms of stream time."""
 
     value_type: Any = Any
     ttl: int | None = None
@@ -143,7 +143,7 @@ class KeyState(Protocol):
 
 
 class Journal:
-    """An undo log: the old values of the entries and timers that the author's code has set or deleted."""
+    """An undo log: old values of entries and timers that the author's code has set or deleted."""
 
     def __init__(self) -> None:
         self._before: list[tuple[dict[str, Any], str, Any]] = []
@@ -236,7 +236,7 @@ class Store(Generic[V]):
         return self._copy(value)
 
     def headers(self, key: str) -> Headers:
-        """Return the headers that `put` has stored with the value of a key; empty if the key has no value.
+        """Return the headers that `put` has stored with a key's value; empty if it has no value.
 
         Raises ValueError unless the pipeline's `keep_headers` names the store.
         """
@@ -490,7 +490,8 @@ class ContextBase:
         _require_time(f"timer {name!r}", at)
         if at < 0:
             raise ValueError(
-                f"timer {name!r}: {at} is before 1970; give an epoch time, such as record.time + 60_000"
+                f"timer {name!r}: {at} is before 1970; give an epoch time, such as "
+                "record.time + 60_000"
             )
         _require_time(f"every of timer {name!r}", every)
         if every < 0:
@@ -508,7 +509,7 @@ class ContextBase:
         self._set_timer(name, clock, Schedule(at, every, cause))
 
     def punctuate(self, name: str, every: int, *, clock: Clock = "event") -> None:
-        """Let a timer of the key fire whenever its clock reaches or passes a multiple of `every` ms.
+        """Let a key's timer fire whenever its clock reaches or passes a multiple of `every` ms.
 
         The clock is stream time or, with `clock="wall"`, the wall clock. The timers fire like the
         punctuators of Kafka Streams. If the clock jumps over several multiples, the timer fires
@@ -609,7 +610,7 @@ class ContextBase:
 
 
 class Context(ContextBase):
-    """The stores, timers and outputs of a `Processor`, for the key of the current record or timer."""
+    """The stores, timers and outputs of a `Processor`, for the current record's or timer's key."""
 
     def forward(
         self,
@@ -678,7 +679,7 @@ class Processor(Protocol[V_contra]):
 
 
 class ValueProcessor(Protocol[V_contra]):
-    """The interface of a processor whose results keep the key of their record, for `process_values`.
+    """The interface of a processor whose results keep their record's key, for `process_values`.
 
     Everything else is as in a `Processor`.
     """

@@ -49,8 +49,8 @@ class Waiting(msgspec.Struct, array_like=True):
     value: str | None
     time: int
     old: str | None = None
-    """The value before the first update held back, which is the last value sent. It is sent as the old value if a
-    later step needs old values."""
+    """The value before the first update held back, which is the last value sent. It is sent as the
+    old value if a later step needs old values."""
     headers: str | None = None
     """The headers of the record that caused the latest update; None if the result gets the headers
     of the record that closes the window."""
@@ -167,8 +167,8 @@ class Suppress(Operator[Any]):
 
     If the buffer is full, `emit_early` sends the oldest updates of all keys. If such an update does
     not belong to the current row's key, it is sent with the next row of its key, or when the engine
-    closes the keys in `sent_early`. With `shut_down`, the engine calls `require_room` after it has sent
-    all updates that are due, so that they do not count.
+    closes the keys in `sent_early`. With `shut_down`, the engine calls `require_room` after it has
+    sent all updates that are due, so that they do not count.
     """
 
     state_type: Any = WaitingUpdates
@@ -321,7 +321,7 @@ class Suppress(Operator[Any]):
         out: Output,
         latest_of_sides: tuple[int, int] = (-1, -1),
     ) -> None:
-        """Send the updates that are due, and the updates that a full buffer sends early, the oldest first."""
+        """Send the due updates, and those that a full buffer sends early, the oldest first."""
         horizon = last_closed_end(closed, self.wait_ms)
         if key is not None:
             sent_early = self.sent_early.pop(key, ())

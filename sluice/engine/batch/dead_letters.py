@@ -363,12 +363,12 @@ def _step_headers(
 
 
 def _headers_of_sluice(headers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the headers of a dead letter that Sluice has written: the header with the reason, and all after it."""
+    """Return the headers that Sluice has written: the header with the reason, and all after it."""
     return list(headers[_first_of_sluice(headers) :])
 
 
 def _without_streams_headers(headers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the headers of a dead letter, without the headers of Kafka Streams that Sluice has written."""
+    """Return a dead letter's headers without those of Kafka Streams that Sluice has written."""
     first = _first_of_sluice(headers)
     of_sluice: list[Mapping[str, Any]] = []
     for each in headers[first:]:

@@ -269,7 +269,8 @@ def _reject_errors(
         raise RecordFailed(
             f"A record for {sink.topic} ({sink.at}) cannot be encoded: {why}, for the value "
             f"{table.column('value')[row]}.",
-            next_step="Nothing from the batch was published. Correct the encoder, or continue without such records: "
+            next_step="Nothing from the batch was published. Correct the encoder, or continue "
+            "without such records: "
             f'to("{sink.topic}", on_error="dead_letter").',
         )
     return records.filter(rejected.reject(sink, table, errors, "not_encoded"))
@@ -316,7 +317,8 @@ def accepted_records(
         )
         ahead = np.where(times == 0, 0, times - now)
         table = _reject(
-            sink, table, (ahead > limits.after_ms) | (ahead < -limits.before_ms), rejected, "timestamp",
+            sink, table, (ahead > limits.after_ms) | (ahead < -limits.before_ms), rejected,
+            "timestamp",
             lambda row: f"timestamp {times[row]} ms; {sink.topic} accepts at most "
             f"{limits.after_ms} ms after the broker's clock and {limits.before_ms} ms before it",
         )  # fmt: skip
@@ -335,7 +337,7 @@ def _reject(
 
 
 def headers_with_window(table: pa.Table) -> pa.Array:
-    """Return the headers of each record, with two more headers for the bounds of the record's window."""
+    """Return each record's headers, with two more headers for the bounds of its window."""
     headers = table.column("headers") if "headers" in table.column_names else None
     return with_more(headers, _window_headers(table))
 

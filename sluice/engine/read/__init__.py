@@ -1,1 +1,1 @@
-"""Reads topics: turns records into typed columns, or into dead letters if they cannot be decoded."""
+"""Reads topics: turns records into typed columns, or into dead letters if decoding fails."""

@@ -1,4 +1,4 @@
-"""Decodes the Avro of many values at once to columns, a field at a time instead of a value at a time.
+"""Decodes the Avro of many values at once to columns, field by field instead of value by value.
 
 All values are in one buffer. A decoder has an array with a place in this buffer for each value,
 reads one field of all values with a few calls of NumPy, and moves all places on. This takes a

@@ -97,7 +97,7 @@ class ValueDecoder:
         return JsonColumns.of(self.source)
 
     def runs(self, texts: pa.Array, headers: pa.Array | None = None) -> Iterable[TextRun]:
-        """Divide the texts of a batch into runs that are decoded to columns already, and runs to decode one by one.
+        """Divide a batch's texts into runs decoded to columns already, and runs to decode singly.
 
         `headers` are the headers of the records. Raises RegistryAway.
         """
@@ -154,7 +154,7 @@ class ValueDecoder:
         keys: pa.Array | None = None,
         headers: pa.Array | None = None,
     ) -> tuple[list[int], list[Any], list[RejectedRecord]]:
-        """Return the row numbers of valid values, the valid values, and dead letters for the other rows.
+        """Return the row numbers of valid values, the values, and dead letters for other rows.
 
         `raw`, `keys` and `headers` are the values, the keys and the headers of the records. Raises
         RegistryAway.
@@ -259,7 +259,7 @@ class ValueDecoder:
 
     @cached_property
     def _decode_json(self) -> Callable[[bytes], Any]:
-        """Return the function that decodes the JSON of the contract, in an envelope or without one."""
+        """Return the function that decodes the contract's JSON, in an envelope or without one."""
         return stored_values.topic_decoder(self.source.value_class)
 
     @cached_property
@@ -315,10 +315,11 @@ class ValueDecoder:
         return msgspec.convert(plain, self.source.value_class)
 
     def _refuse_ambiguous_json(self, texts: list[bytes | None], decoded: DecodedValues) -> None:
-        """Reject JSON that is nested too deep, has a field twice, or has an amount as text that is not a plain number.
+        """Reject JSON that is nested too deep, has a field twice, or has a malformed amount.
 
-        msgspec accepts such JSON: it takes the last of two fields, and does not look into fields
-        outside the contract.
+        An amount may be a text only if the text is a plain number. msgspec accepts the JSON that is
+        rejected here: it takes the last of two fields, and does not look into fields outside the
+        contract.
         """
         if self._quotes_prove_unambiguous(texts, decoded):
             return
@@ -348,7 +349,7 @@ class ValueDecoder:
     def _unproved(
         self, texts: list[bytes | None], decoded: DecodedValues
     ) -> Iterator[tuple[int, bytes]]:
-        """Yield the place and the JSON of each value whose number of quotation marks proves nothing."""
+        """Yield the place and JSON of each value whose number of quotation marks proves nothing."""
         count_quotes = self._count_quotes
         for place, (row, value) in enumerate(zip(decoded.rows, decoded.values, strict=True)):
             text = texts[row]
@@ -358,7 +359,7 @@ class ValueDecoder:
                 yield place, text
 
     def _quotes_prove_unambiguous(self, raw: list[bytes | None], decoded: DecodedValues) -> bool:
-        """Return whether the JSON of all values has each field of the contract once, and no other field.
+        """Return whether all values' JSON has each field of the contract once, and no other field.
 
         This counts quotation marks instead of parsing the JSON again: 1 µs instead of 6 µs for a
         record of five fields. The fields and strings of a value determine the least number of
@@ -427,7 +428,10 @@ class ValueDecoder:
         return True
 
     def _have_usual_years(self, values: list[Any]) -> bool:
-        """Return whether all times are in the years 2 to 9998: a change of zone then keeps them in the years 1 to 9999."""
+        """Return whether all times are in the years 2 to 9998.
+
+        A change of their zone then keeps them in the years 1 to 9999.
+        """
         if self.source.contract is None:
             return True
         try:
@@ -499,7 +503,7 @@ class ValueDecoder:
     def _decimals(
         self,
     ) -> list[tuple[str, Amounts, Callable[[Sequence[Any]], list[Decimal | None]]]]:
-        """Each decimal of the contract: its path, its digits, and the function that collects it from values."""
+        """Return each decimal's path, its digits, and the function that collects it from values."""
         return [
             (part.path, Amounts(*part.digits), part.collector())
             for part in contract_parts.parts_of(self.source.value_class)

@@ -1,4 +1,4 @@
-"""The reason why a value cannot be decoded, for its dead letter, and the check for fields that occur twice."""
+"""Tells why a value cannot be decoded, for its dead letter, and finds fields that occur twice."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ _AT_ONCE = 500
 
 
 def perhaps_ambiguous(texts: Sequence[bytes]) -> Iterator[int]:
-    """Return the indices of the texts, all of them valid JSON, that may be nested too deep or have a field twice.
+    """Return the indices of the texts that may be nested too deep or have a field twice.
 
-    Looking at many texts at once takes half of the time of `refuse_duplicates` for each of them.
+    All texts must be valid JSON. Looking at many texts at once takes half of the time of
+    `refuse_duplicates` for each of them.
     """
 
     def are_plain(begin: int, end: int) -> bool:
@@ -60,7 +61,7 @@ def _are_plain(texts: Sequence[bytes]) -> bool:
 
 
 def _count_quotes(text: bytes) -> int:
-    """Return the number of quotation marks around strings in JSON, without those that are escaped within strings."""
+    """Return the number of quotation marks around strings in JSON, without those in strings."""
     count = text.count(b'"')
     if b"\\" in text:
         count -= text.replace(b"\\\\", b"").count(b'\\"')
@@ -110,7 +111,10 @@ def reason_of(text: bytes | None, error: BaseException) -> tuple[str, str]:
 
 
 def _has_unpaired_surrogate(text: bytes) -> bool:
-    """Return whether the text is valid JSON except for an unpaired surrogate, which msgspec calls truncated or invalid."""
+    """Return whether the text is valid JSON except for an unpaired surrogate.
+
+    msgspec calls such a text truncated or invalid.
+    """
     if b"\\u" not in text:
         return False
     try:

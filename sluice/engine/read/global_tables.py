@@ -44,7 +44,10 @@ class TableReader(RecordReader):
     keyed: bool = False
     """Whether the reader of streams rejects records whose Kafka key cannot be a key."""
 
-    columns = "group_id INT, key STRING, window_start BIGINT, window_end BIGINT, value STRING, position BINARY"
+    columns = (
+        "group_id INT, key STRING, window_start BIGINT, window_end BIGINT, value STRING, "
+        "position BINARY"
+    )
 
     @classmethod
     def of(
@@ -134,7 +137,7 @@ class TableReader(RecordReader):
         output: PartitionOutput,
         clock: int,
     ) -> set[int]:
-        """Return the indices of records that the reader of streams rejects, if it reads this topic, too.
+        """Return the indices of records that the reader of streams rejects if it reads this topic.
 
         The reader of streams counts these records and makes their dead letters. Operators do not
         get them, so the table must not get them either.
@@ -204,7 +207,10 @@ def _is_unusable(key: Key) -> bool:
 
 
 def _positions(batch: pa.RecordBatch, partition: int) -> list[bytes]:
-    """Return the positions of one partition's records, as bytes with the same order: sequence, partition, offset."""
+    """Return the positions of one partition's records, as bytes with the same order.
+
+    A position consists of sequence, partition and offset.
+    """
     sequences = batch.column("sequence").to_pylist()
     offsets = batch.column("offset").to_pylist()
     positions: list[bytes] = []

@@ -44,8 +44,8 @@ from sluice.values.registry_formats import RegistryFormat
 _FEWEST = 100
 """For fewer texts, starting Arrow's reader takes longer than decoding the texts one by one."""
 _PIECE = 4_000
-"""How many texts are read at once. One invalid text makes a whole piece slow, and each piece takes the time of about
-250 texts for itself."""
+"""How many texts are read at once. One invalid text makes a whole piece slow, and each piece takes
+the time of about 250 texts for itself."""
 _MOST_MISSES = 3
 """After so many pieces in a row that cannot be read, most pieces probably cannot be read, so no
 more are tried."""
@@ -223,7 +223,7 @@ class JsonColumns:
         return names
 
     def _require_no_amounts_as_text(self, lines: pa.Buffer, strings: int) -> None:
-        """Raise _UnsureError if an amount may be written as text: Arrow does not check how it is written.
+        """Raise _UnsureError if an amount may be a text, because Arrow does not check its form.
 
         `strings` is the number of names and strings that the fields of the contract surely have in
         the lines.
@@ -273,7 +273,7 @@ def _require_all(mask: pa.Array) -> None:
 
 
 def _require_unicode(lines: pa.Buffer) -> None:
-    """Raise _UnsureError if the JSON may have strings that are not Unicode, which Arrow does not check."""
+    """Raise _UnsureError if strings of the JSON may not be Unicode: Arrow does not check them."""
     _require(not _count(lines, "\\") or _SURROGATE.search(lines) is None)
     try:
         if np.frombuffer(lines, np.uint8).max() > _LAST_ASCII:

@@ -99,7 +99,10 @@ def _part_type(kind: inspect.Type) -> pa.DataType | None:
 
 
 def with_unknown_fields(declared: pa.DataType, found: pa.DataType) -> pa.DataType:
-    """Return the declared type, with the fields that were found besides, in types that take as many values as possible."""
+    """Return the declared type, with the other fields that were found.
+
+    The other fields have types that take as many values as possible.
+    """
     if pa.types.is_struct(declared):
         names = {each.name for each in declared.fields}
         fields: list[tuple[str, pa.DataType]] = []

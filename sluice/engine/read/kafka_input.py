@@ -45,7 +45,7 @@ class KafkaInput:
         return self._task_numbers(count).mapInArrow(Chain((records, task)).__call__, columns)
 
     def _task_numbers(self, count: int) -> DataFrame:
-        """Return the stream of the tasks' numbers: each batch has `count` tasks, and each task gets one number.
+        """Return the stream of the tasks' numbers: each of a batch's `count` tasks gets one.
 
         The number tells a task which ranges of the batch's plan it reads, so executors need no file
         of the driver.

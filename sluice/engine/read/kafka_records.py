@@ -24,12 +24,13 @@ from sluice.values.headers import Headers
 from sluice.values.record_places import Range
 
 RECORDS = pa.schema([
-    ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.timestamp("us", "UTC")),
-    ("key", pa.binary()), ("value", pa.binary()), ("headers", pa.string()), ("leader_epoch", pa.int32()),
+    ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
+    ("timestamp", pa.timestamp("us", "UTC")), ("key", pa.binary()), ("value", pa.binary()),
+    ("headers", pa.string()), ("leader_epoch", pa.int32()),
 ])  # fmt: skip
-"""The columns of records. Headers are JSON with values in base64, or null for a record without headers: Arrow lists are
-slow even for records without headers. The leader epoch is Kafka's number of the broker's leadership
-under which the record was written; null if it is unknown."""
+"""The columns of records. Headers are JSON with values in base64, or null for a record without
+headers: Arrow lists are slow even for records without headers. The leader epoch is Kafka's number
+of the broker's leadership under which the record was written; null if it is unknown."""
 _SETTINGS = {
     # The most memory that records need which a task has not asked for yet. The client fetches as
     # long as it has less, and a compressed fetch may be several times as large in memory.
@@ -37,8 +38,8 @@ _SETTINGS = {
     "max.partition.fetch.bytes": 1_048_576,
 }
 _MOST_ROWS, _MOST_BYTES = 4_000, 4_194_304
-"""About how many rows and bytes a record batch has. The reader returns few messages at once, and decoding takes some
-time for each record batch."""
+"""About how many rows and bytes a record batch has. The reader returns few messages at once, and
+decoding takes some time for each record batch."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class KafkaRecords(TaskOfBatch):
 
 
 def read_ranges(kafka: Mapping[str, str], ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
-    """Yield the committed records of ranges, one range after the other, in record batches of `RECORDS`.
+    """Yield the committed records of each range in turn, in record batches of `RECORDS`.
 
     Raises the errors of `RangeReader.read`.
     """

@@ -17,7 +17,7 @@ def with_matching_topics(
     ledger: Ledger,
     known: GenerationRef | None,
 ) -> Job:
-    """Return the job with the topics that match its patterns now, and the matching topics that a generation has read.
+    """Return the job with the topics that match its patterns and exist or have been read.
 
     A topic that the generation `known` has read stays in the job even if it is gone, so that
     `SourceIdentity.check` reports it. Raises the same errors as `matched_job`.

@@ -1,4 +1,4 @@
-"""Divides the unread records of several partitions into batches, each of which takes the next records of one order.
+"""Divides the unread records of several partitions into batches that follow one order.
 
 A record's *sequence* is the largest Kafka timestamp so far in its partition. Records are ordered by
 sequence, then by source, partition and offset. A batch takes the first records of this order, so
@@ -58,7 +58,7 @@ class Timestamps(Protocol):
         """Return an upper bound of the records' timestamps."""
 
     def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:
-        """Read at least `count` records of each partition from its start offset, or all up to the backlog's end."""
+        """Read at least `count` records of each partition from its start, or all of the backlog."""
 
 
 @dataclass
@@ -163,9 +163,10 @@ class Backlog:
         return limited
 
     def _exact_ends(self, time: int, starts: Offsets, spare: int) -> dict[Partition, int] | None:
-        """Return the offset of each partition's first record with a sequence of at least `time`, searched from `starts`.
+        """Return the offset of each partition's first record with a sequence of at least `time`.
 
-        Returns None if the search adds more than `spare` records to the batch.
+        The search begins at `starts`. Returns None if it adds more than `spare` records to the
+        batch.
         """
         ends: dict[Partition, int] = {}
         searched: dict[Partition, int] = {}
@@ -195,9 +196,10 @@ class Backlog:
         return ends
 
     def _by_reading(self, most: int) -> dict[Partition, int]:
-        """Return the end offsets of a batch, found by reading the timestamps of its records and of a few records after them.
+        """Return the end offsets of a batch, found by reading timestamps.
 
-        If more than `most` records have the smallest sequence, the batch ends among them.
+        These are the timestamps of the batch's records and of a few records after them. If more
+        than `most` records have the smallest sequence, the batch ends among them.
         """
         read: list[_PartitionRead] = []
         for partition in self.partitions:
@@ -266,7 +268,7 @@ class _PartitionRead:
 
 
 def _certain_sequences(read: list[_PartitionRead]) -> list[Integers]:
-    """For each partition, the sequences of its first records: those that precede every record not read so far.
+    """Return the sequences of each partition's first records: those before all unread records.
 
     Only the order of these records is certain. An unread record may come before any of the other
     records that were read.

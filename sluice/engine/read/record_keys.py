@@ -140,10 +140,11 @@ class RecordKeys:
         return keys
 
     def _deleted_key(self, name: str, kafka_key: bytes | None) -> str | None:
-        """Return the key that a record without a value deletes, decoded from Kafka's key because the record has no fields.
+        """Return the key that a record without a value deletes, decoded from Kafka's key.
 
-        Kafka's key is the field's value as text or as JSON, or a JSON object with the field. For a
-        key of several fields, Kafka's key is a JSON object with all of them.
+        Such a record has no fields. Kafka's key is the field's value as text or as JSON, or a JSON
+        object with the field. For a key of several fields, Kafka's key is a JSON object with all of
+        them.
         """
         if kafka_key is None:
             if self.source.kind != "stream":
@@ -199,7 +200,7 @@ class RecordKeys:
         return msgspec.convert(text, self._type_of(name))
 
     def _field_decoder(self, name: str) -> tuple[Callable[[bytes], Any], Callable[[Any], None]]:
-        """Return the function that decodes a key field's JSON, and the function that checks the amounts in it."""
+        """Return a function that decodes a key field's JSON, and one that checks its amounts."""
         if name not in self._field_decoders:
             self._field_decoders[name] = self._new_field_decoder(name)
         return self._field_decoders[name]
@@ -227,7 +228,7 @@ class RecordKeys:
 
 
 def _key_texts_of_column(column: pa.Array) -> pa.Array:
-    """Return a column's values as texts for keys: the same texts as an SQL expression makes from the column."""
+    """Return a column's values as texts for keys, as an SQL expression makes them from it."""
     if pa.types.is_string(column.type):
         return column
     if column.type in _CAST_TO_KEYS:

@@ -36,7 +36,7 @@ from sluice.values.registered_schemas import (
 )
 
 _FEWEST = 50
-"""For fewer values of a schema, the calls of NumPy take longer than reading the values one by one."""
+"""For fewer values of a schema, the calls of NumPy take longer than reading them one by one."""
 _MOST_MISSES = 3
 
 

@@ -1,4 +1,4 @@
-"""Decodes values whose schemas are in a schema registry, one by one, each by its writer's schema."""
+"""Decodes values with schemas in a schema registry, one by one, each by its writer's schema."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def sources_from_point(
     now: Mapping[str, TopicState],
     kafka: Mapping[str, str],
 ) -> list[SourcePartition]:
-    """Return the sources, with the streams' first offsets moved to the point at which a replay begins.
+    """Return the sources, with the streams' first offsets moved to the point where a replay begins.
 
     A table's state needs all of the table's records, so the first offsets of tables stay. Raises
     EngineError if the point has an offset of a partition that the streams do not have.
@@ -99,10 +99,11 @@ def require_records(
     now: Mapping[str, TopicState],
     read: Positions,
 ) -> None:
-    """Raise InputError if the topics no longer have the records of `sources` up to the positions `read`."""
+    """Raise InputError if the topics have lost records of `sources` up to the positions `read`."""
     if lost := list(_lost(sources, now, read)):
         raise InputError(
-            f"The topics no longer have all records that {old.pipeline} has read: {'; '.join(lost)}.",
+            f"The topics no longer have all records that {old.pipeline} has read: "
+            f"{'; '.join(lost)}.",
             next_step="Restore the topics, or rebuild from their current records: "
             f"sluice rebuild {old.pipeline} --from-topics.",
         )
@@ -113,7 +114,7 @@ def ends_of(
     sources: Iterable[SourcePartition],
     stops: Mapping[Partition, int],
 ) -> dict[str, list[tuple[int, int]]]:
-    """Topic → for each partition, the first offset to read and the offset after the last record to read."""
+    """Return, by topic, each partition's first offset to read and the offset after the last."""
     firsts = {(source.topic, source.partition): source.first for source in sources}
     ends: dict[str, list[tuple[int, int]]] = {}
     for name, topic in topics.items():
@@ -128,7 +129,7 @@ def limit_to_ranges(
     ends: Mapping[str, Sequence[tuple[int, int]]],
     positions: Positions,
 ) -> Positions:
-    """Return the positions of existing partitions, limited to each partition's range (first offset, end)."""
+    """Return the positions of existing partitions, limited to their ranges (first offset, end)."""
     limited: dict[str, dict[str, int]] = {}
     for topic, ranges in ends.items():
         limited[topic] = {}

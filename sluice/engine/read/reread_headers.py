@@ -1,4 +1,4 @@
-"""Reads the headers of single records again, for dead letters of steps that get rows without the record's headers."""
+"""Reads headers of single records again, for dead letters of steps whose rows lack them."""
 
 from __future__ import annotations
 

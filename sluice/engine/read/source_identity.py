@@ -36,7 +36,7 @@ _NEW_LEADER_S = 1.0
 
 
 class InputError(EngineError):
-    """A topic was replaced since the pipeline began to read it, or has lost records that were not read yet."""
+    """A topic was replaced since the pipeline began to read it, or has lost unread records."""
 
     status = 409
     title = "The input has changed"
@@ -102,7 +102,7 @@ class SourceIdentity:
         return _firsts([*recorded, *new])
 
     def require_last_records(self, topics: Mapping[str, TopicState]) -> None:
-        """Raise InputError if the last record that the pipeline has read has been replaced by another record.
+        """Raise InputError if the last record that the pipeline has read has been replaced.
 
         A record that retention or compaction has removed cannot be compared, and raises no error.
         """
@@ -158,7 +158,7 @@ class SourceIdentity:
         )
 
     def _last_unchanged(self, source: SourcePartition) -> int | None:
-        """Return the newest offset at which a batch ended and whose record is unchanged, or None if none is known."""
+        """Return the newest offset at which a batch ended and whose record is unchanged, if any."""
         if self.audits is None:
             return None
         for audit in reversed(self.audits.all(self.ref)):

@@ -69,7 +69,7 @@ class PartitionOutput:
 
 
 def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
-    """Split a batch by partition: a batch from Kafka has one partition, but a batch from a test driver has several."""
+    """Split a batch by partition: only batches from a test driver have several partitions."""
     topics, partitions = batch.column("topic"), batch.column("partition")
     if pc.count_distinct(topics).as_py() == 1 and pc.count_distinct(partitions).as_py() == 1:
         yield (topics[0].as_py(), partitions[0].as_py()), batch
@@ -167,7 +167,7 @@ class RecordReader(TaskOfBatch):
     def _without_null_keys(
         self, records: pa.RecordBatch, output: PartitionOutput
     ) -> pa.RecordBatch:
-        """Drop and count the records of a global table that have no key, whatever its `on_error` is.
+        """Drop and count a global table's records without a key, whatever its `on_error` is.
 
         Kafka Streams drops them, too, but first reads their values. The records of other tables
         are dropped by their operators.
@@ -225,8 +225,10 @@ class RecordReader(TaskOfBatch):
                 first = dead_letters[0]
                 offset = batch.column("offset")[first.row].as_py()
                 raise RecordFailed(
-                    f"{output.topic}, partition {output.partition}, offset {offset}: {first.reason}: {first.detail}.",
-                    next_step='Correct the topic, or set the source\'s on_error to "dead_letter" or "skip".',
+                    f"{output.topic}, partition {output.partition}, offset {offset}: "
+                    f"{first.reason}: {first.detail}.",
+                    next_step="Correct the topic, or set the source's on_error to "
+                    '"dead_letter" or "skip".',
                 )
             case "skip":
                 output.counts.update(
@@ -241,7 +243,7 @@ class RecordReader(TaskOfBatch):
 
 @dataclass(frozen=True)
 class StreamReader(RecordReader):
-    """Yields rows with the columns `_source`, `_partition`, `_time`, the metadata in use, and the typed fields."""
+    """Yields rows with `_source`, `_partition`, `_time`, the metadata in use, and typed fields."""
 
     metadata: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
@@ -332,7 +334,7 @@ class StreamReader(RecordReader):
         output: PartitionOutput,
         clock: int,
     ) -> dict[str, pa.Array] | None:
-        """Return the rows' columns, or None if not all records fit the columns and have valid event times."""
+        """Return the rows' columns, or None if a record does not fit or has no valid event time."""
         try:
             columns = self._columns(decoder, records, values, output, clock)
         except (pa.ArrowException, OverflowError, ValueError):

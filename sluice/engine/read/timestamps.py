@@ -1,4 +1,4 @@
-"""Reads the offsets and timestamps of a backlog's records from Kafka, on the driver, to divide it into batches."""
+"""Reads offsets and timestamps of a backlog's records, on the driver, to divide it into batches."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _listed(
     partitions: Iterable[Partition],
     which: OffsetSpec,
 ) -> dict[TopicPartition, ListOffsetsResultInfo]:
-    """Return what Kafka lists for committed records: those of an open transaction wait for the next run."""
+    """Return what Kafka lists for committed records: open transactions wait for the next run."""
     admin = silent_admin(kafka)
     places = [TopicPartition(*partition) for partition in partitions]
     with kafka_errors("Reading the topics' offsets", kafka):
@@ -109,7 +109,7 @@ class KafkaTimestamps:
         return min(latest, _LAST_MS)
 
     def read(self, starts: Offsets, count: int) -> Mapping[Partition, Stretch]:
-        """Read at least `count` records of each partition from its start offset, or all up to the backlog's end."""
+        """Read at least `count` records of each partition from its start, or all of the backlog."""
         read: dict[Partition, list[tuple[int, int]]] = {partition: [] for partition in starts}
         for partition, messages, offsets in self._records(starts, count):
             read[partition] += zip(offsets.tolist(), timestamps_of(messages).tolist(), strict=True)
@@ -121,7 +121,7 @@ class KafkaTimestamps:
         return stretches
 
     def mean_size(self, starts: Offsets) -> DataSize:
-        """Return the mean size of the records from the start offsets on, estimated from the first of each partition."""
+        """Estimate the mean size of the unread records from the first ones of each partition."""
         unread = {
             partition: offset
             for partition, offset in starts.items()
@@ -145,7 +145,7 @@ class KafkaTimestamps:
         return DataSize(size / count, compressed_size / count)
 
     def _records(self, starts: Offsets, count: int) -> Iterator[PartitionRecords]:
-        """At least `count` records of each partition from its start offset, or all up to the backlog's end."""
+        """Yield `count` or more records of each partition from its start, or all of the backlog."""
         ranges = [
             Range(*partition, offset, self.ends[partition]) for partition, offset in starts.items()
         ]

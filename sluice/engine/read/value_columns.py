@@ -53,7 +53,7 @@ class ValueColumns:
 
     @cached_property
     def _by_name(self) -> frozenset[str]:
-        """The fields whose values need `plain_data`, because msgspec does not convert them as columns need them."""
+        """The fields that need `plain_data`: msgspec does not convert them as columns need them."""
         kinds = self.field_types if self.source.is_object else {TEXT_FIELD: self.source.value_class}
         return frozenset(
             name for name, kind in kinds.items() if contract_values.needs_plain_data(kind)
@@ -101,7 +101,7 @@ class ValueColumns:
         return json_object(columns) if self.source.is_object else json_values(columns[TEXT_FIELD])
 
     def unfit(self, values: Sequence[Any]) -> dict[int, str]:
-        """Index of a value → the error of its field that does not fit the type of the field's column."""
+        """Return errors of fields that do not fit their columns' types, by index of the value."""
 
         def error_of(some: Sequence[Any]) -> str:
             try:
@@ -133,9 +133,10 @@ class ValueColumns:
         record_times: pa.Array,
         clock: int,
     ) -> pa.Array:
-        """Event times in ms: the declared field, or the record's timestamp if there is no such field or no value.
+        """Return the event times in ms: the declared field, or else the record's timestamp.
 
-        With `WALL_CLOCK`, every record gets the batch's time, `clock`.
+        The timestamp also replaces a missing value of the field. With `WALL_CLOCK`, every record
+        gets the batch's time, `clock`.
         """
         if self.source.event_time == WALL_CLOCK:
             return pa.repeat(pa.scalar(clock, pa.int64()), len(values))
@@ -174,7 +175,7 @@ class ValueColumns:
 
     @property
     def assumed_ms(self) -> str | None:
-        """The field with the event time if its numbers have no declared unit, and are read as ms; otherwise None."""
+        """The field of the event time, if its numbers have no declared unit and are read as ms."""
         field = self.source.event_time
         is_number = field is not None and self.source.types.get(field) == "BIGINT"
         return field if is_number and self.source.time_unit is None else None
@@ -203,7 +204,7 @@ def _in_zone(value: Any, zone: ZoneInfo) -> Any:
 
 
 def _without_zeros(value: Any) -> Any:
-    """Return the value with decimals in as few digits as possible, because Arrow also counts zeros at the end."""
+    """Return the value with decimals without zeros at the end, which Arrow counts as digits."""
     if isinstance(value, Decimal):
         return value.normalize(_EXACT)
     if isinstance(value, list):

@@ -110,7 +110,7 @@ class QueryTasks:
         return Chain((RowBatchReader(self.storage.side_outputs), self.stages.shard_writer))
 
     def state_types(self, known: KnownTypes) -> StateTypes:
-        """Return the types of the job's stores, given the types that are known after the last stage."""
+        """Return the types of the job's stores, given the types known after the last stage."""
         return StateTypes.of(known, self.totals, self._inputs)
 
 

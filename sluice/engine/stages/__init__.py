@@ -1,1 +1,1 @@
-"""Runs operators in stages: makes rows for operators, runs the operators of a stage, and sends their results on."""
+"""Runs operators in stages: makes their rows, runs a stage's operators, sends their results on."""

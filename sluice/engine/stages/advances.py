@@ -34,8 +34,8 @@ from sluice.support.arrays import Integers, Mask
 from sluice.values.windows import Window
 
 ADVANCES = pa.schema([
-    ("sequence", pa.int64()), ("origin", pa.int64()), ("path", pa.binary()), ("time", pa.int64()), ("side", pa.int8()),
-    ("complete", pa.bool_()), ("headers", pa.string()),
+    ("sequence", pa.int64()), ("origin", pa.int64()), ("path", pa.binary()), ("time", pa.int64()),
+    ("side", pa.int8()), ("complete", pa.bool_()), ("headers", pa.string()),
 ])  # fmt: skip
 """The columns of a report: a row's position and event time, and whether it is complete (see
 `Advances.add_rows`)."""
@@ -134,7 +134,7 @@ def only_last_times(operators: Iterable[PlannedOperator]) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class ReportAdvances:
-    """The task after a stage's operators: passes their results on, and reports which results advance stream times."""
+    """Passes on the results of a stage's operators, and reports which advance stream times."""
 
     operators: tuple[PlannedOperator, ...]
     """The operators that take results of the stage and have their own stream time."""
@@ -208,7 +208,7 @@ class ReportAdvances:
 
 
 def _input_rows(edge: Edge, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch's rows for an edge's target, with only the columns on which advances depend."""
+    """Return the rows for an edge's target, with only the columns on which advances depend."""
     is_input = pc.and_(
         pc.equal(batch.column("target"), edge.target),
         pc.equal(batch.column("side"), edge.side),
@@ -224,7 +224,10 @@ def _input_rows(edge: Edge, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _advancing_rows(table: pa.Table, *, is_stream_join: bool) -> pa.Table:
-    """Return the rows that, in the order of their positions, advance a stream time of their partition within this task."""
+    """Return the rows that advance a stream time of their partition within this task.
+
+    The rows are taken in the order of their positions.
+    """
     order = np.argsort(position_numbers(table), kind="stable")
     times, numbers = table.column("time").to_numpy()[order], partition_numbers(table)[order]
     sides, complete = (
@@ -259,7 +262,7 @@ def _latest_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _closing_rows(batch: pa.RecordBatch, window: Window) -> pa.RecordBatch:
-    """Return the rows of each partition that may close windows, and the row with the largest event time."""
+    """Return each partition's row with the largest event time, and rows that may close windows."""
     times, numbers = batch.column("time").to_numpy(), partition_numbers(batch)
     # The window that starts at 0 closes first.
     first_close = WindowLateness(window).closes_at(window.size_ms)

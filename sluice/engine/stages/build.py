@@ -1,4 +1,4 @@
-"""Builds the operators of a job from the plan, the author's functions, and the types that Spark resolved."""
+"""Builds a job's operators from the plan, the author's functions, and types that Spark resolved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a suppress step that reads the results of closed windows from the state of the aggregate before it."""
+"""Runs a suppress step that reads results of closed windows from the state of its aggregate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends the rows that only the driver needs to the driver: output records of operators, and rejected rows."""
+"""Sends the driver the rows that only it needs: output records of operators, and rejected rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PAGE_ROWS = 50_000
 
 @dataclass(frozen=True)
 class DriverRows(TaskOfBatch):
-    """The task after a stage that turns rows for the driver into side outputs, and passes on all other rows.
+    """The task after a stage: turns rows for the driver into side outputs, and passes others on.
 
     The tasks between this one and the driver do not unpack side outputs.
     """

@@ -1,4 +1,4 @@
-"""The task after the stateless steps: turns records into rows for operators, and into state rows of groups.
+"""The task after the stateless steps: turns records into operators' rows and groups' state rows.
 
 Each operator has a stream time per partition. If all rows of an operator come from one topic, a
 partition's task knows the stream time, and each row includes the stream time before and after its
@@ -184,8 +184,10 @@ class Ingest(TaskOfBatch):
                 origin[of_partition] = origins(source, partition, offsets[of_partition])
             except OverflowError as error:
                 raise EngineError(
-                    f"Operators cannot read {self.sinks.topics[source]}, partition {partition}: {sentence(error)}",
-                    next_step="Copy the records to a new topic with smaller numbers, and read that topic.",
+                    f"Operators cannot read {self.sinks.topics[source]}, partition {partition}: "
+                    f"{sentence(error)}",
+                    next_step="Copy the records to a new topic with smaller numbers, "
+                    "and read that topic.",
                 ) from None
         return {"sequence": batch.column("_sequence").to_numpy(), "origin": origin}
 
@@ -257,9 +259,10 @@ class Ingest(TaskOfBatch):
         positions: dict[str, Times],
         task: _TaskResults,
     ) -> None:
-        """Add reports for all records of the topics that advance the stream time of a processor after other operators.
+        """Add reports for all records of topics that advance the stream time of a processor.
 
-        Stream time advances before all rows of such a record.
+        The processor comes after other operators. Stream time advances before all rows of such a
+        record.
         """
         of_topics = self._are_of(batch, operator.timed_by_topics)
         count = int(of_topics.sum())

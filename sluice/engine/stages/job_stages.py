@@ -1,4 +1,4 @@
-"""The stages of a job: their tasks, the columns of the rows that they pass on, and the types of values."""
+"""The stages of a job: their tasks, the columns that they pass on, and the types of values."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Kinds: TypeAlias = Callable[[Sequence[Column]], Mapping[str, str]]
 
 @dataclass(frozen=True)
 class KnownTypes:
-    """The types that are known after some of a job's stages: each stage adds types to those of earlier stages."""
+    """The types known after some of a job's stages; each stage adds types to the earlier ones."""
 
     job: Job
     arguments: Mapping[int, list[str]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class KnownTypes:
     """Target and side of an edge → the type of the edge's values."""
 
     def with_edges(self, stage: int, kinds: Kinds) -> tuple[Layers, KnownTypes]:
-        """Return the columns of the edges from a stage, and the types with those of the edges' values.
+        """Return the columns of the edges from a stage, and the types with those of their values.
 
         `kinds` gives the types of columns over the columns before the edges.
         """
@@ -194,7 +194,7 @@ class Stages:
     """The task that writes a worker's rows to its shard."""
 
     def task(self, number: int, known: KnownTypes) -> Stage:
-        """Return the task that runs the operators of a stage, given the types after the stage before it."""
+        """Return the task that runs a stage's operators, given the types before the stage."""
         job, only_stored = self.job, self.job.store_only_operators
         last_only = job.last_only_operators
         chained_to = {operator.chained_to for operator in job.operators}
@@ -248,7 +248,7 @@ class Stages:
 
 
 def first_edges(job: Job, kinds: Kinds) -> tuple[Layers, KnownTypes]:
-    """Return the columns of the edges from the stateless steps, and the types that are known before the first stage."""
+    """Return the columns of edges from stateless steps, and the types known before any stage."""
     layers, known = KnownTypes(job).with_edges(0, kinds)
     paths: list[Column] = []
     for edge in job.edges_from(0):
@@ -290,7 +290,7 @@ def _edge_columns(edge: Edge, kinds: list[str]) -> list[Column]:
 
 
 def _argument_types(job: Job, edge: Edge, earlier: list[str], kinds: list[str]) -> list[str]:
-    """Return the types of an aggregate's arguments, of which its earlier edges have the types `earlier`.
+    """Return the types of an aggregate's arguments; those of its earlier edges are `earlier`.
 
     A cogrouped stream has no type for the arguments of other streams.
 
@@ -300,8 +300,10 @@ def _argument_types(job: Job, edge: Edge, earlier: list[str], kinds: list[str]) 
     for of_earlier, kind in zip(earlier, kinds, strict=True):
         if of_earlier != kind and "void" not in (of_earlier, kind):
             raise TopologyError(
-                f"{job.pipeline.steps[edge.target]}: a column adds values of type {of_earlier} and {kind}.",
-                next_step="Convert them to the same type with CAST, or use another name for one column.",
+                f"{job.pipeline.steps[edge.target]}: a column adds values of type {of_earlier} "
+                f"and {kind}.",
+                next_step="Convert them to the same type with CAST, or use another name "
+                "for one column.",
             )
         types.append(kind if of_earlier == "void" else of_earlier)
     return types
@@ -368,7 +370,7 @@ def _argument(sql: str, kind: str) -> str:
 
 
 def kinds_by_name(types: Mapping[str, str]) -> Kinds:
-    """Return a function that derives the types of columns from `types`, the types of the columns that they read.
+    """Return a function that derives columns' types from `types`, those of the columns they read.
 
     The function raises NeedsSparkError for a column that Spark must compute.
     """

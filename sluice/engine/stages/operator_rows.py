@@ -1,4 +1,4 @@
-"""The rows of one operator in a batch: sorted, divided, and as the objects that operators process one by one."""
+"""One operator's rows in a batch: sorted, divided, and as objects that are processed one by one."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class OperatorRows:
             yield None, self._part(order[keyed_count:])
 
     def starts_of_keys(self) -> Indices:
-        """Return the index of each key's first row, and the number of rows, of rows sorted by key."""
+        """Return the first index of each key in the rows sorted by key, and the number of rows."""
         keys = self.columns["key"]
         count = len(self)
         is_first = np.ones(count + 1, np.bool_)

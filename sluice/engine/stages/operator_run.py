@@ -1,4 +1,4 @@
-"""Runs an operator for one batch: loads the states of keys, passes rows in order, and sends due results."""
+"""Runs an operator for a batch: loads states of keys, passes rows in order, sends due results."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class OperatorRun:
 
     @property
     def timeline_of_rows(self) -> Timeline | None:
-        """The timeline that gives the stream times of the operator's rows; None if the rows have them already."""
+        """The timeline with the stream times of the operator's rows; None if the rows have them."""
         plan = self.spec.plan
         if plan.has_own_stream_time and not plan.is_timed_by_source:
             return self.timeline
@@ -317,7 +317,7 @@ class OperatorRun:
         output: StageOutput,
         listeners: Sequence[OperatorRun] = (),
     ) -> OperatorRows | None:
-        """Process all rows at once, if the operator can. Returns the rows that are left over, if any.
+        """Process all rows at once if the operator can, and return any rows that are left over.
 
         `part` has the same rows as `keyed`.
         """
@@ -473,7 +473,10 @@ class OperatorRun:
         self.load([key for key in dict.fromkeys(due) if key not in self._finished])
 
     def finish_keys(self, output: StageOutput) -> None:
-        """Finish the loaded keys after their last row: drop expired state, fire wall-clock timers, collect states."""
+        """Finish the loaded keys after their last row.
+
+        This drops expired state, fires wall-clock timers, and collects states.
+        """
         # Results at the end of the batch come from no record, so they have no headers.
         output.operator, output.row, output.headers = self.spec, None, None
         output.start_row((LAST, self.spec.number, b""), self.closed)
@@ -613,7 +616,7 @@ class OperatorRun:
                 yield State(number, key, None, replaces=replaced)
 
     def shared_states(self) -> Iterator[State]:
-        """Yield the states that belong to no key: copies of tables' rows, and the state that all keys of the worker share."""
+        """Yield states of no single key: tables' copied rows, and what the worker's keys share."""
         yield from self.copied_rows.states_to_store()
         if (shared := self.operator.shared) is not None:
             yield State(

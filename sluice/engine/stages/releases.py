@@ -51,7 +51,7 @@ class ClockTime:
         self.headers: Mapping[Position, str] = {}
 
     def closing_position(self, due: int) -> Position:
-        """Return the position at which a result is due: before all rows, or after them if it is not due yet."""
+        """Return the position of a result: before all rows, or after them if it is not due yet."""
         if due <= self.closed_after:
             return BEGIN
         return END
@@ -138,7 +138,7 @@ class Releases:
 
 
 class UnmatchedSearches(Releases):
-    """The searches of a join for unmatched records, at the same times as in a Kafka Streams task."""
+    """A join's searches for unmatched records, at the same times as in a Kafka Streams task."""
 
     def __init__(self, timeline: Timeline, searches: Searches) -> None:
         super().__init__(timeline, before_row=True)

@@ -13,7 +13,7 @@ from sluice.values import row_order
 
 
 def result_paths(causes: pa.Array, numbers: Indices, *, rekeyed: bool = False) -> pa.Array:
-    """Return the paths of results, each made from the path of the cause and the result's number among the cause's results."""
+    """Return results' paths, made from the cause's path and the result's number for this cause."""
     parts = [causes, _result_elements(numbers)]
     if rekeyed:
         parts.insert(0, pa.scalar(row_order.after_rekeying(b"")))
@@ -21,7 +21,7 @@ def result_paths(causes: pa.Array, numbers: Indices, *, rekeyed: bool = False) -
 
 
 def release_paths(causes: pa.Array, results: ReleasedResults, *, before: bool) -> pa.Array:
-    """Return the paths of results that are released before or after the row that advances stream time.
+    """Return the paths of results released before or after the rows that advance stream time.
 
     `causes`: the paths of these rows.
     """

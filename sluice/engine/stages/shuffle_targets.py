@@ -1,4 +1,4 @@
-"""Makes rows of the results of a stage's operators for their targets: operators, stores and sinks."""
+"""Makes rows of a stage's results for their targets: operators, stores and sinks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ShuffleTarget:
 
     @classmethod
     def of_failure(cls, number: int) -> Self:
-        """Return the target for the rows that a step rejects, given the number of the failure in the stage."""
+        """Return the target for a step's rejected rows, given the failure's number in the stage."""
         name = f"failure{number}"
         return cls(REJECTED, None, name, f"{name}_key", f"{name}_value", None, (b"", b""))
 
@@ -161,7 +161,7 @@ class RowsForTargets:
 
 
 def targets_of(job: Job, number: int) -> tuple[tuple[ShuffleTarget, ...], tuple[Column, ...]]:
-    """Return the targets of a stage's results, and the columns that they need besides those of the edges."""
+    """Return a stage's targets, and the columns that they need besides those of the edges."""
     targets: list[ShuffleTarget] = []
     columns: list[Column] = []
     for edge in job.edges_from(number):
@@ -179,7 +179,7 @@ def targets_of(job: Job, number: int) -> tuple[tuple[ShuffleTarget, ...], tuple[
 
 @dataclass(frozen=True)
 class ShuffleTargets(RowsForTargets):
-    """Makes the rows for the targets of a stage in the stage's task, with Arrow instead of Spark SQL."""
+    """Makes the rows for a stage's targets in the stage's task, with Arrow instead of Spark SQL."""
 
     results: tuple[StageResult, ...]
     steps: ArrowSteps

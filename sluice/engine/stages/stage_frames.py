@@ -1,4 +1,4 @@
-"""Runs stages on Spark: sends rows to workers, through operators, and, if later steps need it, through Spark SQL."""
+"""Runs stages on Spark: sends rows to workers, operators and, if later steps need it, Spark SQL."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ def with_layers(frame: DataFrame, layers: Layers) -> DataFrame:
 _ROW = "_row"
 _OPERATION = re.compile(r"^[\s:+~'-]*(\w+)", re.MULTILINE)
 _ROW_CHANGES = frozenset({
-    "Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "Distinct", "Except", "Expand", "Filter", "Generate",
-    "GlobalLimit", "Intersect", "LocalLimit", "Offset", "Sample", "Sort", "Union",
+    "Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "Distinct", "Except", "Expand",
+    "Filter", "Generate", "GlobalLimit", "Intersect", "LocalLimit", "Offset", "Sample", "Sort",
+    "Union",
 })  # fmt: skip
 
 
@@ -60,7 +61,8 @@ def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
     except AnalysisException as error:
         raise EngineError(
             f"The function at {step.at} failed: {sentence(str(error).splitlines()[0])}",
-            next_step=f"Correct the function. Its DataFrame has the columns {', '.join(argument.columns)}.",
+            next_step="Correct the function. Its DataFrame has the columns "
+            f"{', '.join(argument.columns)}.",
         ) from error
     if not isinstance(result, DataFrame):
         raise EngineError(
@@ -74,8 +76,10 @@ def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
     if added:
         first = next(name for name in operations if name in added)
         raise EngineError(
-            f"The function at {step.at} must keep every row and the order of the rows, but it uses {first}.",
-            next_step="Filter and aggregate with the steps of the pipeline, before or after transform.",
+            f"The function at {step.at} must keep every row and the order of the rows, "
+            f"but it uses {first}.",
+            next_step="Filter and aggregate with the steps of the pipeline, before or after "
+            "transform.",
         )
     missing = {_ROW, *(name for name, _, _ in step.outputs)} - set(result.columns)
     if missing:
@@ -103,7 +107,7 @@ def _family(kind: spark.DataType) -> type[spark.DataType]:
 
 
 def _operations(frame: DataFrame) -> list[str]:
-    """Return the operations of a DataFrame that drop, add or sort rows, the last operation first."""
+    """Return a DataFrame's operations that drop, add or sort rows, the last operation first."""
     plan = frame._jdf.queryExecution().analyzed().treeString()
     operations: list[str] = []
     for name in _OPERATION.findall(plan):
@@ -115,7 +119,7 @@ def _operations(frame: DataFrame) -> list[str]:
 def stage_with_sql(
     stages: Stages, number: int, known: KnownTypes, shuffled: DataFrame
 ) -> tuple[DataFrame, KnownTypes]:
-    """Return the row batches after a stage, whose last steps Spark SQL computes, and the types after the stage.
+    """Return the row batches and the types after a stage, whose last steps Spark SQL computes.
 
     `shuffled` are the row batches before the stage, with a partition for each worker.
     """

@@ -1,4 +1,4 @@
-"""Collects the results of a stage's operators, each with the position of the row or the timer that caused it."""
+"""Collects a stage's results, each with the position of the row or the timer that caused it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class StageOperator:
 
     @property
     def chained_to(self) -> int | None:
-        """The operator of the same stage that passes its results directly to this operator, if any."""
+        """The operator of this stage that passes its results directly to this operator, if any."""
         return self.plan.chained_to
 
     @cached_property
@@ -164,7 +164,7 @@ class StageOutput:
 
     @property
     def cause(self) -> int:
-        """Identifies the record or the timer that caused the current row, independently of the batch."""
+        """Identifies the record or timer that caused the current row, whatever the batch is."""
         sequence, origin, path = self.position
         if self.released is None and has_origin(sequence):
             return origin
@@ -560,7 +560,7 @@ class StageOutput:
         return rows(count, arrays)
 
     def _without_replaced(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows, without the results that a later result of the same key replaces in the store."""
+        """Return the rows without results that a later one of the same key replaces in a store."""
         of_stores = pc.is_in(batch.column("target"), pa.array(self.only_stored, pa.int32()))
         is_kept = boolean_mask(pc.invert(pc.and_(batch.column("emitted"), of_stores)))
         stored = np.flatnonzero(~is_kept)
@@ -581,8 +581,8 @@ _NO_BOUNDS = NO_WINDOW, NO_WINDOW
 _NUMBER = "number"
 """The name of the column with the number of a result among the results of the same cause."""
 _COLUMNS = (
-    "target", "emitted", "old", "output", "key", "value", "headers", "time", "window_start", "window_end", *SORT_KEY,
-    _NUMBER,
+    "target", "emitted", "old", "output", "key", "value", "headers", "time", "window_start",
+    "window_end", *SORT_KEY, _NUMBER,
 )  # fmt: skip
 
 

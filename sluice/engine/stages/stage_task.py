@@ -137,7 +137,7 @@ class Stage(TaskOfBatch):
     def _timelines(
         self, reports: Mapping[int, list[bytes]], before: StreamTimes
     ) -> dict[str, Timeline]:
-        """Operator name → its stream times in this batch, for operators with their own stream time."""
+        """Return the stream times in this batch, by name, of operators that have their own."""
         timelines: dict[str, Timeline] = {}
         for operator in self.operators:
             plan = operator.plan
@@ -344,7 +344,7 @@ class StageRun:
                 yield from output.take()
 
     def close(self) -> Iterator[pa.RecordBatch]:
-        """Close all operators after the last row, in order: an operator's results may go to a later operator."""
+        """Close all operators in order after the last row: results may go to later operators."""
         for number, operator in self.operators.items():
             for listener in self.listeners.get(number, ()):
                 listener.send_before_close(self.output)
@@ -363,7 +363,7 @@ class StageRun:
         return states
 
     def timers_after(self) -> dict[str, int]:
-        """Return when the earliest timers and the earliest held-back results are due after the batch.
+        """Return when the earliest timers and held-back results are due after the batch.
 
         There is a time for each processor with timers, and for each operator that holds back
         results.

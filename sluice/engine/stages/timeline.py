@@ -37,7 +37,7 @@ class _Clock:
 
     @classmethod
     def of(cls, before: int, times: Times, advancing: Mask | bool = True) -> Self:
-        """Return the clock of a partition that only some of its advances, given by their `times`, move on."""
+        """Return a partition's clock, which only the `advancing` ones of the `times` move on."""
         return cls(
             np.maximum.accumulate(
                 np.concatenate(([before], np.where(advancing, times, BEFORE_ALL)))
@@ -197,7 +197,7 @@ class Timeline:
 
     @cached_property
     def searches(self) -> tuple[tuple[Indices, Times], ...]:
-        """For each side of a join whose topics have one partition, when the join may search for unmatched records.
+        """When a join of topics with one partition may search for unmatched records, by side.
 
         These are advances of the side, and the stream time of each of them.
         """
@@ -244,7 +244,7 @@ class Timeline:
 
     @property
     def latest_of_sides(self) -> tuple[int, int]:
-        """The stream times that both sides of a join have reached after the batch in every partition.
+        """The stream times of a join's two sides that all partitions have reached after the batch.
 
         The smallest time counts, because a side may lag behind in one partition, and that
         partition's later records can still match earlier records. Idle partitions, and partitions
@@ -294,9 +294,9 @@ class Timeline:
         return self.closed_before
 
     def advances_until(self, due: Times) -> Times:
-        """For each time in `due`, the number of advances up to the advance with which the closed time reaches it.
+        """Count the advances up to the one with which the closed time reaches each time in `due`.
 
-        It is NEVER if the closed time does not reach the time in this batch.
+        The count is NEVER if the closed time does not reach the time in this batch.
         """
         closings, closed = self._closings
         numbers = np.append(closings + 1, NEVER)
@@ -304,7 +304,7 @@ class Timeline:
         return until
 
     def closings(self, due: Times) -> dict[str, pa.Array]:
-        """For each time in `due`, the row of this batch with which the closed time reaches this time.
+        """Find the row of this batch with which the closed time reaches each time in `due`.
 
         Returns the columns of the rows' positions, and the headers of their records.
         """
@@ -371,7 +371,7 @@ class Timeline:
         return columns
 
     def _counts_of_advances(self, positions: pa.Table) -> tuple[Indices, Indices]:
-        """For each row, the number of advances before its position, and up to and including its position."""
+        """Return the numbers of advances before, and up to and including, each row's position."""
         together = pa.concat_tables([self._reported.select(SORT_KEY), positions.select(SORT_KEY)])
         of_advances, of_rows = np.split(position_numbers(together), [len(self._times)])
         of_advances = of_advances[self._order]

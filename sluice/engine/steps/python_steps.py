@@ -35,7 +35,10 @@ def register(spark: SparkSession, job: Job) -> None:
 
 
 def _on_arrow(call: BatchCall) -> Any:
-    """Return a Spark SQL function that gets the arguments of many records at once; in Spark 4.0, of one record."""
+    """Return a Spark SQL function that gets the arguments of many records at once.
+
+    In Spark 4.0, it gets the arguments of one record.
+    """
     arrow_udf: Any = getattr(functions, "arrow_udf", None)
     if arrow_udf is None:
         return F.udf(partial(_call_once, call), PYTHON_RESULT)

@@ -137,7 +137,7 @@ class Sum(Accumulator):
 
 
 class BigintSum(Sum):
-    """A sum of integers that later steps read as BIGINT. `result` raises OverflowError if the sum does not fit."""
+    """A sum of integers, read as BIGINT: `result` raises OverflowError if the sum does not fit."""
 
     @override
     def result(self, accumulator: tuple[int, Large]) -> int | None:
@@ -160,7 +160,7 @@ class Average(Sum):
 
 
 class ExactSum(Accumulator):
-    """The sum of doubles, rounded only in `result`, so that it does not depend on the order of the values."""
+    """The sum of doubles, rounded only in `result`, so that the order of values does not matter."""
 
     def __init__(self) -> None:
         super().__init__(tuple[int, Exact])
@@ -361,7 +361,7 @@ class CollectSet(Accumulator):
 
 
 class InPlace(Accumulator):
-    """Changes its accumulator in place, since a copy may be large, and remembers how to undo the changes."""
+    """Changes its accumulator in place, since a copy may be large, and can undo the changes."""
 
     def __init__(self, kind: Any) -> None:
         super().__init__(kind)
@@ -399,7 +399,7 @@ class CountDistinct(InPlace, CollectSet):
 
 
 class ApproximateCountDistinct(InPlace):
-    """The number of distinct values: exact up to 512 distinct values, beyond that with an error of 1.6 %."""
+    """The number of distinct values: exact up to 512, beyond that with an error of 1.6 %."""
 
     def __init__(self) -> None:
         super().__init__(Distinct)
@@ -432,7 +432,7 @@ Parts = tuple[float, ...]
 
 
 class ApproximatePercentile(InPlace):
-    """Percentiles of numbers: exact up to 512 distinct numbers, beyond that within 1 % of the exact percentile."""
+    """Percentiles: exact up to 512 distinct numbers, beyond that within 1 % of the exact ones."""
 
     def __init__(self, argument: Any, parts: Parts, *, many: bool) -> None:
         super().__init__(Histogram[argument])
@@ -543,7 +543,7 @@ class Percentile(Counted):
 
 
 def _percentile(values: list[Any], ends: list[int], part: float) -> float:
-    """Return the number below which the share `part` of all values lies, such as the median for 0.5.
+    """Return the number below which the share `part` of all values lies: the median for 0.5.
 
     `values`: the distinct values, sorted. `ends`: for each of them, how many of all values are at
     most as large.
@@ -589,7 +589,7 @@ class ByOrder(Accumulator):
 
 
 class Truths(Accumulator):
-    """`bool_and` if `all_true`, else `bool_or`: counts how many conditions were true and how many were false."""
+    """`bool_and` if `all_true`, else `bool_or`: counts how many conditions were true and false."""
 
     def __init__(self, *, all_true: bool) -> None:
         super().__init__(tuple[int, int])

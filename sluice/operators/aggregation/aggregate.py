@@ -254,7 +254,7 @@ class SpreadAggregation(Aggregation):
         raise NotImplementedError
 
     def _additions(self, rows: KeyedRows) -> tuple[Additions, Results]:
-        """Return the values to add to windows, and the dropped and late rows, as results without values."""
+        """Return values to add to windows, and dropped and late rows, as results without values."""
         raise NotImplementedError
 
     def _last_in_columns(self, states: KeyStates[Windows], rows: KeyedRows) -> Results | None:
@@ -392,7 +392,7 @@ class SpreadAggregation(Aggregation):
         aggregates: Sequence[tuple[int, Any]],
         begins: Indices,
     ) -> None:
-        """Set the time and the aggregate of each window, in the order of the rows with which the aggregates begin.
+        """Set the time and the aggregate of each window, in the order of the rows that begin them.
 
         `begins`: the place of the addition with which each aggregate begins.
         """
@@ -761,7 +761,7 @@ class WindowAggregation(Aggregation):
         )
 
     def expires_at(self, start: Any, time: Any) -> Any:
-        """Return the stream time at which no later record can need the aggregate of a window any more.
+        """Return the stream time at which no later record can need a window's aggregate any more.
 
         `time` is the time of the aggregate. The times may be arrays.
         """
@@ -827,7 +827,7 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
         return self._bounds(start)
 
     def _add_row(self, state: Windows, row: Row, out: Output) -> None:
-        """Add the row's value to each open window that contains the row's time, the earliest first."""
+        """Add the row's value to each open window that contains its time, the earliest first."""
         # Kafka Streams drops records without a key, but aggregates records without a value.
         if row.key is None:
             out.count("null_key")

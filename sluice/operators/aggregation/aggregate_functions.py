@@ -25,17 +25,18 @@ from sluice.values.aggregate_calls import (
 _STATISTICS = STATISTICS_OF_ONE | STATISTICS_OF_TWO
 
 SUBTRACTABLE = _STATISTICS | {
-    "count", "count_distinct", "sum", "avg", "min", "max", "min_by", "max_by", "top", "collect_list", "collect_set",
-    "collect_sorted", "bool_and", "bool_or", "percentile", "percentiles", "mode",
+    "count", "count_distinct", "sum", "avg", "min", "max", "min_by", "max_by", "top",
+    "collect_list", "collect_set", "collect_sorted", "bool_and", "bool_or", "percentile",
+    "percentiles", "mode",
 }  # fmt: skip
 """The functions that can aggregate a table, because they can subtract the old value of a row."""
 
 UNORDERED = frozenset({
-    "count", "count_distinct", "sum", "avg", "min", "max", "top", "bool_and", "bool_or", "percentile",
-    "percentiles", "mode",
+    "count", "count_distinct", "sum", "avg", "min", "max", "top", "bool_and", "bool_or",
+    "percentile", "percentiles", "mode",
 })  # fmt: skip
-"""The functions over a table whose results do not depend on the order of its changes. To subtract a value and to add it
-again changes nothing."""
+"""The functions over a table whose results do not depend on the order of its changes. To subtract a
+value and to add it again changes nothing."""
 
 _NUMBERS = (int, float, Decimal)
 _TYPES: dict[Takes, tuple[type, ...]] = {
@@ -114,7 +115,8 @@ def _require(what: str, argument: type | None, takes: Takes) -> None:
         given = _NAMES_OF_TYPES.get(argument, str(argument))
         raise TopologyError(
             f"{what} needs {takes}, not {given}.",
-            next_step="Aggregate another field or one of its fields, convert it with CAST, or use Python functions.",
+            next_step="Aggregate another field or one of its fields, convert it with CAST, "
+            "or use Python functions.",
         )
 
 

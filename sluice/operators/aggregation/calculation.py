@@ -1,4 +1,4 @@
-"""Calculations of aggregates, independent of windows, by SQL functions or by an author's Python functions.
+"""Calculations of aggregates, independent of windows, by SQL or by an author's Python functions.
 
 A calculation accumulates values in an aggregate of type `kind`, which msgspec can encode. The
 result is JSON text.
@@ -88,7 +88,7 @@ class Calculation(Protocol):
         """Return an independent copy for another window."""
 
     def result(self, aggregate: Any) -> str | None:
-        """Return the result as JSON text, or None if a function has removed the aggregate, which is then None, too."""
+        """Return the result as JSON text; None if the aggregate is None, removed by a function."""
 
     def results(self, aggregates: Sequence[Any]) -> list[str | None]:
         """Return the result of each aggregate."""
@@ -122,7 +122,8 @@ class Functions:
             if subtracts and function.name not in SUBTRACTABLE:
                 raise TopologyError(
                     f"{function.name} over a table cannot subtract a row that changes.",
-                    next_step=f"For tables, use {', '.join(sorted(SUBTRACTABLE))}, or Python functions.",
+                    next_step=f"For tables, use {', '.join(sorted(SUBTRACTABLE))}, "
+                    "or Python functions.",
                 )
         self.fields, self.scalar = fields, scalar
         if subtracts:
@@ -160,8 +161,8 @@ class Functions:
         )
         """Whether all results are counts, which can always be written as JSON."""
         self._last: tuple[str | None, Any] = None, self._nulls
-        """The last value read, and the arguments decoded from it. No accumulator changes arguments, so all windows of a
-        row share them."""
+        """The last value read, and the arguments decoded from it. No accumulator changes arguments,
+        so all windows of a row share them."""
 
     def new_aggregate(self) -> tuple[Any, ...]:
         return tuple([accumulator.new_accumulator() for accumulator in self.accumulators])
@@ -251,7 +252,7 @@ class Functions:
         return [self.result(aggregate) for aggregate in aggregates]
 
     def result_json(self, at: int, part: Any) -> str:
-        """Return the result of one function as JSON text, given the function's part of the aggregate."""
+        """Return one function's result as JSON text, given its part of the aggregate."""
         result = self.accumulators[at].result(part)
         return _ENCODER.encode(_raw_json(result) if at in self._json_results else result).decode()
 
@@ -403,7 +404,7 @@ class Custom:
         return self._checked(self._subtractor(key, aggregate, value))
 
     def merge(self, key: str, earlier: Any, later: Any) -> Any:
-        """Return the aggregate of two merged sessions: if one has no aggregate, the aggregate of the other session."""
+        """Return the aggregate of two merged sessions: if one has none, the other's."""
         if earlier is None or later is None:
             if earlier is None:
                 return later
@@ -473,7 +474,7 @@ _WITHOUT_INTEGERS = IMMUTABLE - {int}
 
 
 def _plain_aggregates(declared: Declared) -> Callable[[Any], bool]:
-    """Like `Declared.is_plain`, but False for None, which is no aggregate, even if the declared type includes it."""
+    """Return `Declared.is_plain`, except that None, which is no aggregate, is never plain."""
     is_plain = declared.is_plain
     if is_plain(None):
         return lambda value: value is not None and is_plain(value)

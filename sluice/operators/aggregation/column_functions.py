@@ -1,8 +1,9 @@
-"""Aggregate functions over many windows at once: counts, sums, averages, minima and maxima of numbers, and picks.
+"""Aggregate functions over many windows at once.
 
-A pick, such as `last` or `max_by`, is the value of one of a window's records, and depends on their
-order. The other functions do not depend on this order. None of the functions can fail for a record.
-The results equal those of `Functions`, which adds one record after the other.
+These are counts, sums, averages, minima and maxima of numbers, and picks. A pick, such as `last` or
+`max_by`, is the value of one of a window's records, and depends on their order. The other functions
+do not depend on this order. None of the functions can fail for a record. The results equal those of
+`Functions`, which adds one record after the other.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class NumbersTooLargeError(Exception):
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of one function for each record: numbers, and a mask of the arguments that are not null.
+    """One function's arguments for each record: numbers, and a mask of those that are not null.
 
     `numbers` is None if the function only counts. Decimals are given as integers, in units of 10 to
     the power `exponent`. Doubles are given as integers of any size, in units of 2 to this power.
@@ -81,7 +82,7 @@ class Aggregated(Protocol):
         """Return the results as JSON, or null."""
 
     def accumulators(self, chosen: Integers) -> list[Any]:
-        """Return the accumulators of the chosen windows, in the form that the function's `Accumulator` uses."""
+        """Return the chosen windows' accumulators, in the form of the function's `Accumulator`."""
 
 
 @dataclass(frozen=True)
@@ -385,7 +386,7 @@ def _picked(
 def _aggregated(
     accumulator: Accumulator, arguments: Arguments, windows: WindowRanges
 ) -> Aggregated | list[Any]:
-    """Return the aggregates of a function, or its accumulators if their results are computed one by one."""
+    """Return a function's aggregates, or its accumulators if results are computed one by one."""
     is_given, numbers, exponent = arguments.is_given, arguments.numbers, arguments.exponent
     if is_given.all():
         counts = windows.behind - windows.first

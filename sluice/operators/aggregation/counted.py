@@ -159,7 +159,11 @@ class LastRecordsAggregate(CountedAggregation[LatestRecords]):
         return bool(values)
 
     def _result(self, key: str, values: list[str]) -> tuple[str | None, int]:
-        """Return the result, and the index of the value with which its aggregate begins: the first one after a removal."""
+        """Return the result, and the index of the value with which its aggregate begins.
+
+        This is the first value or, if functions remove the aggregate, the first one after a
+        removal.
+        """
         # Few functions can subtract the value that leaves the window, so each
         # result is computed from all values.
         calculation = self.calculation

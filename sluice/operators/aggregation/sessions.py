@@ -84,7 +84,7 @@ class SessionAggregate(WindowAggregation):
         out.emit(key, self.calculation.result(aggregate), end, window=(start, end))
 
     def _sessions_near(self, state: Windows, row: Row) -> list[int]:
-        """Return the starts of the sessions at most a gap away from the row, in order, without forgotten sessions."""
+        """Return the starts of unforgotten sessions at most a gap away from the row, in order."""
         # Which closed sessions the state still contains depends on where batches end, so forgotten
         # sessions are skipped. Cogrouped streams forget sessions for each other: a record of a
         # stream that is far behind cannot join a session that another stream has forgotten.

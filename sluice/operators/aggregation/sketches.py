@@ -23,7 +23,7 @@ Undo = Callable[[], object]
 
 
 class Distinct(msgspec.Struct, array_like=True):
-    """The distinct values seen: their hashes, or beyond `MOST_EXACT` the registers of a HyperLogLog (error 1.6 %)."""
+    """Hashes of distinct values; beyond `MOST_EXACT`, registers of a HyperLogLog (error 1.6 %)."""
 
     hashes: dict[int, None]
     registers: bytearray
@@ -100,7 +100,7 @@ def hash_of(value: Any) -> int:
 
 
 def _place(hashed: int) -> tuple[int, int]:
-    """Return the number of a hash's register, and the position of the first 1 in the hash's other bits."""
+    """Return the number of a hash's register, and the position of the first 1 in its other bits."""
     rest = hashed >> _BITS
     return hashed & (_REGISTERS - 1), _RANKS - rest.bit_length() + 1
 
@@ -141,7 +141,7 @@ def _tau(x: float) -> float:
 
 
 class Histogram(msgspec.Struct, Generic[T], array_like=True):
-    """How often each number was seen; beyond `MOST_EXACT` numbers, how many numbers were seen in each bin.
+    """How often each number was seen; beyond `MOST_EXACT` numbers, how many fell into each bin.
 
     The numbers of a bin differ from its middle by at most 1 %, as in a DDSketch.
     """
@@ -194,7 +194,7 @@ class Histogram(msgspec.Struct, Generic[T], array_like=True):
         return Histogram(counts, bins, *_range((self.least, other.least, self.most, other.most)))
 
     def percentile(self, part: float) -> T | float | None:
-        """Return the smallest number that at least the share `part` of all numbers does not exceed."""
+        """Return the least number that at least the share `part` of all numbers does not exceed."""
         counts: dict[Any, int] = self.bins or self.counts
         rank = max(math.ceil(part * sum(counts.values())), 1)
         for place in sorted(counts):

@@ -1,4 +1,4 @@
-"""Aggregations over sliding windows: each record has a window that ends at it, and a window that starts after it."""
+"""Aggregations over sliding windows: one window ends at each record, and one starts after it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class SlidingAggregate(WindowAggregation):
             state.setdefault(start, window)
 
     def _forgotten_windows(self, state: Windows, row: Row) -> Windows:
-        """Return the windows that have been forgotten because another cogrouped stream is far ahead of the row's stream.
+        """Return windows forgotten because another cogrouped stream is far ahead of the row's.
 
         If the row is not late for such a window, the window begins again with the row.
         """
@@ -82,7 +82,10 @@ class SlidingAggregate(WindowAggregation):
         return {start: window for start, window in state.items() if start + size <= last_end}
 
     def _next_window(self, state: Windows, starts: list[int], time: int) -> tuple[int, Any] | None:
-        """Time and aggregate for a new window right after `time`; None if it would be empty or already exists."""
+        """Return the time and the aggregate of a new window right after `time`.
+
+        None if the window would be empty or already exists.
+        """
         if time < self.window.size_ms:
             earliest = 0
         else:

@@ -1,4 +1,4 @@
-"""The windows of many records at once, as arrays; `sluice.values.windows` says which windows a time has."""
+"""The windows of many records, as arrays; `sluice.values.windows` says which a time has."""
 
 from __future__ import annotations
 

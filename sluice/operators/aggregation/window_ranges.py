@@ -36,7 +36,7 @@ class TooManyWindowsError(Exception):
 
 @dataclass(frozen=True)
 class Line:
-    """Turns a key and a time into one number, their *place* on a line on which each key has a stretch of its own.
+    """Turns a key and a time into a number: their *place* on a line with a stretch for each key.
 
     The stretches are so far apart that windows of different keys do not overlap.
     """
@@ -46,7 +46,7 @@ class Line:
 
     @classmethod
     def over(cls, keys: int, times: Integers, reach: int) -> Self:
-        """Return the line for this number of keys, these times, and all times that are at most `reach` away from them.
+        """Return the line for this number of keys, and all times at most `reach` from `times`.
 
         Raises TooManyWindowsError if a place would not fit 64 bits.
         """
@@ -134,7 +134,7 @@ def neighbourhoods_of(
 
 
 def are_apart(begins: Integers, ends: Integers, gap: int) -> Mask:
-    """Mask of earlier sessions that are at most a gap after another session, and were not merged with it.
+    """Return which earlier sessions are at most a gap after another but were not merged with it.
 
     The other session had closed for the partition whose record began the later session, but not yet
     for all partitions. `begins` and `ends` are the places of the sessions.

@@ -227,7 +227,7 @@ class TableJoin(Operator[TablePair]):
         return TablePair(state.left, state.left_time, *ahead)
 
     def _sends_tombstone(self, state: TablePair, side: int, replaced: str | None) -> bool:
-        """Return whether a change of this side sends a tombstone if the join has no result before and after the change.
+        """Return whether a change of this side without a result before or after sends a tombstone.
 
         As in Kafka Streams, the join sends it if the other side has a value, except for the right
         side of a left join. If the side needs no other for a result, the value that the change has
@@ -296,7 +296,7 @@ class _SideOfRows:
         return self._values(self._after[chosen], chosen)
 
     def changes(self) -> list[tuple[int, str | None, int]]:
-        """For each key that the rows have changed: its number, its last value, and the value's time."""
+        """Return the number, the last value and its time of each key that the rows have changed."""
         keys = np.flatnonzero(self._last >= 0)
         last = self._last[keys]
         values = self._rows.columns["value"].take(pa.array(last)).to_pylist()

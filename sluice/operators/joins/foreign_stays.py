@@ -80,8 +80,8 @@ class _LeftChanges:
     adds: Mask
     """Whether the change adds or replaces the left row. Other changes remove it."""
     ends: Indices
-    """The index of the next change of the same left row. Without a next change, the index after the foreign
-    key's last row."""
+    """The index of the next change of the same left row. Without a next change, the index after the
+    foreign key's last row."""
     own_keys: pa.Array
     """The left row's own key."""
     ranks: Indices
@@ -116,7 +116,7 @@ class _LeftChanges:
         )
 
     def stays_at(self, right_rows: Indices) -> tuple[Indices, Indices] | None:
-        """Return pairs of a change that adds a left row, and of a right row while the left row stays.
+        """Return pairs of a change that adds a left row and a right row while the left row stays.
 
         None if there are too many pairs.
         """
@@ -229,7 +229,7 @@ def _results_of_right(
     *,
     is_left_join: bool,
 ) -> Results:
-    """Return the results that changes of right rows send: one for each left row that stays at the foreign key."""
+    """Return the results of right rows' changes: one for each left row that stays at the key."""
     left, right = pa.array(stays), pa.array(right_rows)
     joined = joined_texts(changes.values.take(left), rows.columns["value"].take(right))
     values = pc.if_else(pa.array(rows.has_value[right_rows] | is_left_join), joined, None)

@@ -1,4 +1,4 @@
-"""The state of a join by a foreign key: a row of the right table, and the rows of the left table that refer to it."""
+"""State of a join by foreign key: a row of the right table, and the left rows that refer to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class Referred(msgspec.Struct, array_like=True):
-    """State of a key of the right table: its value, and the rows of the left table that refer to it."""
+    """State of a key of the right table: its value, and the left table's rows that refer to it."""
 
     right: str | None = None
     right_time: int = -1

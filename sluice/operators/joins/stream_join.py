@@ -36,7 +36,7 @@ _TIME = attrgetter("time")
 
 
 class Watch(msgspec.Struct, array_like=True):
-    """Decides when a join looks for unmatched records of all keys, at the same times as a Kafka Streams task.
+    """Decides when a join looks for unmatched records of all keys, as a Kafka Streams task does.
 
     A search takes place when stream time passes `since` plus the window of the current record's
     side. `since` begins as the time of the earliest waiting record, and each search sets it anew
@@ -51,7 +51,10 @@ class Watch(msgspec.Struct, array_like=True):
     """The times of each side's waiting records, sorted."""
 
     def look(self, stream_time: int, last_unmatched: tuple[int, int]) -> None:
-        """Remove each side's times up to `last_unmatched`, whose records are sent unmatched at `stream_time`."""
+        """Remove each side's times up to `last_unmatched`.
+
+        Their records are sent unmatched at `stream_time`.
+        """
         latest = [times[-1] for times in self.waiting if times]
         for times, last in zip(self.waiting, last_unmatched, strict=True):
             del times[: bisect_right(times, last)]
@@ -139,7 +142,7 @@ class StreamJoin(Operator[Sides]):
         return min(stream_time, self.shared.looked)
 
     def end_batch_at(self, closed: int, latest_of_sides: tuple[int, int]) -> None:
-        """Set the stream times at which the batch ends, so that no record is stored that `close` would forget."""
+        """Set the batch's last stream times: no record is stored that `close` would forget."""
         left, right = latest_of_sides
         self._passed = min(left, closed), min(right, closed)
 
@@ -257,7 +260,7 @@ class StreamJoin(Operator[Sides]):
         return replace(joined.results, released=joined.released)
 
     def _keep_unexpired(self, states: KeyStates[Sides], rows: KeyedRows) -> None:
-        """Store the rows' records, except records that can no longer be matched after the last row of their key.
+        """Store the rows' records unless they can no longer be matched after their key's last row.
 
         Forget stored records that can no longer be matched, too.
         """
@@ -313,7 +316,7 @@ class StreamJoin(Operator[Sides]):
         return first < last
 
     def _store(self, state: Sides, row: Row, waits_for_match: bool) -> None:
-        """Store the row's record for later records of the other side, unless nothing can match it any more."""
+        """Store the row's record for later records of the other side, if any can still match it."""
         if not waits_for_match and row.time <= self.lateness.last_expired(
             row.side, row.latest_of_sides[row.side]
         ):
@@ -342,7 +345,7 @@ class StreamJoin(Operator[Sides]):
                 self.shared.add_waiting(row.side, row.time)
 
     def looks_after(self, side: int) -> int:
-        """Return the stream time after which a record of this side starts a search for unmatched records."""
+        """Return the stream time after which a record of this side starts a search (`Watch`)."""
         if self.shared is None or self.shared.since == NEVER:
             return NEVER
         return self.lateness.sent_unmatched_at(side, self.shared.since) - 1
@@ -408,7 +411,10 @@ class StreamJoin(Operator[Sides]):
         return due
 
     def due(self, state: Sides) -> int | None:
-        """Stream time at which the next record is sent unmatched or, if none waits, can no longer be matched."""
+        """Return the stream time at which the next record is sent unmatched.
+
+        If none waits, return the time at which the next record can no longer be matched.
+        """
         # A record can be kept beyond the time at which it expires, because only records of its side
         # make the join forget it. Such a record must not hide the time at which a later record is
         # sent unmatched.
@@ -439,7 +445,7 @@ class StreamJoin(Operator[Sides]):
         self._forget_expired(state, (min(left, closed), min(right, closed)))
 
     def _forget_expired(self, state: Sides, latest_of_sides: tuple[int, int]) -> None:
-        """Forget the records that can no longer be matched, unless they still have to be sent unmatched."""
+        """Forget records that can no longer be matched, unless they must still be sent."""
         for number, side in enumerate((state.left, state.right)):
             records, last = (
                 side.records,

@@ -192,7 +192,7 @@ def _pairs(lateness: JoinLateness, records: JoinRecords) -> tuple[Indices, Indic
 
 
 def _sorted_side(records: JoinRecords, side: int, places: Indices) -> Indices:
-    """Return the records of a side that have a value, sorted by their places (key and time) and their order."""
+    """Return a side's records that have a value, sorted by place (key and time) and order."""
     of_side = np.flatnonzero((records.sides == side) & records.has_value)
     # The stored records come first in the order, but last in the columns.
     count_of_rows = np.searchsorted(of_side, len(records.times) - len(records.stored))

@@ -1,4 +1,4 @@
-"""Finds all results of an outer join of two streams at once: the matching pairs, and the records without a match.
+"""Finds all results of an outer join of two streams at once: matching pairs and unmatched records.
 
 A record that waits for a match is sent unmatched by whichever of these comes first, unless it is
 matched before:
@@ -218,7 +218,7 @@ class _Fates:
 
 
 def _senders(records: JoinRecords, due: Times, rows: KeyedRows) -> Indices:
-    """For each record, the first row of its key with a stream time that has reached the record's due time."""
+    """Return, for each record, the first row of its key whose stream time has reached `due`."""
     valid = np.flatnonzero(rows.has_value)
     reached, keys = _reached(rows)[valid], rows.key_numbers[valid]
     first, last = 0, 0
@@ -237,7 +237,7 @@ def _senders(records: JoinRecords, due: Times, rows: KeyedRows) -> Indices:
 
 
 def _results(records: JoinRecords, matches: Matches, fates: _Fates, rows: KeyedRows) -> Results:
-    """Return the results that rows send: first the records that they send unmatched, then their own results."""
+    """Return what rows send: first the records that they send unmatched, then their own results."""
     by_row, at_once = np.flatnonzero(fates.by_row), np.flatnonzero(fates.at_once)
     left, right = matches.left_and_right(records)
     alone = np.concatenate((by_row, at_once))

@@ -27,7 +27,7 @@ class HeldRecord(msgspec.Struct, array_like=True):
 
 
 class Versions(msgspec.Struct, array_like=True):
-    """A key's versions, the earliest first, and its held records in the order in which they came."""
+    """A key's versions, the earliest first, and its held records in the order of their arrival."""
 
     versions: list[Version] = []
     held: list[HeldRecord] = []
