@@ -125,8 +125,8 @@ _TYPES = {
     "Duration": 'A text with a unit (`"500 ms"`, `"10 seconds"`, `"2 hours"`, `"1 day"`), '
     "or a `timedelta`.",
     "Function": "A Python function; see above for its arguments.",
-    "Contract": "A type of values: Struct, dataclass, TypedDict, pydantic model, union, "
-    "`str`, `int` ...",
+    "Contract": "A type of values: Struct, dataclass, TypedDict, pydantic model, "
+    "union, `str`, `int` ...",
     "Value[V]": "A contract, or a `Serde`.",
     "Column": "An SQL expression, or a mapping of names to expressions, "
     "which makes a nested object.",

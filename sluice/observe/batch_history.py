@@ -1,4 +1,4 @@
-"""Add up the batches of a time in equal parts, for charts: a week has as many as an hour."""
+"""Add up batches in equal parts of a time, for charts: a week gives as many numbers as an hour."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ _NUMBERS = {
 }
 _POINTS = {
     "from": "Where a replay begins: beginning, a time such as 2026-11-21T08:00:00 (UTC), "
-    "or TOPIC/PARTITION/OFFSET, several with commas between them. Empty: where the current generation began.",
+    "or TOPIC/PARTITION/OFFSET, several with commas between them. "
+    "Empty: where the current generation began.",
     "until": "Where a replay ends: a time or TOPIC/PARTITION/OFFSET. Empty: the newest snapshot.",
 }
 _CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"

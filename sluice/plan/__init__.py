@@ -1,4 +1,4 @@
-"""Turn a topology into a plan: plain data for one streaming query, which needs no topology to run.
+"""Turns a topology into a plan: plain data for one streaming query, which needs no topology to run.
 
 `planner` derives the plan: `operator_nodes` decides which nodes are operators, `stages` puts the
 operators into stages, `grouping` plans the aggregates that are not operators, and `scopes` and

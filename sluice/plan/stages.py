@@ -546,8 +546,8 @@ def _aggregate_functions(pipeline: Graph, node: nodes.Node) -> tuple[AggregateFu
             raise TopologyError(
                 f"{pipeline.name}: aggregate into {node.store!r} at {node.at}: {name} cannot "
                 "subtract a table's old value.",
-                next_step=f"Use {', '.join(sorted(SUBTRACTABLE))}, or Python functions that add "
-                "and subtract.",
+                next_step=f"Use {', '.join(sorted(SUBTRACTABLE))}, "
+                "or Python functions that add and subtract.",
             )
     return tuple(functions)
 

@@ -49,7 +49,8 @@ class Range:
         if release > self.last:
             warnings.warn(
                 f"Sluice has not been tested with {self.program} {installed}, only with {self}. "
-                f"If something fails, install {self.program} {_text(self.last)} or a newer version of Sluice.",
+                f"If something fails, install {self.program} {_text(self.last)} "
+                "or a newer version of Sluice.",
                 UntestedVersion,
                 stacklevel=3,
             )

@@ -323,7 +323,7 @@ class GroupedStream(Grouped[V]):
         on_error: OnError | None = None,
         **columns: str,
     ) -> Table[Any]:
-        """Aggregate each group into an object with SQL columns such as `total="sum(amount)"`.
+        """Aggregate each group into an object of SQL aggregates, such as `total="sum(amount)"`.
 
         Columns can also be passed as one mapping, such as `{"store": "count(*)"}`, in which columns
         can have any name.
@@ -664,7 +664,7 @@ class GroupedTable(Grouped[V]):
         on_error: OnError | None = None,
         **columns: str,
     ) -> Table[Any]:
-        """Aggregate each group into an object with SQL columns such as `total="sum(amount)"`.
+        """Aggregate each group into an object of SQL aggregates, such as `total="sum(amount)"`.
 
         Columns can also be passed as one mapping, which allows any name. Python functions can be
         used instead of SQL. `initializer()` returns the initial aggregate, `adder(aggregate,

@@ -232,8 +232,8 @@ class Handle(Generic[V]):
     def _refuse_reserved_names(self, step: str, columns: Mapping[str, str]) -> None:
         if reserved := columns.keys() & RESERVED_NAMES:
             raise TopologyError(
-                f"{self._where(step)}: the names {', '.join(sorted(reserved))} are "
-                "reserved by Sluice.",
+                f"{self._where(step)}: "
+                f"the names {', '.join(sorted(reserved))} are reserved by Sluice.",
                 next_step="Give the column another name.",
             )
 
@@ -327,8 +327,8 @@ class Handle(Generic[V]):
         if table.key is None and self._has_rows:
             raise TopologyError(
                 f"{where}: a table's changes need a column for the key.",
-                next_step=f"Write for example {type(table).__name__}({table.name!r}, "
-                '..., key="id").',
+                next_step="Write for example "
+                f'{type(table).__name__}({table.name!r}, ..., key="id").',
             )
         # A table's columns must be known before its first row is written.
         if not self.fields:
@@ -340,8 +340,8 @@ class Handle(Generic[V]):
         if of_any := [name for name, kind in self.fields.items() if JSON_FIELD in kind]:
             raise TopologyError(
                 f"{where}: {of_any[0]} has values of type Any, for which a table has no column.",
-                next_step="Write their JSON as text: select(..., "
-                f"{of_any[0]}='{of_any[0]}.{JSON_FIELD}').",
+                next_step="Write their JSON as text: "
+                f"select(..., {of_any[0]}='{of_any[0]}.{JSON_FIELD}').",
             )
         is_windowed = self.node.key_window is not None
         identity = table.identity_columns(is_windowed=is_windowed)
@@ -435,8 +435,8 @@ class Handle(Generic[V]):
             raise TopologyError(
                 f"{where}: value=bytes writes bytes, but the values are "
                 f"{kind or 'of an unknown type'}.",
-                next_step='Turn them into bytes first, for example with map_values("encode(text, '
-                "'UTF-8')\").",
+                next_step="Turn them into bytes first, for example with "
+                "map_values(\"encode(text, 'UTF-8')\").",
             )
 
 

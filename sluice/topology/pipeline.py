@@ -373,8 +373,8 @@ class Pipeline(Graph):
                 raise TopologyError(
                     f"{self.name}: {kind} at {source_line()}: "
                     "only a stream can read the topics that match a pattern.",
-                    next_step="Name the topic, or write stream(re.compile(...), "
-                    "...).to_table(store=...).",
+                    next_step="Name the topic, or write "
+                    "stream(re.compile(...), ...).to_table(store=...).",
                 )
             most_topics = _MOST_TOPICS if max_topics is None else max_topics
             topic = self._pattern(topic, most_topics)
@@ -511,8 +511,8 @@ def _valid_schedule(where: str, schedule: str | None) -> str | None:
         return schedule
     raise TopologyError(
         f"{where}: schedule={schedule!r} is not a schedule.",
-        next_step=f'Write "{ON_RECORDS}", "{CONTINUOUS}", a cron expression such as "0 * * * '
-        '*", or None.',
+        next_step=f'Write "{ON_RECORDS}", "{CONTINUOUS}", '
+        'a cron expression such as "0 * * * *", or None.',
     )
 
 

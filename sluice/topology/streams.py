@@ -844,8 +844,8 @@ class Stream(Handle[V]):
         ]:
             raise TopologyError(
                 f"{self._where('flat_map')}: the elements of {items!r} have no field {missing[0]}.",
-                next_step="Make structs with the fields key and value: struct(... "
-                "AS key, ... AS value).",
+                next_step="Make structs with the fields key and value: "
+                "struct(... AS key, ... AS value).",
             )
         elements = self._elements(items, shape, on_error)
         return elements.select_key("key", on_error=on_error).map_values("value", on_error=on_error)
@@ -946,7 +946,7 @@ class Stream(Handle[V]):
     @overload
     def merge(self, *others: Stream[Any]) -> Stream[Any]: ...
     def merge(self, *others: Stream[Any]) -> Stream[Any]:
-        """Combine this stream's records with those of streams whose values have the same fields.
+        """Combine the records of this and other streams, whose values must have the same fields.
 
         If the types of the values differ, later Python functions receive plain JSON data.
         """

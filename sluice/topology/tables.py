@@ -344,8 +344,8 @@ class Table(Handle[V]):
             raise TopologyError(
                 f"{self._where('suppress')}: the table is not windowed.",
                 next_step="Aggregate with windowed_by(...) and a window of time, "
-                "or use suppress_until_time_limit. For "
-                'a number of records: windowed_by(every_records(100), emit="window_close").',
+                "or use suppress_until_time_limit. "
+                'For a number of records: windowed_by(every_records(100), emit="window_close").',
             )
         return self._suppress("window_close", 0, max_records, max_bytes, "shut_down")
 

@@ -115,8 +115,8 @@ def _require_few_windows(window: TimeWindow, overlapping: int) -> None:
     if overlapping > _MOST_OVERLAPPING:
         raise TopologyError(
             f"{window} at {source_line()}: each record would be in {overlapping:,} windows.",
-            next_step=f"Make the advance longer; at most {_MOST_OVERLAPPING:,} windows "
-            "can overlap.",
+            next_step="Make the advance longer; "
+            f"at most {_MOST_OVERLAPPING:,} windows can overlap.",
         )
 
 
@@ -218,8 +218,8 @@ def within(
     if window.before_ms + window.after_ms < 0:
         raise TopologyError(
             f"{where}: the window ends before it starts.",
-            next_step='Write for example within("5 minutes"), or within(before="0 s", '
-            'after="5 minutes").',
+            next_step='Write for example within("5 minutes"), or '
+            'within(before="0 s", after="5 minutes").',
         )
     _require_grace(where, window.grace_ms)
     return window
@@ -298,8 +298,8 @@ def _valid_calendar(window: CalendarWindow) -> CalendarWindow:
     if not 0 <= offset.ms < shortest_ms or offset.months >= (period.months or 1):
         raise TopologyError(
             f"{where}: the offset must be at least 0 and shorter than a window.",
-            next_step='Write for example tumbling("1 day", offset="18 hours") for days that '
-            "begin at 18:00.",
+            next_step='Write for example tumbling("1 day", offset="18 hours") '
+            "for days that begin at 18:00.",
         )
     longest = CalendarWindow(Period(_MOST_YEARS, "year"), window.zone)
     if window.longest_ms > longest.longest_ms:
@@ -352,8 +352,8 @@ def milliseconds(duration: Duration) -> int:
     if match is None or match[2] not in _UNITS:
         if _CALENDAR_SIZE.fullmatch(text):
             advice = (
-                "Only sizes, advances and offsets of tumbling and hopping windows can be weeks, "
-                "months or years."
+                "Only sizes, advances and offsets of tumbling and hopping windows "
+                "can be weeks, months or years."
             )
         else:
             number = text if text.isascii() and text.isdecimal() else "15"

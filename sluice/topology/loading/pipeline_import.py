@@ -41,8 +41,8 @@ def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
     if others := [f"{other.name!r} at {other.at}" for other in made if other is not pipeline]:
         raise TopologyError(
             f"{file.name} makes another pipeline than {pipeline.name!r}: {', '.join(others)}.",
-            next_step="Move it to a file of its own: only the pipeline in the variable named "
-            "pipeline would run.",
+            next_step="Move it to a file of its own: "
+            "only the pipeline in the variable named pipeline would run.",
         )
     pipeline.require_streams()
     pipeline.require_kept_stores()
