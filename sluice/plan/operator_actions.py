@@ -186,7 +186,7 @@ def _process(node: nodes.Process, pipeline: Graph) -> Process:
 
 
 def _may_lack_columns(node: nodes.ChangedRows) -> bool:
-    """Return whether old rows come from Debezium, which may omit columns, not a table of Sluice."""
+    """Return whether old rows come from Debezium, which may omit columns, and not from Sluice."""
     if any(isinstance(step, nodes.Changes) for step in nodes.upstream(node)):
         return False
     return any(
