@@ -1,4 +1,4 @@
-"""Sphinx's configuration: `make docs` builds the pages of this folder, with search, into build/docs."""
+"""Sphinx's configuration. `make docs` builds this folder's pages, with search, into build/docs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ html_copy_source = False
 
 
 def setup(app: Sphinx) -> None:
-    """Leave the text of the project's own pages out of the search, so that it finds pages for users."""
+    """Leave the text of the project's own pages out of the search, which is for users."""
     app.connect("doctree-read", _leave_out_of_search)
 
 

@@ -1,6 +1,6 @@
 """Drawings of boxes and arrows for the documentation, as SVG. `make docs` writes them.
 
-The site may be read without a connection to the internet, so a page does not load a program that draws.
+The site may be read offline, so a page does not load a program that draws.
 """
 
 from __future__ import annotations
@@ -170,9 +170,11 @@ def _flowchart(title: str, boxes: Mapping[str, Box], arrows: Sequence[Arrow]) ->
     width = max(box.center[0] for box in boxes.values()) + _WIDTH / 2 + _MARGIN
     height = max(box.center[1] + box.height / 2 for box in boxes.values()) + _MARGIN
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
+        'role="img" '
         f'font-family="system-ui, sans-serif" font-size="12" aria-label="{escape(title)}">',
-        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" '
+        'markerHeight="8" '
         'orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="#64748b"/></marker></defs>',
         '<rect width="100%" height="100%" fill="#ffffff"/>',
     ]
@@ -196,7 +198,10 @@ def _arrow(start: Box, end: Box, label: str) -> list[str]:
 def _box(box: Box) -> list[str]:
     x, y = box.center
     radius = box.height / 2 if box.kind == "topic" else 4
-    place = f'x="{x - _WIDTH / 2:.0f}" y="{y - box.height / 2:.0f}" width="{_WIDTH}" height="{box.height:.0f}"'
+    place = (
+        f'x="{x - _WIDTH / 2:.0f}" y="{y - box.height / 2:.0f}" width="{_WIDTH}" '
+        f'height="{box.height:.0f}"'
+    )
     fill = _FILLS[box.kind]
     return [
         f'<rect {place} rx="{radius:.0f}" fill="{fill}" stroke="#64748b"/>',
@@ -205,7 +210,7 @@ def _box(box: Box) -> list[str]:
 
 
 def _text(text: str, x: float, y: float, size: int) -> list[str]:
-    """Return the lines of a text, centred at a point, with a white edge that keeps them readable on lines."""
+    """Return a text's lines, centred at a point; a white edge keeps them readable on lines."""
     lines = text.splitlines()
     top = y - (len(lines) - 1) * (size + 2) / 2 + size / 3
     style = f'text-anchor="middle" font-size="{size}" fill="#0f172a"'

@@ -29,23 +29,24 @@ _SPELLINGS = {
 _TITLE = """\
 # Licences
 
-Sluice itself is under the Apache License 2.0. `pip install "sluice-streams[airflow]"` also installs the distributions
-below, under the licences that their metadata state. `make docs` generates the list. A test fails if a distribution has
-a licence that is not in the list. The tools for developing Sluice are not listed.
+Sluice itself is under the Apache License 2.0. `pip install "sluice-streams[airflow]"` also installs
+the distributions below, under the licences that their metadata state. `make docs` generates the
+list. A test fails if a distribution has a licence that is not in the list. The tools for developing
+Sluice are not listed.
 
-The page of Sluice in Airflow has the files of two JavaScript libraries, dagre and uPlot, both under the MIT licence.
-The licences are beside the files, in `sluice/api/page/static/vendor`.
+The page of Sluice in Airflow has the files of two JavaScript libraries, dagre and uPlot, both under
+the MIT licence. The licences are beside the files, in `sluice/api/page/static/vendor`.
 
-Set-up also downloads the jars of `sluice/provision/jars.lock`. Pipelines with Delta tables need Delta Lake, which is
-under Apache-2.0. Tests and the demo need a Kafka broker.
+Set-up also downloads the jars of `sluice/provision/jars.lock`. Pipelines with Delta tables need
+Delta Lake, which is under Apache-2.0. Tests and the demo need a Kafka broker.
 
-The tests do not look for known vulnerabilities of these versions, because such a search needs an online database. To
-search for vulnerabilities, run `pip-audit -r requirements.txt`.
+The tests do not look for known vulnerabilities of these versions, because such a search needs an
+online database. To search for vulnerabilities, run `pip-audit -r requirements.txt`.
 """
 
 
 def installed(extra: str) -> dict[str, Distribution]:
-    """Name → the distribution, of all that an extra of Sluice requires, directly or through others."""
+    """Return, by name, all distributions that an extra of Sluice requires, directly or not."""
     found: dict[str, Distribution] = {}
     to_visit = [("sluice-streams", frozenset({extra}))]
     visited: set[tuple[str, frozenset[str]]] = set()
@@ -67,7 +68,7 @@ def installed(extra: str) -> dict[str, Distribution]:
 
 
 def licence(of: Distribution) -> str:
-    """The licence by its short name, from the expression in the metadata or from the classifiers."""
+    """Return the licence's short name, from the metadata's expression or from its classifiers."""
     metadata = of.metadata.json
     if expression := metadata.get("license_expression"):
         names = [str(expression)]

@@ -1,4 +1,4 @@
-"""Generate docs/reference.md and the drawings from the code: public API, commands, settings, errors.
+"""Generate docs/reference.md and drawings from the code: public API, commands, settings, errors.
 
 `make docs` runs it; a test fails if the page is out of date.
 """
@@ -45,8 +45,8 @@ PUBLIC: dict[str, list[Any]] = {
         sluice.Pipeline, sluice.Serde, sluice.PostgresTable, sluice.DeltaTable, sluice.Stream,
         sluice.GroupedStream, sluice.WindowedStream,
         sluice.Table, sluice.GlobalTable, sluice.GroupedTable, sluice.Processed, sluice.struct,
-        sluice.tumbling, sluice.hopping, sluice.sliding, sluice.session, sluice.within, sluice.Window,
-        contracts.Digits, key_text,
+        sluice.tumbling, sluice.hopping, sluice.sliding, sluice.session, sluice.within,
+        sluice.Window, contracts.Digits, key_text,
         topology.load_pipeline, topology.load_pipelines,
     ],
     "Processors": [
@@ -122,11 +122,14 @@ _CHOICES: dict[str, Any] = {
 }
 """Names of types in signatures in whose place the page lists the possible texts."""
 _TYPES = {
-    "Duration": 'A text with a unit (`"500 ms"`, `"10 seconds"`, `"2 hours"`, `"1 day"`), or a `timedelta`.',
+    "Duration": 'A text with a unit (`"500 ms"`, `"10 seconds"`, `"2 hours"`, `"1 day"`), '
+    "or a `timedelta`.",
     "Function": "A Python function; see above for its arguments.",
-    "Contract": "A type of values: Struct, dataclass, TypedDict, pydantic model, union, `str`, `int` ...",
+    "Contract": "A type of values: Struct, dataclass, TypedDict, pydantic model, "
+    "union, `str`, `int` ...",
     "Value[V]": "A contract, or a `Serde`.",
-    "Column": "An SQL expression, or a mapping of names to expressions, which makes a nested object.",
+    "Column": "An SQL expression, or a mapping of names to expressions, "
+    "which makes a nested object.",
     "Partitioner": "A function of the value, or of key and value, that returns a number.",
     "Size": 'A duration, or a number of weeks, months or years: `"1 month"`.',
 }
@@ -163,7 +166,10 @@ def _extras() -> str:
     """The columns of every record, and what Python functions are called with."""
     columns = ", ".join(f"`{name}` ({kind})" for name, kind in record_metadata.METADATA.items())
     rule = (inspect.getdoc(handles) or "").partition("\n\n")[2]
-    return f"Every expression can read the value's fields and these columns: {columns}.\n\n{' '.join(rule.split())}"
+    return (
+        "Every expression can read the value's fields and these columns: "
+        f"{columns}.\n\n{' '.join(rule.split())}"
+    )
 
 
 def _types() -> str:
@@ -183,7 +189,7 @@ def _describe(thing: Any) -> str:
 
 
 def _body(thing: Any) -> list[str]:
-    """Return the signature, the docstring and a table of the parameters of a class or a function."""
+    """Return the signature, the docstring and a table of the parameters of a class or function."""
     if thing in _MADE_BY_METHODS:
         return [_text(thing)]
     signature = inspect.signature(thing)
@@ -199,7 +205,7 @@ def _body(thing: Any) -> list[str]:
 
 
 def _members(kind: Any) -> Iterator[tuple[str, Any]]:
-    """Yield public methods and properties in source order, without those of a base class that the page describes."""
+    """Yield public methods and properties in source order, but none of a base class on the page."""
     described = {one for objects in PUBLIC.values() for one in objects} - {kind} | _WITHOUT_MEMBERS
     listed: set[str] = set()
     for base in getattr(kind, "__mro__", ()):
@@ -243,7 +249,7 @@ def _made_by_factories(thing: Any) -> dict[str, Any]:
 
 
 def _unpacked(parameter: inspect.Parameter) -> list[str]:
-    """Return a row for each key of the TypedDict that a parameter such as `**part` unpacks, else none."""
+    """Return a row for each key of the TypedDict that a parameter like `**part` unpacks, if any."""
     for kind in (queries.RangeParameters, queries.ReadPoint):
         if parameter.annotation == f"Unpack[{kind.__name__}]":
             return [
@@ -268,7 +274,7 @@ def _stars(parameter: inspect.Parameter) -> str:
 
 
 def _type(annotation: Any) -> str:
-    """Write a type as the source does, with the possible texts in place of the name of a Literal."""
+    """Write a type as the source does, but with a Literal's possible texts instead of its name."""
     if isinstance(annotation, type | TypeVar) and not get_args(annotation):
         return annotation.__name__
     text = str(annotation).strip('"').replace("'", '"')

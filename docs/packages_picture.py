@@ -1,4 +1,4 @@
-"""Draw the packages of `sluice` in docs/images/packages.svg, and list all packages in CONTRIBUTING.md.
+"""Draw `sluice`'s packages in docs/images/packages.svg, and list all of them in CONTRIBUTING.md.
 
 The rows are the layers of import-linter in pyproject.toml, and the sentences are the first ones of
 the packages' docstrings. `make docs` runs this program; a test fails if the picture or the list is
@@ -57,8 +57,9 @@ def picture() -> str:
         top += height + _GAP
     whole = _WIDTH + 2 * _MARGIN
     return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {top}" width="{whole}" height="{top}" '
-        'font-family="system-ui, sans-serif" font-size="11" role="img" aria-label="the packages of sluice in layers">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole} {top}" width="{whole}" '
+        f'height="{top}" font-family="system-ui, sans-serif" font-size="11" role="img" '
+        'aria-label="the packages of sluice in layers">',
         f'<rect width="{whole}" height="{top}" fill="#ffffff"/>',
         *boxes,
         "</svg>\n",
@@ -77,8 +78,10 @@ def _box(name: str, lines: list[str], left: int, top: int, width: int, height: i
     fill = _PACKAGE_FILL if is_package else _MODULE_FILL
     title = f"{name}/" if is_package else f"{name}.py"
     box = [
-        f'<rect x="{left}" y="{top}" width="{width}" height="{height}" rx="6" fill="{fill}" stroke="#64748b"/>',
-        f'<text x="{left + 8}" y="{top + 17}" font-weight="bold" font-size="13" fill="#0f172a">{title}</text>',
+        f'<rect x="{left}" y="{top}" width="{width}" height="{height}" rx="6" fill="{fill}" '
+        'stroke="#64748b"/>',
+        f'<text x="{left + 8}" y="{top + 17}" font-weight="bold" font-size="13" '
+        f'fill="#0f172a">{title}</text>',
     ]
     for number, line in enumerate(lines):
         y = top + 33 + number * _LINE_HEIGHT
@@ -91,7 +94,10 @@ def _plain(text: str) -> str:
 
 
 def table() -> str:
-    """All packages as a Markdown table: those of the highest layer first, each followed by the packages inside it."""
+    """Return all packages as a Markdown table.
+
+    Those of the highest layer come first, and each is followed by the packages inside it.
+    """
     rows = ["| folder in `sluice/` | contents |", "| --- | --- |"]
     for layer in layers():
         for name in layer:

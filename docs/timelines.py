@@ -1,4 +1,4 @@
-"""The timelines of the topic pages and of docs/examples/windows.md, as SVG. `make docs` writes them."""
+"""Timelines of the topic pages and of docs/examples/windows.md, as SVG; `make docs` writes them."""
 
 from __future__ import annotations
 
@@ -151,7 +151,8 @@ def _timeline(
     lanes = {name: _lanes(bars) for name, bars in rows.items()}
     height = 70 + sum(len(of_row) * _ROW + 10 for of_row in lanes.values())
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_LEFT + _WIDTH + 30} {height}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_LEFT + _WIDTH + 30} {height}" '
+        'role="img" '
         f'font-family="system-ui, sans-serif" font-size="12" aria-label="{escape(title)}">',
         '<rect width="100%" height="100%" fill="#ffffff"/>',
         f'<text x="10" y="20" font-weight="600">{escape(title)}</text>',
@@ -160,7 +161,8 @@ def _timeline(
         clock = 8 * 3_600 + time // 1_000
         label = f"{clock // 3600:02}:{clock // 60 % 60:02}:{clock % 60:02}"
         parts.append(
-            f'<text x="{x(time)}" y="40" fill="#64748b" text-anchor="middle" font-size="10">{label}</text>'
+            f'<text x="{x(time)}" y="40" fill="#64748b" text-anchor="middle" '
+            f'font-size="10">{label}</text>'
         )
         parts.append(
             f'<line x1="{x(time)}" y1="46" x2="{x(time)}" y2="{height - 10}" stroke="#e2e8f0"/>'
@@ -175,15 +177,17 @@ def _timeline(
                     width = 6 * len(label) + 8
                     left -= width / 2
                 parts.append(
-                    f'<rect x="{left:.1f}" y="{y}" width="{width:.1f}" height="{_BAR}" rx="3" fill="#dcfce7" '
-                    f'stroke="#16a34a"/><text x="{left + width / 2:.1f}" y="{y + 12}" text-anchor="middle" '
-                    f'font-size="10">{escape(label)}</text>'
+                    f'<rect x="{left:.1f}" y="{y}" width="{width:.1f}" height="{_BAR}" rx="3" '
+                    'fill="#dcfce7" stroke="#16a34a"/>'
+                    f'<text x="{left + width / 2:.1f}" y="{y + 12}" '
+                    f'text-anchor="middle" font-size="10">{escape(label)}</text>'
                 )
             y += _ROW
         y += 10
     for place in map(x, dots):
         parts += [
-            f'<line x1="{place}" y1="46" x2="{place}" y2="{height - 10}" stroke="#2563eb" stroke-dasharray="2 3"/>',
+            f'<line x1="{place}" y1="46" x2="{place}" y2="{height - 10}" stroke="#2563eb" '
+            'stroke-dasharray="2 3"/>',
             f'<circle cx="{place}" cy="50" r="4" fill="#2563eb"/>',
         ]
     return "\n".join([*parts, "</svg>"])

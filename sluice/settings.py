@@ -64,7 +64,7 @@ class Settings:
     linger_ms: int | None
     run: str
     commit_offsets: bool = True
-    """Whether runs commit their offsets to a consumer group (`engine/publish/consumer_group.py`)."""
+    """Whether runs commit offsets to a consumer group (`engine/publish/consumer_group.py`)."""
     memory: int = MEMORY_MB
     """The memory that a run's processes may need together, in millions of bytes."""
     pool: str = "default_pool"
@@ -132,7 +132,7 @@ def sqlite_url(path: Path) -> str:
 
 
 def _refuse_delivery(environ: Mapping[str, str]) -> None:
-    """Raise SettingsError if SLUICE_DELIVERY, which earlier versions had, asks for at-least-once."""
+    """Raise SettingsError if SLUICE_DELIVERY, a former setting, asks for at-least-once."""
     delivery = environ.get("SLUICE_DELIVERY") or "exactly_once"
     if delivery != "exactly_once":
         raise SettingsError(

@@ -1,4 +1,4 @@
-"""What differs between the releases of Spark, apart from Python functions in Spark SQL (`steps.python_steps`)."""
+"""What differs between Spark's releases, except Python functions in SQL (`steps.python_steps`)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def by_worker(frame: DataFrame, workers: int) -> DataFrame:
 
 
 def numbers_of_workers(workers: int) -> list[int]:
-    """For each worker, the smallest number that Spark's hash partitioning sends to the worker's partition."""
+    """Return, for each worker, the smallest number that Spark's hash puts in its partition."""
     found: dict[int, int] = {}
     number = 0
     while len(found) < workers:

@@ -83,7 +83,8 @@ def status() -> None:
     for name, file in unseen.items():
         text = (
             f"{name}: no file in {settings().pipelines} defines it. Its newest run read {file}, in "
-            f"a folder that this host does not have. If it is not to run again: sluice retire {name}."
+            "a folder that this host does not have. If it is not to run again: "
+            f"sluice retire {name}."
         )
         out.print(f"· {text}", markup=False, soft_wrap=True)
     for why, waiting in inputs.not_ready(kinds).items():

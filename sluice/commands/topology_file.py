@@ -16,8 +16,10 @@ _STYLE = """\
 body { margin: 0; padding: 20px 24px; background: var(--back); color: var(--text); }
 body { font: 14px/1.45 Inter, system-ui, "Segoe UI", Roboto, "Liberation Sans", sans-serif; }
 h1 { margin: 0 0 12px; font-size: 20px; }
-button { font: inherit; color: inherit; background: var(--card); border: 1px solid var(--edge); border-radius: 6px; }
-#graph { padding: 14px 16px; border: 1px solid var(--line); border-radius: 10px; background: var(--card); }
+button { font: inherit; color: inherit; background: var(--card); }
+button { border: 1px solid var(--edge); border-radius: 6px; }
+#graph { padding: 14px 16px; background: var(--card); }
+#graph { border: 1px solid var(--line); border-radius: 10px; }
 """
 _DRAW = """\
 const topology = JSON.parse(document.getElementById("topology").textContent);

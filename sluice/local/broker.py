@@ -92,12 +92,12 @@ class Broker:
 
 
 class EmbeddedKafka:
-    """A Kafka broker that runs during a `with` block, with its data in `folder`, on `port` or on any free port.
+    """A Kafka broker that runs during a `with` block, on `port` or on any free port.
 
-    The data are kept when the broker stops, so that it can be started again with the same folder. A
-    `quick` broker needs a third less processor time to start, but can handle fewer records per
-    second. `config` has more settings of the broker. If `config` names listeners, the broker has
-    them in addition to its default listener, which has no security.
+    Its data are in `folder`, and are kept when the broker stops, so that it can be started again
+    with the same folder. A `quick` broker needs a third less processor time to start, but can
+    handle fewer records per second. `config` has more settings of the broker. If `config` names
+    listeners, the broker has them in addition to its default listener, which has no security.
     """
 
     def __init__(
@@ -163,7 +163,8 @@ def start(
     folder = folder.absolute()
     if broker := running(folder):
         raise PreflightError(
-            f"A broker is already running in {folder}, on port {broker.port} (process {broker.pid}).",
+            f"A broker is already running in {folder}, "
+            f"on port {broker.port} (process {broker.pid}).",
             next_step="Use this broker, or stop it first: sluice kafka stop.",
         )
     check_port(

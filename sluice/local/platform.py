@@ -1,4 +1,4 @@
-"""Starts Kafka and Airflow on this machine for the demo and the tests, and removes all of their files afterwards."""
+"""Start Kafka and Airflow locally for the demo and tests, and remove all their files afterwards."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _silent(_: str) -> None: ...
 
 @dataclass
 class LocalPlatform:
-    """A broker and Airflow with all its components, on the loopback address, with their files in `home`.
+    """A broker and Airflow with all its components, on the loopback address, with files in `home`.
 
     As a context manager, it ends all of its processes, however the block ends.
     """
@@ -97,7 +97,7 @@ class LocalPlatform:
         self.stop()
 
     def start(self, fill: Callable[[], None] = lambda: None) -> None:
-        """Start the broker and call `fill` while Airflow migrates its database; then start Airflow."""
+        """Start the broker; call `fill` while Airflow migrates its database; then start Airflow."""
         with ThreadPoolExecutor(2) as together:
             tasks = [together.submit(self.start_kafka, fill), together.submit(self.lay_out_airflow)]
             for task in tasks:

@@ -31,9 +31,9 @@ _JVM = ["-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 
 
 class LocalRegistry:
-    """A schema registry that runs during a `with` block. A start after a stop begins without schemas.
+    """A schema registry that runs during a `with` block.
 
-    `config` has more of the registry's settings.
+    A start after a stop begins without schemas. `config` has more of the registry's settings.
     """
 
     def __init__(

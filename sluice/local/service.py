@@ -68,7 +68,7 @@ class Service:
 
 
 def stop(services: Iterable[Service], patience_s: float = 8.0) -> None:
-    """Stop the services and all processes that they have started, with SIGTERM, and SIGKILL after `patience_s`."""
+    """Stop the services and all their processes with SIGTERM, and SIGKILL after `patience_s`."""
     sessions = {service.process.pid for service in services}
     end_sessions(sessions, patience_s)
     for service in services:

@@ -1,4 +1,4 @@
-"""Adds up the batches of a time in equal parts, for charts: as many numbers for an hour as for a week."""
+"""Add up batches in equal parts of a time, for charts: a week gives as many numbers as an hour."""
 
 from __future__ import annotations
 

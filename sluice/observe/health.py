@@ -72,7 +72,7 @@ def recorded_failures(figures: LedgerFigures, pipeline: str) -> list[Failure]:
 
 
 def awaited_by(figures: LedgerFigures, pipeline: str) -> str:
-    """Return why a pipeline that has never run could not run; empty if its trigger has not said so."""
+    """Return why a pipeline that has never run could not; empty if its trigger has not said so."""
     if calm_of(figures, pipeline) == "not_started":
         for failure in figures.failures.get(pipeline, ()):
             if failure.kind == "input":

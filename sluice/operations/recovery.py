@@ -194,7 +194,7 @@ def _leftovers(settings: Settings, info: GenerationInfo) -> Iterator[str]:
 
 
 def leftovers_of(job: Job, settings: Settings) -> list[str]:
-    """Return the addresses of all shards of a pipeline that exist at this process's own addresses."""
+    """Return the addresses of all of a pipeline's shards that exist at this process's addresses."""
     addresses: list[str] = []
     for generation in range(1, _MOST_LOST_GENERATIONS + 1):
         ref = GenerationRef(job.pipeline.name, generation)

@@ -1,1 +1,1 @@
-"""Airflow integration: a DAG for each pipeline, the trigger that starts it, and the operator that submits its runs."""
+"""Airflow integration: each pipeline's DAG, its trigger, and the operator that submits its runs."""

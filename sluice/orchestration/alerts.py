@@ -1,4 +1,4 @@
-"""The alert on the age of a pipeline's data, after a run or unread records have missed the pipeline's deadline."""
+"""Alert on the age of a pipeline's data, after a run or unread records have missed the deadline."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Notify = Callable[..., Awaitable[object]]
 
 
 def deadline_alert(pipeline: str, deadline_ms: int, notify: str = "") -> DeadlineAlert:
-    """Return the alert that Airflow calls if a run has not succeeded `deadline_ms` after it was queued.
+    """Return the alert for a run that has not succeeded `deadline_ms` after it was queued.
 
-    The alert checks how old the data are. `notify` is the import path of an async function, which
-    is called if they are too old.
+    Airflow calls the alert, which checks how old the data are. `notify` is the import path of an
+    async function, which is called if they are too old.
     """
     arguments = {"pipeline": pipeline, "deadline_ms": deadline_ms, "notify": notify}
     return DeadlineAlert(
@@ -67,9 +67,10 @@ async def alert(
     notify: str,
     context: dict[str, Any],
 ) -> str:
-    """Record that a pipeline's data are too old, and call `notify`, unless its newest snapshot is newer than `since`.
+    """Record that a pipeline's data are too old, and call `notify`.
 
-    Alerts only once until a run has read all records. Returns a sentence about the outcome.
+    Do neither if the newest snapshot is newer than `since`. Alerts only once until a run has read
+    all records. Returns a sentence about the outcome.
     """
     run = str((context.get("dag_run") or {}).get("dag_run_id", ""))
     detail = await asyncio.to_thread(_note_if_old, settings(), pipeline, since, why, run)

@@ -122,7 +122,7 @@ def _place(file: Path, home: Path) -> Path:
 
 @cache
 def _edition() -> str:
-    """Return a text that differs between versions of Sluice and Python, and after a change of Sluice's files."""
+    """Return a text that changes with the versions of Sluice and Python and with Sluice's files."""
     digest = hashlib.blake2b(f"{sluice.__version__} {sys.version}".encode(), digest_size=16)
     package = Path(sluice.__file__).parent
     for file in sorted(package.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""The facts about a pipeline from which its DAG is made, found in a process that imports the pipeline's file.
+"""The facts from which a pipeline's DAG is made; a separate process imports the file to find them.
 
 This module imports nothing of Airflow, so that the process starts quickly.
 """
@@ -68,7 +68,10 @@ def facts_of(pipeline: Pipeline) -> DagFacts:
 
 
 def asset_names(pipeline: str, job: Job) -> tuple[str, ...]:
-    """Return the assets that a run updates: `PIPELINE.store.NAME`, `PIPELINE.topic.NAME` and `PIPELINE.table.NAME`."""
+    """Return the assets that a run updates.
+
+    Their names are `PIPELINE.store.NAME`, `PIPELINE.topic.NAME` and `PIPELINE.table.NAME`.
+    """
     names = [f"{pipeline}.store.{store}" for store in job.stores]
     names += [f"{pipeline}.topic.{topic}" for topic in dict.fromkeys(job.outputs)]
     sinks = chain.from_iterable(job.written_tables.values())

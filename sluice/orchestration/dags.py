@@ -1,4 +1,4 @@
-"""A DAG for each pipeline, which starts when there are unread records and can also be triggered by hand."""
+"""A DAG for each pipeline, which starts when there are unread records or when triggered by hand."""
 
 from __future__ import annotations
 
@@ -36,16 +36,18 @@ log = structlog.get_logger()
 
 _NOTE_SECONDS = 3.0
 _ACTION = (
-    "run: read all unread records. replay: build the state again beside the current one. promote: make it the current "
-    "one. drop: remove it."
+    "run: read all unread records. replay: build the state again beside the current one. "
+    "promote: make it the current one. drop: remove it."
 )
 _NUMBERS = {
     "max_records": "The most records of a batch. Empty: SLUICE_MAX_RECORDS.",
-    "linger_seconds": "How long the run waits for new records after it has read all. Empty: the pipeline's linger.",
+    "linger_seconds": "How long the run waits for new records after it has read all. "
+    "Empty: the pipeline's linger.",
 }
 _POINTS = {
-    "from": "Where a replay begins: beginning, a time such as 2026-11-21T08:00:00 (UTC), or TOPIC/PARTITION/OFFSET, "
-    "several with commas between them. Empty: where the current generation began.",
+    "from": "Where a replay begins: beginning, a time such as 2026-11-21T08:00:00 (UTC), "
+    "or TOPIC/PARTITION/OFFSET, several with commas between them. "
+    "Empty: where the current generation began.",
     "until": "Where a replay ends: a time or TOPIC/PARTITION/OFFSET. Empty: the newest snapshot.",
 }
 _CONTEXT = "_AIRFLOW_PROCESS_CONTEXT"
@@ -71,11 +73,11 @@ NO_ALERTS = Alerts()
 
 
 def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
-    """Return the DAGs of all pipelines in `folder`, by id, and `sluice_deadlines` if any of them has a deadline.
+    """Return the DAGs of all pipelines in `folder`, by id.
 
-    A file that cannot be used gets a DAG that shows the error, an entry in the ledger and, in the
-    DAG processor, an import error. In a task's process, only the DAG of the task's pipeline is
-    created.
+    `sluice_deadlines` is among them if a pipeline has a deadline. A file that cannot be used gets a
+    DAG that shows the error, an entry in the ledger and, in the DAG processor, an import error. In
+    a task's process, only the DAG of the task's pipeline is created.
     """
     dag_of_task = _dag_of_task(folder, alerts)
     if dag_of_task is not None:
@@ -197,15 +199,16 @@ def _dag(facts: DagFacts, options: RunOptions, alerts: Alerts, warnings: Sequenc
         else deadline_alert(facts.name, deadline, alerts.on_overdue),
     )
     SluiceOperator(
-        dag=dag, task_id="main", pipeline=facts.name, pool=options.pool or settings().pool, options=options,
-        outlets=[Asset(name) for name in facts.assets], databases=[*facts.databases], delta=facts.needs_delta,
+        dag=dag, task_id="main", pipeline=facts.name, pool=options.pool or settings().pool,
+        options=options, outlets=[Asset(name) for name in facts.assets],
+        databases=[*facts.databases], delta=facts.needs_delta,
     )  # fmt: skip
     return dag
 
 
 @dataclass(frozen=True)
 class CalledByPath:
-    """A function that is imported when it is called, so that a wrong path does not break the DAG."""
+    """A function that is imported when called, so that a wrong path does not break the DAG."""
 
     path: str
 
@@ -266,7 +269,7 @@ def _broken_dag(name: str, broken: Broken) -> DAG:
 
 
 class ImportErrorDag(DAG):
-    """A DAG that never becomes visible, and that Airflow reports as an import error of a pipeline's file.
+    """A DAG that never becomes visible, and that Airflow reports as a pipeline file's import error.
 
     Airflow records import errors per DAG file, and removes all DAGs of a file with an error. The
     only exception is a DAG that cannot be serialized: Airflow records its error for the DAG's

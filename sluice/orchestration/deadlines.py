@@ -1,6 +1,7 @@
-"""The DAG that alerts when records of a pipeline with a deadline stay unread, even if the pipeline's DAG is paused.
+"""The DAG that alerts when records of a pipeline with a deadline stay unread.
 
-Airflow's own deadlines belong to runs, and a paused DAG has no runs.
+It also does so while the pipeline's DAG is paused. Airflow's own deadlines belong to runs, and a
+paused DAG has no runs.
 """
 
 from __future__ import annotations
@@ -159,5 +160,8 @@ def alert_overdue(deadlines: Mapping[str, int], notify: str, **context: Any) -> 
 def _why(overdue: Mapping[str, Any], deadline: str) -> str:
     """Return why data are overdue, from a trigger's event."""
     if overdue["records"] is None:
-        return f"For {deadline}, it has been unknown whether there are unread records ({overdue.get('trouble', '')})"
+        return (
+            f"For {deadline}, it has been unknown whether there are unread records "
+            f"({overdue.get('trouble', '')})"
+        )
     return f"{overdue['records']:,} records have been unread for more than {deadline}"

@@ -47,7 +47,7 @@ beside the current generation."""
 
 @attrs.define(kw_only=True)
 class AuditRunFacet(RunFacet):
-    """The sums of the audits of all snapshots that a run has published, as `sluice audit` prints them."""
+    """Return the sums of the audits of a run's published snapshots, as in `sluice audit`."""
 
     generation: int
     firstSnapshot: str
@@ -74,9 +74,10 @@ def lineage(
     configuration: Settings,
     databases: Mapping[str, str],
 ) -> Lineage:
-    """Return the datasets of a run with this action, and the facet with its audit once it has published a snapshot.
+    """Return the datasets of a run with this action, and the facet with its audit.
 
-    `databases` are the URLs, by connection, of the databases whose tables the pipeline writes.
+    The facet exists once the run has published a snapshot. `databases` are the URLs, by connection,
+    of the databases whose tables the pipeline writes.
 
     Raises TopologyError if the pipeline cannot be loaded.
     """
@@ -143,7 +144,10 @@ def _outputs(
 
 
 def store_namespace(ledger: str) -> str:
-    """Return the namespace of the stores whose ledger has this URL: `sluice://HOST:PORT/DATABASE` or `sluice:///FILE`."""
+    """Return the namespace of the stores whose ledger has this URL.
+
+    It is `sluice://HOST:PORT/DATABASE` or `sluice:///FILE`.
+    """
     # The namespace must not show the user and the password of the database.
     server, _, database = without_log_in(ledger).partition("/")
     return f"sluice://{server}/{database.lstrip('/')}"
@@ -161,7 +165,7 @@ def _topic(kafka: Mapping[str, str], topic: str) -> tuple[str, str]:
 
 
 def _table(database: str, table: str) -> tuple[str, str]:
-    """Return the namespace and name of a PostgreSQL table, whose schema is `public` unless the name contains it."""
+    """Return a PostgreSQL table's namespace and name; the schema is `public` if it names none."""
     url = urlsplit(f"//{without_log_in(database)}")
     schema, _, name = table.rpartition(".")
     named = Postgres(

@@ -59,7 +59,10 @@ def retain_all(params: dict[str, Any]) -> None:
 
 
 def _begin_offsets(ledger: Ledger) -> Offsets:
-    """Return the oldest offsets of the topics of all pipelines; empty if no broker answers, so that no history is merged."""
+    """Return the oldest offsets of all pipelines' topics.
+
+    Empty if no broker answers, so that no history is merged.
+    """
     topics = {topic for info in ledger.generations.all_current() for topic in info.topics}
     try:
         kafka = kafka_config(KAFKA)
@@ -71,9 +74,10 @@ def _begin_offsets(ledger: Ledger) -> Offsets:
 
 
 def retention_dag() -> DAG:
-    """Once a day, delete old snapshots of every pipeline, and row versions that no other snapshot includes.
+    """Delete old snapshots of every pipeline once a day.
 
-    In the history, batches whose records are no longer in the topics are merged into one batch.
+    Also delete row versions that no other snapshot includes. In the history, batches whose records
+    are no longer in the topics are merged into one batch.
     """
     with DAG(
         "sluice_retention",

@@ -115,7 +115,7 @@ class SluiceOperator(SparkSubmitOperator):
         self._is_ended = False
 
     def on_kill(self) -> None:
-        """End the driver, because Airflow ends the task, for example because a user has marked it as failed."""
+        """End the driver, because Airflow ends the task, such as when a user marks it as failed."""
         self._is_ended = True
         super().on_kill()
 
@@ -184,7 +184,7 @@ class SluiceOperator(SparkSubmitOperator):
             raise
 
     def _database_urls(self) -> dict[str, str | None]:
-        """Connection → the URL of its database; None or an empty text if Airflow does not have the connection."""
+        """Return each connection's database URL; None or empty if Airflow lacks the connection."""
         return {name: database_url(name) for name in self.databases}
 
     def get_openlineage_facets_on_start(self) -> Lineage:
@@ -195,7 +195,7 @@ class SluiceOperator(SparkSubmitOperator):
         return self._lineage(get_current_context())
 
     def get_openlineage_facets_on_complete(self, task_instance: RuntimeTaskInstance) -> Lineage:
-        """Return the datasets and the audit of a run that has succeeded, or has failed after it published some batches."""
+        """Return a run's datasets and audit; it may have failed after publishing some batches."""
         return self._lineage(task_instance.get_template_context())
 
     get_openlineage_facets_on_failure = get_openlineage_facets_on_complete
@@ -226,9 +226,10 @@ class SluiceOperator(SparkSubmitOperator):
         return hook
 
     def _report(self, context: Context, kafka: Mapping[str, str]) -> None:
-        """Send the pipeline's gauges to Airflow's metrics, and add the run's counts to the events of its assets.
+        """Send the pipeline's gauges to Airflow's metrics.
 
-        An error here does not fail a run that has succeeded.
+        The run's counts are added to the events of its assets. An error here does not fail a run
+        that has succeeded.
         """
         try:
             with Ledger.open(settings().ledger) as ledger:
@@ -295,7 +296,8 @@ def _options(context: Context) -> tuple[str, ...]:
     points = {name: parameters[name] for name in POINTS if parameters.get(name)}
     if not all(isinstance(text, str) and len(text) <= LONGEST_POINT for text in points.values()):
         raise AirflowFailException(
-            f"The run's {' and '.join(points)} must be text of at most {LONGEST_POINT:,} characters."
+            f"The run's {' and '.join(points)} must be text of at most "
+            f"{LONGEST_POINT:,} characters."
         )
     if points and action != "replay":
         raise AirflowFailException(f"Only a replay takes {' and '.join(points)}.")

@@ -69,7 +69,7 @@ class Repetition(RetryPolicy):
 
 
 def delay_after(try_number: int) -> timedelta:
-    """Return the time until the next attempt: random, so that pipelines that failed together are repeated apart."""
+    """Return a random time until the next attempt, to spread pipelines that failed together."""
     seconds = _FIRST_DELAY_S * 2.0 ** (try_number - 1) * random.uniform(1, 2)
     return timedelta(seconds=min(seconds, _LONGEST_DELAY_S))
 

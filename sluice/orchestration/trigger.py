@@ -82,11 +82,11 @@ class Burst:
     _ever: bool = False
 
     def remember(self, ago_s: float, now: float) -> None:
-        """Let `min_interval_s` begin with a run that an earlier triggerer started, `ago_s` before `now`."""
+        """Let `min_interval_s` begin with a run that an earlier triggerer started `ago_s` ago."""
         self._ever, self._fired_at = True, now - ago_s
 
     def note_failure(self, at: float) -> None:
-        """Let the pause before the next event begin when a run failed, even if no driver was seen at work."""
+        """Begin the pause before the next event when a run failed, even if no driver was seen."""
         self._busy_at = max(self._busy_at, at)
 
     def due(self, lag: Lag, now: float, *, driven: bool = False, is_lasting: bool = False) -> bool:
@@ -140,7 +140,7 @@ class Burst:
         return min(back_off_s, max(_LONGEST_BACK_OFF_S, self.patience_s))
 
     def _waits_for_run(self, lag: Lag, now: float, *, is_lasting: bool) -> bool:
-        """Return whether the run of the last event may still read the event's records, or has failed only recently."""
+        """Return whether the last event's run may still read its records, or has just failed."""
         if self._fired is None or _reaches(lag.positions, self._fired):
             self.attempts = 0
             return False
@@ -223,7 +223,7 @@ def _reaches(positions: Offsets, ends: Offsets) -> bool:
 
 
 class KafkaEndOffsetTrigger(BaseEventTrigger):
-    """Fires when `topics` have records beyond the offsets that `pipeline` has read according to the ledger.
+    """Fires when `topics` have records beyond the offsets that `pipeline` has read.
 
     It also fires when one of the pipeline's timers on the wall clock is due.
 
@@ -379,7 +379,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
     async def _note(
         self, kind: FailureKind, failure: Failure | None, recorded: Mapping[FailureKind, Failure]
     ) -> None:
-        """Record a failure in the ledger, keep its text current, and remove it when it has passed."""
+        """Record a failure in the ledger, keep its text current, and remove it once it is over."""
         before = recorded.get(kind)
         if failure is None or before is None:
             if failure is not before:
@@ -400,7 +400,7 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         return True
 
     async def _note_next_run(self, failed: Failure | None, pause: BackOff | None) -> None:
-        """Record when the next run starts, if the last one has failed and Airflow does not repeat it."""
+        """Record when the next run starts, if the last failed and Airflow does not repeat it."""
         if failed is None or pause is None or failed.is_lasting or not failed.is_given_up:
             return
         now = datetime.now(UTC)
@@ -425,9 +425,10 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
         return not_started(self.pipeline, since)
 
     async def _wait(self, trouble: str, kind: str = "", away: InputAway | None = None) -> None:
-        """Log why the trigger waits, once per kind, because librdkafka has many messages for the same problem.
+        """Log why the trigger waits, once per kind.
 
-        If the input is `away`, record it in the ledger.
+        librdkafka has many messages for the same problem. If the input is `away`, record it in the
+        ledger.
         """
         kind = kind or trouble
         if kind != self.trouble:

@@ -85,7 +85,7 @@ class Watch:
 
     @classmethod
     def shared(cls, kafka_config_id: str, poll_seconds: float) -> Watch:
-        """Return the watch of all triggers in this event loop that have the same connection and period."""
+        """Return the watch for all triggers in this event loop with this connection and period."""
         watches = _WATCHES.setdefault(asyncio.get_running_loop(), {})
         return watches.setdefault(
             (kafka_config_id, poll_seconds), cls(kafka_config_id, poll_seconds)

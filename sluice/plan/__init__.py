@@ -1,4 +1,4 @@
-"""Turns a topology into a plan: plain data for one streaming query, which the engine runs without the topology.
+"""Turns a topology into a plan: plain data for one streaming query, which needs no topology to run.
 
 `planner` derives the plan: `operator_nodes` decides which nodes are operators, `stages` puts the
 operators into stages, `grouping` plans the aggregates that are not operators, and `scopes` and

@@ -48,8 +48,8 @@ class AggregationGroup:
     """
 
     number: int
-    """The number of the first store's step. Operators and global tables are numbered by their steps, too, so none of
-    them has this number."""
+    """The number of the first store's step. Operators and global tables are numbered by their
+    steps, too, so none of them has this number."""
     topics: tuple[str, ...]
     """The topics of the group's records."""
     passed: str
@@ -107,7 +107,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Select:
-    """A `select` step after a group: replaces the value of each change by the result of an expression.
+    """A `select` step after a group: replaces each change's value by the result of an expression.
 
     In the expression, `v` is the changed value, and `_key` is its key.
     """

@@ -1,4 +1,4 @@
-"""Decides whether Arrow can compute a job's stateless steps, in the task that decodes the records, or Spark SQL must.
+"""Decide whether Arrow can compute a job's stateless steps, in the task that decodes the records.
 
 If Arrow computes the steps, records stay in one Python task until they are aggregated or sent to
 operators. For Spark SQL, records go to the JVM and back. The table in `sql.rules` says what Arrow
@@ -55,7 +55,7 @@ class TypedFallibleExpression:
 
     @property
     def column_types(self) -> dict[str, str]:
-        """Column → its type, for the columns with the results, the error and, if there is a key, the key's text."""
+        """The types, by column, of the results, the error and, if there is a key, its text."""
         results = {f"c{number}": column.type for number, column in enumerate(self.columns)}
         types = {self.planned.name: struct_type(results), self.planned.error: "STRING"}
         if self.planned.key is not None:
@@ -65,7 +65,7 @@ class TypedFallibleExpression:
 
 @dataclass(frozen=True)
 class TypedExplosion:
-    """A column that turns one record into several: a row per element of an array, and one row for an empty array."""
+    """A column that makes a row per element of a record's array, and one row for an empty array."""
 
     column: Column
     array: TypedExpression
@@ -193,7 +193,7 @@ def _fallible_expression(fallible: FallibleExpression, types: Types) -> TypedFal
 
 
 def why_spark(job: Job) -> str:
-    """Return why Spark SQL computes the job's stateless steps; empty if the tasks compute them with Arrow."""
+    """Return why Spark SQL computes the job's stateless steps; empty if the tasks use Arrow."""
     try:
         types = types_of((*job.layers, failure_columns(job)), types_read(job))
         for edge in job.edges_from(0):
@@ -214,7 +214,7 @@ def failure_columns(job: Job) -> tuple[Column, ...]:
 
 
 def _require_edge(edge: Edge, types: Types) -> None:
-    """Raise NeedsSparkError if Arrow cannot compute the rows that an operator takes from the steps."""
+    """Raise NeedsSparkError if Arrow cannot compute an operator's rows from the steps."""
     try:
         if edge.path_column is not None:
             on_arrow(edge.path_from("X''"), types, "BINARY")

@@ -1,4 +1,4 @@
-"""The functions of a cogrouped aggregate: its accumulators, and the arguments that each stream adds to them."""
+"""The functions of a cogrouped aggregate: accumulators, and each stream's arguments for them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _argument(function: AggregateFunction) -> str:
 
 
 def _require_one_type(node: nodes.Cogroup, column: str, arguments: Mapping[int, str]) -> None:
-    """Raise TopologyError if streams add values of different types to a column, as far as the types are known."""
+    """Raise TopologyError if streams are known to add values of different types to a column."""
     kinds: dict[int, str] = {}
     for part, sql in arguments.items():
         kinds[part] = type_of(sql, _types_of(node.parts[part]))
@@ -69,7 +69,8 @@ def _require_one_type(node: nodes.Cogroup, column: str, arguments: Mapping[int, 
             f"{node.parts[part].columns[column]} of {kind}" for part, kind in kinds.items()
         )
         raise TopologyError(
-            f"aggregate into {node.store!r} at {node.at}: the column {column} is {texts}, which cannot be added up.",
+            f"aggregate into {node.store!r} at {node.at}: the column {column} is {texts}, "
+            "which cannot be added up.",
             next_step="Convert the values to one type with CAST, or use another name.",
         )
 
@@ -80,7 +81,7 @@ def column_of(node: nodes.Cogroup, column: str) -> SplitAggregate:
 
 
 def types_of(node: nodes.Cogroup, column: str) -> dict[str, str]:
-    """Return the types of the fields that a column reads in the first stream that has the column."""
+    """Return the types of the fields that a column reads in the first stream that has it."""
     return _types_of(next(part for part in node.parts if column in part.columns))
 
 
@@ -89,7 +90,7 @@ def _types_of(part: nodes.CogroupedStream) -> dict[str, str]:
 
 
 def _splits(node: nodes.Cogroup, column: str) -> dict[int, SplitAggregate]:
-    """Number of each stream that has the column → the column's expression and functions in this stream."""
+    """Return a column's expression and functions by the number of each stream that has it."""
     splits: dict[int, SplitAggregate] = {}
     for number, part in enumerate(node.parts):
         if column in part.columns:
@@ -105,7 +106,8 @@ def _splits(node: nodes.Cogroup, column: str) -> dict[int, SplitAggregate]:
     if len(computed) > 1:
         texts = " and ".join(part.columns[column] for part in node.parts if column in part.columns)
         raise TopologyError(
-            f"aggregate into {node.store!r} at {node.at}: the column {column} is {texts}, which cannot be added up.",
+            f"aggregate into {node.store!r} at {node.at}: the column {column} is {texts}, "
+            "which cannot be added up.",
             next_step="Use the same functions in all streams, or another name.",
         )
     return splits

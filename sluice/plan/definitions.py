@@ -18,7 +18,7 @@ from sluice.values.references import Reference
 
 
 def upstream_definition(node: nodes.Node) -> str:
-    """Return the steps before an operator as the author wrote them, with only the used fields of each contract."""
+    """Return the steps before an operator as written, with only the used fields of contracts."""
     steps = [*_ancestors(node)]
     details = [step.detail for step in (*steps, node) if step.parents]
     texts = " ".join(details)

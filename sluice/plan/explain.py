@@ -11,7 +11,10 @@ from sluice.values.sink_tables import DeltaTable
 
 
 def explain(plan: Plan) -> str:
-    """Describe what the job reads, stores and writes, where its steps run, and why operators take records in order."""
+    """Describe what the job reads, stores and writes, and where its steps run.
+
+    Also say why operators take records in order.
+    """
     job = plan.job
     lines = [
         f"pipeline {plan.pipeline.name}: {counted(plan.pipeline.workers, 'worker')}, "

@@ -10,9 +10,9 @@ _JSON = re.compile(r"(?<!')\bvalue\b(?!'| IS NULL)")
 
 
 def left_fields_read(texts: Iterable[str], result: str) -> frozenset[str] | None:
-    """Return the names, in lower case, of the fields that SQL reads from the left value of a join's result, such as `v3`.
+    """Return the fields that SQL reads from the left value of a join's result, such as `v3`.
 
-    None if any of the texts may read the left value as a whole.
+    The names are in lower case. None if any of the texts may read the left value as a whole.
     """
     reads = re.compile(rf"\b{result}\b(?:\.(left|right)\b)?(?:\.(?:`((?:[^`]|``)+)`|(\w+)))?")
     names: set[str] = set()

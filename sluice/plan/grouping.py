@@ -1,4 +1,4 @@
-"""Plan the combinable aggregates of a pipeline: groups of stores that share state rows, and the outputs after them."""
+"""Plan combinable aggregates: groups of stores that share state rows, and outputs after them."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _add_late_columns(
 
 
 def _store_column(node: nodes.Aggregate, inputs: Mapping[str, str]) -> StoreColumn:
-    """Return a store of a group; `inputs` maps the argument of each function to the job's column for it."""
+    """Return a store of a group; `inputs` maps each function's argument to the job's column."""
     columns = []
     for name, function in _functions(node).items():
         column = None if function.argument is None else inputs[function.argument]
@@ -178,7 +178,7 @@ def _place_of(store: str, groups: Sequence[AggregationGroup]) -> tuple[int, int]
 
 
 def _select(node: nodes.Select, columns: Mapping[str, str]) -> Select:
-    """Return a select after a group, over the fields in `columns` and the metadata of the change."""
+    """Return a select after a group, over the fields in `columns` and the change's metadata."""
     columns = dict(columns) | dict(zip(CHANGE_METADATA, CHANGE_METADATA, strict=True))
     types = node.parent.result_types | CHANGE_METADATA
     fields: dict[str, str] = {}

@@ -53,7 +53,7 @@ class PlannedPipeline:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A pipeline as one streaming query: it reads topics, keeps state, and writes topics and tables."""
+    """A pipeline as one streaming query: it reads topics, keeps state, writes topics and tables."""
 
     pipeline: PlannedPipeline
     streams: tuple[Source, ...]
@@ -103,7 +103,7 @@ class Job:
 
     @property
     def unmatched_patterns(self) -> Mapping[str, int]:
-        """The patterns whose topics are not known yet, each with the largest number of topics that it may match."""
+        """The patterns whose topics are not known yet, each with the most topics it may match."""
         unmatched = [source for source in self.streams if source.topic == source.pattern]
         return {source.topic: source.most_topics for source in unmatched}
 
@@ -122,7 +122,7 @@ class Job:
         return tuple(dict.fromkeys((*self.patterns, *self.topics)))
 
     def matching(self, topics_by_pattern: Mapping[str, Sequence[str]]) -> Job:
-        """Return the job with a source for each topic that a pattern matches, numbered in the order of the topics."""
+        """Return the job with a source for each topic that matches a pattern, in topic order."""
 
         def matched(topics: Sequence[str]) -> tuple[str, ...]:
             names: list[str] = []
@@ -171,7 +171,7 @@ class Job:
 
     @property
     def copied(self) -> frozenset[tuple[int, int]]:
-        """The inputs whose rows go to every worker, each as the number of an operator and one of its sides."""
+        """The inputs whose rows go to every worker, each as an operator's number and a side."""
         copied: set[tuple[int, int]] = set()
         for operator in self.operators:
             copied |= {(edge.target, edge.side) for edge in operator.edges if edge.is_copied}
@@ -179,7 +179,7 @@ class Job:
 
     @property
     def keeps_headers(self) -> bool:
-        """Whether headers may reach a topic, a store that keeps them, or a processor that can read them."""
+        """Whether headers may reach topics, stores that keep them, or processors that read them."""
         if any(sink.table is None for sink in self.sinks):
             return True
         for operator in self.operators:
@@ -189,7 +189,10 @@ class Job:
 
     @property
     def written_tables(self) -> Mapping[str, tuple[Sink, ...]]:
-        """Destination → the tables that one transaction per batch writes: a database's tables, or one Delta table."""
+        """The tables that one transaction per batch writes, by destination.
+
+        They are a database's tables, or one Delta table.
+        """
         tables: dict[str, list[Sink]] = {}
         for sink in self.sinks:
             if sink.table is not None:
@@ -238,9 +241,10 @@ class Job:
 
     @property
     def writes_in_last_stage(self) -> bool:
-        """Whether the tasks of the last stage also write the shards, because their workers own all rows for the shards.
+        """Whether the tasks of the last stage also write the shards.
 
-        Otherwise, these rows need another shuffle.
+        They do if their workers own all rows for the shards. Otherwise, these rows need another
+        shuffle.
         """
         # Global tables are read by tasks that belong to no stage.
         if not self.operators or self.tables:
@@ -263,7 +267,7 @@ class Job:
 
     @property
     def reads_without_stages(self) -> bool:
-        """Whether the tasks that read the records need no stream time that only the stages before know.
+        """Whether the tasks that read records need no stream time that only the stages before know.
 
         If stream time goes on for idle partitions, the time of an operator can be later than that
         of the partition.
@@ -374,11 +378,14 @@ class Job:
         return names
 
     def edges_from(self, stage: int) -> list[Edge]:
-        """Return the edges from a stage to operators, stores and sinks, without the edges that take rows of other edges."""
+        """Return a stage's edges to operators, stores and sinks that take no other edge's rows."""
         return [edge for edge in self._all_edges if edge.stage == stage and edge.shares is None]
 
     def edges_sharing_rows(self, stage: int) -> Mapping[int, tuple[Edge, ...]]:
-        """Return, for each operator of a stage, the edges that take rows of its edges (see `shared_rows.py`)."""
+        """Return, for each operator of a stage, the edges that take rows of its edges.
+
+        See `shared_rows.py`.
+        """
         stage_of = {operator.number: operator.stage for operator in self.operators}
         sharing: dict[int, tuple[Edge, ...]] = {}
         for edge in self._all_edges:
@@ -434,7 +441,7 @@ class Job:
 
     @property
     def operators_of_changes(self) -> frozenset[int]:
-        """The aggregates that need not send a result that equals the key's or window's previous result.
+        """The aggregates that need not send a result equal to the key's or window's previous one.
 
         Besides their store, only aggregates of their tables read their results: aggregates whose
         last results alone matter, with functions that such a result would not change.

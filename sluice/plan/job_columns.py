@@ -1,4 +1,4 @@
-"""Collects the columns of a job while it is planned: the columns that stages compute and that expressions read.
+"""Collect a job's columns during planning: columns that stages compute and that expressions read.
 
 Names of columns:
 
@@ -86,7 +86,7 @@ class JobColumns:
         self._layers.setdefault(stage, {})[depth] = transformation
 
     def add_explosion(self, stage: int, depth: int, name: str, sql: str, node: nodes.Node) -> None:
-        """Add a column that turns each record into a row per element of an array, with the elements' positions."""
+        """Add a column that turns a record into a row per array element, with the positions."""
         column = Column(name, f"posexplode_outer({sql})", node.number, position=f"{name}_pos")
         self.add(stage, depth, column)
         self._explosions.setdefault(stage, {})[node.number] = depth
@@ -131,7 +131,7 @@ class JobColumns:
         return tuple(layers)
 
     def layers_after_operators(self) -> dict[int, Layers]:
-        """Return, for each stage, the layers that are computed from the results of its operators."""
+        """Return, for each stage, the layers computed from the results of its operators."""
         stages = [stage for stage in self._layers if stage]
         return {stage: self.layers_of(stage) for stage in stages}
 
@@ -150,7 +150,7 @@ class JobColumns:
         return columns
 
     def register_results(self, scope: Scope, column: str) -> Scope:
-        """Register the scope's fields as parts of the operator's results in `column`; return the scope."""
+        """Register a scope's fields as parts of operator results in `column`; return the scope."""
         for name in scope.fields:
             self._result_of[scope.columns[name]] = column
         if scope.is_null != "false":
@@ -204,10 +204,10 @@ class JobColumns:
         return expression.on({name: self.read(scope, name) for name in expression.fields})
 
     def null_removed_rows(self, scope: Scope) -> Scope:
-        """Return the scope in which the fields of a removed row are null, so that no later step reads the row's former fields.
+        """Return the scope in which the fields of a removed row are null.
 
-        In Kafka Streams, a deleted row and a row that a table's filter removes are the same: a
-        record with a null value.
+        So no later step reads the row's former fields. In Kafka Streams, a deleted row and a row
+        that a table's filter removes are the same: a record with a null value.
         """
         columns = dict(scope.columns)
         for name in scope.fields:
@@ -223,7 +223,7 @@ class JobColumns:
     # -- Conditions
 
     def evaluation_condition(self, scope: Scope, before: nodes.Node) -> str:
-        """Return the condition under which a step computes its expressions over the fields of `before`.
+        """Return the condition under which a step computes its expressions over fields of `before`.
 
         As in Kafka Streams, a step of a stream also computes records with a null value, and a step
         of a table computes only rows that exist.
@@ -241,7 +241,7 @@ class JobColumns:
         return all_of([scope.passed, *self._first_row_conditions(scope)])
 
     def call_depth(self, scope: Scope) -> tuple[int, str]:
-        """Return the layer in which a Python function is called for the records of a scope, and the condition for a call.
+        """Return the layer and the condition of a Python function's calls for a scope's records.
 
         Nodes that are not upstream of the function may have turned a record into several rows. The
         function is called for the first row only. The layer in which such a node makes rows is not
@@ -264,7 +264,7 @@ class JobColumns:
         return [_is_first_row(number) for number in self._other_explosions(scope)]
 
     def _other_explosions(self, scope: Scope) -> list[int]:
-        """Return the nodes, by number, that split records into several rows in a scope's stage but not upstream of it."""
+        """Return the nodes, by number, that split records in a scope's stage but not upstream."""
         explosions = self._explosions.get(scope.stage, {})
         return [number for number in explosions if number not in scope.exploded]
 
@@ -306,7 +306,7 @@ class JobColumns:
         key: str = "",
         reported: bool = True,
     ) -> tuple[Scope, dict[str, str]]:
-        """Do the same as `guard` for expressions over fields of these types, computed under a condition.
+        """Do the same as `guard` for expressions over fields of these types, under a condition.
 
         Without `reported`, the records for which an expression fails are left out, but not
         reported.
@@ -350,7 +350,7 @@ class JobColumns:
         columns: Sequence[str],
         before: Scope,
     ) -> Scope:
-        """Return the scope of the records for which a step's results in these columns can be written as JSON.
+        """Return the scope of records whose step results in these columns can be written as JSON.
 
         A dead letter has the value of `before`, the scope before the step.
         """
@@ -412,7 +412,7 @@ class JobColumns:
         *,
         reported_with: Scope | None,
     ) -> tuple[Scope, FallibleExpression]:
-        """Return the scope after an expression, and the expression, or an equal expression that the node already has.
+        """Return the scope after an expression, and the expression or an equal one of the node.
 
         A failure is reported with the value of the scope `reported_with`.
         """
@@ -431,9 +431,10 @@ class JobColumns:
         return replace(scope, depth=scope.depth + 1, passed=passed), expression
 
     def _key_column(self, scope: Scope, key: str) -> str | None:
-        """Return the column with a key's text if the key is the record's key, or a field that a source also decodes as text.
+        """Return the column with a key's text.
 
-        None for any other key, whose text must be computed.
+        The key must be the record's key, or a field that a source also decodes as text. None for
+        any other key, whose text must be computed.
         """
         (name, start, stop), *more = parse(key).names or (("", 0, 0),)
         if more or start != 0 or stop != len(key):
@@ -450,7 +451,7 @@ class JobColumns:
 
 
 def _is_first_row(explosion: int) -> str:
-    """Return SQL of the condition that a row has the first element of its record's array, or that the array is empty."""
+    """Return SQL for whether a row has its array's first element, or the array is empty."""
     return f"coalesce(x{explosion}_pos, 0) = 0"
 
 

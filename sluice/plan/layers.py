@@ -1,4 +1,4 @@
-"""Layers: the columns that a job computes from its records and from operators' results, and where they can fail."""
+"""Layers: columns computed from records and operators' results, and where they can fail."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Column:
 
 @dataclass(frozen=True)
 class FallibleExpression:
-    """A step's expressions that can fail, as a column: a struct `c0`, `c1`, ..., or null if any expression failed.
+    """A step's expressions that can fail, as a struct `c0`, `c1`, ..., which is null if any failed.
 
     A second column, `error`, has the error message if the step failed for the record, else null. If
     an expression becomes a key, a third column, `key_text`, has the key's text.
@@ -62,7 +62,7 @@ class FallibleExpression:
 
 @dataclass(frozen=True)
 class Transformation:
-    """A function from DataFrame to DataFrame: the SQL of its input columns and the names of its output columns."""
+    """A function on DataFrames: the SQL of its input columns, and the names of its outputs."""
 
     step: int
     function: Reference
@@ -102,7 +102,7 @@ class Failure:
 
 
 def columns_of(layers: Layers) -> Iterator[Column | FallibleExpression]:
-    """Yield the columns that have SQL, so not those that a function of the whole DataFrame computes."""
+    """Yield the columns that have SQL, so none that a function of the whole DataFrame computes."""
     for layer in layers:
         if not isinstance(layer, Transformation):
             yield from layer

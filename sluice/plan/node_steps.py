@@ -35,7 +35,7 @@ def topics_of(node: nodes.Node) -> tuple[str, ...]:
 
 
 def source_number(pipeline: Graph, node: nodes.Source) -> int:
-    """Return a source's number in the column `_source`; for a pattern, the number of its first topic.
+    """Return a source's number in the column `_source`; for a pattern, that of its first topic.
 
     Topics that match a pattern have numbers after those of all steps: `most_topics` numbers for
     each pattern. Raises TopologyError if the numbers do not suffice.
@@ -50,8 +50,9 @@ def source_number(pipeline: Graph, node: nodes.Source) -> int:
             number += source.most_topics
     if number + node.most_topics > MOST_SOURCES:
         raise TopologyError(
-            f"{pipeline.name}: stream {node.topic} at {node.at}: max_topics={node.most_topics} is too large: all "
-            f"steps, and all topics that patterns may match, are more than {MOST_SOURCES}.",
+            f"{pipeline.name}: stream {node.topic} at {node.at}: "
+            f"max_topics={node.most_topics} is too large: "
+            f"all steps, and all topics that patterns may match, are more than {MOST_SOURCES}.",
             next_step="Write a smaller max_topics=, or divide the topics among several pipelines.",
         )
     return number
@@ -102,7 +103,7 @@ def source_of(
 def _fields_read(
     node: nodes.Source, read: Collection[str], keys: Collection[str]
 ) -> tuple[SourceField, ...]:
-    """Return the record's key, the values of the fields `read`, and the fields `keys` as the texts of keys."""
+    """Return the record's key, the values of the fields `read`, and the key texts of `keys`."""
     fields: list[SourceField] = []
     if node.key is not None:
         fields.append(SourceField(node.key, f"key{node.number}", "STRING", "record_key"))
@@ -139,7 +140,7 @@ def sink_of(node: nodes.Sink) -> Sink:
 
 
 class LateSinks:
-    """Gives the sink of each topic of late records to the first group or operator that writes to it."""
+    """Gives each sink of late records to the first group or operator that writes to its topic."""
 
     def __init__(self) -> None:
         self._claimed: set[nodes.Node] = set()

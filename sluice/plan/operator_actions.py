@@ -49,7 +49,10 @@ def is_of_processor(group_id: int) -> bool:
 
 
 def _processor_group(store: str) -> int:
-    """Return the group number of a processor's store: a hash of its name, which stays the same if other stores are added."""
+    """Return the group number of a processor's store.
+
+    It is a hash of the name, which stays the same if other stores are added.
+    """
     return _FIRST_PROCESSOR_GROUP + zlib.crc32(store.encode()) % _PROCESSOR_GROUPS
 
 
@@ -72,10 +75,10 @@ def action_of(
             )
         case nodes.Aggregate(python=nodes.PythonAggregate() as python):
             return PythonAggregate(
-                node.window, reference(python.initializer), Reference(python.adder), reference(python.subtractor),
-                reference(python.merger), reference(python.takes), reference(python.returns), python.shape,
-                node.subtracts, node.retention_ms, node.history_ms,
-                _cogrouped(node), python.takes_list,
+                node.window, reference(python.initializer), Reference(python.adder),
+                reference(python.subtractor), reference(python.merger), reference(python.takes),
+                reference(python.returns), python.shape, node.subtracts, node.retention_ms,
+                node.history_ms, _cogrouped(node), python.takes_list,
             )  # fmt: skip
         case nodes.Merge():
             return Merge()
@@ -147,7 +150,7 @@ def _join(node: nodes.Join, pipeline: Graph) -> StreamJoin | TableJoin:
 
 
 def _cogrouped(node: nodes.Aggregate) -> tuple[tuple[Reference, Reference | None], ...]:
-    """Return for each cogrouped stream its adder, and the type of the values that the adder takes."""
+    """Return each cogrouped stream's adder, and the type of the values that the adder takes."""
     if not isinstance(node, nodes.Cogroup):
         return ()
     adders: list[tuple[Reference, Reference | None]] = []
@@ -183,7 +186,7 @@ def _process(node: nodes.Process, pipeline: Graph) -> Process:
 
 
 def _may_lack_columns(node: nodes.ChangedRows) -> bool:
-    """Return whether the old rows come from Debezium, which may leave columns out, and not from a table of Sluice."""
+    """Return whether old rows come from Debezium, which may omit columns, and not from Sluice."""
     if any(isinstance(step, nodes.Changes) for step in nodes.upstream(node)):
         return False
     return any(
@@ -192,7 +195,10 @@ def _may_lack_columns(node: nodes.ChangedRows) -> bool:
 
 
 def _set_metadata(node: nodes.SetMetadata) -> SetMetadata:
-    """Return the operator. Raises TopologyError if an expression has a type that times or headers cannot have."""
+    """Return the operator.
+
+    Raises TopologyError if an expression has a type that times or headers cannot have.
+    """
     types = node.readable_types
     if node.time is not None:
         kind = type_of(node.time, types)
@@ -210,13 +216,17 @@ def _require_type(node: nodes.Node, name: str, kind: str, allowed: set[str], adv
     if kind not in allowed:
         expected = " or ".join(sorted(allowed))
         raise TopologyError(
-            f"{node.name} at {node.at}: {name} must be {expected}, and is {kind or 'of an unknown type'}.",
+            f"{node.name} at {node.at}: {name} must be {expected}, "
+            f"and is {kind or 'of an unknown type'}.",
             next_step=f"Convert it, for example with {advice}.",
         )
 
 
 def _waiting_time(node: nodes.Suppress) -> int:
-    """Return how many ms after its window's end, or after a key's first update, a suppress step holds a result back."""
+    """Return how long a suppress step holds a result back, in ms.
+
+    The time begins with the end of the window, or with the key's first update.
+    """
     window = node.key_window
     if window is None or node.until == "time_limit":
         return node.limit_ms

@@ -121,7 +121,10 @@ def _why_aggregate(pipeline: Graph, node: nodes.Aggregate, *, follows_operator: 
 
 
 def _need_last_change_only(pipeline: Graph, steps: Iterable[nodes.Node]) -> bool:
-    """Return whether a table's changes go only to topics, with only maps and joins with global tables in between."""
+    """Return whether a table's changes go only to topics.
+
+    Only maps and joins with global tables may be in between.
+    """
     for step in steps:
         if not step.needs_last_change_only:
             return False

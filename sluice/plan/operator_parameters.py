@@ -80,7 +80,7 @@ class Latest:
 
 @dataclass(frozen=True)
 class Suppress:
-    """Holds a table's results back for `wait_ms` after their window's end or after a key's first update."""
+    """Holds a table's results back for `wait_ms` after the window's end or a key's first update."""
 
     until: Until
     wait_ms: int
@@ -107,7 +107,7 @@ class StreamJoin:
 
 @dataclass(frozen=True)
 class TableJoin:
-    """Joins a stream with a table, or two tables: by key, by a foreign key, or with a global table (`lookup`)."""
+    """Joins a stream and a table, or two tables: by key, foreign key or global table (`lookup`)."""
 
     how: How
     kind: Literal["stream-table", "table-table", "foreign-key", "lookup"]

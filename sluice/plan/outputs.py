@@ -63,7 +63,7 @@ def _chain_from_group(
 
 
 def _follows_state(pipeline: Graph, node: nodes.Node) -> bool:
-    """Return whether a node follows an aggregation or an operator, and therefore does not process single records."""
+    """Return whether a node follows an aggregation or operator and handles no single records."""
     for parent in node.parents:
         # A topic's table is an operator, too, but the steps after it process the topic's single
         # records.
@@ -78,7 +78,7 @@ def _follows_state(pipeline: Graph, node: nodes.Node) -> bool:
 
 
 def _is_used(pipeline: Graph, node: nodes.Node) -> bool:
-    """Return whether a later step uses the output of a node: a sink, an aggregate, an operator or a peek."""
+    """Return whether a sink, an aggregate, an operator or a peek uses the output of a node."""
     for child in children(pipeline, node):
         if isinstance(child, nodes.Sink | nodes.Aggregate) or is_operator(pipeline, child):
             return True

@@ -35,7 +35,7 @@ class SharedRows:
 
 @dataclass(frozen=True)
 class Edge:
-    """The columns of the rows that go into a side of an operator, or from an operator into its store or a sink."""
+    """The columns of rows that go into an operator's side, or from it into its store or a sink."""
 
     target: int
     side: int
@@ -76,8 +76,8 @@ class Edge:
     """Whether all records of the topics advance stream time, even if a filter before the operator
     removes them."""
     path: tuple[str, ...] = ()
-    """The SQL of each element of a row's path (`values.row_order`). The path begins at the record or result
-    that the stage reads, and ends at the target."""
+    """The SQL of each element of a row's path (`values.row_order`). The path begins at the record
+    or result that the stage reads, and ends at the target."""
     rekeyed: bool = False
     """Whether the rows' key for the target differs from the record's or result's key."""
     results_of: frozenset[int] = frozenset()
@@ -110,7 +110,7 @@ class Edge:
 
     @property
     def path_column(self) -> str | None:
-        """The name of the column with the path from the record; None if the path is the same for all records."""
+        """The name of the column with the path from the record; None if all have the same path."""
         if self.constant_path is None:
             return f"{self.column}_path"
         return None
@@ -185,8 +185,8 @@ class PlannedOperator:
     """Whether other steps need this operator's stream time only to send the results of closed
     windows."""
     reads_windows: bool = False
-    """Whether this is a suppress step that reads the results of closed windows from the state of the aggregate
-    before it (see `keeps_waiting_windows`)."""
+    """Whether this is a suppress step that reads the results of closed windows from the state of
+    the aggregate before it (see `keeps_waiting_windows`)."""
 
     keeps_headers: bool = False
     """Whether the store keeps the headers of the results that have changed its rows."""
@@ -219,24 +219,24 @@ class PlannedOperator:
 
     @property
     def edges_from_records(self) -> tuple[Edge, ...]:
-        """The edges that have rows of their own, made from records, not from results of other operators."""
+        """The edges that have rows of their own, made from records, not from operators' results."""
         return tuple(edge for edge in self.edges if edge.stage == 0 and edge.shares is None)
 
     @property
     def is_stream_join(self) -> bool:
-        """Whether the operator joins two streams, with a stream time for each side and a stream time for both."""
+        """Whether the operator joins two streams, with a stream time per side and one for both."""
         return isinstance(self.action, StreamJoin)
 
     @property
     def timed_sides(self) -> tuple[int, ...]:
-        """The sides that have a stream time of their own, in addition to the stream time that all sides share."""
+        """The sides with a stream time of their own, besides the one that all sides share."""
         if self.joins_versions:
             return LEFT, RIGHT
         return tuple(edge.side for edge in self.edges if COGROUPED <= edge.side < READ)
 
     @property
     def sends_only_final_results(self) -> bool:
-        """Whether the operator sends only the last result of each window, once the window has closed."""
+        """Whether the operator sends only the last result of each window, once it has closed."""
         action = self.action
         return (
             isinstance(action, Suppress)
@@ -246,7 +246,7 @@ class PlannedOperator:
         )
 
     def keeps_waiting_windows(self, suppress: PlannedOperator) -> bool:
-        """Return whether the windows in this operator's state are the windows whose results a suppress step holds back.
+        """Return whether the windows in this state are those whose results `suppress` holds back.
 
         They are if the operator forgets each window at the stream time at which the step sends the
         window's result. The step then needs no copy of the results.
@@ -279,7 +279,7 @@ class PlannedOperator:
 
     @property
     def closing_times(self) -> Window | None:
-        """The windows whose closes are the only changes of stream time that the operator's workers need to know.
+        """The windows whose closes are all that the operator's workers need to know of stream time.
 
         None if the workers need to know more changes.
         """
@@ -301,7 +301,10 @@ class PlannedOperator:
 
     @property
     def is_timed_by_source(self) -> bool:
-        """Whether all rows come directly from one topic; the task of each partition then knows the stream time."""
+        """Whether all rows come directly from one topic.
+
+        The task of each partition then knows the stream time.
+        """
         # The sides of a join, and cogrouped streams, share a stream time, so no task of one topic
         # knows it. Nor does such a task know the stream time of rows from another stage, because it
         # does not see them: they have passed through a shuffle.
@@ -331,7 +334,7 @@ these rows."""
 
 
 def result_column(operator: int, output: int | None = None) -> str:
-    """Return the column with an operator's results, or with those that a processor sends to one output."""
+    """Return the column with an operator's results, or with a processor's for one output."""
     if output is None:
         return f"v{operator}"
     return f"v{operator}_{output}"

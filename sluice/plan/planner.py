@@ -60,7 +60,7 @@ def load_plan(
     only: Collection[str] = (),
     without: Collection[str] = (),
 ) -> Plan:
-    """Load the pipeline with this name from a folder of pipelines' files, and plan it, or a part of it: see `plan`."""
+    """Load a pipeline by name from a folder of files, and plan it or a part of it (see `plan`)."""
     return plan(load_pipeline(folder, name), only, without)
 
 

@@ -75,7 +75,7 @@ class Scopes:
         child: nodes.Node,
         side: int = 0,
     ) -> Scope:
-        """Return the scope of the parent's output, as a child reads it through its input number `side`.
+        """Return the scope of the parent's output, as a child reads it through its input `side`.
 
         If the parent has several children, the scope's path contains the number of this child.
         """
@@ -235,7 +235,7 @@ class Scopes:
         *,
         is_chained: bool,
     ) -> Scope:
-        """Return the scope after an aggregate whose columns are computed from the results of its functions."""
+        """Return the scope after an aggregate with columns computed from functions' results."""
         results = {call: f"{column}.a{number}" for number, call in enumerate(expressions.functions)}
         scope = self.columns.register_results(
             replace(scope, columns=results | _RESULT_METADATA),
@@ -283,7 +283,7 @@ class Scopes:
         return replace(self._next_layer_with(scope, Column(name, sql, node.number)), passed=name)
 
     def _without_rows(self, node: nodes.Node, scope: Scope, is_removed: str) -> Scope:
-        """Return the scope of a table's rows, without the rows for which the SQL `is_removed` is true."""
+        """Return the scope of a table's rows without those for which `is_removed` (SQL) is true."""
         name = f"n{node.number}"
         sql = f"({self.columns.read_null(scope)} OR {is_removed})"
         scope = self._next_layer_with(scope, Column(name, sql, node.number))
@@ -333,13 +333,17 @@ class Scopes:
         name, depth = f"x{node.number}", self.columns.next_layer(scope.stage)
         self.columns.add_explosion(scope.stage, depth, name, value_if(scope.passed, items), node)
         return replace(
-            scope, depth=depth, passed=f"({name}_pos IS NOT NULL)", columns=scope.metadata | shape_columns(shape, name),
-            scalar=shape.scalar, is_null="false", unchanged_result=None, exploded=(*scope.exploded, node.number),
+            scope, depth=depth, passed=f"({name}_pos IS NOT NULL)",
+            columns=scope.metadata | shape_columns(shape, name), scalar=shape.scalar,
+            is_null="false", unchanged_result=None, exploded=(*scope.exploded, node.number),
             path=(*scope.path, row_order.element_sql(f"{name}_pos")),
         )  # fmt: skip
 
     def _applied(self, node: nodes.Apply, scope: Scope) -> Scope:
-        """Call a Python function as an SQL function that takes key and value as JSON and returns JSON or an error."""
+        """Call a Python function as an SQL function that takes key and value as JSON.
+
+        The function returns JSON or an error.
+        """
         takes, returns = reference(node.takes), reference(node.returns)
         function = PythonFunction(
             node.number,
@@ -389,7 +393,7 @@ class Scopes:
                 return self._function_results(node, after, name)
 
     def _function_results(self, node: nodes.Apply, scope: Scope, result: str) -> Scope:
-        """Return the scope after a function, with the returned value and, if the function returns it, the key."""
+        """Return the scope after a function, with the returned value and the key, if returned."""
         name = result_column(node.number)
         scope = self._next_layer_with(
             scope,
@@ -479,8 +483,8 @@ class Scopes:
         exploded[node.number] = None
         return replace(
             rows, depth=rows.depth + 1, columns=columns, scalar=first.scalar, is_null=is_null,
-            exploded=tuple(exploded), path=(_by_stream(number, paths),), turns=scopes[sides[0]].turns,
-            results_of=results_of,
+            exploded=tuple(exploded), path=(_by_stream(number, paths),),
+            turns=scopes[sides[0]].turns, results_of=results_of,
         )  # fmt: skip
 
     def _columns_by_stream(
@@ -517,7 +521,7 @@ class Scopes:
 
 
 def _feeds_left_join(pipeline: Graph, node: nodes.Node) -> bool:
-    """Return whether records from a node reach a left or outer join that has results for records without a key."""
+    """Return whether a node's records reach a left or outer join that keeps those without a key."""
     for child in children(pipeline, node):
         if (
             isinstance(child, nodes.Join)
@@ -532,7 +536,7 @@ def _feeds_left_join(pipeline: Graph, node: nodes.Node) -> bool:
 
 
 def _is_topic_table(node: nodes.Node) -> bool:
-    """Return whether a node is a table of a stream's latest values, possibly mapped and filtered."""
+    """Return whether a node is a table of a stream's latest values, perhaps mapped and filtered."""
     while node.computes_rows:
         (node,) = node.parents
     return isinstance(node, nodes.ToTable) and node.has_rows_of_records
@@ -547,7 +551,7 @@ def _with_value_in(column: str, scope: Scope, shape: Shape) -> Scope:
 
 
 def _by_stream(number: str, sqls: Mapping[int, str]) -> str:
-    """Return SQL that chooses between the SQL of merged streams, by a stream's number in the column `number`."""
+    """Return SQL that chooses among merged streams' SQL by a stream's number in column `number`."""
     cases = " ".join(f"WHEN {side} THEN {sql}" for side, sql in sqls.items())
     return f"CASE {number} {cases} END"
 
@@ -600,7 +604,7 @@ def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
 
 
 def _cogroup_expressions(node: nodes.Cogroup) -> ResultExpressions | None:
-    """Do the same as `result_expressions` for a cogrouped aggregate, whose columns share no functions."""
+    """Do the same as `result_expressions` for a cogrouped aggregate; columns share no functions."""
     columns: list[tuple[str, str]] = []
     types: dict[str, str] = {}
     for name in node.columns:

@@ -1,4 +1,4 @@
-"""Finds the edges whose rows are the same, so that each of these rows travels to its worker only once.
+"""Find the edges whose rows are the same, so that each such row travels to its worker only once.
 
 A record of a table changes the table's store, and the joins of the table. The rows for the store
 and for the joins have the same key, so the same worker gets them.
@@ -43,7 +43,7 @@ def share_rows(operators: Sequence[PlannedOperator]) -> tuple[PlannedOperator, .
 
 
 def _may_share(operator: PlannedOperator, edge: Edge) -> bool:
-    """Return whether the edge's rows are made from records, and have no columns that only their operator needs."""
+    """Return whether an edge's rows come from records and have no columns for its operator only."""
     # A row has the stream times of its operator. An aggregate's arguments have types of their own.
     is_timed = operator.has_own_stream_time
     has_one_path = edge.constant_path is not None

@@ -36,7 +36,7 @@ from sluice.values.windowed_keys import windowed_key_sql
 
 
 class StagePlanner:
-    """Assigns a pipeline's operators to stages, and collects the edges into operators, stores and sinks."""
+    """Assigns operators to stages, and collects the edges into operators, stores and sinks."""
 
     def __init__(self, scopes: Scopes, late_sinks: LateSinks) -> None:
         self.scopes = scopes
@@ -136,7 +136,7 @@ class StagePlanner:
         return share_rows(operators), tuple(map(self._with_condition, self.edges))
 
     def _add_values(self) -> None:
-        """Add the values of edges that pass them on: structs with only the fields that later steps read.
+        """Add the values of edges that pass them on: structs with only the fields read later.
 
         So tasks neither read nor pass on the other fields. No state has these values, so the fields
         may change.
@@ -185,7 +185,7 @@ class StagePlanner:
                 yield from (self._edge_scopes[edge.column].passed, edge.unchanged_result or "")
 
     def _may_be_operator(self, node: nodes.Node) -> bool:
-        """Return whether a node is an operator, or merges streams that may come from different stages."""
+        """Return whether a node is an operator, or merges streams of perhaps different stages."""
         if isinstance(node, nodes.Merge) and is_or_follows_operator(self.pipeline, node):
             return True
         return is_operator(self.pipeline, node)
@@ -232,12 +232,13 @@ class StagePlanner:
         )
 
     def _timing(self, node: nodes.Node) -> tuple[tuple[str, ...], bool]:
-        """Return the topics that advance the stream time of a processor's timers, and whether its rows advance it, too.
+        """Return the topics that advance the stream time of a processor's timers.
 
-        In Kafka Streams, a processor has the stream time of its task, which advances with every
-        record that the task reads, even if the record does not reach the processor. Records of
-        another task come through a repartition topic. Sluice has no such topic, so only those
-        records advance stream time that reach the processor.
+        The second result says whether the processor's rows advance it, too. In Kafka Streams, a
+        processor has the stream time of its task, which advances with every record that the task
+        reads, even if the record does not reach the processor. Records of another task come through
+        a repartition topic. Sluice has no such topic, so only those records advance stream time
+        that reach the processor.
         """
         # Every worker gets a report of all records that advance stream time, so without timers, the
         # processor's rows have to do.
@@ -264,13 +265,13 @@ class StagePlanner:
         return tuple(topics), comes_from_another_task or not topics
 
     def _comes_from_another_task(self, taken: nodes.Input) -> bool:
-        """Return whether, in Kafka Streams, the rows of an input come from another task than the node's results."""
+        """Return whether, in Kafka Streams, another task than the node's sends an input's rows."""
         if taken.is_from_another_task is not None:
             return taken.is_from_another_task
         return taken.is_repartitioned(rekeyed=self.scopes.after(taken.parent).rekeyed)
 
     def _chained_to(self, node: nodes.Node) -> PlannedOperator | None:
-        """Return the operator of the same stage that passes its results directly to this node, if any."""
+        """Return the operator of this stage that passes its results directly to a node, if any."""
         if not node.may_be_chained:
             return None
         (before,) = node.parents
@@ -350,7 +351,10 @@ class StagePlanner:
         before: Scope,
         functions: Sequence[AggregateFunction],
     ) -> tuple[Scope, dict[str, str]]:
-        """Compute an edge's expressions; return the scope of the rows for which none fails, and their SQL by name."""
+        """Compute an edge's expressions.
+
+        Returns the scope of the rows for which none fails, and their SQL by name.
+        """
         texts: dict[str, str] = {}
         if taken.key is not None:
             texts["key"] = taken.key
@@ -418,7 +422,7 @@ class StagePlanner:
         sqls: Mapping[str, str],
         functions: Sequence[AggregateFunction],
     ) -> _Content:
-        """Return the arguments of a cogrouped stream, or JSON of the stream's number and the record's value."""
+        """Return a cogrouped stream's arguments, or JSON of its number and the record's value."""
         is_null = self.columns.read_null(scope)
         null_of_row = is_null if taken.requires_value else "false"
         if not taken.has_arguments:
@@ -432,7 +436,7 @@ class StagePlanner:
         return _Content(tuple(arguments), null_of_row, scope.scalar)
 
     def _scope_into(self, node: nodes.Node, taken: nodes.Input, scope: Scope) -> Scope:
-        """Return the scope, with the path that its rows have when they go into an input of a node."""
+        """Return the scope, with the path that its rows have on their way into a node's input."""
         if taken.reads_store:
             return replace(scope, path=self._path_into_store(scope, taken.parent))
         # An edge into the node's own store is not counted as a branch.
@@ -467,14 +471,17 @@ class StagePlanner:
         return replace(edge, passed=passed)
 
     def _takes_old_values(self, node: nodes.Node, taken: nodes.Input) -> bool:
-        """Return whether an input of the node has the old values of its parent, perhaps only to pass them on."""
+        """Return whether an input has its parent's old values, perhaps only to pass them on."""
         if taken.side != LEFT:
             return False
         passes_them_on = node.passes_on_old_values and node.number in self._sending_old_values
         return node.needs_old_values or passes_them_on
 
     def _require_different_hashes(self) -> None:
-        """Raise TopologyError if two processors' stores have the same group number, which is a hash of the name."""
+        """Raise TopologyError if two processors' stores have the same group number.
+
+        The number is a hash of the name.
+        """
         groups: Counter[int | None] = Counter()
         for operator in self.operators:
             groups.update(store.group_id for store in operator.stores.values())
@@ -514,7 +521,7 @@ def _sends_old_values(pipeline: Graph, node: nodes.Node) -> bool:
 
 
 def _takes_latest(node: nodes.Node, taken: nodes.Input) -> bool:
-    """Return whether an edge leaves out a versioned table's updates that are earlier than their key's latest update."""
+    """Return whether an edge omits a versioned table's updates before their key's latest update."""
     if taken.parent.history is None:
         return False
     return taken.side == STORE or taken.is_copied or node.takes_latest
@@ -539,7 +546,8 @@ def _aggregate_functions(pipeline: Graph, node: nodes.Node) -> tuple[AggregateFu
             raise TopologyError(
                 f"{pipeline.name}: aggregate into {node.store!r} at {node.at}: {name} cannot "
                 "subtract a table's old value.",
-                next_step=f"Use {', '.join(sorted(SUBTRACTABLE))}, or Python functions that add and subtract.",
+                next_step=f"Use {', '.join(sorted(SUBTRACTABLE))}, "
+                "or Python functions that add and subtract.",
             )
     return tuple(functions)
 

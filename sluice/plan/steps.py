@@ -37,7 +37,7 @@ class Step:
 
 @dataclass(frozen=True)
 class SourceField:
-    """A field of a topic's values that the job reads: its value, its text as a key, or the record's key."""
+    """A field that the job reads from a topic: its value, its text as a key, or the record key."""
 
     name: str
     column: str

@@ -31,17 +31,20 @@ def matched_job(
         elif not partly:
             raise InputAway(
                 f"No topic matches {pattern}.",
-                next_step=f"Create a topic, or correct the pattern in the pipeline. {InputAway.next_step}",
+                next_step="Create a topic, or correct the pattern in the pipeline. "
+                f"{InputAway.next_step}",
             )
         if len(topics) > most:
             raise EngineError(
-                f"{len(topics)} topics match {pattern}, and at most {most} may. No records were read.",
+                f"{len(topics)} topics match {pattern}, and at most {most} may. "
+                "No records were read.",
                 next_step="Write a narrower pattern, or a larger max_topics=.",
             )
         for topic in topics:
             if topic in patterns:
                 raise EngineError(
-                    f"Topic {topic} matches two patterns of the pipeline: {patterns[topic]} and {pattern}.",
+                    f"Topic {topic} matches two patterns of the pipeline: "
+                    f"{patterns[topic]} and {pattern}.",
                     next_step="Leave the topic out of one of the patterns.",
                 )
             patterns[topic] = pattern

@@ -96,14 +96,15 @@ def delta_bundle() -> Bundle:
     if bundle is None:
         releases = ", ".join(".".join(map(str, release)) for release in _DELTA)
         raise PreflightError(
-            f"Delta Lake has no jars for {f'Spark {spark}' if spark else 'a Spark that is not installed'}.",
+            "Delta Lake has no jars for "
+            f"{f'Spark {spark}' if spark else 'a Spark that is not installed'}.",
             next_step=f"For pipelines with Delta tables, install one of Spark {releases}.",
         )
     return bundle
 
 
 def bundles_for_this_machine() -> list[Bundle]:
-    """Return the broker's jars and, if there are any for the installed Spark, those of Delta Lake."""
+    """Return the broker's jars and, if the installed Spark has any, those of Delta Lake."""
     try:
         return [delta_bundle(), Bundle.BROKER]
     except PreflightError:

@@ -48,8 +48,9 @@ class Range:
             )
         if release > self.last:
             warnings.warn(
-                f"Sluice has not been tested with {self.program} {installed}, only with {self}. If something fails, "
-                f"install {self.program} {_text(self.last)} or a newer version of Sluice.",
+                f"Sluice has not been tested with {self.program} {installed}, only with {self}. "
+                f"If something fails, install {self.program} {_text(self.last)} "
+                "or a newer version of Sluice.",
                 UntestedVersion,
                 stacklevel=3,
             )
@@ -78,7 +79,7 @@ def check_python() -> None:
 
 @cache
 def check_spark() -> None:
-    """Check PySpark's version without importing PySpark, and that its Python code and its jars fit together.
+    """Check PySpark's version without importing it, and that its Python code and jars fit together.
 
     Airflow's Spark provider needs the package pyspark-client, which has the same Python files as
     pyspark. The package that is installed last overwrites the files of the other.
@@ -101,7 +102,8 @@ def check_spark() -> None:
         SPARK.check(python)
     if not jars:
         raise PreflightError(
-            f"There are no jars of Spark beside PySpark's Python code in {Path(spec.origin).parent}.",
+            "There are no jars of Spark beside PySpark's Python code in "
+            f"{Path(spec.origin).parent}.",
             next_step=(
                 "Only pyspark-client is installed: run pip install 'sluice-streams[spark]' "
                 f"pyspark=={python}. Or set SPARK_HOME."
@@ -109,12 +111,14 @@ def check_spark() -> None:
         )
     if python and release_of(python) != release_of(jars):
         raise PreflightError(
-            f"PySpark's Python code is of version {python}, but Spark's jars are of version {jars}.",
+            f"PySpark's Python code is of version {python}, "
+            f"but Spark's jars are of version {jars}.",
             next_step=f"Run {_reinstall(jars)}, or correct SPARK_HOME.",
         )
     if _is_overwritten(Path(spec.origin).parents[1], python):
         raise PreflightError(
-            f"The package pyspark-client has overwritten files of PySpark {jars} with files of another version.",
+            f"The package pyspark-client has overwritten files of PySpark {jars} with files of "
+            "another version.",
             next_step=f"Run {_reinstall(jars)}.",
         )
 
@@ -134,7 +138,7 @@ def _reinstall(spark: str) -> str:
 
 
 def _is_overwritten(packages: Path, spark: str) -> bool:
-    """Return whether files of pyspark, in a folder of packages, are those of another pyspark-client, by their sizes."""
+    """Return whether a folder's pyspark files are, by size, those of another pyspark-client."""
     clients = [folder.name for folder in packages.glob("pyspark_client-*.dist-info")]
     if not clients or clients == [f"pyspark_client-{spark}.dist-info"]:
         return False

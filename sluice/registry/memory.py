@@ -53,7 +53,7 @@ class MemoryRegistry:
         kind: SchemaKind = "AVRO",
         references: tuple[str, ...] = (),
     ) -> RegisteredSchema:
-        """Register a schema, and return it. `references` are the texts of those that it refers to."""
+        """Register and return a schema; `references` are the texts of the schemas it refers to."""
         known = self.find(subject, text, kind)
         if known is not None:
             return known

@@ -115,7 +115,8 @@ class RegisteredRecords:
             return self.registry.version(subject)
         except UnknownSchemaError:
             raise TopologyError(
-                f"The registry of the test has no schema of {subject}, because none follows from the class.",
+                f"The registry of the test has no schema of {subject}, "
+                "because none follows from the class.",
                 next_step=f"Register one: driver.registry.register({subject!r}, text).",
             ) from None
 

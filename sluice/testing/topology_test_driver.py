@@ -354,10 +354,11 @@ class TopologyTestDriver:
         return dict(_read(self._run.storage.locations, self._run.stores[name], self._run.batch))
 
     def store_headers(self, name: str) -> dict[Any, Any]:
-        """Return the headers of a store's rows by key, if the pipeline's `keep_headers` names the store.
+        """Return the headers of a store's rows by key.
 
-        The dictionary's keys are those of `store`. In a processor's store, each value of a key has
-        headers of its own, so a dictionary takes the place of the headers.
+        The pipeline's `keep_headers` must name the store. The dictionary's keys are those of
+        `store`. In a processor's store, each value of a key has headers of its own, so a dictionary
+        takes the place of the headers.
         """
         self.store(name)
         store = self._run.stores[name]

@@ -1,4 +1,4 @@
-"""Authors' Python functions, as the engine calls them: always with the key as the first argument."""
+"""Authors' Python functions as the engine calls them: always with the key as first argument."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def with_key(
 
 
 def partitioner(where: str, function: Any) -> Function:
-    """Return an output's function for partitions, which also may take the headers after key and value."""
+    """Return an output's partition function, which may also take headers after key and value."""
     where = f"{where}: partition"
     taken = ("key", "value", "headers")
     if not any(_accepts(where, function, taken[start:stop]) for start, stop in ((1, 2), (0, 2))):
@@ -75,7 +75,7 @@ def require_callable(
 
 
 def require_value_type(where: str, function: Any, position: int, value_type: Any) -> None:
-    """Raise TopologyError if the parameter at `position` is declared as a Struct other than `value_type`.
+    """Raise TopologyError if the parameter at `position` declares a Struct other than `value_type`.
 
     A declared `Record` is compared by the type of its values. Without declared types, nothing is
     checked.
@@ -156,7 +156,8 @@ def _accepts(
             )
         if inspect.isgeneratorfunction(code) and not may_yield:
             raise TopologyError(
-                f"{where}: {_name(function)} is a generator, whose code does not run when it is called.",
+                f"{where}: {_name(function)} is a generator, "
+                "whose code does not run when it is called.",
                 next_step="Return the result instead of yielding it.",
             )
     try:

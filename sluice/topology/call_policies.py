@@ -82,7 +82,7 @@ def looked_up_table(
 def answers_name(
     pipeline: Graph, where: str, name: str | None, function: Callable[..., Any]
 ) -> str:
-    """Return the name under which the answers of a function are recorded, by default the function's own name.
+    """Return the name under which a function's answers are recorded, by default its own name.
 
     Raises TopologyError if the function has no name, or if another step has the name.
     """
@@ -108,7 +108,8 @@ def fallback_json(where: str, value: Any, returns: Any) -> str:
         return Declared(returns).json(value)
     except Exception as error:
         raise TopologyError(
-            f"{where}: otherwise={value!r} is not of the type that returns= declares: {sentence(error)}",
+            f"{where}: otherwise={value!r} is not of the type that returns= declares: "
+            f"{sentence(error)}",
             next_step="Give a value of that type, or None.",
         ) from None
 

@@ -50,7 +50,7 @@ def _successors(pipeline: Pipeline, node: nodes.Node) -> list[nodes.Node]:
 
 
 def svg(pipeline: Pipeline) -> str:
-    """Return the topology as an SVG, with sources on the left and each step to the right of its input.
+    """Return the topology as an SVG, with sources on the left and each step right of its input.
 
     The group of each node has the node's number and the numbers of its inputs, from which other
     programs can draw the topology anew.

@@ -51,7 +51,8 @@ def expiry_of(
         return Expiry(at, at, None, clock)
     raise TopologyError(
         f"{where}: expires_at={at!r} is {kind or 'of an unknown type'}, not a time.",
-        next_step="Use a field of type datetime, or of type int in milliseconds since 1970, or CAST(... AS TIMESTAMP).",
+        next_step="Use a field of type datetime, or of type int in milliseconds since 1970, "
+        "or CAST(... AS TIMESTAMP).",
     )
 
 

@@ -20,8 +20,8 @@ _UNIQUE = {
     "store": "Give each store its own name.",
     "cycle": "Write to a topic once, after a merge.",
     "table": "Write to a table once, after a merge.",
-    "topic": "Read a topic once and use its stream or table again; write to a topic once, after a merge. To write to a "
-    "topic that the pipeline reads, write to(..., cycle=True).",
+    "topic": "Read a topic once and use its stream or table again; write to a topic once, "
+    "after a merge. To write to a topic that the pipeline reads, write to(..., cycle=True).",
 }
 """Kind of name → the advice for an author who uses the same name in two steps of a pipeline."""
 
@@ -53,7 +53,7 @@ class Graph:
         return node
 
     def keeps_headers(self, store: str | None) -> bool:
-        """Return whether a store keeps the headers of the records that have last changed its rows."""
+        """Return whether a store keeps the headers of the records that last changed its rows."""
         if isinstance(self.keep_headers, bool):
             return self.keep_headers
         return store in self.keep_headers
@@ -142,6 +142,8 @@ class Graph:
 
     def _matched_twice(self, pattern: str, name: str, used: str, at: str) -> TopologyError:
         return TopologyError(
-            f"{self.name}: the pattern {pattern} at {at} matches {name}, which is already used at {used}.",
-            next_step=f"Leave the topic out of the pattern, for example with (?!{re.escape(name)}$) at its beginning.",
+            f"{self.name}: the pattern {pattern} at {at} matches {name}, "
+            f"which is already used at {used}.",
+            next_step="Leave the topic out of the pattern, for example with "
+            f"(?!{re.escape(name)}$) at its beginning.",
         )

@@ -55,7 +55,10 @@ class Grouped(Generic[V]):
         self.early_ms: int | None = None
 
     def versioned(self, history: Duration) -> Self:
-        """Return the same group, but its aggregates are versioned tables, as with the parameter `versioned` of `to_table`."""
+        """Return the same group, but its aggregates are versioned tables.
+
+        See the parameter `versioned` of `to_table`.
+        """
         where = self.parent._where("versioned")
         if self.window is not None or self.by_window:
             raise TopologyError(
@@ -91,8 +94,9 @@ class Grouped(Generic[V]):
         return self._add_store(store, dict(columns), shape, on_error=on_error)
 
     def _aggregate_python(
-        self, store: str, functions: Mapping[str, Any], returns: Contract | None, columns: Mapping[str, str],
-        on_error: OnError | None, cogrouped: tuple[nodes.CogroupedStream, ...] = (), *, takes_list: bool = False,
+        self, store: str, functions: Mapping[str, Any], returns: Contract | None,
+        columns: Mapping[str, str], on_error: OnError | None,
+        cogrouped: tuple[nodes.CogroupedStream, ...] = (), *, takes_list: bool = False,
     ) -> Table[Any]:  # fmt: skip
         """Aggregate with Python functions.
 
@@ -252,8 +256,8 @@ class GroupedStream(Grouped[V]):
         if isinstance(window, CountWindow):
             if (late, retention, early) != (None, None, None):
                 raise TopologyError(
-                    f"{where}: {window} counts records, whatever their times, so late=, retention= and early= have no "
-                    "meaning.",
+                    f"{where}: {window} counts records, whatever their times, so late=, "
+                    "retention= and early= have no meaning.",
                     next_step="Leave them out.",
                 )
             counted = replace(window, only_complete=emit == "window_close")
@@ -319,7 +323,7 @@ class GroupedStream(Grouped[V]):
         on_error: OnError | None = None,
         **columns: str,
     ) -> Table[Any]:
-        """Aggregate each group into an object with a column for every SQL aggregate, such as `total="sum(amount)"`.
+        """Aggregate each group into an object of SQL aggregates, such as `total="sum(amount)"`.
 
         Columns can also be passed as one mapping, such as `{"store": "count(*)"}`, in which columns
         can have any name.
@@ -371,7 +375,7 @@ class GroupedStream(Grouped[V]):
         returns: Contract | None = None,
         on_error: OnError | None = None,
     ) -> Table[Any]:
-        """Aggregate each group by a function that takes many values at once: `adder(aggregate, values)`.
+        """Aggregate each group by a function that takes many values: `adder(aggregate, values)`.
 
         This is faster than `aggregate` if a key has several records in a batch. `values` is a list
         of consecutive values of a key, in the order of the records, and is never empty. Sluice
@@ -383,8 +387,8 @@ class GroupedStream(Grouped[V]):
         """
         if self.window is not None:
             raise TopologyError(
-                f"{self.parent._where(f'aggregate_batch into {store!r}')}: a function of many values cannot aggregate "
-                "windows.",
+                f"{self.parent._where(f'aggregate_batch into {store!r}')}: "
+                "a function of many values cannot aggregate windows.",
                 next_step="Use aggregate(...), whose function takes one value.",
             )
         functions = {"initializer": initializer, "adder": adder}
@@ -427,7 +431,7 @@ class GroupedStream(Grouped[V]):
         on_error: OnError | None = None,
     ) -> Table[V]: ...
     def reduce(self, reducer: Function, *, store: str, on_error: OnError | None = None) -> Table[V]:
-        """Combine each group's values in the order of the records, with `reducer(aggregate, value)`."""
+        """Combine each group's values in the records' order, with `reducer(aggregate, value)`."""
         return self._reduce(store, reducer, None, on_error)
 
     @overload
@@ -444,12 +448,12 @@ class GroupedStream(Grouped[V]):
         /,
         **columns: str,
     ) -> CogroupedStreams[Any]:
-        """Begin an aggregate of several streams: this stream, and those that further calls of `cogroup` add."""
+        """Begin an aggregate of several streams: this one, and those of further `cogroup` calls."""
         return CogroupedStreams[Any](self.parent.pipeline)._with(self, adder, columns)
 
 
 class CogroupedStreams(Generic[R]):
-    """Grouped streams that add to one aggregate, each with its own SQL aggregates or its own Python function."""
+    """Grouped streams of one aggregate, each with its own SQL aggregates or Python function."""
 
     def __init__(self, pipeline: Graph, parts: tuple[nodes.CogroupedStream, ...] = ()) -> None:
         self.pipeline = pipeline
@@ -480,9 +484,10 @@ class CogroupedStreams(Generic[R]):
         /,
         **columns: str,
     ) -> CogroupedStreams[R]:
-        """Add another grouped stream, with columns such as `clicks="count(*)"`, or with `adder(aggregate, value)`.
+        """Add another grouped stream.
 
-        A column that several streams have is one column, to which all of them add.
+        Pass columns such as `clicks="count(*)"`, or `adder(aggregate, value)`. A column that
+        several streams have is one column, to which all of them add.
         """
         return self._with(other, adder, columns)
 
@@ -499,7 +504,8 @@ class CogroupedStreams(Generic[R]):
         assert self._first is not None
         if isinstance(window, CountWindow):
             raise TopologyError(
-                f"{self._first.parent._where('windowed_by')}: {window} counts the records of one stream.",
+                f"{self._first.parent._where('windowed_by')}: "
+                f"{window} counts the records of one stream.",
                 next_step="Merge the streams first, or use a window of time.",
             )
         windowed = CogroupedStreams[R](self.pipeline, self.parts)
@@ -596,7 +602,7 @@ class CogroupedStreams(Generic[R]):
 
 
 def _columns_of(parts: Sequence[nodes.CogroupedStream]) -> dict[str, str]:
-    """Return the columns of cogrouped streams, each with the text of the first stream that has the column."""
+    """Return cogrouped streams' columns, each with its text in the first stream that has it."""
     columns: dict[str, str] = {}
     for part in parts:
         for name, text in part.columns.items():
@@ -658,7 +664,7 @@ class GroupedTable(Grouped[V]):
         on_error: OnError | None = None,
         **columns: str,
     ) -> Table[Any]:
-        """Aggregate each group into an object with a column for every SQL aggregate, such as `total="sum(amount)"`.
+        """Aggregate each group into an object of SQL aggregates, such as `total="sum(amount)"`.
 
         Columns can also be passed as one mapping, which allows any name. Python functions can be
         used instead of SQL. `initializer()` returns the initial aggregate, `adder(aggregate,
@@ -697,5 +703,8 @@ class GroupedTable(Grouped[V]):
         store: str,
         on_error: OnError | None = None,
     ) -> Table[V]:
-        """Combine each group's values with `adder(aggregate, value)`; `subtractor(aggregate, value)` removes a row."""
+        """Combine each group's values with `adder(aggregate, value)`.
+
+        `subtractor(aggregate, value)` removes a row.
+        """
         return self._reduce(store, adder, subtractor, on_error)

@@ -59,8 +59,8 @@ Key: TypeAlias = Any
 Partitioner: TypeAlias = (
     Callable[[Any], int] | Callable[[Key, Any], int] | Callable[[Key, Any, Headers], int]
 )
-"""Gives the number of a record's partition, from its value as plain JSON data, from key and value, or from key, value
-and headers."""
+"""Gives the number of a record's partition, from its value as plain JSON data, from key and value,
+or from key, value and headers."""
 
 
 class Handle(Generic[V]):
@@ -86,7 +86,7 @@ class Handle(Generic[V]):
 
     @property
     def fields(self) -> dict[str, str]:
-        """The value's fields, each with its Spark SQL type, or an empty string if the type is unknown."""
+        """The Spark SQL type of each field of the value; an empty string if it is unknown."""
         return self.shape.fields
 
     @property
@@ -131,7 +131,7 @@ class Handle(Generic[V]):
         *,
         aggregate: bool = False,
     ) -> None:
-        """Raise TopologyError unless `text` is SQL over the value's fields, of the type that the step needs."""
+        """Raise TopologyError unless `text` is SQL over the value's fields, of the needed type."""
         readable = self.fields | self.metadata
         where = self._where(step)
         arguments.require_instance(where, text, str, "an SQL expression (str)")
@@ -148,7 +148,8 @@ class Handle(Generic[V]):
         except (*PARSE_ERRORS, RecursionError) as error:
             raise TopologyError(
                 f"{where}: {text!r} calls a function with other arguments than it takes.",
-                next_step="Compare the arguments with those in Spark's list of functions, or use a Python function.",
+                next_step="Compare the arguments with those in Spark's list of functions, "
+                "or use a Python function.",
             ) from error
         except TopologyError as error:
             # SQL reads a field such as `order-id` as a difference, so the error is about fields
@@ -161,7 +162,7 @@ class Handle(Generic[V]):
             raise
 
     def _types(self) -> dict[str, str]:
-        """Return the types of the columns that SQL can read, and of computed fields, too, where the rules know them."""
+        """Return the types of columns that SQL can read, and of computed fields where known."""
         readable, computed = self.fields | self.metadata, self.node.result_types
         return {name: kind or computed.get(name, "") for name, kind in readable.items()}
 
@@ -194,7 +195,8 @@ class Handle(Generic[V]):
         if not columns.keys() - {"_key", "_timestamp"}:
             raise TopologyError(
                 f"{self._where(step)} needs at least one column for the new value.",
-                next_step="To keep a stream's value, write select_key(...), with_time(...) or with_headers(...).",
+                next_step="To keep a stream's value, write select_key(...), "
+                "with_time(...) or with_headers(...).",
             )
         self._require_columns(step, columns)
         sqls = {name: column_sql(column) for name, column in columns.items()}
@@ -230,12 +232,13 @@ class Handle(Generic[V]):
     def _refuse_reserved_names(self, step: str, columns: Mapping[str, str]) -> None:
         if reserved := columns.keys() & RESERVED_NAMES:
             raise TopologyError(
-                f"{self._where(step)}: the names {', '.join(sorted(reserved))} are reserved by Sluice.",
+                f"{self._where(step)}: "
+                f"the names {', '.join(sorted(reserved))} are reserved by Sluice.",
                 next_step="Give the column another name.",
             )
 
     def _require_names(self, step: str, columns: Mapping[str, Column]) -> None:
-        """Raise TopologyError if Spark SQL cannot tell the names of two fields of an object apart."""
+        """Raise TopologyError if Spark SQL cannot tell two field names of an object apart."""
         for name in columns:
             arguments.require_instance(self._where(step), name, str, "the name of a column (str)")
             if not name:
@@ -250,7 +253,8 @@ class Handle(Generic[V]):
                 )
         if twins := _first_twins(columns, str.lower):
             raise TopologyError(
-                f"{self._where(step)}: the columns {' and '.join(twins)} differ only in case, which Spark SQL ignores.",
+                f"{self._where(step)}: the columns {' and '.join(twins)} differ only in case, "
+                "which Spark SQL ignores.",
                 next_step="Rename one of them.",
             )
 
@@ -292,7 +296,10 @@ class Handle(Generic[V]):
         )
 
     def _require_cycle(self, where: str, topic: str) -> None:
-        """Raise TopologyError unless the pipeline reads the topic, and writes it in the transaction of each batch."""
+        """Raise TopologyError unless the pipeline reads and writes the topic.
+
+        It must write the topic in the transaction of each batch.
+        """
         sources = [node for node in self.pipeline.nodes if isinstance(node, nodes.Source)]
         if topic not in [source.topic for source in sources]:
             raise TopologyError(
@@ -320,18 +327,21 @@ class Handle(Generic[V]):
         if table.key is None and self._has_rows:
             raise TopologyError(
                 f"{where}: a table's changes need a column for the key.",
-                next_step=f'Write for example {type(table).__name__}({table.name!r}, ..., key="id").',
+                next_step="Write for example "
+                f'{type(table).__name__}({table.name!r}, ..., key="id").',
             )
         # A table's columns must be known before its first row is written.
         if not self.fields:
             raise TopologyError(
                 f"{where}: the fields of the value are unknown, so the columns are too.",
-                next_step="Declare the type of the value with returns=, or choose fields with select(...).",
+                next_step="Declare the type of the value with returns=, "
+                "or choose fields with select(...).",
             )
         if of_any := [name for name, kind in self.fields.items() if JSON_FIELD in kind]:
             raise TopologyError(
                 f"{where}: {of_any[0]} has values of type Any, for which a table has no column.",
-                next_step=f"Write their JSON as text: select(..., {of_any[0]}='{of_any[0]}.{JSON_FIELD}').",
+                next_step="Write their JSON as text: "
+                f"select(..., {of_any[0]}='{of_any[0]}.{JSON_FIELD}').",
             )
         is_windowed = self.node.key_window is not None
         identity = table.identity_columns(is_windowed=is_windowed)
@@ -346,7 +356,8 @@ class Handle(Generic[V]):
             )
         if twins := _first_twins(names, table.folded_name):
             raise TopologyError(
-                f"{where}: the columns {' and '.join(twins)} differ only in case, which the table ignores.",
+                f"{where}: the columns {' and '.join(twins)} differ only in case, "
+                "which the table ignores.",
                 next_step="Give the key's column another name.",
             )
         names_checked: Iterable[str] = self.fields
@@ -371,7 +382,8 @@ class Handle(Generic[V]):
         kind = "" if table.key is None else self.fields.get(table.key, "STRING")
         if kind and not kind.startswith(("STRING", "BIGINT", "INT", "SMALLINT", "TINYINT")):
             raise TopologyError(
-                f"{where}: the field {table.key} is {kind}, and so cannot be compared with the record's key.",
+                f"{where}: the field {table.key} is {kind}, "
+                "and so cannot be compared with the record's key.",
                 next_step="Give the key's column another name.",
             )
         self.pipeline.claim("table", table.output)
@@ -408,7 +420,8 @@ class Handle(Generic[V]):
             and not {"kind", "old", "new"} <= self.fields.keys()
         ):
             raise TopologyError(
-                f"{where}: value=debezium(...) writes changes, but the values have no kind, old and new.",
+                f"{where}: value=debezium(...) writes changes, "
+                "but the values have no kind, old and new.",
                 next_step="Write the changes of a table: table.changes().to(...).",
             )
         if isinstance(serde.encode, RegistryFormat):
@@ -420,8 +433,10 @@ class Handle(Generic[V]):
         kind = self.node.result_shape.kind
         if kind != "BINARY":
             raise TopologyError(
-                f"{where}: value=bytes writes bytes, but the values are {kind or 'of an unknown type'}.",
-                next_step="Turn them into bytes first, for example with map_values(\"encode(text, 'UTF-8')\").",
+                f"{where}: value=bytes writes bytes, but the values are "
+                f"{kind or 'of an unknown type'}.",
+                next_step="Turn them into bytes first, for example with "
+                "map_values(\"encode(text, 'UTF-8')\").",
             )
 
 

@@ -160,7 +160,7 @@ class Pipeline(Graph):
             made.append((self, files_running()))
 
     def require_streams(self) -> None:
-        """Raise TopologyError if the pipeline reads no stream, because then no topic would ever start a run."""
+        """Raise TopologyError if the pipeline reads no stream: no topic would ever start a run."""
         if not any(
             isinstance(node, nodes.Source) and node.kind != "global_table" for node in self.nodes
         ):
@@ -371,8 +371,10 @@ class Pipeline(Graph):
         if isinstance(topic, re.Pattern):
             if kind != "stream":
                 raise TopologyError(
-                    f"{self.name}: {kind} at {source_line()}: only a stream can read the topics that match a pattern.",
-                    next_step="Name the topic, or write stream(re.compile(...), ...).to_table(store=...).",
+                    f"{self.name}: {kind} at {source_line()}: "
+                    "only a stream can read the topics that match a pattern.",
+                    next_step="Name the topic, or write "
+                    "stream(re.compile(...), ...).to_table(store=...).",
                 )
             most_topics = _MOST_TOPICS if max_topics is None else max_topics
             topic = self._pattern(topic, most_topics)
@@ -460,10 +462,11 @@ class Pipeline(Graph):
 
 
 def _refuse_most_topics(where: str, max_topics: int | None) -> None:
-    """Raise TopologyError if `max_topics` is given although each topic is named, so no pattern is to be limited."""
+    """Raise TopologyError if `max_topics` is given although every topic is named."""
     if max_topics is not None:
         raise TopologyError(
-            f"{where}: max_topics= limits the topics that match a pattern, but these topics are named.",
+            f"{where}: max_topics= limits the topics that match a pattern, "
+            "but these topics are named.",
             next_step='Leave it out, or pass a pattern: re.compile("...").',
         )
 
@@ -508,7 +511,8 @@ def _valid_schedule(where: str, schedule: str | None) -> str | None:
         return schedule
     raise TopologyError(
         f"{where}: schedule={schedule!r} is not a schedule.",
-        next_step=f'Write "{ON_RECORDS}", "{CONTINUOUS}", a cron expression such as "0 * * * *", or None.',
+        next_step=f'Write "{ON_RECORDS}", "{CONTINUOUS}", '
+        'a cron expression such as "0 * * * *", or None.',
     )
 
 

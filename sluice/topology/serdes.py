@@ -49,8 +49,8 @@ class Serde(Generic[V]):
 
 
 Value: TypeAlias = type[V] | UnionType | Serde[V]
-"""The type of a topic's values: a msgspec Struct, a dataclass, a TypedDict, a pydantic model, a union of tagged Structs
-or of models, `str`, `bytes`, `Any` for JSON of any form, or a Serde."""
+"""The type of a topic's values: a msgspec Struct, a dataclass, a TypedDict, a pydantic model, a
+union of tagged Structs or of models, `str`, `bytes`, `Any` for JSON of any form, or a Serde."""
 
 
 def debezium(changes: type[Change[V]]) -> Serde[Change[V]]:

@@ -1,4 +1,4 @@
-"""Finds two things in the call stack: the author's current line, and all files with code on the stack."""
+"""Find the author's current line, and all files with code on the call stack."""
 
 from __future__ import annotations
 

@@ -74,16 +74,17 @@ class Stream(Handle[V]):
         cycle: bool = False,
         on_error: OnError | None = None,
     ) -> None:
-        """Write every record to a topic, the key as text and the value as JSON, or to a table outside Kafka.
+        """Write every record to a topic, or to a table outside Kafka.
 
-        `topic` is a topic's name, a `PostgresTable` or a `DeltaTable`. `value=str` writes a value
-        that is a str as plain text; a Serde encodes values with its `encode`. `key` is a function
-        that encodes the key. `partition` is a function from the value, from key and value, or from
-        key, value and headers, to the number of the record's partition, which is taken modulo the
-        topic's number of partitions; by default, it is Kafka's hash of the key, as in Java.
-        `cycle=True` allows a topic that the pipeline itself reads: a later batch reads the written
-        records. `on_error` applies to records that cannot be encoded, that the topic does not
-        accept, or that do not fit the table.
+        A topic gets the key as text and the value as JSON. `topic` is a topic's name, a
+        `PostgresTable` or a `DeltaTable`. `value=str` writes a value that is a str as plain text; a
+        Serde encodes values with its `encode`. `key` is a function that encodes the key.
+        `partition` is a function from the value, from key and value, or from key, value and
+        headers, to the number of the record's partition, which is taken modulo the topic's number
+        of partitions; by default, it is Kafka's hash of the key, as in Java. `cycle=True` allows a
+        topic that the pipeline itself reads: a later batch reads the written records. `on_error`
+        applies to records that cannot be encoded, that the topic does not accept, or that do not
+        fit the table.
         """
         self._sink(topic, value, key, partition, cycle=cycle, on_error=on_error)
 
@@ -172,7 +173,7 @@ class Stream(Handle[V]):
         on_error: OnError | None = None,
     ) -> Stream[V]: ...
     def filter(self, where: str | Function, *, on_error: OnError | None = None) -> Stream[V]:
-        """Keep the records for which an SQL condition is true, or a Python function returns true."""
+        """Keep the records for which an SQL condition is true, or a function returns true."""
         if not isinstance(where, str):
             return self._apply("filter", where, "condition", on_error=on_error)
         self._require_expression(where, "filter", "condition")
@@ -195,7 +196,7 @@ class Stream(Handle[V]):
         on_error: OnError | None = None,
     ) -> Stream[V]: ...
     def filter_not(self, where: str | Function, *, on_error: OnError | None = None) -> Stream[V]:
-        """Drop the records for which an SQL condition is true, or a Python function returns true."""
+        """Drop the records for which an SQL condition is true, or a function returns true."""
         if not isinstance(where, str):
             negated = Not(self._function("filter_not", where))
             return self._add_function(negated, "condition", on_error=on_error)
@@ -295,7 +296,8 @@ class Stream(Handle[V]):
             if name.startswith(PREFIX) or any(unicodedata.category(sign) == "Cs" for sign in name):
                 raise TopologyError(
                     f"{where}: a header cannot have the name {name!r}.",
-                    next_step=f"Use Unicode text that does not begin with {PREFIX!r}, as Sluice's own headers do.",
+                    next_step=f"Use Unicode text that does not begin with {PREFIX!r}, "
+                    "as Sluice's own headers do.",
                 )
             self._require_expression(text, step)
         return dict(headers)
@@ -364,7 +366,7 @@ class Stream(Handle[V]):
         returns: Contract | None = None,
         on_error: OnError | None = None,
     ) -> Stream[Any]:
-        """Replace the value with the result of a Python function or an SQL expression; keep the key.
+        """Replace the value with a Python function's or SQL expression's result; keep the key.
 
         `returns` is the type of the function's result. Without it, later functions receive plain
         JSON data, and later SQL cannot read fields. If an expression makes an object, such as
@@ -413,7 +415,7 @@ class Stream(Handle[V]):
         takes: Literal["list", "table"] = "list",
         on_error: OnError | None = None,
     ) -> Stream[R]:
-        """Replace the values with the results of a function that takes up to `size` values at once; keep the keys.
+        """Replace up to `size` values at once with the results of a function; keep the keys.
 
         `function` takes a list of values and returns a list with one result per value, in the order
         of the values. With `takes="table"`, it takes a `pyarrow.RecordBatch` with a column for each
@@ -532,7 +534,8 @@ class Stream(Handle[V]):
             require_callable(where, function, "values", may_be_async=True)
             called = function
         policy = call_policy(
-            where, concurrency=concurrency, timeout=timeout, retries=retries, backoff=backoff, keep=keep
+            where, concurrency=concurrency, timeout=timeout, retries=retries, backoff=backoff,
+            keep=keep,
         )  # fmt: skip
         shape = self._result_shape("call", returns)
         substitute = None
@@ -605,14 +608,16 @@ class Stream(Handle[V]):
                 next_step="Give a Struct whose fields are columns of the table.",
             )
         looked_up = looked_up_table(
-            where, table, connection, column or key, tuple(row.fields), staleness=staleness, cache=cache
+            where, table, connection, column or key, tuple(row.fields), staleness=staleness,
+            cache=cache,
         )  # fmt: skip
         arguments.require_choice(where, "on_missing", on_missing, OnMissing)
         require_whole(where, "retries", retries, 0)
         # A read that has run out of time keeps its thread, and each repetition needs another
         # thread, so one look-up takes up to `retries + 1` threads.
         policy = call_policy(
-            where, concurrency=retries + 1, timeout=timeout, retries=retries, backoff=backoff, keep=keep
+            where, concurrency=retries + 1, timeout=timeout, retries=retries, backoff=backoff,
+            keep=keep,
         )  # fmt: skip
         name = answers if answers is not None else table
         if keep is not None:
@@ -639,19 +644,20 @@ class Stream(Handle[V]):
         unknown = [name for name, kind in self.fields.items() if not kind]
         if unknown or not self.fields:
             raise TopologyError(
-                f"{where}: the types of {', '.join(unknown) or 'the fields'} are not known, so the values do not fit a "
-                "table.",
-                next_step="Declare the type of the values with returns= in the step before, or take a list.",
+                f"{where}: the types of {', '.join(unknown) or 'the fields'} are not known, "
+                "so the values do not fit a table.",
+                next_step="Declare the type of the values with returns= in the step before, "
+                "or take a list.",
             )
         return self.shape.kind
 
     def transform(self, function: Function, *, returns: type[R]) -> Stream[R]:
-        """Replace the value with columns that `function(frame)` computes on a Spark DataFrame of the value's fields.
+        """Replace the value with columns that `function(frame)` computes.
 
-        `returns` is a Struct with the names and types of the columns. The function must not add,
-        drop or reorder rows, nor change the column `_row`. The frame also has rows for records that
-        were filtered out before; all fields of these rows are null. An error in the function ends
-        the run.
+        `frame` is a Spark DataFrame of the value's fields. `returns` is a Struct with the names and
+        types of the columns. The function must not add, drop or reorder rows, nor change the column
+        `_row`. The frame also has rows for records that were filtered out before; all fields of
+        these rows are null. An error in the function ends the run.
         """
         require_callable(self._where("transform"), function, "frame")
         shape = self._result_shape("transform", returns)
@@ -760,10 +766,10 @@ class Stream(Handle[V]):
         returns: Contract | None = None,
         on_error: OnError | None = None,
     ) -> Stream[Any]:
-        """Emit a record for each element of an SQL array, or each item that a Python function returns. The key stays.
+        """Emit a record for each element of an SQL array, or each item from a Python function.
 
-        If an element is a struct, later SQL reads its fields; any other element is named `value` in
-        SQL. `returns` is the type of the items that the function returns.
+        The key stays. If an element is a struct, later SQL reads its fields; any other element is
+        named `value` in SQL. `returns` is the type of the items that the function returns.
         """
         if not isinstance(items, str):
             shape = self._result_shape("flat_map_values", returns)
@@ -838,7 +844,8 @@ class Stream(Handle[V]):
         ]:
             raise TopologyError(
                 f"{self._where('flat_map')}: the elements of {items!r} have no field {missing[0]}.",
-                next_step="Make structs with the fields key and value: struct(... AS key, ... AS value).",
+                next_step="Make structs with the fields key and value: "
+                "struct(... AS key, ... AS value).",
             )
         elements = self._elements(items, shape, on_error)
         return elements.select_key("key", on_error=on_error).map_values("value", on_error=on_error)
@@ -860,7 +867,7 @@ class Stream(Handle[V]):
     def select_key(
         self, key: str | Sequence[str] | Function, *, on_error: OnError | None = None
     ) -> Stream[V]:
-        """Replace the key with the value of an SQL expression, as text, or with a Python function's result.
+        """Replace the key with an SQL expression's value, as text, or a Python function's result.
 
         A list of fields, such as `["shop", "item"]`, means a struct of these fields.
         """
@@ -887,7 +894,7 @@ class Stream(Handle[V]):
         on_error: OnError | None = None,
     ) -> Stream[V]: ...
     def peek(self, function: Function, *, on_error: OnError | None = None) -> Stream[V]:
-        """Call a Python function for every record, for the function's side effect, and pass the record on unchanged.
+        """Call a Python function with a side effect for each record; pass the record on unchanged.
 
         The function runs in Spark's tasks. If a batch is repeated after a failure, the function is
         called again.
@@ -909,7 +916,7 @@ class Stream(Handle[V]):
         on_error: OnError | None = None,
     ) -> None: ...
     def foreach(self, function: Function, *, on_error: OnError | None = None) -> None:
-        """Call a Python function for every record, as `peek` does, but end the stream: no step can follow."""
+        """Call a Python function for every record, as `peek` does; no step can follow."""
         self._apply("foreach", function, "nothing", on_error=on_error)
 
     def print(self, label: str | None = None) -> None:
@@ -923,7 +930,7 @@ class Stream(Handle[V]):
         self.foreach(Print(label or self.node.name))
 
     def repartition(self, partitions: int | None = None) -> Stream[V]:
-        """Drop the records without a key, as Kafka Streams does, and pass on all other records unchanged.
+        """Drop the records without a key, as Kafka Streams does; pass on all others unchanged.
 
         If a left or outer join of the stream follows, even after other steps, no record is dropped,
         because such a join has a result for a record without a key.
@@ -939,7 +946,7 @@ class Stream(Handle[V]):
     @overload
     def merge(self, *others: Stream[Any]) -> Stream[Any]: ...
     def merge(self, *others: Stream[Any]) -> Stream[Any]:
-        """Combine the records of this stream and of other streams, whose values must have the same fields.
+        """Combine the records of this and other streams, whose values must have the same fields.
 
         If the types of the values differ, later Python functions receive plain JSON data.
         """
@@ -992,7 +999,7 @@ class Stream(Handle[V]):
         expiry_clock: ExpiryClock = "event",
         on_error: OnError | None = None,
     ) -> Table[V]:
-        """Keep the latest value of each key in a store; a record with a null value deletes its key's row.
+        """Keep the latest value of each key in a store; a null value deletes the key's row.
 
         With `versioned`, a duration, the table has for each key the value with the latest event
         time, and keeps the key's earlier values for this duration. In a join with a stream, each
@@ -1045,13 +1052,13 @@ class Stream(Handle[V]):
         check_old: CheckOld | None = None,
         on_error: OnError | None = None,
     ) -> Table[Any]:
-        """Keep, in a store, the table that results from a stream of changes with the fields `kind`, `old` and `new`.
+        """Keep, in a store, the table that results from a stream of changes.
 
-        The stream comes from `Table.changes()`, or from a topic whose values have the type
-        `Change`; `debezium(...)` decodes such values from Debezium's JSON. The record's key is the
-        key of the row. Records of the kinds `message` and `transaction`, and records without a
-        value, are filtered out. For a record of the kind `truncate`, `on_error` decides what
-        happens.
+        The changes have the fields `kind`, `old` and `new`. The stream comes from
+        `Table.changes()`, or from a topic whose values have the type `Change`; `debezium(...)`
+        decodes such values from Debezium's JSON. The record's key is the key of the row. Records of
+        the kinds `message` and `transaction`, and records without a value, are filtered out. For a
+        record of the kind `truncate`, `on_error` decides what happens.
 
         With `check_old`, Sluice compares a change's old row, unless the change has none, with the
         row that the table has for the key. If the two rows differ, `check_old="count"` counts the
@@ -1061,8 +1068,10 @@ class Stream(Handle[V]):
         where = self._where("apply_changes")
         if {"kind", "old", "new"} - self.fields.keys():
             raise TopologyError(
-                f"{where}: the values have the fields {', '.join(self.fields)}, not kind, old and new.",
-                next_step="Use Table.changes(), or declare the type of the values: class MyChange(Change[MyRow]).",
+                f"{where}: the values have the fields {', '.join(self.fields)}, "
+                "not kind, old and new.",
+                next_step="Use Table.changes(), or declare the type of the values: "
+                "class MyChange(Change[MyRow]).",
             )
         require_plain_keys(where, [self.node])
         if check_old is not None:
@@ -1183,8 +1192,8 @@ class Stream(Handle[V]):
             of_table = (on, mapped_key, grace)
             if not isinstance(window, JoinWindow) or any(each is not None for each in of_table):
                 raise TopologyError(
-                    f"{where}: a join of two streams needs a window, and takes no on=, no mapped_key= "
-                    "and no grace=.",
+                    f"{where}: a join of two streams needs a window, and takes no on=, "
+                    "no mapped_key= and no grace=.",
                     next_step='Write join(other, within("5 minutes")).',
                 )
             return self._joined(other, "stream-stream", how, window=window, on_error=on_error)
@@ -1194,7 +1203,8 @@ class Stream(Handle[V]):
         # table emits nothing, so how="outer" could not emit the table's unmatched rows.
         if window is not None or how == "outer":
             raise TopologyError(
-                f"{where}: a join of a stream and a table takes no window, and needs how='inner' or how='left'.",
+                f"{where}: a join of a stream and a table takes no window, "
+                "and needs how='inner' or how='left'.",
                 next_step="Write join(table) or left_join(table).",
             )
         if mapped_key is not None:
@@ -1245,7 +1255,7 @@ class Stream(Handle[V]):
         window: JoinWindow,
         **options: Any,
     ) -> Stream[dict[str, Any]]:
-        """Do the same as `join` with `how="outer"`: if there is no match, the other side is null."""
+        """Do the same as `join` with `how="outer"`: without a match, the other side is null."""
         return self.join(other, window, how="outer", **options)
 
     @overload
@@ -1360,8 +1370,8 @@ class Stream(Handle[V]):
         """
         if by is not None and hasattr(processor, "on_timer"):
             raise TopologyError(
-                f"{self._where('process_values')}: with by=, a timer belongs to no record, so its results have no key "
-                "to keep.",
+                f"{self._where('process_values')}: with by=, a timer belongs to no record, "
+                "so its results have no key to keep.",
                 next_step="Use process(...), whose processor chooses the keys of its results.",
             )
         return self._process(
@@ -1440,7 +1450,8 @@ class Stream(Handle[V]):
             if table.node.key_window is not None:
                 raise TopologyError(
                     f"{where}: the table {name!r} is windowed.",
-                    next_step="Give its rows plain keys first: to_stream().select_key(...).to_table(store=...).",
+                    next_step="Give its rows plain keys first: "
+                    "to_stream().select_key(...).to_table(store=...).",
                 )
         return tables  # type: ignore[no-any-return]
 
@@ -1451,7 +1462,7 @@ class Stream(Handle[V]):
         within: Duration,
         on_error: OnError | None = None,
     ) -> Stream[V]:
-        """Pass on the first record with each id; drop and count records that repeat an id within the time `within`.
+        """Pass on the first record with each id; drop and count repeats within the time `within`.
 
         `by` is an SQL expression for the id, or a list of fields that make up the id. When stream
         time is more than `within` past the event time of an id's first record, Sluice forgets the
@@ -1634,7 +1645,8 @@ def _require_processor(
     if declared in (Context, ValueContext) and declared is not context_class:
         step = "process" if declared is Context else "process_values"
         raise TopologyError(
-            f"{where}: init of {processor.__name__} takes a {declared.__name__}, but gets a {context_class.__name__}.",
+            f"{where}: init of {processor.__name__} takes a {declared.__name__}, "
+            f"but gets a {context_class.__name__}.",
             next_step=f"Use {step}(...), or declare the context as {context_class.__name__}.",
         )
     if (on_timer := getattr(processor, "on_timer", None)) is not None:
@@ -1642,7 +1654,7 @@ def _require_processor(
 
 
 class Processed(Generic[R]):
-    """The outputs of a processor: `processed.output`, and outputs with a name, such as `processed["quiet"]`."""
+    """The outputs of a processor: `processed.output`, and named ones like `processed["quiet"]`."""
 
     def __init__(self, pipeline: Graph, node: nodes.Process) -> None:
         self.pipeline = pipeline

@@ -16,10 +16,10 @@ Column: TypeAlias = "str | Mapping[str, Column]"
 
 
 def struct(fields: Mapping[str, Column]) -> str:
-    """Return an SQL expression that makes an object, for use in other SQL. `fields` maps names to expressions or mappings.
+    """Return an SQL expression that makes an object, for use in other SQL.
 
-    `struct({"id": "store_id", "city": "address.city"})` is `named_struct('id', store_id, 'city',
-    address.city)`.
+    `fields` maps names to expressions or mappings. `struct({"id": "store_id", "city":
+    "address.city"})` is `named_struct('id', store_id, 'city', address.city)`.
     """
     for column in fields.values():
         if isinstance(column, str):

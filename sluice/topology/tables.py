@@ -97,10 +97,11 @@ class Table(Handle[V]):
         )
 
     def changes(self) -> Stream[dict[str, Any]]:
-        """Turn the table's changes into records with the fields `kind` (insert, update or delete), `old` and `new`.
+        """Turn the table's changes into records with the fields `kind`, `old` and `new`.
 
-        `old` is the row's value before the change and null for an insert; `new` is its value after
-        the change and null for a deletion. In an update, both can be the same.
+        `kind` is insert, update or delete. `old` is the row's value before the change and null for
+        an insert; `new` is its value after the change and null for a deletion. In an update, both
+        can be the same.
         """
         if isinstance(self, GlobalTable):
             raise TopologyError(
@@ -155,7 +156,7 @@ class Table(Handle[V]):
         on_error: OnError | None = None,
     ) -> Table[V]: ...
     def filter_not(self, where: str | Function, *, on_error: OnError | None = None) -> Table[V]:
-        """Keep the rows for which an SQL condition is not true, or a Python function does not return true."""
+        """Keep rows for which an SQL condition is not true, or a function does not return true."""
         if not isinstance(where, str):
             return self._of_stream(self._as_stream().filter_not(where, on_error=on_error))
         self._require_expression(where, "filter_not", "condition")
@@ -167,7 +168,7 @@ class Table(Handle[V]):
         on_error: OnError | None = None,
         **named: Column,
     ) -> Table[dict[str, Any]]:
-        """Build a new value from the picked fields and from columns `name="SQL expression"`, like `Stream.select`."""
+        """Build a value from picked fields and columns `name="SQL"`, like `Stream.select`."""
         columns, types = self._columns("select", picked, named)
         self._refuse_reserved_names("select", columns)
         node = self.pipeline.add(nodes.Select, parent=self.node, columns=columns, on_error=on_error)
@@ -325,7 +326,7 @@ class Table(Handle[V]):
         return self.join(other, how="left", **options)
 
     def outer_join(self, other: Table[Any], **options: Any) -> Table[dict[str, Any]]:
-        """Do the same as `join` with `how="outer"`: if there is no match, the other side is null."""
+        """Do the same as `join` with `how="outer"`: without a match, the other side is null."""
         return self.join(other, how="outer", **options)
 
     def suppress_until_window_closes(
@@ -342,8 +343,9 @@ class Table(Handle[V]):
         if self.node.key_window is None:
             raise TopologyError(
                 f"{self._where('suppress')}: the table is not windowed.",
-                next_step="Aggregate with windowed_by(...) and a window of time, or use suppress_until_time_limit. For "
-                'a number of records: windowed_by(every_records(100), emit="window_close").',
+                next_step="Aggregate with windowed_by(...) and a window of time, "
+                "or use suppress_until_time_limit. "
+                'For a number of records: windowed_by(every_records(100), emit="window_close").',
             )
         return self._suppress("window_close", 0, max_records, max_bytes, "shut_down")
 

@@ -13,7 +13,10 @@ from sluice.values.sql_types import compact, element_type, is_complete
 
 
 def shape_of_expression(text: str, types: Mapping[str, str]) -> Shape:
-    """Return the shape of an expression's results: its type decides whether SQL after it reads fields, or a single value."""
+    """Return the shape of an expression's results.
+
+    Its type decides whether SQL after it reads fields, or a single value.
+    """
     return _shape_of_type(structure_of(text, types))
 
 
@@ -56,7 +59,7 @@ def _if_complete(kind: str) -> str:
 
 
 def declared_type(kind: Any) -> str:
-    """Return the Spark SQL type of declared values, or `variant` if no SQL type corresponds to their type."""
+    """Return the Spark SQL type of declared values, or `variant` if no SQL type corresponds."""
     if kind is Any:
         return "variant"
     try:

@@ -1,4 +1,4 @@
-"""How far back versioned tables reach, and how long streams that join them wait for late versions."""
+"""How far back versioned tables reach, and how long joining streams wait for late versions."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def grace_in_ms(where: str, grace: Duration | None, table: nodes.Node) -> int | 
         )
     if history_ms < grace_ms:
         raise TopologyError(
-            f"{where}: the grace is {duration_text(grace_ms)}, but the table's versions reach back only "
-            f"{duration_text(history_ms)}.",
+            f"{where}: the grace is {duration_text(grace_ms)}, "
+            f"but the table's versions reach back only {duration_text(history_ms)}.",
             next_step=f"Set versioned= to at least {duration_text(grace_ms)}.",
         )
     return grace_ms

@@ -35,8 +35,9 @@ _UNITS = {"ms": 1, "millisecond": 1, "s": 1_000, "second": 1_000, "m": 60_000, "
 _UNITS |= {"h": 3_600_000, "hour": 3_600_000, "d": 86_400_000, "day": 86_400_000}
 _SHORTEST_MONTH_DAYS = 28
 _MOST_YEARS = 1_000
-"""The most years that a window by a time zone's clocks may have. A window of 2,000 years that contains 1970, for
-example, could begin before the year 1, which Python's datetimes cannot express."""
+"""The most years that a window by a time zone's clocks may have. A window of 2,000 years that
+contains 1970, for example, could begin before the year 1, which Python's datetimes cannot
+express."""
 
 
 def tumbling(
@@ -85,7 +86,8 @@ def hopping(
     if zone is None and length.unit == period.unit == "ms" and not shift.count:
         if period.ms > length.ms:
             raise TopologyError(
-                f"{where}: with an advance above the size, records between two windows would be in no window.",
+                f"{where}: with an advance above the size, "
+                "records between two windows would be in no window.",
                 next_step=f"Make the advance at most {length}.",
             )
         window = Window(length.ms, grace_ms, period.ms)
@@ -105,29 +107,31 @@ def hopping(
 
 
 _MOST_OVERLAPPING = 100_000
-"""The most windows that a record may be in. With more, a batch would not fit into memory; the author has probably
-written a wrong unit."""
+"""The most windows that a record may be in. With more, a batch would not fit into memory; the
+author has probably written a wrong unit."""
 
 
 def _require_few_windows(window: TimeWindow, overlapping: int) -> None:
     if overlapping > _MOST_OVERLAPPING:
         raise TopologyError(
             f"{window} at {source_line()}: each record would be in {overlapping:,} windows.",
-            next_step=f"Make the advance longer; at most {_MOST_OVERLAPPING:,} windows can overlap.",
+            next_step="Make the advance longer; "
+            f"at most {_MOST_OVERLAPPING:,} windows can overlap.",
         )
 
 
 def sliding(size: Duration, grace: Duration = "0 s") -> SlidingWindow:
-    """Define windows that slide over time: a key has one window for each set of records that fit a range of length `size`.
+    """Define windows that slide over time.
 
-    With a size of 0, the records of a window have the same time.
+    A key has one window for each set of records that fit a range of length `size`. With a size of
+    0, the records of a window have the same time.
     """
     size_ms = milliseconds(size)
     return _valid(SlidingWindow(size_ms, milliseconds(grace)), "size", size_ms, least=0)
 
 
 def session(gap: Duration, grace: Duration = "0 s") -> SessionWindow:
-    """Define sessions of activity: records of a key that are at most `gap` apart are in the same session.
+    """Define sessions of activity: a key's records at most `gap` apart are in the same session.
 
     A record that is at most `gap` apart from two sessions joins them into one. With a gap of 0, the
     records of a session have the same time.
@@ -154,7 +158,7 @@ def custom_windows(
 
 
 def every_records(number: int) -> CountWindow:
-    """Define windows of `number` records: each key's first `number` records, the next `number`, and so on.
+    """Define windows of `number` records: a key's first `number`, the next `number`, and so on.
 
     The store has one result per key, of the key's newest window. Event times do not matter, so no
     record is late. With `windowed_by(..., emit="window_close")`, only complete windows have a
@@ -164,10 +168,11 @@ def every_records(number: int) -> CountWindow:
 
 
 def last_records(number: int) -> CountWindow:
-    """Return the last `number` records of each key, such as for a moving average; each record has a result.
+    """Define windows of the last `number` records of each key, such as for a moving average.
 
-    The state has the values of these records, and each result is computed from all of them. With
-    `windowed_by(..., emit="window_close")`, a key has no result before its `number`-th record.
+    Each record has a result. The state has the values of these records, and each result is computed
+    from all of them. With `windowed_by(..., emit="window_close")`, a key has no result before its
+    `number`-th record.
     """
     return _valid_count(CountWindow(number, slides=True))
 
@@ -213,7 +218,8 @@ def within(
     if window.before_ms + window.after_ms < 0:
         raise TopologyError(
             f"{where}: the window ends before it starts.",
-            next_step='Write for example within("5 minutes"), or within(before="0 s", after="5 minutes").',
+            next_step='Write for example within("5 minutes"), or '
+            'within(before="0 s", after="5 minutes").',
         )
     _require_grace(where, window.grace_ms)
     return window
@@ -267,8 +273,8 @@ def _require_grace(where: str, grace_ms: int) -> None:
     if grace_ms < 0:
         raise TopologyError(
             f"{where}: grace must be at least 0.",
-            next_step='Write how long after its end a window accepts records, such as grace="15 seconds", or leave '
-            "grace out.",
+            next_step="Write how long after its end a window accepts records, "
+            'such as grace="15 seconds", or leave grace out.',
         )
 
 
@@ -292,7 +298,8 @@ def _valid_calendar(window: CalendarWindow) -> CalendarWindow:
     if not 0 <= offset.ms < shortest_ms or offset.months >= (period.months or 1):
         raise TopologyError(
             f"{where}: the offset must be at least 0 and shorter than a window.",
-            next_step='Write for example tumbling("1 day", offset="18 hours") for days that begin at 18:00.',
+            next_step='Write for example tumbling("1 day", offset="18 hours") '
+            "for days that begin at 18:00.",
         )
     longest = CalendarWindow(Period(_MOST_YEARS, "year"), window.zone)
     if window.longest_ms > longest.longest_ms:
@@ -344,7 +351,10 @@ def milliseconds(duration: Duration) -> int:
     match = re.fullmatch(r"([0-9]+)\s*([a-z]+?)s?", text.replace("ms", "millisecond"))
     if match is None or match[2] not in _UNITS:
         if _CALENDAR_SIZE.fullmatch(text):
-            advice = "Only sizes, advances and offsets of tumbling and hopping windows can be weeks, months or years."
+            advice = (
+                "Only sizes, advances and offsets of tumbling and hopping windows "
+                "can be weeks, months or years."
+            )
         else:
             number = text if text.isascii() and text.isdecimal() else "15"
             advice = f'Write for example "{number} seconds" or "{number} ms".'
@@ -356,8 +366,8 @@ _LONGEST_DAYS = 100_000_000
 """The longest duration. With longer windows, the ends of windows in microseconds would not fit into
 64 bits."""
 _DIGITS = 30
-"""Only so many digits of a number are parsed. A longer number is too large in every unit, and Python refuses to parse
-thousands of digits."""
+"""Only so many digits of a number are parsed. A longer number is too large in every unit, and
+Python refuses to parse thousands of digits."""
 
 
 def _within_limit(duration: Duration, ms: int) -> int:

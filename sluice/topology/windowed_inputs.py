@@ -1,4 +1,4 @@
-"""Checks of windowed keys: where streams and tables are joined or merged, stored in a table, or written to a topic."""
+"""Check windowed keys where streams and tables are joined, merged, stored or written to a topic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAKE_PLAIN = 'Make a plain key first, for example with to_stream().select_key("
 
 
 def require_same_windows(where: str, inputs: Iterable[nodes.Node]) -> None:
-    """Raise TopologyError unless the keys of all inputs have windows of one kind and size, or no key has a window."""
+    """Raise TopologyError unless all inputs' keys have windows of one kind and size, or none."""
     first, *others = inputs
     window = first.key_window
     for other in others:
@@ -23,7 +23,8 @@ def require_same_windows(where: str, inputs: Iterable[nodes.Node]) -> None:
         if (window is None) != (other_window is None):
             windowed = other if window is None else first
             raise TopologyError(
-                f"{where}: the keys of {nodes.known_name(windowed)} have windows, and the other keys do not.",
+                f"{where}: the keys of {nodes.known_name(windowed)} have windows, "
+                "and the other keys do not.",
                 next_step=_MAKE_PLAIN,
             )
         if (
@@ -32,13 +33,14 @@ def require_same_windows(where: str, inputs: Iterable[nodes.Node]) -> None:
             and _bounds(window) != _bounds(other_window)
         ):
             raise TopologyError(
-                f"{where}: the keys have the windows {window} and {other_window}, so they are never equal.",
+                f"{where}: the keys have the windows {window} and {other_window}, "
+                "so they are never equal.",
                 next_step="Use windows of the same kind and size.",
             )
 
 
 def _bounds(window: AnyWindow) -> tuple[object, ...]:
-    """Return the properties that two window definitions must share for their windows to have the same bounds."""
+    """Return the properties that two window definitions must share for windows of equal bounds."""
     kind = type(window)
     # Advance and grace do not count: a hopping window can have the bounds of a tumbling window. Nor
     # do the gaps of sessions, whose `size_ms` is None: sessions with different gaps can have the
@@ -61,7 +63,7 @@ def require_plain_keys(where: str, inputs: Iterable[nodes.Node]) -> None:
 def require_encodable_windows(
     where: str, encode_key: Callable[..., bytes] | None, node: nodes.Node
 ) -> None:
-    """Raise TopologyError if `encode_key` is Sluice's encoder of windowed keys, and the node's keys do not fit it."""
+    """Raise TopologyError if `encode_key` is for windowed keys, and the node's keys do not fit."""
     window = node.key_window
     if window is None and encode_key in (
         windowed_json,

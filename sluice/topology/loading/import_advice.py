@@ -1,4 +1,4 @@
-"""Advice to an author for errors that Python raises when a pipeline's file uses Sluice's methods wrongly."""
+"""Advice for errors that Python raises when a pipeline's file uses Sluice's methods wrongly."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ versions."""
 
 
 def next_step(error: BaseException, file: Path) -> str:
-    """Return what the author can do after an error that Python raised while importing `file`; empty if unknown."""
+    """Return advice after an error that Python raised while importing `file`; empty if unknown."""
     match error:
         case ModuleNotFoundError(name=str(name)):
             return _module(name, file)
@@ -54,7 +54,10 @@ def next_step(error: BaseException, file: Path) -> str:
 def _module(name: str, file: Path) -> str:
     module = file.with_name(name.partition(".")[0])
     if module.is_dir() or module.with_suffix(".py").exists():
-        return "A pipeline's file cannot import other files of its folder: put shared code into an installed package."
+        return (
+            "A pipeline's file cannot import other files of its folder: "
+            "put shared code into an installed package."
+        )
     return "Install the package, or correct its name."
 
 

@@ -50,9 +50,10 @@ def import_isolated(
     load: Callable[[Path, float], str] = pipeline_name,
     start_seconds: float = 20.0,
 ) -> dict[Path, Outcome]:
-    """Import every file in a separate process, eight at a time; kill processes that take longer than `seconds`.
+    """Import every file in a separate process, eight at a time.
 
-    The time in which such a process waits for a processor does not count.
+    A process that takes longer than `seconds` is killed. The time in which such a process waits for
+    a processor does not count.
 
     `load`, a top-level function of a module, imports a file and returns a text, such as its
     pipeline's name. The helper process may take `start_seconds` to import that module.

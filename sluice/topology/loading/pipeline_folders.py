@@ -45,7 +45,7 @@ class Loaded:
 
 
 def pipeline_files(folder: Path) -> list[Path]:
-    """Return the files that should define a pipeline, in `folder` and in the folders of teams in it.
+    """Return the files that should define a pipeline, in `folder` and in its folders of teams.
 
     They are sorted by folder and name.
     """
@@ -149,7 +149,7 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
 
 
 def declared_names(file: Path) -> tuple[str, ...]:
-    """Return the names of a file's pipelines that are literals in its text, as in Pipeline("name")."""
+    """Return the names of a file's pipelines that are literals, as in Pipeline("name")."""
     try:
         text = file.read_text()
     except (OSError, UnicodeDecodeError):

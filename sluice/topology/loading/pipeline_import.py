@@ -18,7 +18,7 @@ from sluice.topology.pipeline import Pipeline, pipelines_made_by
 from sluice.values.pipeline_modules import load_module
 
 LOAD_SECONDS = 10.0
-"""Time limit for importing a pipeline's file, without the time in which the process waits for a processor.
+"""Time limit for importing a pipeline's file, not counting waits for a processor.
 
 Airflow allows 30 s for the file that makes all pipelines' DAGs.
 """
@@ -41,7 +41,8 @@ def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
     if others := [f"{other.name!r} at {other.at}" for other in made if other is not pipeline]:
         raise TopologyError(
             f"{file.name} makes another pipeline than {pipeline.name!r}: {', '.join(others)}.",
-            next_step="Move it to a file of its own: only the pipeline in the variable named pipeline would run.",
+            next_step="Move it to a file of its own: "
+            "only the pipeline in the variable named pipeline would run.",
         )
     pipeline.require_streams()
     pipeline.require_kept_stores()

@@ -33,7 +33,7 @@ from sluice.values.windows import (
 
 @dataclass(frozen=True, eq=False)
 class PythonAggregate:
-    """Python functions of an aggregate, called in the order of the records: `adder(key, aggregate, value)`.
+    """Python functions of an aggregate, called in record order: `adder(key, aggregate, value)`.
 
     With `takes_list`, the adder takes a list of consecutive values instead of one value.
     """
@@ -52,7 +52,7 @@ class PythonAggregate:
 
 @dataclass(frozen=True, eq=False)
 class Aggregate(ChildNode):
-    """Aggregates the records of each `key` and window into `columns`, or into one value if `scalar`, in a store."""
+    """Aggregates each `key` and window into `columns`, or one value if `scalar`, in a store."""
 
     key: str
     window: AnyWindow | CountWindow | None
@@ -291,7 +291,7 @@ class Cogroup(Aggregate):
 
 @dataclass(frozen=True, eq=False)
 class Suppress(ChildNode):
-    """Holds a table's results back: until their window closes, or until `limit_ms` after a key's first update.
+    """Holds a table's results back until windows close, or `limit_ms` after a key's first update.
 
     `until` is `window_close` for the method `suppress_until_window_closes`, and `window_final` for
     an aggregate with `emit="window_close"`. Only the headers of results differ: with

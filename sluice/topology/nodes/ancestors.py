@@ -8,7 +8,7 @@ from sluice.values.topic_patterns import is_pattern
 
 
 def is_step_name(name: str) -> bool:
-    """Return whether a name looks like a generated step name, such as `filter-3` or `filter-3.left`."""
+    """Return whether a name looks generated, such as `filter-3` or `filter-3.left`."""
     kind, _, rest = name.partition("-")
     number, _, _ = rest.partition(".")
     return number.isdecimal() and kind in _step_kinds()
@@ -63,5 +63,5 @@ def sources_of(node: Node) -> tuple[Source, ...]:
 
 
 def reads_pattern(node: Node) -> bool:
-    """Return whether the records of a node come from a pattern of topics, and so from several topics."""
+    """Return whether a node's records come from a pattern, and so from several topics."""
     return any(is_pattern(source.topic) for source in sources_of(node))

@@ -153,7 +153,7 @@ class Node:
 
     @property
     def store_window(self) -> AnyWindow | None:
-        """The window definition of the keys under which the node stores rows; None without windows."""
+        """The window definition of the stored rows' keys; None without windows."""
         return self.key_window
 
     @property
@@ -183,17 +183,17 @@ class Node:
 
     @property
     def computes_rows(self) -> bool:
-        """Whether the node computes each row of its table from one row of its input, without a state."""
+        """Whether the node computes each row of its table from one input row, without a state."""
         return False
 
     @property
     def history(self) -> int | None:
-        """How far back the versions of the node's table reach, in ms; None if it is not a versioned table."""
+        """How far back the node's table has versions, in ms; None if it is not versioned."""
         return None
 
     @property
     def takes_latest(self) -> bool:
-        """Whether the node leaves out a versioned table's updates that are earlier than their key's latest update.
+        """Whether the node omits a versioned table's updates before their key's latest update.
 
         As in Kafka Streams, only a stream of the table's changes, and a join of a stream with the
         table's versions, get such updates.
@@ -223,7 +223,7 @@ class Node:
 
     @property
     def knows_old_values(self) -> bool:
-        """Whether a table's changes contain the replaced values even if no later step asks for them.
+        """Whether a table's changes contain replaced values even if no later step asks for them.
 
         In Kafka Streams, the tables of topics and of foreign-key joins contain them only if the
         author names a materialized store.
@@ -253,12 +253,12 @@ class Node:
 
     @property
     def waits_for_close(self) -> bool:
-        """Whether the operator needs stream time, for example to send results or to forget state."""
+        """Whether the operator needs stream time, such as to send results or forget state."""
         return False
 
     @property
     def may_be_chained(self) -> bool:
-        """Whether the operator may get the results of the operator before it directly, and use its stream time."""
+        """Whether the operator may get the previous operator's results and stream time directly."""
         return False
 
     @property
@@ -273,7 +273,7 @@ class Node:
 
     @property
     def store_names(self) -> tuple[str, ...]:
-        """The names of the node's stores, including the stores of a processor that cannot be queried."""
+        """The names of the node's stores, with those of a processor that cannot be queried."""
         return () if self.store_name is None else (self.store_name,)
 
     @property
@@ -283,7 +283,7 @@ class Node:
 
     @property
     def header_stores(self) -> tuple[str | None, ...]:
-        """The stores, or None for a state without a name, in which the node's operator may keep headers.
+        """The stores in which the node's operator may keep headers; None is a state without a name.
 
         Stores of a processor that can be queried are left out: they have their own definitions.
         """
@@ -313,7 +313,7 @@ class Node:
 
     @property
     def author_functions(self) -> tuple[Any, ...]:
-        """The author's functions on which the node's results depend; None for a function that is not given."""
+        """The author's functions on which the node's results depend; None for one not given."""
         return ()
 
     # -- Texts
@@ -375,7 +375,7 @@ class ChildNode(Node):
 
 @dataclass(frozen=True, eq=False)
 class RowStep(ChildNode):
-    """Base of the stateless steps that turn each record into at most one, and a table into a table."""
+    """Base of the stateless steps that turn a record into at most one, and a table into a table."""
 
     @property
     @override
@@ -424,7 +424,7 @@ class RowStep(ChildNode):
 
 @dataclass(frozen=True, eq=False)
 class StreamOperator(ChildNode):
-    """Base of the steps that keep a state for each key of a stream, and pass on records with unchanged fields.
+    """Base of the steps that keep a state for each key of a stream, and pass fields on unchanged.
 
     A subclass needs no other code in `topology` than its method in `streams`. `action_of` in
     `plan/operator_actions.py` gives its operator.

@@ -42,7 +42,7 @@ class Deduplicate(StreamOperator):
 
 @dataclass(frozen=True, eq=False)
 class AskingOperator(StreamOperator):
-    """Base of the steps that ask outside of the pipeline, and may record the answers with the state."""
+    """Base of steps that ask outside of the pipeline, and may record the answers with the state."""
 
     operator_reason = "asks outside of the pipeline"
 
@@ -86,7 +86,7 @@ class Call(AskingOperator):
 
 @dataclass(frozen=True, eq=False)
 class Lookup(AskingOperator):
-    """Joins each record with the row of its key in a table of a database, as the fields `left` and `right`."""
+    """Joins each record with its key's row in a database table, as fields `left` and `right`."""
 
     table: LookedUpTable
     returns: Contract
@@ -143,7 +143,7 @@ class SetMetadata(StreamOperator):
 
     @property
     def new_metadata(self) -> dict[str, str]:
-        """The expressions of the new time and headers, in the order in which the operator reads them."""
+        """The expressions of the new time and headers, in the order in which they are read."""
         texts = {} if self.time is None else {"time": self.time}
         for number, text in enumerate(self.headers.values()):
             texts[f"header{number}"] = text

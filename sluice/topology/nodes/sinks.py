@@ -16,7 +16,7 @@ from sluice.values.sink_tables import OutputTable
 
 @dataclass(frozen=True, eq=False)
 class Sink(ChildNode):
-    """Writes every record, or every change of a table, to `topic`, or to a `table` of a database."""
+    """Writes every record, or every change of a table, to a `topic` or a database's `table`."""
 
     topic: str
     """The topic's name, or a table's name in counts, such as `warehouse:shop.totals`."""

@@ -23,7 +23,7 @@ from sluice.values.topic_patterns import is_pattern
 
 @dataclass(frozen=True, eq=False)
 class Source(Node):
-    """A topic that is read as a stream, as a table (the latest value per key), or as a table on every worker."""
+    """A topic read as a stream, a table (the latest value per key), or a table on every worker."""
 
     topic: str
     """The topic's name, or the pattern of the names of several topics

@@ -69,7 +69,7 @@ class Changes(ChildNode):
 
 @dataclass(frozen=True, eq=False)
 class ToTable(ChildNode):
-    """Keeps the latest value per key of a stream's records as a table; a null value deletes the key.
+    """Keeps a stream's latest value per key as a table; a null value deletes the key.
 
     A node without a store follows a foreign-key join. It remembers the join's results, so that
     later steps get the old values of the results. The join itself does not know its old results,
