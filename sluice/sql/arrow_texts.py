@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import reduce
 from typing import Any
 
@@ -126,11 +127,18 @@ def matches(values: Value, pattern: str) -> Value:
     return pc.match_substring_regex(values, pattern)
 
 
+_HEXADECIMAL = re.compile("[0-9A-Fa-f]*")
+
+
 def hexadecimal(number: int) -> str:
     return f"{number & (2**64 - 1):X}"
 
 
-def from_hexadecimal(text: str) -> bytes:
+def from_hexadecimal(text: str) -> bytes | None:
+    """Return the bytes of hexadecimal digits; None for other texts."""
+    # Python's function also takes white space.
+    if _HEXADECIMAL.fullmatch(text) is None:
+        return None
     return bytes.fromhex(text.zfill(len(text) + len(text) % 2))
 
 

@@ -252,7 +252,7 @@ TEXT_FUNCTIONS = [
     "{} RLIKE '[^a-c]$'", "split({}, ',')", "split({}, ' +')", "split({}, '\\\\|')", "instr({}, 'b')",
     "instr({}, other)", "startswith({}, 'a')", "endswith({}, other)", "contains({}, other)", "contains({}, '')",
     "md5({})", "sha2({}, 256)", "sha2({}, 512)", "sha1({})", "hex(length({}))", "CAST({} AS STRING)", "{} LIKE '%b_'",
-    "unhex(hex(length({})))",
+    "unhex(hex(length({})))", "unhex({})",
 ]  # fmt: skip
 PARTS_OF_TIMES = (
     "year", "quarter", "month", "weekofyear", "day", "dayofmonth", "dayofyear", "dayofweek", "weekday", "hour",
