@@ -1,6 +1,6 @@
-"""Health checks of compose.yaml: `python3 probe.py URL FIELD=VALUE` ends with status 0 if the service works.
+"""Checks the health of a service of compose.yaml: `python3 probe.py URL FIELD=VALUE`.
 
-It works if the JSON at the URL has the value in the field; `scheduler.status` is the field `status`
+The status is 0 if the service works. It works if the JSON at the URL has the value in the field; `scheduler.status` is the field `status`
 of `scheduler`.
 """
 

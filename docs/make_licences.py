@@ -84,7 +84,7 @@ def licence(of: Distribution) -> str:
 
 
 def page() -> str:
-    """The page, as Markdown."""
+    """Return the page, as Markdown."""
     by_licence: dict[str, list[str]] = defaultdict(list)
     for name, of in installed("airflow").items():
         by_licence[licence(of)].append(name)

@@ -136,7 +136,7 @@ _TYPES = {
 
 
 def page() -> str:
-    """The reference, as Markdown."""
+    """Return the reference, as Markdown."""
     parts = ["# Reference\n\nGenerated from the docstrings by `make docs`.", _extras(), _types()]
     for title, objects in PUBLIC.items():
         parts += [f"## {title}", *(_describe(one) for one in objects)]
@@ -163,7 +163,7 @@ def drawings() -> dict[str, str]:
 
 
 def _extras() -> str:
-    """The columns of every record, and what Python functions are called with."""
+    """Return the columns of every record, and what Python functions are called with."""
     columns = ", ".join(f"`{name}` ({kind})" for name, kind in record_metadata.METADATA.items())
     rule = (inspect.getdoc(handles) or "").partition("\n\n")[2]
     return (

@@ -25,7 +25,7 @@ _PACKAGE_FILL, _MODULE_FILL = "#dbeafe", "#f1f5f9"
 
 
 def layers() -> list[list[str]]:
-    """The packages and modules of `sluice`, the highest layer first."""
+    """Return the packages and modules of `sluice`, the highest layer first."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
         "contracts"
     ]
@@ -34,7 +34,7 @@ def layers() -> list[list[str]]:
 
 
 def sentence(path: Path) -> str:
-    """The first sentence of the docstring of a package (a folder) or a module (a file)."""
+    """Return the first sentence of the docstring of a package (a folder) or a module (a file)."""
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     docstring = ast.get_docstring(ast.parse(file.read_text())) or ""
     paragraph = " ".join(docstring.partition("\n\n")[0].split())
@@ -42,7 +42,7 @@ def sentence(path: Path) -> str:
 
 
 def picture() -> str:
-    """The picture, as SVG: a row for each layer.
+    """Return the picture, as SVG: a row for each layer.
 
     A package imports only packages in the rows below its own.
     """
@@ -67,7 +67,7 @@ def picture() -> str:
 
 
 def _lines(name: str, width: int) -> list[str]:
-    """The sentence about a package, in lines that fit a box of this width."""
+    """Return the sentence about a package, in lines that fit a box of this width."""
     return textwrap.wrap(
         _plain(sentence(ROOT / "sluice" / name)), int((width - 16) / _CHARACTER_WIDTH)
     )
@@ -106,7 +106,7 @@ def table() -> str:
 
 
 def _rows(package: Path) -> list[str]:
-    """The rows of a package and of the packages inside it; none for a module."""
+    """Return the rows of a package and of the packages inside it; none for a module."""
     return [
         f"| `{file.parent.relative_to(ROOT / 'sluice').as_posix()}/` | {sentence(file.parent)} |"
         for file in (*package.glob("__init__.py"), *sorted(package.glob("*/__init__.py")))

@@ -19,7 +19,7 @@ VISITS = (10_000, 25_000, 50_000, 100_000)
 
 
 def kinds() -> str:
-    """The windows of four visits, by kind."""
+    """Return the windows of four visits, by kind."""
     visits = [("home", time) for time in VISITS]
     rows: dict[str, list[tuple[int, int, str]]] = {
         "tumbling": _bars(windows_example.minutes(visits)),
@@ -31,7 +31,7 @@ def kinds() -> str:
 
 
 def extractors() -> str:
-    """The minute of one visit, by timestamp extractor."""
+    """Return the minute of one visit, by timestamp extractor."""
     times = {"the field at": 20_000, "the record": 75_000, "the wall clock": 190_000}
     rows = {
         name: [(time - time % _MINUTE, time - time % _MINUTE + _MINUTE, "1")]
@@ -43,7 +43,7 @@ def extractors() -> str:
 
 
 def grace() -> str:
-    """A minute's window until it is closed."""
+    """Return a minute's window until it is closed."""
     rows = {
         "window": [(0, _MINUTE, "08:00 to 08:01")],
         "grace": [(_MINUTE, _MINUTE + 15_000, "15 s")],
@@ -53,7 +53,7 @@ def grace() -> str:
 
 
 def suppress() -> str:
-    """The newest result about a page, by the time at which it is sent."""
+    """Return the newest result about a page, by the time at which it is sent."""
     visits = [("home", time) for time in VISITS]
     last = 150_000
     changes = [
@@ -194,7 +194,7 @@ def _timeline(
 
 
 def _lanes(bars: Bars) -> list[list[tuple[int, int, str]]]:
-    """The bars in as few lines as possible without overlaps."""
+    """Return the bars in as few lines as possible without overlaps."""
     lanes: list[list[tuple[int, int, str]]] = []
     for bar in sorted(bars):
         lane = next((lane for lane in lanes if lane[-1][1] <= bar[0]), None)

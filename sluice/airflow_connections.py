@@ -70,8 +70,8 @@ def kafka_config(connection: str = KAFKA) -> dict[str, str]:
         raise SettingsError(
             f"Connection {connection!r} sets {', '.join(functions)}, but functions cannot be "
             "passed to Spark.",
-            next_step="Authenticate with text settings, such as OIDC, SASL/SCRAM or a certificate. For "
-            "tokens, name a function of a module in oauth_cb, and list it in Airflow's "
+            next_step="Authenticate with text settings, such as OIDC, SASL/SCRAM or a certificate. "
+            "For tokens, name a function of a module in oauth_cb, and list it in Airflow's "
             "[apache_kafka] callback_allowlist.",
         )
     return {name: _text(value) for name, value in config.items()}

@@ -1,4 +1,4 @@
-"""Airflow's names that are in other modules, or do not exist, in some of the releases that Sluice supports."""
+"""Airflow's names that some of the supported releases lack, or have in other modules."""
 
 from __future__ import annotations
 

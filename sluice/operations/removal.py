@@ -1,8 +1,8 @@
 """Removes a pipeline that is no longer run: its state, its part of the ledger, and its own topics.
 
 The ledger forgets the pipeline first, so that no query reads a shard that is being deleted. Then
-the shards are deleted, and then the topics and the consumer group. If this is interrupted, the repeated call removes the
-rest. What the pipeline has written to topics and tables stays.
+the shards are deleted, and then the topics and the consumer group. If this is interrupted, the
+repeated call removes the rest. What the pipeline has written to topics and tables stays.
 """
 
 from __future__ import annotations

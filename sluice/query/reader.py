@@ -68,7 +68,10 @@ class Reader:
         return Answer(pin, (status,), [] if entry is None else [entry])
 
     async def entry(self, pin: Pin, key: str) -> tuple[Entry | None, WorkerStatus]:
-        """Return the entry of one key of a store without windows, or None, and the status of the worker that answered."""
+        """Return the entry of a key in a store without windows, and the worker's status.
+
+        The entry is None if there is none.
+        """
         _require_windows(pin, are_there=False)
         entry: Entry | None = None
         if pin.store.keeps_headers:

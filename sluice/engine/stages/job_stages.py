@@ -310,7 +310,7 @@ def _argument_types(job: Job, edge: Edge, earlier: list[str], kinds: list[str]) 
 
 
 def parsed(operator: PlannedOperator, kind: str) -> str:
-    """SQL that decodes an operator's results from JSON."""
+    """Return SQL that decodes an operator's results from JSON."""
     result = f"IF(emitted AND target = {operator.number}, value, NULL)"
     if not kind:
         return f"parse_json({result})"
@@ -350,7 +350,7 @@ _WRITTEN_AS_TEXT = ("tinyint", "smallint", "int", "bigint", "boolean")
 
 
 def _json(edge: Edge, kinds: list[str]) -> str:
-    """SQL for an edge's value as JSON text."""
+    """Return SQL for an edge's value as JSON text."""
     if edge.unchanged_result is not None:
         return "value"
     if edge.is_json:

@@ -140,7 +140,7 @@ class RecordedAnswers:
         return action
 
     def _id(self, position: Position, row: Row) -> str:
-        """Identifies a row by its record and by what is asked.
+        """Identify a row by its record and by what is asked.
 
         So the id stays the same if batches end elsewhere, or if earlier steps change.
         """

@@ -303,7 +303,7 @@ class _SideOfRows:
         return list(zip(keys.tolist(), values, self._times[last].tolist(), strict=True))
 
     def _places(self, indices: Indices) -> Indices:
-        """Indices into an array of the values of all rows, followed by the values of the states.
+        """Return indices into an array: the values of all rows, then those of the states.
 
         For the index -1, the result is the index of the state's value, for the key of the row.
         """
