@@ -1,7 +1,7 @@
 """Checks the health of a service of compose.yaml: `python3 probe.py URL FIELD=VALUE`.
 
-The status is 0 if the service works. It works if the JSON at the URL has the value in the field; `scheduler.status` is the field `status`
-of `scheduler`.
+The status is 0 if the service works. It works if the JSON at the URL has the value in the field;
+`scheduler.status` is the field `status` of `scheduler`.
 """
 
 import json
