@@ -136,3 +136,16 @@ def millis(at: str) -> int:
 
 def address(shop: str, city: str) -> bytes:
     return msgspec.json.encode({"shop": shop, "city": city})
+
+
+class Item(Struct):
+    n: int
+
+
+def copied(names: Names) -> Pipeline:
+    """A pipeline that counts the items of each key, and copies them."""
+    pipeline = Pipeline(names.prefix, workers=1)
+    items = pipeline.stream(names("items"), value=Item)
+    items.group_by_key().count(store="n")
+    items.to(names("copies"))
+    return pipeline

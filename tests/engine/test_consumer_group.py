@@ -9,29 +9,15 @@ import pytest
 import structlog
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
-from msgspec import Struct
 
-from sluice import Pipeline
 from sluice.engine.publish import consumer_group
 from sluice.engine.publish.consumer_group import group_of
 from sluice.kafka.unread_records import read_lag
 from tests.engine.conftest import Running, Start
-from tests.engine.shop import Names
+from tests.engine.shop import copied
 from tests.faults.world import wait_until
 
 pytestmark = pytest.mark.engine
-
-
-class Item(Struct):
-    n: int
-
-
-def copied(names: Names) -> Pipeline:
-    pipeline = Pipeline(names.prefix, workers=1)
-    items = pipeline.stream(names("items"), value=Item)
-    items.group_by_key().count(store="n")
-    items.to(names("copies"))
-    return pipeline
 
 
 def committed(running: Running) -> dict[int, int]:

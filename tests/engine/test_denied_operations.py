@@ -21,9 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourcePatternType,
     ResourceType,
 )
-from msgspec import Struct
 
-from sluice import Pipeline
 from sluice.engine.publish.consumer_group import group_of
 from sluice.errors import AccessDenied, EngineError
 from sluice.kafka.dead_letter_topic import DeadLetterFilter
@@ -34,25 +32,13 @@ from sluice.observe.health import input_away
 from sluice.settings import Settings
 from tests.chaos.actions import POINTS, interrupted
 from tests.engine.conftest import Running
-from tests.engine.shop import Names
+from tests.engine.shop import Item, Names, copied
 from tests.support.ports import free_port
 from tests.support.spark_in_process import SparkInProcess
 
 TOPIC, TRANSACTIONS = ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID
 USER = "User:sluice"
 Deny = Callable[..., None]
-
-
-class Item(Struct):
-    n: int
-
-
-def copied(names: Names) -> Pipeline:
-    pipeline = Pipeline(names.prefix, workers=1)
-    items = pipeline.stream(names("items"), value=Item)
-    items.group_by_key().count(store="n")
-    items.to(names("copies"))
-    return pipeline
 
 
 @pytest.fixture(scope="module")

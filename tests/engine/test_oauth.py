@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import Struct
 
-from sluice import Pipeline
 from sluice.engine.read.kafka_records import read_ranges
 from sluice.errors import BrokersUnreachable
 from sluice.kafka import token_endpoint
@@ -30,24 +28,12 @@ from sluice.orchestration.watch import Watch
 from sluice.settings import Settings, settings
 from sluice.values.record_places import Range
 from tests.engine.conftest import Running
-from tests.engine.shop import Names
+from tests.engine.shop import Names, copied
 from tests.faults.world import wait_until
 from tests.support.ports import free_port
 from tests.support.spark_in_process import SparkInProcess
 from tests.support.token_server import CLIENT_SECRET, TokenServer, oauth_broker
 from tests.support.watched import run_watched
-
-
-class Item(Struct):
-    n: int
-
-
-def copied(names: Names) -> Pipeline:
-    pipeline = Pipeline(names.prefix, workers=1)
-    items = pipeline.stream(names("items"), value=Item)
-    items.group_by_key().count(store="n")
-    items.to(names("copies"))
-    return pipeline
 
 
 @dataclass(frozen=True)

@@ -18,32 +18,18 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourcePatternType,
     ResourceType,
 )
-from msgspec import Struct
 
-from sluice import Pipeline
 from sluice.kafka.brokers import silent_admin
 from sluice.kafka.replaced_files import LastingAdmin
 from sluice.kafka.unread_records import read_lag
 from sluice.local.broker import EmbeddedKafka
 from sluice.settings import Settings
 from tests.engine.conftest import Running
-from tests.engine.shop import Names
+from tests.engine.shop import Names, copied
 from tests.faults.world import wait_until
 from tests.support.certificates import make_certificate
 from tests.support.ports import free_port
 from tests.support.spark_in_process import SparkInProcess
-
-
-class Item(Struct):
-    n: int
-
-
-def copied(names: Names) -> Pipeline:
-    pipeline = Pipeline(names.prefix, workers=1)
-    items = pipeline.stream(names("items"), value=Item)
-    items.group_by_key().count(store="n")
-    items.to(names("copies"))
-    return pipeline
 
 
 @dataclass(frozen=True)
