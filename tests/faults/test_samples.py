@@ -216,6 +216,8 @@ def test_a_broker_killed_in_a_transaction(tmp_path: Path, observe: Observe) -> N
         with TransactionalOutput(config, writer, {"out": TopicLimits()}) as output:
             output.send(batch(1), [("out", records("lost", "b"))])
             output.send(batch(2), [("out", records("c"))])
+        # The broker marks the records of a transaction as committed a moment after the commit.
+        wait_until(lambda: len(values()) >= 4, 10)
         assert values() == [b"a", b"lost", b"b", b"c"]
     observe(f"the writer {result}; after the next writer, the topic has every batch once")
 
