@@ -84,7 +84,7 @@ class LastingAdmin:
 
 
 def _version(path: Path) -> Version | None:
-    """Return the version of a file; None if there is none."""
+    """Return the version of a file; None if the file does not exist."""
     try:
         status = path.stat()
     except OSError:

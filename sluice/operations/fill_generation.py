@@ -103,7 +103,7 @@ class _Group:
 
     @cached_property
     def _is_unchanged(self) -> bool:
-        """Whether the group has the stores of its only input, in the same order."""
+        """Return whether the group has the stores of its only input, in the same order."""
         if len(self.inputs) != 1:
             return False
         columns = [column for _, column in self.columns]

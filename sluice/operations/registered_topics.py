@@ -43,7 +43,7 @@ class Comparison:
 
     topic: RegisteredTopic
     version: str
-    """The version that was compared; empty if there is none."""
+    """The version that was compared; empty if the subject has no schema."""
     verdict: Verdict
     detail: str = ""
 

@@ -114,12 +114,12 @@ class KeyedRows:
         return replaced_values(self.columns, self.is_old) & ~of_last_rows
 
     def last_up_to(self, chosen: Mask) -> Indices:
-        """Return, for each row, its key's last chosen row up to this row; -1 if there is none."""
+        """Return, for each row, its key's last chosen row up to this row, or -1."""
         last = np.maximum.accumulate(np.where(chosen, np.arange(len(self)), -1))
         return np.where(last >= self.starts[self.key_numbers], last, -1)
 
     def last_before(self, chosen: Mask) -> Indices:
-        """Return, for each row, its key's last chosen row before it; -1 if there is none."""
+        """Return, for each row, its key's last chosen row before it, or -1."""
         last = np.concatenate(
             ([-1], np.maximum.accumulate(np.where(chosen, np.arange(len(self)), -1))[:-1])
         )

@@ -70,7 +70,7 @@ class Reader:
     async def entry(self, pin: Pin, key: str) -> tuple[Entry | None, WorkerStatus]:
         """Return the entry of a key in a store without windows, and the worker's status.
 
-        The entry is None if there is none.
+        Without such an entry, the first part is None.
         """
         _require_windows(pin, are_there=False)
         entry: Entry | None = None

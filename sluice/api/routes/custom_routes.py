@@ -209,7 +209,7 @@ class Stores:
         )
 
     def _address(self, worker: WorkerInfo) -> Address:
-        """Return the address of the worker's state server; this server's if there is none.
+        """Return the address of the worker's state server, or of this server if it has none.
 
         The Host header does not give this server's address, because the client chooses the header.
         """

@@ -30,7 +30,7 @@ class RegisteredEncoder:
 
     @property
     def header(self) -> bytes | None:
-        """The value of the header that names the schema; None if the value names it."""
+        """Return the value of the header that names the schema; None if the value names it."""
         if not self.in_header:
             return None
         place = self._message[1] if self.schema.kind == "PROTOBUF" else b""
@@ -42,7 +42,7 @@ class RegisteredEncoder:
 
     @property
     def takes_json(self) -> bool:
-        """Whether the encoder takes JSON, not plain data."""
+        """Return whether the encoder takes JSON, not plain data."""
         return self.schema.kind == "JSON"
 
     def __call__(self, value: Any) -> bytes:

@@ -116,7 +116,7 @@ class ValueDecoder:
 
     @cached_property
     def _registered(self) -> RegisteredValues | None:
-        """What reads values whose schemas are in a registry; None for other values."""
+        """Return the reader of values whose schemas are in a registry; None for other values."""
         decode = self.source.decode
         if decode is None or not isinstance(decode.value, RegistryFormat):
             return None

@@ -191,7 +191,7 @@ class RegisteredColumns:
 
 
 def _ids(data: Data, begins: Places, ends: Places) -> dict[SchemaRef, Places | None]:
-    """Return the rows of each id. The rows are None if all values have the same id."""
+    """Return the rows of each id; None instead of the rows if all values have the same id."""
     if (ends - begins).min() < PREFIX_BYTES:
         raise UnsureError
     prefixes = data.bytes[begins[:, None] + np.arange(PREFIX_BYTES)]

@@ -70,7 +70,9 @@ class BatchStates:
         return due
 
     def earliest_result(self, operator: int, after: int) -> int:
-        """Return the next stream time after `after` at which a result is due; -1 if there is none.
+        """Return the next stream time after `after` at which a result is due.
+
+        Return -1 if no result is due.
 
         Call this after the batch's states are written. For a join, this may also be the time at
         which a record can no longer be matched.

@@ -261,7 +261,7 @@ class OperatorRun:
 
     @property
     def is_independent(self) -> bool:
-        """Whether the results of a key depend on no other key.
+        """Return whether the results of a key depend on no other key.
 
         The results of other operators wait for stream time, or depend on tables' rows, which have
         other keys.

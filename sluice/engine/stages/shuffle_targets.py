@@ -86,7 +86,7 @@ class ShuffleTarget:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that the target's rows need, in addition to those of the results' rows."""
+        """Return the columns that the target needs besides those of the results' rows."""
         own = [self.passed, self.key, self.value]
         if self.foreign is not None:
             own.append(self.foreign)

@@ -88,7 +88,7 @@ class Calculation(Protocol):
         """Return an independent copy for another window."""
 
     def result(self, aggregate: Any) -> str | None:
-        """Return the result as JSON text; None if the aggregate is None, removed by a function."""
+        """Return the result as JSON text; None if a function has removed the aggregate."""
 
     def results(self, aggregates: Sequence[Any]) -> list[str | None]:
         """Return the result of each aggregate."""

@@ -55,7 +55,7 @@ class HeldWindows:
     """The number of each window's key."""
     starts: Integers
     times: Integers
-    """The largest event time in each window's aggregate."""
+    """Return the largest event time in each window's aggregate."""
 
     @classmethod
     def of(cls, states: KeyStates[Windows]) -> Self:
@@ -92,7 +92,7 @@ class _BatchWindows:
 
     @property
     def causes(self) -> Indices:
-        """The last row of each window."""
+        """Return the last row of each window."""
         return self.windows.over_ranges(np.maximum, self.records)
 
     @property
@@ -378,7 +378,7 @@ class LastResults:
         return np.flatnonzero(is_complete)
 
     def _records(self, states: KeyStates[Windows], rows: KeyedRows) -> _Records | None:
-        """Return the records whose order does not matter; None if there are none."""
+        """Return the records whose order does not matter, or None."""
         complete = self._complete(rows)
         if not len(complete):
             return None

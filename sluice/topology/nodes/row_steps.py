@@ -18,13 +18,9 @@ from sluice.topology.value_types import (
 )
 from sluice.values.call_parameters import FunctionBatch
 from sluice.values.function_wrappers import NoTopic
-from sluice.values.record_metadata import (
-    Gives,
-)
+from sluice.values.record_metadata import Gives
 from sluice.values.shapes import Shape
-from sluice.values.windows import (
-    AnyWindow,
-)
+from sluice.values.windows import AnyWindow
 
 
 @dataclass(frozen=True, eq=False)
