@@ -16,17 +16,9 @@ from sluice.values.avro_schemas import (
     Union,
     present,
 )
+from sluice.values.avro_structs import SIMPLE
 from sluice.values.avro_values import unit_of_logical
 
-_SIMPLE = {
-    "boolean": "bool",
-    "int": "int",
-    "long": "int",
-    "float": "float",
-    "double": "float",
-    "bytes": "bytes",
-    "string": "str",
-}
 _HEAD = '''"""The values of {subject}, version {version}. Written by sluice schema pull."""
 
 from __future__ import annotations
@@ -59,7 +51,7 @@ def _type(node: Node, classes: dict[str, str]) -> str:  # noqa: C901  (a table)
         case Primitive(kind="null"):
             return "None"
         case Primitive(kind=kind):
-            return _SIMPLE[kind]
+            return SIMPLE[kind].__name__
         case Fixed(logical="uuid"):
             return "str"
         case Fixed():

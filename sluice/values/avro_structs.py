@@ -30,7 +30,7 @@ from sluice.values.avro_values import unit_of_logical
 from sluice.values.contracts import Digits
 from sluice.values.sql_types import MOST_DIGITS
 
-_SIMPLE: dict[str, Any] = {
+SIMPLE: dict[str, type] = {
     "boolean": bool,
     "int": int,
     "long": int,
@@ -39,6 +39,7 @@ _SIMPLE: dict[str, Any] = {
     "bytes": bytes,
     "string": str,
 }
+"""Primitive type → the type of its values."""
 
 
 def struct_of_schema(text: str, references: tuple[str, ...] = (), name: str = "") -> Any:
@@ -76,7 +77,7 @@ class _Structs:
             case Primitive(kind="null"):
                 raise SchemaError(f"{path}: a field that is always null has no type in SQL")
             case Primitive(kind=kind):
-                return _SIMPLE[kind]
+                return SIMPLE[kind]
             case Fixed(logical="uuid"):
                 return str
             case Fixed():
