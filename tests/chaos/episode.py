@@ -305,7 +305,7 @@ class Episode(Running):
             return sum((message.offset() or 0) < end for message in self.messages(topic)) < before
 
         try:
-            return wait_until(is_compacted, 60, every=0.3)
+            return wait_until(is_compacted, 240, every=0.3)
         finally:
             # Other tests use the broker, too, and looking at the logs of all topics so often takes
             # CPU time.
