@@ -7,7 +7,7 @@ const HEIGHT = 170;
 const COLOURS = 6;
 
 // One chart. `series`: [{ name, values }] with a value or null for each of `times` (epoch ms). null is a gap.
-// `bars` stacks the series. `marks`: [{ at, text }] are vertical lines. `select` is called with the times of a drag.
+// `bars` stacks the series. `marks`: [{ at, text, isFailure }] are vertical lines. `select` is called with the times of a drag.
 export function timeChart(uPlot, title, times, series, { period, format = short, bars = false, marks = [], select = null, empty = "Nothing in this time." }) {
   const drawn = series.filter(({ values }) => values.some((value) => value !== null && value !== 0));
   const shown = drawn.length ? drawn : series.slice(0, 1);
@@ -53,7 +53,7 @@ function draw(uPlot, place, width, times, series, { period, format, bars, marks,
       ...(bars ? { paths: uPlot.paths.bars({ size: [0.85, 14, 2] }) } : {}),
     }))],
     hooks: {
-      draw: [(plot) => drawMarks(plot, marks, colour("--bad"))],
+      draw: [(plot) => drawMarks(plot, marks, { failure: colour("--bad"), change: colour("--link") })],
       setCursor: [(plot) => showTip(plot, tip, times, series, marks, format)],
       setSelect: [(plot) => {
         if (select && plot.select.width > 8) select(Math.round(plot.posToVal(plot.select.left, "x")), Math.round(plot.posToVal(plot.select.left + plot.select.width, "x")));
@@ -91,13 +91,13 @@ function labels(splits) {
   });
 }
 
-function drawMarks(plot, marks, colour) {
+function drawMarks(plot, marks, colours) {
   const { left, top, width, height } = plot.bbox;
-  for (const { at } of marks) {
+  for (const { at, isFailure } of marks) {
     const x = plot.valToPos(at, "x", true);
     if (x < left || x > left + width) continue;
     plot.ctx.save();
-    plot.ctx.strokeStyle = colour;
+    plot.ctx.strokeStyle = isFailure ? colours.failure : colours.change;
     plot.ctx.setLineDash([4, 4]);
     plot.ctx.beginPath();
     plot.ctx.moveTo(x, top);
