@@ -467,8 +467,7 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The batches that were published, and the runs that ended, in one of the equal parts of a
-    time."""
+    """The batches published, and the runs that ended, in one of the equal parts of a time."""
 
     column: int
     """The number of the part, from 0."""

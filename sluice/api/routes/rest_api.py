@@ -14,8 +14,8 @@ from sluice.api.http.documentation import describe
 from sluice.api.http.replies import reply
 from sluice.api.http.route import Route, Router
 from sluice.api.routes import (
-    costs,
     change_streams,
+    costs,
     dead_letter_routes,
     overview,
     pipeline_routes,

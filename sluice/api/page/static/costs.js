@@ -5,7 +5,7 @@ import { badge, card, element, link, table } from "./dom.js";
 import { duration, number } from "./format.js";
 
 const DAYS = [7, 30, 90];
-const MOST_OWNERS = 5;
+const MOST_OWNERS = 5, SHOWN_PIPELINES = 20;
 const DAY_MS = 86_400_000;
 
 export async function costs(_path, search) {
@@ -18,7 +18,7 @@ export async function costs(_path, search) {
       element("h1", {}, "Costs"),
       element("p", { class: "quiet" }, "CPU time and memory of runs, on the hosts of their drivers, by the day in UTC on which they ended. What executors on other hosts and state servers use is not in it."),
       choices(days),
-      all.length ? await content(all, days) : card("No costs", element("p", {}, "No run has ended on these days.")),
+      all.length ? await content(all, days, search.get("all") === "1") : card("No costs", element("p", {}, "No run has ended on these days.")),
     ],
   };
 }
@@ -28,8 +28,8 @@ function choices(days) {
     element("a", { class: "choice", href: `#/costs${query({ days: choice === DAYS[0] ? "" : choice })}`, "aria-current": choice === days ? "true" : null }, `Last ${choice} days`)));
 }
 
-async function content(all, days) {
-  return [await chart(all, days), byOwner(all), byPipeline(all)];
+async function content(all, days, isWhole) {
+  return [await chart(all, days), byOwner(all), byPipeline(all, days, isWhole)];
 }
 
 async function chart(all, days) {
@@ -82,10 +82,13 @@ function byOwner(all) {
   ], added(all, ownerOf), { label: "Costs by owner" }));
 }
 
-function byPipeline(all) {
+function byPipeline(all, days, isWhole) {
+  const pipelines = added(all, (cost) => cost.pipeline);
+  const shown = isWhole ? pipelines : pipelines.slice(0, SHOWN_PIPELINES);
   return card("By pipeline", table([
     { title: "Pipeline", cell: ({ name }) => link(`#/pipelines/${part(name)}`, name) },
     { title: "Owner", cell: ({ owner }) => owner },
     ...FIGURES,
-  ], added(all, (cost) => cost.pipeline), { label: "Costs by pipeline" }));
+  ], shown, { label: "Costs by pipeline" }),
+    shown.length < pipelines.length && element("p", {}, link(`#/costs${query({ days, all: 1 })}`, `Show all ${number(pipelines.length)} pipelines`)));
 }
