@@ -374,6 +374,8 @@ class Run(msgspec.Struct, frozen=True):
     """When the run was asked for."""
     attempts: list[Attempt] = []
     """The attempts of the run's task, oldest first; empty in the overview."""
+    started_by: str = ""
+    """The user who started the run; an empty text if no user did, or if nobody knows who."""
 
 
 class PartitionLag(msgspec.Struct, frozen=True):
@@ -465,7 +467,7 @@ class BatchHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The batches that were published in one of the equal parts of a time."""
+    """The batches published, and the runs that ended, in one of the equal parts of a time."""
 
     column: int
     """The number of the part, from 0."""
@@ -487,6 +489,21 @@ class HistoryColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     dropped: dict[str, int] = {}
     failed: dict[str, int] = {}
     dead_letters: dict[str, int] = {}
+    runs: int = 0
+    failed_runs: int = 0
+    cpu_seconds: float = 0.0
+    """The CPU time of these runs. That of a killed driver is unknown, and counts as 0."""
+    memory_bytes: int | None = None
+    """The most memory of one of these runs; None if it is unknown."""
+    state_bytes: int | None = None
+    """The size of all shards after the last of these runs; None if it is unknown."""
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened to a pipeline at one time, to be marked in charts."""
+
+    at: datetime
+    text: str
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -500,7 +517,50 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool
     """Whether all batches of the time are counted, and not only the newest 5,000."""
     columns: list[HistoryColumn]
-    """The parts in which a batch was published, oldest first."""
+    """The parts in which a batch was published or a run ended, oldest first."""
+    marks: list[Mark] = []
+    """Changes of the topology or of Sluice's version, and notes such as that the state was
+    restored, oldest first."""
+
+
+class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that has ended, in Airflow or from the command line, and what it cost.
+
+    An attempt of a run in Airflow is a run of its own.
+    """
+
+    began_at: datetime
+    ended_at: datetime
+    run: str
+    """DAG/RUN/TASK in Airflow; an empty text for a run without Airflow."""
+    log: str
+    """Path in Airflow of the task's log; an empty text for a run without Airflow."""
+    outcome: str
+    """`succeeded` or `failed`."""
+    host: str
+    version: str
+    """The version of Sluice."""
+    cpu_seconds: float | None
+    """The CPU time of all processes on the driver's host; None if the driver was killed."""
+    memory_bytes: int | None
+    """The most memory of these processes; None if the driver was killed."""
+    state_bytes: int | None
+    """The size of all shards at the end; None if the size of one is unknown."""
+
+
+class DailyCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What the runs of a pipeline that ended on one day cost on their driver's host."""
+
+    pipeline: str
+    owner: str
+    """The owner of the pipeline's DAG; an empty text if it has none."""
+    day: str
+    """ISO 8601, UTC."""
+    runs: int
+    failed_runs: int
+    cpu_seconds: float
+    gigabyte_seconds: float
+    """The most memory of each run times its duration."""
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):

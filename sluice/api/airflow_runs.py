@@ -269,6 +269,8 @@ class AirflowRuns:
             log=log,
             action=str((run.conf or {}).get(_ACTION, "run")),
             queued_at=run.queued_at,
+            # A scheduled run has no user. Neither has any run before Airflow's release 3.1.
+            started_by=getattr(run, "triggering_user_name", None) or "",
         )
 
     def _log(self, dag: str, run: str, task: str) -> str:

@@ -1,4 +1,7 @@
-"""Add up batches in equal parts of a time, for charts: a week gives as many numbers as an hour."""
+"""Add up batches and runs in equal parts of a time, for charts.
+
+A week gives as many numbers as an hour.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from datetime import datetime
 
 from sluice import answers
 from sluice.observe.monitoring import batches
+from sluice.state.ledger.finished_runs import MOST_RUNS, FinishedRun
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo
 
 MOST_BATCHES = 5_000
 """How many batches are read at most. A pipeline that lingers publishes 60,000 a day."""
+
 _MOST_WRONG = 10
 
 Batch = answers.BatchHistory
@@ -21,26 +26,39 @@ Batch = answers.BatchHistory
 def history(
     ledger: Ledger, info: GenerationInfo, since: datetime, until: datetime, columns: int
 ) -> answers.History:
-    """Return the batches of the current generation that were published in a time, in columns."""
+    """Return the current generation's batches and the runs of a time, added up in columns."""
     newest = batches(ledger, info, MOST_BATCHES, since=since)
     published = [batch for batch in newest if batch.published_at <= until]
-    by_column: dict[int, list[Batch]] = {}
+    runs = ledger.finished_runs.between(info.pipeline, since, until, MOST_RUNS)
+
+    def column_of(at: datetime) -> int:
+        share = (at - since) / (until - since)
+        return min(int(share * columns), columns - 1)
+
+    batches_of: dict[int, list[Batch]] = {}
     for batch in reversed(published):
-        share = (batch.published_at - since) / (until - since)
-        column = min(int(share * columns), columns - 1)
-        by_column.setdefault(column, []).append(batch)
+        batches_of.setdefault(column_of(batch.published_at), []).append(batch)
+    runs_of: dict[int, list[FinishedRun]] = {}
+    for run in reversed(runs):
+        runs_of.setdefault(column_of(run.ended_at), []).append(run)
     wrong = [f"{batch.snapshot}: {'; '.join(batch.wrong)}" for batch in published if batch.wrong]
+    added_up: list[answers.HistoryColumn] = []
+    for number in sorted({*batches_of, *runs_of}):
+        added_up.append(_column(number, batches_of.get(number, ()), runs_of.get(number, ())))
     return answers.History(
         since=since,
         until=until,
         batches=len(published),
         wrong=wrong[:_MOST_WRONG],
         complete=len(newest) < MOST_BATCHES,
-        columns=[_column(number, own) for number, own in by_column.items()],
+        columns=added_up,
+        marks=_marks(ledger, info, since, until, runs),
     )
 
 
-def _column(number: int, own: Sequence[Batch]) -> answers.HistoryColumn:
+def _column(
+    number: int, own: Sequence[Batch], runs: Sequence[FinishedRun]
+) -> answers.HistoryColumn:
     timed = [batch for batch in own if batch.seconds is not None]
     phases: dict[str, float] = {}
     for batch in timed:
@@ -50,11 +68,13 @@ def _column(number: int, own: Sequence[Batch]) -> answers.HistoryColumn:
     for batch in own:
         if batch.newest_event is not None:
             waits.append(max((batch.published_at - batch.newest_event).total_seconds(), 0.0))
+    memory = [run.memory_bytes for run in runs if run.memory_bytes is not None]
+    sizes = [run.state_bytes for run in runs if run.state_bytes is not None]
     return answers.HistoryColumn(
         column=number,
         batches=len(own),
         records=sum(batch.records for batch in own),
-        most_records=max(batch.records for batch in own),
+        most_records=max((batch.records for batch in own), default=0),
         rows=sum(batch.rows for batch in own),
         seconds=sum(batch.seconds or 0 for batch in timed) / len(timed) if timed else None,
         phases={phase: round(seconds / len(timed), 4) for phase, seconds in phases.items()},
@@ -65,7 +85,43 @@ def _column(number: int, own: Sequence[Batch]) -> answers.HistoryColumn:
         dropped=_sums(own, lambda batch: batch.dropped),
         failed=_sums(own, lambda batch: batch.failed),
         dead_letters=_sums(own, lambda batch: batch.dead_letters),
+        runs=len(runs),
+        failed_runs=sum(run.outcome == "failed" for run in runs),
+        cpu_seconds=round(sum(run.cpu_seconds or 0.0 for run in runs), 2),
+        memory_bytes=max(memory, default=None),
+        state_bytes=sizes[-1] if sizes else None,
     )
+
+
+def _marks(
+    ledger: Ledger,
+    info: GenerationInfo,
+    since: datetime,
+    until: datetime,
+    newest_first: Sequence[FinishedRun],
+) -> list[answers.Mark]:
+    marks: list[answers.Mark] = []
+    before = ledger.finished_runs.newest_before(info.pipeline, since)
+    for run in reversed(newest_first):
+        changes = [] if before is None else _changes(before, run)
+        if changes:
+            marks.append(answers.Mark(at=run.began_at, text=" and ".join(changes)))
+        before = run
+    for note in ledger.notes.all(info.pipeline):
+        at = datetime.fromisoformat(note.noted_at)
+        if since <= at <= until:
+            marks.append(answers.Mark(at=at, text=note.text))
+    return sorted(marks, key=lambda mark: mark.at)
+
+
+def _changes(before: FinishedRun, run: FinishedRun) -> list[str]:
+    changes: list[str] = []
+    # A run that failed before its first batch may not know the topology.
+    if before.topology and run.topology and before.topology != run.topology:
+        changes.append("changed topology")
+    if before.version != run.version:
+        changes.append(f"Sluice {run.version}")
+    return changes
 
 
 def _sums(own: Sequence[Batch], counts: Callable[[Batch], Mapping[str, int]]) -> dict[str, int]:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sluice.errors import SluiceError
 from sluice.settings import Settings
+from sluice.version import __version__
 
 if TYPE_CHECKING:
     import psutil
+
+    from sluice.state.ledger.finished_runs import Outcome
+    from sluice.state.model import GenerationInfo
 
 
 @contextmanager
@@ -22,7 +28,7 @@ def measured_run(configuration: Settings, pipeline: str) -> Iterator[Callable[[]
     Yields a function to call when Spark is ready. An unreachable ledger does not affect the run.
     """
     ready: list[float] = []
-    outcome = "failed"
+    outcome: Outcome = "failed"
     try:
         yield lambda: ready.append(time.time())
         outcome = "succeeded"
@@ -30,21 +36,51 @@ def measured_run(configuration: Settings, pipeline: str) -> Iterator[Callable[[]
         _add(configuration, pipeline, outcome, ready)
 
 
-def _add(configuration: Settings, pipeline: str, outcome: str, ready: list[float]) -> None:
+def _add(configuration: Settings, pipeline: str, outcome: Outcome, ready: list[float]) -> None:
+    from sluice.state.ledger.finished_runs import FinishedRun, topology_hash
     from sluice.state.ledger.ledger import Ledger
     from sluice.state.ledger.measurements import Measurement, duration
 
     processes = _processes()
-    begun = processes[0].create_time()
+    began = processes[0].create_time()
+    ended = time.time()
+    cpu_seconds = sum(map(_cpu_seconds, processes))
+    memory_bytes = sum(map(_most_bytes, processes))
     totals = [Measurement("runs_total", 1, (("outcome", outcome),))]
-    totals += duration("run_duration_seconds", time.time() - begun)
+    totals += duration("run_duration_seconds", ended - began)
     if ready:
-        totals += duration("run_start_seconds", ready[0] - begun)
-    totals.append(Measurement("run_cpu_seconds_total", sum(map(_cpu_seconds, processes))))
-    memory = Measurement("run_memory_bytes", sum(map(_most_bytes, processes)))
+        totals += duration("run_start_seconds", ready[0] - began)
+    totals.append(Measurement("run_cpu_seconds_total", cpu_seconds))
     with suppress(SluiceError, OSError), Ledger.open(configuration.ledger) as ledger:
-        ledger.measurements.add(pipeline, totals)
+        info = ledger.generations.current(pipeline)
+        run = FinishedRun(
+            pipeline=pipeline,
+            run=configuration.run,
+            outcome=outcome,
+            host=socket.gethostname(),
+            version=__version__,
+            began_at=datetime.fromtimestamp(began, UTC),
+            ended_at=datetime.fromtimestamp(ended, UTC),
+            topology=topology_hash(info) if info else "",
+            cpu_seconds=cpu_seconds,
+            memory_bytes=memory_bytes,
+            state_bytes=_state_bytes(info),
+        )
+        ledger.finished_runs.add(run, totals)
+        memory = Measurement("run_memory_bytes", memory_bytes)
         ledger.measurements.replace(pipeline, [memory])
+
+
+def _state_bytes(info: GenerationInfo | None) -> int | None:
+    """Return the size of all shards of a generation; None if the size of one is unknown."""
+    from sluice.state.remote.opening import sizes_of_shards
+
+    if info is None:
+        return None
+    sizes = sizes_of_shards(worker.server or worker.location for worker in info.workers)
+    if len(sizes) < len(info.workers):
+        return None
+    return sum(sizes.values())
 
 
 def _processes() -> list[psutil.Process]:

@@ -20,6 +20,7 @@ from sluice.kafka.unread_records import Lag, Offsets
 from sluice.plan import plan
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.failures import Failure
+from sluice.state.ledger.finished_runs import FinishedRun
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.leases import Holder
 from sluice.state.model import owner
@@ -201,6 +202,60 @@ def _publish_day(
             ),
         )  # fmt: skip
     states.ledger.leases.release(lease)
+    _finish_runs(states, now, number_of_runs, every_minutes, chance)
+
+
+def _finish_runs(
+    states: States, now: datetime, count: int, every_minutes: int, chance: random.Random
+) -> None:
+    """Add the runs of these batches, and one from the command line that failed without a batch.
+
+    The topology has changed six runs ago.
+    """
+    runs = states.ledger.finished_runs
+    for number in reversed(range(count)):
+        minutes = number * every_minutes
+        if minutes // 60 in _PAUSE_HOURS:
+            continue
+        ended_at = now - timedelta(minutes=minutes)
+        finished = FinishedRun(
+            pipeline=states.pipeline,
+            began_at=ended_at - timedelta(seconds=95),
+            ended_at=ended_at,
+            run=f"{states.pipeline}/manual__{number}/main" if number != 4 else "",
+            outcome="succeeded",
+            host="worker-1",
+            version="0.1.0",
+            topology="before" if number > 6 else "after",
+            cpu_seconds=chance.uniform(8, 14),
+            memory_bytes=round(chance.uniform(0.7, 1.1) * 2**30),
+            state_bytes=40_000_000 + 2_000_000 * (count - number),
+        )
+        runs.add(finished)
+    for days in range(1, 7):
+        ended_at = now - timedelta(days=days)
+        runs.add(
+            msgspec.structs.replace(
+                finished,
+                began_at=ended_at - timedelta(seconds=600),
+                ended_at=ended_at,
+                run=f"{states.pipeline}/earlier__{days}/main",
+                cpu_seconds=chance.uniform(100, 400),
+                topology="before",
+            )
+        )
+    crashed_at = now - timedelta(minutes=10)
+    crashed = msgspec.structs.replace(
+        finished,
+        began_at=crashed_at - timedelta(seconds=20),
+        ended_at=crashed_at,
+        run="",
+        outcome="failed",
+        cpu_seconds=None,
+        memory_bytes=None,
+        state_bytes=None,
+    )
+    runs.add(crashed)
 
 
 def _counts(name: str, records: int, batch: int, chance: random.Random) -> dict[str, int]:
@@ -227,7 +282,8 @@ def _dead_letters(counts: Mapping[str, int]) -> dict[str, int]:
 def _write_state(states: States, chance: random.Random) -> None:
     """Write the entries of fifty locations as rows of the newest batch."""
     rows: list[tuple[int, str, int, int, str | None]] = []
-    names = ["store_1234", *(f"store_{chance.randrange(2_000, 9_999)}" for _ in range(49))]
+    others = chance.sample(range(2_000, 9_999), 49)
+    names = ["store_1234", *(f"store_{other}" for other in others)]
     for kind in KINDS:
         for location in names:
             starts = [

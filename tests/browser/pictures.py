@@ -32,6 +32,7 @@ VIEWS = {
     "runs": "#/pipelines/orders/runs",
     "pipeline-stores": "#/pipelines/orders/stores",
     "dead-letters": "#/pipelines/orders/dead-letters?reason=contract&step=",
+    "costs": "#/costs?days=30",
     "shards": "#/pipelines/orders/shards",
     "stores": "#/stores",
     "windows": "#/pipelines/orders/stores/general_orders_count_window",
@@ -42,6 +43,7 @@ OF_SCENE = {
     "demo": {"overview": "#/", "not-started": "#/pipelines/pos"},
     "7": VIEWS,
     "60": {
+        "costs": "#/costs",
         "overview": "#/",
         "by-tag": "#/?group=tag",
         "failing": "#/pipelines/stock_000",

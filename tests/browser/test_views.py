@@ -181,7 +181,7 @@ def test_a_topology_is_a_list_on_a_phone(open_view: Open, many: gallery.Scene, p
 
 def test_all_charts_show_the_chosen_time(open_view: Open, many: gallery.Scene) -> None:
     page = open_view(many, "#/pipelines/orders")
-    expect(page.locator("canvas")).to_have_count(6)
+    expect(page.locator("canvas")).to_have_count(9)
     expect(page.locator("#zone")).to_contain_text("Times in")
     page.get_by_role("link", name="Last hour").click()
     expect(page.get_by_role("link", name="Last hour")).to_have_attribute("aria-current", "true")
@@ -206,6 +206,34 @@ def test_all_charts_show_the_chosen_time(open_view: Open, many: gallery.Scene) -
     assert given[0] in page.url, "the other views show the same time"
 
 
+def test_a_chart_marks_when_the_topology_changed(
+    open_view: Open, many: gallery.Scene, page: Page
+) -> None:
+    page = open_view(many, "#/pipelines/orders")
+    plot = page.locator(".u-over").first
+    place = plot.bounding_box()
+    assert place is not None
+    # Six runs ago, three of the shown 24 hours had passed.
+    page.mouse.move(place["x"] + 21 / 24 * place["width"], place["y"] + 20)
+    expect(page.locator(".tip .mark").first).to_have_text("changed topology")
+
+
+def test_costs_by_day_owner_and_pipeline(open_view: Open, many: gallery.Scene) -> None:
+    page = open_view(many, "#/costs")
+    owners = page.get_by_role("region", name="Costs by owner").locator("tbody tr")
+    expect(owners).to_have_count(2)
+    expect(owners.filter(has_text="web")).to_contain_text("min")
+    pipelines = page.get_by_role("region", name="Costs by pipeline").locator("tbody tr")
+    expect(pipelines.filter(has_text="orders")).to_contain_text("sluice")
+    expect(page.locator("canvas")).to_have_count(1)
+    assert is_accessible(page)
+    page.get_by_role("link", name="Last 30 days").click()
+    expect(page.get_by_role("link", name="Last 30 days")).to_have_attribute("aria-current", "true")
+    owners.filter(has_text="web").get_by_role("link").click()
+    expect(page.locator("h1")).to_have_text("Pipelines")
+    assert "owner=web" in page.url
+
+
 def test_a_run_shows_where_its_time_went(open_view: Open, many: gallery.Scene) -> None:
     page = open_view(many, "#/pipelines/orders/runs")
     runs = page.get_by_role("region", name="Runs").locator("tbody tr")
@@ -215,7 +243,13 @@ def test_a_run_shows_where_its_time_went(open_view: Open, many: gallery.Scene) -
     expect(tried.locator("td").last.get_by_role("link")).to_have_text(
         ["1: failed", "2: failed", "3: success"]
     )
-    expect(runs.filter(has_text="from the command line")).to_have_count(1)
+    by_hand = runs.filter(has_text="from the command line")
+    expect(by_hand).to_have_count(2)
+    expect(by_hand.first).to_contain_text("failed")
+    expect(by_hand.first).to_contain_text("0 batches")
+    expect(by_hand.last).to_contain_text("succeeded")
+    expect(by_hand.last).to_contain_text("3 batches")
+    expect(by_hand.last.locator("td").nth(5)).to_contain_text("MiB")
     expect(runs).to_have_count(15)
     page.get_by_role("link", name="Show all").click()
     expect(runs).not_to_have_count(15)

@@ -25,6 +25,8 @@ from sluice.observe.monitoring import LedgerFigures
 from sluice.query.ledger_reads import read_ledger
 from sluice.query.time_texts import parse_moment
 from sluice.state.ledger.failures import Failure
+from sluice.state.ledger.finished_runs import FinishedRun
+from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, WorkerInfo
 from sluice.state.shard.sizes import size_of
 from sluice.values.replay_span import LONGEST_POINT, Span
@@ -78,6 +80,14 @@ class RunsQuery(PipelineQuery, frozen=True, kw_only=True):
     """The newest runs of a pipeline."""
 
     limit: Annotated[int, Meta(description="Maximum number of runs.", ge=1, le=200)] = 20
+
+
+class FinishedRunsQuery(PipelineQuery, frozen=True, kw_only=True):
+    """The runs that ended in a time."""
+
+    since: Annotated[str, Meta(description="The begin of the time.", max_length=100)]
+    until: Annotated[str, Meta(description="The end of the time.", max_length=100)]
+    limit: Annotated[int, Meta(description="Maximum number of runs.", ge=1, le=1_000)] = 200
 
 
 class Action(StrEnum):
@@ -155,7 +165,7 @@ async def list_batches(request: Request, query: BatchesQuery) -> Response:
 
 @router.get("/{pipeline}/history", answers.History, parameters=HistoryQuery)
 async def show_history(request: Request, query: HistoryQuery) -> Response:
-    """Add up the batches that the pipeline published in a time, in equal parts of this time."""
+    """Add up the batches and runs of the pipeline in a time, in equal parts of this time."""
     access = await access_of(request)
     info = await access.generation(query.pipeline)
     since, until = parse_moment("since", query.since), parse_moment("until", query.until)
@@ -175,6 +185,25 @@ async def list_runs(request: Request, query: RunsQuery) -> Response:
     access = await access_of(request)
     await access.require_pipeline(query.pipeline)
     return reply(await asyncio.to_thread(access.services.runs.recent, query.pipeline, query.limit))
+
+
+@router.get("/{pipeline}/finished-runs", list[answers.FinishedRun], parameters=FinishedRunsQuery)
+async def list_finished_runs(request: Request, query: FinishedRunsQuery) -> Response:
+    """Return the runs that ended in a time and what they cost, newest first.
+
+    They include runs from the command line. Runs are known for eight days.
+    """
+    access = await access_of(request)
+    await access.require_pipeline(query.pipeline)
+    root = access.services.runs.root
+    since, until = parse_moment("since", query.since), parse_moment("until", query.until)
+    name = ("finished runs", query.pipeline, since, until, query.limit)
+
+    def read(ledger: Ledger) -> list[answers.FinishedRun]:
+        runs = ledger.finished_runs.between(query.pipeline, since, until, query.limit)
+        return [_finished_run(run, root) for run in runs]
+
+    return reply(await access.figures(name, read))
 
 
 @router.post("/{pipeline}/runs", answers.Started, body=StartRun, parameters=PipelineQuery)
@@ -275,6 +304,21 @@ def failure_answer(failure: Failure) -> answers.Failure:
         seen_at=failure.seen_at,
         outlook=failure.outlook,
         repeats_at=failure.repeats_at,
+    )
+
+
+def _finished_run(run: FinishedRun, root: str) -> answers.FinishedRun:
+    return answers.FinishedRun(
+        began_at=run.began_at,
+        ended_at=run.ended_at,
+        run=run.run,
+        log=monitoring.log_path(run.run, root),
+        outcome=run.outcome,
+        host=run.host,
+        version=run.version,
+        cpu_seconds=run.cpu_seconds,
+        memory_bytes=run.memory_bytes,
+        state_bytes=run.state_bytes,
     )
 
 

@@ -15,6 +15,7 @@ from sluice.api.http.replies import reply
 from sluice.api.http.route import Route, Router
 from sluice.api.routes import (
     change_streams,
+    costs,
     dead_letter_routes,
     overview,
     pipeline_routes,
@@ -24,6 +25,7 @@ from sluice.api.routes.custom_route_files import readable_routes
 
 ROUTERS = (
     overview.router,
+    costs.router,
     pipeline_routes.router,
     dead_letter_routes.router,
     store_routes.router,

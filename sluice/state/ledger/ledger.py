@@ -11,6 +11,7 @@ from sqlalchemy import Engine, select, text
 from sluice.state.database import database_errors, database_url, open_engine
 from sluice.state.ledger.audits import Audits
 from sluice.state.ledger.failures import Failures
+from sluice.state.ledger.finished_runs import FinishedRuns
 from sluice.state.ledger.generations import Generations
 from sluice.state.ledger.history import History
 from sluice.state.ledger.leases import Leases
@@ -51,6 +52,7 @@ class Ledger:
         self.servers = Servers(engine)
         self.failures = Failures(engine)
         self.notes = Notes(engine)
+        self.finished_runs = FinishedRuns(engine)
         self.measurements = Measurements(engine)
         self.sizes = Sizes(engine)
         self.secrets = Secrets(engine)

@@ -421,6 +421,35 @@ SIZES = Table(
     Column("bytes", BigInteger, nullable=False),
 )
 
+FINISHED_RUNS = Table(
+    "finished_runs",
+    METADATA,
+    Column("pipeline", Text, primary_key=True),
+    Column("began_at", Text, primary_key=True, comment="ISO 8601, UTC"),
+    Column("ended_at", Text, nullable=False, comment="ISO 8601, UTC"),
+    Column("run", Text, nullable=False, comment="the Airflow run, or empty"),
+    Column("outcome", Text, nullable=False, comment="succeeded or failed"),
+    Column("host", Text, nullable=False),
+    Column("version", Text, nullable=False, comment="the version of Sluice"),
+    Column("topology", Text, nullable=False, comment="a hash of what computes the state"),
+    Column("cpu_seconds", Double, comment="null if the driver was killed"),
+    Column("memory_bytes", BigInteger, comment="the most; null if the driver was killed"),
+    Column("state_bytes", BigInteger, comment="size of all shards; null if it is unknown"),
+)
+"""The newest runs that have ended, and what they cost."""
+
+COSTS = Table(
+    "costs",
+    METADATA,
+    Column("pipeline", Text, primary_key=True),
+    Column("day", Text, primary_key=True, comment="ISO 8601, UTC"),
+    Column("runs", Integer, nullable=False),
+    Column("failed_runs", Integer, nullable=False),
+    Column("cpu_seconds", Double, nullable=False),
+    Column("gigabyte_seconds", Double, nullable=False, comment="most memory times duration"),
+)
+"""What the runs that ended on a day cost."""
+
 
 @lru_cache(maxsize=256)
 def of_ref(table: Table, ref: GenerationRef) -> ColumnElement[bool]:

@@ -6,6 +6,7 @@ are imported only when a run fails, because importing them takes 0.2 seconds.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from pathlib import Path
 from sluice.answers import FailureKind
 from sluice.errors import RegistryAway, SluiceError, TopologyError
 from sluice.settings import Settings
+from sluice.version import __version__
 
 
 @contextmanager
@@ -43,6 +45,7 @@ def note_killed(
     or later. If `since` is None, any failure of this kind counts.
     """
     from sluice.state.ledger.failures import RUN_KINDS
+    from sluice.state.ledger.finished_runs import FinishedRun
     from sluice.state.ledger.ledger import Ledger
     from sluice.state.ledger.measurements import Measurement
 
@@ -56,7 +59,18 @@ def note_killed(
             # The user who runs a copy sees that the run ends, and the driver has noted the cause.
             return
         # A driver counts its own run when the run ends. A killed driver could not.
-        ledger.measurements.add(pipeline, [Measurement("runs_total", 1, (("outcome", "failed"),))])
+        ended_at = now()
+        killed = FinishedRun(
+            pipeline=pipeline,
+            began_at=since or ended_at,
+            ended_at=ended_at,
+            run=run,
+            outcome="failed",
+            host=socket.gethostname(),
+            version=__version__,
+        )
+        totals = [Measurement("runs_total", 1, (("outcome", "failed"),))]
+        ledger.finished_runs.add(killed, totals)
     _add(configuration, error, pipeline, run)
 
 

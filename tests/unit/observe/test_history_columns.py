@@ -5,9 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
+from sluice.api.runs import DagState
 from sluice.observe import batch_history
+from sluice.state.ledger.finished_runs import FinishedRun
 from tests.support.api_client import Api, User
 from tests.support.states import NOON, States
 
@@ -22,6 +25,24 @@ def publish(states: States, minutes: int, **counts: int) -> None:
     states.publish(
         {"a": "[1,2]"}, published_at=at, counts=counts, stream_times={"n/orders/0": event_ms}
     )
+
+
+def finish(states: States, minutes: float, **changed: Any) -> None:
+    """Add a run of ten seconds that ended so many minutes after noon."""
+    ended = NOON + timedelta(minutes=minutes)
+    run = FinishedRun(
+        pipeline="orders",
+        began_at=ended - timedelta(seconds=10),
+        ended_at=ended,
+        outcome="succeeded",
+        host="h",
+        version="0.1.0",
+        topology="a",
+        cpu_seconds=4.0,
+        memory_bytes=300,
+        state_bytes=100,
+    )
+    states.ledger.finished_runs.add(msgspec.structs.replace(run, **changed))
 
 
 def read(api: Api, **changed: Any) -> dict[str, Any]:
@@ -43,6 +64,72 @@ def test_batches_are_added_up_in_equal_parts_of_the_time(api: Api, states: State
     assert (first["late"], first["written"]) == ({"n": 3}, {"out": 4})
     assert first["dead_letters"] == {"digits": 3}
     assert (last["column"], last["records"]) == (5, 5)
+
+
+def test_runs_are_added_up_with_what_they_cost(api: Api, states: States) -> None:
+    publish(states, 2, read=10)
+    finish(states, 3)
+    finish(states, 5, memory_bytes=700, state_bytes=150)
+    finish(states, 25, outcome="failed", cpu_seconds=None, memory_bytes=None, state_bytes=None)
+    finish(states, 61)
+    first, second = read(api)["columns"]
+    assert (first["batches"], first["runs"], first["cpu_seconds"]) == (1, 2, 8.0)
+    assert (first["memory_bytes"], first["state_bytes"]) == (700, 150)
+    assert "failed_runs" not in first
+    assert (second["column"], second["batches"], second["records"]) == (2, 0, 0)
+    assert (second["runs"], second["failed_runs"]) == (1, 1)
+    assert "memory_bytes" not in second
+
+
+def test_changes_and_notes_are_marked(api: Api, states: States) -> None:
+    publish(states, 2, read=10)
+    finish(states, -30, topology="a")
+    finish(states, 10, topology="b")
+    finish(states, 11, topology="", outcome="failed")
+    finish(states, 12, topology="b", version="0.2.0")
+    finish(states, 70, topology="c")
+    now = datetime.now(UTC)
+    states.ledger.notes.add(states.ref, "", "The state was restored.")
+    assert [(mark["at"][11:16], mark["text"]) for mark in read(api)["marks"]] == [
+        ("12:09", "changed topology"),
+        ("12:11", "Sluice 0.2.0"),
+    ]
+    recent = read(
+        api, since=(now - timedelta(1)).isoformat(), until=(now + timedelta(1)).isoformat()
+    )
+    assert [mark["text"] for mark in recent["marks"]] == ["The state was restored."]
+
+
+def test_finished_runs_come_newest_first_with_their_logs(api: Api, states: States) -> None:
+    publish(states, 2, read=10)
+    finish(states, 3, run="orders/manual__1/orders")
+    finish(states, 5, outcome="failed", cpu_seconds=None)
+    hour = {"since": "2026-11-21T12:00", "until": "2026-11-21T13:00"}
+    path = "/v1/pipelines/orders/finished-runs"
+    command, scheduled = api.get(path, **hour)
+    assert (command["outcome"], command["run"], command["log"]) == ("failed", "", "")
+    assert command["cpu_seconds"] is None
+    assert scheduled["log"] == "/airflow/dags/orders/runs/manual__1/tasks/orders"
+    assert (scheduled["cpu_seconds"], scheduled["ended_at"]) == (4.0, "2026-11-21T12:03:00Z")
+    assert api.get(path, **hour, limit=1) == [command]
+    api.user = User(hidden=("orders",))
+    assert api.ask("GET", path, params=hour).status_code == 404
+
+
+def test_costs_are_those_of_readable_pipelines(api: Api, states: States) -> None:
+    todays_noon = datetime.now(UTC).replace(hour=12)
+    minutes = (todays_noon - NOON).total_seconds() / 60
+    for pipeline in ("orders", "secret"):
+        finish(states, minutes, pipeline=pipeline)
+        finish(states, minutes + 0.1, pipeline=pipeline, outcome="failed")
+        finish(states, minutes - 20 * 24 * 60, pipeline=pipeline)
+    api.runs.states["orders"] = DagState(False, None, owner="retail")
+    api.user = User(hidden=("secret",))
+    (today,) = api.get("/v1/costs")
+    assert (today["pipeline"], today["owner"], today["runs"]) == ("orders", "retail", 2)
+    assert (today["failed_runs"], today["cpu_seconds"]) == (1, 8.0)
+    assert len(api.get("/v1/costs", days=30)) == 2
+    assert api.ask("GET", "/v1/costs", params={"days": 91}).status_code == 422
 
 
 def test_a_time_without_batches_has_no_columns(api: Api, states: States) -> None:

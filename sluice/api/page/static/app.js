@@ -15,6 +15,7 @@ const ROUTES = [
   [/^\/pipelines\/([^/]+)\/stores$/, () => import("./pipeline.js"), "pipelineStores"],
   [/^\/pipelines\/([^/]+)\/dead-letters$/, () => import("./dead_letters.js"), "deadLetters"],
   [/^\/pipelines\/([^/]+)\/shards$/, () => import("./pipeline.js"), "shardsTab"],
+  [/^\/costs$/, () => import("./costs.js"), "costs"],
   [/^\/stores$/, () => import("./store.js"), "stores"],
   [/^\/pipelines\/([^/]+)\/stores\/([^/]+)$/, () => import("./store.js"), "store"],
 ];

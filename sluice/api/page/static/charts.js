@@ -1,13 +1,19 @@
 // Charts over time, drawn by uPlot. All charts of a page share their time, and the place of the pointer.
 
 import { element } from "./dom.js";
-import { short, timeText } from "./format.js";
+import { bytes, duration, short, timeText } from "./format.js";
 
 const HEIGHT = 170;
 const COLOURS = 6;
+const DAY_MS = 86_400_000;
+// The steps between the values of an axis, so that durations and sizes are round in their own units.
+const STEPS = new Map([
+  [duration, [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 28_800, ...Array.from({ length: 12 }, (_, power) => DAY_MS / 1_000 * 2 ** power)]],
+  [bytes, Array.from({ length: 45 }, (_, power) => 2 ** power)],
+]);
 
 // One chart. `series`: [{ name, values }] with a value or null for each of `times` (epoch ms). null is a gap.
-// `bars` stacks the series. `marks`: [{ at, text }] are vertical lines. `select` is called with the times of a drag.
+// `bars` stacks the series. `marks`: [{ at, text, isFailure }] are vertical lines. `select` is called with the times of a drag.
 export function timeChart(uPlot, title, times, series, { period, format = short, bars = false, marks = [], select = null, empty = "Nothing in this time." }) {
   const drawn = series.filter(({ values }) => values.some((value) => value !== null && value !== 0));
   const shown = drawn.length ? drawn : series.slice(0, 1);
@@ -45,7 +51,7 @@ function draw(uPlot, place, width, times, series, { period, format, bars, marks,
     scales: { x: { time: true, range: [period.from, period.to] }, y: { range: (_, _low, high) => [0, high > 0 ? high * 1.08 : 1] } },
     axes: [
       { ...axis, space: 64, size: 30, values: (_, splits) => labels(splits) },
-      { ...axis, size: 58, values: (_, splits) => splits.map((value) => (value === null ? "" : format(value))) },
+      { ...axis, size: (_, texts) => widthOf(texts), ...(STEPS.has(format) ? { incrs: STEPS.get(format) } : {}), values: (_, splits) => splits.map((value) => (value === null ? "" : format(value))) },
     ],
     series: [{}, ...columns.map((index) => ({
       label: series[index].name, stroke: colour(`--c${index % COLOURS}`), fill: bars ? colour(`--c${index % COLOURS}`) : undefined,
@@ -53,7 +59,7 @@ function draw(uPlot, place, width, times, series, { period, format, bars, marks,
       ...(bars ? { paths: uPlot.paths.bars({ size: [0.85, 14, 2] }) } : {}),
     }))],
     hooks: {
-      draw: [(plot) => drawMarks(plot, marks, colour("--bad"))],
+      draw: [(plot) => drawMarks(plot, marks, { failure: colour("--bad"), change: colour("--link") })],
       setCursor: [(plot) => showTip(plot, tip, times, series, marks, format)],
       setSelect: [(plot) => {
         if (select && plot.select.width > 8) select(Math.round(plot.posToVal(plot.select.left, "x")), Math.round(plot.posToVal(plot.select.left + plot.select.width, "x")));
@@ -82,7 +88,10 @@ const hour = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digi
 const second = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const date = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 
+const widthOf = (texts) => 16 + 6.5 * Math.max(6, ...(texts ?? []).map((text) => text.length));
+
 function labels(splits) {
+  if (splits.length > 1 && splits[1] - splits[0] >= DAY_MS) return splits.map((at) => date.format(at));
   const clock = splits.length > 1 && splits[1] - splits[0] < 60_000 ? second : hour;
   return splits.map((at, index) => {
     const before = splits[index - 1];
@@ -91,13 +100,13 @@ function labels(splits) {
   });
 }
 
-function drawMarks(plot, marks, colour) {
+function drawMarks(plot, marks, colours) {
   const { left, top, width, height } = plot.bbox;
-  for (const { at } of marks) {
+  for (const { at, isFailure } of marks) {
     const x = plot.valToPos(at, "x", true);
     if (x < left || x > left + width) continue;
     plot.ctx.save();
-    plot.ctx.strokeStyle = colour;
+    plot.ctx.strokeStyle = isFailure ? colours.failure : colours.change;
     plot.ctx.setLineDash([4, 4]);
     plot.ctx.beginPath();
     plot.ctx.moveTo(x, top);

@@ -103,7 +103,8 @@ async function charts(context, past, batches) {
   if (overview.unread !== null) samples.push([Date.now(), overview.unread]);
   live.set(name, samples.slice(-200));
   const [{ historyCharts }, { uPlot }] = await Promise.all([import("./history.js"), import("./library.js")]);
-  const marks = overview.failures.map((failure) => ({ at: Date.parse(failure.at), text: failure.title }));
+  const marks = overview.failures.map((failure) => ({ at: Date.parse(failure.at), text: failure.title, isFailure: true }));
+  for (const { at, text } of past.marks) marks.push({ at: Date.parse(at), text });
   const begun = batches.find((batch) => batch.snapshot.endsWith(".0"));
   if (begun && !begun.snapshot.startsWith("1.")) marks.push({ at: Date.parse(begun.published_at), text: `generation ${begun.snapshot.split(".")[0]} begins` });
   const drawn = historyCharts(await uPlot(), past, { count: COLUMNS, period, samples: live.get(name), marks, select: goToPeriod(context, "") });

@@ -18,7 +18,7 @@ const ACTIONS = {
 };
 const MOST_BATCHES = 1_000;
 export const COLUMNS = 120;
-const NOTHING = { batches: 0, wrong: [], complete: true, columns: [] };
+const NOTHING = { batches: 0, wrong: [], complete: true, columns: [], marks: [] };
 
 export const optional = (answer) => answer.catch((error) => (error.status === 404 ? [] : Promise.reject(error)));
 

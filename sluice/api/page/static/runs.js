@@ -2,7 +2,7 @@
 
 import { get, part, query } from "./api.js";
 import { airflowLink, badge, element, link, svg, table } from "./dom.js";
-import { counted, duration, number, time } from "./format.js";
+import { bytes, counted, duration, number, time } from "./format.js";
 import { batchesOf, choosePeriod, optional, tabView, took } from "./pipeline.js";
 
 const MOST_RUNS = 200, SHOWN_RUNS = 15;
@@ -12,10 +12,21 @@ const PHASES = { start: "read", state: "state", audit: "audit", output: "output"
 
 export const runsTab = tabView("runs", async (context) => {
   const { name, period, search, hash } = context;
-  const [batches, inAirflow] = await Promise.all([batchesOf(context), optional(get(`/pipelines/${part(name)}/runs`, { limit: MOST_RUNS }))]);
+  const path = `/pipelines/${part(name)}`;
+  const [since, until] = [period.from, period.to].map((at) => new Date(at).toISOString());
+  const [batches, inAirflow, finished] = await Promise.all([
+    batchesOf(context),
+    optional(get(`${path}/runs`, { limit: MOST_RUNS })),
+    optional(get(`${path}/finished-runs`, { since, until, limit: MOST_RUNS })),
+  ]);
   const known = new Set(inAirflow.map(({ run }) => run));
-  const others = batches.filter((batch) => !known.has(nameOf(batch)));
-  const runs = [...inAirflow.map((run) => fromAirflow(run, batches)), ...withoutAirflow(others)]
+  const isKnown = (ofRun) => known.has(nameOf(ofRun));
+  const ended = finished.filter((run) => !isKnown(run)).map((run) => fromLedger(run, batches));
+  // A run that is in progress, or that ended before the ledger kept runs, is known by its batches.
+  const covered = new Set(ended.flatMap((run) => run.batches.map(({ batch }) => batch)));
+  const others = batches.filter((batch) => !isKnown(batch) && !covered.has(batch));
+  const costOf = (run) => finished.filter((attempt) => nameOf(attempt) === run.run);
+  const runs = [...inAirflow.map((run) => ({ ...fromAirflow(run, batches), attempts: costOf(run) })), ...ended, ...withoutAirflow(others)]
     .filter(({ begun, ended }) => begun <= period.to && ended >= period.from).sort((a, b) => b.begun - a.begun);
   const shown = search.get("all") === "1" ? runs : runs.slice(0, SHOWN_RUNS);
   const longest = Math.max(...shown.map(({ begun, ended }) => ended - begun), 1);
@@ -25,15 +36,39 @@ export const runsTab = tabView("runs", async (context) => {
       element("ul", { class: "legend" }, Object.entries(KINDS).map(([kind, text]) => element("li", { class: `kind-${kind}` }, text))),
       table([
         { title: "Run", cell: ({ run, name: ofBatches, log }) => (run ? airflowLink(run.log, run.run) : log ? airflowLink(log, ofBatches) : "from the command line") },
-        { title: "State", cell: ({ run }) => [badge(run?.state ?? "published", run?.state ?? "success"), run && run.action !== "run" && ` ${run.action}`] },
+        { title: "State", cell: ({ run, outcome }) => [outcome ? badge(outcome, outcome === "failed" ? "failed" : "success") : badge(run?.state ?? "published", run?.state ?? "success"), run && run.action !== "run" && ` ${run.action}`, run?.started_by && ` by ${run.started_by}`] },
         { title: "Began", cell: ({ begun }) => time(new Date(begun).toISOString()) },
         { title: "Took", number: true, cell: ({ run, begun, ended }) => duration(run ? took(run) ?? (ended - begun) / 1000 : (ended - begun) / 1000) },
         { title: `Where the time went (the whole width is ${duration(longest / 1000)})`, cell: (shown) => [bar(shown, longest), element("small", {}, sentence(shown))] },
+        { title: "CPU", number: true, cell: ({ attempts }) => sumOf(attempts, "cpu_seconds", duration) },
+        { title: "Most memory", number: true, cell: ({ attempts }) => mostOf(attempts, "memory_bytes", bytes) },
         { title: "Attempts", cell: ({ run }) => (run?.attempts ?? []).map((attempt) => [airflowLink(attempt.log, badge(`${attempt.number}: ${attempt.state}`, attempt.state)), " "]) },
       ], shown, { label: "Runs", empty: `No runs ${period.text}.` }),
       shown.length < runs.length && element("p", {}, link(`${hash}/runs${query({ ...Object.fromEntries(search), all: 1 })}`, `Show all ${number(runs.length)} runs`))),
   ];
 });
+
+const knownOf = (attempts, name) => (attempts ?? []).map((attempt) => attempt[name]).filter((value) => value !== null);
+
+function sumOf(attempts, name, format) {
+  const values = knownOf(attempts, name);
+  return values.length ? format(values.reduce((sum, value) => sum + value, 0)) : "–";
+}
+
+function mostOf(attempts, name, format) {
+  const values = knownOf(attempts, name);
+  return values.length ? format(Math.max(...values)) : "–";
+}
+
+// A run that has ended, and that Airflow does not have.
+function fromLedger(run, batches) {
+  const [begun, ended] = [Date.parse(run.began_at), Date.parse(run.ended_at)];
+  const own = batches.filter((batch) => batch.run === run.run).map(span)
+    .filter(({ to }) => to >= begun && to <= ended + 1000).sort((a, b) => a.from - b.from);
+  const segments = [];
+  during(segments, own, begun, ended);
+  return { name: nameOf(run), log: run.log, run: null, outcome: run.outcome, begun, ended: Math.max(ended, begun + 1), segments, batches: own, attempts: [run] };
+}
 
 // { run, begun, ended, segments: [{ kind, from, to }], batches } of a run in Airflow.
 function fromAirflow(run, batches) {

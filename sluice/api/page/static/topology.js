@@ -56,7 +56,7 @@ function details(name, node, nodes, overview, past, counts) {
 
 // The steps at which records of the newest column have failed.
 function failingSteps(nodes, past) {
-  const failed = new Set(Object.keys(past.columns.at(-1)?.failed ?? {}));
+  const failed = new Set(Object.keys(past.columns.findLast(({ batches }) => batches)?.failed ?? {}));
   return new Set(nodes.filter((node) => failed.has(node.name) && node.kind !== "source").map((node) => node.number));
 }
 

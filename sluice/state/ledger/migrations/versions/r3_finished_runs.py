@@ -1,0 +1,36 @@
+"""Adds the runs that have ended, and what the runs of each day cost."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "r3"
+down_revision = "r2"
+
+
+def upgrade() -> None:
+    """Create the tables. Runs that ended before are not in them."""
+    op.create_table(
+        "finished_runs",
+        sa.Column("pipeline", sa.Text(), primary_key=True),
+        sa.Column("began_at", sa.Text(), primary_key=True),
+        sa.Column("ended_at", sa.Text(), nullable=False),
+        sa.Column("run", sa.Text(), nullable=False),
+        sa.Column("outcome", sa.Text(), nullable=False),
+        sa.Column("host", sa.Text(), nullable=False),
+        sa.Column("version", sa.Text(), nullable=False),
+        sa.Column("topology", sa.Text(), nullable=False),
+        sa.Column("cpu_seconds", sa.Double()),
+        sa.Column("memory_bytes", sa.BigInteger()),
+        sa.Column("state_bytes", sa.BigInteger()),
+    )
+    op.create_table(
+        "costs",
+        sa.Column("pipeline", sa.Text(), primary_key=True),
+        sa.Column("day", sa.Text(), primary_key=True),
+        sa.Column("runs", sa.Integer(), nullable=False),
+        sa.Column("failed_runs", sa.Integer(), nullable=False),
+        sa.Column("cpu_seconds", sa.Double(), nullable=False),
+        sa.Column("gigabyte_seconds", sa.Double(), nullable=False),
+    )
