@@ -208,6 +208,13 @@ class Pipeline(Graph):
         """The name of the topic with the markers, which say which batches' output is written."""
         return f"{self.name}_markers"
 
+    def _repr_svg_(self) -> str | None:
+        """Return the drawing of the topology for notebooks; None before the first source."""
+        # The module imports this one.
+        from sluice.topology import drawing
+
+        return drawing.svg(self) if self.nodes else None
+
     def stream(
         self,
         topic: str | Sequence[str] | re.Pattern[str],

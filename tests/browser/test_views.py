@@ -249,7 +249,7 @@ def test_a_run_shows_where_its_time_went(open_view: Open, many: gallery.Scene) -
     expect(by_hand.first).to_contain_text("0 batches")
     expect(by_hand.last).to_contain_text("succeeded")
     expect(by_hand.last).to_contain_text("3 batches")
-    expect(by_hand.last.locator("td").nth(5)).to_contain_text("MiB")
+    expect(by_hand.last.locator("td").nth(5)).to_contain_text("iB")
     expect(runs).to_have_count(15)
     page.get_by_role("link", name="Show all").click()
     expect(runs).not_to_have_count(15)

@@ -154,3 +154,9 @@ def test_the_repositorys_own_pipeline_can_be_drawn() -> None:
     assert (
         ElementTree.fromstring(drawing.svg(pipeline)).attrib["aria-label"] == "topology of orders"
     )
+
+
+def test_a_notebook_draws_a_pipeline() -> None:
+    pipeline = build()
+    assert pipeline._repr_svg_() == drawing.svg(pipeline)
+    assert Pipeline("empty")._repr_svg_() is None
