@@ -19,6 +19,7 @@
 | backup, restore | backup_commands |
 | recover | recover_command |
 | remove | remove_command |
+| rename | rename_command |
 
 A new command is a function in one of these files. Commands of a group are registered with its
 `app`, all others below. Commands import everything else inside their functions, so that --help is
@@ -42,6 +43,7 @@ from sluice.commands import (
     query_commands,
     recover_command,
     remove_command,
+    rename_command,
     schema_commands,
     serve_commands,
     standby_commands,
@@ -86,6 +88,7 @@ for command in (
     pipeline_commands.repartition,
     recover_command.recover,
     remove_command.remove,
+    rename_command.rename,
     pipeline_commands.audit,
 ):
     app.command()(command)

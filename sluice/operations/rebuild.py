@@ -448,7 +448,8 @@ class Rebuild:
         # has not noticed the loss of its lease could write another batch after the markers were
         # read.
         output = fence(self.settings.kafka, Writer(old, self.job.pipeline.markers))
-        for database in databases_of(self.job, self.settings).values():
+        formerly = ledger.renames.former_names(self.job.pipeline.name)
+        for database in databases_of(self.job, self.settings, formerly).values():
             database.fence()
         if output.lacks_marker(ledger.audits.newest(old)):
             self._require_no_batch_between(ledger, old, latest)

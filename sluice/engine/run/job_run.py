@@ -431,7 +431,8 @@ class JobRun:
 
         Create or check the tables, and fence off earlier drivers.
         """
-        writers = table_sinks(self.job, self.settings, spark)
+        formerly = ledger.renames.former_names(self.job.pipeline.name)
+        writers = table_sinks(self.job, self.settings, spark, formerly)
         published: Published | None = None
         if writers and newest is not None:
             published = _last_published(ledger, newest)
