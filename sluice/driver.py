@@ -127,10 +127,11 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
         from sluice.observe.tracing import traced_run
         from sluice.operations.repair import RepairingRun
         from sluice.plan import Job, explain, load_plan
-        from sluice.state.ledger.run_ends import note_failure
+        from sluice.state.ledger.run_ends import note_failure, require_running
 
     begun = time.monotonic()
     log = structlog.get_logger()
+    require_running(configuration, name)
     with (
         traced_run(name, configuration.run),
         measured_run(configuration, name) as note_ready,

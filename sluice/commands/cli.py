@@ -20,6 +20,7 @@
 | recover | recover_command |
 | remove | remove_command |
 | rename | rename_command |
+| pause, resume | pause_commands |
 
 A new command is a function in one of these files. Commands of a group are registered with its
 `app`, all others below. Commands import everything else inside their functions, so that --help is
@@ -38,6 +39,7 @@ from sluice.commands import (
     generations_commands,
     init_command,
     kafka_commands,
+    pause_commands,
     pipeline_commands,
     produce_commands,
     query_commands,
@@ -89,6 +91,8 @@ for command in (
     recover_command.recover,
     remove_command.remove,
     rename_command.rename,
+    pause_commands.pause,
+    pause_commands.resume,
     pipeline_commands.audit,
 ):
     app.command()(command)

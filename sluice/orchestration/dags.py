@@ -202,6 +202,7 @@ def _dag(facts: DagFacts, options: RunOptions, alerts: Alerts, warnings: Sequenc
         dag=dag, task_id="main", pipeline=facts.name, pool=options.pool or settings().pool,
         options=options, outlets=[Asset(name) for name in facts.assets],
         databases=[*facts.databases], delta=facts.needs_delta,
+        continuous=facts.schedule == CONTINUOUS,
     )  # fmt: skip
     return dag
 

@@ -393,6 +393,7 @@ class JobRun:
             check,
             loop.clocks,
             files,
+            is_paused=lambda: ledger.pauses.of(name) is not None,
         )
         standbys = StandbyCopies(ledger, lease)
         news: News | None = "records"
@@ -409,6 +410,8 @@ class JobRun:
             ledger.failures.clear(name, *FAILED_KINDS, "input", "registry")
             standbys.refresh_if_due()
             news = linger.wait(ledger.positions(name), loop.next_timer)
+            if news is None and (pause := ledger.pauses.of(name)) is not None:
+                log.info("run ends, because the pipeline is paused", why=str(pause))
         return news
 
     def _destinations(self, ledger: Ledger, setup: _Setup, output: _TopicOutput) -> Destinations:

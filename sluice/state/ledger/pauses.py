@@ -12,6 +12,9 @@ from sluice.state.database import database_errors, transaction
 from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.ledger_tables import PAUSES
 
+LONGEST_REASON = 500
+"""The most characters of a reason."""
+
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
     """Why a pipeline does not run, and who has paused it."""
