@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from sluice.engine.starting_jvm import StartingJvm
 
 REBUILD, FROM_TOPICS, CHANGED_ONLY = "--rebuild", "--from-topics", "--changed-only"
-REPLAY, PROMOTE, DROP = "--replay", "--promote", "--drop"
+REPLAY, PROMOTE, DROP, ROLL_BACK = "--replay", "--promote", "--drop", "--roll-back"
 FROM, UNTIL = "--from=", "--until="
 EXPLAIN = "--explain"
-_ACTIONS = (REBUILD, REPLAY, PROMOTE, DROP, EXPLAIN)
+_ACTIONS = (REBUILD, REPLAY, PROMOTE, DROP, ROLL_BACK, EXPLAIN)
 
 
 def main(arguments: list[str], jvm: StartingJvm | None = None) -> int:
@@ -174,10 +174,12 @@ def rebuild(
 ) -> None:
     """Rebuild a pipeline's state from its topics, or do the `action` of a replay.
 
-    A replay builds, promotes or drops a generation beside the current generation.
+    A replay builds, promotes or drops a generation beside the current generation, and a rollback
+    makes an earlier generation current again.
     """
     from sluice.kafka.brokers import require_brokers
     from sluice.operations.rebuild import Rebuild, drop_built
+    from sluice.operations.rollback import roll_back
     from sluice.plan import load_plan
 
     job = load_plan(configuration.pipelines, name).job
@@ -190,6 +192,7 @@ def rebuild(
         REBUILD: rebuilding.run,
         REPLAY: partial(rebuilding.replay, span),
         PROMOTE: rebuilding.promote,
+        ROLL_BACK: partial(roll_back, rebuilding),
     }
     actions[action]()
     if action == REBUILD and from_topics:

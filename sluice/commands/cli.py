@@ -21,6 +21,7 @@
 | remove | remove_command |
 | rename | rename_command |
 | pause, resume | pause_commands |
+| deploy | deploy_command |
 
 A new command is a function in one of these files. Commands of a group are registered with its
 `app`, all others below. Commands import everything else inside their functions, so that --help is
@@ -36,6 +37,7 @@ from sluice.commands import (
     constraints_command,
     dead_letters_commands,
     demo_command,
+    deploy_command,
     generations_commands,
     init_command,
     kafka_commands,
@@ -91,6 +93,7 @@ for command in (
     recover_command.recover,
     remove_command.remove,
     rename_command.rename,
+    deploy_command.deploy,
     pause_commands.pause,
     pause_commands.resume,
     pipeline_commands.audit,

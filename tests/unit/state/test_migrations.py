@@ -66,13 +66,17 @@ def test_a_ledger_of_the_first_release_gets_the_columns_of_this_version(old: str
     later += [("history", "boundaries_lost"), ("generations", "file"), ("pipelines", "retired")]
     engine = open_engine(database_url(old))
     wanted = {table: columns_of(engine, table) for table, _ in later}
+    new = {table: columns_of(engine, table) for table in ("renames", "pauses")}
     with transaction(engine) as connection:
+        for table in new:
+            connection.execute(text(f"DROP TABLE {table}"))
         for table, name in later:
             connection.execute(text(f"ALTER TABLE {table} DROP COLUMN {name}"))
         connection.execute(text(f"UPDATE {migrations.TABLE} SET version_num = 'r1'"))
     engine.dispose()
     with Ledger.open(old) as ledger:
         assert {table: columns_of(ledger.engine, table) for table, _ in later} == wanted
+        assert {table: columns_of(ledger.engine, table) for table in new} == new
         (info,) = ledger.generations.all_current()
         assert (info.contracts, info.outputs) == ({}, {})
         assert ledger.generations.retired() == frozenset()
