@@ -15,7 +15,8 @@ import msgspec
 import structlog
 
 from sluice.engine.batch.storage import Storage
-from sluice.engine.run.compatibility import is_compatible
+from sluice.engine.run.check_without_spark import description_now
+from sluice.engine.run.compatibility import computes_same_state
 from sluice.engine.run.driver_lease import Lease, this_process
 from sluice.errors import EngineError, Refused
 from sluice.operations.rebuild import Rebuild, remove_forgotten
@@ -40,6 +41,12 @@ def roll_back(rebuild: Rebuild) -> int:
     with Ledger.open(settings.ledger) as ledger, rebuild.current(ledger) as lease:
         current = lease.ref
         before = _earlier(ledger, current)
+        now, _ = description_now(rebuild.job, settings, before)
+        if not computes_same_state(before, now):
+            raise Refused(
+                f"The file of {name} is not that of generation {before.generation}.",
+                next_step="Put the earlier file in place first, then roll back.",
+            )
         _forget_attempts(ledger, current, before.ref, lease.row)
         snapshot = ledger.snapshots.newest(before.ref)
         audit = ledger.audits.newest(before.ref)
@@ -103,15 +110,6 @@ def _earlier(ledger: Ledger, current: GenerationRef) -> GenerationInfo:
         f"rebuild. Build the earlier state from the topics: sluice deploy {current.pipeline}, with "
         "the earlier file.",
     )
-
-
-def require_earlier_file(before: GenerationInfo, now: GenerationInfo) -> None:
-    """Raise Refused unless the pipeline's file can continue the state of an earlier generation."""
-    if not is_compatible(before, now):
-        raise Refused(
-            f"The file of {now.pipeline} is not that of generation {before.generation}.",
-            next_step="Put the earlier file in place first, then roll back.",
-        )
 
 
 def _forget_attempts(
