@@ -265,6 +265,8 @@ class Failure(msgspec.Struct, frozen=True):
     failures."""
     repeats_at: datetime | None
     """When the next attempt or run starts by itself; None if that is unknown."""
+    remedy: Literal["", "change"] = ""
+    """The action of a run that leads out of the failure; an empty text if there is none."""
 
 
 class Pause(msgspec.Struct, frozen=True):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sluice.engine.starting_jvm import StartingJvm
 
 REBUILD, FROM_TOPICS, CHANGED_ONLY = "--rebuild", "--from-topics", "--changed-only"
+THEN_RUN = "--then-run"
 REPLAY, PROMOTE, DROP, ROLL_BACK = "--replay", "--promote", "--drop", "--roll-back"
 FROM, UNTIL = "--from=", "--until="
 EXPLAIN = "--explain"
@@ -55,7 +56,8 @@ def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
     parsed = _Arguments.parse(arguments)
     if parsed is None:
         print(
-            f"usage: driver.py [{' | '.join(_ACTIONS)}] [{CHANGED_ONLY}] [{FROM_TOPICS}] "
+            f"usage: driver.py [{' | '.join(_ACTIONS)}] [{CHANGED_ONLY}] [{THEN_RUN}] "
+            f"[{FROM_TOPICS}] "
             f"[{FROM}POINT] [{UNTIL}POINT] PIPELINE",
             file=sys.stderr,
         )
@@ -85,6 +87,8 @@ def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
                     explain_tasks(settings(), spark, name)
                 elif CHANGED_ONLY in parsed.options:
                     rebuild_changed(settings(), spark, name, from_topics=from_topics)
+                    if THEN_RUN in parsed.options:
+                        run(settings(), spark, name)
                 elif action:
                     rebuild(settings(), spark, name, action, span, from_topics=from_topics)
                 else:
@@ -249,13 +253,15 @@ class _Arguments:
                 has_points, parsed.until = True, argument.removeprefix(UNTIL)
             elif argument in _ACTIONS:
                 actions.append(argument)
-            elif argument in (FROM_TOPICS, CHANGED_ONLY):
+            elif argument in (FROM_TOPICS, CHANGED_ONLY, THEN_RUN):
                 parsed.options.add(argument)
             else:
                 return None
         if has_points and actions != [REPLAY]:
             return None
         if CHANGED_ONLY in parsed.options and actions != [REBUILD]:
+            return None
+        if THEN_RUN in parsed.options and CHANGED_ONLY not in parsed.options:
             return None
         if len(names) != 1 or len(actions) > 1:
             return None

@@ -37,7 +37,8 @@ log = structlog.get_logger()
 _NOTE_SECONDS = 3.0
 _ACTION = (
     "run: read all unread records. replay: build the state again beside the current one. "
-    "promote: make it the current one. drop: remove it."
+    "promote: make it the current one. drop: remove it. "
+    "change: compute only new and changed stores, delete removed ones, and then run."
 )
 _NUMBERS = {
     "max_records": "The most records of a batch. Empty: SLUICE_MAX_RECORDS.",

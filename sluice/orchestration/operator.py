@@ -67,7 +67,13 @@ if TYPE_CHECKING:
     from sluice.orchestration.lineage import Lineage
 
 
-ACTIONS = {"run": (), "replay": ("--replay",), "promote": ("--promote",), "drop": ("--drop",)}
+ACTIONS = {
+    "run": (),
+    "replay": ("--replay",),
+    "promote": ("--promote",),
+    "drop": ("--drop",),
+    "change": ("--rebuild", "--changed-only", "--then-run"),
+}
 """Action of a run → the program's options."""
 LIMITS = {"max_records": (1, 100_000_000), "linger_seconds": (0, 3_600)}
 """Parameter of a run → its smallest and largest value."""

@@ -151,7 +151,13 @@ def test_arguments_name_the_program_and_the_pipeline_only(
 
 @pytest.mark.parametrize(
     ("action", "options"),
-    [("run", []), ("replay", ["--replay"]), ("promote", ["--promote"]), ("drop", ["--drop"])],
+    [
+        ("run", []),
+        ("replay", ["--replay"]),
+        ("promote", ["--promote"]),
+        ("drop", ["--drop"]),
+        ("change", ["--rebuild", "--changed-only", "--then-run"]),
+    ],
 )
 def test_the_action_of_a_run_is_one_of_four(
     recorder: Path, monkeypatch: pytest.MonkeyPatch, action: str, options: list[str]

@@ -37,6 +37,11 @@ _NO_SNIFF = {"X-Content-Type-Options": "nosniff"}
 Pipeline = Annotated[str, Meta(description="The pipeline's name.", max_length=200)]
 
 
+CHANGED_ONLY = "--changed-only"
+"""The option of `sluice rebuild` that is in the next step of a pipeline whose stores have changed,
+if it helps."""
+
+
 class Form(StrEnum):
     """An output format of a topology."""
 
@@ -93,6 +98,9 @@ class Action(StrEnum):
     published meanwhile."""
     DROP = "drop"
     """Remove the generation that a replay has built."""
+    CHANGE = "change"
+    """Compute only new and changed stores from the topics, delete the entries of removed stores,
+    keep the state of all others, and then run."""
 
 
 Point = Annotated[str, Meta(max_length=LONGEST_POINT)]
@@ -315,6 +323,7 @@ def failure_answer(failure: Failure) -> answers.Failure:
         seen_at=failure.seen_at,
         outlook=failure.outlook,
         repeats_at=failure.repeats_at,
+        remedy="change" if CHANGED_ONLY in failure.next_step else "",
     )
 
 

@@ -14,6 +14,7 @@ const ACTIONS = {
   replay: ["Replay…", "Replay into a new generation", REPLAY, [
     { name: "from", label: "From", note: "where the current generation began" }, { name: "until", label: "Until", note: "the newest snapshot" }]],
   promote: ["Promote…", "Make the new generation the current one", "A run first lets the new generation read what the current one has read since. Then all queries read the new generation. The next replay removes the old one."],
+  change: ["Compute what has changed…", "Compute new and changed stores", "New and changed stores are computed from the topics, and the entries of removed stores are deleted for good. All other stores keep their state, and queries of them go on. Then the pipeline runs."],
   drop: ["Drop…", "Remove the new generation", "The current generation stays as it is."],
 };
 const MOST_BATCHES = 1_000;
@@ -87,6 +88,7 @@ function heading(overview, act, pause) {
       airflowLink(`${address("").replace(/\/sluice\/v1$/, "")}/dags/${part(overview.pipeline)}`, "DAG"),
       overview.may_edit && !overview.pause && button(label, () => act("run"), { class: "primary" }),
       overview.may_edit && button(overview.pause ? "Resume" : "Pause…", pause),
+      overview.may_edit && overview.failures.some((failure) => failure.remedy === "change") && button(ACTIONS.change[0], () => act("change"), { class: "primary" }),
       overview.may_edit && overview.snapshot && button(ACTIONS.replay[0], () => act("replay"))));
 }
 
