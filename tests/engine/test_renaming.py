@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
-from sluice import Pipeline
+from sluice import Pipeline, session
 from sluice.commands.cli import app
 from sluice.engine.run.driver_lease import current_lease, this_process
 from sluice.errors import LeaseError, NotFound, Refused
@@ -278,6 +278,8 @@ def stores(names: Names, store: str) -> Pipeline:
     numbers.group_by_key().aggregate(store=store, count="count(*)", total="sum(n)")
     newest = numbers.group_by_key().aggregate(store=f"{store}_newest", number="last(n)")
     newest.to_stream().to(names("out"))
+    sessions = numbers.group_by_key().windowed_by(session("1 minute", grace="1 minute"))
+    sessions.count(store=f"{store}_sessions")
     return made
 
 
@@ -289,13 +291,16 @@ def with_stores(start: Start) -> Running:
     return running
 
 
-NAMES: Any = {("store", "totals"): "sums", ("store", "totals_newest"): "sums_newest"}
+NAMES: Any = {
+    ("store", name): name.replace("totals", "sums")
+    for name in ("totals", "totals_newest", "totals_sessions")
+}
 
 
 def test_stores_keep_their_state_under_their_new_names(with_stores: Running) -> None:
     after = replace(with_stores, pipeline=stores(with_stores.names, "sums"))
     snapshot = with_stores.snapshot()
-    assert "totals_newest" in str(snapshot.stream_times)
+    assert "totals_sessions" in str(snapshot.stream_times)
     with pytest.raises(Exception, match="totals was removed"):
         after.run()
     job = plan(after.pipeline).job
@@ -304,7 +309,9 @@ def test_stores_keep_their_state_under_their_new_names(with_stores: Running) -> 
     assert with_stores.store("totals") == totals(6), "nothing was changed"
     rename_parts(job, after.settings, NAMES)
     assert after.store("sums") == totals(6)
-    assert "totals_newest" not in str(after.snapshot().stream_times)
+    assert after.snapshot().stream_times.keys() == {
+        key.replace("totals", "sums") for key in snapshot.stream_times
+    }
     after.send("in", *numbered(6, 9))
     assert after.run() == 3
     assert after.store("sums") == totals(9)
@@ -317,7 +324,10 @@ def test_stores_are_renamed_only_if_the_file_differs_in_nothing_else(with_stores
     other = Pipeline(with_stores.names.prefix, workers=2)
     numbers = other.stream(with_stores.names("in"), value=Amount)
     numbers.group_by_key().aggregate(store="sums", count="count(*)", total="max(n)")
-    numbers.group_by_key().aggregate(store="sums_newest", number="last(n)")
+    newest = numbers.group_by_key().aggregate(store="sums_newest", number="last(n)")
+    newest.to_stream().to(with_stores.names("out"))
+    sessions = numbers.group_by_key().windowed_by(session("1 minute", grace="1 minute"))
+    sessions.count(store="sums_sessions")
     with pytest.raises(Refused, match="differs from its state by more than these names"):
         rename_parts(plan(other).job, with_stores.settings, NAMES)
     with pytest.raises(NotFound, match="has no store 'nothing'"):
