@@ -25,6 +25,7 @@ if TYPE_CHECKING or RELEASE >= (3, 2):
         AirflowFailException,
         AirflowNotFoundException,
         AirflowOptionalProviderFeatureException,
+        AirflowSkipException,
     )
 else:
     from airflow.exceptions import (
@@ -32,6 +33,7 @@ else:
         AirflowFailException,
         AirflowNotFoundException,
         AirflowOptionalProviderFeatureException,
+        AirflowSkipException,
     )
     from airflow.sdk.definitions.deadline import AsyncCallback, DeadlineAlert, DeadlineReference
 
@@ -63,6 +65,7 @@ __all__ = [
     "AirflowFailException",
     "AirflowNotFoundException",
     "AirflowOptionalProviderFeatureException",
+    "AirflowSkipException",
     "AsyncCallback",
     "DeadlineAlert",
     "DeadlineReference",

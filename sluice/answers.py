@@ -191,6 +191,8 @@ class Health(StrEnum):
     """The last run succeeded."""
     NOT_STARTED = "not_started"
     """The pipeline has never run."""
+    PAUSED = "paused"
+    """Somebody has paused the pipeline, and said why: see `pause`."""
     RETIRED = "retired"
     """The pipeline is no longer run: see `sluice retire`."""
     DEGRADED = "degraded"
@@ -263,6 +265,24 @@ class Failure(msgspec.Struct, frozen=True):
     failures."""
     repeats_at: datetime | None
     """When the next attempt or run starts by itself; None if that is unknown."""
+    remedy: Literal["", "change"] = ""
+    """The action of a run that leads out of the failure; an empty text if there is none."""
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """Why a pipeline does not run, and who has paused it."""
+
+    reason: str
+    by: str
+    """The user who has paused the pipeline; an empty text if that is unknown."""
+    at: datetime
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """What a request to resume a pipeline has done."""
+
+    was_paused: bool
+    """Whether the pipeline was paused until then."""
 
 
 class PipelineStatus(msgspec.Struct, frozen=True):
@@ -282,6 +302,8 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     """The number of workers."""
     snapshot: Snapshot | None
     """The newest snapshot; None before the first snapshot."""
+    pause: Pause | None = None
+    """Why the pipeline does not run; None unless somebody has paused it."""
 
 
 class CountedSnapshot(msgspec.Struct, frozen=True):
@@ -342,6 +364,8 @@ class PipelineHealth(StrEnum):
     IDLE = "idle"
     NOT_STARTED = "not_started"
     """The pipeline has never run."""
+    PAUSED = "paused"
+    """Somebody has paused the pipeline, and said why: see `pause`."""
     RETIRED = "retired"
     """The pipeline is no longer run: see `sluice retire`."""
 
@@ -398,6 +422,9 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     health: PipelineHealth
     paused: bool
     """Whether the pipeline's DAG is paused in Airflow, so that no run starts."""
+    pause: Pause | None = None
+    """Why the pipeline does not run, also when Airflow starts it; None unless somebody has
+    paused it in Sluice."""
     failures: list[Failure]
     unread: int | None
     """Unread records of all partitions; None if Kafka does not answer, or if a topic is missing."""

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from sluice.engine.starting_jvm import StartingJvm
 
 REBUILD, FROM_TOPICS, CHANGED_ONLY = "--rebuild", "--from-topics", "--changed-only"
-REPLAY, PROMOTE, DROP = "--replay", "--promote", "--drop"
+THEN_RUN = "--then-run"
+REPLAY, PROMOTE, DROP, ROLL_BACK = "--replay", "--promote", "--drop", "--roll-back"
 FROM, UNTIL = "--from=", "--until="
 EXPLAIN = "--explain"
-_ACTIONS = (REBUILD, REPLAY, PROMOTE, DROP, EXPLAIN)
+_ACTIONS = (REBUILD, REPLAY, PROMOTE, DROP, ROLL_BACK, EXPLAIN)
 
 
 def main(arguments: list[str], jvm: StartingJvm | None = None) -> int:
@@ -55,7 +56,8 @@ def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
     parsed = _Arguments.parse(arguments)
     if parsed is None:
         print(
-            f"usage: driver.py [{' | '.join(_ACTIONS)}] [{CHANGED_ONLY}] [{FROM_TOPICS}] "
+            f"usage: driver.py [{' | '.join(_ACTIONS)}] [{CHANGED_ONLY}] [{THEN_RUN}] "
+            f"[{FROM_TOPICS}] "
             f"[{FROM}POINT] [{UNTIL}POINT] PIPELINE",
             file=sys.stderr,
         )
@@ -85,6 +87,8 @@ def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
                     explain_tasks(settings(), spark, name)
                 elif CHANGED_ONLY in parsed.options:
                     rebuild_changed(settings(), spark, name, from_topics=from_topics)
+                    if THEN_RUN in parsed.options:
+                        run(settings(), spark, name)
                 elif action:
                     rebuild(settings(), spark, name, action, span, from_topics=from_topics)
                 else:
@@ -127,10 +131,11 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
         from sluice.observe.tracing import traced_run
         from sluice.operations.repair import RepairingRun
         from sluice.plan import Job, explain, load_plan
-        from sluice.state.ledger.run_ends import note_failure
+        from sluice.state.ledger.run_ends import note_failure, require_running
 
     begun = time.monotonic()
     log = structlog.get_logger()
+    require_running(configuration, name)
     with (
         traced_run(name, configuration.run),
         measured_run(configuration, name) as note_ready,
@@ -173,10 +178,12 @@ def rebuild(
 ) -> None:
     """Rebuild a pipeline's state from its topics, or do the `action` of a replay.
 
-    A replay builds, promotes or drops a generation beside the current generation.
+    A replay builds, promotes or drops a generation beside the current generation, and a rollback
+    makes an earlier generation current again.
     """
     from sluice.kafka.brokers import require_brokers
     from sluice.operations.rebuild import Rebuild, drop_built
+    from sluice.operations.rollback import roll_back
     from sluice.plan import load_plan
 
     job = load_plan(configuration.pipelines, name).job
@@ -189,6 +196,7 @@ def rebuild(
         REBUILD: rebuilding.run,
         REPLAY: partial(rebuilding.replay, span),
         PROMOTE: rebuilding.promote,
+        ROLL_BACK: partial(roll_back, rebuilding),
     }
     actions[action]()
     if action == REBUILD and from_topics:
@@ -245,13 +253,15 @@ class _Arguments:
                 has_points, parsed.until = True, argument.removeprefix(UNTIL)
             elif argument in _ACTIONS:
                 actions.append(argument)
-            elif argument in (FROM_TOPICS, CHANGED_ONLY):
+            elif argument in (FROM_TOPICS, CHANGED_ONLY, THEN_RUN):
                 parsed.options.add(argument)
             else:
                 return None
         if has_points and actions != [REPLAY]:
             return None
         if CHANGED_ONLY in parsed.options and actions != [REBUILD]:
+            return None
+        if THEN_RUN in parsed.options and CHANGED_ONLY not in parsed.options:
             return None
         if len(names) != 1 or len(actions) > 1:
             return None

@@ -260,6 +260,13 @@ class LeaseError(EngineError):
     title = "Another driver runs the pipeline"
 
 
+class PausedPipeline(SluiceError):
+    """A pipeline is paused on purpose, so it does not run."""
+
+    status = 409
+    title = "The pipeline is paused"
+
+
 class StateError(SluiceError):
     """A shard or the ledger cannot be read or written."""
 

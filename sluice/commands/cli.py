@@ -19,6 +19,9 @@
 | backup, restore | backup_commands |
 | recover | recover_command |
 | remove | remove_command |
+| rename | rename_command |
+| pause, resume | pause_commands |
+| deploy | deploy_command |
 
 A new command is a function in one of these files. Commands of a group are registered with its
 `app`, all others below. Commands import everything else inside their functions, so that --help is
@@ -34,14 +37,17 @@ from sluice.commands import (
     constraints_command,
     dead_letters_commands,
     demo_command,
+    deploy_command,
     generations_commands,
     init_command,
     kafka_commands,
+    pause_commands,
     pipeline_commands,
     produce_commands,
     query_commands,
     recover_command,
     remove_command,
+    rename_command,
     schema_commands,
     serve_commands,
     standby_commands,
@@ -86,6 +92,10 @@ for command in (
     pipeline_commands.repartition,
     recover_command.recover,
     remove_command.remove,
+    rename_command.rename,
+    deploy_command.deploy,
+    pause_commands.pause,
+    pause_commands.resume,
     pipeline_commands.audit,
 ):
     app.command()(command)

@@ -21,11 +21,18 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
         from sluice.errors import EngineError
         from sluice.kafka.brokers import require_brokers
         from sluice.spark_submit import Interrupted, submission
-        from sluice.state.ledger.run_ends import note_failure, note_killed, now
+        from sluice.state.ledger.run_ends import (
+            note_failure,
+            note_killed,
+            now,
+            require_running,
+        )
         from sluice.topology.loading.run_options import run_options
 
         definition = load(pipeline)
         run_with = run_options(settings().pipelines, definition.file, pipeline)
+        if not options:
+            require_running(settings(), pipeline)
     with errors_as_messages():
         started_at = now()
         try:

@@ -80,6 +80,8 @@ def status() -> None:
         wide.print(table)
     for same in by_cause(failures):
         out.print(f"✗ {_problem(same)}", markup=False, soft_wrap=True)
+    for name, pause in figures.pauses.items():
+        out.print(f"· {name}: {pause}", markup=False, soft_wrap=True)
     for name, file in unseen.items():
         text = (
             f"{name}: no file in {settings().pipelines} defines it. Its newest run read {file}, in "

@@ -18,10 +18,13 @@ from sluice.values.phrases import counted, listed
 
 Trouble = Literal["broken", "failed", "waiting", "held", "degraded"]
 """The health of a pipeline with which something is wrong. The worst comes first."""
-Calm = Literal["not_started", "retired"]
+Calm = Literal["not_started", "paused", "retired"]
 """The health of a pipeline that does not run, although nothing is wrong."""
 _WORST_FIRST: Sequence[Trouble] = get_args(Trouble)
 NOTHING: Mapping[str, Mapping[int, int]] = MappingProxyType({})
+_WHILE_PAUSED: Collection[FailureKind] = ("file", "host", "disk", "clock", "growth", "retention")
+"""The failures of a paused pipeline that a person has to look at. All others say that runs fail or
+do not start, which is what a pause is for."""
 _DELETED = (
     "Create the topic again, write its old records back, and rebuild the state: sluice rebuild "
     "PIPELINE --from-topics. Or stop running the pipeline, which leaves its state unchanged."
@@ -66,7 +69,10 @@ def recorded_failures(figures: LedgerFigures, pipeline: str) -> list[Failure]:
     has worked is broken then, so this is no failure: see `awaited_by`.
     """
     failures = figures.failures.get(pipeline, ())
-    if calm_of(figures, pipeline) != "not_started":
+    calm = calm_of(figures, pipeline)
+    if calm == "paused":
+        return [failure for failure in failures if failure.kind in _WHILE_PAUSED]
+    if calm != "not_started":
         return [*failures]
     return [failure for failure in failures if failure.kind != "input"]
 
@@ -195,6 +201,8 @@ def calm_of(figures: LedgerFigures, pipeline: str) -> Calm | None:
     """Return the health of a pipeline that is not to run, and None for other pipelines."""
     if pipeline in figures.retired:
         return "retired"
+    if pipeline in figures.pauses:
+        return "paused"
     if pipeline not in figures.generations:
         return "not_started"
     return None

@@ -56,6 +56,7 @@ METRICS: Mapping[str, Metric] = {
         "gauge",
         "1 if a topic that the pipeline reads is there, 0 if it is missing or no broker answers.",
     ),
+    "paused": Metric("gauge", "1 if somebody has paused the pipeline, so that no run starts."),
     "failed": Metric(
         "gauge", "1 if the last run failed or the pipeline's file cannot be loaded, else 0."
     ),
@@ -123,13 +124,15 @@ def gauges(
     `sizes` is the result of `shard_sizes`, and `oldest_unread` the result of `OldestUnread.of`.
     """
     now = now or datetime.now(UTC)
-    # Nobody waits for the results of a retired pipeline, so its unread records must cause no alert.
-    is_retired = pipeline in figures.retired
-    if lag is not None and not is_retired:
+    # Nobody waits for the results of a retired or paused pipeline, so its unread records must cause
+    # no alert.
+    is_awaited = pipeline not in figures.retired and pipeline not in figures.pauses
+    yield Measurement("paused", pipeline in figures.pauses)
+    if lag is not None and is_awaited:
         yield from _of_lag(lag, oldest_unread or {}, now)
     current = figures.generations.get(pipeline)
     if current is not None:
-        if not is_retired:
+        if is_awaited:
             for topic in current.topics:
                 is_there = lag is not None and not lag.missing([topic])
                 yield Measurement("source_up", is_there, (("topic", topic),))

@@ -14,6 +14,7 @@ from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger, positions_in
 from sluice.state.ledger.measurements import Measurement
+from sluice.state.ledger.pauses import Pause
 from sluice.state.ledger.snapshots import KeptBatches
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
 from sluice.values.utc_times import AFTER_LAST, utc_datetime
@@ -47,6 +48,8 @@ class LedgerFigures:
     """Pipeline → its totals, and the newest values of its other measurements."""
     retired: frozenset[str]
     """The pipelines that are no longer run."""
+    pauses: Mapping[str, Pause]
+    """Paused pipeline → its pause."""
     kept_batches: Mapping[GenerationRef, KeptBatches]
     """Current generation → the oldest and the newest of its batches that retention has not
     removed."""
@@ -73,13 +76,14 @@ class LedgerFigures:
             dead_letters=_dead_letters(ledger, (now or datetime.now(UTC)) - DAY),
             measurements=ledger.measurements.of_all_pipelines(),
             retired=ledger.generations.retired(),
+            pauses=ledger.pauses.all(),
             kept_batches=ledger.snapshots.kept_of_all_pipelines(),
         )
 
     @property
     def pipelines(self) -> list[str]:
-        """The pipelines that have run or that have an unresolved failure."""
-        return sorted({*self.generations, *self.failures})
+        """The pipelines that have run, have an unresolved failure, or are paused."""
+        return sorted({*self.generations, *self.failures, *self.pauses})
 
     @property
     def positions(self) -> dict[str, dict[str, dict[int, int]]]:

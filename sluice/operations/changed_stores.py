@@ -149,7 +149,8 @@ class ChangedStores:
         """
         output = fence(self.settings.kafka, Writer(state.info.ref, self.job.pipeline.markers))
         output.require_newest()
-        for database in databases_of(self.job, self.settings).values():
+        formerly = ledger.renames.former_names(self.job.pipeline.name)
+        for database in databases_of(self.job, self.settings, formerly).values():
             database.fence()
         name = self.job.pipeline.name
         next_step = (

@@ -360,6 +360,15 @@ def _stores_by_name(info: GenerationInfo) -> dict[str, StoreInfo]:
     return {store.name: store for store in info.stores}
 
 
+def renamed_time(key: str, renamed: Mapping[str, str]) -> str:
+    """Return the name of a stream time, with the new names of operators."""
+    for former, name in renamed.items():
+        for new in _new_names(key, {former: (name,)}):
+            if new != key:
+                return new
+    return key
+
+
 def _new_names(key: str, names: Mapping[str, Collection[str]]) -> Iterable[str]:
     """Return the names of a stream time in the new generation; none if its operator is gone."""
     name, _, rest = key.partition("/")

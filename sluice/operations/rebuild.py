@@ -90,14 +90,14 @@ class Rebuild:
         name, begun = self.job.pipeline.name, time.monotonic()
         if not self._is_known():
             return self._begin_anew()
-        with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
+        with Ledger.open(self.settings.ledger) as ledger, self.current(ledger) as lease:
             old = lease.ref
             rebuilding = self.with_topics(ledger, old)
             # Remove the generation that an earlier rebuild has left if it was killed.
             drop_other_generations(ledger, self.job.pipeline.name, lease.row)
             sources, now = rebuilding._sources(ledger, old)
             history = rebuilding._history(ledger, old, sources, now)
-            new = ledger.generations.new(name, self._newest_writer(old))
+            new = ledger.generations.new(name, self.newest_writer(old))
             ledger.sources.replace(new, sources, lease.row)
             # If a worker moves while the generation is built, the promotion fails, because the
             # worker's new shard is at the server from which the worker has moved.
@@ -151,7 +151,7 @@ class Rebuild:
             "The ledger did not know the pipeline, "
             "so its state was built from the topics, without output."
         )
-        with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
+        with Ledger.open(self.settings.ledger) as ledger, self.current(ledger) as lease:
             rebuilding = self.with_topics(ledger, lease.ref)
             now = describe_topics(self.settings.kafka, rebuilding.job.topics)
             sources = [*sources_from_topics([], now)]
@@ -181,7 +181,7 @@ class Rebuild:
         errors as `run`, and EngineError if no record was read in that part.
         """
         with Ledger.open(self.settings.ledger) as ledger:
-            with self._current(ledger) as lease:
+            with self.current(ledger) as lease:
                 old = lease.ref
                 rebuilding = self.with_topics(ledger, old)
                 new, steps = rebuilding.begin_beside(ledger, lease, span)
@@ -208,7 +208,7 @@ class Rebuild:
         from_streams = [source for source in sources if source.topic in self._streams]
         _require_records(history, from_streams or sources, span)
         drop_other_generations(ledger, self.job.pipeline.name, lease.row)
-        new = ledger.generations.new(old.pipeline, self._newest_writer(old))
+        new = ledger.generations.new(old.pipeline, self.newest_writer(old))
         ledger.sources.replace(new, sources, lease.row)
         return new, history.published
 
@@ -241,7 +241,7 @@ class Rebuild:
         to the ledger was lost. Raise EngineError if there is no such generation, and the same
         errors as `run`.
         """
-        with Ledger.open(self.settings.ledger) as ledger, self._current(ledger) as lease:
+        with Ledger.open(self.settings.ledger) as ledger, self.current(ledger) as lease:
             if is_promoted(ledger, lease.ref):
                 log.info(
                     "generation promoted already",
@@ -270,7 +270,7 @@ class Rebuild:
         )
         return new.generation
 
-    def _current(self, ledger: Ledger) -> AbstractContextManager[Lease]:
+    def current(self, ledger: Ledger) -> AbstractContextManager[Lease]:
         """Return the lease of the current generation.
 
         With `from_topics`, the ledger need not know the pipeline: after it was lost, a rebuild
@@ -448,7 +448,8 @@ class Rebuild:
         # has not noticed the loss of its lease could write another batch after the markers were
         # read.
         output = fence(self.settings.kafka, Writer(old, self.job.pipeline.markers))
-        for database in databases_of(self.job, self.settings).values():
+        formerly = ledger.renames.former_names(self.job.pipeline.name)
+        for database in databases_of(self.job, self.settings, formerly).values():
             database.fence()
         if output.lacks_marker(ledger.audits.newest(old)):
             self._require_no_batch_between(ledger, old, latest)
@@ -490,7 +491,7 @@ class Rebuild:
                 "rebuild.",
             )
 
-    def _newest_writer(self, old: GenerationRef) -> int:
+    def newest_writer(self, old: GenerationRef) -> int:
         """Return the newest generation that has written output.
 
         The markers name it. A ledger that was restored from a backup may not know it.

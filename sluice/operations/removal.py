@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 import structlog
 
@@ -38,9 +39,16 @@ class Removal:
     shards: tuple[str, ...]
     """The addresses of the shards, without passwords."""
     topics: tuple[str, ...]
+    renamed_to: str = ""
+    """The name of the pipeline whose former name this is; empty for a pipeline of this name."""
 
     def lines(self) -> Iterator[str]:
         """Describe what is removed, in sentences."""
+        if self.renamed_to:
+            yield (
+                f"{self.pipeline} is the former name of {self.renamed_to}. The ledger forgets it, "
+                "so that another pipeline can have it."
+            )
         if self.generations:
             numbers = counted(len(self.generations), "generation")
             yield f"The ledger forgets {self.pipeline} with {numbers} of its state."
@@ -56,6 +64,8 @@ def find_removal(
     ledger: Ledger, settings: Settings, pipeline: str, *, keep_dead_letters: bool = False
 ) -> Removal:
     """Find what there is to remove of a pipeline. Raise NotFound if there is nothing."""
+    if renamed_to := _renamed_to(ledger, pipeline):
+        return Removal(pipeline, (), (), (), (), renamed_to)
     infos = ledger.generations.all(pipeline)
     shards: list[str] = []
     for info in infos:
@@ -100,6 +110,9 @@ def remove(
     holder = this_process(settings.run or "remove")
     with Ledger.open(settings.ledger) as ledger:
         removal = find_removal(ledger, settings, pipeline, keep_dead_letters=keep_dead_letters)
+        if removal.renamed_to:
+            ledger.renames.forget(pipeline)
+            return removal
         if standbys := ledger.standbys.of(pipeline):
             workers = joined(list(map(str, sorted(standbys))))
             raise Refused(
@@ -125,6 +138,29 @@ def remove(
             # Kafka forgets the offsets of a group that nobody uses by itself.
             log.warning("consumer group not deleted", pipeline=pipeline, why=error.detail)
     return removal
+
+
+def _renamed_to(ledger: Ledger, pipeline: str) -> str:
+    """Return the name of the pipeline whose former name this is; an empty text if it is none.
+
+    Raise Refused if the pipeline still needs its former name: its next run takes over the tables
+    that it has written by this name.
+    """
+    renamed = ledger.renames.of(pipeline)
+    if renamed is None or renamed.phase == "begun":
+        return ""
+    if renamed.phase == "switched":
+        ledger.renames.require_current(pipeline)
+    info, newest = ledger.generations.current(renamed.name), ledger.snapshots.latest(renamed.name)
+    has_tables = info is not None and any(":" in output for output in info.outputs)
+    renamed_at = datetime.fromisoformat(renamed.renamed_at)
+    if has_tables and newest is not None and newest.published_at <= renamed_at:
+        raise Refused(
+            f"{renamed.name} has not run since it was renamed, and its next run takes over the "
+            f"tables that it has written as {pipeline}.",
+            next_step=f"Run it once: sluice run {renamed.name}.",
+        )
+    return renamed.name
 
 
 def _addresses(workers: Iterable[WorkerInfo]) -> list[str]:

@@ -94,7 +94,8 @@ def repartition(
         # still write a batch, which the new generation would write again.
         output = fence(settings.kafka, Writer(old.ref, job.pipeline.markers))
         output.require_newest()
-        for database in databases_of(job, settings).values():
+        formerly = ledger.renames.former_names(job.pipeline.name)
+        for database in databases_of(job, settings, formerly).values():
             database.fence()
         retry = f"Run it once more with {counted(len(old.workers), 'worker')}: sluice run {name}."
         require_complete(ledger, published, output.last, next_step=retry)

@@ -104,6 +104,8 @@ def _note_if_old(
     run: str,
 ) -> str:
     with Ledger.open(configuration.ledger) as ledger:
+        if ledger.pauses.of(pipeline) is not None:
+            return ""
         newest = ledger.snapshots.latest(pipeline)
         # The data are new. A run that lingers has published without ending, or another run has
         # published meanwhile.

@@ -37,7 +37,8 @@ log = structlog.get_logger()
 _NOTE_SECONDS = 3.0
 _ACTION = (
     "run: read all unread records. replay: build the state again beside the current one. "
-    "promote: make it the current one. drop: remove it."
+    "promote: make it the current one. drop: remove it. "
+    "change: compute only new and changed stores, delete removed ones, and then run."
 )
 _NUMBERS = {
     "max_records": "The most records of a batch. Empty: SLUICE_MAX_RECORDS.",
@@ -202,6 +203,7 @@ def _dag(facts: DagFacts, options: RunOptions, alerts: Alerts, warnings: Sequenc
         dag=dag, task_id="main", pipeline=facts.name, pool=options.pool or settings().pool,
         options=options, outlets=[Asset(name) for name in facts.assets],
         databases=[*facts.databases], delta=facts.needs_delta,
+        continuous=facts.schedule == CONTINUOUS,
     )  # fmt: skip
     return dag
 

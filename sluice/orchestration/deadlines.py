@@ -88,6 +88,11 @@ class OverdueTrigger(KafkaEndOffsetTrigger):
             # ledger serves them all.
             await asyncio.sleep(self.poll_seconds - time.monotonic() % self.poll_seconds)
             seen = await self._look(self._watch, None)
+            if seen is not None and seen.is_paused:
+                # The data of a paused pipeline are old on purpose. Their age counts anew when the
+                # pipeline is resumed.
+                age = Age(self.deadline_ms / 1_000)
+                continue
             published = published if seen is None else seen.published_at
             records = None if seen is None else seen.lag.unread
             snapshot_s = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -26,6 +27,7 @@ from sluice.airflow_releases import (
     HAS_RETRY_POLICIES,
     AirflowException,
     AirflowFailException,
+    AirflowSkipException,
     send_gauge,
 )
 from sluice.errors import (
@@ -52,6 +54,7 @@ from sluice.spark_submit import (
 )
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.measurements import Measurement
+from sluice.state.ledger.pauses import Pause
 from sluice.state.ledger.run_ends import note_killed, now
 from sluice.topology.loading.run_options import DEFAULTS, RunOptions
 from sluice.values.replay_span import LONGEST_POINT, Span
@@ -64,12 +67,22 @@ if TYPE_CHECKING:
     from sluice.orchestration.lineage import Lineage
 
 
-ACTIONS = {"run": (), "replay": ("--replay",), "promote": ("--promote",), "drop": ("--drop",)}
+ACTIONS = {
+    "run": (),
+    "replay": ("--replay",),
+    "promote": ("--promote",),
+    "drop": ("--drop",),
+    "change": ("--rebuild", "--changed-only", "--then-run"),
+}
 """Action of a run → the program's options."""
 LIMITS = {"max_records": (1, 100_000_000), "linger_seconds": (0, 3_600)}
 """Parameter of a run → its smallest and largest value."""
 POINTS = ("from", "until")
 """The parameters that say where a replay begins and ends."""
+
+_PAUSED_SECONDS, _WAITS_WHILE_PAUSED = 5.0, 60
+"""How often the task of a paused pipeline that runs continuously looks whether it was resumed, and
+how many times before the task ends."""
 
 
 class SluiceOperator(SparkSubmitOperator):
@@ -80,7 +93,8 @@ class SluiceOperator(SparkSubmitOperator):
     `SLUICE_CONNECTION_NAME`, where `NAME` is the connection's name in capital letters.
 
     `options` say how much memory the run may use, which Spark settings it has, and which Airflow
-    connection has the Spark master.
+    connection has the Spark master. `continuous` says that Airflow starts a run when the last one
+    has ended.
 
     Of the run's parameters, uses only `action` (one of `ACTIONS`), the parameters in `LIMITS` and,
     for a replay, `from` and `until`.
@@ -97,6 +111,7 @@ class SluiceOperator(SparkSubmitOperator):
         delta: bool = False,
         options: RunOptions = DEFAULTS,
         conn_id: str | None = None,
+        continuous: bool = False,
         **kwargs: Any,
     ) -> None:
         policy = {"retry_policy": Repetition(pipeline)} if HAS_RETRY_POLICIES else {}
@@ -112,6 +127,7 @@ class SluiceOperator(SparkSubmitOperator):
         self.delta = delta
         self.options = options
         self.pipeline = pipeline
+        self.continuous = continuous
         self._is_ended = False
 
     def on_kill(self) -> None:
@@ -125,6 +141,7 @@ class SluiceOperator(SparkSubmitOperator):
         A wrong configuration fails without retries.
         """
         started_at = now()
+        self._skip_if_paused(context)
         self._count_retry(context)
         arguments = [*_options(context), self.pipeline]
         configuration = self.options.applied_to(_settings(context))
@@ -182,6 +199,27 @@ class SluiceOperator(SparkSubmitOperator):
             # task that exceeds its time limit.
             self._note_ended(context)
             raise
+
+    def _skip_if_paused(self, context: Context) -> None:
+        """Skip the task if somebody has paused the pipeline, which is no failure.
+
+        A pipeline that runs continuously would be started again at once, so its task waits a while.
+        """
+        if (context.get("params") or {}).get("action", "run") != "run":
+            return
+        waits = _WAITS_WHILE_PAUSED if self.continuous else 1
+        pause: Pause | None = None
+        for attempt in range(waits):
+            # If the ledger is away, the run itself reports that.
+            with suppress(SluiceError, OSError), Ledger.open(settings().ledger) as ledger:
+                pause = ledger.pauses.of(self.pipeline)
+            if pause is None:
+                return
+            if attempt == 0:
+                self.log.warning("%s is %s. Nothing is read.", self.pipeline, pause)
+            if waits > 1:
+                time.sleep(_PAUSED_SECONDS)
+        raise AirflowSkipException(f"{self.pipeline} is {pause}")
 
     def _database_urls(self) -> dict[str, str | None]:
         """Return each connection's database URL; None or empty if Airflow lacks the connection."""

@@ -85,6 +85,10 @@ class Burst:
         """Let `min_interval_s` begin with a run that an earlier triggerer started `ago_s` ago."""
         self._ever, self._fired_at = True, now - ago_s
 
+    def hold(self) -> None:
+        """Forget the events so far, because the pipeline is paused."""
+        self._seen, self._fired, self._unanswered_since, self.attempts = None, None, None, 0
+
     def note_failure(self, at: float) -> None:
         """Begin the pause before the next event when a run failed, even if no driver was seen."""
         self._busy_at = max(self._busy_at, at)
@@ -97,7 +101,7 @@ class Burst:
         """
         # Records that an open transaction holds back are not readable. A run could not read them.
         if lag.readable == 0:
-            self._seen, self._fired, self._unanswered_since, self.attempts = None, None, None, 0
+            self.hold()
             return False
         # A driver may linger and read the new records itself.
         if driven:
@@ -304,7 +308,12 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             seen = await self._look(self._watch, burst if is_first else None)
             # A broker that is being restarted is asked less and less often.
             pause = self.poll_seconds if seen else min(pause * 2, _LONGEST_PAUSE_S)
-            if seen is not None:
+            if seen is not None and seen.is_paused:
+                # Nothing is due until the pipeline is resumed. Then it is due at once.
+                burst.hold()
+                await self._note("held", None, seen.failures)
+                await self._note("slot", None, seen.failures)
+            elif seen is not None:
                 is_first = False
                 now, clock_ms = time.monotonic(), time.time() * 1_000
                 failed = seen.failures.get("run")

@@ -41,6 +41,8 @@ class Observation(NamedTuple):
     published_at: datetime | None
     """The time of the pipeline's newest snapshot; None before the first snapshot."""
     failures: Mapping[FailureKind, Failure]
+    is_paused: bool = False
+    """Whether somebody has paused the pipeline, so that no run is to start."""
     next_timer: int | None = None
     """When a batch without records next has something to do (`Snapshot.due`), in epoch ms; None if
     never."""
@@ -61,13 +63,15 @@ class _Round:
     """Pipeline → when its earliest timer on the wall clock is due, epoch ms."""
     failures: Mapping[str, Mapping[FailureKind, Failure]]
     """Pipeline → kind → its unresolved failure."""
+    paused: frozenset[str]
+    """The pipelines that somebody has paused."""
 
 
 class Watch:
     """Reads the broker and the ledger at most once per `poll_seconds` for all its triggers.
 
     Each time, it asks the broker for the offsets of all their topics together, and sends the ledger
-    three queries, however many triggers there are.
+    a few queries, however many triggers there are.
     """
 
     def __init__(self, kafka_config_id: str, poll_seconds: float) -> None:
@@ -122,6 +126,7 @@ class Watch:
             shared.leases.get(pipeline),
             shared.published.get(pipeline),
             failures,
+            pipeline in shared.paused,
             shared.timers.get(pipeline),
         )
 
@@ -163,10 +168,10 @@ class Watch:
         failures: dict[str, dict[FailureKind, Failure]] = {}
         for failure in ledger.failures.all():
             failures.setdefault(failure.pipeline, {})[failure.kind] = failure
+        paused = frozenset(ledger.pauses.all())
         with broker_errors(self._kafka):
-            return _Round(
-                read_lag(admin, topics, {}), positions, leases, published, timers, failures
-            )
+            lag = read_lag(admin, topics, {})
+        return _Round(lag, positions, leases, published, timers, failures, paused)
 
 
 _WATCHES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, float], Watch]] = (

@@ -71,7 +71,9 @@ async def compare(reader: Reader, before: Pin, after: Pin, examples: int = EXAMP
     differences = Differences()
     try:
         async with asyncio.timeout(_DIFF_SECONDS):
-            async for kind, old, new in _pairs(_entries(reader, before), _entries(reader, after)):
+            async for kind, old, new in pairs(
+                entries_of(reader, before), entries_of(reader, after)
+            ):
                 if kind is None:
                     differences.same += 1
                 else:
@@ -81,7 +83,7 @@ async def compare(reader: Reader, before: Pin, after: Pin, examples: int = EXAMP
     return differences
 
 
-async def _pairs(
+async def pairs(
     before: AsyncIterator[Entry], after: AsyncIterator[Entry]
 ) -> AsyncIterator[tuple[Kind | None, Entry | None, Entry | None]]:
     """Pair the entries of two snapshots. Both are sorted by key and window."""
@@ -102,7 +104,8 @@ async def _pairs(
             old, new = await anext(before, None), await anext(after, None)
 
 
-async def _entries(reader: Reader, pin: Pin) -> AsyncIterator[Entry]:
+async def entries_of(reader: Reader, pin: Pin) -> AsyncIterator[Entry]:
+    """Yield all entries of a store, sorted. Raise Incomplete if a worker is unavailable."""
     after: EntryId | None = None
     while True:
         page = await reader.scan(pin, after=after, limit=_PAGE)

@@ -13,6 +13,7 @@ from sluice.errors import Incomplete, QueryError
 from sluice.query.answered_entries import answered_entry
 from sluice.query.as_of import AsOf
 from sluice.query.catalogue import only_store
+from sluice.query.former_names import renamed_store
 from sluice.query.reader import Reader
 from sluice.query.time_texts import parse_time
 from sluice.settings import settings
@@ -69,6 +70,10 @@ async def _read(
         try:
             named = await reader.catalogue.stores_named(name)
             stores = [store for store in named if pipeline in (None, store.pipeline)]
+            if not stores:
+                renamed = renamed_store(ledger.renames, name, pipeline)
+                if renamed is not None:
+                    raise renamed
             all_names = {store.name for store in await reader.catalogue.stores()}
             store = only_store(
                 name,

@@ -144,6 +144,10 @@ def _arrow(kind: str) -> pa.DataType | None:
         return None
 
 
+def _application(pipeline: str) -> str:
+    return f"sluice/{pipeline}"
+
+
 @dataclass
 class DeltaSink:
     """Writes batches to a Delta table, as `TableSink` promises: each batch once."""
@@ -154,6 +158,8 @@ class DeltaSink:
     columns: Mapping[str, tuple[DeltaColumn, ...]] = field(default_factory=dict)
     version: int = -1
     """The version of this writer's last commit."""
+    formerly: Sequence[str] = ()
+    """The former names of the pipeline. The pipeline continues their commits."""
     state: State = field(init=False)
 
     def __post_init__(self) -> None:
@@ -192,7 +198,11 @@ class DeltaSink:
         # This commit fences off earlier writers. The version of their next commit is below the
         # version of this commit, so Delta Lake skips or rejects their commit.
         epoch, nonce = (max(version, 0) >> _EPOCH) + 1, secrets.randbits(_EPOCH - _NONCE)
-        self._commit(epoch << _EPOCH | nonce << _NONCE, self.state, None)
+        newest = epoch << _EPOCH | nonce << _NONCE
+        for name in self.formerly:
+            if self._version_of(name) >= 0:
+                self._commit(newest, self.state, None, pipeline=name)
+        self._commit(newest, self.state, None)
 
     def _require_complete(self, published: Published, version: int, state: State | None) -> None:
         """Raise EngineError if the table lacks published batches, unless a user accepts the gap."""
@@ -255,10 +265,11 @@ class DeltaSink:
                 ),
             )
 
-    def _commit(self, version: int, state: State, rows: Rows | None) -> None:
+    def _commit(self, version: int, state: State, rows: Rows | None, *, pipeline: str = "") -> None:
         """Commit a batch's rows.
 
-        Without rows, the commit only takes over the table from the last writer.
+        Without rows, the commit only takes over the table from the last writer. `pipeline` is a
+        former name, under which a driver may still write.
 
         Raises LeaseError if another driver has taken over. A commit that conflicts with a commit of
         another program, such as `OPTIMIZE`, is repeated.
@@ -266,12 +277,12 @@ class DeltaSink:
         for attempt in range(1, _ATTEMPTS + 1):
             failure: Exception | None = None
             try:
-                with self._transaction(version, state):
+                with self._transaction(version, state, pipeline or self.pipeline):
                     self._change(rows)
             except (PySparkException, Py4JJavaError, pa.ArrowException, OverflowError) as error:
                 failure = error
             with self._errors("Writing"):
-                committed = self._committed_version()
+                committed = self._version_of(pipeline or self.pipeline)
             # A commit counts even if something failed after it.
             if committed == version:
                 self.version, self.state = version, state
@@ -362,10 +373,10 @@ class DeltaSink:
         )
 
     @contextmanager
-    def _transaction(self, version: int, state: State) -> Iterator[None]:
+    def _transaction(self, version: int, state: State, pipeline: str) -> Iterator[None]:
         """Give the commits in the block a transaction identifier and metadata."""
         settings = {
-            f"{_CONF}write.txnAppId": self._application,
+            f"{_CONF}write.txnAppId": _application(pipeline),
             _VERSION: str(version),
             f"{_CONF}commitInfo.userMetadata": msgspec.json.encode(_Commit(state)).decode(),
         }
@@ -464,7 +475,7 @@ class DeltaSink:
         """
         properties = f"SET TBLPROPERTIES ('{WRITER}' = '{self.pipeline}')"
         writer = self._property(WRITER)
-        if not writer:
+        if not writer or writer in self.formerly:
             self.spark.sql(f"ALTER TABLE {self._table} {properties}")
         elif writer != self.pipeline:
             raise EngineError(
@@ -498,11 +509,19 @@ class DeltaSink:
                 continue
             if state.pipeline == self.pipeline:
                 return state
+            if state.pipeline in self.formerly:
+                return msgspec.structs.replace(state, pipeline=self.pipeline)
         return None
 
     def _committed_version(self) -> int:
-        """Return the version of the pipeline's last commit, -1 before the first."""
-        version = self._snapshot().transactions().get(self._application)
+        """Return the version of the pipeline's last commit, -1 before the first.
+
+        With former names, the highest version counts, because each name has versions of its own.
+        """
+        return max(self._version_of(name) for name in (self.pipeline, *self.formerly))
+
+    def _version_of(self, pipeline: str) -> int:
+        version = self._snapshot().transactions().get(_application(pipeline))
         return int(version.get()) if version.isDefined() else -1
 
     def _property(self, name: str) -> str:
@@ -518,10 +537,6 @@ class DeltaSink:
             self.target.table.name,
         )
         return delta_log.update(False, none, none)
-
-    @property
-    def _application(self) -> str:
-        return f"sluice/{self.pipeline}"
 
     @property
     def _table(self) -> str:

@@ -91,6 +91,8 @@ class PostgresTables:
     targets: Sequence[PostgresTarget]
     epoch: int = 0
     columns: Mapping[str, tuple[PostgresColumn, ...]] = field(default_factory=dict)
+    formerly: Sequence[str] = ()
+    """The former names of the pipeline. Their row becomes the row of the pipeline."""
     _newest: BatchId | None = field(default=None, init=False)
     """The database's last batch, as this writer has found or written it."""
 
@@ -195,6 +197,15 @@ class PostgresTables:
                     f"The table {BATCHES} in the database of {self.connection} is from before the "
                     "first release of Sluice.",
                     next_step=f"Drop it: DROP TABLE {BATCHES}. The next runs write all rows again.",
+                )
+            if self.formerly:
+                # The row is renamed, so a driver that knows the former name finds no row.
+                database.execute(
+                    SQL(
+                        "UPDATE {0} SET pipeline = %s WHERE pipeline = ANY(%s) "
+                        "AND NOT EXISTS (SELECT 1 FROM {0} WHERE pipeline = %s)"
+                    ).format(Identifier(BATCHES)),
+                    [self.pipeline, [*self.formerly], self.pipeline],
                 )
             database.execute(
                 SQL(

@@ -52,6 +52,11 @@ class SingleFlightCache(Generic[T]):
         # A cancelled caller must not cancel the computation for other callers.
         return await asyncio.shield(task)
 
+    def clear(self) -> None:
+        """Forget all values, because something has changed."""
+        self._values.clear()
+        self._used = 0
+
     async def _compute(
         self,
         key: Hashable,

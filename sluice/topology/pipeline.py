@@ -498,6 +498,11 @@ def _require_time(where: str, event_time: str | EpochTime | None, kind: str) -> 
     )
 
 
+def is_free_name(name: str) -> bool:
+    """Return whether a pipeline may have this name."""
+    return _NAME.fullmatch(name) is not None and name not in RESERVED
+
+
 def _require_name(name: str) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise TopologyError(

@@ -31,6 +31,8 @@ class _Import:
         return all(_digest(file) == digest for file, digest in self.digests.items())
 
 
+_searched: list[Path] = []
+"""The folders of pipelines in which imports search for modules, at most one."""
 _imports: dict[Path, _Import] = {}
 """File → its last import by `load_module`."""
 
@@ -80,6 +82,7 @@ def load_module(file: Path, name: str = "") -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     _forget_changed_modules(file)
+    _search_in(file.parent)
     module = _imported(file, text, name)
     digests = {file: _digest_of(text)}
     for module_file in _modules_of(file.parent).values():
@@ -112,6 +115,35 @@ def _imported(file: Path, text: bytes, name: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def _search_in(folder: Path) -> None:
+    """Let imports find the modules beside a pipeline's file, after all installed modules.
+
+    Two folders may have modules of the same name, such as `helpers`. Therefore only one folder is
+    searched, and the modules of the folder before it are forgotten. The pipelines that have
+    imported them keep them.
+    """
+    if _searched == [folder]:
+        return
+    for earlier in _searched:
+        if str(earlier) in sys.path:
+            sys.path.remove(str(earlier))
+        for name in _modules_of(earlier):
+            del sys.modules[name]
+    _searched.clear()
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+        _searched.append(folder)
+        importlib.invalidate_caches()
+
+
+def modules_beside(file: Path) -> list[Path]:
+    """Return the Python files beside a pipeline's file, and those of packages beside it, sorted."""
+    modules = [*file.parent.glob("*.py")]
+    for package in file.parent.glob("*/__init__.py"):
+        modules += package.parent.rglob("*.py")
+    return sorted(module for module in modules if module != file)
 
 
 def _version(text: bytes) -> str:

@@ -18,7 +18,11 @@ import pytest
 from airflow.sdk import Asset
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
-from sluice.airflow_releases import AirflowException, AirflowFailException
+from sluice.airflow_releases import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+)
 from sluice.errors import EngineError
 from sluice.kafka.brokers import require_brokers
 from sluice.orchestration import operator
@@ -147,7 +151,13 @@ def test_arguments_name_the_program_and_the_pipeline_only(
 
 @pytest.mark.parametrize(
     ("action", "options"),
-    [("run", []), ("replay", ["--replay"]), ("promote", ["--promote"]), ("drop", ["--drop"])],
+    [
+        ("run", []),
+        ("replay", ["--replay"]),
+        ("promote", ["--promote"]),
+        ("drop", ["--drop"]),
+        ("change", ["--rebuild", "--changed-only", "--then-run"]),
+    ],
 )
 def test_the_action_of_a_run_is_one_of_four(
     recorder: Path, monkeypatch: pytest.MonkeyPatch, action: str, options: list[str]
@@ -535,3 +545,39 @@ def test_a_run_reports_figures_to_airflows_metrics_and_to_its_assets(
         "late": 0,
         "dead_letters": 3,
     }
+
+
+def test_a_paused_pipeline_is_skipped_with_the_reason_and_is_no_failure(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(monkeypatch)
+    with Ledger.open(settings().ledger) as ledger:
+        ledger.pauses.pause("orders", "new prices", "ann")
+    with pytest.raises(AirflowSkipException, match=r"paused by ann since .*: new prices"):
+        submit(recorder)
+    assert not recorder.exists(), "nothing was submitted"
+    with Ledger.open(settings().ledger) as ledger:
+        assert ledger.failures.of("orders") == []
+    assert "--replay" in submit(recorder, given={"action": "replay"}).arguments
+    with Ledger.open(settings().ledger) as ledger:
+        ledger.pauses.resume("orders")
+    submit(recorder)
+
+
+def test_the_task_of_a_continuous_pipeline_waits_until_it_is_resumed(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(monkeypatch)
+    with Ledger.open(settings().ledger) as ledger:
+        ledger.pauses.pause("orders", "new prices", "ann")
+    waited: list[float] = []
+
+    def resume(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            with Ledger.open(settings().ledger) as ledger:
+                ledger.pauses.resume("orders")
+
+    monkeypatch.setattr(operator.time, "sleep", resume)
+    submit(recorder, continuous=True)
+    assert len(waited) == 3

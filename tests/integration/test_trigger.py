@@ -400,3 +400,20 @@ def test_a_trigger_can_be_serialized() -> None:
     path, arguments = trigger("t", max_wait_seconds=3.0).serialize()
     assert path == "sluice.orchestration.trigger.KafkaEndOffsetTrigger"
     assert KafkaEndOffsetTrigger(**arguments).serialize() == (path, arguments)
+
+
+def test_a_paused_pipeline_is_started_once_it_is_resumed(
+    broker: EmbeddedKafka, ledger: Ledger, topic: str, looks: Looks
+) -> None:
+    ledger.pauses.pause("p", "new prices", "ann")
+    send(broker, topic, 10)
+
+    async def story(events: Events) -> None:
+        await looks()
+        assert events == []
+        ledger.pauses.resume("p")
+        await until(events, 1)
+        ledger.pauses.pause("p", "again", "ann")
+        await looks()
+
+    assert len(asyncio.run(run(trigger(topic), story))) == 1

@@ -23,6 +23,7 @@ from sluice.api.services import NO_SERVICES, SERVICES, Services
 from sluice.errors import Incomplete, NotFound, QueryError
 from sluice.query import AsOf, Pin
 from sluice.query.catalogue import PipelineSnapshot, only_store
+from sluice.query.former_names import renamed_pipeline, renamed_store
 from sluice.query.ledger_reads import read_ledger
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, StoreInfo
@@ -72,6 +73,10 @@ class Access:
             "T", await self.state.figures.get(name, lambda: read_ledger(lambda: read(ledger)))
         )
 
+    def forget_figures(self) -> None:
+        """Let the next request read all figures anew, because the user has changed something."""
+        self.state.figures.clear()
+
     async def require_edit(self, pipeline: str) -> None:
         """Raise NotFound if the user may not read the pipeline, Forbidden if not edit it."""
         await self.require_pipeline(pipeline)
@@ -94,8 +99,11 @@ class Access:
         for info in await self.reader.catalogue.generations():
             if info.pipeline == pipeline and await self.may_read(pipeline):
                 return info
-        await self.look_up_all()
-        raise NotFound(
+        readable = await self.look_up_all()
+        renamed = await read_ledger(
+            lambda: renamed_pipeline(self.state.ledger.renames, pipeline, readable.__contains__)
+        )
+        raise renamed or NotFound(
             f"There is no pipeline {pipeline!r}.",
             next_step="GET /sluice/v1/pipelines lists all pipelines.",
         )
@@ -120,18 +128,27 @@ class Access:
             if pipeline in (None, store.pipeline) and await self.may_read(store.pipeline):
                 stores.append(store)
         if not stores:
-            await self.look_up_all()
+            await self._require_not_renamed(name, pipeline)
         found = only_store(
             name, stores, unknown=_LIST_STORES, ambiguous="Add pipeline= one of: {pipelines}."
         )
         return await self.reader.catalogue.pin(found, when or AsOf())
 
-    async def look_up_all(self) -> None:
-        """Look up every permission.
+    async def _require_not_renamed(self, store: str, pipeline: str | None) -> None:
+        """Raise NotFound, with the name now, if the store or its pipeline was renamed."""
+        readable = await self.look_up_all()
+        renamed = await read_ledger(
+            lambda: renamed_store(self.state.ledger.renames, store, pipeline, readable.__contains__)
+        )
+        if renamed is not None:
+            raise renamed
+
+    async def look_up_all(self) -> frozenset[str]:
+        """Look up every permission. Return the pipelines with stores that the user may read.
 
         The response time of a 404 then does not reveal whether a hidden name exists.
         """
-        await self.stores()
+        return frozenset(store.pipeline for store in await self.stores())
 
     async def pin_at(self, name: str, moment: ReadPoint) -> Pin:
         """Find a store and pin it to a read point.

@@ -18,7 +18,7 @@ from sluice.api.airflow_causes import explained
 from sluice.api.http.replies import reply, snapshot_answer
 from sluice.api.http.route import Router
 from sluice.api.routes.access import Access, access_of
-from sluice.api.routes.pipeline_routes import failure_answer
+from sluice.api.routes.pipeline_routes import failure_answer, pause_answer
 from sluice.api.runs import DagState
 from sluice.errors import BrokersUnreachable
 from sluice.kafka.unread_records import Lag, Offsets
@@ -102,6 +102,7 @@ async def _overview(
         pipeline=name,
         health=_health(kinds, dag, name in figures.running, unread, calm),
         paused=dag.paused,
+        pause=pause_answer(figures.pauses.get(name)),
         failures=[failure_answer(failure) for failure in failures],
         unread=unread,
         lag=partitions,
@@ -140,6 +141,8 @@ def _health(
     # expires.
     if is_at_work and (state == "running" or (held and state != "failed")):
         return PipelineHealth.RUNNING
+    if calm == "paused":
+        return PipelineHealth.PAUSED
     # The run that found the registry away has failed, and is repeated until the registry is back.
     if trouble == "waiting" and "registry" in kinds:
         return PipelineHealth.WAITING

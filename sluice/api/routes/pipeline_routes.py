@@ -27,6 +27,7 @@ from sluice.query.time_texts import parse_moment
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.finished_runs import FinishedRun
 from sluice.state.ledger.ledger import Ledger
+from sluice.state.ledger.pauses import LONGEST_REASON, Pause
 from sluice.state.model import GenerationInfo, WorkerInfo
 from sluice.state.shard.sizes import size_of
 from sluice.values.replay_span import LONGEST_POINT, Span
@@ -36,6 +37,11 @@ router = Router("pipelines", "/v1/pipelines", 400, 404)
 _NO_SNIFF = {"X-Content-Type-Options": "nosniff"}
 
 Pipeline = Annotated[str, Meta(description="The pipeline's name.", max_length=200)]
+
+
+CHANGED_ONLY = "--changed-only"
+"""The option of `sluice rebuild` that is in the next step of a pipeline whose stores have changed,
+if it helps."""
 
 
 class Form(StrEnum):
@@ -102,6 +108,9 @@ class Action(StrEnum):
     published meanwhile."""
     DROP = "drop"
     """Remove the generation that a replay has built."""
+    CHANGE = "change"
+    """Compute only new and changed stores from the topics, delete the entries of removed stores,
+    keep the state of all others, and then run."""
 
 
 Point = Annotated[str, Meta(max_length=LONGEST_POINT)]
@@ -117,6 +126,18 @@ class StartRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     until: Annotated[Point | None, Meta(description="Where a replay ends: a time or offsets.")] = (
         None
     )
+
+
+class StartPause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Why a pipeline is paused."""
+
+    reason: Annotated[
+        str, Meta(description="Why the pipeline is paused.", max_length=LONGEST_REASON)
+    ]
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Nothing: the pipeline runs again."""
 
 
 class TopologyQuery(PipelineQuery, frozen=True, kw_only=True):
@@ -234,6 +255,33 @@ async def start_run(request: Request, query: PipelineQuery, start: StartRun) -> 
     return reply(answers.Started(run, log))
 
 
+@router.post("/{pipeline}/pause", answers.Pause, body=StartPause, parameters=PipelineQuery)
+async def pause_pipeline(request: Request, query: PipelineQuery, pause: StartPause) -> Response:
+    """Pause the pipeline: no run of it starts, and nothing counts as wrong with it.
+
+    The user needs the permission to edit the DAG. A run in progress ends when it has read all
+    records.
+    """
+    access = await access_of(request)
+    await access.require_edit(query.pipeline)
+    ledger, reason = access.state.ledger, pause.reason.strip()
+    if not reason:
+        raise QueryError("A pause needs a reason.", next_step='Write for example "new prices".')
+    paused = await asyncio.to_thread(ledger.pauses.pause, query.pipeline, reason, access.user.name)
+    access.forget_figures()
+    return reply(pause_answer(paused))
+
+
+@router.post("/{pipeline}/resume", answers.Resumed, body=Resume, parameters=PipelineQuery)
+async def resume_pipeline(request: Request, query: PipelineQuery, _resume: Resume) -> Response:
+    """Let the pipeline run again. The user needs the permission to edit the DAG."""
+    access = await access_of(request)
+    await access.require_edit(query.pipeline)
+    was_paused = await asyncio.to_thread(access.state.ledger.pauses.resume, query.pipeline)
+    access.forget_figures()
+    return reply(answers.Resumed(was_paused))
+
+
 @router.get("/{pipeline}/generations", list[answers.Generation], parameters=PipelineQuery)
 async def list_generations(request: Request, query: PipelineQuery) -> Response:
     """Return the pipeline's current generation, and those of unfinished rebuilds and replays."""
@@ -304,6 +352,7 @@ def failure_answer(failure: Failure) -> answers.Failure:
         seen_at=failure.seen_at,
         outlook=failure.outlook,
         repeats_at=failure.repeats_at,
+        remedy="change" if CHANGED_ONLY in failure.next_step else "",
     )
 
 
@@ -320,6 +369,13 @@ def _finished_run(run: FinishedRun, root: str) -> answers.FinishedRun:
         memory_bytes=run.memory_bytes,
         state_bytes=run.state_bytes,
     )
+
+
+def pause_answer(pause: Pause | None) -> answers.Pause | None:
+    """Return a pause without the pipeline's name."""
+    if pause is None:
+        return None
+    return answers.Pause(pause.reason, pause.paused_by, pause.paused_at)
 
 
 def _pipeline(figures: LedgerFigures, name: str) -> answers.PipelineStatus:
@@ -342,6 +398,7 @@ def _pipeline(figures: LedgerFigures, name: str) -> answers.PipelineStatus:
         stores=stores,
         workers=workers,
         snapshot=None if newest is None else snapshot_answer(newest),
+        pause=pause_answer(figures.pauses.get(name)),
     )
 
 

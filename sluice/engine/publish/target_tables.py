@@ -18,23 +18,28 @@ if TYPE_CHECKING:
     from sluice.sinks.postgres_sink import PostgresTables, PostgresTarget
 
 
-def table_sinks(job: Job, settings: Settings, spark: SparkSession) -> Mapping[str, TableSink]:
+def table_sinks(
+    job: Job, settings: Settings, spark: SparkSession, formerly: Sequence[str] = ()
+) -> Mapping[str, TableSink]:
     """Return destination → the writer of its tables.
 
-    Raise SettingsError if a connection has no URL.
+    `formerly` are the former names of the pipeline, whose tables it takes over. Raise
+    SettingsError if a connection has no URL.
     """
     lake: dict[str, TableSink] = {}
     for sink in job.sinks:
         if isinstance(sink.table, DeltaTable):
             target = delta_target(sink)
-            lake[target.output] = DeltaSink(spark, job.pipeline.name, target)
-    return {**databases_of(job, settings), **lake}
+            lake[target.output] = DeltaSink(spark, job.pipeline.name, target, formerly=formerly)
+    return {**databases_of(job, settings, formerly), **lake}
 
 
-def databases_of(job: Job, settings: Settings) -> dict[str, PostgresTables]:
+def databases_of(
+    job: Job, settings: Settings, formerly: Sequence[str] = ()
+) -> dict[str, PostgresTables]:
     """Return connection → the writer of the job's tables in its database.
 
-    Raise SettingsError if a connection has no URL.
+    `formerly` are the former names of the pipeline. Raise SettingsError if a connection has no URL.
     """
     if not job.connections:
         return {}
@@ -56,6 +61,7 @@ def databases_of(job: Job, settings: Settings) -> dict[str, PostgresTables]:
             checked_url(connection, url),
             job.pipeline.name,
             targets,
+            formerly=formerly,
         )
     return databases
 

@@ -54,22 +54,30 @@ def compare(job: Job, settings: Settings, ledger: Ledger) -> Comparison:
     newest, before = ledger.snapshots.newest(storage.ref), ledger.generations.get(storage.ref)
     if newest is None or before is None:
         return Comparison("")
-    types: KnownTypes = _NoTypes()
-    unknown = ""
-    try:
-        partitions = dict.fromkeys(job.topics, 1)
-        types = ArrowQuery.of(job, storage, partitions, 0, interleaved=False).types
-    except NeedsSparkError as part:
-        unknown = str(part)
-    now = generation_info(storage, types)
-    if unknown:
-        now = _with_types_of(before, now)
+    now, unknown = description_now(job, settings, before)
     next_step = ""
     try:
         require_compatible(before, now, lambda: ledger.plans.unpublished(storage.ref) is not None)
     except CompatibilityError as error:
         next_step = error.next_step
     return Comparison(newest.id, tuple(published_changes(before, now)), next_step, unknown)
+
+
+def description_now(
+    job: Job, settings: Settings, before: GenerationInfo
+) -> tuple[GenerationInfo, str]:
+    """Return a job's description, to be compared with an earlier one of the pipeline.
+
+    The second value says why types are unknown, and is empty if they are known. Unknown types are
+    those of `before`, as far as both descriptions agree.
+    """
+    storage = Storage.of(job, before.generation, settings)
+    try:
+        partitions = dict.fromkeys(job.topics, 1)
+        types: KnownTypes = ArrowQuery.of(job, storage, partitions, 0, interleaved=False).types
+    except NeedsSparkError as part:
+        return _with_types_of(before, generation_info(storage, _NoTypes())), str(part)
+    return generation_info(storage, types), ""
 
 
 def _with_types_of(before: GenerationInfo, now: GenerationInfo) -> GenerationInfo:

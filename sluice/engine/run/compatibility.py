@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Self
@@ -14,7 +14,7 @@ from sluice.errors import EngineError
 from sluice.plan import is_of_processor
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationInfo, StoreInfo
-from sluice.values.phrases import counted
+from sluice.values.phrases import counted, joined
 from sluice.values.topic_patterns import declared_topics
 
 _MEANING = ("kind", "key", "window_ms", "grace_ms", "value", "made", "group_id", "store_column")
@@ -67,6 +67,9 @@ def require_compatible(
             f"sluice rebuild {name} --changed-only. Or rebuild all stores: sluice rebuild {name}. "
             "Or undo the change."
         )
+    removed = removed_stores(before, now)
+    if changes == [f"store {store} was removed" for store in removed] and not interrupted():
+        raise _stores_removed(name, removed)
     what = f"{name} has changed since its state was computed: {'; '.join(changes)}."
     where = ""
     if before.file and now.file and before.file != now.file:
@@ -75,6 +78,26 @@ def require_compatible(
     raise CompatibilityError(
         f"{what}{where} No records were read.",
         next_step=next_step,
+    )
+
+
+def removed_stores(before: GenerationInfo, now: GenerationInfo) -> list[str]:
+    """Return the stores that the pipeline `now` no longer has, sorted."""
+    old, new = _stores_by_name(before), _stores_by_name(now)
+    lost_by_processors = {*_gained_or_lost_stores(old, new)}
+    return sorted(old.keys() - new.keys() - lost_by_processors)
+
+
+def _stores_removed(pipeline: str, stores: Sequence[str]) -> CompatibilityError:
+    """Return the error for a pipeline that lacks stores and has changed in nothing else."""
+    names = joined(stores)
+    was, their, them = ("was", "Its", "it") if len(stores) == 1 else ("were", "Their", "them")
+    noun = "store" if len(stores) == 1 else "stores"
+    return CompatibilityError(
+        f"{pipeline} has changed since its state was computed: {noun} {names} {was} removed. "
+        f"{their} entries are kept, and can be queried. No records were read.",
+        next_step=f"Delete the entries for good, which reads no records: sluice rebuild {pipeline} "
+        f"--changed-only. Queries then no longer find {them}. Or put {them} back into the file.",
     )
 
 

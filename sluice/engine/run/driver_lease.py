@@ -241,7 +241,7 @@ def current_lease(
     """Yield the lease of the current generation; before the first run, of generation 1.
 
     The generation stays current while the lease is held. Raise LeaseError if `only` is not the
-    current generation.
+    current generation, and Refused if the pipeline has another name now.
     """
 
     def note(seen: LeaseRow) -> None:
@@ -257,6 +257,7 @@ def current_lease(
             ledger.leases, GenerationRef(pipeline, generation), holder, patience, note
         ) as lease:
             ledger.failures.clear(pipeline, "lease")
+            ledger.renames.require_current(pipeline)
             # A rebuild may have promoted another generation while this driver waited for the lease.
             current = ledger.generations.current_number(pipeline)
             if current in (None, generation):

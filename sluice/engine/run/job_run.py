@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import tempfile
+import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -61,7 +65,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
 from sluice.state.shard.addresses import is_file, shown
-from sluice.values.pipeline_modules import SCHEMAS
+from sluice.values.pipeline_modules import SCHEMAS, modules_beside
 from sluice.values.shared_topics import shared_topics
 
 log = structlog.get_logger()
@@ -393,6 +397,7 @@ class JobRun:
             check,
             loop.clocks,
             files,
+            is_paused=lambda: ledger.pauses.of(name) is not None,
         )
         standbys = StandbyCopies(ledger, lease)
         news: News | None = "records"
@@ -409,6 +414,8 @@ class JobRun:
             ledger.failures.clear(name, *FAILED_KINDS, "input", "registry")
             standbys.refresh_if_due()
             news = linger.wait(ledger.positions(name), loop.next_timer)
+            if news is None and (pause := ledger.pauses.of(name)) is not None:
+                log.info("run ends, because the pipeline is paused", why=str(pause))
         return news
 
     def _destinations(self, ledger: Ledger, setup: _Setup, output: _TopicOutput) -> Destinations:
@@ -431,7 +438,8 @@ class JobRun:
 
         Create or check the tables, and fence off earlier drivers.
         """
-        writers = table_sinks(self.job, self.settings, spark)
+        formerly = ledger.renames.former_names(self.job.pipeline.name)
+        writers = table_sinks(self.job, self.settings, spark, formerly)
         published: Published | None = None
         if writers and newest is not None:
             published = _last_published(ledger, newest)
@@ -583,7 +591,7 @@ def require_reachable(master: str, locations: Sequence[str]) -> None:
 
 
 def send_to_executors(spark: SparkContext, file: Path) -> None:
-    """Copy a pipeline's file, and pulled schemas, to the executors on other hosts.
+    """Copy a pipeline's file, the modules beside it and pulled schemas to executors on other hosts.
 
     Does nothing for a file that was copied before: Spark would log a warning.
     """
@@ -591,9 +599,35 @@ def send_to_executors(spark: SparkContext, file: Path) -> None:
         return
     if _is_new(spark, file):
         spark.addPyFile(_uri(file))
+    archive = modules_archive(file, Path(tempfile.gettempdir()))
+    if archive is not None and _is_new(spark, archive):
+        spark.addPyFile(_uri(archive))
     for schema in sorted((file.parent / SCHEMAS).glob("*.json")):
         if _is_new(spark, schema):
             spark.addFile(_uri(schema))
+
+
+def modules_archive(file: Path, folder: Path) -> Path | None:
+    """Write the modules beside a pipeline's file to an archive, whose name has their hash.
+
+    Return None without such modules.
+    """
+    modules = modules_beside(file)
+    if not modules:
+        return None
+    digest = hashlib.sha256()
+    for module in modules:
+        digest.update(f"{module.relative_to(file.parent)}\0".encode())
+        digest.update(module.read_bytes())
+    archive = folder / f"sluice-modules-{digest.hexdigest()[:16]}.zip"
+    if not archive.exists():
+        # Another driver may write the same archive at the same time.
+        unfinished = archive.with_suffix(f".{os.getpid()}")
+        with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as written:
+            for module in modules:
+                written.write(module, module.relative_to(file.parent))
+        unfinished.replace(archive)
+    return archive
 
 
 def _is_new(spark: SparkContext, file: Path) -> bool:

@@ -20,6 +20,8 @@ log = structlog.get_logger()
 
 News = Literal["records", "partitions", "certificates", "timers"]
 
+_LOOK_S = 2.0
+"""How often a run that lingers looks whether the pipeline was paused."""
 LONGEST_S = 3_600.0
 """A run lingers for at most an hour. The next run loads the pipeline's file again, so that changes
 take effect, and no task reaches Airflow's time limit of two hours."""
@@ -42,11 +44,14 @@ class Linger:
     files: ReplacedFiles
     """The files of the run's clients, as they were before the clients were made."""
     pause_s: float = 0.25
+    is_paused: Callable[[], bool] = lambda: False
+    """Returns whether somebody has paused the pipeline, which ends the wait."""
 
     def __post_init__(self) -> None:
         self._last = time.monotonic() + LONGEST_S
         self._admin = silent_admin(self.kafka)
         self._unreachable = False
+        self._next_look = 0.0
 
     def wait(self, positions: Offsets, next_timer: int | None = None) -> News | None:
         """Wait for records beyond `positions`, for new partitions, or for a timer.
@@ -63,6 +68,8 @@ class Linger:
                 return "certificates"
             # Another driver may have taken the lease over while this driver waited.
             self.check()
+            if self._was_paused():
+                return None
             lag = self._lag(positions)
             # Tasks assume the numbers of partitions with which the query was made. New partitions
             # need a new query, which the run makes.
@@ -74,6 +81,14 @@ class Linger:
                 return "timers"
             time.sleep(min(self.pause_s, left))
         return None
+
+    def _was_paused(self) -> bool:
+        """Return whether the pipeline is paused, which is read only now and then."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + _LOOK_S
+        return self.is_paused()
 
     def unread(self, positions: Offsets) -> int:
         """Return the number of readable offsets beyond `positions`.

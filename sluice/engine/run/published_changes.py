@@ -13,6 +13,7 @@ from enum import IntEnum
 from sluice.engine.run.compatibility import (
     changed_functions,
     incompatible_changes,
+    removed_stores,
     stores_of_processors,
 )
 from sluice.state.model import GenerationInfo
@@ -65,8 +66,15 @@ def _with_fitting_state(before: GenerationInfo, now: GenerationInfo) -> list[Pip
 
 
 def _of_state(before: GenerationInfo, now: GenerationInfo) -> Iterator[PipelineChange]:
+    removed = {f"store {name} was removed" for name in removed_stores(before, now)}
     for text in incompatible_changes(before, now):
-        yield PipelineChange(Weight.STOP, text, "A run stops before it reads a record.")
+        effect = "A run stops before it reads a record."
+        if text in removed:
+            effect += (
+                " Its entries are kept until you delete them: "
+                f"sluice rebuild {now.pipeline} --changed-only."
+            )
+        yield PipelineChange(Weight.STOP, text, effect)
     for name in changed_functions(before, now):
         kept = "The state that the old code computed is kept."
         effect = f"{kept} To compute it again: sluice rebuild {now.pipeline}."

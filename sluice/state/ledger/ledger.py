@@ -18,9 +18,11 @@ from sluice.state.ledger.leases import Leases
 from sluice.state.ledger.measurements import Measurements
 from sluice.state.ledger.migrations import migrate
 from sluice.state.ledger.notes import Notes
+from sluice.state.ledger.pauses import Pauses
 from sluice.state.ledger.placement import Placements
 from sluice.state.ledger.plans import Plans
 from sluice.state.ledger.quarantine import Quarantine
+from sluice.state.ledger.renames import Renames
 from sluice.state.ledger.secrets import Secrets
 from sluice.state.ledger.servers import Servers
 from sluice.state.ledger.snapshots import Snapshots
@@ -53,6 +55,8 @@ class Ledger:
         self.failures = Failures(engine)
         self.notes = Notes(engine)
         self.finished_runs = FinishedRuns(engine)
+        self.pauses = Pauses(engine)
+        self.renames = Renames(engine)
         self.measurements = Measurements(engine)
         self.sizes = Sizes(engine)
         self.secrets = Secrets(engine)

@@ -450,6 +450,28 @@ COSTS = Table(
 )
 """What the runs that ended on a day cost."""
 
+RENAMES = Table(
+    "renames",
+    METADATA,
+    Column("pipeline", Text, primary_key=True, comment="the name of the pipeline now"),
+    Column("kind", Text, primary_key=True, comment="`pipeline`, `store` or `step`"),
+    Column("former", Text, primary_key=True, comment="the former name"),
+    Column("name", Text, nullable=False, comment="the name now"),
+    Column("renamed_at", Text, nullable=False, comment="ISO 8601, UTC"),
+    Column("phase", Text, nullable=False, comment="as in `renames.Phase`"),
+)
+"""The former names of pipelines, stores and steps."""
+
+PAUSES = Table(
+    "pauses",
+    METADATA,
+    Column("pipeline", Text, primary_key=True),
+    Column("reason", Text, nullable=False),
+    Column("paused_by", Text, nullable=False, comment="the user who has paused the pipeline"),
+    Column("paused_at", Text, nullable=False, comment="ISO 8601, UTC"),
+)
+"""The pipelines that do not run until they are resumed."""
+
 
 @lru_cache(maxsize=256)
 def of_ref(table: Table, ref: GenerationRef) -> ColumnElement[bool]:

@@ -32,6 +32,18 @@ def note_failure(configuration: Settings, pipeline: str, run: str = "") -> Itera
         raise
 
 
+def require_running(configuration: Settings, pipeline: str) -> None:
+    """Raise PausedPipeline if somebody has paused the pipeline. That is no failure of a run.
+
+    If the ledger cannot be reached, do nothing: the run reports that.
+    """
+    from sluice.errors import StateError
+    from sluice.state.ledger.ledger import Ledger
+
+    with suppress(StateError, OSError), Ledger.open(configuration.ledger) as ledger:
+        ledger.pauses.require_running(pipeline)
+
+
 def note_killed(
     configuration: Settings,
     pipeline: str,

@@ -39,8 +39,8 @@ versions."""
 def next_step(error: BaseException, file: Path) -> str:
     """Return advice after an error that Python raised while importing `file`; empty if unknown."""
     match error:
-        case ModuleNotFoundError(name=str(name)):
-            return _module(name, file)
+        case ModuleNotFoundError():
+            return "Install the package, or correct its name."
         case AttributeError(name=str(name), obj=obj) if isinstance(obj, _CLASSES):
             return _attribute(name, obj)
         case SyntaxError():
@@ -49,16 +49,6 @@ def next_step(error: BaseException, file: Path) -> str:
             return _arguments(error_text(error))
         case _:
             return ""
-
-
-def _module(name: str, file: Path) -> str:
-    module = file.with_name(name.partition(".")[0])
-    if module.is_dir() or module.with_suffix(".py").exists():
-        return (
-            "A pipeline's file cannot import other files of its folder: "
-            "put shared code into an installed package."
-        )
-    return "Install the package, or correct its name."
 
 
 def _attribute(name: str, handle: object) -> str:

@@ -8,7 +8,8 @@ import pytest
 
 from sluice.api.runs import DagState
 from sluice.api.services import NO_SERVICES
-from sluice.errors import Refused
+from sluice.errors import EngineError, Refused
+from sluice.state.ledger.failures import Failure
 from tests.support.api_client import Api, User
 from tests.support.states import States
 
@@ -24,7 +25,7 @@ def api(tmp_path: Path) -> Api:
     return api
 
 
-@pytest.mark.parametrize("action", ["run", "replay", "promote", "drop"])
+@pytest.mark.parametrize("action", ["run", "replay", "promote", "drop", "change"])
 def test_a_run_is_started_with_its_action_in_the_name_of_the_user(api: Api, action: str) -> None:
     answer = api.ask("POST", RUNS, json={"action": action})
     assert answer.status_code == 200
@@ -102,3 +103,18 @@ def test_a_state_server_starts_no_runs() -> None:
 def test_methods_are_named_that_a_path_allows(api: Api) -> None:
     answer = api.ask("DELETE", RUNS)
     assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, HEAD, POST")
+
+
+@pytest.mark.parametrize(
+    ("next_step", "remedy"),
+    [("Compute it: sluice rebuild orders --changed-only.", "change"), ("Undo the change.", "")],
+)
+def test_a_failure_says_which_action_leads_out_of_it(
+    tmp_path: Path, next_step: str, remedy: str
+) -> None:
+    states = States(f"sqlite:///{tmp_path}")
+    error = EngineError("orders has changed.", next_step=next_step)
+    states.ledger.failures.keep(Failure.of(error, "orders"))
+    failures = Api(states.ledger, User()).get("/v1/overview")[0]["failures"]
+    (failure,) = [failure for failure in failures if failure["kind"] == "run"]
+    assert failure["remedy"] == remedy

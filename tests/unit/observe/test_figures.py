@@ -65,6 +65,7 @@ def test_the_newest_batch_the_state_and_a_day_of_dead_letters(states: States) ->
         ("state_rows_written",): 7,
         ("dead_letters_24h", "contract"): 3,
         ("source_up", "orders"): False,
+        ("paused",): False,
         ("failed",): False,
         ("overdue",): False,
         ("waiting",): True,
@@ -174,7 +175,7 @@ def test_the_oldest_unread_record_of_a_topic_has_an_age_unless_a_partition_is_un
         (("orders", 1), 2): NOON - timedelta(seconds=30),
     }
     for times in (known, {(("orders", 0), 10): NOON}):
-        empty = LedgerFigures({}, {}, {}, frozenset(), {}, {}, {}, frozenset(), {})
+        empty = LedgerFigures({}, {}, {}, frozenset(), {}, {}, {}, frozenset(), {}, {})
         of_now = gauges(empty, "orders", lag, NOON, oldest_unread=times)
         ages[len(times)] = {
             labels[0][1]: value for name, value, labels in of_now if name == "oldest_unread_seconds"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sluice.engine.run.job_run import modules_archive
 from sluice.errors import EngineError, TopologyError
 from sluice.topology import Pipeline, load_pipeline, load_pipelines, nodes
 from sluice.topology.loading.pipeline_folders import declared_names, pipeline_files
 from sluice.topology.loading.pipeline_import import load_file
-from sluice.values.pipeline_modules import load_module
+from sluice.values.pipeline_modules import load_module, modules_beside
 
 GOOD = '''"""Counts sales.
 
@@ -182,14 +184,6 @@ WRONG = {
         "import no_such_module",
         r"a\.py:1 cannot be imported: ModuleNotFoundError: .*no_such_module'\. "
         r"Install the package, or correct its name",
-    ),
-    "an import of another file of the folder": (
-        "import helpers",
-        r"a\.py:1 .*'helpers'\. A pipeline's file cannot import other files of its folder",
-    ),
-    "an import of a package of the folder": (
-        "import parts.inner",
-        r"a\.py:1 .*'parts'\. A pipeline's file cannot import other files of its folder",
     ),
     "a store without a name": (
         GOOD.format(name="one").replace('store="n"', ""),
@@ -400,3 +394,41 @@ def test_an_earlier_alarm_still_goes_off(tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, *before)
+
+
+def test_modules_beside_a_pipeline_are_its_own(tmp_path: Path) -> None:
+    for team, factor in (("shop", 2), ("stock", 3)):
+        folder = tmp_path / team
+        (folder / "parts").mkdir(parents=True)
+        (folder / "sluice.toml").write_text("")
+        (folder / "_helpers.py").write_text(f"FACTOR = {factor}")
+        (folder / "parts" / "__init__.py").write_text("from _helpers import FACTOR")
+        (folder / f"{team}.py").write_text(
+            "from parts import FACTOR\n" + GOOD.format(name=team) + "\nassert FACTOR\n"
+        )
+    loaded = load_pipelines(tmp_path)
+    assert [file.error for file in loaded.broken] == []
+    for team, factor in (("shop", 2), ("stock", 3), ("shop", 2)):
+        file = tmp_path / team / f"{team}.py"
+        assert factor == load_module(file).FACTOR, team
+    (tmp_path / "shop" / "_helpers.py").write_text("FACTOR = 22")
+    assert load_module(tmp_path / "shop" / "shop.py").FACTOR == 22
+    names = [path.name for path in modules_beside(tmp_path / "shop" / "shop.py")]
+    assert names == ["_helpers.py", "__init__.py"]
+
+
+def test_an_archive_of_modules_is_named_by_their_hash(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text("")
+    assert modules_archive(tmp_path / "shop.py", tmp_path) is None
+    (tmp_path / "_helpers.py").write_text("FACTOR = 1")
+    first = modules_archive(tmp_path / "shop.py", tmp_path)
+    (tmp_path / "_helpers.py").write_text("FACTOR = 2")
+    second = modules_archive(tmp_path / "shop.py", tmp_path)
+    assert first is not None
+    assert second is not None
+    assert first != second
+    code = (
+        f"import sys; sys.path.insert(0, {str(second)!r}); import _helpers; print(_helpers.FACTOR)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert said.stdout == "2\n"

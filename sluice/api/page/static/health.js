@@ -4,14 +4,19 @@ import { part } from "./api.js";
 import { airflowLink, badge, element, link } from "./dom.js";
 import { ago, duration, number, time } from "./format.js";
 
-export const ORDER = ["broken", "failed", "waiting", "running", "held", "degraded", "behind", "idle", "not_started", "retired"];
+export const ORDER = ["broken", "failed", "waiting", "running", "held", "degraded", "behind", "idle", "not_started", "paused", "retired"];
 export const words = (health) => health.replaceAll("_", " ");
 export const rejectedTotal = (counts) => Object.values(counts).reduce((sum, count) => sum + count, 0);
 const pipelinePath = (name) => `#/pipelines/${part(name)}`;
 
 export function health(pipeline) {
   const held = pipeline.held_since && [" ", badge("held back", "held"), " by a transaction since ", time(pipeline.held_since)];
-  return [badge(words(pipeline.health), pipeline.health), held, pipeline.paused ? [" ", badge("paused")] : null];
+  return [badge(words(pipeline.health), pipeline.health), held, pipeline.paused ? [" ", badge(pipeline.pause ? "DAG paused" : "paused")] : null];
+}
+
+// Why a pipeline is paused, by whom and since when.
+export function whyPaused({ pause }) {
+  return pause && [pause.by ? `Paused by ${pause.by}, ` : "Paused, ", ago(pause.at), `: ${pause.reason}`];
 }
 
 export function unread(pipeline) {

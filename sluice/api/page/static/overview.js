@@ -3,7 +3,7 @@
 import { get, part, query } from "./api.js";
 import { badge, card, element, link, table } from "./dom.js";
 import { ago, number } from "./format.js";
-import { awaited, failures, health, lastRun, ORDER, rejectedTotal, unread, words } from "./health.js";
+import { awaited, failures, health, lastRun, ORDER, rejectedTotal, unread, whyPaused, words } from "./health.js";
 import { spark } from "./spark.js";
 
 const SHOWN = 100;
@@ -25,7 +25,7 @@ function filled(pipelines, given) {
 }
 
 function calm(pipelines) {
-  const started = pipelines.filter(({ health: state }) => !["not_started", "retired"].includes(state));
+  const started = pipelines.filter(({ health: state }) => !["not_started", "paused", "retired"].includes(state));
   return element("p", { class: "fine", role: "status" }, started.length ? "Nothing needs a person now." : "No pipeline has run yet.");
 }
 
@@ -80,7 +80,7 @@ function typed(input, given) {
 
 const COLUMNS = [
   { title: "Pipeline", cell: (pipeline) => link(`#/pipelines/${part(pipeline.pipeline)}`, pipeline.pipeline), sort: (pipeline) => pipeline.pipeline },
-  { title: "Health", cell: (pipeline) => [health(pipeline), pipeline.health === "not_started" && element("small", { class: "why" }, ` ${awaited(pipeline)}`)], sort: (pipeline) => ORDER.indexOf(pipeline.health) },
+  { title: "Health", cell: (pipeline) => [health(pipeline), pipeline.health === "not_started" && element("small", { class: "why" }, ` ${awaited(pipeline)}`), pipeline.pause && element("small", { class: "why" }, " ", whyPaused(pipeline))], sort: (pipeline) => ORDER.indexOf(pipeline.health) },
   { title: "Unread", number: true, cell: unread, sort: (pipeline) => pipeline.unread ?? -1 },
   { title: "Newest batches", cell: (pipeline) => spark(pipeline.records) ?? "–" },
   { title: "Snapshot", cell: (pipeline) => (pipeline.snapshot ? element("span", { title: `snapshot ${pipeline.snapshot.id}` }, ago(pipeline.snapshot.published_at)) : "none"), sort: (pipeline) => pipeline.snapshot?.published_at ?? "" },

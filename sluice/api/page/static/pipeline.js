@@ -3,7 +3,7 @@
 import { address, get, part, post, query } from "./api.js";
 import { airflowLink, badge, button, card, confirm, element, link, report, table } from "./dom.js";
 import { ago, bytes, duration, number } from "./format.js";
-import { failures, health, rejectedTotal } from "./health.js";
+import { failures, health, rejectedTotal, whyPaused } from "./health.js";
 import { periodChoice, periodOf, withPeriod } from "./period.js";
 import { fieldNames, kind, storePath, workers } from "./stores.js";
 
@@ -14,6 +14,7 @@ const ACTIONS = {
   replay: ["Replay…", "Replay into a new generation", REPLAY, [
     { name: "from", label: "From", note: "where the current generation began" }, { name: "until", label: "Until", note: "the newest snapshot" }]],
   promote: ["Promote…", "Make the new generation the current one", "A run first lets the new generation read what the current one has read since. Then all queries read the new generation. The next replay removes the old one."],
+  change: ["Compute what has changed…", "Compute new and changed stores", "New and changed stores are computed from the topics, and the entries of removed stores are deleted for good. All other stores keep their state, and queries of them go on. Then the pipeline runs."],
   drop: ["Drop…", "Remove the new generation", "The current generation stays as it is."],
 };
 const MOST_BATCHES = 1_000;
@@ -29,15 +30,16 @@ export function tabView(tab, content, isLive = () => true) {
     const [overview] = await get("/overview", { pipeline: name });
     if (!overview) return { title: name, content: missing(name) };
     const hash = `#/pipelines/${part(name)}`;
-    const context = { name, overview, hash, search, period: periodOf(search), refresh, act: (action) => start(overview, action, refresh) };
+    const context = { name, overview, hash, search, period: periodOf(search), refresh, act: (action) => start(overview, action, refresh), pause: () => pauseOrResume(overview, refresh) };
     return {
       title: tab ? `${TABS.find(([id]) => id === tab)[1]} of ${name}` : name,
       affects: name,
       live: isLive(search),
       content: [
-        heading(overview, context.act),
+        heading(overview, context.act, context.pause),
         element("div", { role: "status", id: "done" }, ""),
         tabs(hash, tab, overview, search),
+        overview.pause && element("p", { role: "note", id: "paused" }, whyPaused(overview)),
         failures([overview]),
         await content(context),
       ],
@@ -78,13 +80,15 @@ function missing(name) {
 
 const isRunning = (overview) => ["running", "queued"].includes(overview.last_run?.state);
 
-function heading(overview, act) {
+function heading(overview, act, pause) {
   const label = isRunning(overview) ? "Run again after this run" : ACTIONS.run[0];
   return element("div", { class: "title" },
     element("h1", {}, overview.pipeline, " ", health(overview), overview.owner && overview.owner !== "sluice" && [" ", link(`#/?owner=${part(overview.owner)}`, badge(overview.owner))], overview.tags.map((tag) => [" ", link(`#/?tag=${part(tag)}`, badge(tag))])),
     element("div", { class: "actions" },
       airflowLink(`${address("").replace(/\/sluice\/v1$/, "")}/dags/${part(overview.pipeline)}`, "DAG"),
-      overview.may_edit && button(label, () => act("run"), { class: "primary" }),
+      overview.may_edit && !overview.pause && button(label, () => act("run"), { class: "primary" }),
+      overview.may_edit && button(overview.pause ? "Resume" : "Pause…", pause),
+      overview.may_edit && overview.failures.some((failure) => failure.remedy === "change") && button(ACTIONS.change[0], () => act("change"), { class: "primary" }),
       overview.may_edit && overview.snapshot && button(ACTIONS.replay[0], () => act("replay"))));
 }
 
@@ -106,6 +110,20 @@ async function start(overview, action, refresh) {
   await report(refresh, async () => {
     const started = await confirm(`${title}: ${name}`, text + waits, title, { fields, send });
     return started && ["Run ", airflowLink(started.log, started.run), " is queued."];
+  });
+}
+
+async function pauseOrResume(overview, refresh) {
+  const name = overview.pipeline;
+  const path = `/pipelines/${part(name)}`;
+  await report(refresh, async () => {
+    if (overview.pause) {
+      await post(`${path}/resume`, {});
+      return ["The pipeline may run again."];
+    }
+    const text = "No run starts, whoever asks for it, and nothing counts as wrong. A run in progress ends when it has read all records. Everybody sees the reason.";
+    const paused = await confirm(`Pause ${name}`, text, "Pause", { fields: [{ name: "reason", label: "Reason", note: "why it does not run" }], send: (given) => post(`${path}/pause`, given) });
+    return paused && ["The pipeline is paused."];
   });
 }
 

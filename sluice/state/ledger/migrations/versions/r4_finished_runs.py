@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "r3"
-down_revision = "r2"
+revision = "r4"
+down_revision = "r3"
 
 
 def upgrade() -> None:

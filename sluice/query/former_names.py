@@ -1,0 +1,50 @@
+"""Says where pipelines and stores went that queries still ask for by a former name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sluice.errors import NotFound
+from sluice.state.ledger.renames import Renames
+
+
+def renamed_pipeline(
+    renames: Renames, name: str, may_read: Callable[[str], bool] = lambda _: True
+) -> NotFound | None:
+    """Return the error for a query that names a pipeline by its former name.
+
+    Return None if it is no former name, or that of a pipeline that the user may not read.
+    """
+    renamed = renames.of(name)
+    if renamed is None or renamed.phase == "begun" or not may_read(renamed.name):
+        return None
+    return NotFound(
+        f"The pipeline {name!r} was renamed to {renamed.name!r}.",
+        next_step=f"Ask for {renamed.name!r}.",
+    )
+
+
+def renamed_store(
+    renames: Renames,
+    name: str,
+    pipeline: str | None,
+    may_read: Callable[[str], bool] = lambda _: True,
+) -> NotFound | None:
+    """Return the error for a query of a store by its former name, or by its pipeline's.
+
+    Return None if neither was renamed, or the user may not read the pipeline.
+    """
+    if pipeline is not None:
+        moved = renamed_pipeline(renames, pipeline, may_read)
+        if moved is not None:
+            return moved
+    places: list[str] = []
+    for rename in renames.of_stores(name):
+        if pipeline in (None, rename.pipeline) and may_read(rename.pipeline):
+            places.append(f"{rename.name!r} of {rename.pipeline!r}")
+    if not places:
+        return None
+    return NotFound(
+        f"The store {name!r} was renamed: it is now {' or '.join(places)}.",
+        next_step="Ask for it by this name.",
+    )
