@@ -14,6 +14,9 @@ AIRFLOW.check(airflow_version)
 RELEASE = release_of(airflow_version)
 """The release of Airflow, such as (3, 3)."""
 
+if TYPE_CHECKING:
+    from airflow.sdk import Asset, Context
+
 if TYPE_CHECKING or RELEASE >= (3, 2):
     from airflow.sdk import (  # type: ignore[attr-defined]
         AsyncCallback,
@@ -42,6 +45,17 @@ else:
     RetryDecision, RetryPolicy = None, object
 
 HAS_RETRY_POLICIES = RELEASE >= (3, 3)
+HAS_PARTITIONS = RELEASE >= (3, 3)
+"""Whether the events of an asset can have the keys of partitions."""
+
+
+def newest_events(context: Context, asset: Asset, count: int) -> list[Any]:
+    """Return the newest events of an asset that is among the task's inlets, newest first."""
+    events: Any = context["inlet_events"][asset]
+    if RELEASE >= (3, 2):
+        return list(events.ascending(ascending=False).limit(count))
+    # Airflow 3.1 has no limit, and returns the oldest event first.
+    return list(events)[: -count - 1 : -1]
 
 
 def send_gauge(name: str, value: float, tags: Mapping[str, str]) -> None:
@@ -57,6 +71,7 @@ def send_gauge(name: str, value: float, tags: Mapping[str, str]) -> None:
 
 
 __all__ = [
+    "HAS_PARTITIONS",
     "HAS_RETRY_POLICIES",
     "RELEASE",
     "AirflowException",
@@ -68,5 +83,6 @@ __all__ = [
     "DeadlineReference",
     "RetryDecision",
     "RetryPolicy",
+    "newest_events",
     "send_gauge",
 ]

@@ -85,6 +85,9 @@ METRICS: Mapping[str, Metric] = {
     ),
     "state_rows_written_total": Metric("counter", "State rows written."),
     "batch_phase_seconds_total": Metric("counter", "Time that batches spent in a phase."),
+    "announced_until_seconds": Metric(
+        "gauge", "End of the newest window that Airflow has an event for, in epoch seconds."
+    ),
     "runs_total": Metric("counter", "Runs that have ended, by outcome."),
     "run_retries_total": Metric("counter", "Attempts of Airflow to repeat a failed run."),
     "run_cpu_seconds_total": Metric("counter", "CPU time of runs on the driver's host."),

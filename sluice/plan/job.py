@@ -19,6 +19,7 @@ from sluice.plan.planned_operators import STORE, Edge, PlannedOperator
 from sluice.plan.steps import GlobalTableInput, PythonFunction, Sink, Source, Step
 from sluice.values.references import Reference
 from sluice.values.sink_tables import PostgresTable
+from sluice.values.windows import TimeWindow
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class PlannedPipeline:
     """Topic or table → the fields of the values written to it, with types as far as known."""
     depends_on_clock: bool
     """Whether an expression depends on the time of the batch."""
+    announced_windows: Mapping[str, TimeWindow]
+    """Store → its windows, for the stores whose closed windows are announced to Airflow."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from sluice.plan.aggregation_groups import ChangeSink
@@ -22,6 +22,7 @@ from sluice.topology.pipeline import Pipeline
 from sluice.values import contracts
 from sluice.values.contract_fields import contract_fields
 from sluice.values.sql_text import value_if
+from sluice.values.windows import TimeWindow
 
 _DEPENDS_ON_CLOCK = re.compile(
     r"\b(now|curdate|(current|local|unix)_?\w*)\s*\(|\bcurrent_",
@@ -39,9 +40,10 @@ def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str
     stores and steps with these names and the steps that follow them.
     """
     pipeline.require_kept_stores()
+    announced = pipeline.announced_windows
     pipeline = pipeline.without(without) if without else pipeline
     pipeline.require_streams()
-    planned = _planned(pipeline)
+    planned = _planned(pipeline, announced)
     if only:
         streams = [source for source in _sources(pipeline) if source.kind != "global_table"]
         part = pipeline.part(only)
@@ -64,7 +66,7 @@ def load_plan(
     return plan(load_pipeline(folder, name), only, without)
 
 
-def _planned(pipeline: Pipeline) -> PlannedPipeline:
+def _planned(pipeline: Pipeline, announced: Mapping[str, TimeWindow]) -> PlannedPipeline:
     steps = tuple(map(step_of, pipeline.nodes))
     return PlannedPipeline(
         name=pipeline.name,
@@ -84,6 +86,7 @@ def _planned(pipeline: Pipeline) -> PlannedPipeline:
         output_fields=_output_fields(pipeline),
         depends_on_clock=_DEPENDS_ON_CLOCK.search(" ".join(step.detail for step in steps))
         is not None,
+        announced_windows=announced,
     )
 
 

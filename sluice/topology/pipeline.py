@@ -21,12 +21,14 @@ from sluice.topology.structs import key_expression, key_field_names
 from sluice.topology.tables import GlobalTable, Table
 from sluice.topology.versions import history_in_ms
 from sluice.topology.window_definitions import Duration, milliseconds, milliseconds_if_given
+from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.epochs import EpochTime, field_of_time
 from sluice.values.expiry import ExpiryClock
 from sluice.values.json_text import JSON_FIELD
 from sluice.values.record_metadata import RESERVED_NAMES, WALL_CLOCK, OnError, OnNull, OnTime
 from sluice.values.sink_tables import DeltaTable
 from sluice.values.topic_patterns import pattern_text
+from sluice.values.windows import TimeWindow, Window
 
 # Pipeline names are also used in paths, DAG ids and PostgreSQL schema names.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
@@ -96,6 +98,10 @@ class Pipeline(Graph):
 
     With `keep_headers=True`, all stores keep the headers of records, and queries return them: a row
     has the headers of the result that has last changed it. A list of names selects single stores.
+
+    For each store in `announce_windows`, Airflow gets an event when a window of the store has
+    closed: no record can change the window's results any more, in any partition. The store must
+    aggregate a stream in tumbling or hopping windows.
     """
 
     def __init__(
@@ -115,12 +121,14 @@ class Pipeline(Graph):
         min_interval: Duration = "0 s",
         deadline: Duration | None = None,
         keep_headers: bool | Collection[str] = False,
+        announce_windows: Collection[str] = (),
     ) -> None:
         _require_name(name)
         super().__init__(name, on_error)
         self.at = source_line()
         where = f"{name} at {self.at}"
         self.keep_headers = _valid_keep_headers(where, keep_headers)
+        self.announce_windows = _valid_announced(where, announce_windows)
         if not (isinstance(workers, int) and 1 <= workers <= 1024):
             raise TopologyError(
                 f"{where}: workers={workers!r} must be 1 to 1024.",
@@ -183,6 +191,29 @@ class Pipeline(Graph):
                 "exist.",
                 next_step=f"Its stores: {', '.join(sorted(stores)) or 'none'}.",
             )
+
+    @property
+    def announced_windows(self) -> dict[str, TimeWindow]:
+        """Store in `announce_windows` → the store's windows.
+
+        Raise TopologyError if a store does not exist, or if its windows have no common bounds.
+        """
+        windows: dict[str, TimeWindow] = {}
+        aggregates: dict[str, nodes.Aggregate] = {}
+        for node in self.nodes:
+            if isinstance(node, nodes.Aggregate) and node.store is not None:
+                aggregates[node.store] = node
+        for store in self.announce_windows:
+            aggregate = aggregates.get(store)
+            if aggregate is None or not isinstance(aggregate.window, Window | CalendarWindow):
+                raise TopologyError(
+                    f"{self.name} at {self.at}: announce_windows= names {store!r}, which is not a "
+                    "store with tumbling or hopping windows.",
+                    next_step="Name a store that aggregates a stream after "
+                    'windowed_by(tumbling("1 hour")), or leave the name out.',
+                )
+            windows[store] = aggregate.window
+        return windows
 
     @property
     def dead_letters(self) -> str:
@@ -525,6 +556,16 @@ def _valid_keep_headers(where: str, value: bool | Collection[str]) -> bool | fro
     raise TopologyError(
         f"{where}: keep_headers={value!r} must be True, False, or a list of stores.",
         next_step='Write for example keep_headers=["totals"].',
+    )
+
+
+def _valid_announced(where: str, value: Collection[str]) -> tuple[str, ...]:
+    is_list = isinstance(value, Collection) and not isinstance(value, str | bytes)
+    if is_list and all(isinstance(name, str) for name in value):
+        return tuple(dict.fromkeys(value))
+    raise TopologyError(
+        f"{where}: announce_windows={value!r} must be a list of stores.",
+        next_step='Write for example announce_windows=["per_hour"].',
     )
 
 

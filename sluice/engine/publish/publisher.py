@@ -25,6 +25,7 @@ from sluice.engine.batch.side_outputs import Collected, DataSize
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import StreamTimes, times_of_operators
 from sluice.engine.publish.auditor import Auditor
+from sluice.engine.publish.closed_windows import announced_times
 from sluice.engine.publish.encode import UNWRITTEN
 from sluice.engine.publish.lookup_tables import LookupTables
 from sluice.engine.publish.markers import PublishedState
@@ -287,11 +288,13 @@ class Publisher:
         collected.add_stats(failures)
         collected.add_stats(corrected_counts(collected.undecided(), self._job.topics_by_source))
         stats = collected.stats
+        stream_times = {**batch.times, **stats.stream_times}
+        after = self._stream_times(batch, stream_times)
         return BatchResult(
             collected,
             BatchOutput(collected, changes, dead_letters),
             counts=stats.counts | {ROWS: stats.counts.get(ROWS, 0)},
-            stream_times={**batch.times, **stats.stream_times},
+            stream_times=stream_times | announced_times(self._job, batch.times, after),
             has_new_times=bool(stats.stream_times),
         )
 
@@ -318,9 +321,12 @@ class Publisher:
             raise
 
     def _expire_windows(self, batch: BegunBatch, stream_times: Mapping[str, int]) -> None:
-        plan, idle_timeout_ms = batch.plan, self._job.pipeline.idle_timeout_ms
-        times = StreamTimes(stream_times, batch.partitions, plan.begun, idle_timeout_ms)
-        expire_windows(self.storage, plan.number, times, self.lease.epoch)
+        times = self._stream_times(batch, stream_times)
+        expire_windows(self.storage, batch.plan.number, times, self.lease.epoch)
+
+    def _stream_times(self, batch: BegunBatch, times: Mapping[str, int]) -> StreamTimes:
+        idle_timeout_ms = self._job.pipeline.idle_timeout_ms
+        return StreamTimes(times, batch.partitions, batch.plan.begun, idle_timeout_ms)
 
     def _write_output(
         self,
