@@ -20,9 +20,9 @@ have confirmed as a measurement in the ledger.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
@@ -53,6 +53,55 @@ _MEASUREMENT = "announced_until_seconds"
 def window_asset(pipeline: str, store: str) -> Asset:
     """Return the asset whose events announce the closed windows of a store."""
     return Asset(f"{pipeline}.closed.{store}")
+
+
+@dataclass(frozen=True)
+class ClosedWindow:
+    """A window that has closed, as a DAG after the pipeline sees it."""
+
+    pipeline: str
+    store: str
+    key: str
+    """The start of the window on the clocks of its zone, such as `2026-11-21T08:00:00`."""
+    start: datetime
+    """The start of the window, with its zone: that of a calendar's window, otherwise UTC."""
+    snapshot: str
+    """A snapshot with the window's final results. Pass it to queries as `as_of`."""
+
+
+def each_closed_window(pipeline: str, store: str) -> Any:
+    """Return the schedule of a DAG that runs for the closed windows of a store.
+
+    With Airflow 3.3, the DAG runs once for each window. Before, a run can be for several windows
+    that have closed at the same time.
+    """
+    asset = window_asset(pipeline, store)
+    if HAS_PARTITIONS:
+        from airflow.sdk import PartitionedAssetTimetable
+
+        return PartitionedAssetTimetable(assets=asset)
+    return [asset]
+
+
+def closed_windows(context: Mapping[str, Any]) -> list[ClosedWindow]:
+    """Return the windows for which a DAG with the schedule `each_closed_window` runs.
+
+    The list is empty if the run was not started by a closed window.
+    """
+    partition = getattr(context["dag_run"], "partition_key", None)
+    windows: dict[ClosedWindow, None] = {}
+    for events in context["triggering_asset_events"].values():
+        for event in events:
+            extra: Any = event.extra or {}
+            if "until" not in extra:
+                continue
+            for key in extra.get("partitions") or [partition]:
+                start = datetime.fromisoformat(key).replace(tzinfo=ZoneInfo(extra["zone"]))
+                window = ClosedWindow(
+                    extra["pipeline"], extra["store"], key, start, extra["snapshot"]
+                )
+                windows[window] = None
+    return list(windows)
 
 
 @dataclass(frozen=True)
@@ -170,20 +219,20 @@ def _extra(pipeline: str, announced: AnnouncedStore, announcement: _Announcement
         "store": announced.store,
         "snapshot": announcement.snapshot.id,
         "until": utc_datetime(until).isoformat(),
+        "zone": _zone(announced.window),
     }
     if not HAS_PARTITIONS:
         extra["partitions"] = _keys(announced.window, announcement.windows)
     return extra
 
 
-def _keys(window: TimeWindow, windows: Sequence[Bounds]) -> list[str]:
-    """Return the keys of the windows' partitions: their starts, such as `2026-11-21T08:00:00`.
+def _zone(window: TimeWindow) -> str:
+    return window.zone if isinstance(window, CalendarWindow) else "UTC"
 
-    The time zone is that of the windows, or UTC.
-    """
-    zone: tzinfo = UTC
-    if isinstance(window, CalendarWindow):
-        zone = ZoneInfo(window.zone)
+
+def _keys(window: TimeWindow, windows: Sequence[Bounds]) -> list[str]:
+    """Return the keys of the windows' partitions: their starts, such as `2026-11-21T08:00:00`."""
+    zone = ZoneInfo(_zone(window))
     keys: list[str] = []
     for start, _ in windows:
         keys.append(utc_datetime(start).astimezone(zone).replace(tzinfo=None).isoformat())

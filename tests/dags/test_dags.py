@@ -47,7 +47,12 @@ def dag(bag: DagBag, name: str) -> DAG:
 
 def test_every_dag_loads(bag: DagBag) -> None:
     assert bag.import_errors == {}
-    assert set(bag.dags) == {*PIPELINES, "produce_sample_orders", "sluice_retention"}
+    assert set(bag.dags) == {
+        *PIPELINES,
+        "complete_minutes",
+        "produce_sample_orders",
+        "sluice_retention",
+    }
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,11 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from sluice.orchestration import window_events
 from sluice.orchestration.dag_facts import AnnouncedStore
-from sluice.orchestration.window_events import announce_windows, window_asset
+from sluice.orchestration.window_events import (
+    announce_windows,
+    closed_windows,
+    window_asset,
+)
 from sluice.values.calendar_windows import CalendarWindow, Period
 from sluice.values.closed_windows import ANNOUNCED, ANNOUNCED_FROM
 from sluice.values.windows import TimeWindow, Window
@@ -109,6 +113,7 @@ def test_an_event_names_the_snapshot_and_the_end_of_the_newest_window(states: St
         "store": "windows",
         "snapshot": "1.0",
         "until": "2026-11-21T09:00:00+00:00",
+        "zone": "UTC",
     }
 
 
@@ -199,3 +204,27 @@ def test_before_airflow_3_3_one_event_has_all_keys(
     assert announce_windows(context, states.ledger, "orders", announced()) == []
     assert outlet_events[asset].extra["partitions"] == [key(8), key(9)]
     assert not outlet_events[asset].partition_keys
+
+
+def test_a_dag_after_the_pipeline_sees_the_windows_of_its_run(
+    states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    airflow = FakeAirflow()
+    publish(states, EIGHT + 2 * HOUR, EIGHT)
+    airflow.run(states, announced())
+    first, second = airflow.events
+    asset = window_asset("orders", "windows")
+    dag_run = SimpleNamespace(partition_key=key(9))
+    context: Any = {"dag_run": dag_run, "triggering_asset_events": {asset: [second]}}
+    (window,) = closed_windows(context)
+    assert (window.pipeline, window.store, window.key) == ("orders", "windows", key(9))
+    assert (window.start.isoformat(), window.snapshot) == (f"{key(9)}+00:00", "1.0")
+
+    # Before Airflow 3.3, a run may have several events, each with several windows.
+    old = SimpleNamespace(extra=first.extra | {"partitions": [key(8), key(9)]})
+    foreign = SimpleNamespace(extra=None)
+    run = SimpleNamespace()
+    context = {"dag_run": run, "triggering_asset_events": {asset: [old, old, foreign]}}
+    assert [window.key for window in closed_windows(context)] == [key(8), key(9)]
+    nothing: Any = {"dag_run": run, "triggering_asset_events": {}}
+    assert closed_windows(nothing) == []

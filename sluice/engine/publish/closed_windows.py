@@ -40,6 +40,9 @@ def _closed(job: Job, store: str, times: StreamTimes) -> int:
             return times.times.get(f"{CLOSED}/{operator.clock}", BEFORE_ALL)
     for group in job.groups:
         if any(column.store == store for column in group.store_columns):
-            return closed(job.groups, times)
+            # Records of a partition are late by the partition's own time, and by the time that all
+            # groups have reached. Only the latter counts for a partition that was idle.
+            own = replace(times, idle_timeout_ms=None).closed(group.name, group.topics)
+            return max(own, closed(job.groups, times))
     # A rebuild of changed stores computes only a part of the pipeline.
     return BEFORE_ALL

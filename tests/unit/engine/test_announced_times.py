@@ -46,6 +46,16 @@ def test_the_slowest_partition_decides() -> None:
     }
 
 
+def test_another_topic_without_records_does_not_count() -> None:
+    pipeline = Pipeline("sales", announce_windows=["per_hour"])
+    for topic, store in (("sales", "per_hour"), ("returns", "returned")):
+        rows = pipeline.stream(topic, value=Sale, key="shop").group_by_key()
+        rows.windowed_by(tumbling("1 hour")).count(store=store)
+    reached = {"per_hour/sales/0": 70, "per_hour/sales/1": 50}
+    after = StreamTimes(reached, {"sales": 2, "returns": 1}, 0)
+    assert announced_times(plan(pipeline).job, {}, after)[":announced/per_hour"] == 50
+
+
 def test_a_partition_without_records_keeps_all_windows_open() -> None:
     after = times_of({"per_hour/sales/0": 70})
     assert announced_times(job_of(), {}, after)[":announced/per_hour"] == -1
