@@ -83,6 +83,8 @@ METRICS: Mapping[str, Metric] = {
     "late_records_total": Metric(
         "counter", "Records that were too late for a store, once for each window."
     ),
+    "expected_records_total": Metric("counter", "Records that were checked by an expectation."),
+    "unexpected_records_total": Metric("counter", "Records that broke an expectation."),
     "state_rows_written_total": Metric("counter", "State rows written."),
     "batch_phase_seconds_total": Metric("counter", "Time that batches spent in a phase."),
     "announced_until_seconds": Metric(

@@ -15,7 +15,7 @@ from sluice.plan.operator_nodes import combinable_aggregates
 from sluice.plan.outputs import Outputs
 from sluice.plan.scopes import Scopes
 from sluice.plan.stages import StagePlanner
-from sluice.plan.steps import GlobalTableInput, Sink, Source
+from sluice.plan.steps import Expectation, GlobalTableInput, Sink, Source
 from sluice.topology import drawing, load_pipeline, nodes
 from sluice.topology.graph import Graph
 from sluice.topology.pipeline import Pipeline
@@ -116,7 +116,9 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
     # Add the columns of all other steps before the conditions of groups and outputs: if a
     # step turns a record into several rows, groups and outputs that do not follow this
     # step must read only one of the rows.
-    for node in [*(sink.parent for sink in outputs.of_records), *outputs.peeks_at_records]:
+    expected = [node for node in pipeline.nodes if isinstance(node, nodes.Expect)]
+    ends_of_records = [*outputs.of_records, *expected]
+    for node in [*(end.parent for end in ends_of_records), *outputs.peeks_at_records]:
         scopes.after(node)
     for peek in outputs.peeks_at_results:
         stages.add_peek(peek)
@@ -126,6 +128,7 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
     groups = plan_groups(scopes, aggregates, late_sinks)
     operators, edges = stages.finished()
     stream_sinks = tuple([_stream_sink(scopes, sink) for sink in outputs.of_records])
+    expectations = tuple([_expectation(scopes, node) for node in expected])
     tables = _global_tables(pipeline)
     change_sinks: list[ChangeSink] = []
     for sink, chain in outputs.of_groups.items():
@@ -137,7 +140,8 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
     if operators:
         columns.metadata_read.add("_offset")
     stateful = [*aggregates, *(pipeline.whole.nodes[operator.number] for operator in operators)]
-    ends = [*outputs.of_records, *outputs.peeks_at_records, *outputs.peeks_at_results, *stateful]
+    peeks = [*outputs.peeks_at_records, *outputs.peeks_at_results]
+    ends = [*outputs.of_records, *peeks, *expected, *stateful]
     return Job(
         pipeline=planned,
         streams=_streams(scopes, ends),
@@ -147,6 +151,7 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
         functions=tuple(columns.functions),
         failures=tuple(columns.failures()),
         stream_sinks=stream_sinks,
+        expectations=expectations,
         groups=groups,
         change_sinks=tuple(change_sinks),
         operators=operators,
@@ -202,6 +207,23 @@ def _global_tables(pipeline: Pipeline) -> tuple[GlobalTableInput, ...]:
                 )
             )
     return tuple(tables)
+
+
+def _expectation(scopes: Scopes, node: nodes.Expect) -> Expectation:
+    """Return the expectation of a node. Adds the columns that it reads."""
+    columns, scope = scopes.columns, scopes.after(node.parent)
+    expectation = Expectation(
+        node.number, node.label, node.condition, node.at_most, node.fails, node.at
+    )
+    reached = columns.row_condition(scope)
+    # A condition that has no result for a record is null, and no step has failed.
+    _, sqls = columns.guard_if(
+        reached, scope, node, node.readable_types, {"condition": node.condition}, reported=False
+    )
+    broken = f"({reached} AND NOT coalesce({sqls['condition']}, false))"
+    columns.add_output_column(expectation.passed, f"({reached})", node.number)
+    columns.add_output_column(expectation.broken, broken, node.number)
+    return expectation
 
 
 def _stream_sink(scopes: Scopes, node: nodes.Sink) -> Sink:

@@ -145,8 +145,8 @@ class Pipeline(Graph):
         arguments.require_at_least(where, "max_future_skew", self.max_future_skew_ms, 0)
         arguments.require_at_least(where, "idle_timeout", self.idle_timeout_ms, 1)
         arguments.require_at_least(where, "advance_when_idle", self.advance_when_idle_ms, 1)
-        self.max_failures = _valid_batch_limit(where, "max_failures", max_failures)
-        self.max_rejected = _valid_batch_limit(where, "max_rejected", max_rejected)
+        self.max_failures = arguments.require_batch_limit(where, "max_failures", max_failures)
+        self.max_rejected = arguments.require_batch_limit(where, "max_rejected", max_rejected)
         self.schedule = _valid_schedule(where, schedule)
         self.min_interval_ms = milliseconds(min_interval)
         arguments.require_at_least(where, "min_interval", self.min_interval_ms, 0)
@@ -567,14 +567,3 @@ def _valid_announced(where: str, value: Collection[str]) -> tuple[str, ...]:
         f"{where}: announce_windows={value!r} must be a list of stores.",
         next_step='Write for example announce_windows=["per_hour"].',
     )
-
-
-def _valid_batch_limit(where: str, name: str, value: float) -> float:
-    # True is no number of records, although a bool is an int in Python.
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if not (is_count or (isinstance(value, float) and 0 <= value <= 1)):
-        raise TopologyError(
-            f"{where}: {name}={value!r} must be a number of records, or a share from 0.0 to 1.0.",
-            next_step=f"Write for example {name}=1000, or {name}=0.1 for a tenth.",
-        )
-    return value
