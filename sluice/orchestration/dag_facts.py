@@ -51,6 +51,7 @@ class DagFacts(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     """The topology as text."""
     schedule: str | None
+    schedule_zone: str
     min_interval_ms: int
     deadline_ms: int | None
     topics: tuple[str, ...]
@@ -82,6 +83,7 @@ def facts_of(pipeline: Pipeline) -> DagFacts:
         doc=pipeline.doc,
         text=drawing.text(pipeline),
         schedule=pipeline.schedule,
+        schedule_zone=pipeline.schedule_zone,
         min_interval_ms=pipeline.min_interval_ms,
         deadline_ms=pipeline.deadline_ms,
         topics=tuple(sorted(set(job.topics))),

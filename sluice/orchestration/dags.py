@@ -15,7 +15,7 @@ import structlog
 from airflow.configuration import conf
 from airflow.sdk import DAG, Asset, AssetWatcher, Param, get_parsing_context
 
-from sluice.airflow_releases import AirflowFailException
+from sluice.airflow_releases import NO_BACKFILLS, AirflowFailException, cron_timetable
 from sluice.errors import SluiceError
 from sluice.orchestration.alerts import deadline_alert
 from sluice.orchestration.cached_facts import cached_facts_of, facts_of_folder
@@ -187,7 +187,9 @@ def _dag(facts: DagFacts, options: RunOptions, alerts: Alerts, warnings: Sequenc
     dag = DAG(
         facts.name,
         schedule=_schedule(facts),
+        # A run reads what is unread, whatever its date. So runs for past dates would read nothing.
         catchup=False,
+        **NO_BACKFILLS,
         max_active_runs=1,
         description=facts.doc.partition("\n")[0],
         doc_md=f"{documented}{facts.doc}\n\n```text\n{facts.text}\n{given}```\n",
@@ -247,7 +249,11 @@ def _schedule(facts: DagFacts) -> Any:
         trigger = KafkaEndOffsetTrigger(facts.name, [*facts.topics], min_interval_seconds=seconds)
         name = f"{facts.name}.records"
         return [Asset(name, watchers=[AssetWatcher(name, trigger)])]
-    return f"@{CONTINUOUS}" if facts.schedule == CONTINUOUS else facts.schedule
+    if facts.schedule == CONTINUOUS:
+        return f"@{CONTINUOUS}"
+    if facts.schedule is not None and facts.schedule_zone != "UTC":
+        return cron_timetable(facts.schedule, facts.schedule_zone)
+    return facts.schedule
 
 
 def _broken_dag(name: str, broken: Broken) -> DAG:

@@ -92,9 +92,10 @@ class Pipeline(Graph):
 
     `schedule` says when Airflow runs the pipeline. `"on_records"`: when its topics have unread
     records; the starts of two such runs are at least `min_interval` apart. `"continuous"`: again as
-    soon as a run has ended. A cron expression: at the times that the expression names. None: only
-    when somebody triggers the DAG. With `deadline`, Airflow raises an alert if a run has not ended
-    within this time after it was queued, and the newest snapshot is older than this time.
+    soon as a run has ended. A cron expression: at the times that the expression names, on the
+    clocks of the time zone `schedule_zone`. None: only when somebody triggers the DAG. With
+    `deadline`, Airflow raises an alert if a run has not ended within this time after it was queued,
+    and the newest snapshot is older than this time.
 
     With `keep_headers=True`, all stores keep the headers of records, and queries return them: a row
     has the headers of the result that has last changed it. A list of names selects single stores.
@@ -118,6 +119,7 @@ class Pipeline(Graph):
         max_failures: float = 0.5,
         max_rejected: float = 0.5,
         schedule: str | None = ON_RECORDS,
+        schedule_zone: str = "UTC",
         min_interval: Duration = "0 s",
         deadline: Duration | None = None,
         keep_headers: bool | Collection[str] = False,
@@ -148,6 +150,13 @@ class Pipeline(Graph):
         self.max_failures = arguments.require_batch_limit(where, "max_failures", max_failures)
         self.max_rejected = arguments.require_batch_limit(where, "max_rejected", max_rejected)
         self.schedule = _valid_schedule(where, schedule)
+        arguments.require_zone(where, schedule_zone)
+        if schedule_zone != "UTC" and self.schedule in (None, ON_RECORDS, CONTINUOUS):
+            raise TopologyError(
+                f"{where}: schedule_zone= needs a cron expression as the schedule.",
+                next_step="Leave schedule_zone= out.",
+            )
+        self.schedule_zone = schedule_zone
         self.min_interval_ms = milliseconds(min_interval)
         arguments.require_at_least(where, "min_interval", self.min_interval_ms, 0)
         if self.min_interval_ms and self.schedule != ON_RECORDS:
