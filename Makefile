@@ -113,7 +113,7 @@ test-postgres: $(JARS) ## Run the tests of pipelines with their state in Postgre
 
 .PHONY: test-cluster
 test-cluster: $(JARS) ## Run orders and words on a Spark cluster with PostgreSQL, and kill a worker, a driver, a server
-	@$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/kills.py -m "" $(ARGS)
+	@$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/test_executor_check.py tests/cluster/kills.py -m "" $(ARGS)
 
 .PHONY: test-fab
 test-fab: $(FAB) ## Run the tests of the REST API with Airflow's FAB auth manager, in a virtual environment of their own

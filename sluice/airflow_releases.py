@@ -14,6 +14,9 @@ AIRFLOW.check(airflow_version)
 RELEASE = release_of(airflow_version)
 """The release of Airflow, such as (3, 3)."""
 
+if TYPE_CHECKING:
+    from airflow.sdk import Asset, Context
+
 if TYPE_CHECKING or RELEASE >= (3, 2):
     from airflow.sdk import (  # type: ignore[attr-defined]
         AsyncCallback,
@@ -44,6 +47,37 @@ else:
     RetryDecision, RetryPolicy = None, object
 
 HAS_RETRY_POLICIES = RELEASE >= (3, 3)
+HAS_PARTITIONS = RELEASE >= (3, 3)
+"""Whether the events of an asset can have the keys of partitions."""
+
+
+_RUN_TYPES = ["scheduled", "manual", "asset_triggered", "asset_materialization"]
+"""All types of runs except backfills."""
+if RELEASE >= (3, 3):
+    _RUN_TYPES.append("operator_triggered")
+NO_BACKFILLS: dict[str, Any] = {}
+"""The arguments of a DAG for which Airflow refuses backfills. Airflow 3.1 cannot."""
+if RELEASE >= (3, 2):
+    NO_BACKFILLS["allowed_run_types"] = _RUN_TYPES
+
+
+def cron_timetable(expression: str, zone: str) -> Any:
+    """Return the schedule of a cron expression on the clocks of a time zone."""
+    timetables: Any
+    if RELEASE >= (3, 2):
+        import airflow.sdk as timetables
+    else:
+        import airflow.timetables.trigger as timetables
+    return timetables.CronTriggerTimetable(expression, timezone=zone)
+
+
+def newest_events(context: Context, asset: Asset, count: int) -> list[Any]:
+    """Return the newest events of an asset that is among the task's inlets, newest first."""
+    events: Any = context["inlet_events"][asset]
+    if RELEASE >= (3, 2):
+        return list(events.ascending(ascending=False).limit(count))
+    # Airflow 3.1 has no limit, and returns the oldest event first.
+    return list(events)[: -count - 1 : -1]
 
 
 def send_gauge(name: str, value: float, tags: Mapping[str, str]) -> None:
@@ -59,7 +93,9 @@ def send_gauge(name: str, value: float, tags: Mapping[str, str]) -> None:
 
 
 __all__ = [
+    "HAS_PARTITIONS",
     "HAS_RETRY_POLICIES",
+    "NO_BACKFILLS",
     "RELEASE",
     "AirflowException",
     "AirflowFailException",
@@ -71,5 +107,7 @@ __all__ = [
     "DeadlineReference",
     "RetryDecision",
     "RetryPolicy",
+    "cron_timetable",
+    "newest_events",
     "send_gauge",
 ]

@@ -219,6 +219,7 @@ FailureKind = Literal[
     "registry",
     "held",
     "rejections",
+    "expectations",
     "host",
     "disk",
     "clock",
@@ -240,6 +241,7 @@ class Failure(msgspec.Struct, frozen=True):
     | `lease` | a driver waits for another driver |
     | `held` | an open transaction of a producer holds back records |
     | `rejections` | many records of the newest batch were rejected |
+    | `expectations` | records of the newest batch were not as the pipeline expects |
     | `host` | a state server does not answer |
     | `disk` | a disk is nearly full |
     | `clock` | the clock of a host is off |

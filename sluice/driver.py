@@ -34,7 +34,8 @@ THEN_RUN = "--then-run"
 REPLAY, PROMOTE, DROP, ROLL_BACK = "--replay", "--promote", "--drop", "--roll-back"
 FROM, UNTIL = "--from=", "--until="
 EXPLAIN = "--explain"
-_ACTIONS = (REBUILD, REPLAY, PROMOTE, DROP, ROLL_BACK, EXPLAIN)
+CHECK = "--check-executors"
+_ACTIONS = (REBUILD, REPLAY, PROMOTE, DROP, ROLL_BACK, EXPLAIN, CHECK)
 
 
 def main(arguments: list[str], jvm: StartingJvm | None = None) -> int:
@@ -78,13 +79,20 @@ def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
             def start_session() -> SparkSession:
                 if jvm is not None:
                     jvm.connect()
-                return session(settings(), f"sluice {name}")
+                configuration = settings()
+                if action == CHECK:
+                    from sluice.engine.run.executor_check import without_own_daemon
+
+                    configuration = without_own_daemon(configuration)
+                return session(configuration, f"sluice {name}")
 
             # Starting the session takes seconds. Meanwhile, this thread imports and plans.
             spark = background.submit(start_session)
             with jvm_errors(), stopped(spark):
                 if action == EXPLAIN:
                     explain_tasks(settings(), spark, name)
+                elif action == CHECK:
+                    check_cluster(settings(), spark, name)
                 elif CHANGED_ONLY in parsed.options:
                     rebuild_changed(settings(), spark, name, from_topics=from_topics)
                     if THEN_RUN in parsed.options:
@@ -165,6 +173,15 @@ def explain_tasks(configuration: Settings, spark: Future[SparkSession], name: st
     require_brokers(configuration.kafka)
     tasks = describe_tasks(spark.result(), planned.job, configuration)
     print(explain(planned), tasks, sep="\n", flush=True)
+
+
+def check_cluster(configuration: Settings, spark: Future[SparkSession], name: str) -> None:
+    """Print what executors have found. Raise PreflightError if something is wrong."""
+    from sluice.engine.run.executor_check import check_executors
+    from sluice.plan import load_plan
+
+    job = load_plan(configuration.pipelines, name).job
+    print(check_executors(spark.result(), job, configuration), flush=True)
 
 
 def rebuild(

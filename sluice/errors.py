@@ -86,6 +86,12 @@ class RecordsRejected(EngineError):
     is_lasting = True
 
 
+class ExpectationBroken(RecordsRejected):
+    """Too many records of a batch break an expectation of the pipeline."""
+
+    title = "Records are not as expected"
+
+
 class InputAway(EngineError):
     """A pipeline waits for its brokers or topics. It goes on by itself once they are available."""
 

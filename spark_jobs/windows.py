@@ -20,7 +20,8 @@ class Visit(Struct):
     at: datetime
 
 
-pipeline = Pipeline("windows", workers=1)
+# When a minute is complete, Airflow runs the DAG in `dags/closed_windows.py`.
+pipeline = Pipeline("windows", workers=1, announce_windows=["minutes"])
 
 # Three sources of event time: the field `at`, the record's Kafka timestamp, and the time of
 # processing.

@@ -56,11 +56,21 @@ def check(
             ),
         ),
     ] = False,
+    master: Annotated[
+        str,
+        typer.Option(
+            help="Only check the executors of this Spark master: Python, packages, clocks, and "
+            "whether they reach Kafka and the shards."
+        ),
+    ] = "",
 ) -> None:
     """Check pipelines, their state, routes and settings, as a run does before it reads records.
 
     Exit with 1 if something is wrong.
     """
+    if master:
+        # The driver prints a table of the checks. `submit` then ends the command.
+        submit(_checked_pipeline(pipeline), master, "--check-executors")
     from sluice.plan import plan
     from sluice.topology import Loaded, load_pipelines
 
@@ -95,6 +105,26 @@ def check(
     for mistake in errors:
         show(mistake)
     raise typer.Exit(1 if errors else status)
+
+
+def _checked_pipeline(name: str) -> str:
+    """Return the pipeline whose driver checks the executors: by default, the first in the folder.
+
+    All pipelines need the same of executors, except for their tables' databases.
+    """
+    from sluice.topology import load_pipelines
+
+    if name:
+        return name
+    with errors_as_messages():
+        loaded = load_pipelines(settings().pipelines).pipelines
+        if not loaded:
+            raise SettingsError(
+                f"There is no pipeline in {settings().pipelines} with which executors could be "
+                "checked.",
+                next_step="Name the folder of your pipelines in SLUICE_PIPELINES.",
+            )
+    return loaded[0].name
 
 
 def _check_run_options(pipelines: Iterable[Pipeline]) -> list[SluiceError]:

@@ -84,8 +84,13 @@ METRICS: Mapping[str, Metric] = {
     "late_records_total": Metric(
         "counter", "Records that were too late for a store, once for each window."
     ),
+    "expected_records_total": Metric("counter", "Records that were checked by an expectation."),
+    "unexpected_records_total": Metric("counter", "Records that broke an expectation."),
     "state_rows_written_total": Metric("counter", "State rows written."),
     "batch_phase_seconds_total": Metric("counter", "Time that batches spent in a phase."),
+    "announced_until_seconds": Metric(
+        "gauge", "End of the newest window that Airflow has an event for, in epoch seconds."
+    ),
     "runs_total": Metric("counter", "Runs that have ended, by outcome."),
     "run_retries_total": Metric("counter", "Attempts of Airflow to repeat a failed run."),
     "run_cpu_seconds_total": Metric("counter", "CPU time of runs on the driver's host."),

@@ -5,8 +5,9 @@ This module imports nothing of Airflow, so that the process starts quickly.
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, starmap
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -14,7 +15,30 @@ from sluice.errors import SluiceError, TopologyError, sentence
 from sluice.plan import Job, plan
 from sluice.topology import Pipeline, drawing
 from sluice.topology.loading.pipeline_import import load_file
+from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.import_inputs import Inputs, recorded_inputs
+from sluice.values.windows import TimeWindow, Window
+
+
+class AnnouncedStore(msgspec.Struct, frozen=True, kw_only=True):
+    """A store whose closed windows are announced to Airflow."""
+
+    store: str
+    fixed: Window | None = None
+    calendar: CalendarWindow | None = None
+    """The store's windows are of one of these two kinds."""
+
+    @classmethod
+    def of(cls, store: str, window: TimeWindow) -> Self:
+        if isinstance(window, CalendarWindow):
+            return cls(store=store, calendar=window)
+        return cls(store=store, fixed=window)
+
+    @property
+    def window(self) -> TimeWindow:
+        window = self.fixed or self.calendar
+        assert window is not None
+        return window
 
 
 class DagFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +51,7 @@ class DagFacts(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     """The topology as text."""
     schedule: str | None
+    schedule_zone: str
     min_interval_ms: int
     deadline_ms: int | None
     topics: tuple[str, ...]
@@ -37,6 +62,7 @@ class DagFacts(msgspec.Struct, frozen=True, kw_only=True):
     databases: tuple[str, ...]
     """The connections of the databases whose tables the pipeline writes or reads."""
     needs_delta: bool
+    announced: tuple[AnnouncedStore, ...] = ()
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +83,7 @@ def facts_of(pipeline: Pipeline) -> DagFacts:
         doc=pipeline.doc,
         text=drawing.text(pipeline),
         schedule=pipeline.schedule,
+        schedule_zone=pipeline.schedule_zone,
         min_interval_ms=pipeline.min_interval_ms,
         deadline_ms=pipeline.deadline_ms,
         topics=tuple(sorted(set(job.topics))),
@@ -64,6 +91,7 @@ def facts_of(pipeline: Pipeline) -> DagFacts:
         assets=asset_names(pipeline.name, job),
         databases=tuple(dict.fromkeys((*job.connections, *job.lookup_connections))),
         needs_delta=pipeline.needs_delta,
+        announced=tuple(starmap(AnnouncedStore.of, job.pipeline.announced_windows.items())),
     )
 
 

@@ -15,7 +15,7 @@ import structlog
 from airflow.configuration import conf
 from airflow.sdk import DAG, Asset, AssetWatcher, Param, get_parsing_context
 
-from sluice.airflow_releases import AirflowFailException
+from sluice.airflow_releases import NO_BACKFILLS, AirflowFailException, cron_timetable
 from sluice.errors import SluiceError
 from sluice.orchestration.alerts import deadline_alert
 from sluice.orchestration.cached_facts import cached_facts_of, facts_of_folder
@@ -24,6 +24,7 @@ from sluice.orchestration.deadlines import NAME, OverdueTrigger, deadlines_dag
 from sluice.orchestration.operator import ACTIONS, LIMITS, SluiceOperator
 from sluice.orchestration.retries import pipeline_task_defaults
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
+from sluice.orchestration.window_events import window_asset
 from sluice.settings import settings
 from sluice.state.ledger.run_ends import note_files
 from sluice.topology import Broken, Pipeline, load_pipeline
@@ -187,7 +188,9 @@ def _dag(facts: DagFacts, options: RunOptions, alerts: Alerts, warnings: Sequenc
     dag = DAG(
         facts.name,
         schedule=_schedule(facts),
+        # A run reads what is unread, whatever its date. So runs for past dates would read nothing.
         catchup=False,
+        **NO_BACKFILLS,
         max_active_runs=1,
         description=facts.doc.partition("\n")[0],
         doc_md=f"{documented}{facts.doc}\n\n```text\n{facts.text}\n{given}```\n",
@@ -199,11 +202,14 @@ def _dag(facts: DagFacts, options: RunOptions, alerts: Alerts, warnings: Sequenc
         if deadline is None
         else deadline_alert(facts.name, deadline, alerts.on_overdue),
     )
+    of_windows = [window_asset(facts.name, announced.store) for announced in facts.announced]
     SluiceOperator(
         dag=dag, task_id="main", pipeline=facts.name, pool=options.pool or settings().pool,
-        options=options, outlets=[Asset(name) for name in facts.assets],
+        options=options, outlets=[*[Asset(name) for name in facts.assets], *of_windows],
         databases=[*facts.databases], delta=facts.needs_delta,
         continuous=facts.schedule == CONTINUOUS,
+        # A run reads the events of the runs before it.
+        announced=facts.announced, inlets=of_windows,
     )  # fmt: skip
     return dag
 
@@ -245,7 +251,11 @@ def _schedule(facts: DagFacts) -> Any:
         trigger = KafkaEndOffsetTrigger(facts.name, [*facts.topics], min_interval_seconds=seconds)
         name = f"{facts.name}.records"
         return [Asset(name, watchers=[AssetWatcher(name, trigger)])]
-    return f"@{CONTINUOUS}" if facts.schedule == CONTINUOUS else facts.schedule
+    if facts.schedule == CONTINUOUS:
+        return f"@{CONTINUOUS}"
+    if facts.schedule is not None and facts.schedule_zone != "UTC":
+        return cron_timetable(facts.schedule, facts.schedule_zone)
+    return facts.schedule
 
 
 def _broken_dag(name: str, broken: Broken) -> DAG:

@@ -7,7 +7,7 @@ is optional.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
@@ -19,18 +19,22 @@ from openlineage.client.facet_v2 import (
     InputDatasetFacet,
     OutputDatasetFacet,
     RunFacet,
+    column_lineage_dataset,
     dataset_version_dataset,
     input_statistics_input_dataset,
     output_statistics_output_dataset,
+    schema_dataset,
 )
 from openlineage.client.naming.dataset import Kafka, Postgres
 
 from sluice.observe.monitoring import run_audits
-from sluice.plan import Job, load_plan
+from sluice.plan import Job, plan
+from sluice.plan.column_origins import Origin, column_origins
 from sluice.settings import Settings
 from sluice.state.ledger.audits import Audit, total
 from sluice.state.ledger.ledger import Ledger
 from sluice.support.masking import without_log_in
+from sluice.topology import load_pipeline
 from sluice.values.sink_tables import DeltaTable, PostgresTable
 from sluice.values.topic_patterns import named_or_matching
 
@@ -81,12 +85,15 @@ def lineage(
 
     Raises TopologyError if the pipeline cannot be loaded.
     """
-    job = load_plan(configuration.pipelines, pipeline).job
+    loaded = load_pipeline(configuration.pipelines, pipeline)
+    job = plan(loaded).job
     with Ledger.open(configuration.ledger) as ledger:
         audits = run_audits(ledger, pipeline, run)
     return OperatorLineage(
         inputs=_inputs(job, kafka, audits) if action in _READ else [],
-        outputs=_outputs(job, kafka, configuration.ledger, databases, audits)
+        outputs=_outputs(
+            job, column_origins(loaded), kafka, configuration.ledger, databases, audits
+        )
         if action in _PUBLISHED
         else [],
         run_facets={_FACET: _facet(audits)} if audits else {},
@@ -105,12 +112,41 @@ def _inputs(job: Job, kafka: Mapping[str, str], audits: list[Audit]) -> list[Dat
         facets: dict[str, InputDatasetFacet] = {}
         if audits:
             facets["inputStatistics"] = facet(rowCount=read[topic])
-        inputs.append(InputDataset(*_topic(kafka, topic), inputFacets=facets))
+        fields = job.pipeline.contracts.get(topic, {})
+        inputs.append(
+            InputDataset(*_topic(kafka, topic), facets=_schema(fields), inputFacets=facets)
+        )
     return inputs
+
+
+def _schema(fields: Mapping[str, str]) -> dict[str, DatasetFacet]:
+    """Return the facet with the fields of values and their types; none if there are no fields."""
+    if not fields:
+        return {}
+    facet = schema_dataset.SchemaDatasetFacetFields
+    described = [facet(name=name, type=kind or None) for name, kind in fields.items()]
+    return {"schema": schema_dataset.SchemaDatasetFacet(fields=described)}
+
+
+def _column_lineage(
+    origins: Mapping[str, Sequence[Origin]], kafka: Mapping[str, str]
+) -> dict[str, DatasetFacet]:
+    """Return the facet with the fields of topics from which each field is computed."""
+    fields: dict[str, column_lineage_dataset.Fields] = {}
+    for name, read in origins.items():
+        inputs: list[column_lineage_dataset.InputField] = []
+        for topic, field in read:
+            namespace, dataset = _topic(kafka, topic)
+            inputs.append(column_lineage_dataset.InputField(namespace, dataset, field))
+        fields[name] = column_lineage_dataset.Fields(inputFields=inputs)
+    if not fields:
+        return {}
+    return {"columnLineage": column_lineage_dataset.ColumnLineageDatasetFacet(fields=fields)}
 
 
 def _outputs(
     job: Job,
+    origins: Mapping[str, Mapping[str, Sequence[Origin]]],
     kafka: Mapping[str, str],
     ledger: str,
     databases: Mapping[str, str],
@@ -131,7 +167,9 @@ def _outputs(
         output_facets: dict[str, OutputDatasetFacet] = {}
         if audits:
             output_facets["outputStatistics"] = statistics(rowCount=written[output])
-        outputs.append(OutputDataset(*name, outputFacets=output_facets))
+        described = _schema(job.pipeline.output_fields.get(output, {}))
+        described |= _column_lineage(origins.get(output, {}), kafka)
+        outputs.append(OutputDataset(*name, facets=described, outputFacets=output_facets))
     version = dataset_version_dataset.DatasetVersionDatasetFacet
     for store in job.stores:
         facets: dict[str, DatasetFacet] = {}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import get_current_context
+from airflow.sdk import Asset, get_current_context
 from confluent_kafka import KafkaException
 
 from sluice.airflow_connections import (
@@ -43,8 +43,10 @@ from sluice.kafka.unread_records import Lag, read_lag
 from sluice.observe.metrics import gauges, shard_sizes
 from sluice.observe.monitoring import LedgerFigures, run_figures
 from sluice.observe.tracing import trace_context
+from sluice.orchestration.dag_facts import AnnouncedStore
 from sluice.orchestration.driver_log import log_at_levels
 from sluice.orchestration.repetition import AttemptEnded, Repetition, run_name
+from sluice.orchestration.window_events import announce_windows, window_asset
 from sluice.settings import Settings, settings
 from sluice.spark_submit import (
     APPLICATION,
@@ -93,8 +95,8 @@ class SluiceOperator(SparkSubmitOperator):
     `SLUICE_CONNECTION_NAME`, where `NAME` is the connection's name in capital letters.
 
     `options` say how much memory the run may use, which Spark settings it has, and which Airflow
-    connection has the Spark master. `continuous` says that Airflow starts a run when the last one
-    has ended.
+    connection has the Spark master. `announced` are the stores whose closed windows get an event.
+    `continuous` says that Airflow starts a run when the last one has ended.
 
     Of the run's parameters, uses only `action` (one of `ACTIONS`), the parameters in `LIMITS` and,
     for a replay, `from` and `until`.
@@ -110,6 +112,7 @@ class SluiceOperator(SparkSubmitOperator):
         databases: Sequence[str] = (),
         delta: bool = False,
         options: RunOptions = DEFAULTS,
+        announced: Sequence[AnnouncedStore] = (),
         conn_id: str | None = None,
         continuous: bool = False,
         **kwargs: Any,
@@ -126,6 +129,7 @@ class SluiceOperator(SparkSubmitOperator):
         self.databases = databases
         self.delta = delta
         self.options = options
+        self.announced = announced
         self.pipeline = pipeline
         self.continuous = continuous
         self._is_ended = False
@@ -174,6 +178,7 @@ class SluiceOperator(SparkSubmitOperator):
                 if not submitted.is_finished:
                     raise AirflowException(UNFINISHED)
             self._report(context, kafka)
+            self._announce_windows(context)
         except (SettingsError, PreflightError) as error:
             # A retry cannot repair a wrong setting or an unfit machine, so the task fails at once.
             self._note_failure(context, started_at, error)
@@ -280,10 +285,35 @@ class SluiceOperator(SparkSubmitOperator):
             # The accessor of events seems empty until an asset is looked up in it, so its truth
             # value says nothing.
             events: Any = context.get("outlet_events")
+            of_windows = self._window_assets
             for asset in self.outlets if events is not None else ():
-                events[asset].extra.update(figures)
+                if asset not in of_windows:
+                    events[asset].extra.update(figures)
         except Exception as error:
             self.log.warning("The run's metrics were not reported: %s", error)
+
+    @property
+    def _window_assets(self) -> list[Asset]:
+        return [window_asset(self.pipeline, announced.store) for announced in self.announced]
+
+    def _announce_windows(self, context: Context) -> None:
+        """Add the events of closed windows. An error here does not fail a run that has succeeded.
+
+        The next run then announces the windows.
+        """
+        if not self.announced:
+            return
+        try:
+            with Ledger.open(settings().ledger) as ledger:
+                silent = announce_windows(context, ledger, self.pipeline, self.announced)
+        except Exception as error:
+            silent = self._window_assets
+            self.log.warning(
+                "Closed windows were not announced; the next run announces them: %s", error
+            )
+        # Airflow registers an event for each outlet of the task, whether or not a window has
+        # closed.
+        self.outlets = [asset for asset in self.outlets if asset not in silent]
 
     def _count_retry(self, context: Context) -> None:
         if getattr(context["ti"], "try_number", 1) < 2:

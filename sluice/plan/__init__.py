@@ -20,7 +20,15 @@ from sluice.plan.layers import Column, Failure, FallibleExpression, Layer, Layer
 from sluice.plan.operator_actions import is_of_processor
 from sluice.plan.planned_operators import STORE, Edge, PlannedOperator, result_column
 from sluice.plan.planner import load_plan, plan
-from sluice.plan.steps import GlobalTableInput, PythonFunction, Sink, Source, SourceField, Step
+from sluice.plan.steps import (
+    Expectation,
+    GlobalTableInput,
+    PythonFunction,
+    Sink,
+    Source,
+    SourceField,
+    Step,
+)
 from sluice.plan.topic_matching import matched_job
 
 __all__ = [
@@ -30,6 +38,7 @@ __all__ = [
     "Column",
     "Combinable",
     "Edge",
+    "Expectation",
     "Failure",
     "FallibleExpression",
     "GlobalTableInput",

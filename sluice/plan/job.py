@@ -16,9 +16,10 @@ from sluice.plan.aggregation_groups import AggregationGroup, ChangeSink, Lookup,
 from sluice.plan.layers import Column, Failure, FallibleExpression, Layers, columns_of
 from sluice.plan.operator_parameters import Aggregate, Call, Process, PythonAggregate, TableLookup
 from sluice.plan.planned_operators import STORE, Edge, PlannedOperator
-from sluice.plan.steps import GlobalTableInput, PythonFunction, Sink, Source, Step
+from sluice.plan.steps import Expectation, GlobalTableInput, PythonFunction, Sink, Source, Step
 from sluice.values.references import Reference
 from sluice.values.sink_tables import PostgresTable
+from sluice.values.windows import TimeWindow
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class PlannedPipeline:
     """Topic or table → the fields of the values written to it, with types as far as known."""
     depends_on_clock: bool
     """Whether an expression depends on the time of the batch."""
+    announced_windows: Mapping[str, TimeWindow]
+    """Store → its windows, for the stores whose closed windows are announced to Airflow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +70,7 @@ class Job:
     failures: tuple[Failure, ...]
     stream_sinks: tuple[Sink, ...]
     """The topics and tables to which single records are written."""
+    expectations: tuple[Expectation, ...]
     groups: tuple[AggregationGroup, ...]
     """The combinable aggregates, which need no order of records."""
     change_sinks: tuple[ChangeSink, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from sluice.plan.aggregation_groups import ChangeSink
@@ -15,13 +15,14 @@ from sluice.plan.operator_nodes import combinable_aggregates
 from sluice.plan.outputs import Outputs
 from sluice.plan.scopes import Scopes
 from sluice.plan.stages import StagePlanner
-from sluice.plan.steps import GlobalTableInput, Sink, Source
+from sluice.plan.steps import Expectation, GlobalTableInput, Sink, Source
 from sluice.topology import drawing, load_pipeline, nodes
 from sluice.topology.graph import Graph
 from sluice.topology.pipeline import Pipeline
 from sluice.values import contracts
 from sluice.values.contract_fields import contract_fields
 from sluice.values.sql_text import value_if
+from sluice.values.windows import TimeWindow
 
 _DEPENDS_ON_CLOCK = re.compile(
     r"\b(now|curdate|(current|local|unix)_?\w*)\s*\(|\bcurrent_",
@@ -39,9 +40,10 @@ def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str
     stores and steps with these names and the steps that follow them.
     """
     pipeline.require_kept_stores()
+    announced = pipeline.announced_windows
     pipeline = pipeline.without(without) if without else pipeline
     pipeline.require_streams()
-    planned = _planned(pipeline)
+    planned = _planned(pipeline, announced)
     if only:
         streams = [source for source in _sources(pipeline) if source.kind != "global_table"]
         part = pipeline.part(only)
@@ -64,7 +66,7 @@ def load_plan(
     return plan(load_pipeline(folder, name), only, without)
 
 
-def _planned(pipeline: Pipeline) -> PlannedPipeline:
+def _planned(pipeline: Pipeline, announced: Mapping[str, TimeWindow]) -> PlannedPipeline:
     steps = tuple(map(step_of, pipeline.nodes))
     return PlannedPipeline(
         name=pipeline.name,
@@ -84,6 +86,7 @@ def _planned(pipeline: Pipeline) -> PlannedPipeline:
         output_fields=_output_fields(pipeline),
         depends_on_clock=_DEPENDS_ON_CLOCK.search(" ".join(step.detail for step in steps))
         is not None,
+        announced_windows=announced,
     )
 
 
@@ -113,7 +116,9 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
     # Add the columns of all other steps before the conditions of groups and outputs: if a
     # step turns a record into several rows, groups and outputs that do not follow this
     # step must read only one of the rows.
-    for node in [*(sink.parent for sink in outputs.of_records), *outputs.peeks_at_records]:
+    expected = [node for node in pipeline.nodes if isinstance(node, nodes.Expect)]
+    ends_of_records = [*outputs.of_records, *expected]
+    for node in [*(end.parent for end in ends_of_records), *outputs.peeks_at_records]:
         scopes.after(node)
     for peek in outputs.peeks_at_results:
         stages.add_peek(peek)
@@ -123,6 +128,7 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
     groups = plan_groups(scopes, aggregates, late_sinks)
     operators, edges = stages.finished()
     stream_sinks = tuple([_stream_sink(scopes, sink) for sink in outputs.of_records])
+    expectations = tuple([_expectation(scopes, node) for node in expected])
     tables = _global_tables(pipeline)
     change_sinks: list[ChangeSink] = []
     for sink, chain in outputs.of_groups.items():
@@ -134,7 +140,8 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
     if operators:
         columns.metadata_read.add("_offset")
     stateful = [*aggregates, *(pipeline.whole.nodes[operator.number] for operator in operators)]
-    ends = [*outputs.of_records, *outputs.peeks_at_records, *outputs.peeks_at_results, *stateful]
+    peeks = [*outputs.peeks_at_records, *outputs.peeks_at_results]
+    ends = [*outputs.of_records, *peeks, *expected, *stateful]
     return Job(
         pipeline=planned,
         streams=_streams(scopes, ends),
@@ -144,6 +151,7 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
         functions=tuple(columns.functions),
         failures=tuple(columns.failures()),
         stream_sinks=stream_sinks,
+        expectations=expectations,
         groups=groups,
         change_sinks=tuple(change_sinks),
         operators=operators,
@@ -199,6 +207,23 @@ def _global_tables(pipeline: Pipeline) -> tuple[GlobalTableInput, ...]:
                 )
             )
     return tuple(tables)
+
+
+def _expectation(scopes: Scopes, node: nodes.Expect) -> Expectation:
+    """Return the expectation of a node. Adds the columns that it reads."""
+    columns, scope = scopes.columns, scopes.after(node.parent)
+    expectation = Expectation(
+        node.number, node.label, node.condition, node.at_most, node.fails, node.at
+    )
+    reached = columns.row_condition(scope)
+    # A condition that has no result for a record is null, and no step has failed.
+    _, sqls = columns.guard_if(
+        reached, scope, node, node.readable_types, {"condition": node.condition}, reported=False
+    )
+    broken = f"({reached} AND NOT coalesce({sqls['condition']}, false))"
+    columns.add_output_column(expectation.passed, f"({reached})", node.number)
+    columns.add_output_column(expectation.broken, broken, node.number)
+    return expectation
 
 
 def _stream_sink(scopes: Scopes, node: nodes.Sink) -> Sink:

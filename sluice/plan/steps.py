@@ -125,6 +125,39 @@ class GlobalTableInput:
 
 
 @dataclass(frozen=True)
+class Expectation:
+    """A condition that most records of a batch keep. `passed` and `broken` are names of columns."""
+
+    number: int
+    name: str
+    condition: str
+    at_most: float
+    fails: bool
+    """Whether a batch that breaks the expectation ends the run."""
+    at: str
+
+    @property
+    def passed(self) -> str:
+        """The name of the column that says whether a record reaches the expectation."""
+        return f"e{self.number}"
+
+    @property
+    def broken(self) -> str:
+        """The name of the column that says whether a record breaks the expectation."""
+        return f"e{self.number}_broken"
+
+    @property
+    def count_of_records(self) -> str:
+        """The name of the count of records that reach the expectation."""
+        return f"expected/{self.name}"
+
+    @property
+    def count_of_broken(self) -> str:
+        """The name of the count of records that break the expectation."""
+        return f"unexpected/{self.name}"
+
+
+@dataclass(frozen=True)
 class Sink:
     """A topic, or a table outside Kafka, that a job writes.
 

@@ -42,3 +42,18 @@ def require_zone(where: str, zone: str) -> None:
             f"{where}: {zone!r} is not the name of a time zone.",
             next_step='Write for example "Europe/Berlin".',
         ) from None
+
+
+def require_batch_limit(where: str, name: str, value: float) -> float:
+    """Return a limit of a batch's records, unless it is neither a number of records nor a share.
+
+    Raise TopologyError otherwise.
+    """
+    # True is no number of records, although a bool is an int in Python.
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if not (is_count or (isinstance(value, float) and 0 <= value <= 1)):
+        raise TopologyError(
+            f"{where}: {name}={value!r} must be a number of records, or a share from 0.0 to 1.0.",
+            next_step=f"Write for example {name}=1000, or {name}=0.1 for a tenth.",
+        )
+    return value

@@ -21,12 +21,14 @@ from sluice.topology.structs import key_expression, key_field_names
 from sluice.topology.tables import GlobalTable, Table
 from sluice.topology.versions import history_in_ms
 from sluice.topology.window_definitions import Duration, milliseconds, milliseconds_if_given
+from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.epochs import EpochTime, field_of_time
 from sluice.values.expiry import ExpiryClock
 from sluice.values.json_text import JSON_FIELD
 from sluice.values.record_metadata import RESERVED_NAMES, WALL_CLOCK, OnError, OnNull, OnTime
 from sluice.values.sink_tables import DeltaTable
 from sluice.values.topic_patterns import pattern_text
+from sluice.values.windows import TimeWindow, Window
 
 # Pipeline names are also used in paths, DAG ids and PostgreSQL schema names.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
@@ -90,12 +92,17 @@ class Pipeline(Graph):
 
     `schedule` says when Airflow runs the pipeline. `"on_records"`: when its topics have unread
     records; the starts of two such runs are at least `min_interval` apart. `"continuous"`: again as
-    soon as a run has ended. A cron expression: at the times that the expression names. None: only
-    when somebody triggers the DAG. With `deadline`, Airflow raises an alert if a run has not ended
-    within this time after it was queued, and the newest snapshot is older than this time.
+    soon as a run has ended. A cron expression: at the times that the expression names, on the
+    clocks of the time zone `schedule_zone`. None: only when somebody triggers the DAG. With
+    `deadline`, Airflow raises an alert if a run has not ended within this time after it was queued,
+    and the newest snapshot is older than this time.
 
     With `keep_headers=True`, all stores keep the headers of records, and queries return them: a row
     has the headers of the result that has last changed it. A list of names selects single stores.
+
+    For each store in `announce_windows`, Airflow gets an event when a window of the store has
+    closed: no record can change the window's results any more, in any partition. The store must
+    aggregate a stream in tumbling or hopping windows.
     """
 
     def __init__(
@@ -112,15 +119,18 @@ class Pipeline(Graph):
         max_failures: float = 0.5,
         max_rejected: float = 0.5,
         schedule: str | None = ON_RECORDS,
+        schedule_zone: str = "UTC",
         min_interval: Duration = "0 s",
         deadline: Duration | None = None,
         keep_headers: bool | Collection[str] = False,
+        announce_windows: Collection[str] = (),
     ) -> None:
         _require_name(name)
         super().__init__(name, on_error)
         self.at = source_line()
         where = f"{name} at {self.at}"
         self.keep_headers = _valid_keep_headers(where, keep_headers)
+        self.announce_windows = _valid_announced(where, announce_windows)
         if not (isinstance(workers, int) and 1 <= workers <= 1024):
             raise TopologyError(
                 f"{where}: workers={workers!r} must be 1 to 1024.",
@@ -137,9 +147,16 @@ class Pipeline(Graph):
         arguments.require_at_least(where, "max_future_skew", self.max_future_skew_ms, 0)
         arguments.require_at_least(where, "idle_timeout", self.idle_timeout_ms, 1)
         arguments.require_at_least(where, "advance_when_idle", self.advance_when_idle_ms, 1)
-        self.max_failures = _valid_batch_limit(where, "max_failures", max_failures)
-        self.max_rejected = _valid_batch_limit(where, "max_rejected", max_rejected)
+        self.max_failures = arguments.require_batch_limit(where, "max_failures", max_failures)
+        self.max_rejected = arguments.require_batch_limit(where, "max_rejected", max_rejected)
         self.schedule = _valid_schedule(where, schedule)
+        arguments.require_zone(where, schedule_zone)
+        if schedule_zone != "UTC" and self.schedule in (None, ON_RECORDS, CONTINUOUS):
+            raise TopologyError(
+                f"{where}: schedule_zone= needs a cron expression as the schedule.",
+                next_step="Leave schedule_zone= out.",
+            )
+        self.schedule_zone = schedule_zone
         self.min_interval_ms = milliseconds(min_interval)
         arguments.require_at_least(where, "min_interval", self.min_interval_ms, 0)
         if self.min_interval_ms and self.schedule != ON_RECORDS:
@@ -183,6 +200,29 @@ class Pipeline(Graph):
                 "exist.",
                 next_step=f"Its stores: {', '.join(sorted(stores)) or 'none'}.",
             )
+
+    @property
+    def announced_windows(self) -> dict[str, TimeWindow]:
+        """Store in `announce_windows` → the store's windows.
+
+        Raise TopologyError if a store does not exist, or if its windows have no common bounds.
+        """
+        windows: dict[str, TimeWindow] = {}
+        aggregates: dict[str, nodes.Aggregate] = {}
+        for node in self.nodes:
+            if isinstance(node, nodes.Aggregate) and node.store is not None:
+                aggregates[node.store] = node
+        for store in self.announce_windows:
+            aggregate = aggregates.get(store)
+            if aggregate is None or not isinstance(aggregate.window, Window | CalendarWindow):
+                raise TopologyError(
+                    f"{self.name} at {self.at}: announce_windows= names {store!r}, which is not a "
+                    "store with tumbling or hopping windows.",
+                    next_step="Name a store that aggregates a stream after "
+                    'windowed_by(tumbling("1 hour")), or leave the name out.',
+                )
+            windows[store] = aggregate.window
+        return windows
 
     @property
     def dead_letters(self) -> str:
@@ -540,12 +580,11 @@ def _valid_keep_headers(where: str, value: bool | Collection[str]) -> bool | fro
     )
 
 
-def _valid_batch_limit(where: str, name: str, value: float) -> float:
-    # True is no number of records, although a bool is an int in Python.
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if not (is_count or (isinstance(value, float) and 0 <= value <= 1)):
-        raise TopologyError(
-            f"{where}: {name}={value!r} must be a number of records, or a share from 0.0 to 1.0.",
-            next_step=f"Write for example {name}=1000, or {name}=0.1 for a tenth.",
-        )
-    return value
+def _valid_announced(where: str, value: Collection[str]) -> tuple[str, ...]:
+    is_list = isinstance(value, Collection) and not isinstance(value, str | bytes)
+    if is_list and all(isinstance(name, str) for name in value):
+        return tuple(dict.fromkeys(value))
+    raise TopologyError(
+        f"{where}: announce_windows={value!r} must be a list of stores.",
+        next_step='Write for example announce_windows=["per_hour"].',
+    )

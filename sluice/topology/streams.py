@@ -51,6 +51,7 @@ from sluice.values.function_wrappers import Chooses, Not, NoTopic, Print
 from sluice.values.record_metadata import (
     MAPPED_KEY,
     How,
+    OnBreach,
     OnError,
     OnMissing,
 )
@@ -918,6 +919,53 @@ class Stream(Handle[V]):
     def foreach(self, function: Function, *, on_error: OnError | None = None) -> None:
         """Call a Python function for every record, as `peek` does; no step can follow."""
         self._apply("foreach", function, "nothing", on_error=on_error)
+
+    def expect(
+        self,
+        condition: str,
+        *,
+        at_most: float = 0,
+        on_breach: OnBreach = "warn",
+        name: str | None = None,
+    ) -> Stream[V]:
+        """Count the records for which an SQL condition is not true; return the stream unchanged.
+
+        `at_most` is the number of records of a batch that may break the expectation, or a share of
+        the batch's records that reach this step, from 0.0 to 1.0. If more records break it,
+        `on_breach="warn"` shows the pipeline as degraded until a batch keeps the expectation, and
+        `on_breach="fail"` ends the run before anything of the batch is published. `name` is the
+        expectation's name in counts and metrics; the default is the condition.
+
+        A null condition, and a condition without a result, such as `1 / 0 > 0`, is not true. An
+        expectation changes no results, so it can be added and removed without a rebuild.
+        """
+        where = self._where("expect")
+        self._require_expression(condition, "expect", "condition")
+        arguments.require_choice(where, "on_breach", on_breach, OnBreach)
+        arguments.require_batch_limit(where, "at_most", at_most)
+        if nodes.follows_state(self.node):
+            raise TopologyError(
+                f"{where}: the records of this stream come from an aggregate or another step with "
+                "state.",
+                next_step="Expect something of the stream before that step.",
+            )
+        label = condition if name is None else name
+        arguments.require_instance(where, label, str, "the name of an expectation (str)")
+        for node in self.pipeline.nodes:
+            if isinstance(node, nodes.Expect) and node.label == label:
+                raise TopologyError(
+                    f"{where}: the expectation at {node.at} has the name {label!r}, too.",
+                    next_step="Pass another name=.",
+                )
+        self.pipeline.add(
+            nodes.Expect,
+            parent=self.node,
+            condition=condition,
+            label=label,
+            at_most=at_most,
+            fails=on_breach == "fail",
+        )
+        return self
 
     def print(self, label: str | None = None) -> None:
         """Print every record as `[label]: key, value`; no step can follow.

@@ -53,6 +53,7 @@ def record_fingerprint(key: bytes | None, value: bytes | None, timestamp_ms: int
 How = Literal["inner", "left", "outer"]
 Gives = Literal["value", "values", "key", "mapped_key", "record", "records", "condition", "nothing"]
 """What a step takes from the result of a Python function."""
+OnBreach = Literal["warn", "fail"]
 OnNull = Literal["dead_letter", "keep"]
 OnError = Literal["dead_letter", "skip", "fail"]
 """Policy for a record that cannot be read, processed or written."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from airflow.exceptions import ParamValidationError
 from airflow.sdk import DAG, Asset, Context
 from airflow.sdk.definitions._internal.dag_parsing_context import _airflow_parsing_context_manager
 from airflow.serialization.serialized_objects import DagSerialization
+from airflow.timetables.base import TimeRestriction
+from airflow.utils.types import DagRunType
 from pyspark.sql import SparkSession
 
 from sluice.engine.run.job_run import JobRun
@@ -47,7 +49,12 @@ def dag(bag: DagBag, name: str) -> DAG:
 
 def test_every_dag_loads(bag: DagBag) -> None:
     assert bag.import_errors == {}
-    assert set(bag.dags) == {*PIPELINES, "produce_sample_orders", "sluice_retention"}
+    assert set(bag.dags) == {
+        *PIPELINES,
+        "complete_minutes",
+        "produce_sample_orders",
+        "sluice_retention",
+    }
 
 
 @pytest.mark.parametrize(
@@ -403,3 +410,57 @@ def test_a_pipeline_that_exceeds_a_limit_is_broken_and_no_other(two_teams: Path)
     assert "broken" in dags["orders"].tags
     assert "the memory 4g, but at most 2g is allowed" in (dags["orders"].doc_md or "")
     assert "pipeline" in dags["audit"].tags
+
+
+def test_a_cron_expression_follows_the_clocks_of_a_zone(tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text(
+        "from sluice import Pipeline\n"
+        'pipeline = Pipeline("p", schedule="0 8 * * *", schedule_zone="Europe/Berlin")\n'
+        'pipeline.stream("t", value=str).group_by_key().count(store="n")\n'
+    )
+    serialized = DagSerialization.from_dict(DagSerialization.to_dict(pipeline_dags(tmp_path)["p"]))
+    after: Any = datetime(2026, 3, 27, 12, tzinfo=UTC)
+    runs: list[str] = []
+    for _ in range(3):
+        restriction = TimeRestriction(earliest=after, latest=None, catchup=True)
+        info = serialized.timetable.next_dagrun_info(
+            last_automated_data_interval=None, restriction=restriction
+        )
+        assert info is not None
+        runs.append(info.run_after.isoformat())
+        after = info.run_after + timedelta(seconds=1)
+    # Summer time begins on 29 March.
+    assert [run[:16] for run in runs] == [
+        "2026-03-28T07:00",
+        "2026-03-29T06:00",
+        "2026-03-30T06:00",
+    ]
+
+
+@pytest.mark.parametrize("schedule", ["on_records", "continuous", "0 8 * * *", None])
+def test_no_run_is_for_a_past_date(tmp_path: Path, schedule: str | None) -> None:
+    (tmp_path / "p.py").write_text(
+        f"from sluice import Pipeline\npipeline = Pipeline('p', schedule={schedule!r})\n"
+        'pipeline.stream("t", value=str).group_by_key().count(store="n")\n'
+    )
+    made = pipeline_dags(tmp_path)["p"]
+    assert not made.catchup
+    assert made.allowed_run_types is not None
+    assert DagRunType.BACKFILL_JOB not in {*map(str, made.allowed_run_types)}
+    serialized = DagSerialization.from_dict(DagSerialization.to_dict(made))
+    assert DagRunType.BACKFILL_JOB not in {*map(str, serialized.allowed_run_types or ())}
+    assert serialized.allowed_run_types
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_records", "7"), ("max_records", 0), ("max_records", 1.5), ("max_records", True),
+        ("linger_seconds", 3_601), ("linger_seconds", "soon"), ("action", "dropp"), ("action", 1),
+    ],
+)  # fmt: skip
+def test_the_form_refuses_a_mistyped_parameter(bag: DagBag, name: str, value: Any) -> None:
+    params = dag(bag, "orders").params
+    with pytest.raises((ParamValidationError, ValueError)):
+        params.update({name: value})
+    assert params.get_param(name).description

@@ -175,3 +175,28 @@ def test_tables_outside_kafka_are_outputs_without_the_log_in(
     warehouse = "postgres://db.example:5432"
     expected = [(warehouse, "sales.shop.seen"), (warehouse, "sales.public.pages")]
     assert sorted(names(told("run").outputs)) == sorted(topics + stores + expected)
+
+
+def test_datasets_have_their_fields_and_the_fields_that_they_are_computed_from(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "pages.py").write_text(
+        dedent("""
+        from msgspec import Struct
+        from sluice import Pipeline
+        class View(Struct):
+            page: str
+            ms: int
+        pipeline = Pipeline("pages")
+        views = pipeline.stream("views", value=View)
+        views.select("page", seconds="ms / 1000").to("times")
+        """)
+    )
+    lineage = told("run")
+    (views,), times = lineage.inputs, lineage.outputs[0]
+    fields = [(field.name, field.type) for field in cast(Any, views.facets)["schema"].fields]
+    assert fields == [("page", "STRING"), ("ms", "BIGINT")]
+    facets: Any = times.facets
+    assert [field.name for field in facets["schema"].fields] == ["page", "seconds"]
+    (read,) = facets["columnLineage"].fields["seconds"].inputFields
+    assert (read.namespace, read.name, read.field) == (KAFKA, "views", "ms")

@@ -23,7 +23,7 @@ from sluice.engine.batch.row_schemas import origins
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, part_name
 from sluice.engine.batch.stream_time import SEEN, StreamTimes
 from sluice.errors import EngineError, RecordFailed
-from sluice.plan import Failure, Job, Sink
+from sluice.plan import Expectation, Failure, Job, Sink
 from sluice.plan.arrow_support import failure_columns
 from sluice.plan.planned_operators import edge_column, key_column
 from sluice.sql.arrow_values import mask_of
@@ -174,6 +174,7 @@ class RecordSinks:
 
     side_outputs: SideOutputs
     sinks: tuple[Sink, ...]
+    expectations: tuple[Expectation, ...]
     topics: Mapping[int, str]
     passes: tuple[tuple[str, str | None], ...]
     """For each side of an operator after the stateless steps: the Boolean column that is true if a
@@ -198,6 +199,7 @@ class RecordSinks:
         return cls(
             side_outputs,
             job.stream_sinks,
+            job.expectations,
             job.topics_by_source,
             tuple(passes),
             job.failures_before_operators,
@@ -223,6 +225,12 @@ class RecordSinks:
             if passed.any():
                 records = self._output_records(sink, batch, passed, results)
                 results.outputs.setdefault(sink.topic, []).append(records)
+        for expectation in self.expectations:
+            for name, column in (
+                (expectation.count_of_records, expectation.passed),
+                (expectation.count_of_broken, expectation.broken),
+            ):
+                results.counts[name] += int(boolean_mask(batch.column(column)).sum())
         for_operators = np.zeros(count, np.int64)
         for name, needed in self.passes:
             passed = boolean_mask(batch.column(name))
@@ -350,6 +358,8 @@ def columns_of_records(job: Job) -> dict[str, str]:
         names.append("_offset")
     for sink in job.stream_sinks:
         names += [sink.passed, sink.key, sink.value]
+    for expectation in job.expectations:
+        names += [expectation.passed, expectation.broken]
     failures = job.failures_before_operators
     # The dead letter of a failed step needs the whole record, not only its columns.
     if failures:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sluice.support.arrays import Mask, Times
+from sluice.values.closed_windows import ANNOUNCED, ANNOUNCED_FROM
 
 BEFORE_ALL = -1
 """Stream time before the first record."""
@@ -44,7 +45,7 @@ IDLE = ":idle"
 """Among the stream times, the name of the time of the last batch in which stream time advanced
 without records."""
 
-OWN_TIMES = (CLOSED, DUE, IDLE, ORDER, SEEN, WALL)
+OWN_TIMES = (ANNOUNCED, ANNOUNCED_FROM, CLOSED, DUE, IDLE, ORDER, SEEN, WALL)
 """The names of times that are kept among the stream times, but are no operator's stream time.
 
 Snapshots do not show these times.

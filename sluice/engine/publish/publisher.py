@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 import structlog
 
+from sluice.answers import FailureKind
 from sluice.engine.batch.dead_letters import RejectedOutput, dead_letters_of_steps
 from sluice.engine.batch.idle_time import IdleTime
 from sluice.engine.batch.record_outcomes import corrected_counts
@@ -25,7 +26,9 @@ from sluice.engine.batch.side_outputs import Collected, DataSize
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import StreamTimes, times_of_operators
 from sluice.engine.publish.auditor import Auditor
+from sluice.engine.publish.closed_windows import announced_times
 from sluice.engine.publish.encode import UNWRITTEN
+from sluice.engine.publish.expectations import broken_expectations, require_expected
 from sluice.engine.publish.lookup_tables import LookupTables
 from sluice.engine.publish.markers import PublishedState
 from sluice.engine.publish.max_failures import notable_rejections, require_few_failures
@@ -35,7 +38,13 @@ from sluice.engine.publish.state_types import StateTypes
 from sluice.engine.publish.store_changes import change_records
 from sluice.engine.publish.window_expiry import expire_windows
 from sluice.engine.read.source_identity import Positions
-from sluice.errors import DamagedState, EngineError, OutputError, RecordsRejected
+from sluice.errors import (
+    DamagedState,
+    EngineError,
+    ExpectationBroken,
+    OutputError,
+    RecordsRejected,
+)
 from sluice.observe.tracing import trace_batch
 from sluice.plan import Job
 from sluice.state.ledger.audits import Audit, SourceAudit
@@ -169,7 +178,7 @@ class Publisher:
     """The newest snapshot that an earlier run has published; None before the first."""
     _may_be_degraded: bool = True
     """Whether an earlier batch, perhaps of an earlier run, may have been recorded as having many
-    rejected records."""
+    rejected records, or as breaking an expectation."""
     _ready_ms: int = field(default_factory=lambda: round(time.time() * 1_000))
     """When the last batch was published, or this driver became ready for its first batch, epoch
     ms."""
@@ -287,23 +296,26 @@ class Publisher:
         collected.add_stats(failures)
         collected.add_stats(corrected_counts(collected.undecided(), self._job.topics_by_source))
         stats = collected.stats
+        stream_times = {**batch.times, **stats.stream_times}
+        after = self._stream_times(batch, stream_times)
         return BatchResult(
             collected,
             BatchOutput(collected, changes, dead_letters),
             counts=stats.counts | {ROWS: stats.counts.get(ROWS, 0)},
-            stream_times={**batch.times, **stats.stream_times},
+            stream_times=stream_times | announced_times(self._job, batch.times, after),
             has_new_times=bool(stats.stream_times),
         )
 
     def _dead_letters(self, result: BatchResult) -> list[pa.Table]:
         """Return the dead letters of records that could not be read or processed.
 
-        Raise RecordsRejected if there are too many of them.
+        Raise RecordsRejected if there are too many of them, or if the batch breaks an expectation.
         """
         if self._writer is None:
             return []
         dead_letters = self._writer.dead_letters(result.output)
         require_few_failures(self._job, result.counts, dead_letters)
+        require_expected(self._job, result.counts)
         return dead_letters
 
     def _audit(self, batch: BegunBatch, collected: Collected) -> Audit | None:
@@ -318,9 +330,12 @@ class Publisher:
             raise
 
     def _expire_windows(self, batch: BegunBatch, stream_times: Mapping[str, int]) -> None:
-        plan, idle_timeout_ms = batch.plan, self._job.pipeline.idle_timeout_ms
-        times = StreamTimes(stream_times, batch.partitions, plan.begun, idle_timeout_ms)
-        expire_windows(self.storage, plan.number, times, self.lease.epoch)
+        times = self._stream_times(batch, stream_times)
+        expire_windows(self.storage, batch.plan.number, times, self.lease.epoch)
+
+    def _stream_times(self, batch: BegunBatch, times: Mapping[str, int]) -> StreamTimes:
+        idle_timeout_ms = self._job.pipeline.idle_timeout_ms
+        return StreamTimes(times, batch.partitions, batch.plan.begun, idle_timeout_ms)
 
     def _write_output(
         self,
@@ -383,22 +398,34 @@ class Publisher:
         return snapshot
 
     def _note_rejections(self, published: Snapshot, dead_letters: Sequence[pa.Table]) -> None:
-        """Record in the ledger whether the pipeline is degraded, that is, rejects many records."""
+        """Record in the ledger whether the pipeline is degraded.
+
+        It is if it rejects many records, or if records are not as expected.
+        """
         # A rebuild reads old records, and a batch without records rejects none. Neither shows
         # whether the pipeline rejects many records now.
         if self.destinations is None or not published.counts.get("read", 0):
             return
+        noted: dict[FailureKind, RecordsRejected] = {}
         detail = notable_rejections(published.counts, dead_letters)
         if detail:
-            error = RecordsRejected(
+            noted["rejections"] = RecordsRejected(
                 detail,
                 next_step="Look at the dead letters. Correct the contract or the producer.",
             )
-            failure = Failure.of(error, published.pipeline, run=published.run, kind="rejections")
+        detail = broken_expectations(self._job, published.counts)
+        if detail:
+            noted["expectations"] = ExpectationBroken(
+                detail, next_step="Correct the producer, or the expectation."
+            )
+        for kind, error in noted.items():
+            failure = Failure.of(error, published.pipeline, run=published.run, kind=kind)
             self.ledger.failures.keep(failure)
-        elif self._may_be_degraded:
-            self.ledger.failures.clear(published.pipeline, "rejections")
-        self._may_be_degraded = bool(detail)
+        kinds: tuple[FailureKind, ...] = ("rejections", "expectations")
+        if self._may_be_degraded and len(noted) < len(kinds):
+            kept = [kind for kind in kinds if kind not in noted]
+            self.ledger.failures.clear(published.pipeline, *kept)
+        self._may_be_degraded = bool(noted)
 
     def _snapshot(
         self, batch: BegunBatch, times: dict[str, int], counts: dict[str, int]

@@ -11,6 +11,7 @@
 | registry | a run found the schema registry away | the driver | a run has read all records |
 | held | a transaction holds back records | the DAG's trigger | the transaction has ended |
 | rejections | a batch has many rejected records | the driver | a batch has few of them |
+| expectations | a batch breaks an expectation | the driver | a batch keeps all of them |
 | host | a state server does not answer | a program that asks it | it answers |
 | disk | the disk of a host is nearly full | that host | it has space |
 | clock | the clock of a host is wrong | that host | it is right |

@@ -73,6 +73,9 @@ def totals_of_batch(snapshot: Snapshot, audit: Audit) -> Iterator[Measurement]:
         kind, _, store = name.partition("/")
         if kind == "late":
             yield Measurement("late_records_total", number, (("store", store),))
+        elif kind in ("expected", "unexpected"):
+            _, _, expectation = name.partition("/")
+            yield Measurement(f"{kind}_records_total", number, (("expectation", expectation),))
     yield Measurement("state_rows_written_total", snapshot.counts.get("rows", 0))
     for phase, milliseconds in audit.phases.items():
         yield Measurement("batch_phase_seconds_total", milliseconds / 1_000, (("phase", phase),))

@@ -36,6 +36,7 @@ from sluice.topology.nodes.operators import Lookup as Lookup
 from sluice.topology.nodes.operators import Process as Process
 from sluice.topology.nodes.operators import SetMetadata as SetMetadata
 from sluice.topology.nodes.row_steps import Apply as Apply
+from sluice.topology.nodes.row_steps import Expect as Expect
 from sluice.topology.nodes.row_steps import Filter as Filter
 from sluice.topology.nodes.row_steps import FlatMapValues as FlatMapValues
 from sluice.topology.nodes.row_steps import MapValues as MapValues

@@ -37,6 +37,21 @@ class Filter(RowStep):
 
 
 @dataclass(frozen=True, eq=False)
+class Expect(ChildNode):
+    """Counts the records for which `condition` is not true. No step follows it."""
+
+    condition: str
+    label: str
+    at_most: float
+    fails: bool
+
+    @override
+    def _expressions(self) -> str:
+        limit = f"{self.at_most:.2%}" if isinstance(self.at_most, float) else f"{self.at_most:,}"
+        return f"{self.condition}, at most {limit} otherwise"
+
+
+@dataclass(frozen=True, eq=False)
 class Repartition(Filter):
     """Drops the records without a key, unless a left or outer join follows."""
 

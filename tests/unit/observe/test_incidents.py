@@ -19,7 +19,14 @@ from sluice.answers import FailureKind
 from sluice.api import services
 from sluice.commands.cli import app
 from sluice.engine.publish.max_failures import notable_rejections
-from sluice.errors import EngineError, Overdue, RecordsRejected, RegistryAway, TopologyError
+from sluice.errors import (
+    EngineError,
+    ExpectationBroken,
+    Overdue,
+    RecordsRejected,
+    RegistryAway,
+    TopologyError,
+)
 from sluice.kafka.open_transactions import HeldPartitions
 from sluice.kafka.unread_records import Lag
 from sluice.observe.health import input_away
@@ -168,6 +175,11 @@ def flood(stage: Stage) -> None:
     )
 
 
+def unexpected(stage: Stage) -> None:
+    error = ExpectationBroken("amount >= 0 is not true for 5 of 20 records; at_most allows 0.")
+    stage.keep(Failure.of(error, "orders", kind="expectations"))
+
+
 def host_silent(stage: Stage) -> None:
     from sluice.state.ledger.placement import Placement
 
@@ -222,6 +234,7 @@ INCIDENTS: dict[Callable[[Stage], None], tuple[FailureKind, str]] = {
     registry_away: ("registry", "The schema registry at registry:8081 does not answer"),
     records_held: ("held", "It holds back 7 records of orders/0. Find the producer and stop it"),
     flood: ("rejections", "19,406"),
+    unexpected: ("expectations", "amount >= 0 is not true for 5 of 20 records"),
     host_silent: ("host", "no program listens at this port. Start it again on its host"),
     host_hangs: ("host", "accepts connections, but has not answered within 0.3 s. End its process"),
     disk_full: ("disk", "GiB left for"),

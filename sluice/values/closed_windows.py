@@ -1,0 +1,38 @@
+"""Which windows have closed: the names of the times that say so, and the windows that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sluice.values.calendar_windows import CalendarWindow
+from sluice.values.windows import Bounds, TimeWindow
+
+ANNOUNCED = ":announced"
+"""Among the stream times of a batch, the name of the stream time up to which the windows of an
+announced store are closed."""
+
+ANNOUNCED_FROM = ":announced_from"
+"""The name of the same time before the first batch of a generation that announces the store's
+windows; -1 if that is the generation's first batch."""
+
+
+def windows_ending(window: TimeWindow, after: int, until: int) -> Iterator[Bounds]:
+    """Yield the windows that end later than `after`, and not later than `until`, by their end.
+
+    Windows without a record are among them.
+    """
+    if isinstance(window, CalendarWindow):
+        number = window.period_at(max(after, 0)) - window.periods
+        while True:
+            start, end = window.start_of(number), window.start_of(number + window.periods)
+            if end > until:
+                return
+            if end > after and window.exists(number):
+                yield start, end
+            number += 1
+    every = window.every_ms
+    first = (after - window.size_ms) // every + 1
+    start = max(first, 0) * every
+    while start + window.size_ms <= until:
+        yield start, start + window.size_ms
+        start += every
