@@ -19,6 +19,7 @@
 | backup, restore | backup_commands |
 | recover | recover_command |
 | remove | remove_command |
+| warm | warm_command |
 
 A new command is a function in one of these files. Commands of a group are registered with its
 `app`, all others below. Commands import everything else inside their functions, so that --help is
@@ -47,6 +48,7 @@ from sluice.commands import (
     standby_commands,
     status_command,
     topics_commands,
+    warm_command,
 )
 from sluice.commands.console import Commands
 
@@ -87,5 +89,6 @@ for command in (
     recover_command.recover,
     remove_command.remove,
     pipeline_commands.audit,
+    warm_command.warm,
 ):
     app.command()(command)

@@ -41,7 +41,7 @@ from sluice.kafka.unread_records import Lag, read_lag
 from sluice.observe.metrics import gauges, shard_sizes
 from sluice.observe.monitoring import LedgerFigures, run_figures
 from sluice.observe.tracing import trace_context
-from sluice.orchestration.driver_log import log_at_levels
+from sluice.orchestration.driver_log import log_at_levels, log_lines
 from sluice.orchestration.repetition import AttemptEnded, Repetition, run_name
 from sluice.settings import Settings, settings
 from sluice.spark_submit import (
@@ -56,6 +56,7 @@ from sluice.state.ledger.run_ends import note_killed, now
 from sluice.topology.loading.run_options import DEFAULTS, RunOptions
 from sluice.values.replay_span import LONGEST_POINT, Span
 from sluice.values.sink_tables import connection_variable
+from sluice.warm.client import LOST, DriverLost, WarmRun, warm_run
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -113,10 +114,13 @@ class SluiceOperator(SparkSubmitOperator):
         self.options = options
         self.pipeline = pipeline
         self._is_ended = False
+        self._warm_run: WarmRun | None = None
 
     def on_kill(self) -> None:
         """End the driver, because Airflow ends the task, such as when a user marks it as failed."""
         self._is_ended = True
+        if self._warm_run is not None:
+            self._warm_run.end()
         super().on_kill()
 
     def execute(self, context: Context) -> None:
@@ -137,25 +141,23 @@ class SluiceOperator(SparkSubmitOperator):
             urls = {
                 connection_variable(name): url for name, url in self._database_urls().items() if url
             }
-            with submission(configuration, kafka, master, arguments, delta=self.delta) as submitted:
-                require_brokers(kafka)
-                self.application_args = arguments
-                self.jars = submitted.jars
-                self.files = submitted.files
-                self.driver_class_path = submitted.driver_class_path
-                self.conf = dict(submitted.conf)
-                # The parameter env_vars is not used, because the hook turns it into arguments for
-                # some masters.
-                variables = (
-                    submitted.environment
-                    | urls
-                    | {"SLUICE_RUN": run_name(context)}
-                    | trace_context()
-                )
-                with _added_to_environment(variables):
-                    super().execute(context)
-                if not submitted.is_finished:
-                    raise AirflowException(UNFINISHED)
+            variables = urls | {"SLUICE_RUN": run_name(context)} | trace_context()
+            if not self._run_warm(configuration, kafka, master, arguments, variables):
+                with submission(
+                    configuration, kafka, master, arguments, delta=self.delta
+                ) as submitted:
+                    require_brokers(kafka)
+                    self.application_args = arguments
+                    self.jars = submitted.jars
+                    self.files = submitted.files
+                    self.driver_class_path = submitted.driver_class_path
+                    self.conf = dict(submitted.conf)
+                    # The parameter env_vars is not used, because the hook turns it into arguments
+                    # for some masters.
+                    with _added_to_environment(submitted.environment | variables):
+                        super().execute(context)
+                    if not submitted.is_finished:
+                        raise AirflowException(UNFINISHED)
             self._report(context, kafka)
         except (SettingsError, PreflightError) as error:
             # A retry cannot repair a wrong setting or an unfit machine, so the task fails at once.
@@ -182,6 +184,45 @@ class SluiceOperator(SparkSubmitOperator):
             # task that exceeds its time limit.
             self._note_ended(context)
             raise
+
+    def _run_warm(
+        self,
+        configuration: Settings,
+        kafka: Mapping[str, str],
+        master: str,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+    ) -> bool:
+        """Run the pipeline on a warm driver. Return False if there is none, or if it is lost.
+
+        Raise AirflowException if the run fails.
+        """
+        with warm_run(
+            configuration,
+            kafka,
+            master,
+            arguments,
+            delta=self.delta,
+            variables=variables,
+            is_piped=True,
+        ) as run:
+            if run is None:
+                return False
+            self._warm_run = run
+            self.log.info("The run uses a warm driver.")
+            log_lines(self.log, run.lines())
+            try:
+                status = run.wait()
+            except DriverLost:
+                if self._is_ended:
+                    raise
+                self.log.warning(LOST)
+                return False
+            if status:
+                raise AirflowException(f"The driver ended with status {status}.")
+            if not run.is_finished:
+                raise AirflowException(UNFINISHED)
+        return True
 
     def _database_urls(self) -> dict[str, str | None]:
         """Return each connection's database URL; None or empty if Airflow lacks the connection."""
