@@ -112,7 +112,7 @@ class SharedJvm:
         os.environ |= {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
         prepare_pyspark()
         with settings_errors():
-            gateway: Any = launch_gateway()
+            gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
             session = gateway.entry_point
             java_context = gateway.jvm.JavaSparkContext.fromSparkContext(session.sparkContext())
             context = SparkContext(

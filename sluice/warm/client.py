@@ -77,7 +77,7 @@ class WarmRun:
         """
         rest = b""
         while True:
-            ready, _, _ = select.select([self.reader, self.connection], [], [])
+            ready, _, _ = select.select([self.reader, self.connection.fileno()], [], [])
             # When the run has ended, all that it has written is in the pipe.
             if self.reader not in ready:
                 break
@@ -114,7 +114,7 @@ class WarmRun:
             self._received += part
         line, _, rest = self._received.partition(b"\n")
         self._received = bytearray(rest)
-        return None if decode_reply(line).refused else bytes(line)
+        return None if decode_reply(bytes(line)).refused else bytes(line)
 
 
 def run_warm(
@@ -191,7 +191,7 @@ def warm_run(
                 "PYTHONHASHSEED": "0",
                 "PYTHONUNBUFFERED": "YES",
             },
-            folder=os.getcwd(),
+            folder=str(Path.cwd()),
             umask=_umask(),
         )
         try:
@@ -238,15 +238,21 @@ def _start_driver(settings: Settings, master: str, key: str, *, delta: bool) -> 
         command = [sys.executable, "-m", "sluice", "warm", "--master", master]
         if delta:
             command.append("--delta")
-        with (drivers_folder(settings) / f"{key}.log").open("w") as log:
-            subprocess.Popen(
-                command,
-                env=os.environ | environment(settings, {}),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        log = drivers_folder(settings) / f"{key}.log"
+        _spawn(command, os.environ | environment(settings, {}), log)
+
+
+def _spawn(command: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
+    """Start a program that outlives this process, with its output in a file."""
+    with log.open("w") as output:
+        subprocess.Popen(
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 @contextmanager

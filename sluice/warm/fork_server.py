@@ -261,9 +261,9 @@ class ForkServer:
             stream.flush()
         parent, number = os.getpid(), self._started
         pid = os.fork()
-        if pid:
-            return pid
-        self._become_run(client, request, number, parent)
+        if not pid:
+            self._become_run(client, request, number, parent)
+        return pid
 
     def _become_run(self, client: _Client, request: Request, number: int, parent: int) -> NoReturn:
         """Do a run in this process, which has just been forked."""

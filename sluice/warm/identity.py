@@ -1,6 +1,6 @@
-"""Which runs a warm driver may take: those for which everything is equal that a JVM or an imported
-module keeps as long as it lives.
+"""Which runs a warm driver may take.
 
+They are those for which everything is equal that a JVM or an imported module keeps.
 A warm driver listens at a socket whose name is a digest of all of this, so a run never finds a
 driver of another version, with other settings of Spark, or with other libraries.
 """
@@ -28,7 +28,6 @@ _KEPT_NAMES = (
     "PYTHONHOME",
     "PYTHONOPTIMIZE",
     "PYTHONUTF8",
-    "ARROW_DEFAULT_MEMORY_POOL",
 )
 _OF_STORAGE = ("AWS_", "AZURE_", "GOOGLE_", "KRB5")
 """Prefixes of the variables with which the JVM reaches the storage of Delta tables."""
@@ -79,7 +78,7 @@ def _newest_module() -> int:
             continue
         for name in names:
             if name.endswith(".py"):
-                newest = max(newest, os.stat(f"{folder}/{name}").st_mtime_ns)
+                newest = max(newest, Path(folder, name).stat().st_mtime_ns)
     return newest
 
 

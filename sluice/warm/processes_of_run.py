@@ -34,13 +34,13 @@ def kill_session(session: int) -> None:
 def _members(session: int) -> list[int]:
     """Return the processes of a session that have not ended."""
     members: list[int] = []
-    for folder in os.listdir("/proc"):
-        if not folder.isdecimal():
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal():
             continue
         # A process may have ended in between.
         with suppress(OSError):
             # The process's name is in parentheses, and may itself contain spaces and parentheses.
-            stat = Path(f"/proc/{folder}/stat").read_bytes().rpartition(b")")[2].split()
+            stat = (folder / "stat").read_bytes().rpartition(b")")[2].split()
             if int(stat[3]) == session and stat[0] not in (b"Z", b"X"):
-                members.append(int(folder))
+                members.append(int(folder.name))
     return members

@@ -2,87 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
-from sluice.warm.client import DriverLost, WarmRun
-from sluice.warm.messages import Request, send_request
-
-PROGRAM = """
-import json, os, socket, sys, threading, time
-from pathlib import Path
-from sluice.warm.fork_server import ForkServer, Limits
-def run(environment, arguments, number):
-    os.environ.clear()
-    os.environ.update(environment)
-    exec(arguments[0], {"number": number, "os": os, "sys": sys, "threading": threading, "time": time})
-    sys.stdout.flush()
-    return 0
-jvm = socket.socket(fileno=int(sys.argv[2]))
-server = ForkServer(Path(sys.argv[1]), "key", jvm, run, Limits(**json.loads(sys.argv[3])))
-print("ready", flush=True)
-sys.exit(server.serve())
-"""
-
-
-@dataclass
-class Server:
-    process: subprocess.Popen[str]
-    path: Path
-    jvm: socket.socket
-    """The end of the process that keeps the JVM."""
-
-    @contextmanager
-    def run(
-        self,
-        code: str,
-        output: Path,
-        *,
-        key: str = "key",
-        variables: Mapping[str, str] | None = None,
-    ) -> Iterator[WarmRun]:
-        with socket.socket(socket.AF_UNIX) as connection, output.open("wb") as file:
-            connection.connect(str(self.path))
-            request = Request(key, [code], {**(variables or {})}, str(output.parent), 0o027)
-            send_request(connection, request, file.fileno(), file.fileno())
-            yield WarmRun(connection, output.with_name("finished"))
-
-    def status_of(self, code: str, output: Path) -> int:
-        with self.run(code, output) as run:
-            assert run.has_started()
-            return run.wait()
+from sluice.warm.client import DriverLost
+from tests.support.fork_servers import Server, fork_server
 
 
 @contextmanager
 def server(folder: Path, **limits: float) -> Iterator[Server]:
-    jvm, of_server = socket.socketpair()
-    path = folder / "socket"
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(path), str(of_server.fileno()), json.dumps(limits)],
-        stdout=subprocess.PIPE,
-        text=True,
-        pass_fds=[of_server.fileno()],
-    )
-    of_server.close()
-    with process, jvm:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        try:
-            yield Server(process, path, jvm)
-        finally:
-            process.kill()
+    with fork_server(folder / "socket", **limits) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -232,15 +170,15 @@ def test_a_run_that_fails_because_the_jvm_ends_is_lost_and_not_failed(tmp_path: 
 
 
 def test_runs_die_with_the_fork_server(tmp_path: Path) -> None:
-    with server(tmp_path) as running:
-        with running.run("print(os.getpid(), flush=True); time.sleep(60)", tmp_path / "o") as run:
-            pid = int(wait_for(tmp_path / "o"))
-            running.process.kill()
-            assert run.has_started()
-            with pytest.raises(DriverLost):
-                run.wait()
-            wait_until_ended(pid)
-            assert not psutil.pid_exists(pid)
+    code = "print(os.getpid(), flush=True); time.sleep(60)"
+    with server(tmp_path) as running, running.run(code, tmp_path / "output") as run:
+        pid = int(wait_for(tmp_path / "output"))
+        running.process.kill()
+        assert run.has_started()
+        with pytest.raises(DriverLost):
+            run.wait()
+        wait_until_ended(pid)
+        assert not psutil.pid_exists(pid)
 
 
 def test_a_stopped_run_neither_stops_the_others_nor_survives_its_client(
