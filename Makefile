@@ -83,6 +83,10 @@ bench-tests: $(INSTALLED) ## Time the test driver: the first result of a process
 bench-freshness: $(JARS) ## Time records until REST answers with them, from idle and while lingering; ARGS='--bursts 30'
 	@PYTHONPATH=. $(BIN)/python benchmarks/freshness.py $(ARGS)
 
+.PHONY: bench-fleet
+bench-fleet: $(JARS) ## Time the runs of PIPELINES=60 small pipelines, cold and with a warm driver; ARGS='--active 10 --records 1000 --rounds 3 --places 2'
+	@PYTHONPATH=. $(BIN)/python benchmarks/fleet.py $(if $(PIPELINES),--pipelines $(PIPELINES)) $(ARGS)
+
 .PHONY: bench-monitoring
 bench-monitoring: $(JARS) ## Show what the overview, /metrics and the DAG file cost for many pipelines; ARGS='--pipelines 60'
 	@PYTHONPATH=. $(BIN)/python benchmarks/monitoring.py $(ARGS)

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from sluice.engine.starting_jvm import StartedJvm
 from sluice.errors import SluiceError
 from sluice.provision.supported_versions import check_python, check_spark
 from sluice.settings import Settings, masked, settings
@@ -27,7 +28,7 @@ from sluice.values.replay_span import EVERYTHING, Span
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from sluice.engine.starting_jvm import StartingJvm
+    from sluice.engine.starting_jvm import Jvm
 
 REBUILD, FROM_TOPICS, CHANGED_ONLY = "--rebuild", "--from-topics", "--changed-only"
 THEN_RUN = "--then-run"
@@ -38,11 +39,8 @@ CHECK = "--check-executors"
 _ACTIONS = (REBUILD, REPLAY, PROMOTE, DROP, ROLL_BACK, EXPLAIN, CHECK)
 
 
-def main(arguments: list[str], jvm: StartingJvm | None = None) -> int:
-    """Run or rebuild a pipeline. Print errors to standard error, and return the exit status.
-
-    `jvm` is None if the JVM has started this program, so that PySpark can connect to the JVM.
-    """
+def main(arguments: list[str], jvm: Jvm = StartedJvm()) -> int:  # noqa: B008 (has no state)
+    """Run or rebuild a pipeline. Print errors to standard error, and return the exit status."""
     status = _drive(arguments, jvm)
     # Starting the JVM has imported `sluice.spark_submit`, so this import takes no time.
     from sluice.spark_submit import ARCHIVING, WRITES_ARCHIVE
@@ -53,7 +51,7 @@ def main(arguments: list[str], jvm: StartingJvm | None = None) -> int:
     return status
 
 
-def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
+def _drive(arguments: list[str], jvm: Jvm) -> int:
     parsed = _Arguments.parse(arguments)
     if parsed is None:
         print(
@@ -71,24 +69,18 @@ def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
         with importing():
             import_pandas_on_demand()
             from sluice.engine import task_modules  # noqa: F401
-            from sluice.engine.session import jvm_errors, session
+            from sluice.engine.session import jvm_errors
             from sluice.engine.worker_daemon import prepare
 
-        with prepare(), ThreadPoolExecutor(1) as background:
+        configuration = settings()
+        if action == CHECK:
+            from sluice.engine.run.executor_check import without_own_daemon
 
-            def start_session() -> SparkSession:
-                if jvm is not None:
-                    jvm.connect()
-                configuration = settings()
-                if action == CHECK:
-                    from sluice.engine.run.executor_check import without_own_daemon
-
-                    configuration = without_own_daemon(configuration)
-                return session(configuration, f"sluice {name}")
-
+            configuration = without_own_daemon(configuration)
+        with prepare(jvm.environment), ThreadPoolExecutor(1) as background:
             # Starting the session takes seconds. Meanwhile, this thread imports and plans.
-            spark = background.submit(start_session)
-            with jvm_errors(), stopped(spark):
+            spark = background.submit(jvm.session, configuration, f"sluice {name}")
+            with jvm_errors(), stopped(spark, jvm):
                 if action == EXPLAIN:
                     explain_tasks(settings(), spark, name)
                 elif action == CHECK:
@@ -116,15 +108,12 @@ def _drive(arguments: list[str], jvm: StartingJvm | None) -> int:
 
 
 @contextmanager
-def stopped(spark: Future[SparkSession]) -> Iterator[None]:
+def stopped(spark: Future[SparkSession], jvm: Jvm) -> Iterator[None]:
     """Stop the session after the block."""
     try:
         yield
     finally:
-        # Starting the session has imported the module.
-        from sluice.engine.session import stop
-
-        stop(spark.result())
+        jvm.stop(spark.result())
 
 
 def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None:

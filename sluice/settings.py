@@ -14,6 +14,7 @@
 | SLUICE_RUN | | name of the run in audits and notes; in Airflow, the task sets it |
 | SLUICE_COMMIT_OFFSETS | true | whether runs commit offsets to the group sluice-PIPELINE |
 | SLUICE_MEMORY | 1500m | memory of a run, which determines the sizes of its batches and the heap |
+| SLUICE_WARM | off | `use`: runs use a warm driver if there is one; `start`: they also start it |
 | SLUICE_POOL | default_pool | Airflow pool of the pipelines' tasks |
 | SLUICE_SERVER_TOKEN | none | token that callers send to state servers; at least 16 characters |
 | SLUICE_SERVER_TOKEN_FILE | none | file with this token, in place of SLUICE_SERVER_TOKEN |
@@ -29,7 +30,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -44,6 +45,8 @@ _TOKEN_LENGTH = 16
 _MOST_DIGITS = 12
 LEAST_MEMORY_MB, MEMORY_MB = 1_200, 1_500
 """The least memory that a run may be given, and the memory that it is given by default."""
+OFF, USE_WARM, START_WARM = "off", "use", "start"
+"""The values of SLUICE_WARM: whether a run uses a warm driver, and starts it if there is none."""
 _CONNECTION = "SLUICE_CONNECTION_"
 """Prefix of the variables with the URLs of databases."""
 
@@ -67,6 +70,8 @@ class Settings:
     """Whether runs commit offsets to a consumer group (`engine/publish/consumer_group.py`)."""
     memory: int = MEMORY_MB
     """The memory that a run's processes may need together, in millions of bytes."""
+    warm: str = OFF
+    """Whether runs use a warm driver: one of OFF, USE_WARM and START_WARM."""
     pool: str = "default_pool"
     server_token: str = field(default="", repr=False)
     server_token_file: Path | None = None
@@ -103,6 +108,7 @@ class Settings:
             run=environ.get("SLUICE_RUN", ""),
             commit_offsets=_boolean(environ, "SLUICE_COMMIT_OFFSETS", default=True),
             memory=megabytes("SLUICE_MEMORY", environ.get("SLUICE_MEMORY") or f"{MEMORY_MB}m"),
+            warm=_one_of(environ, "SLUICE_WARM", (OFF, USE_WARM, START_WARM)),
             pool=environ.get("SLUICE_POOL") or "default_pool",
             server_token=_token(environ),
             server_token_file=_path(environ, "SLUICE_SERVER_TOKEN_FILE"),
@@ -207,6 +213,17 @@ def _boolean(environ: Mapping[str, str], name: str, *, default: bool) -> bool:
     if text.lower() not in ("true", "false"):
         raise SettingsError(f"{name} is {text[:40]!r}.", next_step="Set it to true or false.")
     return text.lower() == "true"
+
+
+def _one_of(environ: Mapping[str, str], name: str, values: Sequence[str]) -> str:
+    """Return the variable's value, which must be one of `values`. The first is the default."""
+    text = environ.get(name) or values[0]
+    if text not in values:
+        raise SettingsError(
+            f"{name} is {text[:40]!r}.",
+            next_step=f"Set it to {', '.join(values[:-1])} or {values[-1]}.",
+        )
+    return text
 
 
 def _whole(environ: Mapping[str, str], name: str) -> int | None:

@@ -132,6 +132,8 @@ class Submission:
     conf: Mapping[str, str] = field(default_factory=dict)
     """Spark settings that must be known before the driver's JVM or the executors start."""
     application: str = str(APPLICATION)
+    program: str = str(_DRIVER_WITH_JVM)
+    """The program of a driver that starts the JVM."""
     is_first: bool = False
     """Whether the run also writes the archive of Java classes."""
     finished: Path | None = None
@@ -158,7 +160,7 @@ class Submission:
     @property
     def driver_command(self) -> list[str]:
         """The command line of a driver that starts the JVM, for `driver_environment`."""
-        return [sys.executable, str(_DRIVER_WITH_JVM), *self.arguments]
+        return [sys.executable, self.program, *self.arguments]
 
     @property
     def driver_environment(self) -> dict[str, str]:
@@ -201,7 +203,7 @@ class Submission:
         if self.is_first:
             sys.stderr.write(FIRST_RUN)
         environment = os.environ | self.driver_environment
-        with _interruptible() as begin:
+        with interruptible() as begin:
             process = subprocess.Popen(
                 self.driver_command,
                 env=environment,
@@ -245,7 +247,7 @@ class Interrupted(BaseException):
 
 
 @contextmanager
-def _interruptible() -> Iterator[Callable[[], None]]:
+def interruptible() -> Iterator[Callable[[], None]]:
     """Raise Interrupted for signals to end, once the block has called the yielded function.
 
     The terminal sends SIGINT to the command, too. The command ignores it, because PySpark would
@@ -292,11 +294,12 @@ def submission(
     arguments: Sequence[str],
     *,
     delta: bool = False,
+    runs_at_once: int = 1,
 ) -> Iterator[Submission]:
     """Yield the spark-submit command of a run; the block must last until the command has ended.
 
     `delta` says whether the pipeline writes Delta tables, for which Spark needs more jars and
-    settings.
+    settings. `runs_at_once` is the most runs that share the JVM.
 
     Raise SettingsError if Delta Lake's jars are missing, or if the settings ask for the deploy
     mode cluster.
@@ -322,7 +325,7 @@ def submission(
         options = (*QUIET_JVM, f"-Djava.io.tmpdir={folder}", archive)
         conf = {
             "spark.driver.extraJavaOptions": " ".join(f'"{option}"' for option in options),
-            **_heap(settings, master, delta=delta),
+            **_heap(settings, master, runs_at_once, delta=delta),
             **conf,
         }
         if is_local(master):
@@ -454,7 +457,7 @@ def launcher_options(spark: Path | None) -> list[str]:
     return options
 
 
-def _heap(settings: Settings, master: str, *, delta: bool) -> dict[str, str]:
+def _heap(settings: Settings, master: str, runs_at_once: int, *, delta: bool) -> dict[str, str]:
     """Return the Spark setting for the heap of the JVM, unless the user has set it.
 
     On a cluster, the heap takes the results of many executors, and with Delta tables, the JVM
@@ -465,7 +468,7 @@ def _heap(settings: Settings, master: str, *, delta: bool) -> dict[str, str]:
         return {name: settings.spark_conf[name]}
     if os.environ.get("SPARK_DRIVER_MEMORY") or delta or not is_local(master):
         return {}
-    return {name: f"{heap_mb(settings.memory)}m"}
+    return {name: f"{runs_at_once * heap_mb(settings.memory)}m"}
 
 
 def heap_mb(memory_mb: int) -> int:

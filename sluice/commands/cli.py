@@ -22,6 +22,7 @@
 | rename | rename_command |
 | pause, resume | pause_commands |
 | deploy | deploy_command |
+| warm | warm_command |
 
 A new command is a function in one of these files. Commands of a group are registered with its
 `app`, all others below. Commands import everything else inside their functions, so that --help is
@@ -53,6 +54,7 @@ from sluice.commands import (
     standby_commands,
     status_command,
     topics_commands,
+    warm_command,
 )
 from sluice.commands.console import Commands
 
@@ -97,5 +99,6 @@ for command in (
     pause_commands.pause,
     pause_commands.resume,
     pipeline_commands.audit,
+    warm_command.warm,
 ):
     app.command()(command)

@@ -28,6 +28,7 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
             require_running,
         )
         from sluice.topology.loading.run_options import run_options
+        from sluice.warm.client import run_warm
 
         definition = load(pipeline)
         run_with = run_options(settings().pipelines, definition.file, pipeline)
@@ -35,18 +36,16 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
             require_running(settings(), pipeline)
     with errors_as_messages():
         started_at = now()
+        configuration = replace(run_with.applied_to(settings()), linger_ms=linger_ms)
+        kafka, arguments, delta = settings().kafka, [*options, pipeline], definition.needs_delta
         try:
-            with submission(
-                replace(run_with.applied_to(settings()), linger_ms=linger_ms),
-                settings().kafka,
-                master,
-                [*options, pipeline],
-                delta=definition.needs_delta,
-            ) as submitted:
-                with note_failure(settings(), pipeline):
-                    require_brokers(settings().kafka)
-                status = submitted.run()
-                detail = f"The driver ended with status {status} and without an error message."
+            status = run_warm(configuration, kafka, master, arguments, delta=delta)
+            if status is None:
+                with submission(configuration, kafka, master, arguments, delta=delta) as submitted:
+                    with note_failure(settings(), pipeline):
+                        require_brokers(kafka)
+                    status = submitted.run()
+            detail = f"The driver ended with status {status} and without an error message."
         except Interrupted as interrupted:
             # A shell shows this status for a program that a signal has ended.
             status, detail = 128 + interrupted.number, f"The command was {interrupted}."

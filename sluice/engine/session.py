@@ -123,7 +123,7 @@ def _is_no_lost_connection(record: logging.LogRecord) -> bool:
 
 
 @contextmanager
-def _settings_errors() -> Iterator[None]:
+def settings_errors() -> Iterator[None]:
     """Raise SettingsError if Spark refuses its settings in the block."""
     try:
         yield
@@ -159,25 +159,35 @@ def session(settings: Settings, name: str) -> SparkSession:
 
     Raises PreflightError without Java, and SettingsError if Spark refuses its settings.
     """
-    # Python workers must use this interpreter, not the first `python3` on the PATH.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # In a process that spark-submit has not started, PySpark starts Java. PySpark's error says
     # little if Java is missing, so `find_java` looks for Java first.
     if SparkContext._gateway is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
         find_java()
-    _use_no_pandas()
+    prepare_pyspark()
     builder = SparkSession.builder.appName(name)
     for key, value in configuration(settings).items():
         builder = builder.config(key, value)
-    with _settings_errors():
-        spark = builder.getOrCreate()
-        let_jvm_end(spark.sparkContext)
-        # Spark checks a setting's value only when it is set, not when a session is built with it.
-        # So each setting is set again.
-        for key in filter(spark.conf.isModifiable, settings.spark_conf):
-            value = str(spark.conf.get(key))
-            spark.conf.set(key, value)
+    with settings_errors():
+        spark = set_up(builder.getOrCreate(), settings)
     spark.sparkContext.setLogLevel("WARN")
+    return spark
+
+
+def prepare_pyspark() -> None:
+    """Prepare PySpark in a process that has no session yet."""
+    # Python workers must use this interpreter, not the first `python3` on the PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    _use_no_pandas()
+
+
+def set_up(spark: SparkSession, settings: Settings) -> SparkSession:
+    """Set up a session that has just been created, and return it."""
+    let_jvm_end(spark.sparkContext)
+    # Spark checks a setting's value only when it is set, not when a session is built with it. So
+    # each setting is set again.
+    for key in filter(spark.conf.isModifiable, settings.spark_conf):
+        value = str(spark.conf.get(key))
+        spark.conf.set(key, value)
     _remember_classes(spark)
     return spark
 

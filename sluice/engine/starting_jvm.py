@@ -1,4 +1,4 @@
-"""Connects PySpark to a JVM that has been started before PySpark was imported."""
+"""Connects PySpark to the JVM of a driver, whichever of the two has started the other."""
 
 from __future__ import annotations
 
@@ -6,21 +6,61 @@ import os
 import struct
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from sluice.errors import SettingsError
+from sluice.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _POLL_S = 0.01
 
 
+class Jvm(Protocol):
+    """The JVM of a driver."""
+
+    @property
+    def environment(self) -> Mapping[str, str] | None:
+        """The environment variables of the JVM; None if they are also those of this process."""
+
+    def session(self, settings: Settings, name: str) -> SparkSession:
+        """Return the driver's session, after waiting for the JVM."""
+
+    def stop(self, spark: SparkSession) -> None:
+        """Stop the session of a driver that ends."""
+
+
+class StartedJvm:
+    """The JVM that has started this process, as spark-submit's does."""
+
+    environment = None
+
+    def session(self, settings: Settings, name: str) -> SparkSession:
+        from sluice.engine.session import session
+
+        return session(settings, name)
+
+    def stop(self, spark: SparkSession) -> None:
+        from sluice.engine.session import stop
+
+        stop(spark)
+
+
 @dataclass(frozen=True)
-class StartingJvm:
-    """A JVM that is being started. PySpark can use it after `connect`."""
+class StartingJvm(StartedJvm):
+    """A JVM that this process is starting."""
 
     process: subprocess.Popen[bytes]
     connection: Path
     """The file in which the JVM writes its port and a secret when it has started."""
+
+    def session(self, settings: Settings, name: str) -> SparkSession:
+        self.connect()
+        return super().session(settings, name)
 
     def connect(self) -> None:
         """Wait until the JVM has started, and tell PySpark how to connect.

@@ -19,6 +19,7 @@ import select
 import socket
 import sys
 import traceback
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import NoReturn
@@ -29,12 +30,18 @@ from sluice.support.startup import PREPARED_DAEMON, importing
 _PART = 65_536
 
 
-def prepare() -> AbstractContextManager[object]:
+def prepare(
+    environment_of_jvm: Mapping[str, str] | None = None,
+) -> AbstractContextManager[object]:
     """Fork a process that becomes Spark's daemon when Spark starts this program.
 
     It forks only if the environment names the daemon's socket. The process ends after the block if
     Spark has not started this program before. Call this function in a process without other
     threads.
+
+    The daemon has the environment with which Spark starts this program. If the JVM is that of a
+    warm driver, `environment_of_jvm` is given: of Spark's variables, the daemon then gets only
+    those that the JVM did not start with, beside this process's own.
     """
     path = os.environ.get(PREPARED_DAEMON)
     if not path:
@@ -52,7 +59,7 @@ def prepare() -> AbstractContextManager[object]:
         stream.flush()
     if not os.fork():
         _close_all_except(0, 1, 2, listener.fileno(), daemon.fileno())
-        _wait(listener, daemon)
+        _wait(listener, daemon, environment_of_jvm)
     listener.close()
     daemon.close()
     return driver
@@ -71,14 +78,18 @@ def _close_all_except(*kept: int) -> None:
                 os.close(descriptor)
 
 
-def _wait(listener: socket.socket, driver: socket.socket) -> NoReturn:
+def _wait(
+    listener: socket.socket,
+    driver: socket.socket,
+    environment_of_jvm: Mapping[str, str] | None,
+) -> NoReturn:
     """Become the daemon of the first caller. End if the driver ends before that."""
     try:
         ready, _, _ = select.select([listener, driver], [], [])
         if listener in ready:
             caller, _ = listener.accept()
             listener.close()
-            _take_over(caller)
+            _take_over(caller, environment_of_jvm)
             serve()
     except (SystemExit, KeyboardInterrupt):
         # Spark's daemon ends with SystemExit, and a terminal interrupts all processes of a command.
@@ -90,21 +101,44 @@ def _wait(listener: socket.socket, driver: socket.socket) -> NoReturn:
         os._exit(1)
 
 
-def _take_over(caller: socket.socket) -> None:
-    """Get stdin, stdout, arguments and environment from the process that Spark has started."""
-    message, descriptors, _, _ = socket.recv_fds(caller, _PART, 3)
+def _take_over(caller: socket.socket, environment_of_jvm: Mapping[str, str] | None) -> None:
+    """Get stdin, stdout, arguments and environment from the process that Spark has started.
+
+    Standard error stays that of the driver, in whose output the output of tasks belongs.
+    """
+    message, descriptors, _, _ = socket.recv_fds(caller, _PART, 2)
     while part := caller.recv(_PART):
         message += part
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    sys.argv, folder, variables = json.loads(message)
-    os.chdir(folder)
+    sys.argv, folder, of_spark = json.loads(message)
+    variables = environment_of_tasks(os.environ, of_spark, environment_of_jvm)
+    # Spark's own folder is the JVM's, which belongs to no run.
+    if environment_of_jvm is None:
+        os.chdir(folder)
     os.environ.clear()
     os.environ.update(variables)
     # Python reads this variable only when it starts.
-    paths = variables.get("PYTHONPATH", "").split(os.pathsep)
+    paths = of_spark.get("PYTHONPATH", "").split(os.pathsep)
     sys.path.extend(path for path in paths if path and path not in sys.path)
+
+
+def environment_of_tasks(
+    own: Mapping[str, str], of_spark: Mapping[str, str], of_jvm: Mapping[str, str] | None
+) -> dict[str, str]:
+    """Return the environment variables of a run's tasks.
+
+    `own` are the run's, `of_spark` are those with which Spark starts its daemon, and `of_jvm` are
+    those of a JVM that belongs to no run; None for the JVM of the run.
+    """
+    if of_jvm is None:
+        return {**of_spark}
+    variables = {**own}
+    for name, value in of_spark.items():
+        if of_jvm.get(name) != value:
+            variables[name] = value
+    return variables
 
 
 def hand_over() -> bool:
@@ -124,7 +158,7 @@ def hand_over() -> bool:
             # daemon for another environment, and after a crash of the first daemon.
             return False
         message = json.dumps([sys.argv, str(Path.cwd()), {**os.environ}]).encode()
-        sent = socket.send_fds(prepared, [message[:_PART]], [0, 1, 2])
+        sent = socket.send_fds(prepared, [message[:_PART]], [0, 1])
         prepared.sendall(message[sent:])
         prepared.shutdown(socket.SHUT_WR)
         # The JVM closes the pipes of a process that has ended, so this process must not end first.
@@ -159,6 +193,10 @@ def fork_workers() -> None:
     run_tasks = daemon.worker
 
     def run_tasks_until_stopped(connection: socket.socket, authenticated: bool) -> int:
+        # Standard output is a pipe to Spark, which writes what it gets into the JVM's standard
+        # error. The driver's own standard error is the same, or that of the task's run if the JVM
+        # is a warm driver's.
+        os.dup2(2, 1)
         try:
             return run_tasks(connection, authenticated)
         except (EOFError, ConnectionError):

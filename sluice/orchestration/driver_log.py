@@ -57,6 +57,12 @@ def log_at_levels(hook: SparkSubmitHook) -> None:
     hook._log = log
 
 
+def log_lines(log: Any, lines: Iterable[str]) -> None:
+    """Log a driver's lines, each at its own level."""
+    for line, level in levels(lines):
+        log.log(level, "%s", line.rstrip("\n"))
+
+
 class _LogAtLevel:
     """The logger of a hook. The hook calls `info` with each line before it takes the next line."""
 

@@ -44,7 +44,7 @@ from sluice.observe.metrics import gauges, shard_sizes
 from sluice.observe.monitoring import LedgerFigures, run_figures
 from sluice.observe.tracing import trace_context
 from sluice.orchestration.dag_facts import AnnouncedStore
-from sluice.orchestration.driver_log import log_at_levels
+from sluice.orchestration.driver_log import log_at_levels, log_lines
 from sluice.orchestration.repetition import AttemptEnded, Repetition, run_name
 from sluice.orchestration.window_events import announce_windows, window_asset
 from sluice.settings import Settings, settings
@@ -61,6 +61,7 @@ from sluice.state.ledger.run_ends import note_killed, now
 from sluice.topology.loading.run_options import DEFAULTS, RunOptions
 from sluice.values.replay_span import LONGEST_POINT, Span
 from sluice.values.sink_tables import connection_variable
+from sluice.warm.client import LOST, DriverLost, WarmRun, warm_run
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -133,10 +134,13 @@ class SluiceOperator(SparkSubmitOperator):
         self.pipeline = pipeline
         self.continuous = continuous
         self._is_ended = False
+        self._warm_run: WarmRun | None = None
 
     def on_kill(self) -> None:
         """End the driver, because Airflow ends the task, such as when a user marks it as failed."""
         self._is_ended = True
+        if self._warm_run is not None:
+            self._warm_run.end()
         super().on_kill()
 
     def execute(self, context: Context) -> None:
@@ -158,25 +162,23 @@ class SluiceOperator(SparkSubmitOperator):
             urls = {
                 connection_variable(name): url for name, url in self._database_urls().items() if url
             }
-            with submission(configuration, kafka, master, arguments, delta=self.delta) as submitted:
-                require_brokers(kafka)
-                self.application_args = arguments
-                self.jars = submitted.jars
-                self.files = submitted.files
-                self.driver_class_path = submitted.driver_class_path
-                self.conf = dict(submitted.conf)
-                # The parameter env_vars is not used, because the hook turns it into arguments for
-                # some masters.
-                variables = (
-                    submitted.environment
-                    | urls
-                    | {"SLUICE_RUN": run_name(context)}
-                    | trace_context()
-                )
-                with _added_to_environment(variables):
-                    super().execute(context)
-                if not submitted.is_finished:
-                    raise AirflowException(UNFINISHED)
+            variables = urls | {"SLUICE_RUN": run_name(context)} | trace_context()
+            if not self._run_warm(configuration, kafka, master, arguments, variables):
+                with submission(
+                    configuration, kafka, master, arguments, delta=self.delta
+                ) as submitted:
+                    require_brokers(kafka)
+                    self.application_args = arguments
+                    self.jars = submitted.jars
+                    self.files = submitted.files
+                    self.driver_class_path = submitted.driver_class_path
+                    self.conf = dict(submitted.conf)
+                    # The parameter env_vars is not used, because the hook turns it into arguments
+                    # for some masters.
+                    with _added_to_environment(submitted.environment | variables):
+                        super().execute(context)
+                    if not submitted.is_finished:
+                        raise AirflowException(UNFINISHED)
             self._report(context, kafka)
             self._announce_windows(context)
         except (SettingsError, PreflightError) as error:
@@ -205,26 +207,8 @@ class SluiceOperator(SparkSubmitOperator):
             self._note_ended(context)
             raise
 
-    def _skip_if_paused(self, context: Context) -> None:
-        """Skip the task if somebody has paused the pipeline, which is no failure.
-
-        A pipeline that runs continuously would be started again at once, so its task waits a while.
-        """
-        if (context.get("params") or {}).get("action", "run") != "run":
-            return
-        waits = _WAITS_WHILE_PAUSED if self.continuous else 1
-        pause: Pause | None = None
-        for attempt in range(waits):
-            # If the ledger is away, the run itself reports that.
-            with suppress(SluiceError, OSError), Ledger.open(settings().ledger) as ledger:
-                pause = ledger.pauses.of(self.pipeline)
-            if pause is None:
-                return
-            if attempt == 0:
-                self.log.warning("%s is %s. Nothing is read.", self.pipeline, pause)
-            if waits > 1:
-                time.sleep(_PAUSED_SECONDS)
-        raise AirflowSkipException(f"{self.pipeline} is {pause}")
+from sluice.orchestration.dag_facts import AnnouncedStore
+from sluice.orchestration.driver_log import log_at_levels, log_lines
 
     def _database_urls(self) -> dict[str, str | None]:
         """Return each connection's database URL; None or empty if Airflow lacks the connection."""

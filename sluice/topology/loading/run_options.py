@@ -27,7 +27,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -61,6 +61,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The longest duration of an attempt, such as `"2 hours"`."""
     memory: str | None = None
     """The memory of a run, such as `"4g"`: as SLUICE_MEMORY."""
+    warm: Literal["off", "use", "start"] | None = None
+    """Whether runs use a warm driver, and start it if there is none: as SLUICE_WARM."""
     spark_connection: Name | None = None
     """Airflow's connection with the Spark master."""
     spark_conf: dict[str, str] = {}  # msgspec copies it
@@ -92,7 +94,12 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def applied_to(self, settings: Settings) -> Settings:
         """Return the settings of a run with these options."""
         memory = self.memory_mb or settings.memory
-        return replace(settings, memory=memory, spark_conf=settings.spark_conf | self.spark_conf)
+        return replace(
+            settings,
+            memory=memory,
+            spark_conf=settings.spark_conf | self.spark_conf,
+            warm=self.warm or settings.warm,
+        )
 
     def as_text(self) -> str:
         """Return the options that are given, a line each."""

@@ -16,6 +16,7 @@ from typing import IO
 import psutil
 import pytest
 
+from sluice.engine.worker_daemon import environment_of_tasks
 from sluice.support.processes import has_ended
 from sluice.support.startup import PREPARED_DAEMON
 
@@ -175,3 +176,16 @@ def test_a_worker_whose_task_is_stopped_before_it_begins_ends_without_a_tracebac
             assert has_ended(started)
         _, errors = daemon.communicate(timeout=30)
     assert b"Traceback" not in errors
+
+
+def test_tasks_of_a_warm_driver_have_the_environment_of_their_run() -> None:
+    of_jvm = {"PATH": "/jvm", "SLUICE_HOME": "/jvm", "ONLY": "of the JVM"}
+    of_spark = {**of_jvm, "PYTHON_WORKER_FACTORY_SECRET": "secret", "PYTHONPATH": "/spark"}
+    own = {"PATH": "/run", "SLUICE_HOME": "/run", "PYTHONPATH": "/run"}
+    assert environment_of_tasks(own, of_spark, of_jvm) == {
+        "PATH": "/run",
+        "SLUICE_HOME": "/run",
+        "PYTHONPATH": "/spark",
+        "PYTHON_WORKER_FACTORY_SECRET": "secret",
+    }
+    assert environment_of_tasks(own, of_spark, None) == of_spark

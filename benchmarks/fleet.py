@@ -1,0 +1,285 @@
+"""Runs of many small pipelines, cold and with a warm driver: `fleet.py --pipelines 60`.
+
+In each round, some pipelines get records, and one run of each of them starts at once, with `sluice
+run`; as many runs as a pool has places are processed at the same time. The freshness of a pipeline
+is the time from its last record to the end of its run. Airflow is not part of it: `make
+bench-freshness` measures the way through Airflow.
+
+The CPU time is that of all processes, from the start of the driver to its end, as the kernel has
+counted it, without the broker. The memory is the most that all processes had at one time, where a
+page that several processes share counts once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import queue
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import psutil
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.cost import SLUICE, environment
+from sluice.kafka.topics import Topic, create_topics, produce
+from sluice.local.broker import EmbeddedKafka
+from sluice.support.processes import has_ended
+from sluice.warm.warm_driver import READY
+from tests.support.ports import free_port
+from tests.support.signals import interrupt_on_sigterm
+
+PIPELINE = '''"""Counts records by key."""
+
+from sluice import Pipeline
+
+pipeline = Pipeline("{name}", workers=1)
+pipeline.stream("{name}", value=str).group_by_key().count(store="{name}_count")
+'''
+KEYS = 50
+_PR_SET_CHILD_SUBREAPER = 36
+_READY_S = 180.0
+
+console = Console(stderr=True)
+
+
+@dataclass
+class Measured:
+    """What the rounds of one way to run have cost."""
+
+    name: str
+    seconds: list[float] = field(default_factory=list)
+    """The freshness of each pipeline in each round."""
+    run_seconds: list[float] = field(default_factory=list)
+    """The time of each run, without waiting for its place in the pool."""
+    elapsed_s: float = 0.0
+    cpu_s: float = 0.0
+    peak_gb: float = 0.0
+    fixed_cpu_s: float = 0.0
+    """The part of the CPU time that a warm driver's start and end have taken."""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Pipelines with their topics, and how they are run."""
+
+    home: Path
+    kafka: dict[str, str]
+    names: Sequence[str]
+    records: int
+    places: int
+
+    @property
+    def pipelines(self) -> Path:
+        return self.home / "pipelines"
+
+    def write(self) -> None:
+        self.pipelines.mkdir(parents=True)
+        for name in self.names:
+            (self.pipelines / f"{name}.py").write_text(PIPELINE.format(name=name))
+        create_topics(self.kafka, [Topic(name, 2, 1) for name in self.names])
+
+    def round(self, active: Sequence[str], measured: Measured, *, warm: str) -> None:
+        """Send records to some pipelines, and run each of them until it has published them."""
+        begun: dict[str, float] = {}
+        waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for name in active:
+            keys = (f"key-{number % KEYS}" for number in range(self.records))
+            produce(self.kafka, name, ((key, b"x", 0) for key in keys))
+            begun[name] = time.monotonic()
+            waiting.put(name)
+        variables = {**environment(self.home, self.pipelines, self.kafka), "SLUICE_WARM": warm}
+        failed: list[str] = []
+
+        def work() -> None:
+            while True:
+                try:
+                    name = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                started = time.monotonic()
+                with (self.home / f"{name}.log").open("w") as log:
+                    status = subprocess.call(
+                        [SLUICE, "run", name], env=variables, stdout=log, stderr=log
+                    )
+                measured.run_seconds.append(time.monotonic() - started)
+                measured.seconds.append(time.monotonic() - begun[name])
+                if status:
+                    failed.append((self.home / f"{name}.log").read_text()[-2_000:])
+
+        places = [threading.Thread(target=work) for _ in range(self.places)]
+        for place in places:
+            place.start()
+        for place in places:
+            place.join()
+        if failed:
+            raise SystemExit(f"A run has failed:\n{failed[0]}")
+
+    @contextmanager
+    def warm_driver(self) -> Iterator[None]:
+        """Run a warm driver during the block."""
+        variables = environment(self.home, self.pipelines, self.kafka)
+        log = self.home / "warm-driver.log"
+        with log.open("w") as output:
+            driver = subprocess.Popen(
+                [SLUICE, "warm", "--at-once", str(self.places)],
+                env=variables,
+                stdout=output,
+                stderr=output,
+            )
+            until = time.monotonic() + _READY_S
+            while READY not in log.read_text():
+                if driver.poll() is not None or time.monotonic() > until:
+                    raise SystemExit(f"The warm driver does not start:\n{log.read_text()}")
+                time.sleep(0.05)
+            try:
+                yield
+            finally:
+                driver.send_signal(signal.SIGTERM)
+                driver.wait()
+
+
+def main(
+    pipelines: Annotated[int, typer.Option(min=1, help="Number of pipelines.")] = 60,
+    active: Annotated[int, typer.Option(min=1, help="Pipelines with records in a round.")] = 10,
+    records: Annotated[int, typer.Option(min=1, help="Records of a pipeline in a round.")] = 1_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 3,
+    places: Annotated[int, typer.Option(min=1, help="Most runs at the same time.")] = 2,
+) -> None:
+    """Run the rounds cold, and then with a warm driver."""
+    # Processes whose parents have ended become children of this process, which waits for them. So
+    # their CPU time counts.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    results: list[Measured] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="sluice-fleet-") as folder,
+        EmbeddedKafka(Path(folder) / "kafka", free_port()) as broker,
+    ):
+        kafka = {"bootstrap.servers": broker.bootstrap}
+        for name in ("cold", "warm"):
+            names = [f"{name}{number}" for number in range(pipelines)]
+            fleet = Fleet(Path(folder) / name, kafka, names, records, places)
+            fleet.write()
+            # The first run writes an archive of classes, and the ledger.
+            fleet.round(names[:1], Measured(""), warm="off")
+            results.append(measure(fleet, name, active, rounds))
+    Console().print(table(results))
+    print(json.dumps([vars(measured) for measured in results]), file=sys.stderr)
+
+
+def measure(fleet: Fleet, name: str, active: int, rounds: int) -> Measured:
+    measured = Measured(name)
+    before = cpu_of_children()
+    if name == "warm":
+        with fleet.warm_driver():
+            pass
+        measured.fixed_cpu_s = cpu_of_children() - before
+        before = cpu_of_children()
+    with memory_of_children(measured):
+        if name == "warm":
+            with fleet.warm_driver():
+                run_rounds(fleet, measured, active, rounds, warm="use")
+        else:
+            run_rounds(fleet, measured, active, rounds, warm="off")
+    measured.cpu_s = cpu_of_children() - before
+    return measured
+
+
+def run_rounds(fleet: Fleet, measured: Measured, active: int, rounds: int, *, warm: str) -> None:
+    begun = time.monotonic()
+    for number in range(rounds):
+        first = number * active
+        chosen = [fleet.names[(first + place) % len(fleet.names)] for place in range(active)]
+        fleet.round(chosen, measured, warm=warm)
+        console.print(f"{measured.name}: round {number + 1} of {rounds}")
+    measured.elapsed_s = time.monotonic() - begun
+
+
+def cpu_of_children() -> float:
+    """Return the CPU seconds of all descendants that have ended, after waiting for these."""
+    own = psutil.Process()
+    for child in own.children(recursive=True):
+        # The broker goes on.
+        if "kafka.Kafka" in " ".join(_command(child)):
+            continue
+        with suppress(psutil.TimeoutExpired):
+            child.wait(60)
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+@contextmanager
+def memory_of_children(measured: Measured) -> Iterator[None]:
+    """Sample the memory of all descendants but the broker during the block."""
+    ended = threading.Event()
+
+    def sample() -> None:
+        own = psutil.Process()
+        while not ended.wait(0.5):
+            size = 0
+            for child in own.children(recursive=True):
+                if "kafka.Kafka" in " ".join(_command(child)) or has_ended(child):
+                    continue
+                with suppress(psutil.Error):
+                    size += child.memory_full_info().pss
+            measured.peak_gb = max(measured.peak_gb, size / 1e9)
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def table(results: Sequence[Measured]) -> Table:
+    columns = (
+        *("driver", "runs", "run p50 s", "freshness p50 s", "freshness p99 s"),
+        *("CPU s a run", "CPU s of the driver", "all s", "peak GB"),
+    )
+    shown = Table(*columns, box=None)
+    for measured in results:
+        runs = len(measured.seconds)
+        p99 = statistics.quantiles(measured.seconds, n=100, method="inclusive")[-1]
+        shown.add_row(
+            measured.name,
+            str(runs),
+            f"{statistics.median(measured.run_seconds):.2f}",
+            f"{statistics.median(measured.seconds):.2f}",
+            f"{p99:.2f}",
+            f"{(measured.cpu_s - measured.fixed_cpu_s) / runs:.2f}",
+            f"{measured.fixed_cpu_s:.1f}",
+            f"{measured.elapsed_s:.1f}",
+            f"{measured.peak_gb:.2f}",
+        )
+    return shown
+
+
+if __name__ == "__main__":
+    interrupt_on_sigterm()
+    typer.run(main)

@@ -1,0 +1,326 @@
+"""The process of a warm driver that forks a process for each run.
+
+It has imported everything that a run needs, and has a single thread, so that its forks are sound.
+It makes no call that can block: it never calls the JVM, and it reads and writes its connections
+only when they are ready. A run's process has the client's environment, folder and output, and is
+the leader of a session of its own, so that everything that it has started can be ended with it.
+Therefore, what a run does to its process, such as leaking threads or calling `os._exit`, affects
+neither this process nor other runs.
+
+A run ends in one of these ways:
+
+- Its process ends. The client gets its status.
+- The client ends the connection. All processes of the run are killed.
+- The JVM ends. All processes of all runs are killed, and the clients find out that the driver is
+  lost.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn, TypeAlias
+
+import structlog
+
+from sluice.warm.messages import Incoming, Reply, Request, encode_reply
+from sluice.warm.processes_of_run import end_with_parent, kill_session
+
+log = structlog.get_logger()
+
+RunFunction: TypeAlias = Callable[[dict[str, str], list[str], int], int]
+"""Does a run in its own process, and returns the exit status. Takes the environment, the arguments
+and the number of the run."""
+_CREDENTIALS = struct.Struct("3i")
+_UNTIL_JVM_IS_MISSED_S = 0.3
+"""How long after the failure of a run its cause may be seen to be the end of the JVM."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a driver takes no more runs."""
+
+    at_once: int = 4
+    """The most runs that are processed at the same time. The others wait."""
+    idle_s: float = 1_800.0
+    """A driver ends after so many seconds without a run."""
+    runs: int = 500
+    """A driver ends after so many runs."""
+    age_s: float = 12 * 3_600.0
+    """A driver ends after so many seconds, when the runs have ended that it has taken by then."""
+
+
+@dataclass(eq=False)
+class _Client:
+    """A connection, and the run that it has asked for."""
+
+    connection: socket.socket
+    incoming: Incoming = field(default_factory=Incoming)
+    request: Request | None = None
+    """None until it has been received."""
+    pid: int = 0
+    """The process of the run; 0 before its start."""
+    descriptor: int = -1
+    """The file descriptor that is readable when the process has ended."""
+    is_gone: bool = False
+
+    def answer(self, reply: Reply) -> None:
+        """Send a reply. A client that does not take its few bytes has gone."""
+        with suppress(OSError):
+            self.connection.send(encode_reply(reply))
+
+    def close(self) -> None:
+        self.connection.close()
+        for descriptor in self.incoming.descriptors:
+            os.close(descriptor)
+        self.incoming.descriptors.clear()
+
+
+class ForkServer:
+    """Takes requests at a listening socket until `limits` are reached or the JVM has ended.
+
+    `jvm` is a connection to the process that keeps the JVM, which ends with the JVM.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        key: str,
+        jvm: socket.socket,
+        run: RunFunction,
+        limits: Limits | None = None,
+    ) -> None:
+        self._path, self._key, self._jvm, self._run = path, key, jvm, run
+        self._limits = limits or Limits()
+        self._waiting: deque[_Client] = deque()
+        self._running: dict[int, _Client] = {}
+        self._clients: set[_Client] = set()
+        self._started = 0
+        self._begun = self._last_used = time.monotonic()
+        self._is_lost = False
+        self._selector = selectors.DefaultSelector()
+        self._listener: socket.socket | None = _listen(path)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(jvm, selectors.EVENT_READ, self._lose_jvm)
+
+    def serve(self) -> bool:
+        """Serve until the driver must end. Return whether it ends because it has lost the JVM."""
+        try:
+            while not self._is_lost and not self._is_done():
+                for key, _ in self._selector.select(self._patience()):
+                    key.data()
+                self._start_waiting()
+        finally:
+            self._stop_listening()
+            for client in [*self._clients]:
+                self._drop(client)
+        return self._is_lost
+
+    def _is_done(self) -> bool:
+        """Return whether the driver may end. It stops listening before its last runs have ended."""
+        idle_s = time.monotonic() - self._last_used
+        age_s = time.monotonic() - self._begun
+        if self._clients:
+            idle_s = 0.0
+        limits = self._limits
+        if self._started >= limits.runs or idle_s >= limits.idle_s or age_s >= limits.age_s:
+            self._stop_listening()
+        return self._listener is None and not self._clients
+
+    def _patience(self) -> float:
+        until_idle = self._last_used + self._limits.idle_s - time.monotonic()
+        until_old = self._begun + self._limits.age_s - time.monotonic()
+        # While runs go on, the end of a run wakes this process.
+        return max(0.05, min(until_idle, until_old, 60.0))
+
+    def _stop_listening(self) -> None:
+        if self._listener is None:
+            return
+        self._selector.unregister(self._listener)
+        self._path.unlink(missing_ok=True)
+        self._listener.close()
+        self._listener = None
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        connection.setblocking(False)
+        client = _Client(connection)
+        if peer_user(connection) != os.getuid():
+            client.close()
+            return
+        self._clients.add(client)
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._receive(client))
+
+    def _receive(self, client: _Client) -> None:
+        """Receive a part of a request, or find out that the client has gone."""
+        if client.request is not None:
+            self._lose_client(client)
+            return
+        try:
+            client.request = client.incoming.receive(client.connection)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError) as error:
+            # msgspec's errors are ValueErrors, too.
+            client.answer(Reply(refused=str(error)))
+            self._drop(client)
+            return
+        if client.request is None:
+            return
+        if client.request.key != self._key:
+            client.answer(Reply(refused="The driver has another version or other settings."))
+            self._drop(client)
+            return
+        self._waiting.append(client)
+
+    def _lose_client(self, client: _Client) -> None:
+        """Kill the run of a client that has ended the connection, such as a cancelled task."""
+        if not client.pid:
+            self._waiting.remove(client)
+            self._drop(client)
+            return
+        client.is_gone = True
+        self._selector.unregister(client.connection)
+        # The process's end follows as an event.
+        kill_session(client.pid)
+
+    def _start_waiting(self) -> None:
+        while self._waiting and len(self._running) < self._limits.at_once:
+            client = self._waiting.popleft()
+            assert client.request is not None
+            self._started += 1
+            client.answer(Reply())
+            try:
+                client.pid = self._fork(client, client.request)
+            except OSError as error:
+                # The system has no memory or process left.
+                client.answer(Reply(refused=f"No process could be started: {error}"))
+                self._drop(client)
+                continue
+            client.descriptor = os.pidfd_open(client.pid)
+            self._running[client.pid] = client
+            self._selector.register(client.descriptor, selectors.EVENT_READ, self._end_of(client))
+
+    def _end_of(self, client: _Client) -> Callable[[], None]:
+        return lambda: self._end(client)
+
+    def _end(self, client: _Client) -> None:
+        """Report the end of a run's process, after ending what it has left."""
+        status = self._reap(client)
+        self._last_used = time.monotonic()
+        if status and not client.is_gone and self._has_lost_jvm():
+            self._lose_jvm()
+        else:
+            client.answer(Reply(status))
+        self._drop(client)
+
+    def _reap(self, client: _Client) -> int:
+        """End all processes of a client's run, and return the status of the first of them."""
+        # As long as nobody has asked for the status, the session's number cannot be used again.
+        kill_session(client.pid)
+        _, waited = os.waitpid(client.pid, 0)
+        del self._running[client.pid]
+        self._selector.unregister(client.descriptor)
+        os.close(client.descriptor)
+        client.pid = 0
+        return os.waitstatus_to_exitcode(waited)
+
+    def _has_lost_jvm(self) -> bool:
+        readable, _, _ = select.select([self._jvm], [], [], _UNTIL_JVM_IS_MISSED_S)
+        return bool(readable)
+
+    def _lose_jvm(self) -> None:
+        self._is_lost = True
+
+    def _drop(self, client: _Client) -> None:
+        """Forget a client, and kill its run if it goes on."""
+        if client.pid:
+            self._reap(client)
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(client.connection)
+        client.close()
+        self._clients.discard(client)
+
+    def _fork(self, client: _Client, request: Request) -> int:
+        """Fork the process of a run, and return its process id."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        parent, number = os.getpid(), self._started
+        pid = os.fork()
+        if not pid:
+            self._become_run(client, request, number, parent)
+        return pid
+
+    def _become_run(self, client: _Client, request: Request, number: int, parent: int) -> NoReturn:
+        """Do a run in this process, which has just been forked."""
+        status = 1
+        try:
+            os.setsid()
+            end_with_parent(parent)
+            self._take_output(client)
+            os.chdir(request.folder)
+            os.umask(request.umask)
+            sys.argv[1:] = request.arguments
+            status = self._run(request.environment, request.arguments, number)
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else bool(ended.code)
+        except BaseException:
+            # As the interpreter does at the end of a program.
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(status)
+
+    def _take_output(self, client: _Client) -> None:
+        """Take the client's output, and close everything of the fork server.
+
+        The objects are closed, rather than only their descriptors: otherwise, the end of an object
+        would close a descriptor that belongs to another object by then.
+        """
+        stdout, stderr = client.incoming.descriptors
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for number, descriptor in enumerate((nothing, stdout, stderr)):
+            os.dup2(descriptor, number)
+        os.close(nothing)
+        for other in self._clients:
+            other.close()
+            if other.descriptor >= 0 and other.pid:
+                os.close(other.descriptor)
+        if self._listener is not None:
+            self._listener.close()
+        self._jvm.close()
+        self._selector.close()
+
+
+def _listen(path: Path) -> socket.socket:
+    """Listen at a path that only this user can reach."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    # The command holds the lock of the driver's key, so the socket belongs to no living driver.
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    listener.listen(128)
+    listener.setblocking(False)
+    return listener
+
+
+def peer_user(connection: socket.socket) -> int:
+    """Return the user at the other end of a Unix socket."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(credentials)
+    return int(user)

@@ -1,0 +1,46 @@
+"""The processes of a run: a session of the operating system, which ends as a whole."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_ROUNDS = 20
+
+
+def end_with_parent(parent: int) -> None:
+    """Let this process be killed when its parent, whose process id is given, ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent may have ended before the call.
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def kill_session(session: int) -> None:
+    """Kill all processes of a session, and those that they start meanwhile."""
+    for _ in range(_ROUNDS):
+        members = _members(session)
+        if not members:
+            return
+        for pid in members:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _members(session: int) -> list[int]:
+    """Return the processes of a session that have not ended."""
+    members: list[int] = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal():
+            continue
+        # A process may have ended in between.
+        with suppress(OSError):
+            # The process's name is in parentheses, and may itself contain spaces and parentheses.
+            stat = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+            if int(stat[3]) == session and stat[0] not in (b"Z", b"X"):
+                members.append(int(folder.name))
+    return members
