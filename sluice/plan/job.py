@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from sluice.operators.aggregation.aggregate_functions import UNORDERED
 from sluice.plan.aggregation_groups import AggregationGroup, ChangeSink, Lookup, Select
 from sluice.plan.layers import Column, Failure, FallibleExpression, Layers, columns_of
 from sluice.plan.operator_parameters import Aggregate, Call, Process, PythonAggregate, TableLookup
 from sluice.plan.planned_operators import STORE, Edge, PlannedOperator
 from sluice.plan.steps import GlobalTableInput, PythonFunction, Sink, Source, Step
+from sluice.values.aggregate_calls import UNORDERED
 from sluice.values.references import Reference
 from sluice.values.sink_tables import PostgresTable
 

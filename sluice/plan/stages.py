@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sluice.errors import TopologyError
-from sluice.operators.aggregation.aggregate_functions import SUBTRACTABLE
 from sluice.operators.base import COGROUPED, DEFAULT_OUTPUT, LEFT, READ
 from sluice.plan.cogroups import EACH_RECORD, slots_of
 from sluice.plan.definitions import step_definition, upstream_definition
@@ -30,7 +29,7 @@ from sluice.plan.shared_rows import share_rows
 from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
-from sluice.values.aggregate_calls import AggregateFunction
+from sluice.values.aggregate_calls import SUBTRACTABLE, AggregateFunction
 from sluice.values.sql_text import literal
 from sluice.values.windowed_keys import windowed_key_sql
 

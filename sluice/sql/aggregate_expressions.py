@@ -18,7 +18,12 @@ from sluice.values.aggregate_calls import (
     AggregateFunction,
 )
 from sluice.values.sql_text import all_of, named_struct, value_if
-from sluice.values.sql_types import MOST_DIGITS, precision_and_scale, struct_fields
+from sluice.values.sql_types import (
+    average_digits,
+    precision_and_scale,
+    struct_fields,
+    sum_digits,
+)
 
 
 @dataclass(frozen=True)
@@ -225,7 +230,6 @@ _INSTEAD = {
 """Name of a function that Sluice lacks, or lacks in some forms → advice what to use instead."""
 
 _DOUBLES = STATISTICS_OF_ONE | STATISTICS_OF_TWO | {"percentile"}
-_SUM_DIGITS, _AVG_DIGITS = 10, 4
 
 
 def result_type(function: str, argument: str) -> str:
@@ -241,10 +245,9 @@ def result_type(function: str, argument: str) -> str:
     if function == "percentiles":
         return "array<double>"
     if argument.startswith("decimal") and function in ("sum", "avg"):
-        precision, scale = precision_and_scale(argument)
-        digits = _SUM_DIGITS if function == "sum" else _AVG_DIGITS
-        scale += _AVG_DIGITS if function == "avg" else 0
-        return f"decimal({min(precision + digits, MOST_DIGITS)},{min(scale, MOST_DIGITS)})"
+        digits_of = sum_digits if function == "sum" else average_digits
+        precision, scale = digits_of(*precision_and_scale(argument))
+        return f"decimal({precision},{scale})"
     if function == "avg" or (function == "sum" and argument in ("float", "double")):
         return "double"
     return "bigint" if function == "sum" else argument

@@ -33,6 +33,7 @@ from sluice.values import row_order
 from sluice.values.sql_text import struct_json, value_json, value_of_json
 from sluice.values.sql_types import (
     MOST_DIGITS,
+    average_digits,
     canonical,
     element_type,
     map_key_type,
@@ -40,6 +41,7 @@ from sluice.values.sql_types import (
     precision_and_scale,
     struct_fields,
     struct_type,
+    sum_digits,
 )
 
 Kinds: TypeAlias = tuple[str, ...]
@@ -1010,9 +1012,7 @@ def _digest(node: exp.Expr, kinds: Kinds) -> Signature:
 def _sum(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = _first_kind(kinds)
     if is_decimal(kind):
-        # Spark gives the sum of decimals ten more digits.
-        precision, scale = precision_and_scale(kind)
-        kind = f"DECIMAL({min(precision + 10, MOST_DIGITS)},{scale})"
+        kind = decimal(*sum_digits(*precision_and_scale(kind)))
     result = "BIGINT" if kind == "INT" else _number_of(kind)
     return Signature(result, fails=True)
 
@@ -1020,9 +1020,7 @@ def _sum(node: exp.Expr, kinds: Kinds) -> Signature:
 def _average(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = _first_kind(kinds)
     if is_decimal(kind):
-        # Spark gives the average of decimals four more digits, all after the point.
-        precision, scale = precision_and_scale(kind)
-        kind = f"DECIMAL({min(precision + 4, MOST_DIGITS)},{min(scale + 4, MOST_DIGITS)})"
+        kind = decimal(*average_digits(*precision_and_scale(kind)))
         return Signature(kind, fails=True)
     result = "DOUBLE" if kind else ""
     return Signature(result, fails=True)

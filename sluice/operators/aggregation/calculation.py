@@ -16,14 +16,15 @@ import msgspec
 from typing_extensions import override
 
 from sluice.errors import TopologyError
-from sluice.operators.aggregation.accumulators import Count, CountDistinct, InPlace
+from sluice.operators.aggregation.accumulator import InPlace
+from sluice.operators.aggregation.accumulators import CountDistinct
 from sluice.operators.aggregation.aggregate_functions import (
-    SUBTRACTABLE,
     Function,
     accumulator_of,
     table_accumulator_of,
 )
 from sluice.operators.aggregation.statistics import ArgumentPair
+from sluice.operators.aggregation.sums import Count
 from sluice.operators.encoding import (
     IMMUTABLE,
     Declared,
@@ -33,6 +34,7 @@ from sluice.operators.encoding import (
     state_type,
 )
 from sluice.values import contract_parts
+from sluice.values.aggregate_calls import SUBTRACTABLE
 from sluice.values.function_wrappers import for_key
 from sluice.values.stored_values import value_decoder
 

@@ -18,11 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.operators.aggregation.calculation import Calculation
-from sluice.operators.aggregation.column_functions import (
-    Aggregates,
-    ColumnFunctions,
-    NumbersTooLargeError,
-)
+from sluice.operators.aggregation.column_functions import Aggregates, ColumnFunctions
+from sluice.operators.aggregation.number_columns import NumbersTooLargeError
 from sluice.operators.aggregation.window_ranges import (
     Line,
     SpreadWindow,
@@ -127,7 +124,7 @@ def _merged(
     merged = dict(zip(numbers.tolist(), aggregates.aggregates(numbers), strict=True))
     for held in continued:
         _, aggregate = states[held.key][held.start]
-        merged[held.window] = functions.merge(keys[held.key], aggregate, merged[held.window])
+        merged[held.window] = functions.merge(aggregate, merged[held.window])
     return merged
 
 

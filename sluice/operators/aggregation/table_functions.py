@@ -12,7 +12,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from sluice.operators.aggregation.accumulators import Accumulator, CollectList, Counted
+from sluice.operators.aggregation.accumulator import Accumulator
+from sluice.operators.aggregation.accumulators import CollectList, Counted
 
 
 class ExtremeOfRows(Counted):
