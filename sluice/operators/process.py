@@ -133,10 +133,7 @@ class Process(Operator[KeyState]):
             # The timers have reset the headers, because the results of a timer have no headers.
             out.headers = row.headers
         context = self._context
-        if self._is_keyed_by:
-            key_text = row.foreign
-        else:
-            key_text = key
+        key_text = row.foreign if self._is_keyed_by else key
         context.journal.keep_changes()
         out.hold()
         try:
@@ -349,10 +346,7 @@ class Process(Operator[KeyState]):
 
         `reached` is the stream time, which may be later than `until`; its default is `until`.
         """
-        if reached is None:
-            now = until
-        else:
-            now = reached
+        now = until if reached is None else reached
         while state.event:
             name, schedule = min(state.event.items(), key=_by_time)
             if schedule.time > until:

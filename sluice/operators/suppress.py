@@ -367,10 +367,7 @@ class Suppress(Operator[Any]):
         waiting = state.pop(window)
         if self.shared is not None and key is not None:
             self.shared.remove(waiting.since, key, window)
-        if window == NO_WINDOW:
-            bounds = None
-        else:
-            bounds = window
+        bounds = None if window == NO_WINDOW else window
         if not self.is_final:
             out.headers = waiting.headers
         # As in Kafka Streams, the final result of a window is never a tombstone.

@@ -205,15 +205,9 @@ def _process(action: plan.Process, at: str) -> Operator[Any]:
         options[name] = StoreOptions(store.type.value, store.ttl_ms, store.keeps_headers)
     returns: dict[str, Any] = {}
     for name, output in action.outputs.items():
-        if output.type:
-            returns[name] = output.type.value
-        else:
-            returns[name] = Any
+        returns[name] = output.type.value if output.type else Any
     tables = {name: kind.value if kind else Any for name, kind in action.tables.items()}
-    if action.takes:
-        argument = action.takes.value
-    else:
-        argument = Any
+    argument = action.takes.value if action.takes else Any
     try:
         return Process(
             action.processor.value,
@@ -308,10 +302,7 @@ def _calculation(
     functions: list[Function] = []
     for (name, text, parameters), kind in zip(action.functions, arguments, strict=True):
         # count() has no argument.
-        if text is None:
-            argument = None
-        else:
-            argument = kind
+        argument = None if text is None else kind
         functions.append(_function(name, argument, parameters, is_read))
     if action.plain:
         fields = action.columns
@@ -342,10 +333,7 @@ def _function(
 
 def _custom(action: plan.PythonAggregate) -> Calculation:
     assert action.adder is not None
-    if action.returns is None:
-        value_type = Any
-    else:
-        value_type = action.returns.value
+    value_type = Any if action.returns is None else action.returns.value
     if action.cogrouped:
         assert action.initializer is not None
         return Cogrouped(
@@ -357,10 +345,7 @@ def _custom(action: plan.PythonAggregate) -> Calculation:
             None if action.merger is None else action.merger.value,
             value_type,
         )
-    if action.takes is None:
-        argument_type = Any
-    else:
-        argument_type = action.takes.value
+    argument_type = Any if action.takes is None else action.takes.value
     if action.takes_list:
         assert action.initializer is not None
         return Batched(

@@ -293,10 +293,7 @@ class StageOutput:
         """
         assert self.operator is not None
         sequence, _, row_path = self.position
-        if rank is None:
-            due = released.due
-        else:
-            due = rank
+        due = released.due if rank is None else rank
         path = row_order.release_path(
             row_path, due, released.key, before=released.before_row, turn=released.turn
         )

@@ -104,10 +104,7 @@ class BaseAggregation(Operator[S]):
         assert row.key is not None
         calculation = self.calculation
         stored = state.get(start)
-        if stored is None:
-            replaced = forgotten
-        else:
-            replaced = stored
+        replaced = forgotten if stored is None else stored
         old = None
         if replaced is not None and self.sends_old_values:
             old = calculation.result(replaced[1])
@@ -541,10 +538,7 @@ class TableAggregate(BaseAggregation[Group[Any]]):
         row = new or old
         assert row is not None
         subtracted = state.instead.pop(_table_key(row), None if old is None else old.value)
-        if new is None:
-            added = None
-        else:
-            added = new.value
+        added = None if new is None else new.value
         out.hold()
         try:
             # A row whose group key is null belongs to no group, so there is no aggregate to update.
@@ -673,10 +667,7 @@ class TableAggregate(BaseAggregation[Group[Any]]):
                         results.append((row, None, times[row], False))
                     continue
                 last_cause, (time, aggregate) = row, changed
-                if aggregate is None:
-                    held = None
-                else:
-                    held = changed
+                held = None if aggregate is None else changed
                 if self.only_last:
                     # If the result cannot be written, the change fails here, as if it were sent.
                     calculation.check(aggregate)

@@ -138,10 +138,7 @@ def table_accumulator_of(function: Function) -> Accumulator:
         case "min" | "max":
             return table_functions.ExtremeOfRows(kind, min if name == "min" else max)
         case "min_by" | "max_by":
-            if name == "min_by":
-                better = operator.lt
-            else:
-                better = operator.gt
+            better = operator.lt if name == "min_by" else operator.gt
             return table_functions.ByOrderOfRows(kind, function.second, better)
         case "top":
             return table_functions.TopOfRows(kind, int(function.parameters[0]))

@@ -128,10 +128,7 @@ class Functions:
                     "or Python functions.",
                 )
         self.fields, self.scalar = fields, scalar
-        if subtracts:
-            accumulator = table_accumulator_of
-        else:
-            accumulator = accumulator_of
+        accumulator = table_accumulator_of if subtracts else accumulator_of
         accumulators = [accumulator(function) for function in functions]
         arguments = [function.json_type for function in functions]
         self.kind = tuple[tuple(accumulator.kind for accumulator in accumulators)]  # type: ignore[misc]
@@ -175,10 +172,7 @@ class Functions:
         # The windows of a row are computed one after the other, and all get the same value, which
         # needs to be decoded only once.
         if value is not last:
-            if value is None:
-                arguments = self._nulls
-            else:
-                arguments = self._arguments(value)
+            arguments = self._nulls if value is None else self._arguments(value)
             self._last = value, arguments
         return arguments
 

@@ -250,10 +250,7 @@ class StreamJoin(Operator[Sides]):
             records.values.take(pa.array(kept)).to_pylist(),
         )
         for number, side, time, waits, value in zip(*columns, strict=True):
-            if side == RIGHT:
-                of_side = states[number].right
-            else:
-                of_side = states[number].left
+            of_side = states[number].right if side == RIGHT else states[number].left
             of_side.records.append(StoredRecord(time, value, waits))
             if waits:
                 of_side.waits_from = min(of_side.waits_from, time)
@@ -273,10 +270,7 @@ class StreamJoin(Operator[Sides]):
         values = rows.columns["value"].take(pa.array(stored)).to_pylist()
         columns = (each[stored].tolist() for each in (rows.key_numbers, rows.sides, rows.times))
         for number, side, time, value in zip(*columns, values, strict=True):
-            if side == RIGHT:
-                of_side = states[number].right
-            else:
-                of_side = states[number].left
+            of_side = states[number].right if side == RIGHT else states[number].left
             insort(of_side.records, StoredRecord(time, value, False), key=_TIME)
 
     def _match(self, state: Sides, key: str, row: Row, out: Output) -> bool:
@@ -285,10 +279,7 @@ class StreamJoin(Operator[Sides]):
         Returns whether any record matches.
         """
         other_side = 1 - row.side
-        if row.side == RIGHT:
-            matching = state.left
-        else:
-            matching = state.right
+        matching = state.left if row.side == RIGHT else state.right
         records = matching.records
         if not records:
             return False
@@ -322,15 +313,9 @@ class StreamJoin(Operator[Sides]):
         ):
             return
         assert row.value is not None
-        if row.side == RIGHT:
-            side = state.right
-        else:
-            side = state.left
+        side = state.right if row.side == RIGHT else state.left
         if self.keeps_headers:
-            if waits_for_match:
-                headers = row.headers
-            else:
-                headers = None
+            headers = row.headers if waits_for_match else None
             record: StoredRecord = RecordWithHeaders(row.time, row.value, waits_for_match, headers)
         else:
             record = StoredRecord(row.time, row.value, waits_for_match)
