@@ -157,15 +157,14 @@ def _function_of_one(
             return None
         case "count" if more and not quantifier:
             # `count` with several arguments counts the rows in which none of them is null.
-            return (
-                name,
-                value_if(all_of(f"({argument}) IS NOT NULL" for argument in arguments), "TRUE"),
-                (),
-            )
+            are_given = all_of(f"({argument}) IS NOT NULL" for argument in arguments)
+            return name, value_if(are_given, "TRUE"), ()
         case "count_if" if not more:
             return "count", value_if(first, "TRUE"), ()
+        case _ if not more:
+            return name, first, ()
         case _:
-            return None if more else (name, first, ())
+            return None
 
 
 def _percentages(text: str) -> tuple[tuple[float, ...], bool]:
