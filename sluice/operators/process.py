@@ -143,9 +143,8 @@ class Process(Operator[KeyState]):
                 state, own_key, time, row.after, out, sent_key=record_key, time_before=row.before
             )  # fmt: skip
             headers = Headers.of_json(row.headers)
-            record = Record(
-                record_key, None if value is None else self._decode(value), time, headers
-            )
+            decoded = None if value is None else self._decode(value)
+            record = Record(record_key, decoded, time, headers)
             if (result := self._process_record(record)) is not None:
                 require_run(result)
         except BaseException as error:
@@ -201,13 +200,11 @@ class Process(Operator[KeyState]):
             own_keys = [*map(self._record_key, rows.keys)]
             keys = chain.from_iterable(map(repeat, own_keys, lengths))
         headers = _texts(rows.columns["headers"])
-        records = map(
-            Record,
-            keys,
-            self._decoded(rows.columns["value"]),
-            rows.times.tolist(),
-            repeat(NO_HEADERS) if headers is None else map(Headers.of_json, headers),
-        )
+        decoded_headers: Iterable[Headers] = repeat(NO_HEADERS)
+        if headers is not None:
+            decoded_headers = map(Headers.of_json, headers)
+        values = self._decoded(rows.columns["value"])
+        records = map(Record, keys, values, rows.times.tolist(), decoded_headers)
         each = zip(count(), records, rows.stream_times["after"].tolist(), headers or repeat(None))
         sent, known = forwarded.sent, 0
         for key, state, length in zip(own_keys, states, lengths, strict=True):

@@ -189,9 +189,8 @@ def _may_lack_columns(node: nodes.ChangedRows) -> bool:
     """Return whether old rows come from Debezium, which may omit columns, and not from Sluice."""
     if any(isinstance(step, nodes.Changes) for step in nodes.upstream(node)):
         return False
-    return any(
-        isinstance(source.serde.decode, DebeziumEnvelope) for source in nodes.sources_of(node)
-    )
+    decoders = [source.serde.decode for source in nodes.sources_of(node)]
+    return any(isinstance(decode, DebeziumEnvelope) for decode in decoders)
 
 
 def _set_metadata(node: nodes.SetMetadata) -> SetMetadata:

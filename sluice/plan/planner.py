@@ -66,6 +66,7 @@ def load_plan(
 
 def _planned(pipeline: Pipeline) -> PlannedPipeline:
     steps = tuple(map(step_of, pipeline.nodes))
+    expressions = " ".join(step.detail for step in steps)
     return PlannedPipeline(
         name=pipeline.name,
         workers=pipeline.workers,
@@ -82,8 +83,7 @@ def _planned(pipeline: Pipeline) -> PlannedPipeline:
         svg=drawing.svg(pipeline),
         contracts=_contracts(pipeline),
         output_fields=_output_fields(pipeline),
-        depends_on_clock=_DEPENDS_ON_CLOCK.search(" ".join(step.detail for step in steps))
-        is not None,
+        depends_on_clock=_DEPENDS_ON_CLOCK.search(expressions) is not None,
     )
 
 

@@ -307,11 +307,10 @@ class SpreadAggregation(Aggregation):
                 time, aggregate = stored
             if self.sends_old_values:
                 replaced.append(None if stored is None else calculation.result(aggregate))
+            texts_of_window = texts[first:behind]
+            wanted_results = None if self.only_last else results
             aggregate, begin = calculation.add_all(
-                rows.keys[number],
-                aggregate,
-                texts[first:behind],
-                None if self.only_last else results,
+                rows.keys[number], aggregate, texts_of_window, wanted_results
             )
             begins.append(first + begin)
             times_of_window = event_times[first:behind]

@@ -533,9 +533,9 @@ class Cogrouped(Custom):
     ) -> None:
         super().__init__(initializer, self._add_of_stream, None, merger, value_type)
         self._adders = [adder for adder, _ in streams]
-        self._decoders = [
-            value_decoder(kind | None if kind is not Any else Any) for _, kind in streams
-        ]
+        self._decoders: list[Callable[[Any], Any]] = []
+        for _, kind in streams:
+            self._decoders.append(value_decoder(Any if kind is Any else kind | None))
         self._decode = self._decode_with_number
 
     def _decode_with_number(self, value: str | msgspec.Raw) -> tuple[int, Any]:
