@@ -109,7 +109,8 @@ class TableJoin(Operator[TablePair]):
         if row.old:
             return
         # The time of a deleted value is -1, so that it is never the larger time of both sides.
-        changed = row.value, row.time if row.value is not None else -1
+        time = -1 if row.value is None else row.time
+        changed = row.value, time
         if row.side >= AHEAD:
             self._ahead[row.key, row.side - AHEAD] = changed
             return
