@@ -21,7 +21,7 @@ from sluice.plan.layers import Column, Transformation
 from sluice.plan.node_steps import LateSinks, topics_of
 from sluice.plan.operator_actions import action_of
 from sluice.plan.operator_nodes import children, is_operator, is_or_follows_operator, why_operator
-from sluice.plan.operator_parameters import Process
+from sluice.plan.operator_parameters import ProcessParameters
 from sluice.plan.planned_operators import STORE, Edge, PlannedOperator
 from sluice.plan.scope import Scope
 from sluice.plan.scopes import Scopes
@@ -120,7 +120,7 @@ class StagePlanner:
             else:
                 before = by_number[operator.chained_to]
             results = {operator.result}
-            if isinstance(operator.action, Process):
+            if isinstance(operator.action, ProcessParameters):
                 results = {output.column for output in operator.action.outputs.values()}
             clock = operator.name if before is None else before.name
             finished = replace(

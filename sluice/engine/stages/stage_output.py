@@ -81,7 +81,7 @@ class StageOperator:
     def rekeys_results(self) -> bool:
         """Whether results have another key than their row, as in a foreign-key join."""
         action = self.plan.action
-        return isinstance(action, plan.TableJoin) and action.kind == "foreign-key"
+        return isinstance(action, plan.TableJoinParameters) and action.kind == "foreign-key"
 
     @cached_property
     def has_states_in_store(self) -> bool:
@@ -91,7 +91,7 @@ class StageOperator:
         retention.
         """
         return (
-            self.plan.action == plan.Latest()
+            self.plan.action == plan.LatestParameters()
             and self.plan.store is not None
             and not self.plan.by_window
         )
