@@ -9,7 +9,7 @@ from functools import cache
 from sqlglot import exp
 
 from sluice.errors import TopologyError
-from sluice.sql.calls import Call, TextPart, aggregate_calls, replace
+from sluice.sql.calls import FunctionCall, TextPart, aggregate_calls, replace
 from sluice.sql.dialect import tree_of
 from sluice.values.aggregate_calls import (
     OF_PAIRS,
@@ -87,7 +87,7 @@ def aggregate_name(node: exp.Expr) -> str:
     return _FUNCTIONS.get(type(node), "")
 
 
-def _function(call: Call) -> AggregateFunction | None:
+def _function(call: FunctionCall) -> AggregateFunction | None:
     """Return Sluice's function for a call; None if Sluice has no such function."""
     name = aggregate_name(call.tree())
     arguments = [argument.text for argument in call.arguments]

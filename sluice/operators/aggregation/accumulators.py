@@ -164,7 +164,7 @@ class ApproximatePercentile(InPlace):
         return results[0]
 
 
-class Counted(InPlace):
+class ValueCounts(InPlace):
     """Counts how often each value occurs."""
 
     def __init__(self, argument: Any) -> None:
@@ -211,7 +211,7 @@ class Counted(InPlace):
         return dict(accumulator)
 
 
-class Mode(Counted):
+class Mode(ValueCounts):
     """The most frequent value; if several values are equally frequent, the smallest."""
 
     @override
@@ -221,7 +221,7 @@ class Mode(Counted):
         return min(modes, default=None)
 
 
-class Percentile(Counted):
+class Percentile(ValueCounts):
     """Exact percentiles of numbers, as doubles, interpolated between two of the numbers."""
 
     def __init__(self, argument: Any, parts: Parts, *, many: bool) -> None:

@@ -49,7 +49,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
-class Group(msgspec.Struct, Generic[T], array_like=True):
+class TableGroup(msgspec.Struct, Generic[T], array_like=True):
     """The state of one group of a table's rows."""
 
     windows: dict[int, tuple[int, T]]
@@ -501,7 +501,7 @@ def _is_past(time: int, stream_time: int, history_ms: int) -> bool:
     return time <= last_forgotten(stream_time, history_ms)
 
 
-class TableAggregate(BaseAggregation[Group[Any]]):
+class TableAggregate(BaseAggregation[TableGroup[Any]]):
     """One aggregate per group of a table's rows: old values are subtracted and new values added.
 
     If subtracting or adding fails, neither takes effect: the aggregate still includes the old
@@ -515,23 +515,25 @@ class TableAggregate(BaseAggregation[Group[Any]]):
         self, calculation: Calculation, *, sends_old_values: bool = False, only_last: bool = False
     ) -> None:
         super().__init__(calculation, sends_old_values=sends_old_values, only_last=only_last)
-        self.state_type: Any = Group[calculation.kind]  # type: ignore[name-defined]
+        self.state_type: Any = TableGroup[calculation.kind]  # type: ignore[name-defined]
 
-    def new_state(self) -> Group[Any]:
-        return Group({}, {})
+    def new_state(self) -> TableGroup[Any]:
+        return TableGroup({}, {})
 
-    def process(self, state: Group[Any], row: Row, out: Output) -> None:
+    def process(self, state: TableGroup[Any], row: Row, out: Output) -> None:
         if row.old:
             self._change(state, row, None, out)
         else:
             self._change(state, None, row, out)
 
     @override
-    def change(self, state: Group[Any], old: Row, new: Row, out: Output) -> None:
+    def change(self, state: TableGroup[Any], old: Row, new: Row, out: Output) -> None:
         """Subtract the old value of a row and add its new value."""
         self._change(state, old, new, out)
 
-    def _change(self, state: Group[Any], old: Row | None, new: Row | None, out: Output) -> None:
+    def _change(
+        self, state: TableGroup[Any], old: Row | None, new: Row | None, out: Output
+    ) -> None:
         before = state.windows.copy()
         self.calculation.keep_changes()
         row = new or old
@@ -615,7 +617,7 @@ class TableAggregate(BaseAggregation[Group[Any]]):
         return time, aggregate
 
     def process_columns(
-        self, states: KeyStates[Group[Any]], rows: KeyedRows, timeline: BatchTimeline | None
+        self, states: KeyStates[TableGroup[Any]], rows: KeyedRows, timeline: BatchTimeline | None
     ) -> Results | None:
         """Process all rows at once.
 
@@ -632,7 +634,7 @@ class TableAggregate(BaseAggregation[Group[Any]]):
         except BaseException as error:
             raise RowFailedError from error
 
-    def _change_all(self, states: Sequence[Group[Any]], rows: KeyedRows) -> Results:
+    def _change_all(self, states: Sequence[TableGroup[Any]], rows: KeyedRows) -> Results:
         """Make all changes, one after the other."""
         calculation = self.calculation
         results: list[tuple[int, str | None, int, bool]] = []
@@ -692,7 +694,7 @@ class TableAggregate(BaseAggregation[Group[Any]]):
             np.array(old_results, np.bool_),
         )
 
-    def is_empty(self, state: Group[Any]) -> bool:
+    def is_empty(self, state: TableGroup[Any]) -> bool:
         return not state.windows and not state.instead
 
 

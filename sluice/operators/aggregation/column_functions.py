@@ -23,7 +23,7 @@ from sluice.support.arrays import Integers
 
 
 @dataclass(frozen=True)
-class Aggregates:
+class WindowAggregates:
     """The aggregates of all functions, one for each window."""
 
     functions: Functions
@@ -87,7 +87,7 @@ class ColumnFunctions:
 
     def aggregates(
         self, values: pa.Array, windows: WindowRanges, order: Integers | None = None
-    ) -> Aggregates:
+    ) -> WindowAggregates:
         """Return the aggregates of the windows.
 
         `values`: the argument of `Functions.read` for each of the sorted records.
@@ -99,7 +99,7 @@ class ColumnFunctions:
         columns = self._arguments(values)
         for accumulator, column in zip(self.functions.accumulators, columns, strict=True):
             by_function.append(accumulator.over_windows(column, windows, order))
-        return Aggregates(self.functions, tuple(by_function))
+        return WindowAggregates(self.functions, tuple(by_function))
 
     def merge(self, held: Sequence[Any], aggregate: Sequence[Any]) -> Any:
         """Combine a window's aggregate `held` in the state with the `aggregate` of its new records.

@@ -35,7 +35,7 @@ FEWEST_ROWS = 100
 _TIME = attrgetter("time")
 
 
-class Watch(msgspec.Struct, array_like=True):
+class UnmatchedSearch(msgspec.Struct, array_like=True):
     """Decides when a join looks for unmatched records of all keys, as a Kafka Streams task does.
 
     A search takes place when stream time passes `since` plus the window of the current record's
@@ -113,7 +113,7 @@ class StreamJoin(Operator[Sides]):
         if self.keeps_headers:
             self.state_type = SidesWithHeaders
         self.lateness = JoinLateness(window)
-        self.shared: Watch | None = None
+        self.shared: UnmatchedSearch | None = None
         self._passed = -1, -1
         """For each side, the stream time that has been passed for all keys when the batch ends."""
 
@@ -147,9 +147,9 @@ class StreamJoin(Operator[Sides]):
         self._passed = min(left, closed), min(right, closed)
 
     def watch(self) -> None:
-        """Enable the search for unmatched records of all keys; see `Watch`."""
+        """Enable the search for unmatched records of all keys; see `UnmatchedSearch`."""
         if self._is_outer:
-            self.shared = Watch()
+            self.shared = UnmatchedSearch()
 
     def new_state(self) -> Sides:
         # The records say themselves whether they keep headers.
@@ -184,8 +184,8 @@ class StreamJoin(Operator[Sides]):
     @property
     @override
     def takes_columns(self) -> bool:
-        # With `Watch`, a record that is due waits for the next search, which depends on the rows of
-        # all keys.
+        # With `UnmatchedSearch`, a record that is due waits for the next search, which depends on
+        # the rows of all keys.
         return self._is_outer and self.shared is None and not self.keeps_headers
 
     def process_columns(
@@ -330,7 +330,10 @@ class StreamJoin(Operator[Sides]):
                 self.shared.add_waiting(row.side, row.time)
 
     def looks_after(self, side: int) -> int:
-        """Return the stream time after which a record of this side starts a search (`Watch`)."""
+        """Return the stream time after which a record of this side starts a search.
+
+        See `UnmatchedSearch`.
+        """
         if self.shared is None or self.shared.since == NEVER:
             return NEVER
         return self.lateness.sent_unmatched_at(side, self.shared.since) - 1

@@ -11,12 +11,12 @@ import pytest
 
 from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Functions
-from sluice.operators.aggregation.column_functions import Aggregates, ColumnFunctions
+from sluice.operators.aggregation.column_functions import ColumnFunctions, WindowAggregates
 from sluice.operators.aggregation.number_columns import NumbersTooLargeError
 from sluice.operators.aggregation.window_ranges import WindowRanges
 
 
-def aggregated(function: Function, *values: str) -> Aggregates:
+def aggregated(function: Function, *values: str) -> WindowAggregates:
     """The aggregates of one window with all values."""
     functions = ColumnFunctions.of(Functions(function), in_order=False)
     assert functions is not None
