@@ -200,7 +200,7 @@ class Group:
 
 
 @dataclass
-class Matches:
+class MatchingLetters:
     """The newest matching dead letters, newest first."""
 
     letters: list[DeadLetter] = field(default_factory=list)
@@ -249,12 +249,12 @@ def find_dead_letters(
     chosen: DeadLetterFilter,
     limit: int,
     most_bytes: int = _MOST_BYTES,
-) -> Matches:
+) -> MatchingLetters:
     """Return the newest `limit` chosen dead letters of a pipeline.
 
     They have at most `most_bytes` of each part of a record. Raises BrokersUnreachable.
     """
-    matches = Matches()
+    matches = MatchingLetters()
     topic_id = dead_letter_topic_id(kafka, pipeline)
     if topic_id is None:
         return matches

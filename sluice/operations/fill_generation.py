@@ -28,7 +28,7 @@ from sluice.engine.batch.worker_shards import worker_shard
 from sluice.engine.combine.windowing import closed
 from sluice.engine.run.compatibility import StoreChanges, number_of
 from sluice.plan import Job
-from sluice.plan.operator_parameters import Suppress
+from sluice.plan.operator_parameters import SuppressParameters
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import EntryId, GenerationInfo, StoreInfo
@@ -130,7 +130,7 @@ class GroupMerge:
             # A suppress step holds results back. If a step after it has changed, that step may need
             held_back: set[str] = set()
             for operator in part.job.operators:
-                if isinstance(operator.action, Suppress):
+                if isinstance(operator.action, SuppressParameters):
                     held_back.add(operator.name)
             for before, now in changes.operators.items():
                 if now in held_back:

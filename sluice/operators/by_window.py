@@ -27,9 +27,9 @@ class ByWindow(Operator[Any]):
         return self.operator.new_state()
 
     def process(self, state: Any, row: Row, out: Output) -> None:
-        self.operator.process(
-            state, row, out if row.key is None else _Results(out, *split_windowed_key(row.key))
-        )
+        if row.key is not None:
+            out = _Results(out, *split_windowed_key(row.key))
+        self.operator.process(state, row, out)
 
     def is_empty(self, state: Any) -> bool:
         return self.operator.is_empty(state)

@@ -142,10 +142,7 @@ class Call(_Stateless):
                 out.reject(RecordedFailure(answer.error), row.foreign, row.value, row.time)
                 return
             out.count("otherwise")
-            if self._otherwise == "null":
-                value = None
-            else:
-                value = self._otherwise
+            value = None if self._otherwise == "null" else self._otherwise
         out.emit(row.foreign, value, row.time, window=row.window)
 
 

@@ -47,7 +47,8 @@ class ClosingWindows(Suppress):
 
     @override
     def _keep(self, state: dict[Bounds, str], window: Bounds, waiting: Waiting | None) -> None:
-        self._keep_headers(state, window, None if waiting is None else waiting.headers)
+        headers = None if waiting is None else waiting.headers
+        self._keep_headers(state, window, headers)
 
     def _keep_headers(self, state: dict[Bounds, str], window: Bounds, headers: str | None) -> None:
         """Keep the headers of a window's last update."""

@@ -59,18 +59,12 @@ class ExpiringTable(Operator[ExpiringRow]):
         if row.old:
             return
         value, expires = row.value, self._expires_at(row)
-        if self.is_timed_by_clock:
-            now = self._now
-        else:
-            now = row.after
+        now = self._now if self.is_timed_by_clock else row.after
         if value is not None and expires is not None and expires <= now:
             out.count("expired")
             value = None
         self._replace(state, row.key, value, row.time, out)
-        if value is None:
-            state.expires = None
-        else:
-            state.expires = expires
+        state.expires = None if value is None else expires
 
     def _expires_at(self, row: Row) -> int | None:
         if self.expiry.after_ms is not None:

@@ -133,10 +133,7 @@ class Process(Operator[KeyState]):
             # The timers have reset the headers, because the results of a timer have no headers.
             out.headers = row.headers
         context = self._context
-        if self._is_keyed_by:
-            key_text = row.foreign
-        else:
-            key_text = key
+        key_text = row.foreign if self._is_keyed_by else key
         context.journal.keep_changes()
         out.hold()
         try:
@@ -146,9 +143,8 @@ class Process(Operator[KeyState]):
                 state, own_key, time, row.after, out, sent_key=record_key, time_before=row.before
             )  # fmt: skip
             headers = Headers.of_json(row.headers)
-            record = Record(
-                record_key, None if value is None else self._decode(value), time, headers
-            )
+            decoded = None if value is None else self._decode(value)
+            record = Record(record_key, decoded, time, headers)
             if (result := self._process_record(record)) is not None:
                 require_run(result)
         except BaseException as error:
@@ -204,13 +200,11 @@ class Process(Operator[KeyState]):
             own_keys = [*map(self._record_key, rows.keys)]
             keys = chain.from_iterable(map(repeat, own_keys, lengths))
         headers = _texts(rows.columns["headers"])
-        records = map(
-            Record,
-            keys,
-            self._decoded(rows.columns["value"]),
-            rows.times.tolist(),
-            repeat(NO_HEADERS) if headers is None else map(Headers.of_json, headers),
-        )
+        decoded_headers: Iterable[Headers] = repeat(NO_HEADERS)
+        if headers is not None:
+            decoded_headers = map(Headers.of_json, headers)
+        values = self._decoded(rows.columns["value"])
+        records = map(Record, keys, values, rows.times.tolist(), decoded_headers)
         each = zip(count(), records, rows.stream_times["after"].tolist(), headers or repeat(None))
         sent, known = forwarded.sent, 0
         for key, state, length in zip(own_keys, states, lengths, strict=True):
@@ -349,10 +343,7 @@ class Process(Operator[KeyState]):
 
         `reached` is the stream time, which may be later than `until`; its default is `until`.
         """
-        if reached is None:
-            now = until
-        else:
-            now = reached
+        now = until if reached is None else reached
         while state.event:
             name, schedule = min(state.event.items(), key=_by_time)
             if schedule.time > until:

@@ -455,19 +455,10 @@ class ContextBase:
                 raise ValueError(f"forward: {time} ms is not a time in the years 1970 to 9999")
         if self._outputs is not None and to not in self._outputs:
             raise ValueError(f"unknown output {to!r}; the outputs are {', '.join(self._outputs)}")
-        if self._outputs is None:
-            declared = _UNDECLARED
-        else:
-            declared = self._outputs[to]
-        if value is None:
-            text = None
-        else:
-            text = declared.json(value)
+        declared = _UNDECLARED if self._outputs is None else self._outputs[to]
+        text = None if value is None else declared.json(value)
         out = self._out
-        if time is None:
-            sent_at = self.time
-        else:
-            sent_at = time
+        sent_at = self.time if time is None else time
         if headers is None:
             out.emit(text_of_key, text, sent_at, window=window, to=to)
             return
@@ -524,15 +515,9 @@ class ContextBase:
         if name in self._timers_of(clock):
             return
         is_wall = clock == "wall"
-        if is_wall:
-            now = self.wall_clock
-        else:
-            now = self._time_before
+        now = self.wall_clock if is_wall else self._time_before
         at = (now // every + 1) * every
-        if is_wall:
-            cause = self._out.cause
-        else:
-            cause = 0
+        cause = self._out.cause if is_wall else 0
         self._set_timer(name, clock, Schedule(at, every, cause, once=True))
 
     def _require_timers(self, name: str) -> None:

@@ -137,6 +137,8 @@ def released_windows(
     # by key.
     order = np.argsort(due, kind="stable")
     due, in_order, (starts, ends) = due[order], pa.array(order), windows
+    if headers is not None:
+        headers = headers.take(in_order)
     return ReleasedResults(
         key_texts,
         numbers[order],
@@ -146,7 +148,7 @@ def released_windows(
         times[order],
         values.take(in_order),
         (starts[order], ends[order]),
-        None if headers is None else headers.take(in_order),
+        headers,
     )
 
 
@@ -262,6 +264,7 @@ class Suppress(Operator[Any]):
         sent = np.flatnonzero(is_closed & rows.has_value)
         taken = pa.array(sent)
         starts = np.asarray(rows.columns["window_start"])
+        headers = None if self.is_final else rows.columns["headers"].take(taken)
         released = released_windows(
             rows.key_texts,
             rows.key_numbers[sent],
@@ -269,7 +272,7 @@ class Suppress(Operator[Any]):
             (starts[sent], ends[sent]),
             rows.times[sent],
             rows.columns["value"].take(taken),
-            None if self.is_final else rows.columns["headers"].take(taken),
+            headers,
         )
         return Results(NO_ROWS, pa.array([], pa.string()), NO_ROWS, released=released)
 
@@ -295,7 +298,8 @@ class Suppress(Operator[Any]):
         for number, kept, start, end, value, time, headers in zip(*columns, strict=True):
             waiting = None
             if kept:
-                waiting = Waiting(end, value, time, None, None if self.is_final else headers)
+                kept_headers = None if self.is_final else headers
+                waiting = Waiting(end, value, time, None, kept_headers)
             self._keep(states[number], (start, end), waiting)
 
     @property
@@ -367,10 +371,7 @@ class Suppress(Operator[Any]):
         waiting = state.pop(window)
         if self.shared is not None and key is not None:
             self.shared.remove(waiting.since, key, window)
-        if window == NO_WINDOW:
-            bounds = None
-        else:
-            bounds = window
+        bounds = None if window == NO_WINDOW else window
         if not self.is_final:
             out.headers = waiting.headers
         # As in Kafka Streams, the final result of a window is never a tombstone.

@@ -14,10 +14,7 @@ from sluice.sql.typed_expression import type_of
 from sluice.sql.types import PLAIN_SCALE, Types, is_decimal, is_integer
 from sluice.topology import nodes
 from sluice.values.record_metadata import METADATA
-from sluice.values.sql_types import MOST_DIGITS, precision_and_scale
-
-_SUM_DIGITS = 10
-"""The type of a sum has this many more digits than the argument's type, enough for 10^10 values."""
+from sluice.values.sql_types import MOST_DIGITS, SUM_DIGITS, precision_and_scale
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ def combinable_function(text: str, types: Types) -> CombinableFunction | None:
         # places. So if a type has `MOST_DIGITS` digits, its number of decimal places is not known.
         is_known = precision < MOST_DIGITS
         if name == "sum":
-            is_known = precision + _SUM_DIGITS <= MOST_DIGITS
+            is_known = precision + SUM_DIGITS <= MOST_DIGITS
         # Decimals with more than `PLAIN_SCALE` decimal places may have an exponent in JSON.
         if is_known and scale <= PLAIN_SCALE:
             return CombinableFunction(name, argument)

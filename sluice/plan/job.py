@@ -11,12 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from sluice.operators.aggregation.aggregate_functions import UNORDERED
 from sluice.plan.aggregation_groups import AggregationGroup, ChangeSink, Lookup, Select
 from sluice.plan.layers import Column, Failure, FallibleExpression, Layers, columns_of
-from sluice.plan.operator_parameters import Aggregate, Call, Process, PythonAggregate, TableLookup
+from sluice.plan.operator_parameters import (
+    AggregateParameters,
+    CallParameters,
+    ProcessParameters,
+    PythonAggregateParameters,
+    TableLookupParameters,
+)
 from sluice.plan.planned_operators import STORE, Edge, PlannedOperator
 from sluice.plan.steps import Expectation, GlobalTableInput, PythonFunction, Sink, Source, Step
+from sluice.values.aggregate_calls import UNORDERED
 from sluice.values.references import Reference
 from sluice.values.sink_tables import PostgresTable
 from sluice.values.windows import TimeWindow
@@ -187,7 +193,7 @@ class Job:
         if any(sink.table is None for sink in self.sinks):
             return True
         for operator in self.operators:
-            if operator.keeps_headers or isinstance(operator.action, Process):
+            if operator.keeps_headers or isinstance(operator.action, ProcessParameters):
                 return True
         return any(table.keeps_headers for table in self.tables)
 
@@ -217,14 +223,17 @@ class Job:
         """The connections of the databases in whose tables the job looks records up."""
         connections: dict[str, None] = {}
         for operator in self.operators:
-            if isinstance(operator.action, TableLookup):
+            if isinstance(operator.action, TableLookupParameters):
                 connections[operator.action.table.connection] = None
         return tuple(connections)
 
     @property
     def calls_out(self) -> bool:
         """Whether the job asks a service or a database, whose answers its results depend on."""
-        return any(isinstance(operator.action, Call | TableLookup) for operator in self.operators)
+        return any(
+            isinstance(operator.action, CallParameters | TableLookupParameters)
+            for operator in self.operators
+        )
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -318,7 +327,9 @@ class Job:
             if source.decode or source.key_decode:
                 numbers.add(source.step)
         for operator in self.operators:
-            if isinstance(operator.action, PythonAggregate | Process | Call):
+            if isinstance(
+                operator.action, PythonAggregateParameters | ProcessParameters | CallParameters
+            ):
                 numbers.add(operator.number)
         return tuple(step for step in self.pipeline.steps if step.number in numbers)
 
@@ -454,7 +465,9 @@ class Job:
         readers: set[int] = set()
         for operator in self.operators:
             match operator.action:
-                case Aggregate(functions=functions, subtracts=True) if operator.number in last_only:
+                case AggregateParameters(functions=functions, subtracts=True) if (
+                    operator.number in last_only
+                ):
                     names = {name for name, _, _ in functions}
                     if UNORDERED.issuperset(names):
                         readers.add(operator.number)
@@ -464,7 +477,9 @@ class Job:
                 others |= edge.results_of
         numbers: set[int] = set()
         for operator in self.operators:
-            is_aggregate = isinstance(operator.action, Aggregate | PythonAggregate)
+            is_aggregate = isinstance(
+                operator.action, AggregateParameters | PythonAggregateParameters
+            )
             may_skip = operator.sends_old_values and not operator.keeps_headers
             if is_aggregate and may_skip and operator.number not in others:
                 numbers.add(operator.number)

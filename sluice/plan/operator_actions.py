@@ -12,19 +12,19 @@ from sluice.operators.lateness import WindowLateness
 from sluice.operators.set_metadata import SetMetadata
 from sluice.plan.operator_parameters import (
     Action,
-    Aggregate,
-    Call,
-    Latest,
-    Merge,
-    PassedRows,
-    Process,
+    AggregateParameters,
+    CallParameters,
+    LatestParameters,
+    MergeParameters,
+    PassedRowsParameters,
     ProcessorOutput,
     ProcessorStore,
-    PythonAggregate,
-    StreamJoin,
-    Suppress,
-    TableJoin,
-    TableLookup,
+    ProcessParameters,
+    PythonAggregateParameters,
+    StreamJoinParameters,
+    SuppressParameters,
+    TableJoinParameters,
+    TableLookupParameters,
 )
 from sluice.plan.planned_operators import result_column
 from sluice.plan.scopes import result_expressions
@@ -63,7 +63,7 @@ def action_of(
     match node:
         case nodes.Aggregate(python=None):
             plain = not functions or result_expressions(node) is None
-            return Aggregate(
+            return AggregateParameters(
                 node.window,
                 functions,
                 tuple(node.columns),
@@ -74,22 +74,22 @@ def action_of(
                 node.history_ms,
             )
         case nodes.Aggregate(python=nodes.PythonAggregate() as python):
-            return PythonAggregate(
+            return PythonAggregateParameters(
                 node.window, reference(python.initializer), Reference(python.adder),
                 reference(python.subtractor), reference(python.merger), reference(python.takes),
                 reference(python.returns), python.shape, node.subtracts, node.retention_ms,
                 node.history_ms, _cogrouped(node), python.takes_list,
             )  # fmt: skip
         case nodes.Merge():
-            return Merge()
+            return MergeParameters()
         case nodes.ToTable():
-            return Latest(node.history_ms, node.expiry)
+            return LatestParameters(node.history_ms, node.expiry)
         case nodes.Changes():
             return Changes()
         case nodes.ToStream():
-            return PassedRows()
+            return PassedRowsParameters()
         case nodes.Suppress():
-            return Suppress(
+            return SuppressParameters(
                 node.until,
                 _waiting_time(node),
                 node.max_records,
@@ -109,7 +109,7 @@ def action_of(
         case nodes.Process():
             return _process(node, pipeline)
         case nodes.Call():
-            return Call(
+            return CallParameters(
                 Reference(node.function),
                 reference(node.takes),
                 reference(node.returns),
@@ -120,7 +120,7 @@ def action_of(
                 node.size,
             )
         case nodes.Lookup():
-            return TableLookup(
+            return TableLookupParameters(
                 node.table,
                 Reference(node.returns),
                 node.row,
@@ -132,13 +132,13 @@ def action_of(
             raise AssertionError(f"{node.name} is not an operator")
 
 
-def _join(node: nodes.Join, pipeline: Graph) -> StreamJoin | TableJoin:
+def _join(node: nodes.Join, pipeline: Graph) -> StreamJoinParameters | TableJoinParameters:
     if node.kind == "stream-stream":
         assert isinstance(node.window, JoinWindow)
-        return StreamJoin(node.how, node.window, pipeline.keeps_headers(None))
+        return StreamJoinParameters(node.how, node.window, pipeline.keeps_headers(None))
     filtered = node.left.follows_filter, node.right.follows_filter
     history_ms = node.right.history if node.kind == "stream-table" else None
-    return TableJoin(
+    return TableJoinParameters(
         node.how,
         node.kind,
         node.on is not None,
@@ -159,7 +159,7 @@ def _cogrouped(node: nodes.Aggregate) -> tuple[tuple[Reference, Reference | None
     return tuple(adders)
 
 
-def _process(node: nodes.Process, pipeline: Graph) -> Process:
+def _process(node: nodes.Process, pipeline: Graph) -> ProcessParameters:
     stores = {}
     for name, (kind, ttl_ms) in node.stores.items():
         group_id = _processor_group(name) if node.queryable else None
@@ -171,7 +171,7 @@ def _process(node: nodes.Process, pipeline: Graph) -> Process:
     for number, (name, kind) in enumerate(node.returns.items()):
         column = result_column(node.number, number)
         outputs[name] = ProcessorOutput(reference(kind), column, shape_of(kind))
-    return Process(
+    return ProcessParameters(
         Reference(node.processor),
         stores,
         reference(node.takes),
@@ -189,9 +189,8 @@ def _may_lack_columns(node: nodes.ChangedRows) -> bool:
     """Return whether old rows come from Debezium, which may omit columns, and not from Sluice."""
     if any(isinstance(step, nodes.Changes) for step in nodes.upstream(node)):
         return False
-    return any(
-        isinstance(source.serde.decode, DebeziumEnvelope) for source in nodes.sources_of(node)
-    )
+    decoders = [source.serde.decode for source in nodes.sources_of(node)]
+    return any(isinstance(decode, DebeziumEnvelope) for decode in decoders)
 
 
 def _set_metadata(node: nodes.SetMetadata) -> SetMetadata:

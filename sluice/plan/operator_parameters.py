@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Aggregate:
+class AggregateParameters:
     """Aggregates the records of each key (and window) with functions that Sluice implements."""
 
     window: AnyWindow | CountWindow | None
@@ -37,7 +37,7 @@ class Aggregate:
 
 
 @dataclass(frozen=True)
-class PythonAggregate:
+class PythonAggregateParameters:
     """Aggregates the records of each key (and window) with the author's functions."""
 
     window: AnyWindow | CountWindow | None
@@ -60,17 +60,17 @@ class PythonAggregate:
 
 
 @dataclass(frozen=True)
-class Merge:
+class MergeParameters:
     """Merges streams that come from different stages."""
 
 
 @dataclass(frozen=True)
-class PassedRows:
+class PassedRowsParameters:
     """Turns the changes of a filtered table into records."""
 
 
 @dataclass(frozen=True)
-class Latest:
+class LatestParameters:
     """Keeps the latest value of each key as a table."""
 
     history_ms: int | None = None
@@ -79,7 +79,7 @@ class Latest:
 
 
 @dataclass(frozen=True)
-class Suppress:
+class SuppressParameters:
     """Holds a table's results back for `wait_ms` after the window's end or a key's first update."""
 
     until: Until
@@ -96,7 +96,7 @@ class Suppress:
 
 
 @dataclass(frozen=True)
-class StreamJoin:
+class StreamJoinParameters:
     """Joins two streams by key within a window."""
 
     how: How
@@ -106,7 +106,7 @@ class StreamJoin:
 
 
 @dataclass(frozen=True)
-class TableJoin:
+class TableJoinParameters:
     """Joins a stream and a table, or two tables: by key, foreign key or global table (`lookup`)."""
 
     how: How
@@ -149,7 +149,7 @@ class ProcessorOutput:
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessParameters:
     """Runs an author's processor, with stores and timers."""
 
     processor: Reference
@@ -171,7 +171,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Call:
+class CallParameters:
     """Calls an author's function that calls a service."""
 
     function: Reference
@@ -190,7 +190,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class TableLookup:
+class TableLookupParameters:
     """Looks up each record's key in a table of a database."""
 
     table: LookedUpTable
@@ -205,8 +205,9 @@ class TableLookup:
 
 # A text, because planning does not import operators: they need Arrow.
 Action: TypeAlias = (
-    "Aggregate | PythonAggregate | Merge | PassedRows | Latest | Suppress | StreamJoin | TableJoin"
-    " | Process | Call | TableLookup | Operator[Any]"
+    "AggregateParameters | PythonAggregateParameters | MergeParameters | PassedRowsParameters"
+    " | LatestParameters | SuppressParameters | StreamJoinParameters | TableJoinParameters"
+    " | ProcessParameters | CallParameters | TableLookupParameters | Operator[Any]"
 )
 """An operator's parameters, or the operator itself if the engine need not add anything to make
 it."""

@@ -9,13 +9,13 @@ from sluice.operators.base import COGROUPED, LEFT, READ, RIGHT
 from sluice.operators.lateness import WindowLateness
 from sluice.plan.operator_parameters import (
     Action,
-    Aggregate,
-    Process,
+    AggregateParameters,
     ProcessorStore,
-    PythonAggregate,
-    StreamJoin,
-    Suppress,
-    TableJoin,
+    ProcessParameters,
+    PythonAggregateParameters,
+    StreamJoinParameters,
+    SuppressParameters,
+    TableJoinParameters,
 )
 from sluice.plan.steps import Sink, Step
 from sluice.values import row_order
@@ -211,7 +211,7 @@ class PlannedOperator:
 
         Return None if the column has all results.
         """
-        if isinstance(self.action, Process):
+        if isinstance(self.action, ProcessParameters):
             for name, output in self.action.outputs.items():
                 if output.column == column:
                     return name
@@ -225,7 +225,7 @@ class PlannedOperator:
     @property
     def is_stream_join(self) -> bool:
         """Whether the operator joins two streams, with a stream time per side and one for both."""
-        return isinstance(self.action, StreamJoin)
+        return isinstance(self.action, StreamJoinParameters)
 
     @property
     def timed_sides(self) -> tuple[int, ...]:
@@ -239,7 +239,7 @@ class PlannedOperator:
         """Whether the operator sends only the last result of each window, once it has closed."""
         action = self.action
         return (
-            isinstance(action, Suppress)
+            isinstance(action, SuppressParameters)
             and action.until != "time_limit"
             and action.max_records is action.max_bytes is action.early_ms is None
             and not self.sends_old_values
@@ -253,14 +253,14 @@ class PlannedOperator:
         """
         waiting = suppress.action
         if (
-            not isinstance(waiting, Suppress)
+            not isinstance(waiting, SuppressParameters)
             or not suppress.sends_only_final_results
             or suppress.by_window
         ):
             return False
         # Cogrouped streams may forget a window for each other before the step sends its result.
         if (
-            not isinstance(self.action, Aggregate | PythonAggregate)
+            not isinstance(self.action, AggregateParameters | PythonAggregateParameters)
             or self.by_window
             or self.timed_sides
         ):
@@ -292,7 +292,7 @@ class PlannedOperator:
     def joins_versions(self) -> bool:
         """Whether the operator joins a stream with the versions of a table."""
         action = self.action
-        return isinstance(action, TableJoin) and action.history_ms is not None
+        return isinstance(action, TableJoinParameters) and action.history_ms is not None
 
     @property
     def has_own_stream_time(self) -> bool:
@@ -315,7 +315,7 @@ class PlannedOperator:
     @property
     def stores(self) -> Mapping[str, ProcessorStore]:
         """A processor's stores that can be queried."""
-        if not isinstance(self.action, Process):
+        if not isinstance(self.action, ProcessParameters):
             return {}
         stores = self.action.stores
         return {name: stores[name] for name in stores if stores[name].group_id is not None}
@@ -323,7 +323,7 @@ class PlannedOperator:
     @property
     def retention_ms(self) -> int | None:
         """How long a window of the store is kept after its end; None means forever."""
-        if isinstance(self.action, Aggregate | PythonAggregate):
+        if isinstance(self.action, AggregateParameters | PythonAggregateParameters):
             return self.action.retention_ms
         return None
 

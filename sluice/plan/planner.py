@@ -68,6 +68,7 @@ def load_plan(
 
 def _planned(pipeline: Pipeline, announced: Mapping[str, TimeWindow]) -> PlannedPipeline:
     steps = tuple(map(step_of, pipeline.nodes))
+    expressions = " ".join(step.detail for step in steps)
     return PlannedPipeline(
         name=pipeline.name,
         workers=pipeline.workers,
@@ -84,8 +85,7 @@ def _planned(pipeline: Pipeline, announced: Mapping[str, TimeWindow]) -> Planned
         svg=drawing.svg(pipeline),
         contracts=_contracts(pipeline),
         output_fields=_output_fields(pipeline),
-        depends_on_clock=_DEPENDS_ON_CLOCK.search(" ".join(step.detail for step in steps))
-        is not None,
+        depends_on_clock=_DEPENDS_ON_CLOCK.search(expressions) is not None,
         announced_windows=announced,
     )
 

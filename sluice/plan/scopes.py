@@ -467,9 +467,7 @@ class Scopes:
         number = f"x{node.number}"
         columns = self._columns_by_stream(node, scopes, number, rows.depth + 1)
         is_null = f"null{node.number}"
-        nulls_of_streams = {
-            side: self.columns.read_null(scope) for side, scope in enumerate(scopes)
-        }
+        nulls_of_streams = dict(enumerate(map(self.columns.read_null, scopes)))
         nulls = _by_stream(number, nulls_of_streams)
         null_column = Column(is_null, f"coalesce({nulls}, false)", node.number)
         self.columns.add(first.stage, rows.depth + 1, null_column)
@@ -502,8 +500,10 @@ class Scopes:
         columns = {}
         for field in first.columns:
             # Columns that Sluice adds, such as a window's bounds, are not in all streams.
-            with_field = [side for side, scope in enumerate(scopes) if field in scope.columns]
-            sqls = {side: scopes[side].columns[field] for side in with_field}
+            sqls: dict[int, str] = {}
+            for side, scope in enumerate(scopes):
+                if field in scope.columns:
+                    sqls[side] = scope.columns[field]
             if len(set(sqls.values())) == 1:
                 columns[field] = first.columns[field]
                 continue
@@ -609,7 +609,8 @@ def _cogroup_expressions(node: nodes.Cogroup) -> ResultExpressions | None:
     types: dict[str, str] = {}
     for name in node.columns:
         results: dict[str, str] = {}
-        for number, slot in enumerate(slot for slot in slots_of(node) if slot.column == name):
+        slots = [slot for slot in slots_of(node) if slot.column == name]
+        for number, slot in enumerate(slots):
             result = f"{name}: {number}"
             types[result] = type_of(slot.call, types_of(node, name))
             results[f"a{number}"] = quoted(result)

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sluice.errors import TopologyError
-from sluice.operators.aggregation.aggregate_functions import SUBTRACTABLE
 from sluice.operators.base import COGROUPED, DEFAULT_OUTPUT, LEFT, READ
 from sluice.plan.cogroups import EACH_RECORD, slots_of
 from sluice.plan.definitions import step_definition, upstream_definition
@@ -22,7 +21,7 @@ from sluice.plan.layers import Column, Transformation
 from sluice.plan.node_steps import LateSinks, topics_of
 from sluice.plan.operator_actions import action_of
 from sluice.plan.operator_nodes import children, is_operator, is_or_follows_operator, why_operator
-from sluice.plan.operator_parameters import Process
+from sluice.plan.operator_parameters import ProcessParameters
 from sluice.plan.planned_operators import STORE, Edge, PlannedOperator
 from sluice.plan.scope import Scope
 from sluice.plan.scopes import Scopes
@@ -30,7 +29,7 @@ from sluice.plan.shared_rows import share_rows
 from sluice.sql.aggregate_expressions import SplitAggregate, split_aggregate
 from sluice.topology import nodes
 from sluice.topology.graph import Graph
-from sluice.values.aggregate_calls import AggregateFunction
+from sluice.values.aggregate_calls import SUBTRACTABLE, AggregateFunction
 from sluice.values.sql_text import literal
 from sluice.values.windowed_keys import windowed_key_sql
 
@@ -51,11 +50,12 @@ class StagePlanner:
         self._edge_scopes: dict[str, Scope] = {}
         """Name of an edge's column → the scope at the start of the edge."""
         candidates = [node for node in self.pipeline.nodes if self._may_be_operator(node)]
-        self._sending_old_values = {
-            node.number for node in candidates if _sends_old_values(self.pipeline, node)
-        }
+        self._sending_old_values: set[int] = set()
         """The numbers of the nodes that send the old value of each change, because later steps need
         it."""
+        for node in candidates:
+            if _sends_old_values(self.pipeline, node):
+                self._sending_old_values.add(node.number)
         self._nodes: list[nodes.Node] = []
         for node in candidates:
             # A topic's table without a store needs no operator: its rows are the topic's records.
@@ -108,9 +108,10 @@ class StagePlanner:
         """
         self._add_values()
         chained_to = {operator.chained_to for operator in self.operators}
-        others_wait = {
-            each.chained_to for each in self.operators if not each.sends_only_final_results
-        }
+        others_wait: set[int | None] = set()
+        for operator in self.operators:
+            if not operator.sends_only_final_results:
+                others_wait.add(operator.chained_to)
         operators = []
         by_number = {operator.number: operator for operator in self.operators}
         for operator in self.operators:
@@ -119,7 +120,7 @@ class StagePlanner:
             else:
                 before = by_number[operator.chained_to]
             results = {operator.result}
-            if isinstance(operator.action, Process):
+            if isinstance(operator.action, ProcessParameters):
                 results = {output.column for output in operator.action.outputs.values()}
             clock = operator.name if before is None else before.name
             finished = replace(
@@ -148,31 +149,38 @@ class StagePlanner:
             edges: list[Edge] = []
             for edge in operator.edges:
                 if edge.column in self._without_value:
-                    scope = self._edge_scopes[edge.column]
-                    read = left_fields_read(self._texts_after(operator), operator.result)
-                    names = [name for name in scope.fields if read is None or name.lower() in read]
-                    columns = {name: scope.columns[name] for name in names or scope.fields[:1]}
-                    edge = replace(
-                        edge, values=(self.columns.value(replace(scope, columns=columns)),)
-                    )
+                    edge = replace(edge, values=(self._value_read(edge, operator),))
                 edges.append(edge)
             self.operators[at] = replace(operator, edges=tuple(edges))
+
+    def _value_read(self, edge: Edge, operator: PlannedOperator) -> str:
+        """Return the value of an edge with the fields that later steps read of the results."""
+        scope = self._edge_scopes[edge.column]
+        read = left_fields_read(self._texts_after(operator), operator.result)
+        columns: dict[str, str] = {}
+        for name in scope.fields:
+            if read is None or name.lower() in read:
+                columns[name] = scope.columns[name]
+        if not columns:
+            # A struct needs a field.
+            columns = {name: scope.columns[name] for name in scope.fields[:1]}
+        return self.columns.value(replace(scope, columns=columns))
 
     def _texts_after(self, operator: PlannedOperator) -> Iterator[str]:
         """Yield all SQL that may read the operator's results."""
         for layer in self.columns.layers_of(operator.stage):
             if isinstance(layer, Transformation):
-                yield from (sql for _, sql in layer.inputs)
+                for _, sql in layer.inputs:
+                    yield sql
                 continue
             for column in layer:
                 if isinstance(column, Column):
                     yield column.sql
                 else:
-                    yield from (
-                        column.passed,
-                        *column.columns,
-                        *(cause for cause, _ in column.causes),
-                    )
+                    yield column.passed
+                    yield from column.columns
+                    for cause, _ in column.causes:
+                        yield cause
         for failure in self.columns.failures():
             if failure.stage == operator.stage:
                 yield from (failure.error, failure.once, failure.key, failure.value)
@@ -201,7 +209,10 @@ class StagePlanner:
             stage = chained_to.stage
             self.scopes.chained.add(node.number)
         self.scopes.operator_stages[node.number] = stage
-        timed_by_topics, is_timed_by_rows = self._timing(node) if stage > 1 else ((), True)
+        timed_by_topics: tuple[str, ...] = ()
+        is_timed_by_rows = True
+        if stage > 1:
+            timed_by_topics, is_timed_by_rows = self._timing(node)
         store = node.store_name
         keeps_headers = store is not None and self.pipeline.whole.keeps_headers(store)
         action = action_of(node, functions, self.pipeline.whole)

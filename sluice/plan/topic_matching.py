@@ -22,10 +22,9 @@ def matched_job(
     topics_by_pattern: dict[str, list[str]] = {}
     patterns: dict[str, str] = {}
     """Topic → its pattern."""
+    in_order = list(dict.fromkeys([*known, *sorted(existing)]))
     for pattern, most in job.unmatched_patterns.items():
-        topics = [
-            topic for topic in dict.fromkeys([*known, *sorted(existing)]) if matches(pattern, topic)
-        ]
+        topics = [topic for topic in in_order if matches(pattern, topic)]
         if topics:
             topics_by_pattern[pattern] = topics
         elif not partly:

@@ -9,7 +9,7 @@ from functools import cache
 from sqlglot import exp
 
 from sluice.errors import TopologyError
-from sluice.sql.calls import Call, TextPart, aggregate_calls, replace
+from sluice.sql.calls import FunctionCall, TextPart, aggregate_calls, replace
 from sluice.sql.dialect import tree_of
 from sluice.values.aggregate_calls import (
     OF_PAIRS,
@@ -18,7 +18,12 @@ from sluice.values.aggregate_calls import (
     AggregateFunction,
 )
 from sluice.values.sql_text import all_of, named_struct, value_if
-from sluice.values.sql_types import MOST_DIGITS, precision_and_scale, struct_fields
+from sluice.values.sql_types import (
+    average_digits,
+    precision_and_scale,
+    struct_fields,
+    sum_digits,
+)
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ def aggregate_name(node: exp.Expr) -> str:
     return _FUNCTIONS.get(type(node), "")
 
 
-def _function(call: Call) -> AggregateFunction | None:
+def _function(call: FunctionCall) -> AggregateFunction | None:
     """Return Sluice's function for a call; None if Sluice has no such function."""
     name = aggregate_name(call.tree())
     arguments = [argument.text for argument in call.arguments]
@@ -152,15 +157,14 @@ def _function_of_one(
             return None
         case "count" if more and not quantifier:
             # `count` with several arguments counts the rows in which none of them is null.
-            return (
-                name,
-                value_if(all_of(f"({argument}) IS NOT NULL" for argument in arguments), "TRUE"),
-                (),
-            )
+            are_given = all_of(f"({argument}) IS NOT NULL" for argument in arguments)
+            return name, value_if(are_given, "TRUE"), ()
         case "count_if" if not more:
             return "count", value_if(first, "TRUE"), ()
+        case _ if not more:
+            return name, first, ()
         case _:
-            return None if more else (name, first, ())
+            return None
 
 
 def _percentages(text: str) -> tuple[tuple[float, ...], bool]:
@@ -225,7 +229,6 @@ _INSTEAD = {
 """Name of a function that Sluice lacks, or lacks in some forms → advice what to use instead."""
 
 _DOUBLES = STATISTICS_OF_ONE | STATISTICS_OF_TWO | {"percentile"}
-_SUM_DIGITS, _AVG_DIGITS = 10, 4
 
 
 def result_type(function: str, argument: str) -> str:
@@ -241,10 +244,9 @@ def result_type(function: str, argument: str) -> str:
     if function == "percentiles":
         return "array<double>"
     if argument.startswith("decimal") and function in ("sum", "avg"):
-        precision, scale = precision_and_scale(argument)
-        digits = _SUM_DIGITS if function == "sum" else _AVG_DIGITS
-        scale += _AVG_DIGITS if function == "avg" else 0
-        return f"decimal({min(precision + digits, MOST_DIGITS)},{min(scale, MOST_DIGITS)})"
+        digits_of = sum_digits if function == "sum" else average_digits
+        precision, scale = digits_of(*precision_and_scale(argument))
+        return f"decimal({precision},{scale})"
     if function == "avg" or (function == "sum" and argument in ("float", "double")):
         return "double"
     return "bigint" if function == "sum" else argument

@@ -19,6 +19,7 @@ from sluice.sql.arrow_types import arrow_type
 from sluice.sql.arrow_values import (
     Result,
     Value,
+    any_of,
     array_of,
     map_present,
     map_rows,
@@ -418,7 +419,7 @@ def _text_to_decimal(values: pa.Array, to: str) -> Result:
     others = ~np.asarray(is_simple.to_numpy(zero_copy_only=False), bool)
     slow = map_rows(read, [values.filter(pa.array(others))], wanted, int(others.sum()))
     failed = np.zeros(len(values), bool)
-    failed[others] = False if slow.failed is None else slow.failed
+    failed[others] = slow.failed_of(int(others.sum()))
     decimals = pc.replace_with_mask(decimals, pa.array(others), slow.values)
     return Result.with_failures(decimals, failed)
 
@@ -485,8 +486,7 @@ def _plain_times(values: pa.Array, to: str) -> Result:
 
 def _failures(values: pa.Array, passed: pa.Array) -> Mask | None:
     """Return the rows that have a text for which `passed` is not true."""
-    failed = valid_rows(values, len(values)) & ~mask_of(passed, len(values))
-    return failed if failed.any() else None
+    return any_of(valid_rows(values, len(values)) & ~mask_of(passed, len(values)))
 
 
 _FROM_TEXT: dict[str, Callable[[pa.Array, str], Result]] = {

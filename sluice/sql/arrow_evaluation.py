@@ -40,6 +40,7 @@ from sluice.sql.arrow_values import (
     Value,
     any_of,
     array_of,
+    arrays_of,
     false_if_null,
     ignore_failures,
     map_rows,
@@ -263,10 +264,8 @@ def _choose(evaluation: _Evaluation, condition: Result, true: Result, false: Res
     passed = false_if_null(condition.values)
     failed = None
     if true.failed is not None or false.failed is not None:
-        nowhere = np.zeros(evaluation.count, bool)
-        true_failed = nowhere if true.failed is None else true.failed
-        false_failed = nowhere if false.failed is None else false.failed
-        failed = np.where(mask_of(passed, evaluation.count), true_failed, false_failed)
+        count = evaluation.count
+        failed = np.where(mask_of(passed, count), true.failed_of(count), false.failed_of(count))
     return Result(pc.if_else(passed, true.values, false.values), any_of(condition.failed, failed))
 
 
@@ -427,11 +426,11 @@ def _rounding_to_whole(function: Callable[[Value], Value]) -> Function:
 
 def _struct(expression: TypedExpression, values: list[Value], count: int) -> Result:
     names = list(struct_fields(expression.type))
-    return Result(pa.StructArray.from_arrays([array_of(value, count) for value in values], names))
+    return Result(pa.StructArray.from_arrays(arrays_of(values, count), names))
 
 
 def _array(expression: TypedExpression, values: list[Value], count: int) -> Result:
-    return Result(arrow_lists.list_of([array_of(value, count) for value in values], count))
+    return Result(arrow_lists.list_of(arrays_of(values, count), count))
 
 
 def _element(expression: TypedExpression, values: list[Value], count: int) -> Result:
@@ -471,9 +470,7 @@ def _like(expression: TypedExpression, values: list[Value], count: int) -> Resul
 
 def _array_function(function: Callable[..., Value]) -> Function:
     """Return the `Function` that calls a function of arrays."""
-    return lambda expression, values, count: Result(
-        function(*(array_of(value, count) for value in values))
-    )
+    return lambda expression, values, count: Result(function(*arrays_of(values, count)))
 
 
 def _array_and_value(function: Callable[[pa.Array, Value], Value]) -> Function:

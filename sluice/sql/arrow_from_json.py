@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 import msgspec
 import pyarrow as pa
 
+from sluice.sql.arrow_values import map_present
+
 Convert: TypeAlias = Callable[[Any], Any]
 
 _decode = msgspec.json.Decoder(float_hook=Decimal).decode
@@ -38,8 +40,7 @@ def values_one_by_one(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     It is slower.
     """
     convert = _conversion(kind)
-    values = [None if text is None else convert(_decode(text)) for text in texts.to_pylist()]
-    return pa.array(values, kind)
+    return map_present(lambda text: convert(_decode(text)), texts, kind)
 
 
 @cache

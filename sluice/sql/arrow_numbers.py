@@ -12,7 +12,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluice.sql.arrow_types import arrow_type
-from sluice.sql.arrow_values import Result, Value, array_of, map_rows, mask_of, valid_rows
+from sluice.sql.arrow_values import (
+    Result,
+    Value,
+    any_of,
+    array_of,
+    map_rows,
+    mask_of,
+    valid_rows,
+)
 from sluice.sql.types import is_decimal
 from sluice.values.sql_types import precision_and_scale
 
@@ -62,11 +70,8 @@ def divide_whole(left: Value, right: Value, count: int) -> Result:
     ).astype(bool)
     if not overflows.any():
         return result
-    failed = overflows if result.failed is None else result.failed | overflows
-    return Result(
-        pc.if_else(pa.array(overflows), pa.scalar(None, pa.int64()), result.values),
-        failed,
-    )
+    values = pc.if_else(pa.array(overflows), pa.scalar(None, pa.int64()), result.values)
+    return Result(values, any_of(result.failed, overflows))
 
 
 def _quotient(left: Any, right: Any) -> Any:

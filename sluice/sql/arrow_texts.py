@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluice.sql.arrow_values import Result, Value, array_of, map_present, map_rows
+from sluice.sql.arrow_values import Result, Value, array_of, arrays_of, map_present, map_rows
 from sluice.sql.rules import is_plain_pattern, plain_pattern
 
 _LINE_END = r"(?:\r\n|[\n\r\x{85}\x{2028}\x{2029}])?\z"
@@ -58,7 +58,7 @@ def trim(values: Value, characters: str, position: str) -> Value:
 
 def join_texts(separator: Value, values: list[Value], count: int) -> Value:
     """Return the texts of each row as one text, ignoring nulls."""
-    arrays = [array_of(value, count) for value in values]
+    arrays = arrays_of(values, count)
     # Arrow would leave out a row in which all texts are null.
     is_known = reduce(pc.or_, map(pc.is_valid, arrays))
     arrays[0] = pc.if_else(is_known, arrays[0], "")

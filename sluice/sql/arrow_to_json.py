@@ -146,5 +146,4 @@ def _escaped(texts: pa.Array) -> pa.Array:
     is_special = (characters < _FIRST_PLAIN) | (characters == ord('"')) | (characters == ord("\\"))
     if not is_special.any():
         return texts
-    escaped = [None if text is None else text.translate(ESCAPES) for text in texts.to_pylist()]
-    return pa.array(escaped, pa.string())
+    return map_present(lambda text: text.translate(ESCAPES), texts)

@@ -27,7 +27,13 @@ class Result:
     @classmethod
     def with_failures(cls, values: Value, failed: Mask) -> Result:
         """Return the values, and the rows that have failed, of which there may be none."""
-        return cls(values, failed if failed.any() else None)
+        return cls(values, any_of(failed))
+
+    def failed_of(self, count: int) -> Mask:
+        """Return for each of `count` rows whether the expression fails."""
+        if self.failed is None:
+            return np.zeros(count, bool)
+        return self.failed
 
 
 def array_of(value: Value, count: int) -> pa.Array:
@@ -35,6 +41,11 @@ def array_of(value: Value, count: int) -> pa.Array:
     if isinstance(value, pa.Scalar):
         return pa.repeat(value, count)
     return value
+
+
+def arrays_of(values: Iterable[Value], count: int) -> list[pa.Array]:
+    """Return each of the values for each of `count` rows."""
+    return [array_of(value, count) for value in values]
 
 
 def rows_of(value: Value, count: int) -> list[Any]:
@@ -65,8 +76,14 @@ def valid_rows(value: Value, count: int) -> Mask:
 
 def any_of(*masks: Mask | None) -> Mask | None:
     """Return the rows that are in any of the masks; None if no mask has a row."""
-    present = [mask for mask in masks if mask is not None and mask.any()]
-    return np.logical_or.reduce(present) if present else None
+    present: list[Mask] = []
+    for mask in masks:
+        if mask is not None and mask.any():
+            present.append(mask)
+    if not present:
+        return None
+    either: Mask = np.logical_or.reduce(present)
+    return either
 
 
 def map_rows(
@@ -97,7 +114,9 @@ def map_present(
     function: Callable[[Any], Any], values: pa.Array, kind: pa.DataType | None = None
 ) -> pa.Array:
     """Return the results of a Python function, by default texts, for each value; null for null."""
-    results = [None if value is None else function(value) for value in values.to_pylist()]
+    results: list[Any] = []
+    for value in values.to_pylist():
+        results.append(None if value is None else function(value))
     return pa.array(results, kind or pa.string())
 
 

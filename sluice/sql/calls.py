@@ -34,7 +34,7 @@ class TextPart:
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """A call of a function, with its FILTER, WITHIN GROUP and IGNORE NULLS."""
 
     whole: TextPart
@@ -75,10 +75,10 @@ def function_name(function: exp.Func) -> str:
 
 
 @cache
-def aggregate_calls(text: str) -> tuple[Call, ...]:
+def aggregate_calls(text: str) -> tuple[FunctionCall, ...]:
     """Return the outermost aggregates of an expression, in order."""
     tokens, closing = _tokens(text)
-    calls: list[Call] = []
+    calls: list[FunctionCall] = []
     position = 0
     while position < len(tokens):
         call = _call(text, tokens, closing, position)
@@ -140,7 +140,7 @@ OPENING = (TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE)
 CLOSING = (TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE)
 
 
-def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> Call | None:
+def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> FunctionCall | None:
     is_before_parenthesis = at + 1 in closing and tokens[at + 1].token_type is TokenType.L_PAREN
     if not is_before_parenthesis or not _word(tokens[at]).isidentifier():
         return None
@@ -178,7 +178,7 @@ def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> C
         else:
             break
     whole = _part(text, tokens[at].start, tokens[end].end + 1)
-    return Call(whole, function, arguments, quantifier, nulls, condition)
+    return FunctionCall(whole, function, arguments, quantifier, nulls, condition)
 
 
 def _are_nulls(tokens: list[Token], at: int) -> bool:

@@ -13,7 +13,7 @@ from sqlglot import exp
 
 from sluice.sql.dialect import PARSE_ERRORS, tree_of
 from sluice.sql.rules import RuleKey, field_names, rule_key
-from sluice.sql.types import VOID, common_type, decimal, declared, is_decimal
+from sluice.sql.types import VOID, common_type, decimal, declared, is_decimal, known_types
 from sluice.values.sql_types import (
     element_type,
     map_key_type,
@@ -83,18 +83,18 @@ def widest_type(kinds: Kinds) -> str:
 
     Empty if it is unknown.
     """
-    different = list(dict.fromkeys(kind for kind in kinds if kind != VOID))
+    different = known_types(kinds)
     if len(different) < 2:
-        return different[0] if different else VOID
+        return common_type(different)
     if {*different} == {"DATE", "TIMESTAMP"}:
         return "TIMESTAMP"
     if all(map(element_type, different)):
-        return list_type(widest_type([element_type(kind) for kind in different]))
+        return list_type(widest_type(list(map(element_type, different))))
     if all(map(map_value_type, different)):
-        key = widest_type([map_key_type(kind) for kind in different])
-        return map_type(key, widest_type([map_value_type(kind) for kind in different]))
+        key = widest_type(list(map(map_key_type, different)))
+        return map_type(key, widest_type(list(map(map_value_type, different))))
     if all(map(struct_fields, different)):
-        return _widest_object([struct_fields(kind) for kind in different])
+        return _widest_object(list(map(struct_fields, different)))
     return common_type(different)
 
 

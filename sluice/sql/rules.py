@@ -27,12 +27,14 @@ from sluice.sql.types import (
     is_exact,
     is_integer,
     is_number,
+    known_types,
     wide_decimal,
 )
 from sluice.values import row_order
 from sluice.values.sql_text import struct_json, value_json, value_of_json
 from sluice.values.sql_types import (
     MOST_DIGITS,
+    average_digits,
     canonical,
     element_type,
     map_key_type,
@@ -40,6 +42,7 @@ from sluice.values.sql_types import (
     precision_and_scale,
     struct_fields,
     struct_type,
+    sum_digits,
 )
 
 Kinds: TypeAlias = tuple[str, ...]
@@ -113,7 +116,9 @@ def rule_of(node: exp.Expr) -> Rule:
 def reason_of(node: exp.Expr) -> str:
     """Return the text that starts a record's error if the node fails; empty if it never fails."""
     is_tried = isinstance(node, exp.Cast) and node.args.get("safe")
-    return "" if is_tried else rule_of(node).reason
+    if is_tried:
+        return ""
+    return rule_of(node).reason
 
 
 def rule_key(node: exp.Expr) -> RuleKey:
@@ -133,6 +138,11 @@ PYTHON_RESULT = (
     "STRUCT<key: STRING, value: STRING, items: ARRAY<STRUCT<key: STRING, value: STRING>>, "
     "error: STRING>"
 )
+
+
+def _kinds_if(is_known: bool, kinds: Kinds) -> Kinds | None:
+    """Return the types of the operands, or None if only Spark computes the function."""
+    return kinds if is_known else None
 
 
 def _if_known(result: str, operands: Kinds, *, is_known: bool) -> Signature:
@@ -165,7 +175,7 @@ def _always(result: str, *operands: str, fails: bool = False, of_any: bool = Fal
 
     def resolve(node: exp.Expr, kinds: Kinds) -> Signature:
         fit = len(kinds) <= len(operands) and all(map(_fits, kinds, operands))
-        converted = operands[: len(kinds)] if fit else None
+        converted = _kinds_if(fit, operands[: len(kinds)])
         return Signature(result, converted, fails or not (fit or of_any))
 
     return resolve
@@ -255,7 +265,7 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
 
     Spark compares a text with a number by casting the text to a number, which can fail.
     """
-    different = {kind for kind in kinds if kind != VOID}
+    different = known_types(kinds)
     fails = "" in different or not (len(different) <= 1 or all(map(is_number, different)))
     kind = _comparison_type(different)
     # Spark puts more than ten options of IN into a set, in which 0.0 and -0.0 are different.
@@ -269,7 +279,7 @@ def _comparison(node: exp.Expr, kinds: Kinds) -> Signature:
     return Signature("BOOLEAN", (kind,) * len(kinds), fails)
 
 
-def _comparison_type(kinds: set[str]) -> str:
+def _comparison_type(kinds: list[str]) -> str:
     """Return the type to which compared values are converted; for exact numbers, it holds all."""
     if len(kinds) > 1 and all(map(is_exact, kinds)) and not all(map(is_integer, kinds)):
         precision, scale = wide_decimal(map(_fewest_digits, kinds))
@@ -318,7 +328,8 @@ def _case(node: exp.Expr, kinds: Kinds) -> Signature:
     conditions, results = kinds[:count], kinds[count:]
     # CASE without ELSE gives null if no condition is true.
     has_else = len(results) > count
-    choice = _choice(node, results if has_else else (*results, VOID))
+    all_results = results if has_else else (*results, VOID)
+    choice = _choice(node, all_results)
     operands: Kinds | None = None
     if set(conditions) == {"BOOLEAN"} and choice.operands is not None:
         operands = (*conditions, *choice.operands[: len(results)])
@@ -329,11 +340,14 @@ def _case_arguments(node: exp.Expr) -> list[exp.Expr]:
     branches, default = node.args["ifs"], node.args.get("default")
     conditions = [branch.this for branch in branches]
     results = [branch.args["true"] for branch in branches]
-    return [part for part in (node.this, *conditions, *results, default) if part is not None]
+    return _present(node.this, *conditions, *results, default)
 
 
 def _if_arguments(node: exp.Expr) -> list[exp.Expr]:
-    parts = [node.this, node.args["true"], node.args.get("false")]
+    return _present(node.this, node.args["true"], node.args.get("false"))
+
+
+def _present(*parts: exp.Expr | None) -> list[exp.Expr]:
     return [part for part in parts if part is not None]
 
 
@@ -370,7 +384,7 @@ def _arithmetic(
     left, right = _operands_digits(node, kinds)
     precision, scale = of_decimals(left, right)
     fits = precision <= MOST_DIGITS
-    operands = (decimal(*left), decimal(*right)) if fits else None
+    operands = _kinds_if(fits, (decimal(*left), decimal(*right)))
     return Signature(decimal(precision, scale), operands, fails=not fits)
 
 
@@ -450,7 +464,9 @@ def _integer_division(node: exp.Expr, kinds: Kinds) -> Signature:
     fails = not (is_integer(kind) and _is_not_zero(node.expression))
     if is_integer(kind):
         return _of_pair("BIGINT", fails=fails)
-    return Signature("BIGINT" if kind else "", None, fails)
+    if kind:
+        return Signature("BIGINT", None, fails)
+    return Signature(fails=fails)
 
 
 def _is_not_zero(node: exp.Expr) -> bool:
@@ -464,14 +480,14 @@ def _negative(node: exp.Expr, kinds: Kinds) -> Signature:
         # 2147483648 is not.
         kind = {str(2**31): "INT", str(2**63): "BIGINT"}.get(node.this.name, kind)
     # Only Spark converts a text to a number.
-    operands = (kind,) if is_number(kinds[0]) else None
+    operands = _kinds_if(is_number(kinds[0]), (kind,))
     may_overflow = not isinstance(node.this, exp.Literal) and not _is_symmetric(kinds[0])
     return Signature(kind, operands, fails=may_overflow)
 
 
 def _absolute(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = _number_of(kinds[0])
-    operands = kinds if is_number(kinds[0]) else None
+    operands = _kinds_if(is_number(kinds[0]), kinds)
     return Signature(kind, operands, fails=not _is_symmetric(kinds[0]))
 
 
@@ -479,6 +495,10 @@ def _number_of(kind: str) -> str:
     """Return the type of number to which Spark converts a value; empty if not number or text."""
     if kind == "STRING":
         return "DOUBLE"
+    return _if_number(kind)
+
+
+def _if_number(kind: str) -> str:
     return kind if is_number(kind) else ""
 
 
@@ -515,8 +535,7 @@ def _rounding(node: exp.Expr, kinds: Kinds) -> Signature:
     elif isinstance(places, exp.Literal) and places.is_int:
         number = int(places.name)
     if number is None or not is_decimal(kind):
-        result = kind if is_number(kind) else ""
-        return Signature(result, None, fails=True)
+        return Signature(_if_number(kind), None, fails=True)
     precision, scale = precision_and_scale(kind)
     new_scale = min(scale, number)
     # Rounding up can need a digit more, as from 9.99 to 10.0.
@@ -570,7 +589,7 @@ def _cast(node: exp.Expr, kinds: Kinds) -> Signature:
         is_known = of in _TO_TEXT or is_decimal(of)
         # Bytes that are not UTF-8 have no text: see `fallible.with_utf8_checks`.
         fails = of in ("", "BINARY") and not is_tried
-        return Signature(to, kinds if is_known else None, fails)
+        return Signature(to, _kinds_if(is_known, kinds), fails)
     if isinstance(node.this, exp.Literal) and is_plain_time(node.this.name, to):
         return Signature(to, kinds)
     pair = _family(of), _family(to)
@@ -579,7 +598,7 @@ def _cast(node: exp.Expr, kinds: Kinds) -> Signature:
         # TRY_CAST accepts the texts NaN and Infinity, which then cannot be written.
         fails = fails and to in ("DOUBLE", "FLOAT")
     is_known = of == to or pair in _CASTS
-    return Signature(to, kinds if is_known else None, fails)
+    return Signature(to, _kinds_if(is_known, kinds), fails)
 
 
 def is_plain_time(text: str, kind: str) -> bool:
@@ -668,7 +687,7 @@ def _field(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = struct_fields(kinds[0]).get(node.expression.name)
     if kind is None:
         return Signature()
-    return Signature(kind, kinds if kind else None)
+    return Signature(kind, _kinds_if(kind != "", kinds))
 
 
 def _size(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -682,7 +701,7 @@ def _element(node: exp.Expr, kinds: Kinds) -> Signature:
         return Signature(fails=True)
     of, by = kinds
     if element := element_type(of):
-        return Signature(element, kinds if by == "INT" else None, fails=True)
+        return Signature(element, _kinds_if(by == "INT", kinds), fails=True)
     is_known = bool(map_value_type(of)) and by == map_key_type(of) == "STRING"
     return _if_known(map_value_type(of), kinds, is_known=is_known)
 
@@ -710,8 +729,9 @@ def _map_part(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _array(node: exp.Expr, kinds: Kinds) -> Signature:
     choice = _choice(node, kinds)
-    result = f"ARRAY<{choice.type}>" if choice.operands else ""
-    return Signature(result, choice.operands, choice.fails)
+    if not choice.operands:
+        return Signature("", None, choice.fails)
+    return Signature(f"ARRAY<{choice.type}>", choice.operands, choice.fails)
 
 
 _JSON_OPTIONS = tree_of(struct_json("x")).args["options"]
@@ -723,7 +743,7 @@ def _json_text(node: exp.Expr, kinds: Kinds) -> Signature:
     if not is_known:
         return Signature("STRING", None, fails=True)
     problem = json_problem(kinds[0])
-    operands = None if problem else kinds
+    operands = _kinds_if(not problem, kinds)
     return Signature("STRING", operands, fails=True, problem=problem)
 
 
@@ -761,7 +781,9 @@ def _parts_of(kind: str) -> list[str]:
     of_values = map_value_type(kind)
     if not of_values:
         return []
-    return [of_values if map_key_type(kind) == "STRING" else ""]
+    if map_key_type(kind) == "STRING":
+        return [of_values]
+    return [""]
 
 
 _IN_JSON = ("STRING", "BOOLEAN", "INT", "BIGINT", "DOUBLE", "TIMESTAMP", "DATE", "BINARY")
@@ -833,8 +855,8 @@ def _has_same_text(kind: str) -> bool:
 
 def _like(node: exp.Expr, kinds: Kinds) -> Signature:
     is_known = isinstance(node.expression, exp.Literal) and "\\" not in node.expression.name
-    operands = kinds if is_known and set(kinds) == {"STRING"} else None
-    return Signature("BOOLEAN", operands, fails=not is_known)
+    are_texts = set(kinds) == {"STRING"}
+    return Signature("BOOLEAN", _kinds_if(is_known and are_texts, kinds), fails=not is_known)
 
 
 def _of_text(result: str, *operands: str) -> Resolve:
@@ -853,8 +875,7 @@ def _of_text(result: str, *operands: str) -> Resolve:
 
 
 def _position_arguments(node: exp.Expr) -> list[exp.Expr]:
-    arguments = (node.this, node.args.get("substr"), node.args.get("position"))
-    return [part for part in arguments if part is not None]
+    return _present(node.this, node.args.get("substr"), node.args.get("position"))
 
 
 def _substring(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -878,8 +899,7 @@ def _text_or_bytes(kinds: Kinds) -> str:
 def _trim(node: exp.Expr, kinds: Kinds) -> Signature:
     characters = node.args.get("expression")
     is_known = characters is None or (isinstance(characters, exp.Literal) and characters.name != "")
-    operands = kinds if is_known and set(kinds) == {"STRING"} else None
-    return Signature("STRING", operands)
+    return Signature("STRING", _kinds_if(is_known and set(kinds) == {"STRING"}, kinds))
 
 
 def _concat_ws(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -901,7 +921,9 @@ def _regexp_like(node: exp.Expr, kinds: Kinds) -> Signature:
         # The regular expression may be one that Java rejects.
         return Signature("BOOLEAN", None, fails=True)
     has_flag = isinstance(node.args.get("flag"), exp.Expr)
-    return Signature("BOOLEAN") if has_flag else signature
+    if has_flag:
+        return Signature("BOOLEAN")
+    return signature
 
 
 def _split(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -956,7 +978,7 @@ def _to_day(node: exp.Expr, kinds: Kinds) -> Signature:
     is_known = kinds in (("DATE",), ("TIMESTAMP",), ("STRING",)) and node.args.get("format") is None
     # The cast of a text that is not a date fails.
     fails = not is_known or kinds == ("STRING",)
-    return Signature("DATE", kinds if is_known else None, fails=fails)
+    return Signature("DATE", _kinds_if(is_known, kinds), fails)
 
 
 _UNITS = frozenset({
@@ -1010,9 +1032,7 @@ def _digest(node: exp.Expr, kinds: Kinds) -> Signature:
 def _sum(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = _first_kind(kinds)
     if is_decimal(kind):
-        # Spark gives the sum of decimals ten more digits.
-        precision, scale = precision_and_scale(kind)
-        kind = f"DECIMAL({min(precision + 10, MOST_DIGITS)},{scale})"
+        kind = decimal(*sum_digits(*precision_and_scale(kind)))
     result = "BIGINT" if kind == "INT" else _number_of(kind)
     return Signature(result, fails=True)
 
@@ -1020,12 +1040,11 @@ def _sum(node: exp.Expr, kinds: Kinds) -> Signature:
 def _average(node: exp.Expr, kinds: Kinds) -> Signature:
     kind = _first_kind(kinds)
     if is_decimal(kind):
-        # Spark gives the average of decimals four more digits, all after the point.
-        precision, scale = precision_and_scale(kind)
-        kind = f"DECIMAL({min(precision + 4, MOST_DIGITS)},{min(scale + 4, MOST_DIGITS)})"
+        kind = decimal(*average_digits(*precision_and_scale(kind)))
         return Signature(kind, fails=True)
-    result = "DOUBLE" if kind else ""
-    return Signature(result, fails=True)
+    if not kind:
+        return Signature(fails=True)
+    return Signature("DOUBLE", fails=True)
 
 
 def _same_as_first(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -1043,7 +1062,7 @@ def _first_kind(kinds: Kinds) -> str:
 
 def _array_compact(node: exp.Expr, kinds: Kinds) -> Signature:
     is_list = bool(element_type(kinds[0]))
-    return Signature(kinds[0], kinds if is_list else None)
+    return Signature(kinds[0], _kinds_if(is_list, kinds))
 
 
 def path_element(node: exp.Expr) -> exp.Expr | None:

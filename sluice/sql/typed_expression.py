@@ -225,13 +225,18 @@ def _column(node: exp.Column, types: Types) -> TypedExpression:
         is_in_objects = is_in_objects and name in struct_fields(kind)
         kind = path_type(kind, [name])
     # Only Spark reads a field of each object in a list.
-    operands = () if is_complete(kind) and is_in_objects else None
+    operands = None
+    if is_complete(kind) and is_in_objects:
+        operands = ()
     return TypedExpression(node, exp.Column, Signature(kind, operands), ())
 
 
 def _json_value(node: exp.Substring, value: TypedExpression) -> TypedExpression:
     """Return the JSON of a value, written with `value_json`."""
-    problem = json_problem(value.type) if value.type else ""
-    operands = (value.type,) if value.type and not problem else None
+    problem, operands = "", None
+    if value.type:
+        problem = json_problem(value.type)
+    if value.type and not problem:
+        operands = (value.type,)
     signature = Signature("STRING", operands, fails=True, problem=problem)
     return TypedExpression(node, JSON_VALUE, signature, (value,))

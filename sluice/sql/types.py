@@ -68,16 +68,21 @@ def wide_decimal(kinds: Iterable[tuple[int, int]]) -> tuple[int, int]:
     return max(precision - of_scale for precision, of_scale in pairs) + scale, scale
 
 
+def known_types(kinds: Iterable[str]) -> list[str]:
+    """Return the different types, without that of NULL, which can be converted to all others."""
+    return [kind for kind in dict.fromkeys(kinds) if kind != VOID]
+
+
 def common_type(kinds: Iterable[str]) -> str:
     """Return the type to which Spark converts values of these types.
 
     An empty text if the type is unknown, or if the conversion can fail.
     """
-    different = {kind for kind in kinds if kind != VOID}
+    different = known_types(kinds)
     if not different:
         return VOID
     if len(different) == 1:
-        return different.pop()
+        return different[0]
     # Spark would cast a text to a number, which can fail.
     if not all(map(is_number, different)):
         return ""

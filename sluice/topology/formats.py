@@ -249,7 +249,9 @@ def Protobuf(  # noqa: N802  (reads as a type)
         schema = proto_of_contract(value, package)
     except TopologyError as error:
         problem, advice = error.detail, error.next_step
-    name = value.__name__
+    record = value.__name__
+    if package and strategy != "topic":
+        record = f"{package}.{record}"
     return _serde(
         value,
         RegistryFormat(
@@ -257,7 +259,7 @@ def Protobuf(  # noqa: N802  (reads as a type)
             schema=schema,
             problem=problem,
             advice=advice,
-            record=name if strategy == "topic" or not package else f"{package}.{name}",
+            record=record,
             subject=subject,
             strategy=strategy,
             version=version,

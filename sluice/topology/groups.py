@@ -127,7 +127,9 @@ class Grouped(Generic[V]):
                 # The declared types of functions that take something else than one value of the
                 # stream are not checked: a merger takes two aggregates, and other functions may
                 # take a list.
-                value_type = Any if takes_list or name == "merger" else self.parent.contract
+                value_type: Any = self.parent.contract
+                if takes_list or name == "merger":
+                    value_type = Any
                 called[name] = self._function(at, function, *parameters, value_type=value_type)
         adder = cogrouped[0].adder if cogrouped else called["adder"]
         assert adder is not None

@@ -75,7 +75,9 @@ class KafkaEncoder:
         if self.kind == "uuid":
             return str(UUID(data)).encode()
         expected = _TYPES[self.kind]
-        value = float(data) if expected is float and not isinstance(data, bool | str) else data
+        value = data
+        if expected is float and not isinstance(data, bool | str):
+            value = float(data)
         if not isinstance(value, expected) or isinstance(value, bool) != (expected is bool):
             raise TypeError(f"{data!r} is no {self.kind}")
         try:

@@ -22,7 +22,9 @@ _HERE = f"{Path(__file__).parent}{os.sep}"
 def file_of(folder: Path, subject: str) -> Path:
     """Return the file with a subject's schema, for pipelines in this folder."""
     # A subject of a context has colons, and one by the name of a record may have slashes.
-    name = "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in subject)
+    name = ""
+    for sign in subject:
+        name += sign if sign.isalnum() or sign in "-_." else "_"
     return folder / SCHEMAS / f"{name}.json"
 
 

@@ -840,11 +840,11 @@ class Stream(Handle[V]):
         shape = shape_of_elements(items, self._types())
         if shape.scalar and not shape.kind:
             shape = Shape({"key": "", "value": ""})
-        if missing := [
-            name for name in ("key", "value") if name not in shape.fields or shape.scalar
-        ]:
+        fields = () if shape.scalar else shape.fields
+        missing = next((name for name in ("key", "value") if name not in fields), None)
+        if missing is not None:
             raise TopologyError(
-                f"{self._where('flat_map')}: the elements of {items!r} have no field {missing[0]}.",
+                f"{self._where('flat_map')}: the elements of {items!r} have no field {missing}.",
                 next_step="Make structs with the fields key and value: "
                 "struct(... AS key, ... AS value).",
             )

@@ -356,7 +356,9 @@ def milliseconds(duration: Duration) -> int:
                 "can be weeks, months or years."
             )
         else:
-            number = text if text.isascii() and text.isdecimal() else "15"
+            number = "15"
+            if text.isascii() and text.isdecimal():
+                number = text
             advice = f'Write for example "{number} seconds" or "{number} ms".'
         raise TopologyError(f"{duration!r} at {source_line()} is not a duration.", next_step=advice)
     return _within_limit(duration, int(match[1][:_DIGITS]) * _UNITS[match[2]])

@@ -33,3 +33,17 @@ ARGUMENTS: dict[str, tuple[Takes, ...]] = {
     **dict.fromkeys(("bit_and", "bit_or", "bit_xor"), ("a whole number",)),
 }  # fmt: skip
 """Function → what each of its arguments must be. Functions that are not listed take anything."""
+
+SUBTRACTABLE = STATISTICS_OF_ONE | STATISTICS_OF_TWO | {
+    "count", "count_distinct", "sum", "avg", "min", "max", "min_by", "max_by", "top",
+    "collect_list", "collect_set", "collect_sorted", "bool_and", "bool_or", "percentile",
+    "percentiles", "mode",
+}  # fmt: skip
+"""The functions that can aggregate a table, because they can subtract the old value of a row."""
+
+UNORDERED = frozenset({
+    "count", "count_distinct", "sum", "avg", "min", "max", "top", "bool_and", "bool_or",
+    "percentile", "percentiles", "mode",
+})  # fmt: skip
+"""The functions over a table whose results do not depend on the order of its changes. To subtract a
+value and to add it again changes nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ from sluice.values.contract_parts import digits_of
 from sluice.values.contracts import (
     ObjectType,
     choice_type,
+    members_of,
     name_of,
     sql_type,
     type_info,
@@ -69,6 +70,11 @@ class Map:
 @dataclass(frozen=True)
 class Union:
     branches: tuple[Node, ...]
+
+    @property
+    def branches_with_values(self) -> list[Node]:
+        """The types other than null."""
+        return [branch for branch in self.branches if branch != Primitive("null")]
 
 
 NO_DEFAULT = msgspec.NODEFAULT
@@ -152,7 +158,7 @@ class _Parser:
                 raise SchemaError(f"{json.dumps(schema)[:80]} is no Avro schema")
 
     def _named(self, name: str, namespace: str) -> Node:
-        full = name if "." in name or not namespace else f"{namespace}.{name}"
+        full = name if "." in name else _within(namespace, name)
         for each in (full, name):
             if each in self.names:
                 node = self.names[each]
@@ -184,7 +190,14 @@ def _full_name(schema: Mapping[str, Any], namespace: str) -> str:
     if "." in name:
         return name
     own = schema.get("namespace", namespace)
-    return f"{own}.{name}" if own else name
+    return _within(own, name)
+
+
+def _within(namespace: str, name: str) -> str:
+    """Return the full name of a name in a namespace, which may be empty."""
+    if not namespace:
+        return name
+    return f"{namespace}.{name}"
 
 
 def _logical(schema: Mapping[str, Any], kind: str, size: int = 0) -> tuple[str, int, int]:
@@ -197,8 +210,10 @@ def _logical(schema: Mapping[str, Any], kind: str, size: int = 0) -> tuple[str, 
     if logical != "decimal":
         return logical, 0, 0
     precision, scale = schema.get("precision"), schema.get("scale", 0)
-    is_valid = isinstance(precision, int) and isinstance(scale, int) and 0 <= scale <= precision
-    return ("decimal", precision, scale) if is_valid and precision else ("", 0, 0)
+    are_numbers = isinstance(precision, int) and isinstance(scale, int)
+    if not are_numbers or not precision or not 0 <= scale <= precision:
+        return "", 0, 0
+    return "decimal", precision, scale
 
 
 def parse(text: str, references: Iterable[str] = ()) -> Node:
@@ -218,7 +233,7 @@ def parse(text: str, references: Iterable[str] = ()) -> Node:
 def present(node: Node) -> Node:
     """Return the node of the values that are not null, for a union of null and one other type."""
     if isinstance(node, Union):
-        branches = [branch for branch in node.branches if branch != Primitive("null")]
+        branches = node.branches_with_values
         if len(branches) == 1:
             return branches[0]
     return node
@@ -300,22 +315,28 @@ class _Deriving:
                 return self.schema(kind.type, where)
 
     def _union(self, kind: inspect.UnionType, where: str) -> Any:
-        members = [each for each in kind.types if not isinstance(each, inspect.NoneType)]
-        if len(members) > 1 and not variants(inspect.UnionType(tuple(members))):
+        members = members_of(kind)
+        if len(members) > 1:
+            self._require_tags(members, where)
+        branches = [self.schema(member, where) for member in members]
+        if len(members) < len(kind.types):
+            return ["null", *branches]
+        return branches
+
+    def _require_tags(self, members: Sequence[inspect.Type], where: str) -> None:
+        """Raise TopologyError unless all members of a union are classes with tags."""
+        if not variants(inspect.UnionType(tuple(members))):
             raise TopologyError(
                 f"{where}: only a union of classes with tags has a type in Avro.",
                 next_step="Declare one type.",
             )
-        for member in members if len(members) > 1 else ():
+        for member in members:
             tag = getattr(member, "tag", None)
             if not (isinstance(tag, str) and _NAME.fullmatch(tag)):
                 raise TopologyError(
                     f"{where}: the tag {tag!r} is no name in Avro, where it names a record.",
                     next_step="Give each class a tag of letters, digits and _.",
                 )
-        branches = [self.schema(member, where) for member in members]
-        has_null = len(members) < len(kind.types)
-        return ["null", *branches] if has_null else branches
 
     def _record(self, kind: ObjectType, where: str) -> Any:
         if kind.cls is JsonText:
@@ -329,7 +350,7 @@ class _Deriving:
         name = tag if isinstance(tag, str) else kind.cls.__name__
         if not _NAME.fullmatch(name):
             name = re.sub(r"\W+", "_", kind.cls.__name__).strip("_")
-        full = f"{self.namespace}.{name}" if self.namespace else name
+        full = _within(self.namespace, name)
         if full in self.named:
             return full
         self.named.add(full)

@@ -88,15 +88,15 @@ class _Structs:
                 return list[self.type_of(items, f"{path}[...]")]  # type: ignore[misc]
             case Map(values=values):
                 return dict[str, self.type_of(values, f"{path}[...]")]  # type: ignore[misc]
-            case Union(branches=branches):
-                return self._union(branches, path)
+            case Union():
+                return self._union(node, path)
             case Record():
                 if node.name not in self.made:
                     self.made[node.name] = self._struct(node, path)
                 return self.made[node.name]
 
-    def _union(self, branches: tuple[Node, ...], path: str) -> Any:
-        present = [branch for branch in branches if branch != Primitive("null")]
+    def _union(self, node: Union, path: str) -> Any:
+        present = node.branches_with_values
         if not present:
             raise SchemaError(f"{path}: a union without types")
         if len(present) > 1 and not all(isinstance(branch, Record) for branch in present):
@@ -107,20 +107,23 @@ class _Structs:
         kinds = self.type_of(present[0], path)
         for branch in present[1:]:
             kinds = kinds | self.type_of(branch, path)
-        return kinds | None if len(present) < len(branches) else kinds
+        if len(present) < len(node.branches):
+            return kinds | None
+        return kinds
 
     def _struct(self, record: Record, path: str) -> Any:
         fields: list[Any] = []
         for each in record.fields:
             kind = self.type_of(each.type, f"{path}.{each.name}")
             fields.append((_identifier(each.name), kind, _declared(each)))
+        tag = record.short_name if self._is_in_union(record) else None
         struct: Any = msgspec.defstruct(
             re.sub(r"\W", "_", record.short_name),
             fields,
             module=__name__,
             namespace={"__avro_schema__": (*self._origin, record.name)},
             kw_only=True,
-            tag=record.short_name if self._is_in_union(record) else None,
+            tag=tag,
         )
         return struct
 

@@ -32,7 +32,13 @@ from sluice.values.avro_schemas import (
     present,
 )
 from sluice.values.contract_parts import digits_of
-from sluice.values.contracts import ObjectType, choice_type, variants
+from sluice.values.contracts import (
+    ObjectType,
+    allows_none,
+    choice_type,
+    members_of,
+    variants,
+)
 from sluice.values.epochs import unit_of
 from sluice.values.stored_values import JsonText
 
@@ -99,7 +105,7 @@ def converter(node: Node, kind: inspect.Type, aliases: Aliases, path: str = "$")
 
 
 def _of_union(node: Node, kind: inspect.UnionType, aliases: Aliases, path: str) -> Convert:
-    members = [each for each in kind.types if not isinstance(each, inspect.NoneType)]
+    members = members_of(kind)
     if not members:
         return unchanged
     if len(members) == 1:
@@ -164,7 +170,9 @@ def _of_branches(node: Node, make: Callable[[Node, str], Convert], path: str) ->
     inner = present(node)
     if not isinstance(inner, Union):
         convert = make(inner, path)
-        return convert if inner is node else _nullable(convert)
+        if inner is node:
+            return convert
+        return _nullable(convert)
     converts: dict[int, Convert] = {}
     for number, branch in enumerate(inner.branches):
         if branch != _NULL:
@@ -172,22 +180,28 @@ def _of_branches(node: Node, make: Callable[[Node, str], Convert], path: str) ->
     return _by_branch(converts)
 
 
-def _of_type(  # noqa: C901  (a table)
-    kind: inspect.Type, aliases: Aliases, node: Node, path: str
-) -> Convert:
+def _of_elements(convert: Convert) -> Convert:
+    """Return the function that converts each element of a list."""
+    if convert is unchanged:
+        return unchanged
+    return lambda values: [convert(value) for value in values]
+
+
+def _of_entries(convert: Convert) -> Convert:
+    """Return the function that converts each value of a map."""
+    if convert is unchanged:
+        return unchanged
+    return lambda values: {name: convert(value) for name, value in values.items()}
+
+
+def _of_type(kind: inspect.Type, aliases: Aliases, node: Node, path: str) -> Convert:
     match kind, node:
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType(), Record():
             return _record(node, kind, aliases, path)
         case inspect.ListType() | inspect.VarTupleType() | inspect.SetType(), Array():
-            convert = converter(node.items, kind.item_type, aliases, f"{path}[...]")
-            if convert is unchanged:
-                return convert
-            return lambda values: [convert(value) for value in values]
+            return _of_elements(converter(node.items, kind.item_type, aliases, f"{path}[...]"))
         case inspect.DictType(), Map():
-            convert = converter(node.values, kind.value_type, aliases, f"{path}[...]")
-            if convert is unchanged:
-                return convert
-            return lambda values: {name: convert(value) for name, value in values.items()}
+            return _of_entries(converter(node.values, kind.value_type, aliases, f"{path}[...]"))
         case ((inspect.DateTimeType() | inspect.DateType()), _):
             return _times(kind, node, path)
         case ((inspect.LiteralType() | inspect.EnumType()), _):
@@ -227,7 +241,7 @@ def _record(node: Record, kind: ObjectType, aliases: Aliases, path: str) -> Conv
             continue
         convert = converter(written.type, each.type, aliases, f"{path}.{name}")
         is_same &= convert is unchanged and written.name == name
-        parts.append((name, written.name, convert, _takes_null(each.type)))
+        parts.append((name, written.name, convert, allows_none(each.type)))
     if is_same and {each.encode_name for each in kind.fields} >= {
         each.name for each in node.fields
     }:
@@ -249,14 +263,11 @@ def _record(node: Record, kind: ObjectType, aliases: Aliases, path: str) -> Conv
     return convert_fields
 
 
-def _takes_null(kind: inspect.Type) -> bool:
-    members = kind.types if isinstance(kind, inspect.UnionType) else ()
-    return any(isinstance(member, inspect.NoneType) for member in members)
-
-
 def _within(error: ValueError, place: str) -> InexactError:
     text = str(error).removeprefix("$")
-    return InexactError(f"${place}{text}" if text.startswith(".") else f"${place}: {text}")
+    if text.startswith("."):
+        return InexactError(f"${place}{text}")
+    return InexactError(f"${place}: {text}")
 
 
 def _decimals(node: Node, kind: inspect.Metadata, path: str) -> Convert:
@@ -344,11 +355,9 @@ def natural(node: Node) -> Convert:
         case Primitive(kind="long", logical=logical) if unit_of_logical(logical)[0]:
             return partial(time_of, *unit_of_logical(logical))
         case Array():
-            convert = natural(node.items)
-            return lambda values: [convert(value) for value in values]
+            return _of_elements(natural(node.items))
         case Map():
-            convert = natural(node.values)
-            return lambda values: {name: convert(value) for name, value in values.items()}
+            return _of_entries(natural(node.values))
         case Record():
             converts = {each.name: natural(each.type) for each in node.fields}
             return lambda value: {
@@ -359,7 +368,9 @@ def natural(node: Node) -> Convert:
             for number, branch in enumerate(branches):
                 if branch != _NULL:
                     by_number[number] = natural(branch)
-            return _by_branch(by_number) if by_number else unchanged
+            if not by_number:
+                return unchanged
+            return _by_branch(by_number)
         case _:
             return unchanged
 
@@ -370,7 +381,9 @@ def described(node: Node) -> str:
         case Primitive(logical="decimal") | Fixed(logical="decimal"):
             return f"decimal({node.precision}, {node.scale})"
         case Primitive(kind=kind, logical=logical):
-            return f"{kind} ({logical})" if logical else kind
+            if not logical:
+                return kind
+            return f"{kind} ({logical})"
         case Fixed(name=name, size=size):
             return f"fixed {name} of {size} bytes"
         case Choice(name=name):

@@ -69,7 +69,7 @@ def writer(node: Node, path: str = "$") -> Write:  # noqa: C901  (a table)
         case Primitive(kind="bytes"):
             return lambda value: _with_length(_bytes(value, node, path))
         case Primitive():
-            return lambda value: b"" if value is None else _typed(type(None), value, node, path)
+            return lambda value: _nothing(value, node, path)
         case Fixed():
             return lambda value: _fixed(node, value, path)
         case Choice():
@@ -85,12 +85,20 @@ def writer(node: Node, path: str = "$") -> Write:  # noqa: C901  (a table)
             return _record(node, path)
 
 
+def _nothing(value: Any, node: Node, path: str) -> bytes:
+    _typed(type(None), value, node, path)
+    return b""
+
+
 _FLOAT, _DOUBLE = Struct("<f"), Struct("<d")
 _FLAGS = {False: b"\0", True: b"\1"}
 
 
 def _written_long(number: int) -> bytes:
-    zigzag = number << 1 if number >= 0 else (-number << 1) - 1
+    if number >= 0:
+        zigzag = number << 1
+    else:
+        zigzag = (-number << 1) - 1
     written = bytearray()
     while zigzag > 0x7F:
         written.append(zigzag & 0x7F | 0x80)
@@ -193,10 +201,11 @@ def _default(node: Node, default: Any, path: str) -> bytes:
             return str(default).encode("latin-1")
         case Record(fields=fields):
             given: Mapping[str, Any] = default if isinstance(default, dict) else {}
-            own = {each.name: given.get(each.name, each.default) for each in fields}
-            return b"".join(
-                _default(each.type, own[each.name], f"{path}.{each.name}") for each in fields
-            )
+            written: list[bytes] = []
+            for each in fields:
+                own = given.get(each.name, each.default)
+                written.append(_default(each.type, own, f"{path}.{each.name}"))
+            return b"".join(written)
         case _:
             return writer(node, path)(default)
 
@@ -229,8 +238,12 @@ def _union(branches: tuple[Node, ...], node: Node, path: str) -> Write:
                 return number + write_branch(fields)
             except UnwritableError as error:
                 problems.append(str(error))
-        problem = problems[0] if len(problems) == 1 else f"{_shown(value)} is no {described(node)}"
-        raise UnwritableError(problem if problem.startswith("$") else f"{path}: {problem}")
+        problem = f"{_shown(value)} is no {described(node)}"
+        if len(problems) == 1:
+            (problem,) = problems
+        if problem.startswith("$"):
+            raise UnwritableError(problem)
+        raise UnwritableError(f"{path}: {problem}")
 
     return write
 
@@ -242,7 +255,10 @@ def _without_tag(record: Record, value: Mapping[str, Any]) -> dict[str, Any] | N
     """
     names = {record.name, record.short_name}
     known = {each.name for each in record.fields}
-    tags = {name for name, each in value.items() if isinstance(each, str) and each in names}
+    tags: set[str] = set()
+    for name, each in value.items():
+        if isinstance(each, str) and each in names:
+            tags.add(name)
     if not tags:
         return None
     fields: dict[str, Any] = {}
@@ -281,7 +297,9 @@ def _decimal(node: Decimals, value: Any, path: str) -> bytes:
             raise _unfit(value, node, path)
     if unscaled >= 10**node.precision:
         raise _unfit(value, node, path)
-    return _twos_complement(node, -unscaled if sign else unscaled, value, path)
+    if sign:
+        unscaled = -unscaled
+    return _twos_complement(node, unscaled, value, path)
 
 
 _MOST_SURE = 10**15
@@ -295,7 +313,8 @@ def _twos_complement(node: Decimals, unscaled: int, value: Any, path: str) -> by
         except OverflowError:
             raise _unfit(value, node, path) from None
         return data
-    size = ((unscaled if unscaled >= 0 else ~unscaled).bit_length() // 8) + 1
+    digits = unscaled if unscaled >= 0 else ~unscaled
+    size = digits.bit_length() // 8 + 1
     return unscaled.to_bytes(size, "big", signed=True)
 
 

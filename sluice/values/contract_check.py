@@ -112,6 +112,9 @@ def _problems_of_object(
             yield FieldProblem(begin + name, "The contract does not name this field")
 
 
+_PYTHON_TYPES = {"STRING": str, "BOOLEAN": bool}
+
+
 def _problem_of_scalar(kind: str, value: Any) -> str:
     """Return what is wrong with a value that is not null; empty if nothing is known to be."""
     choices = choices_of(kind)
@@ -122,10 +125,8 @@ def _problem_of_scalar(kind: str, value: Any) -> str:
         return f"Expected {kind}, got {_shown(value)}"
     bare = kind.partition(" with ")[0]
     expected = f"Expected {_article(bare)}, got {_name(value)}"
-    if bare == "STRING":
-        return "" if isinstance(value, str) else expected
-    if bare == "BOOLEAN":
-        return "" if isinstance(value, bool) else expected
+    if bare in _PYTHON_TYPES and not isinstance(value, _PYTHON_TYPES[bare]):
+        return expected
     if bare in _INTEGERS:
         if isinstance(value, bool) or not isinstance(value, int):
             return expected
@@ -134,8 +135,9 @@ def _problem_of_scalar(kind: str, value: Any) -> str:
             return ""
         return f"{value} is out of the range of {bare}"
     if bare in ("DOUBLE", "FLOAT"):
-        is_number = isinstance(value, int | Decimal) and not isinstance(value, bool)
-        return "" if is_number else expected
+        if isinstance(value, bool) or not isinstance(value, int | Decimal):
+            return expected
+        return ""
     if bare.startswith("DECIMAL"):
         return _problem_of_decimal(bare, value) or ""
     if bare in ("TIMESTAMP", "DATE"):
@@ -166,7 +168,10 @@ def _problem_of_time(kind: str, value: Any) -> str:
     if not isinstance(value, str):
         return f"Expected a text with a {kind}, got {_name(value)}"
     try:
-        datetime.fromisoformat(value) if kind == "TIMESTAMP" else date.fromisoformat(value)
+        if kind == "TIMESTAMP":
+            datetime.fromisoformat(value)
+        else:
+            date.fromisoformat(value)
     except ValueError:
         return f"{_shown(value)} is not a {kind} in ISO 8601"
     return ""
@@ -188,7 +193,9 @@ def _name(value: Any) -> str:
         return "an object"
     if isinstance(value, list):
         return "a list"
-    return "null" if value is None else "a number"
+    if value is None:
+        return "null"
+    return "a number"
 
 
 def _shown(value: Any) -> str:

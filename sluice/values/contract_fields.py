@@ -77,8 +77,10 @@ def _without_null(kind: inspect.Type) -> tuple[inspect.Type, str]:
     """Return a type without null, and the text for null if the type allows it."""
     if isinstance(kind, inspect.Metadata):
         inner, nullable = _without_null(kind.type)
-        # The metadata has the digits of a Decimal.
-        return (inner, nullable) if nullable else (kind, "")
+        # Without null, keep the metadata, which has the digits of a Decimal.
+        if nullable:
+            return inner, nullable
+        return kind, ""
     if isinstance(kind, inspect.UnionType):
         members = members_of(kind)
         if len(members) < len(kind.types):

@@ -339,7 +339,7 @@ def _fields_of_class(kind: ObjectType, where: str) -> dict[str, str]:
         if (
             isinstance(kind, inspect.TypedDictType)
             and not field.required
-            and not _allows_none(field.type)
+            and not allows_none(field.type)
         ):
             raise TopologyError(
                 f"{name}: a row has every field, so a field that may be left out is None in Python "
@@ -359,9 +359,9 @@ def _fields_of_class(kind: ObjectType, where: str) -> dict[str, str]:
     return types
 
 
-def _allows_none(kind: inspect.Type) -> bool:
-    members = kind.types if isinstance(kind, inspect.UnionType) else ()
-    return any(isinstance(member, inspect.NoneType) for member in members)
+def allows_none(kind: inspect.Type) -> bool:
+    """Return whether a type is a union with None."""
+    return isinstance(kind, inspect.UnionType) and len(members_of(kind)) < len(kind.types)
 
 
 def _map_type(kind: inspect.DictType, where: str) -> str:

@@ -180,7 +180,11 @@ class Amounts:
 
 def require_finite(number: float | Decimal, path: str) -> None:
     """Raise ValueError for NaN and infinity, which JSON cannot express."""
-    if not (number.is_finite() if isinstance(number, Decimal) else math.isfinite(number)):
+    if isinstance(number, Decimal):
+        is_finite = number.is_finite()
+    else:
+        is_finite = math.isfinite(number)
+    if not is_finite:
         where = "" if path == "$" else f"{path}: "
         raise ValueError(f"{where}{number} cannot be written as JSON")
 

@@ -16,7 +16,15 @@ from msgspec import inspect
 from sluice.errors import TopologyError
 from sluice.values.avro_schemas import SchemaError
 from sluice.values.contract_parts import digits_of
-from sluice.values.contracts import ObjectType, choice_type, name_of, sql_type, type_info, variants
+from sluice.values.contracts import (
+    ObjectType,
+    choice_type,
+    members_of,
+    name_of,
+    sql_type,
+    type_info,
+    variants,
+)
 from sluice.values.epochs import unit_of
 from sluice.values.stored_values import JsonText
 
@@ -269,11 +277,12 @@ class _Deriving:
 
     def _declared(self, kind: inspect.Type, where: str) -> str:
         if isinstance(kind, inspect.UnionType):
-            members = [each for each in kind.types if not isinstance(each, inspect.NoneType)]
+            members = members_of(kind)
             if len(members) == 1:
                 inner = self._declared(members[0], where)
-                is_single = not inner.startswith(("repeated ", "map<"))
-                return f"optional {inner}" if is_single else inner
+                if inner.startswith(("repeated ", "map<")):
+                    return inner
+                return f"optional {inner}"
             if variants(kind):
                 raise _missing(where, "a union of classes")
         match kind:

@@ -240,11 +240,16 @@ class ModelStructs:
         """
         members = [_bare(member) for member in members]
         models = [member for member in members if is_model(member)]
-        tag = tag or _tag_of(models, where) if len(models) > 1 else None
+        if len(models) < 2:
+            tag = None
+        elif not tag:
+            tag = _tag_of(models, where)
         replaced: list[Any] = []
         for member in members:
-            is_struct = is_model(member)
-            replaced.append(self.struct(member, where, tag) if is_struct else replace(member))
+            if is_model(member):
+                replaced.append(self.struct(member, where, tag))
+            else:
+                replaced.append(replace(member))
         if all(new is old for new, old in zip(replaced, members, strict=True)):
             return None
         return reduce(or_, replaced)
@@ -270,9 +275,8 @@ class ModelStructs:
             return self.struct(kind, where)
         origin, arguments = get_origin(kind), get_args(kind)
         if origin in (Union, UnionType):
-            discriminator = next(
-                filter(None, (getattr(mark, "discriminator", None) for mark in marks)), None
-            )
+            discriminators = [getattr(mark, "discriminator", None) for mark in marks]
+            discriminator = next(filter(None, discriminators), None)
             if discriminator is not None and not isinstance(discriminator, str):
                 raise TopologyError(
                     f"{where}: a discriminator is the name of a field.",

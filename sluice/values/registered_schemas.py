@@ -74,8 +74,10 @@ def named_schema(data: bytes, header: bytes | None = None) -> tuple[SchemaRef, i
 
 
 def _of_header(header: bytes) -> SchemaRef:
+    bare = header
     # Protobuf's place of the first message may follow.
-    bare = header[:-1] if len(header) in (PREFIX_BYTES + 1, 1 + 16 + 1) else header
+    if len(header) in (PREFIX_BYTES + 1, 1 + 16 + 1):
+        bare = header[:-1]
     if header[len(bare) :] in (b"", b"\0"):
         if len(bare) == PREFIX_BYTES and bare[0] == _BY_ID:
             schema_id: int = _PREFIX.unpack(bare)[1]

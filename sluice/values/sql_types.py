@@ -13,6 +13,20 @@ from sluice.values.sql_text import quoted
 
 MOST_DIGITS = 38
 """The largest precision, and the largest scale, of a decimal."""
+SUM_DIGITS = 10
+"""Spark's sum of decimals has this many digits more than its argument, all before the point."""
+AVERAGE_DIGITS = 4
+"""Spark's average of decimals has this many digits more than its argument, all after the point."""
+
+
+def sum_digits(precision: int, scale: int) -> tuple[int, int]:
+    """Return the precision and the scale of a sum of such decimals."""
+    return min(precision + SUM_DIGITS, MOST_DIGITS), scale
+
+
+def average_digits(precision: int, scale: int) -> tuple[int, int]:
+    """Return the precision and the scale of an average of such decimals."""
+    return min(precision + AVERAGE_DIGITS, MOST_DIGITS), min(scale + AVERAGE_DIGITS, MOST_DIGITS)
 
 
 def struct_type(fields: Mapping[str, str]) -> str:

@@ -209,10 +209,7 @@ def value_decoder(kind: Any) -> Callable[[str | msgspec.Raw], Any]:
 
 def _decode_plain(json: str | msgspec.Raw) -> Any:
     """Decode Sluice's JSON to plain data, in which a value of type Any is the value itself."""
-    if isinstance(json, str):
-        text = json
-    else:
-        text = bytes(json).decode()
+    text = json if isinstance(json, str) else bytes(json).decode()
     return _decode_any(plain_json(text))
 
 

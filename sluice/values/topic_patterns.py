@@ -43,8 +43,12 @@ def named_or_matching(topics: Iterable[str], existing: Iterable[str]) -> list[st
 def declared_topics(topics: Iterable[str]) -> list[str]:
     """Return an author's patterns and names: the list without topics that a pattern matches."""
     topics = [*topics]
-    patterns = [topic for topic in topics if is_pattern(topic)]
-    return [topic for topic in topics if not any(matches(pattern, topic) for pattern in patterns)]
+    patterns = list(filter(is_pattern, topics))
+    declared: list[str] = []
+    for topic in topics:
+        if not any(matches(pattern, topic) for pattern in patterns):
+            declared.append(topic)
+    return declared
 
 
 @lru_cache

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
-from sluice.kafka.dead_letter_topic import DeadLetter, DeadLetterFilter, Matches, RedriveMarker
+from sluice.kafka.dead_letter_topic import (
+    DeadLetter,
+    DeadLetterFilter,
+    MatchingLetters,
+    RedriveMarker,
+)
 
 _RIGHT = (
     '{"orderId":%d,"locationId":"store_1234","finalAmount":27.00,"orderType":"GENERAL",'
@@ -21,9 +26,9 @@ _KINDS = (
 
 def find(
     _kafka: object, _pipeline: str, chosen: DeadLetterFilter, limit: int, _most_bytes: int = 10_000
-) -> Matches:
+) -> MatchingLetters:
     """Return the chosen ones of 92 dead letters, two of which were re-driven."""
-    matches = Matches()
+    matches = MatchingLetters()
     again = "orders", 0, 2_000_001
     for number in range(92):
         letter = _letter(number)

@@ -21,7 +21,7 @@ from sluice.errors import QueryError
 from sluice.kafka.dead_letter_topic import (
     DeadLetter,
     DeadLetterFilter,
-    Matches,
+    MatchingLetters,
     find_dead_letters,
     topic_of,
 )
@@ -126,7 +126,7 @@ async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Respon
     )
 
 
-def _groups(matches: Matches, topics: Collection[str]) -> list[answers.DeadLetterGroup]:
+def _groups(matches: MatchingLetters, topics: Collection[str]) -> list[answers.DeadLetterGroup]:
     groups: list[answers.DeadLetterGroup] = []
     for (reason, step), group in matches.groups.items():
         groups.append(
@@ -204,7 +204,7 @@ def _contract(contracts: Mapping[str, Mapping[str, str]], topic: str) -> Mapping
 def _letter(
     letter: DeadLetter,
     topics: Collection[str],
-    matches: Matches,
+    matches: MatchingLetters,
 ) -> answers.DeadLetter:
     redriven_at, redriven_to = None, ""
     marker = matches.marker(letter)

@@ -191,10 +191,7 @@ class RecordSinks:
             for edge in operator.edges:
                 if edge.shares is not None:
                     column = edge_column(edge.shares.target, edge.shares.side)
-                    if edge.shares.needs_key:
-                        needed = key_column(column)
-                    else:
-                        needed = None
+                    needed = key_column(column) if edge.shares.needs_key else None
                     passes.append((column, needed))
         return cls(
             side_outputs,
@@ -311,10 +308,7 @@ class RecordSinks:
             if step.on_error != "dead_letter":
                 continue
             for row in rows.tolist():
-                if offsets is None:
-                    record = row
-                else:
-                    record = int(offsets[row])
+                record = row if offsets is None else int(offsets[row])
                 # The record may have become a dead letter already, with its rows in the previous
                 # batch.
                 if record != results.last_dead_letter and record not in dead_letters:

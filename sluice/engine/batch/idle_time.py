@@ -18,7 +18,7 @@ from functools import cached_property
 
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, DUE, IDLE, SEEN, earliest_timer
 from sluice.plan import Job, PlannedOperator
-from sluice.plan.operator_parameters import Process
+from sluice.plan.operator_parameters import ProcessParameters
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class IdleTime:
         before = self._before(operator)
         for other in self._waiting:
             if other.number in before:
-                is_timed = isinstance(other.action, Process)
+                is_timed = isinstance(other.action, ProcessParameters)
                 if not is_timed or (now is not None and self._reached_at(other) <= now):
                     return True
         return False

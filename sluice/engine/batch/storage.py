@@ -190,10 +190,7 @@ class Storage:
         """
         audit = ledger.audits.newest(self.ref)
         for worker, address in enumerate(self.locations):
-            if audit is None:
-                expected = None
-            else:
-                expected = audit.published_checksums(worker)
+            expected = None if audit is None else audit.published_checksums(worker)
             # `damage` also fences earlier holders of the lease off from the shard.
             reason = damage(address, published, expected, epoch)
             if reason:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,11 +14,15 @@ from sluice.plan import Combinable, StoreColumn
 from sluice.sql.aggregate_expressions import result_type
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.types import PLAIN_SCALE
+from sluice.values.partial_results import add_up, larger, smaller
 from sluice.values.sql_types import canonical, precision_and_scale
 
 WINDOWED = ("key", "window_start", "window_end", "time")
 """The first columns of windowed records. The columns that aggregates read come after them."""
 _INTEGERS = ("int", "bigint")
+
+CombineTwo = Callable[[Any, Any], Any]
+_COMBINE_TWO: dict[str, CombineTwo] = {"sum": add_up, "min": smaller, "max": larger}
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,15 @@ class PartialAggregate:
 
     @property
     def function(self) -> str:
-        """The function that combines what `contributions` returns for the records."""
+        """Arrow's function that combines what `contributions` returns for the records."""
         if self.aggregate.function == "count":
             return "sum"
         return self.aggregate.function
+
+    @property
+    def combine_two(self) -> CombineTwo:
+        """The same function for two partial results."""
+        return _COMBINE_TWO[self.function]
 
     def contributions(self, records: pa.Table) -> pa.ChunkedArray | pa.Array:
         """Return what each record adds to the aggregate: its value, or for a count, 1 or 0."""

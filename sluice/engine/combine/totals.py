@@ -7,9 +7,9 @@ these totals to the state row in its shard.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Context, Decimal
+from decimal import Decimal
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any, Self
@@ -18,10 +18,16 @@ import msgspec
 import pyarrow as pa
 
 from sluice.engine.batch.row_schemas import rows
-from sluice.engine.combine.partial_aggregates import WINDOWED, PartialAggregates
+from sluice.engine.combine.partial_aggregates import (
+    WINDOWED,
+    CombineTwo,
+    PartialAggregate,
+    PartialAggregates,
+)
 from sluice.plan import Job, StoreColumn
 from sluice.sql.aggregate_expressions import result_type
 from sluice.sql.arrow_to_json import json_array
+from sluice.values.partial_results import larger
 from sluice.values.sql_types import compact, struct_type
 
 _COMBINED_RECORDS = 50_000
@@ -31,8 +37,6 @@ _MOST_ROWS = 150_000
 _SHARE_OF_OTHERS = 0.8
 """A task also makes state rows if new records have added at least this share of the earlier rows.
 Hardly any new record then has the key and window of an earlier record."""
-_EXACT = Context(prec=100)
-"""Decimals are added with 100 digits, which are enough for any sum of decimals."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +88,15 @@ class Totals:
         return time
 
     @cached_property
-    def _combiners(self) -> dict[int, list[_Combiner]]:
+    def _combiners(self) -> dict[int, list[CombineTwo]]:
         """For each group, the functions that combine two values at each place in a state row."""
-        combiners: dict[int, list[_Combiner]] = {}
+        combiners: dict[int, list[CombineTwo]] = {}
         for group, aggregates in self.groups.items():
             of_group = combiners[group] = []
             for fields, scalar in zip(aggregates.values, aggregates.scalar, strict=True):
-                functions = [(name, part.function) for name, part in fields]
-                of_group.append(_store_combiner(functions, scalar=scalar))
+                of_group.append(_store_combiner(fields, scalar=scalar))
             if group in self.timed:
-                of_group.append(_larger)
+                of_group.append(larger)
         return combiners
 
 
@@ -101,48 +104,16 @@ _decode = msgspec.json.Decoder(list[Any], float_hook=Decimal).decode
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 
 
-_Combiner = Callable[[Any, Any], Any]
-
-
-def _store_combiner(fields: Sequence[tuple[str, str]], *, scalar: bool) -> _Combiner:
-    """Return the function that combines two values of a store with these fields and functions."""
+def _store_combiner(fields: Sequence[tuple[str, PartialAggregate]], *, scalar: bool) -> CombineTwo:
+    """Return the function that combines two values of a store with these fields."""
     if scalar:
-        return _COMBINERS[fields[0][1]]
-    combiners = [(name, _COMBINERS[function]) for name, function in fields]
+        return fields[0][1].combine_two
+    combiners = [(name, part.combine_two) for name, part in fields]
 
     def combine_objects(first: Any, second: Any) -> dict[str, Any]:
         return {name: combine(first[name], second[name]) for name, combine in combiners}
 
     return combine_objects
-
-
-def _sum(first: Any, second: Any) -> Any:
-    if first is None:
-        return second
-    if second is None:
-        return first
-    if isinstance(first, int) and isinstance(second, int):
-        return first + second
-    return _EXACT.add(first, second)
-
-
-def _smaller(first: Any, second: Any) -> Any:
-    if first is None:
-        return second
-    if second is None:
-        return first
-    return min(first, second)
-
-
-def _larger(first: Any, second: Any) -> Any:
-    if first is None:
-        return second
-    if second is None:
-        return first
-    return max(first, second)
-
-
-_COMBINERS: dict[str, _Combiner] = {"sum": _sum, "min": _smaller, "max": _larger}
 
 
 @dataclass

@@ -26,7 +26,7 @@ from sluice.plan.arrow_support import NeedsSparkError
 from sluice.spark_releases import arrow_schema, by_worker
 
 
-class Input(Protocol):
+class RecordSource(Protocol):
     """The source of a job's records: Kafka, or a test driver."""
 
     interleaved: bool
@@ -70,7 +70,7 @@ class Frames:
     spark: SparkSession
     job: Job
     storage: Storage
-    input: Input
+    input: RecordSource
     partitions: Mapping[str, int]
     epoch: int = 0
     """Epoch of the lease under which operators' states are written."""

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.worker_shards import worker_shard
 from sluice.errors import StateError
-from sluice.plan.operator_parameters import Call, TableLookup
+from sluice.plan.operator_parameters import CallParameters, TableLookupParameters
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.model import GenerationRef
 from sluice.state.shard.answer_rows import RecordedAnswer, by_worker
@@ -27,7 +27,7 @@ def inherit_answers(ledger: Ledger, storage: Storage, epoch: int) -> None:
     """
     steps: set[str] = set()
     for operator in storage.job.operators:
-        if isinstance(operator.action, Call | TableLookup):
+        if isinstance(operator.action, CallParameters | TableLookupParameters):
             steps.add(operator.action.answers)
     name = storage.job.pipeline.name
     number = ledger.generations.current_number(name)

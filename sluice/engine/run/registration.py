@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from sluice.engine.batch.storage import Storage
 from sluice.engine.run.compatibility import IN_ANY_ORDER
 from sluice.plan import Job
-from sluice.plan.operator_parameters import Call, Process, TableLookup
+from sluice.plan.operator_parameters import CallParameters, ProcessParameters, TableLookupParameters
 from sluice.state.model import GenerationInfo, StoreInfo, WorkerInfo
 from sluice.values.kept_headers import KEEPS_HEADERS
 from sluice.values.sql_types import compact
@@ -131,7 +131,7 @@ def _operators(job: Job, types: KnownTypes) -> Iterator[tuple[str, str]]:
     for operator in job.operators:
         # A call or a look-up keeps only recorded answers, and each answer says itself what was
         # asked. So the answers stay valid if the steps change, and need no definition.
-        if isinstance(operator.action, Call | TableLookup):
+        if isinstance(operator.action, CallParameters | TableLookupParameters):
             continue
         inputs = types.inputs[operator.number]
         definition = f"{operator.upstream_definition} > {operator.definition} > of {inputs}"
@@ -140,7 +140,7 @@ def _operators(job: Job, types: KnownTypes) -> Iterator[tuple[str, str]]:
             made += " > windows in the aggregate"
         # A processor that becomes queryable needs a rebuild, because its
         # earlier changes were not published.
-        if isinstance(operator.action, Process) and not operator.action.queryable:
+        if isinstance(operator.action, ProcessParameters) and not operator.action.queryable:
             made += " > not queryable"
         yield operator.name, made
 

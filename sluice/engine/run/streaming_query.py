@@ -15,7 +15,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from sluice.engine.batch.read_times import ReadTimes
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.store_changes import require_resolvable
-from sluice.engine.run.dataframes import Frames, Input, WrittenFrame
+from sluice.engine.run.dataframes import Frames, RecordSource, WrittenFrame
 from sluice.engine.run.registration import generation_info
 from sluice.engine.session import close_idle_callbacks
 from sluice.engine.steps.sql_errors import Unresolved, unresolved_error
@@ -35,7 +35,7 @@ class JobQuery:
 
     spark: SparkSession
     storage: Storage
-    input: Input
+    input: RecordSource
     partitions: Mapping[str, int]
     """Topic → its number of partitions, as assumed by tasks."""
     epoch: int = 0

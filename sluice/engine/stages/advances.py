@@ -29,7 +29,12 @@ from sluice.engine.batch.stream_time import BEFORE_ALL, advance
 from sluice.operators.columns import CHANGE_OF_ROW, replaced_values
 from sluice.operators.lateness import WindowLateness
 from sluice.plan import Edge, Job, PlannedOperator
-from sluice.plan.operator_parameters import Aggregate, Process, PythonAggregate, Suppress
+from sluice.plan.operator_parameters import (
+    AggregateParameters,
+    ProcessParameters,
+    PythonAggregateParameters,
+    SuppressParameters,
+)
 from sluice.support.arrays import Integers, Mask
 from sluice.values.windows import Window
 
@@ -123,7 +128,11 @@ def only_last_times(operators: Iterable[PlannedOperator]) -> frozenset[int]:
     only_last: set[int] = set()
     for operator in operators:
         match operator.action:
-            case Aggregate() | PythonAggregate() | Process(sets_timers=False):
+            case (
+                AggregateParameters()
+                | PythonAggregateParameters()
+                | ProcessParameters(sets_timers=False)
+            ):
                 waits = False
             case _:
                 waits = True
@@ -198,7 +207,7 @@ class ReportAdvances:
         complete &= ~(is_replaced & np.append(complete[1:], False))
         # In Kafka Streams, a filtered table sends no tombstone for a row that has never passed the
         # filter. So a tombstone advances stream time only if it replaces a value.
-        if isinstance(operator.action, Suppress) and operator.action.filtered:
+        if isinstance(operator.action, SuppressParameters) and operator.action.filtered:
             replaces_value = np.concatenate(([False], (is_old & has_value)[:-1]))
             complete &= ~is_old & (has_value | replaces_value)
         columns: dict[str, pa.Array] = {}

@@ -86,15 +86,15 @@ def stage_operator(
     """
     only_stored = only_stored and not operator.by_window
     action = operator.action
-    if isinstance(action, plan.Call):
+    if isinstance(action, plan.CallParameters):
         return StageOperator(operator, partial(_call, action, str(operator.step)))
-    if isinstance(action, plan.TableLookup):
+    if isinstance(action, plan.TableLookupParameters):
         name = action.table.connection
         connection = Connection(name, connections.get(connection_variable(name), ""))
         return StageOperator(operator, partial(_lookup, action, str(operator.step), connection))
     make = _make(operator, arguments.get(operator.number, []), is_read, only_stored, only_changes)
     # A processor gets windowed keys itself, because its timers have windowed keys, too.
-    is_wrapped = operator.by_window and not isinstance(action, plan.Process)
+    is_wrapped = operator.by_window and not isinstance(action, plan.ProcessParameters)
     if is_wrapped:
         make = partial(ByWindow, make)
     return StageOperator(operator, make, only_last=only_last, has_listeners=has_listeners)
@@ -109,7 +109,7 @@ def _make(
 ) -> Make:
     action, sends_old_values = operator.action, operator.sends_old_values
     match action:
-        case plan.Aggregate() | plan.PythonAggregate():
+        case plan.AggregateParameters() | plan.PythonAggregateParameters():
             try:
                 calculation = _calculation(action, arguments, is_read)
             except TopologyError as error:
@@ -132,48 +132,50 @@ def _make(
                 only_last=only_last,
                 only_changes=only_changes,
             )
-        case plan.Merge():
+        case plan.MergeParameters():
             return Merge
-        case plan.PassedRows():
+        case plan.PassedRowsParameters():
             return PassedRows
-        case plan.Latest():
+        case plan.LatestParameters():
             return _table(action, sends_old_values=sends_old_values)
-        case plan.Suppress():
+        case plan.SuppressParameters():
             return _suppress(
                 action, sends_old_values=sends_old_values, reads_windows=operator.reads_windows
             )
-        case plan.StreamJoin(how=how, window=window, keeps_headers=keeps_headers):
+        case plan.StreamJoinParameters(how=how, window=window, keeps_headers=keeps_headers):
             return partial(StreamJoin, how, window, keeps_headers=keeps_headers)
-        case plan.TableJoin(kind="stream-table", history_ms=int(history_ms)):
+        case plan.TableJoinParameters(kind="stream-table", history_ms=int(history_ms)):
             return partial(VersionedJoin, _left_or_inner(action), history_ms, action.grace_ms)
-        case plan.TableJoin(kind="stream-table"):
+        case plan.TableJoinParameters(kind="stream-table"):
             return partial(
                 StreamTableJoin,
                 _left_or_inner(action),
                 mapped=action.mapped,
                 mapped_key=action.mapped_key,
             )
-        case plan.TableJoin(kind="foreign-key"):
+        case plan.TableJoinParameters(kind="foreign-key"):
             return partial(
                 ForeignKeyJoin,
                 _left_or_inner(action),
                 right_filtered=action.filtered[RIGHT],
             )
-        case plan.TableJoin(how=how, filtered=filtered):
+        case plan.TableJoinParameters(how=how, filtered=filtered):
             return partial(
                 TableJoin,
                 how,
                 sends_old_values=sends_old_values,
                 filtered=filtered,
             )
-        case plan.Process():
+        case plan.ProcessParameters():
             return partial(_process, action, operator.step.at)
         case _:  # the planned action is the operator itself
-            assert not isinstance(action, plan.Call | plan.TableLookup)
+            assert not isinstance(action, plan.CallParameters | plan.TableLookupParameters)
             return partial(copy, action)
 
 
-def _suppress(suppress: plan.Suppress, *, sends_old_values: bool, reads_windows: bool) -> Make:
+def _suppress(
+    suppress: plan.SuppressParameters, *, sends_old_values: bool, reads_windows: bool
+) -> Make:
     if suppress.early_ms is not None:
         return partial(
             EarlyResults, suppress.wait_ms, suppress.early_ms, sends_old_values=sends_old_values
@@ -185,7 +187,7 @@ def _suppress(suppress: plan.Suppress, *, sends_old_values: bool, reads_windows:
     return partial(Suppress, suppress.until, suppress.wait_ms, limit, **options)
 
 
-def _table(table: plan.Latest, *, sends_old_values: bool) -> Make:
+def _table(table: plan.LatestParameters, *, sends_old_values: bool) -> Make:
     if table.history_ms is not None:
         return partial(LatestVersion, table.history_ms, sends_old_values=sends_old_values)
     if table.expiry is not None:
@@ -193,27 +195,21 @@ def _table(table: plan.Latest, *, sends_old_values: bool) -> Make:
     return partial(Latest, sends_old_values=sends_old_values)
 
 
-def _left_or_inner(join: plan.TableJoin) -> Literal["inner", "left"]:
+def _left_or_inner(join: plan.TableJoinParameters) -> Literal["inner", "left"]:
     if join.how == "left":
         return "left"
     return "inner"
 
 
-def _process(action: plan.Process, at: str) -> Operator[Any]:
+def _process(action: plan.ProcessParameters, at: str) -> Operator[Any]:
     options: dict[str, StoreOptions] = {}
     for name, store in action.stores.items():
         options[name] = StoreOptions(store.type.value, store.ttl_ms, store.keeps_headers)
     returns: dict[str, Any] = {}
     for name, output in action.outputs.items():
-        if output.type:
-            returns[name] = output.type.value
-        else:
-            returns[name] = Any
+        returns[name] = output.type.value if output.type else Any
     tables = {name: kind.value if kind else Any for name, kind in action.tables.items()}
-    if action.takes:
-        argument = action.takes.value
-    else:
-        argument = Any
+    argument = action.takes.value if action.takes else Any
     try:
         return Process(
             action.processor.value,
@@ -233,7 +229,7 @@ def _process(action: plan.Process, at: str) -> Operator[Any]:
         ) from error
 
 
-def _call(action: plan.Call, step: str) -> Operator[Any]:
+def _call(action: plan.CallParameters, step: str) -> Operator[Any]:
     return Call(
         action.function.value,
         action.policy,
@@ -245,7 +241,7 @@ def _call(action: plan.Call, step: str) -> Operator[Any]:
     )
 
 
-def _lookup(action: plan.TableLookup, step: str, connection: Connection) -> Operator[Any]:
+def _lookup(action: plan.TableLookupParameters, step: str, connection: Connection) -> Operator[Any]:
     # Imported only if it is needed, because importing SQLAlchemy takes a second.
     from sluice.lookups.database_table import DatabaseTable
 
@@ -299,19 +295,16 @@ def _aggregate(
 
 
 def _calculation(
-    action: plan.Aggregate | plan.PythonAggregate,
+    action: plan.AggregateParameters | plan.PythonAggregateParameters,
     arguments: list[str],
     is_read: bool,
 ) -> Callable[[], Calculation]:
-    if isinstance(action, plan.PythonAggregate):
+    if isinstance(action, plan.PythonAggregateParameters):
         return partial(_custom, action)
     functions: list[Function] = []
     for (name, text, parameters), kind in zip(action.functions, arguments, strict=True):
         # count() has no argument.
-        if text is None:
-            argument = None
-        else:
-            argument = kind
+        argument = None if text is None else kind
         functions.append(_function(name, argument, parameters, is_read))
     if action.plain:
         fields = action.columns
@@ -340,12 +333,9 @@ def _function(
     return Function(name, _python_type(argument), parameters, bigint, _has_maps(argument))
 
 
-def _custom(action: plan.PythonAggregate) -> Calculation:
+def _custom(action: plan.PythonAggregateParameters) -> Calculation:
     assert action.adder is not None
-    if action.returns is None:
-        value_type = Any
-    else:
-        value_type = action.returns.value
+    value_type = Any if action.returns is None else action.returns.value
     if action.cogrouped:
         assert action.initializer is not None
         return Cogrouped(
@@ -357,10 +347,7 @@ def _custom(action: plan.PythonAggregate) -> Calculation:
             None if action.merger is None else action.merger.value,
             value_type,
         )
-    if action.takes is None:
-        argument_type = Any
-    else:
-        argument_type = action.takes.value
+    argument_type = Any if action.takes is None else action.takes.value
     if action.takes_list:
         assert action.initializer is not None
         return Batched(

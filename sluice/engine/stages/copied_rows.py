@@ -52,8 +52,5 @@ class CopiedRows:
         for name in self._changed:
             value, replaced = self._values[name], self._versions.get(name)
             if value is not None or replaced is not None:
-                if value is None:
-                    data = None
-                else:
-                    data = value.encode()
+                data = None if value is None else value.encode()
                 yield State(self._operator, name, data, shared=True, replaces=replaced)

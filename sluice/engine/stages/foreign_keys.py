@@ -14,7 +14,7 @@ from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.row_schemas import SCHEMA, with_schema
 from sluice.operators.base import LEFT, MOVED
 from sluice.plan import Edge, Job
-from sluice.plan.operator_parameters import TableJoin
+from sluice.plan.operator_parameters import TableJoinParameters
 from sluice.support.arrays import Indices, Mask
 
 
@@ -35,7 +35,7 @@ class ForeignKeyMoves:
         joins: list[int] = []
         for operator in job.operators:
             action = operator.action
-            if isinstance(action, TableJoin) and action.kind == "foreign-key":
+            if isinstance(action, TableJoinParameters) and action.kind == "foreign-key":
                 lefts: list[Edge] = []
                 for edge in operator.edges:
                     if edge.side == LEFT:

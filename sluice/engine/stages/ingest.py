@@ -139,10 +139,7 @@ class Ingest(TaskOfBatch):
         undecided = np.zeros(batch.num_rows, np.int64)
         for part, mask in parts:
             results = task.parts.setdefault(part, PartitionResults())
-            if mask is None:
-                records = batch
-            else:
-                records = batch.filter(pa.array(mask))
+            records = batch if mask is None else batch.filter(pa.array(mask))
             outcome = self.sinks.collect(records, results)
             for group, windowed in task.windowing.windowed(records, part, results, outcome):
                 yield from task.windowed.add_records(group, windowed)

@@ -23,14 +23,14 @@ from sluice.operators.changes import Changes
 from sluice.plan import Column, Edge, Job, Layers, PlannedOperator
 from sluice.plan.arrow_support import on_arrow
 from sluice.plan.operator_parameters import (
-    Aggregate,
-    Call,
-    Merge,
-    Process,
-    PythonAggregate,
-    StreamJoin,
-    TableJoin,
-    TableLookup,
+    AggregateParameters,
+    CallParameters,
+    MergeParameters,
+    ProcessParameters,
+    PythonAggregateParameters,
+    StreamJoinParameters,
+    TableJoinParameters,
+    TableLookupParameters,
 )
 from sluice.plan.planned_operators import STORE, result_column
 from sluice.sql.aggregate_expressions import result_type
@@ -140,29 +140,29 @@ class KnownTypes:
         `results` are the types of the results of operators before it.
         """
         match operator.action:
-            case Process(outputs=outputs):
+            case ProcessParameters(outputs=outputs):
                 for output in outputs.values():
                     yield output.column, compact(output.shape.kind)
-            case PythonAggregate(shape=shape):
+            case PythonAggregateParameters(shape=shape):
                 yield operator.result, compact(shape.kind)
-            case Aggregate() as aggregate:
+            case AggregateParameters() as aggregate:
                 yield operator.result, self._aggregate_type(operator, aggregate)
-            case Call(shape=shape):
+            case CallParameters(shape=shape):
                 yield operator.result, compact(shape.kind)
-            case TableLookup(row=of_table):
+            case TableLookupParameters(row=of_table):
                 record = self.values[operator.number, 0]
                 kind = f"struct<left:{record},right:{compact(of_table.kind)}>" if record else ""
                 yield operator.result, kind
-            case StreamJoin() | TableJoin():
+            case StreamJoinParameters() | TableJoinParameters():
                 left, right = (self.values[operator.number, side] for side in (0, 1))
                 fields = {"left": left, "right": right}
-                if isinstance(operator.action, TableJoin) and operator.action.mapped_key:
+                if isinstance(operator.action, TableJoinParameters) and operator.action.mapped_key:
                     fields[operator.action.mapped_key] = "string"
                 yield operator.result, compact(struct_type(fields)) if left and right else ""
             case Changes():
                 row = self.values[operator.number, 0]
                 yield operator.result, f"struct<kind:string,old:{row},new:{row}>" if row else ""
-            case Merge():
+            case MergeParameters():
                 kinds = [self.values[edge.target, edge.side] for edge in operator.edges]
                 yield operator.result, _one_type(operator, kinds)
             case _ if operator.chained_to is not None:
@@ -170,7 +170,7 @@ class KnownTypes:
             case _:
                 yield operator.result, self.values[operator.number, 0]
 
-    def _aggregate_type(self, operator: PlannedOperator, action: Aggregate) -> str:
+    def _aggregate_type(self, operator: PlannedOperator, action: AggregateParameters) -> str:
         kinds = self.arguments[operator.number]
         results: list[str] = []
         for (name, _, _), kind in zip(action.functions, kinds, strict=True):

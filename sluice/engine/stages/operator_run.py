@@ -604,10 +604,7 @@ class OperatorRun:
         for key, state in self.states.items():
             replaced = self._versions.get(key)
             if not operator.is_empty(state):
-                if waits_for_clock:
-                    wall = operator.wall_due(state)
-                else:
-                    wall = None
+                wall = operator.wall_due(state) if waits_for_clock else None
                 yield State(
                     number, key, encode_state(state), operator.due(state), wall, replaces=replaced
                 )

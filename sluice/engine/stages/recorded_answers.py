@@ -23,7 +23,7 @@ from sluice.engine.stages.batch_states import BatchStates
 from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.stage_output import StageOperator, StageOutput
 from sluice.operators.base import Answered, Asking, Row, rejects_record
-from sluice.plan.operator_parameters import Call, TableLookup
+from sluice.plan.operator_parameters import CallParameters, TableLookupParameters
 from sluice.state.shard.answer_rows import RecordedAnswer
 
 NO_ANSWERS: Mapping[int, RecordedAnswers] = MappingProxyType({})
@@ -105,7 +105,7 @@ class RecordedAnswers:
     def _has_substitute(self) -> bool:
         """Whether a record goes on with another value if its call fails."""
         action = self.spec.plan.action
-        return isinstance(action, Call) and action.otherwise is not None
+        return isinstance(action, CallParameters) and action.otherwise is not None
 
     def _record(
         self, asked: Mapping[str, Row], answers: dict[str, Answered]
@@ -134,9 +134,9 @@ class RecordedAnswers:
         return {answer.id: Answered(answer.value, answer.error) for answer in answers}
 
     @property
-    def _action(self) -> Call | TableLookup:
+    def _action(self) -> CallParameters | TableLookupParameters:
         action = self.spec.plan.action
-        assert isinstance(action, Call | TableLookup)
+        assert isinstance(action, CallParameters | TableLookupParameters)
         return action
 
     def _id(self, position: Position, row: Row) -> str:

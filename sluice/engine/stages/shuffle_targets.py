@@ -52,10 +52,7 @@ class ShuffleTarget:
 
     @classmethod
     def of(cls, edge: Edge) -> Self:
-        if edge.foreign is None:
-            foreign = None
-        else:
-            foreign = edge.foreign_column
+        foreign = None if edge.foreign is None else edge.foreign_column
         path = edge.path_column or row_order.bytes_around_base(edge.path, rekeyed=edge.rekeyed)
         assert path is not None, "an edge whose path differs from row to row has a column for it"
         return cls(

@@ -81,7 +81,7 @@ class StageOperator:
     def rekeys_results(self) -> bool:
         """Whether results have another key than their row, as in a foreign-key join."""
         action = self.plan.action
-        return isinstance(action, plan.TableJoin) and action.kind == "foreign-key"
+        return isinstance(action, plan.TableJoinParameters) and action.kind == "foreign-key"
 
     @cached_property
     def has_states_in_store(self) -> bool:
@@ -91,7 +91,7 @@ class StageOperator:
         retention.
         """
         return (
-            self.plan.action == plan.Latest()
+            self.plan.action == plan.LatestParameters()
             and self.plan.store is not None
             and not self.plan.by_window
         )
@@ -293,10 +293,7 @@ class StageOutput:
         """
         assert self.operator is not None
         sequence, _, row_path = self.position
-        if rank is None:
-            due = released.due
-        else:
-            due = rank
+        due = released.due if rank is None else rank
         path = row_order.release_path(
             row_path, due, released.key, before=released.before_row, turn=released.turn
         )

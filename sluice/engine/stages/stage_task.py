@@ -70,10 +70,7 @@ class Stage(TaskOfBatch):
         for batch in batches:
             if batch.num_rows:
                 yield from received.add(batch)
-        if received.worker is None:
-            worker = task.worker
-        else:
-            worker = received.worker
+        worker = task.worker if received.worker is None else received.worker
         if received.worker is not None or self._has_due_results(before, worker):
             with no_garbage_collection():
                 yield from self._run(received, worker, start.number, before)

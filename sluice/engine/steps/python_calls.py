@@ -43,14 +43,14 @@ def functions_of(job: Job) -> dict[str, Function]:
     return {name: call.call_all for name, call in calls_of(job).items()}
 
 
-def calls_of(job: Job) -> dict[str, Call | BatchCall]:
+def calls_of(job: Job) -> dict[str, PythonCall | BatchCall]:
     """Return the calls of the job's Python functions, by the functions' names in SQL."""
-    calls: dict[str, Call | BatchCall] = {}
+    calls: dict[str, PythonCall | BatchCall] = {}
     for function in job.functions:
         step = str(job.pipeline.steps[function.number])
         name = f"python_{function.number}"
         if function.batch is None:
-            calls[name] = Call(function, step)
+            calls[name] = PythonCall(function, step)
         else:
             calls[name] = BatchCall(function, step, function.batch)
     return calls
@@ -83,7 +83,7 @@ class _Calls:
 
 
 @dataclass(frozen=True)
-class Call(_Calls):
+class PythonCall(_Calls):
     """Calls an author's function for a record."""
 
     def call_all(

@@ -1,8 +1,7 @@
-"""Accumulators of the aggregate functions, one per function and type of argument.
+"""Accumulators of functions that count, collect or compare values, but do not add them up.
 
-`add` returns a new accumulator and leaves the old one unchanged, so that a failed record can be
-undone. Accumulators that may be large are modified in place instead, and their changes can be
-undone. Null arguments are ignored, except that `count` without an argument counts rows.
+`sums` and `extremes` have those of sums, averages, minima and maxima, and `statistics` those of
+statistics.
 """
 
 from __future__ import annotations
@@ -11,295 +10,13 @@ import itertools
 import math
 from bisect import bisect_right, insort
 from collections.abc import Callable
-from decimal import ROUND_HALF_UP, Context, Decimal, Rounded
 from functools import partial
 from typing import Any
 
 from typing_extensions import override
 
-from sluice.errors import TopologyError
+from sluice.operators.aggregation.accumulator import Accumulator, InPlace
 from sluice.operators.aggregation.sketches import Distinct, Histogram, hash_of
-from sluice.operators.exact_sums import Exact
-
-_DIGITS = 38
-"""The maximum precision of Spark's decimals."""
-_SUMS = Context(prec=_DIGITS, rounding=ROUND_HALF_UP, traps=[Rounded])
-_MEANS = Context(prec=100, rounding=ROUND_HALF_UP)
-
-
-class Accumulator:
-    """The operations of one aggregate function.
-
-    The function's accumulated value, the `accumulator`, has the msgspec type `kind`.
-    """
-
-    def __init__(self, kind: Any) -> None:
-        self.kind = kind
-
-    def new_accumulator(self) -> Any:
-        return None
-
-    def add(self, accumulator: Any, value: Any) -> Any:
-        raise NotImplementedError
-
-    def subtract(self, accumulator: Any, value: Any) -> Any:
-        raise TopologyError(f"{type(self).__name__} cannot subtract a table's old value.")
-
-    def merge(self, earlier: Any, later: Any) -> Any:
-        """Combine the accumulators of two sessions."""
-        return self.add(earlier, later)
-
-    def copy(self, accumulator: Any) -> Any:
-        """Return an independent copy for another window."""
-        return accumulator
-
-    def result(self, accumulator: Any) -> Any:
-        """Return the function's result as SQL defines it."""
-        return accumulator
-
-    def keep_changes(self) -> None:
-        """Make in-place changes final."""
-
-    def undo_changes(self) -> None:
-        """Undo in-place changes since `keep_changes`."""
-
-
-class Count(Accumulator):
-    """`count(argument)`, or `count(*)` if `rows` is set."""
-
-    def __init__(self, rows: bool) -> None:
-        super().__init__(int)
-        self.rows = rows
-
-    @override
-    def new_accumulator(self) -> int:
-        return 0
-
-    @override
-    def add(self, accumulator: int, value: Any) -> int:
-        if self.rows or value is not None:
-            return accumulator + 1
-        return accumulator
-
-    @override
-    def subtract(self, accumulator: int, value: Any) -> int:
-        if self.rows or value is not None:
-            return accumulator - 1
-        return accumulator
-
-    @override
-    def merge(self, earlier: int, later: int) -> int:
-        return earlier + later
-
-
-Large = int | str
-"""An integer of any size, as text if it does not fit 64 bits, because MessagePack has no larger
-integers."""
-
-
-def _large(number: int) -> Large:
-    if -(1 << 63) <= number < 1 << 63:
-        return number
-    return str(number)
-
-
-class Sum(Accumulator):
-    """The exact sum of integers, and their count, because the sum of no values is null."""
-
-    def __init__(self) -> None:
-        super().__init__(tuple[int, Large])
-
-    @override
-    def new_accumulator(self) -> tuple[int, Large]:
-        return 0, 0
-
-    @override
-    def add(self, accumulator: tuple[int, Large], value: int | None) -> tuple[int, Large]:
-        if value is None:
-            return accumulator
-        return accumulator[0] + 1, _large(int(accumulator[1]) + value)
-
-    @override
-    def subtract(self, accumulator: tuple[int, Large], value: int | None) -> tuple[int, Large]:
-        if value is None:
-            return accumulator
-        return accumulator[0] - 1, _large(int(accumulator[1]) - value)
-
-    @override
-    def merge(self, earlier: tuple[int, Large], later: tuple[int, Large]) -> tuple[int, Large]:
-        return earlier[0] + later[0], _large(int(earlier[1]) + int(later[1]))
-
-    @override
-    def result(self, accumulator: tuple[int, Large]) -> int | None:
-        if accumulator[0]:
-            return int(accumulator[1])
-        return None
-
-
-class BigintSum(Sum):
-    """A sum of integers, read as BIGINT: `result` raises OverflowError if the sum does not fit."""
-
-    @override
-    def result(self, accumulator: tuple[int, Large]) -> int | None:
-        value = super().result(accumulator)
-        if value is not None and not -(2**63) <= value < 2**63:
-            raise OverflowError(
-                f"the sum {value} does not fit BIGINT, the type in which later steps read it"
-            )
-        return value
-
-
-class Average(Sum):
-    """The mean of integers, as a float."""
-
-    @override
-    def result(self, accumulator: tuple[int, Large]) -> Any:
-        if accumulator[0]:
-            return int(accumulator[1]) / accumulator[0]
-        return None
-
-
-class ExactSum(Accumulator):
-    """The sum of doubles, rounded only in `result`, so that the order of values does not matter."""
-
-    def __init__(self) -> None:
-        super().__init__(tuple[int, Exact])
-
-    @override
-    def new_accumulator(self) -> tuple[int, Exact]:
-        return 0, Exact()
-
-    @override
-    def add(self, accumulator: tuple[int, Exact], value: float | None) -> tuple[int, Exact]:
-        if value is None:
-            return accumulator
-        return accumulator[0] + 1, accumulator[1].add(value)
-
-    @override
-    def subtract(self, accumulator: tuple[int, Exact], value: float | None) -> tuple[int, Exact]:
-        if value is None:
-            return accumulator
-        return accumulator[0] - 1, accumulator[1].subtract(value)
-
-    @override
-    def merge(self, earlier: tuple[int, Exact], later: tuple[int, Exact]) -> tuple[int, Exact]:
-        return earlier[0] + later[0], earlier[1].merge(later[1])
-
-    @override
-    def result(self, accumulator: tuple[int, Exact]) -> float | None:
-        if accumulator[0]:
-            return float(accumulator[1])
-        return None
-
-
-class ExactAverage(ExactSum):
-    """The mean of doubles, rounded only in `result`."""
-
-    @override
-    def result(self, accumulator: tuple[int, Exact]) -> float | None:
-        if accumulator[0]:
-            return accumulator[1].divided(accumulator[0])
-        return None
-
-
-class DecimalSum(Accumulator):
-    """The sum of Decimals, of at most 38 digits as in Spark. Raises OverflowError beyond that."""
-
-    def __init__(self) -> None:
-        super().__init__(tuple[int, Decimal])
-
-    @override
-    def new_accumulator(self) -> tuple[int, Decimal]:
-        return 0, Decimal(0)
-
-    @override
-    def add(self, accumulator: tuple[int, Decimal], value: Decimal | None) -> tuple[int, Decimal]:
-        if value is None:
-            return accumulator
-        return accumulator[0] + 1, _in_digits(_SUMS.add, accumulator[1], value)
-
-    @override
-    def subtract(
-        self,
-        accumulator: tuple[int, Decimal],
-        value: Decimal | None,
-    ) -> tuple[int, Decimal]:
-        if value is None:
-            return accumulator
-        return accumulator[0] - 1, _in_digits(_SUMS.subtract, accumulator[1], value)
-
-    @override
-    def merge(
-        self,
-        earlier: tuple[int, Decimal],
-        later: tuple[int, Decimal],
-    ) -> tuple[int, Decimal]:
-        return earlier[0] + later[0], _in_digits(_SUMS.add, earlier[1], later[1])
-
-    @override
-    def result(self, accumulator: tuple[int, Decimal]) -> Decimal | None:
-        if accumulator[0]:
-            return accumulator[1]
-        return None
-
-
-class DecimalAverage(DecimalSum):
-    """The mean of Decimals, rounded half up to four decimal places more than the values have."""
-
-    @override
-    def result(self, accumulator: tuple[int, Decimal]) -> Decimal | None:
-        count, total = accumulator
-        if not count:
-            return None
-        # Spark's average has four decimal places more than its argument.
-        places = Decimal((0, (1,), int(total.as_tuple().exponent) - 4))
-        mean = _MEANS.divide(total, Decimal(count)).quantize(places, context=_MEANS)
-        return _in_digits(_SUMS.plus, mean)
-
-
-def _in_digits(calculate: Callable[..., Decimal], *numbers: Decimal) -> Decimal:
-    """Return the result of a calculation.
-
-    Raises OverflowError if it has more digits than Spark's decimals.
-    """
-    try:
-        return calculate(*numbers)
-    except Rounded:
-        raise OverflowError(f"the result has more than {_DIGITS} digits") from None
-
-
-class Extreme(Accumulator):
-    """The minimum or maximum of the values; without values, None."""
-
-    def __init__(self, argument: Any, better: Callable[[Any, Any], bool]) -> None:
-        super().__init__(argument | None)
-        self.better = better
-
-    @override
-    def add(self, accumulator: Any, value: Any) -> Any:
-        if accumulator is None or (value is not None and self.better(value, accumulator)):
-            return value
-        return accumulator
-
-
-class First(Accumulator):
-    """The first value that is not null."""
-
-    @override
-    def add(self, accumulator: Any, value: Any) -> Any:
-        if accumulator is None:
-            return value
-        return accumulator
-
-
-class Last(Accumulator):
-    """The last value that is not null."""
-
-    @override
-    def add(self, accumulator: Any, value: Any) -> Any:
-        if value is None:
-            return accumulator
-        return value
 
 
 class CollectList(Accumulator):
@@ -358,25 +75,6 @@ class CollectSet(Accumulator):
     @override
     def result(self, accumulator: dict[Any, None]) -> list[Any]:
         return list(accumulator)
-
-
-class InPlace(Accumulator):
-    """Changes its accumulator in place, since a copy may be large, and can undo the changes."""
-
-    def __init__(self, kind: Any) -> None:
-        super().__init__(kind)
-        self.changes: list[Callable[[], object]] = []
-        """Functions that undo the changes since `keep_changes`, in the order of the changes."""
-
-    @override
-    def keep_changes(self) -> None:
-        self.changes.clear()
-
-    @override
-    def undo_changes(self) -> None:
-        while self.changes:
-            # Undo the last change first, because a later change may depend on an earlier change.
-            self.changes.pop()()
 
 
 class CountDistinct(InPlace, CollectSet):
@@ -466,7 +164,7 @@ class ApproximatePercentile(InPlace):
         return results[0]
 
 
-class Counted(InPlace):
+class ValueCounts(InPlace):
     """Counts how often each value occurs."""
 
     def __init__(self, argument: Any) -> None:
@@ -513,7 +211,7 @@ class Counted(InPlace):
         return dict(accumulator)
 
 
-class Mode(Counted):
+class Mode(ValueCounts):
     """The most frequent value; if several values are equally frequent, the smallest."""
 
     @override
@@ -523,7 +221,7 @@ class Mode(Counted):
         return min(modes, default=None)
 
 
-class Percentile(Counted):
+class Percentile(ValueCounts):
     """Exact percentiles of numbers, as doubles, interpolated between two of the numbers."""
 
     def __init__(self, argument: Any, parts: Parts, *, many: bool) -> None:
@@ -555,37 +253,6 @@ def _percentile(values: list[Any], ends: list[int], part: float) -> float:
     if below == above:
         return below
     return (math.ceil(position) - position) * below + (position - math.floor(position)) * above
-
-
-class ByOrder(Accumulator):
-    """`max_by(x, y)` or `min_by(x, y)`: the x of the largest or smallest y.
-
-    If several records have this y, the result is the x of the last of these records.
-    """
-
-    def __init__(self, argument: Any, ordering: Any, better: Callable[[Any, Any], bool]) -> None:
-        super().__init__(tuple[ordering, argument | None] | None)
-        self.better = better
-
-    @override
-    def add(self, accumulator: Any, value: Any) -> Any:
-        if value is None:
-            return accumulator
-        return self.merge(accumulator, (value.y, value.x))
-
-    @override
-    def merge(self, earlier: Any, later: Any) -> Any:
-        if later is None or later[0] is None:
-            return earlier
-        if earlier is not None and self.better(earlier[0], later[0]):
-            return earlier
-        return later
-
-    @override
-    def result(self, accumulator: Any) -> Any:
-        if accumulator is None:
-            return None
-        return accumulator[1]
 
 
 class Truths(Accumulator):

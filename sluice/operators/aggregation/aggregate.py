@@ -49,7 +49,7 @@ T = TypeVar("T")
 S = TypeVar("S")
 
 
-class Group(msgspec.Struct, Generic[T], array_like=True):
+class TableGroup(msgspec.Struct, Generic[T], array_like=True):
     """The state of one group of a table's rows."""
 
     windows: dict[int, tuple[int, T]]
@@ -104,10 +104,7 @@ class BaseAggregation(Operator[S]):
         assert row.key is not None
         calculation = self.calculation
         stored = state.get(start)
-        if stored is None:
-            replaced = forgotten
-        else:
-            replaced = stored
+        replaced = forgotten if stored is None else stored
         old = None
         if replaced is not None and self.sends_old_values:
             old = calculation.result(replaced[1])
@@ -310,11 +307,10 @@ class SpreadAggregation(Aggregation):
                 time, aggregate = stored
             if self.sends_old_values:
                 replaced.append(None if stored is None else calculation.result(aggregate))
+            texts_of_window = texts[first:behind]
+            wanted_results = None if self.only_last else results
             aggregate, begin = calculation.add_all(
-                rows.keys[number],
-                aggregate,
-                texts[first:behind],
-                None if self.only_last else results,
+                rows.keys[number], aggregate, texts_of_window, wanted_results
             )
             begins.append(first + begin)
             times_of_window = event_times[first:behind]
@@ -505,7 +501,7 @@ def _is_past(time: int, stream_time: int, history_ms: int) -> bool:
     return time <= last_forgotten(stream_time, history_ms)
 
 
-class TableAggregate(BaseAggregation[Group[Any]]):
+class TableAggregate(BaseAggregation[TableGroup[Any]]):
     """One aggregate per group of a table's rows: old values are subtracted and new values added.
 
     If subtracting or adding fails, neither takes effect: the aggregate still includes the old
@@ -519,32 +515,31 @@ class TableAggregate(BaseAggregation[Group[Any]]):
         self, calculation: Calculation, *, sends_old_values: bool = False, only_last: bool = False
     ) -> None:
         super().__init__(calculation, sends_old_values=sends_old_values, only_last=only_last)
-        self.state_type: Any = Group[calculation.kind]  # type: ignore[name-defined]
+        self.state_type: Any = TableGroup[calculation.kind]  # type: ignore[name-defined]
 
-    def new_state(self) -> Group[Any]:
-        return Group({}, {})
+    def new_state(self) -> TableGroup[Any]:
+        return TableGroup({}, {})
 
-    def process(self, state: Group[Any], row: Row, out: Output) -> None:
+    def process(self, state: TableGroup[Any], row: Row, out: Output) -> None:
         if row.old:
             self._change(state, row, None, out)
         else:
             self._change(state, None, row, out)
 
     @override
-    def change(self, state: Group[Any], old: Row, new: Row, out: Output) -> None:
+    def change(self, state: TableGroup[Any], old: Row, new: Row, out: Output) -> None:
         """Subtract the old value of a row and add its new value."""
         self._change(state, old, new, out)
 
-    def _change(self, state: Group[Any], old: Row | None, new: Row | None, out: Output) -> None:
+    def _change(
+        self, state: TableGroup[Any], old: Row | None, new: Row | None, out: Output
+    ) -> None:
         before = state.windows.copy()
         self.calculation.keep_changes()
         row = new or old
         assert row is not None
         subtracted = state.instead.pop(_table_key(row), None if old is None else old.value)
-        if new is None:
-            added = None
-        else:
-            added = new.value
+        added = None if new is None else new.value
         out.hold()
         try:
             # A row whose group key is null belongs to no group, so there is no aggregate to update.
@@ -622,7 +617,7 @@ class TableAggregate(BaseAggregation[Group[Any]]):
         return time, aggregate
 
     def process_columns(
-        self, states: KeyStates[Group[Any]], rows: KeyedRows, timeline: BatchTimeline | None
+        self, states: KeyStates[TableGroup[Any]], rows: KeyedRows, timeline: BatchTimeline | None
     ) -> Results | None:
         """Process all rows at once.
 
@@ -639,7 +634,7 @@ class TableAggregate(BaseAggregation[Group[Any]]):
         except BaseException as error:
             raise RowFailedError from error
 
-    def _change_all(self, states: Sequence[Group[Any]], rows: KeyedRows) -> Results:
+    def _change_all(self, states: Sequence[TableGroup[Any]], rows: KeyedRows) -> Results:
         """Make all changes, one after the other."""
         calculation = self.calculation
         results: list[tuple[int, str | None, int, bool]] = []
@@ -673,10 +668,7 @@ class TableAggregate(BaseAggregation[Group[Any]]):
                         results.append((row, None, times[row], False))
                     continue
                 last_cause, (time, aggregate) = row, changed
-                if aggregate is None:
-                    held = None
-                else:
-                    held = changed
+                held = None if aggregate is None else changed
                 if self.only_last:
                     # If the result cannot be written, the change fails here, as if it were sent.
                     calculation.check(aggregate)
@@ -702,7 +694,7 @@ class TableAggregate(BaseAggregation[Group[Any]]):
             np.array(old_results, np.bool_),
         )
 
-    def is_empty(self, state: Group[Any]) -> bool:
+    def is_empty(self, state: TableGroup[Any]) -> bool:
         return not state.windows and not state.instead
 
 

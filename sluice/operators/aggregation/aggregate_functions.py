@@ -11,32 +11,19 @@ from typing import Any
 import msgspec
 
 from sluice.errors import TopologyError
-from sluice.operators.aggregation import accumulators, table_functions
-from sluice.operators.aggregation.accumulators import Accumulator
+from sluice.operators.aggregation import accumulators, extremes, sums, table_functions
+from sluice.operators.aggregation.accumulator import Accumulator
 from sluice.operators.aggregation.statistics import ArgumentPair, statistic
 from sluice.values.aggregate_calls import (
     ARGUMENTS,
     OF_PAIRS,
     STATISTICS_OF_ONE,
     STATISTICS_OF_TWO,
+    SUBTRACTABLE,
     Takes,
 )
 
 _STATISTICS = STATISTICS_OF_ONE | STATISTICS_OF_TWO
-
-SUBTRACTABLE = _STATISTICS | {
-    "count", "count_distinct", "sum", "avg", "min", "max", "min_by", "max_by", "top",
-    "collect_list", "collect_set", "collect_sorted", "bool_and", "bool_or", "percentile",
-    "percentiles", "mode",
-}  # fmt: skip
-"""The functions that can aggregate a table, because they can subtract the old value of a row."""
-
-UNORDERED = frozenset({
-    "count", "count_distinct", "sum", "avg", "min", "max", "top", "bool_and", "bool_or",
-    "percentile", "percentiles", "mode",
-})  # fmt: skip
-"""The functions over a table whose results do not depend on the order of its changes. To subtract a
-value and to add it again changes nothing."""
 
 _NUMBERS = (int, float, Decimal)
 _TYPES: dict[Takes, tuple[type, ...]] = {
@@ -132,12 +119,12 @@ _NAMES_OF_TYPES: dict[type | None, str] = {
 
 
 _SUMS: dict[Any, Callable[[], Accumulator]] = {
-    float: accumulators.ExactSum,
-    Decimal: accumulators.DecimalSum,
+    float: sums.ExactSum,
+    Decimal: sums.DecimalSum,
 }
 _AVERAGES: dict[Any, Callable[[], Accumulator]] = {
-    float: accumulators.ExactAverage,
-    Decimal: accumulators.DecimalAverage,
+    float: sums.ExactAverage,
+    Decimal: sums.DecimalAverage,
 }
 
 
@@ -151,10 +138,7 @@ def table_accumulator_of(function: Function) -> Accumulator:
         case "min" | "max":
             return table_functions.ExtremeOfRows(kind, min if name == "min" else max)
         case "min_by" | "max_by":
-            if name == "min_by":
-                better = operator.lt
-            else:
-                better = operator.gt
+            better = operator.lt if name == "min_by" else operator.gt
             return table_functions.ByOrderOfRows(kind, function.second, better)
         case "top":
             return table_functions.TopOfRows(kind, int(function.parameters[0]))
@@ -184,26 +168,28 @@ def accumulator_of(function: Function) -> Accumulator:  # noqa: C901  (a case pe
         return statistic(name, kind)
     match name:
         case "count":
-            return accumulators.Count(kind is None)
+            return sums.Count(kind is None)
         case "sum":
             return _SUMS.get(
                 kind,
-                accumulators.BigintSum if function.bigint else accumulators.Sum,
+                sums.BigintSum if function.bigint else sums.Sum,
             )()
         case "avg":
-            return _AVERAGES.get(kind, accumulators.Average)()
-        case "min" | "max":
-            return accumulators.Extreme(kind, operator.lt if name == "min" else operator.gt)
+            return _AVERAGES.get(kind, sums.Average)()
+        case "min":
+            return extremes.Minimum(kind)
+        case "max":
+            return extremes.Maximum(kind)
         case "min_by" | "max_by":
-            return accumulators.ByOrder(
+            return extremes.ByOrder(
                 kind,
                 function.second,
                 operator.lt if name == "min_by" else operator.gt,
             )
         case "first":
-            return accumulators.First(kind | None)
+            return extremes.First(kind | None)
         case "last":
-            return accumulators.Last(kind | None)
+            return extremes.Last(kind | None)
         case "top":
             return accumulators.Top(kind, int(parameters[0]))
         case "collect_list":

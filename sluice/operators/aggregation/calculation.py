@@ -16,14 +16,15 @@ import msgspec
 from typing_extensions import override
 
 from sluice.errors import TopologyError
-from sluice.operators.aggregation.accumulators import Count, CountDistinct, InPlace
+from sluice.operators.aggregation.accumulator import InPlace
+from sluice.operators.aggregation.accumulators import CountDistinct
 from sluice.operators.aggregation.aggregate_functions import (
-    SUBTRACTABLE,
     Function,
     accumulator_of,
     table_accumulator_of,
 )
 from sluice.operators.aggregation.statistics import ArgumentPair
+from sluice.operators.aggregation.sums import Count
 from sluice.operators.encoding import (
     IMMUTABLE,
     Declared,
@@ -33,6 +34,7 @@ from sluice.operators.encoding import (
     state_type,
 )
 from sluice.values import contract_parts
+from sluice.values.aggregate_calls import SUBTRACTABLE
 from sluice.values.function_wrappers import for_key
 from sluice.values.stored_values import value_decoder
 
@@ -126,10 +128,7 @@ class Functions:
                     "or Python functions.",
                 )
         self.fields, self.scalar = fields, scalar
-        if subtracts:
-            accumulator = table_accumulator_of
-        else:
-            accumulator = accumulator_of
+        accumulator = table_accumulator_of if subtracts else accumulator_of
         accumulators = [accumulator(function) for function in functions]
         arguments = [function.json_type for function in functions]
         self.kind = tuple[tuple(accumulator.kind for accumulator in accumulators)]  # type: ignore[misc]
@@ -173,10 +172,7 @@ class Functions:
         # The windows of a row are computed one after the other, and all get the same value, which
         # needs to be decoded only once.
         if value is not last:
-            if value is None:
-                arguments = self._nulls
-            else:
-                arguments = self._arguments(value)
+            arguments = self._nulls if value is None else self._arguments(value)
             self._last = value, arguments
         return arguments
 
@@ -537,9 +533,9 @@ class Cogrouped(Custom):
     ) -> None:
         super().__init__(initializer, self._add_of_stream, None, merger, value_type)
         self._adders = [adder for adder, _ in streams]
-        self._decoders = [
-            value_decoder(kind | None if kind is not Any else Any) for _, kind in streams
-        ]
+        self._decoders: list[Callable[[Any], Any]] = []
+        for _, kind in streams:
+            self._decoders.append(value_decoder(Any if kind is Any else kind | None))
         self._decode = self._decode_with_number
 
     def _decode_with_number(self, value: str | msgspec.Raw) -> tuple[int, Any]:

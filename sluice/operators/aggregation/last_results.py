@@ -18,11 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from sluice.operators.aggregation.calculation import Calculation
-from sluice.operators.aggregation.column_functions import (
-    Aggregates,
-    ColumnFunctions,
-    NumbersTooLargeError,
-)
+from sluice.operators.aggregation.column_functions import ColumnFunctions, WindowAggregates
+from sluice.operators.aggregation.number_columns import NumbersTooLargeError
 from sluice.operators.aggregation.window_ranges import (
     Line,
     SpreadWindow,
@@ -100,7 +97,7 @@ class _BatchWindows:
         """The largest event time of each window's rows."""
         return self.windows.over_ranges(np.maximum, self.rows.times[self.records])
 
-    def aggregates(self, functions: ColumnFunctions) -> Aggregates:
+    def aggregates(self, functions: ColumnFunctions) -> WindowAggregates:
         values = self.rows.columns["value"].take(pa.array(self.records))
         # The rows of a key are in order, so their indices are the order of the records.
         return functions.aggregates(values, self.windows, self.records)
@@ -117,7 +114,7 @@ def _merged(
     states: KeyStates[Windows],
     keys: Sequence[str],
     continued: Sequence[_Continued],
-    aggregates: Aggregates,
+    aggregates: WindowAggregates,
 ) -> dict[int, Any]:
     """Return the aggregates of the batch's windows that continue held windows, by their numbers.
 
@@ -127,7 +124,7 @@ def _merged(
     merged = dict(zip(numbers.tolist(), aggregates.aggregates(numbers), strict=True))
     for held in continued:
         _, aggregate = states[held.key][held.start]
-        merged[held.window] = functions.merge(keys[held.key], aggregate, merged[held.window])
+        merged[held.window] = functions.merge(aggregate, merged[held.window])
     return merged
 
 

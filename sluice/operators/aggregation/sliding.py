@@ -131,10 +131,7 @@ class SlidingAggregate(WindowAggregation):
         own = row.time - self.window.size_ms
         has_own = own in state
         preceding = next((start for start in starts if start < own), None)
-        if has_own:
-            previous = state[own][0]
-        else:
-            previous = None
+        previous = state[own][0] if has_own else None
         """The time of the last record before the row; None if no such record is stored."""
         copied = None
         if preceding is not None and (previous is None or previous < row.time):

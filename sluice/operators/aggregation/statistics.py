@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from sluice.operators.aggregation.accumulators import Accumulator
+from sluice.operators.aggregation.accumulator import Accumulator
 from sluice.operators.exact_sums import Exact
 
 _EXACT = Context(prec=100_000, traps=[Inexact])

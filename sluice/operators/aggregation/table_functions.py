@@ -12,10 +12,11 @@ from typing import Any
 
 from typing_extensions import override
 
-from sluice.operators.aggregation.accumulators import Accumulator, CollectList, Counted
+from sluice.operators.aggregation.accumulator import Accumulator
+from sluice.operators.aggregation.accumulators import CollectList, ValueCounts
 
 
-class ExtremeOfRows(Counted):
+class ExtremeOfRows(ValueCounts):
     """The minimum or maximum of the rows' values: `choose` is `min` or `max`."""
 
     def __init__(self, argument: Any, choose: Callable[..., Any]) -> None:
@@ -27,7 +28,7 @@ class ExtremeOfRows(Counted):
         return self.choose(accumulator, default=None)
 
 
-class TopOfRows(Counted):
+class TopOfRows(ValueCounts):
     """The n largest values, in descending order."""
 
     def __init__(self, argument: Any, n: int) -> None:
@@ -41,7 +42,7 @@ class TopOfRows(Counted):
         return list(islice(values, self.n))
 
 
-class SetOfRows(Counted):
+class SetOfRows(ValueCounts):
     """The distinct values, in the order in which they were first added."""
 
     @override
@@ -49,7 +50,7 @@ class SetOfRows(Counted):
         return list(accumulator)
 
 
-class CountDistinctRows(Counted):
+class CountDistinctRows(ValueCounts):
     """The number of distinct values."""
 
     @override

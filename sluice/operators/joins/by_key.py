@@ -35,14 +35,8 @@ def joined(left: str | None, right: str | None, more: str = "") -> str:
     `more` is the text of further fields, each after a comma.
     """
     # The values are JSON already, so they need not be decoded.
-    if left is None:
-        left_json = "null"
-    else:
-        left_json = left
-    if right is None:
-        right_json = "null"
-    else:
-        right_json = right
+    left_json = "null" if left is None else left
+    right_json = "null" if right is None else right
     return f'{{"left":{left_json},"right":{right_json}{more}}}'
 
 
@@ -115,7 +109,8 @@ class TableJoin(Operator[TablePair]):
         if row.old:
             return
         # The time of a deleted value is -1, so that it is never the larger time of both sides.
-        changed = row.value, row.time if row.value is not None else -1
+        time = -1 if row.value is None else row.time
+        changed = row.value, time
         if row.side >= AHEAD:
             self._ahead[row.key, row.side - AHEAD] = changed
             return
@@ -123,10 +118,7 @@ class TableJoin(Operator[TablePair]):
             self._ahead.pop((row.key, row.side), None)
         # If the change deletes a row that the filter has never passed, Kafka Streams' filter sends
         # nothing to the join.
-        if row.side == RIGHT:
-            replaced = state.right
-        else:
-            replaced = state.left
+        replaced = state.right if row.side == RIGHT else state.left
         if row.value is None and replaced is None and self.filtered[row.side]:
             # A result that was computed with this change is now the state's result, too.
             self._sent_ahead.pop(row.key, None)
@@ -215,10 +207,7 @@ class TableJoin(Operator[TablePair]):
         The other side's store already contains a change that this join has got early, with AHEAD.
         """
         assert row.key is not None
-        if row.side == RIGHT:
-            other = LEFT
-        else:
-            other = RIGHT
+        other = LEFT if row.side == RIGHT else RIGHT
         ahead = self._ahead.get((row.key, other))
         if ahead is None:
             return state
@@ -233,10 +222,7 @@ class TableJoin(Operator[TablePair]):
         side of a left join. If the side needs no other for a result, the value that the change has
         `replaced` is enough.
         """
-        if side == RIGHT:
-            other = state.left
-        else:
-            other = state.right
+        other = state.left if side == RIGHT else state.right
         if self.how == "inner":
             return other is not None
         return (self.how == "outer" or side == LEFT) and (other is not None or replaced is not None)
@@ -342,10 +328,7 @@ class StreamTableJoin(Operator[TableValue]):
     def __init__(self, how: How, *, mapped: bool = False, mapped_key: str | None = None) -> None:
         self.how = how
         self.mapped = mapped
-        if mapped_key is None:
-            self.mapped_key = None
-        else:
-            self.mapped_key = _json(mapped_key)
+        self.mapped_key = None if mapped_key is None else _json(mapped_key)
 
     def new_state(self) -> TableValue:
         return TableValue()
@@ -362,10 +345,7 @@ class StreamTableJoin(Operator[TableValue]):
         elif row.value is None or (row.key is None and self.how == "inner"):
             out.count("null_value" if row.key is not None else "null_key")
         elif state.value is not None or self.how == "left":
-            if self.mapped:
-                key = row.foreign
-            else:
-                key = row.key
+            key = row.foreign if self.mapped else row.key
             # The key that is looked up has no window, but the record's own key may have one.
             if self.mapped_key is None:
                 more = ""

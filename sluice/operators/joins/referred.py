@@ -24,7 +24,4 @@ class Referred(msgspec.Struct, array_like=True):
         """Replace or remove the row of the right table."""
         self.right = value
         # The time of a removed row is -1, so that later results have the left row's time.
-        if value is None:
-            self.right_time = -1
-        else:
-            self.right_time = time
+        self.right_time = -1 if value is None else time

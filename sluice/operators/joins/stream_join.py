@@ -35,7 +35,7 @@ FEWEST_ROWS = 100
 _TIME = attrgetter("time")
 
 
-class Watch(msgspec.Struct, array_like=True):
+class UnmatchedSearch(msgspec.Struct, array_like=True):
     """Decides when a join looks for unmatched records of all keys, as a Kafka Streams task does.
 
     A search takes place when stream time passes `since` plus the window of the current record's
@@ -113,7 +113,7 @@ class StreamJoin(Operator[Sides]):
         if self.keeps_headers:
             self.state_type = SidesWithHeaders
         self.lateness = JoinLateness(window)
-        self.shared: Watch | None = None
+        self.shared: UnmatchedSearch | None = None
         self._passed = -1, -1
         """For each side, the stream time that has been passed for all keys when the batch ends."""
 
@@ -147,9 +147,9 @@ class StreamJoin(Operator[Sides]):
         self._passed = min(left, closed), min(right, closed)
 
     def watch(self) -> None:
-        """Enable the search for unmatched records of all keys; see `Watch`."""
+        """Enable the search for unmatched records of all keys; see `UnmatchedSearch`."""
         if self._is_outer:
-            self.shared = Watch()
+            self.shared = UnmatchedSearch()
 
     def new_state(self) -> Sides:
         # The records say themselves whether they keep headers.
@@ -184,8 +184,8 @@ class StreamJoin(Operator[Sides]):
     @property
     @override
     def takes_columns(self) -> bool:
-        # With `Watch`, a record that is due waits for the next search, which depends on the rows of
-        # all keys.
+        # With `UnmatchedSearch`, a record that is due waits for the next search, which depends on
+        # the rows of all keys.
         return self._is_outer and self.shared is None and not self.keeps_headers
 
     def process_columns(
@@ -250,10 +250,7 @@ class StreamJoin(Operator[Sides]):
             records.values.take(pa.array(kept)).to_pylist(),
         )
         for number, side, time, waits, value in zip(*columns, strict=True):
-            if side == RIGHT:
-                of_side = states[number].right
-            else:
-                of_side = states[number].left
+            of_side = states[number].right if side == RIGHT else states[number].left
             of_side.records.append(StoredRecord(time, value, waits))
             if waits:
                 of_side.waits_from = min(of_side.waits_from, time)
@@ -273,10 +270,7 @@ class StreamJoin(Operator[Sides]):
         values = rows.columns["value"].take(pa.array(stored)).to_pylist()
         columns = (each[stored].tolist() for each in (rows.key_numbers, rows.sides, rows.times))
         for number, side, time, value in zip(*columns, values, strict=True):
-            if side == RIGHT:
-                of_side = states[number].right
-            else:
-                of_side = states[number].left
+            of_side = states[number].right if side == RIGHT else states[number].left
             insort(of_side.records, StoredRecord(time, value, False), key=_TIME)
 
     def _match(self, state: Sides, key: str, row: Row, out: Output) -> bool:
@@ -285,10 +279,7 @@ class StreamJoin(Operator[Sides]):
         Returns whether any record matches.
         """
         other_side = 1 - row.side
-        if row.side == RIGHT:
-            matching = state.left
-        else:
-            matching = state.right
+        matching = state.left if row.side == RIGHT else state.right
         records = matching.records
         if not records:
             return False
@@ -322,15 +313,9 @@ class StreamJoin(Operator[Sides]):
         ):
             return
         assert row.value is not None
-        if row.side == RIGHT:
-            side = state.right
-        else:
-            side = state.left
+        side = state.right if row.side == RIGHT else state.left
         if self.keeps_headers:
-            if waits_for_match:
-                headers = row.headers
-            else:
-                headers = None
+            headers = row.headers if waits_for_match else None
             record: StoredRecord = RecordWithHeaders(row.time, row.value, waits_for_match, headers)
         else:
             record = StoredRecord(row.time, row.value, waits_for_match)
@@ -345,7 +330,10 @@ class StreamJoin(Operator[Sides]):
                 self.shared.add_waiting(row.side, row.time)
 
     def looks_after(self, side: int) -> int:
-        """Return the stream time after which a record of this side starts a search (`Watch`)."""
+        """Return the stream time after which a record of this side starts a search.
+
+        See `UnmatchedSearch`.
+        """
         if self.shared is None or self.shared.since == NEVER:
             return NEVER
         return self.lateness.sent_unmatched_at(side, self.shared.since) - 1

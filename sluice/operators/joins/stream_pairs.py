@@ -67,7 +67,7 @@ class JoinRecords:
 
 
 @dataclass(frozen=True)
-class Matches:
+class MatchingPairs:
     """The pairs of records that match, in the order of their results.
 
     None of them was sent in an earlier batch.
@@ -79,7 +79,9 @@ class Matches:
     """The earlier record of each pair."""
 
     @classmethod
-    def of(cls, lateness: JoinLateness, records: JoinRecords, rows: KeyedRows) -> Matches | None:
+    def of(
+        cls, lateness: JoinLateness, records: JoinRecords, rows: KeyedRows
+    ) -> MatchingPairs | None:
         """Return the matches of the rows' records; None if `_pairs` cannot find them."""
         pairs = _pairs(lateness, records)
         if pairs is None:
@@ -118,7 +120,7 @@ def join_columns(
     if any(falls(rows.stream_times[name], rows.key_numbers).any() for name in ("left", "right")):
         return None
     records = JoinRecords.of(states, rows)
-    matches = Matches.of(lateness, records, rows)
+    matches = MatchingPairs.of(lateness, records, rows)
     if matches is None:
         return None
     left, right = matches.left_and_right(records)

@@ -22,7 +22,12 @@ import pyarrow as pa
 from sluice.operators.base import LEFT, RIGHT
 from sluice.operators.columns import KeyedRows, KeyStates, ReleasedResults, Results
 from sluice.operators.joins.stored_records import Sides
-from sluice.operators.joins.stream_pairs import JoinRecords, Matches, falls, last_expired_of_sides
+from sluice.operators.joins.stream_pairs import (
+    JoinRecords,
+    MatchingPairs,
+    falls,
+    last_expired_of_sides,
+)
 from sluice.operators.lateness import JoinLateness
 from sluice.support.arrays import Indices, Mask, Times
 
@@ -101,7 +106,7 @@ def join_outer(
     partitions have reached each of the times; NEVER if they do not reach it in this batch.
     """
     records = JoinRecords.of(states, rows)
-    matches = Matches.of(lateness, records, rows)
+    matches = MatchingPairs.of(lateness, records, rows)
     if matches is None:
         return None
     departures = _Departures.of(lateness, outer, records, rows, advances_until)
@@ -161,7 +166,7 @@ class _Departures:
         is_before: Mask = self.is_past[records] | (self.sender[records] <= rows) | is_released
         return is_before & self.is_outer[records]
 
-    def without_departed(self, matches: Matches) -> Matches:
+    def without_departed(self, matches: MatchingPairs) -> MatchingPairs:
         """Return the matches without those of records that have been sent unmatched before."""
         is_late = self.before(matches.other, matches.cause)
         if not is_late.any():
@@ -176,7 +181,7 @@ class _Departures:
         for place, cause, other in zip(late, matches.cause[late], matches.other[late], strict=True):
             if is_matched[other]:
                 is_match[place] = is_matched[cause] = True
-        return Matches(matches.cause[is_match], matches.other[is_match])
+        return MatchingPairs(matches.cause[is_match], matches.other[is_match])
 
 
 @dataclass(frozen=True)
@@ -196,7 +201,7 @@ class _Fates:
     """Mask of the records that still wait after the batch."""
 
     @classmethod
-    def of(cls, departures: _Departures, records: JoinRecords, matches: Matches) -> _Fates:
+    def of(cls, departures: _Departures, records: JoinRecords, matches: MatchingPairs) -> _Fates:
         is_lone = departures.is_outer.copy()
         is_lone[matches.cause] = False
         at_once, waited = is_lone & departures.is_past, is_lone & ~departures.is_past
@@ -236,7 +241,9 @@ def _senders(records: JoinRecords, due: Times, rows: KeyedRows) -> Indices:
     return senders
 
 
-def _results(records: JoinRecords, matches: Matches, fates: _Fates, rows: KeyedRows) -> Results:
+def _results(
+    records: JoinRecords, matches: MatchingPairs, fates: _Fates, rows: KeyedRows
+) -> Results:
     """Return what rows send: first the records that they send unmatched, then their own results."""
     by_row, at_once = np.flatnonzero(fates.by_row), np.flatnonzero(fates.at_once)
     left, right = matches.left_and_right(records)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
-from decimal import Context, Decimal
+from decimal import Decimal
 from typing import Any, Literal
 
 import msgspec
@@ -14,6 +14,7 @@ from sluice.errors import QueryError
 from sluice.state.model import EntryId
 from sluice.state.queries.entries import Entry
 from sluice.values.field_paths import names_of
+from sluice.values.partial_results import add_up, larger, smaller
 
 GROUPINGS = frozenset({"_all", "_key", "_start"})
 """The values of `group_by` that are not fields."""
@@ -22,9 +23,6 @@ _MAX_GROUPS = 10_000
 
 Order = Literal["group", "entries", "sum", "min", "max"]
 
-_EXACT = Context(prec=700)
-"""Enough digits to add doubles exactly: as JSON, a double has up to 309 digits before the point,
-and up to 324 after it."""
 _DECODER = msgspec.json.Decoder(float_hook=Decimal)
 _ENCODER = msgspec.json.Encoder(decimal_format="number", order="sorted")
 _NUMBER_TYPES = frozenset({int, Decimal})
@@ -63,13 +61,9 @@ class _Sums:
         greatest: Decimal | None,
     ) -> None:
         self.entries += entries
-        if total is None or smallest is None or greatest is None:
-            return
-        self.sum = total if self.sum is None else _EXACT.add(self.sum, total)
-        if self.min is None or smallest < self.min:
-            self.min = smallest
-        if self.max is None or greatest > self.max:
-            self.max = greatest
+        self.sum = add_up(self.sum, total)
+        self.min = smaller(self.min, smallest)
+        self.max = larger(self.max, greatest)
 
 
 class Aggregates:
@@ -162,10 +156,15 @@ def _decode_value(entry: Entry) -> Any:
 
 
 def _group(entry: Entry, value: Any, group_by: str) -> Any:
-    groups = {"_all": None, "_key": entry.key, "_start": entry.window_start}
-    if group_by in groups:
-        return groups[group_by]
-    return _field_value(value, names_of(group_by))
+    match group_by:
+        case "_all":
+            return None
+        case "_key":
+            return entry.key
+        case "_start":
+            return entry.window_start
+        case _:
+            return _field_value(value, names_of(group_by))
 
 
 def _number(entry: Entry, value: Any, names: tuple[str, ...]) -> Decimal | None:

@@ -130,9 +130,10 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
         if file in named or not names or file.stem == name:
             candidates.append(file)
     results = import_isolated(candidates)
-    matching = [
-        file for file, outcome in results.items() if outcome.text == name and not outcome.error
-    ]
+    matching: list[Path] = []
+    for file, outcome in results.items():
+        if outcome.text == name and not outcome.error:
+            matching.append(file)
     if len(matching) == 1:
         return load_file(matching[0])
     if len(matching) > 1:

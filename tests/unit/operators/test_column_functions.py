@@ -11,15 +11,12 @@ import pytest
 
 from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Functions
-from sluice.operators.aggregation.column_functions import (
-    Aggregates,
-    ColumnFunctions,
-    NumbersTooLargeError,
-)
+from sluice.operators.aggregation.column_functions import ColumnFunctions, WindowAggregates
+from sluice.operators.aggregation.number_columns import NumbersTooLargeError
 from sluice.operators.aggregation.window_ranges import WindowRanges
 
 
-def aggregated(function: Function, *values: str) -> Aggregates:
+def aggregated(function: Function, *values: str) -> WindowAggregates:
     """The aggregates of one window with all values."""
     functions = ColumnFunctions.of(Functions(function), in_order=False)
     assert functions is not None
@@ -62,11 +59,11 @@ def test_a_held_sum_of_many_digits_is_left_to_the_operator() -> None:
     functions = ColumnFunctions.of(Functions(Function("sum", Decimal)), in_order=False)
     assert functions is not None
     held, larger = Decimal("1" + 35 * "0"), Decimal("1" + 36 * "0")
-    assert functions.merge("key", ((1, held),), ((1, Decimal(1)),)) == (
+    assert functions.merge(((1, held),), ((1, Decimal(1)),)) == (
         (2, Decimal("1" + 34 * "0" + "1")),
     )
     with pytest.raises(NumbersTooLargeError):
-        functions.merge("key", ((1, larger),), ((1, Decimal(1)),))
+        functions.merge(((1, larger),), ((1, Decimal(1)),))
 
 
 def test_functions_that_need_the_order_of_records_are_not_computed_in_columns() -> None:

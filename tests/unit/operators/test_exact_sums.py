@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sluice.operators.aggregation.accumulators import ExactSum
 from sluice.operators.aggregation.aggregate import Aggregate
 from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Functions
+from sluice.operators.aggregation.sums import ExactSum
 from sluice.operators.encoding import encode_state, state_decoder
 from sluice.operators.exact_sums import Exact
 from tests.unit.operators.feed import Given, run

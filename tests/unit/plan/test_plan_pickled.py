@@ -13,7 +13,7 @@ from sluice.engine.stages.build import stage_operator
 from sluice.engine.steps import pickling
 from sluice.operators.call import Call, Lookup
 from sluice.plan import Job, Plan, plan
-from sluice.plan.operator_parameters import TableLookup
+from sluice.plan.operator_parameters import TableLookupParameters
 from sluice.topology import load_pipelines
 from sluice.values.references import Reference
 
@@ -122,5 +122,5 @@ def test_steps_that_ask_are_pickled_with_their_functions() -> None:
         )
         assert "secret" not in repr(task)
         data = pickle.dumps(task)
-        assert (b"secret" in data) == isinstance(operator.action, TableLookup)
+        assert (b"secret" in data) == isinstance(operator.action, TableLookupParameters)
         assert isinstance(pickle.loads(data).make(), Call | Lookup)
