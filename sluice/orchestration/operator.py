@@ -207,8 +207,65 @@ class SluiceOperator(SparkSubmitOperator):
             self._note_ended(context)
             raise
 
-from sluice.orchestration.dag_facts import AnnouncedStore
-from sluice.orchestration.driver_log import log_at_levels, log_lines
+    def _skip_if_paused(self, context: Context) -> None:
+        """Skip the task if somebody has paused the pipeline, which is no failure.
+
+        A pipeline that runs continuously would be started again at once, so its task waits a while.
+        """
+        if (context.get("params") or {}).get("action", "run") != "run":
+            return
+        waits = _WAITS_WHILE_PAUSED if self.continuous else 1
+        pause: Pause | None = None
+        for attempt in range(waits):
+            # If the ledger is away, the run itself reports that.
+            with suppress(SluiceError, OSError), Ledger.open(settings().ledger) as ledger:
+                pause = ledger.pauses.of(self.pipeline)
+            if pause is None:
+                return
+            if attempt == 0:
+                self.log.warning("%s is %s. Nothing is read.", self.pipeline, pause)
+            if waits > 1:
+                time.sleep(_PAUSED_SECONDS)
+        raise AirflowSkipException(f"{self.pipeline} is {pause}")
+
+    def _run_warm(
+        self,
+        configuration: Settings,
+        kafka: Mapping[str, str],
+        master: str,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+    ) -> bool:
+        """Run the pipeline on a warm driver. Return False if there is none, or if it is lost.
+
+        Raise AirflowException if the run fails.
+        """
+        with warm_run(
+            configuration,
+            kafka,
+            master,
+            arguments,
+            delta=self.delta,
+            variables=variables,
+            is_piped=True,
+        ) as run:
+            if run is None:
+                return False
+            self._warm_run = run
+            self.log.info("The run uses a warm driver.")
+            log_lines(self.log, run.lines())
+            try:
+                status = run.wait()
+            except DriverLost:
+                if self._is_ended:
+                    raise
+                self.log.warning(LOST)
+                return False
+            if status:
+                raise AirflowException(f"The driver ended with status {status}.")
+            if not run.is_finished:
+                raise AirflowException(UNFINISHED)
+        return True
 
     def _database_urls(self) -> dict[str, str | None]:
         """Return each connection's database URL; None or empty if Airflow lacks the connection."""
