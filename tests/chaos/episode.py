@@ -352,9 +352,23 @@ class Episode(Running):
 
     def _end(self, source: str) -> int:
         """The offset of a source's next record. The end of a transaction takes an offset, too."""
-        with closing(
-            Consumer({"bootstrap.servers": self.bootstrap, "group.id": "tests"})
-        ) as consumer:
+        # A transaction can end for its producer before its end is in the topic.
+        assert wait_until(lambda: self._end_for("read_committed", source) == self._last(source)), (
+            f"a transaction of {source} has not ended"
+        )
+        return self._last(source)
+
+    def _last(self, source: str) -> int:
+        return self._end_for("read_uncommitted", source)
+
+    def _end_for(self, isolation: str, source: str) -> int:
+        """The offset after the last record that a consumer with this isolation reads."""
+        config = {
+            "bootstrap.servers": self.bootstrap,
+            "group.id": "tests",
+            "isolation.level": isolation,
+        }
+        with closing(Consumer(config)) as consumer:
             _, end = watermark_offsets(consumer, TopicPartition(self.names(source), 0), 20)
             return end
 
