@@ -491,7 +491,8 @@ def compacted(episode: Episode) -> str:
     """
     episode.run()
     topics = plan(episode.pipeline).job.topics
-    source = next((name for name in ("t", "u") if episode.names(name) in topics), None)
+    sources = [name for name in ("t", "u") if name not in episode.have_transactions]
+    source = next((name for name in sources if episode.names(name) in topics), None)
     if source is None or episode.is_timed or episode.boundaries_lost:
         return finish(episode)
     episode.send_some(8, only=source)

@@ -97,6 +97,9 @@ class Episode(Running):
         records otherwise."""
         self.is_output_known = True
         """Whether later outputs follow from all records, as those of the model do."""
+        self.have_transactions: set[str] = set()
+        """The sources with transactions, whose ends have the time of the broker's clock. Segments
+        are divided by the times of records, which are earlier, so they are not compacted."""
         self._hosts: tuple[Host, Host] | None = None
         self.closing = ExitStack()
         self.set_workers(self.chance.choice((1, 2, 3)))
@@ -269,6 +272,7 @@ class Episode(Running):
             )
         producer.flush(30)
         producer.abort_transaction(30)
+        self.have_transactions.add(source)
         self._offsets[source] = self._end(source)
 
     def add_partition(self, source: str) -> int:
@@ -333,6 +337,8 @@ class Episode(Running):
             for message in self.messages(self.names(source)):
                 offset = message.offset()
                 assert offset is not None
+                if REDRIVEN in dict(message.headers() or []):
+                    self.have_transactions.add(source)
                 # The broker may report an aborted transaction's records after those that follow.
                 if REDRIVEN in dict(message.headers() or []) and offset >= self._offsets[source]:
                     record = {
@@ -346,9 +352,23 @@ class Episode(Running):
 
     def _end(self, source: str) -> int:
         """The offset of a source's next record. The end of a transaction takes an offset, too."""
-        with closing(
-            Consumer({"bootstrap.servers": self.bootstrap, "group.id": "tests"})
-        ) as consumer:
+        # A transaction can end for its producer before its end is in the topic.
+        assert wait_until(lambda: self._end_for("read_committed", source) == self._last(source)), (
+            f"a transaction of {source} has not ended"
+        )
+        return self._last(source)
+
+    def _last(self, source: str) -> int:
+        return self._end_for("read_uncommitted", source)
+
+    def _end_for(self, isolation: str, source: str) -> int:
+        """The offset after the last record that a consumer with this isolation reads."""
+        config = {
+            "bootstrap.servers": self.bootstrap,
+            "group.id": "tests",
+            "isolation.level": isolation,
+        }
+        with closing(Consumer(config)) as consumer:
             _, end = watermark_offsets(consumer, TopicPartition(self.names(source), 0), 20)
             return end
 
