@@ -23,12 +23,14 @@
 | SLUICE_USER | none | Airflow user that sluice query logs in as, instead of a token |
 | SLUICE_PASSWORD | none | password of the user in SLUICE_USER |
 | SLUICE_REGISTRY | {} | settings of the schema registry's client, as JSON: url and others |
+| SLUICE_KAFKA_NAME | none | librdkafka settings of connection NAME, in capital letters, as JSON |
 | SLUICE_CONNECTION_NAME | none | URL of the database of connection NAME, in capital letters |
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -46,6 +48,8 @@ LEAST_MEMORY_MB, MEMORY_MB = 1_200, 1_500
 """The least memory that a run may be given, and the memory that it is given by default."""
 _CONNECTION = "SLUICE_CONNECTION_"
 """Prefix of the variables with the URLs of databases."""
+_KAFKA = "SLUICE_KAFKA_"
+"""Prefix of the variables with the settings of further Kafka clusters."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,9 @@ class Settings:
     """Environment variable → the URL of a database whose tables pipelines write, or in which they
     look up records."""
 
+    kafka_connections: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    """Environment variable → the librdkafka settings of a cluster of single pipelines."""
+
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
         """Parse `environ`. Raises SettingsError with the variable's name and the problem."""
@@ -113,7 +120,23 @@ class Settings:
             password=environ.get("SLUICE_PASSWORD") or "",
             registry=_strings(environ, "SLUICE_REGISTRY", {}),
             connections=connections,
+            kafka_connections=_kafka_connections(environ),
         )
+
+    def kafka_of(self, connection: str) -> dict[str, str]:
+        """Return the librdkafka settings of a connection; without a name, those of all pipelines.
+
+        Raise SettingsError if the environment has no such connection.
+        """
+        if not connection:
+            return self.kafka
+        variable = kafka_variable(connection)
+        if variable not in self.kafka_connections:
+            raise SettingsError(
+                f"There is no Kafka connection {connection!r}.",
+                next_step=f"""Set {variable}='{{"bootstrap.servers": "HOST:PORT"}}'.""",
+            )
+        return dict(self.kafka_connections[variable])
 
     @cached_property
     def secrets(self) -> tuple[str, ...]:
@@ -121,9 +144,24 @@ class Settings:
         secrets = {self.server_token, self.token, self.password}
         for mapping in (self.kafka, self.spark_conf, self.connections, self.registry):
             secrets.update(masking.secrets_of_settings(mapping))
+        for kafka in self.kafka_connections.values():
+            secrets.update(masking.secrets_of_settings(kafka))
         for url in (self.ledger, self.shards, self.url):
             secrets.update(masking.secrets_of_url(url))
         return tuple(sorted(secrets - {""}, key=len, reverse=True))
+
+
+def kafka_variable(connection: str) -> str:
+    """Return the environment variable with the librdkafka settings of a connection."""
+    return _KAFKA + re.sub("[^A-Z0-9]", "_", connection.upper())
+
+
+def _kafka_connections(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    connections: dict[str, dict[str, str]] = {}
+    for name in environ:
+        if name.startswith(_KAFKA) and environ[name]:
+            connections[name] = _strings(environ, name, {})
+    return connections
 
 
 def sqlite_url(path: Path) -> str:

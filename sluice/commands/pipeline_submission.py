@@ -12,6 +12,7 @@ from sluice.settings import settings
 from sluice.support.startup import importing
 
 if TYPE_CHECKING:
+    from sluice.settings import Settings
     from sluice.topology.pipeline import Pipeline
 
 
@@ -31,20 +32,21 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
 
         definition = load(pipeline)
         run_with = run_options(settings().pipelines, definition.file, pipeline)
+        own = run_with.with_connections(run_with.applied_to(settings()))
         if not options:
             require_running(settings(), pipeline)
     with errors_as_messages():
         started_at = now()
         try:
             with submission(
-                replace(run_with.applied_to(settings()), linger_ms=linger_ms),
-                settings().kafka,
+                replace(own, linger_ms=linger_ms),
+                own.kafka,
                 master,
                 [*options, pipeline],
                 delta=definition.needs_delta,
             ) as submitted:
                 with note_failure(settings(), pipeline):
-                    require_brokers(settings().kafka)
+                    require_brokers(own.kafka)
                 status = submitted.run()
                 detail = f"The driver ended with status {status} and without an error message."
         except Interrupted as interrupted:
@@ -59,6 +61,16 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
         if status and not options:
             note_killed(settings(), pipeline, "", started_at, EngineError(detail))
     raise typer.Exit(status)
+
+
+def settings_of(pipeline: str, file: str = "") -> Settings:
+    """Return the settings with which commands work on a pipeline, with its own connections.
+
+    `file` is its file in the newest run, which may be gone.
+    """
+    from sluice.topology.loading import pipeline_connections
+
+    return pipeline_connections.settings_of(settings(), pipeline, file)
 
 
 def load(name: str) -> Pipeline:

@@ -403,3 +403,27 @@ def test_a_pipeline_that_exceeds_a_limit_is_broken_and_no_other(two_teams: Path)
     assert "broken" in dags["orders"].tags
     assert "the memory 4g, but at most 2g is allowed" in (dags["orders"].doc_md or "")
     assert "pipeline" in dags["audit"].tags
+
+
+def test_a_pipeline_with_connections_of_its_own_is_watched_and_run_with_them(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sluice.toml").write_text(
+        '[pipelines.orders]\nkafka_connection = "shop_kafka"\n'
+        'executor_config = {"pod_template_file" = "/shop/pod.yaml"}\n'
+    )
+    (tmp_path / "orders.py").write_text(
+        "from msgspec import Struct\nfrom sluice import Pipeline\n"
+        "class Sale(Struct):\n    shop: str\n"
+        'pipeline = Pipeline("orders")\n'
+        'pipeline.stream("sales", value=Sale).group_by("shop").count(store="n")\n'
+    )
+    dag = pipeline_dags(tmp_path)["orders"]
+    task = dag.get_task("main")
+    assert task.kafka_conn_id == "shop_kafka"
+    assert task.executor_config == {"pod_template_file": "/shop/pod.yaml"}
+    schedule = dag.schedule
+    assert isinstance(schedule, list)
+    (watcher,) = schedule[0].watchers
+    assert isinstance(watcher.trigger, KafkaEndOffsetTrigger)
+    assert watcher.trigger.serialize()[1]["kafka_config_id"] == "shop_kafka"
