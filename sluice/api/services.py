@@ -68,7 +68,7 @@ class Services:
         return self.kafka(self.connections.of(pipeline))
 
     async def lags(self, positions: Mapping[str, Offsets]) -> tuple[dict[str, Lag], dict[str, str]]:
-        """Return each pipeline's lag, and why the other pipelines' lags are unknown.
+        """Return each pipeline's lag, and connection → why its pipelines' lags are unknown.
 
         `positions` has all topics that a pipeline reads. One request to each cluster is enough for
         all of its pipelines.
@@ -87,7 +87,7 @@ class Services:
             lag = await self._lags.get((connection, *topics), read_topics)
             for pipeline, read in of_cluster.items():
                 if isinstance(lag, SluiceError):
-                    errors[pipeline] = lag.detail
+                    errors[connection] = lag.detail
                 else:
                     lags[pipeline] = lag.of_pipeline(read, read)
         return lags, errors

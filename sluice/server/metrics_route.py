@@ -84,7 +84,7 @@ class MetricsApp:
                 figures,
                 name,
                 lag,
-                lag_error=errors.get(name, ""),
+                lag_error=errors.get(self._services.connections.of(name), ""),
                 held_since=held_since,
                 sizes=sizes,
                 oldest_unread=oldest_unread,

@@ -61,7 +61,7 @@ async def show_overview(request: Request, query: OverviewQuery) -> Response:
     overviews: list[answers.Overview] = []
     for name in names:
         dag = dags.get(name, _NO_DAG)
-        error = errors.get(name, "")
+        error = errors.get(access.services.connections.of(name), "")
         overviews.append(await _overview(access, name, figures, dag, lags.get(name), error))
     order = list(PipelineHealth)
     overviews.sort(key=lambda overview: order.index(overview.health))

@@ -128,5 +128,5 @@ def test_the_lag_of_each_pipeline_comes_from_its_own_cluster(
     positions = {name: {"sales": {0: 4}} for name in ("audit", "orders", "stock")}
     lags, errors = asyncio.run(serving.lags(positions))
     assert {name: lag.unread for name, lag in lags.items()} == {"audit": 6, "orders": 16}
-    assert errors == {"stock": "The broker of stock does not answer."}
+    assert errors == {"stock-kafka": "The broker of stock does not answer."}
     assert serving.kafka_of("orders")["bootstrap.servers"] == "shop:1"
