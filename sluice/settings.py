@@ -17,6 +17,7 @@
 | SLUICE_POOL | default_pool | Airflow pool of the pipelines' tasks |
 | SLUICE_SERVER_TOKEN | none | token that callers send to state servers; at least 16 characters |
 | SLUICE_SERVER_TOKEN_FILE | none | file with this token, in place of SLUICE_SERVER_TOKEN |
+| SLUICE_SERVER_TOKEN_ALSO | none | another token that state servers accept, to replace one |
 | SLUICE_SERVER_CA | the system's certificates | file of CA certificates to verify state servers |
 | SLUICE_URL | http://127.0.0.1:8080 | address of Airflow or of a state server, for sluice query |
 | SLUICE_TOKEN | none | token that sluice query sends |
@@ -74,6 +75,7 @@ class Settings:
     pool: str = "default_pool"
     server_token: str = field(default="", repr=False)
     server_token_file: Path | None = None
+    server_token_also: str = field(default="", repr=False)
     server_ca: Path | None = None
     url: str = field(default="http://127.0.0.1:8080", repr=False)
     token: str = field(default="", repr=False)
@@ -113,6 +115,9 @@ class Settings:
             pool=environ.get("SLUICE_POOL") or "default_pool",
             server_token=_token(environ),
             server_token_file=_path(environ, "SLUICE_SERVER_TOKEN_FILE"),
+            server_token_also=_valid_token(
+                "SLUICE_SERVER_TOKEN_ALSO", environ.get("SLUICE_SERVER_TOKEN_ALSO", "")
+            ),
             server_ca=_path(environ, "SLUICE_SERVER_CA"),
             url=environ.get("SLUICE_URL") or "http://127.0.0.1:8080",
             token=environ.get("SLUICE_TOKEN") or "",
@@ -141,7 +146,7 @@ class Settings:
     @cached_property
     def secrets(self) -> tuple[str, ...]:
         """Passwords, keys and tokens, which must never appear in a log or an error."""
-        secrets = {self.server_token, self.token, self.password}
+        secrets = {self.server_token, self.server_token_also, self.token, self.password}
         for mapping in (self.kafka, self.spark_conf, self.connections, self.registry):
             secrets.update(masking.secrets_of_settings(mapping))
         for kafka in self.kafka_connections.values():
@@ -191,6 +196,10 @@ def _token(environ: Mapping[str, str]) -> str:
                 f"The file {file} in {name} cannot be read.",
                 next_step="Write the token into a text file that this user may read.",
             ) from None
+    return _valid_token(name, token)
+
+
+def _valid_token(name: str, token: str) -> str:
     # The token is sent in a header, whose text must be ASCII.
     is_ascii = token.isascii() and token.isprintable()
     if token and (len(token) < _TOKEN_LENGTH or not is_ascii):
