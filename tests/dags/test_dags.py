@@ -420,6 +420,7 @@ def test_a_pipeline_with_connections_of_its_own_is_watched_and_run_with_them(
     )
     dag = pipeline_dags(tmp_path)["orders"]
     task = dag.get_task("main")
+    assert isinstance(task, SluiceOperator)
     assert task.kafka_conn_id == "shop_kafka"
     assert task.executor_config == {"pod_template_file": "/shop/pod.yaml"}
     schedule = dag.schedule
