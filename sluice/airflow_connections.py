@@ -93,16 +93,17 @@ def _with_function_named(config: Mapping[str, Any]) -> dict[str, Any]:
     return dict(config)
 
 
-def kafka_or_settings() -> dict[str, str]:
-    """Return the settings of Airflow's Kafka connection, or else the settings in SLUICE_KAFKA.
+def kafka_or_settings(connection: str = "") -> dict[str, str]:
+    """Return the settings of a Kafka connection of Airflow, or else those in the environment.
 
-    Raises SettingsError if there is a connection, but it cannot be used.
+    Without a name, these are the connection `kafka_default` and SLUICE_KAFKA. Raises SettingsError
+    if there is a connection, but it cannot be used.
     """
     try:
-        BaseHook.get_connection(KAFKA)
+        BaseHook.get_connection(connection or KAFKA)
     except AirflowNotFoundException:
-        return settings().kafka
-    return kafka_config()
+        return settings().kafka_of(connection)
+    return kafka_config(connection or KAFKA)
 
 
 def registry_or_settings(connection: str = REGISTRY) -> dict[str, str]:

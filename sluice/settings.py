@@ -18,18 +18,21 @@
 | SLUICE_POOL | default_pool | Airflow pool of the pipelines' tasks |
 | SLUICE_SERVER_TOKEN | none | token that callers send to state servers; at least 16 characters |
 | SLUICE_SERVER_TOKEN_FILE | none | file with this token, in place of SLUICE_SERVER_TOKEN |
+| SLUICE_SERVER_TOKEN_ALSO | none | another token that state servers accept, to replace one |
 | SLUICE_SERVER_CA | the system's certificates | file of CA certificates to verify state servers |
 | SLUICE_URL | http://127.0.0.1:8080 | address of Airflow or of a state server, for sluice query |
 | SLUICE_TOKEN | none | token that sluice query sends |
 | SLUICE_USER | none | Airflow user that sluice query logs in as, instead of a token |
 | SLUICE_PASSWORD | none | password of the user in SLUICE_USER |
 | SLUICE_REGISTRY | {} | settings of the schema registry's client, as JSON: url and others |
+| SLUICE_KAFKA_NAME | none | librdkafka settings of connection NAME, in capital letters, as JSON |
 | SLUICE_CONNECTION_NAME | none | URL of the database of connection NAME, in capital letters |
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -49,6 +52,8 @@ OFF, USE_WARM, START_WARM = "off", "use", "start"
 """The values of SLUICE_WARM: whether a run uses a warm driver, and starts it if there is none."""
 _CONNECTION = "SLUICE_CONNECTION_"
 """Prefix of the variables with the URLs of databases."""
+_KAFKA = "SLUICE_KAFKA_"
+"""Prefix of the variables with the settings of further Kafka clusters."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ class Settings:
     pool: str = "default_pool"
     server_token: str = field(default="", repr=False)
     server_token_file: Path | None = None
+    server_token_also: str = field(default="", repr=False)
     server_ca: Path | None = None
     url: str = field(default="http://127.0.0.1:8080", repr=False)
     token: str = field(default="", repr=False)
@@ -85,6 +91,9 @@ class Settings:
     connections: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variable → the URL of a database whose tables pipelines write, or in which they
     look up records."""
+
+    kafka_connections: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    """Environment variable → the librdkafka settings of a cluster of single pipelines."""
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
@@ -112,6 +121,9 @@ class Settings:
             pool=environ.get("SLUICE_POOL") or "default_pool",
             server_token=_token(environ),
             server_token_file=_path(environ, "SLUICE_SERVER_TOKEN_FILE"),
+            server_token_also=_valid_token(
+                "SLUICE_SERVER_TOKEN_ALSO", environ.get("SLUICE_SERVER_TOKEN_ALSO", "")
+            ),
             server_ca=_path(environ, "SLUICE_SERVER_CA"),
             url=environ.get("SLUICE_URL") or "http://127.0.0.1:8080",
             token=environ.get("SLUICE_TOKEN") or "",
@@ -119,17 +131,48 @@ class Settings:
             password=environ.get("SLUICE_PASSWORD") or "",
             registry=_strings(environ, "SLUICE_REGISTRY", {}),
             connections=connections,
+            kafka_connections=_kafka_connections(environ),
         )
+
+    def kafka_of(self, connection: str) -> dict[str, str]:
+        """Return the librdkafka settings of a connection; without a name, those of all pipelines.
+
+        Raise SettingsError if the environment has no such connection.
+        """
+        if not connection:
+            return self.kafka
+        variable = kafka_variable(connection)
+        if variable not in self.kafka_connections:
+            raise SettingsError(
+                f"There is no Kafka connection {connection!r}.",
+                next_step=f"""Set {variable}='{{"bootstrap.servers": "HOST:PORT"}}'.""",
+            )
+        return dict(self.kafka_connections[variable])
 
     @cached_property
     def secrets(self) -> tuple[str, ...]:
         """Passwords, keys and tokens, which must never appear in a log or an error."""
-        secrets = {self.server_token, self.token, self.password}
+        secrets = {self.server_token, self.server_token_also, self.token, self.password}
         for mapping in (self.kafka, self.spark_conf, self.connections, self.registry):
             secrets.update(masking.secrets_of_settings(mapping))
+        for kafka in self.kafka_connections.values():
+            secrets.update(masking.secrets_of_settings(kafka))
         for url in (self.ledger, self.shards, self.url):
             secrets.update(masking.secrets_of_url(url))
         return tuple(sorted(secrets - {""}, key=len, reverse=True))
+
+
+def kafka_variable(connection: str) -> str:
+    """Return the environment variable with the librdkafka settings of a connection."""
+    return _KAFKA + re.sub("[^A-Z0-9]", "_", connection.upper())
+
+
+def _kafka_connections(environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    connections: dict[str, dict[str, str]] = {}
+    for name in environ:
+        if name.startswith(_KAFKA) and environ[name]:
+            connections[name] = _strings(environ, name, {})
+    return connections
 
 
 def sqlite_url(path: Path) -> str:
@@ -159,6 +202,10 @@ def _token(environ: Mapping[str, str]) -> str:
                 f"The file {file} in {name} cannot be read.",
                 next_step="Write the token into a text file that this user may read.",
             ) from None
+    return _valid_token(name, token)
+
+
+def _valid_token(name: str, token: str) -> str:
     # The token is sent in a header, whose text must be ASCII.
     is_ascii = token.isascii() and token.isprintable()
     if token and (len(token) < _TOKEN_LENGTH or not is_ascii):

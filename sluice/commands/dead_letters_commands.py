@@ -10,8 +10,7 @@ import typer
 
 from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import Form, FormOption, err, errors_as_messages, out, print_rows
-from sluice.commands.pipeline_submission import load
-from sluice.settings import settings
+from sluice.commands.pipeline_submission import load, settings_of
 
 if TYPE_CHECKING:
     from sluice.kafka.dead_letter_topic import DeadLetter, RedriveMarker
@@ -44,7 +43,9 @@ def list_dead_letters(
 
     with errors_as_messages():
         chosen = DeadLetterFilter(reason, _time(since), partition)
-        matches = find_dead_letters(settings().kafka, pipeline, chosen, limit, sys.maxsize)
+        matches = find_dead_letters(
+            settings_of(pipeline).kafka, pipeline, chosen, limit, sys.maxsize
+        )
         rows = [_row(letter, matches.marker(letter)) for letter in matches.letters]
         print_rows(rows, form)
         if not matches.complete:
@@ -73,7 +74,7 @@ def redrive(
     with errors_as_messages():
         topics = plan(load(pipeline)).job.topics
         chosen = DeadLetterFilter(reason, _time(since), partition)
-        outcome = redrive_chosen(settings().kafka, pipeline, topics, chosen, limit)
+        outcome = redrive_chosen(settings_of(pipeline).kafka, pipeline, topics, chosen, limit)
         out.print(f"{outcome.redriven:,} re-driven")
         for why, count in sorted(outcome.skipped.items()):
             out.print(f"{count:,} left: {why}", markup=False)

@@ -11,7 +11,7 @@ import typer
 
 from sluice.commands.command_arguments import LOCAL, FromTopics, Master, PipelineName
 from sluice.commands.console import errors_as_messages, out, show, wide
-from sluice.commands.pipeline_submission import load, submit
+from sluice.commands.pipeline_submission import load, settings_of, submit
 from sluice.errors import SettingsError, SluiceError, TopologyError
 from sluice.settings import settings
 from sluice.values.phrases import counted
@@ -378,7 +378,7 @@ def repartition(pipeline: PipelineName) -> None:
     from sluice.plan import plan
 
     with errors_as_messages(), out.status("moving rows") as status:
-        outcome = spread(plan(load(pipeline)).job, settings(), status.update)
+        outcome = spread(plan(load(pipeline)).job, settings_of(pipeline), status.update)
         status.stop()
         workers = counted(outcome.workers, "worker")
         generation = f"generation {outcome.generation}"

@@ -12,6 +12,7 @@ from sluice.settings import settings
 from sluice.support.startup import importing
 
 if TYPE_CHECKING:
+    from sluice.settings import Settings
     from sluice.topology.pipeline import Pipeline
 
 
@@ -32,18 +33,21 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
 
         definition = load(pipeline)
         run_with = run_options(settings().pipelines, definition.file, pipeline)
+        own = run_with.with_connections(run_with.applied_to(settings()))
         if not options:
             require_running(settings(), pipeline)
     with errors_as_messages():
         started_at = now()
-        configuration = replace(run_with.applied_to(settings()), linger_ms=linger_ms)
-        kafka, arguments, delta = settings().kafka, [*options, pipeline], definition.needs_delta
+        configuration = replace(own, linger_ms=linger_ms)
+        arguments, delta = [*options, pipeline], definition.needs_delta
         try:
-            status = run_warm(configuration, kafka, master, arguments, delta=delta)
+            status = run_warm(configuration, own.kafka, master, arguments, delta=delta)
             if status is None:
-                with submission(configuration, kafka, master, arguments, delta=delta) as submitted:
+                with submission(
+                    configuration, own.kafka, master, arguments, delta=delta
+                ) as submitted:
                     with note_failure(settings(), pipeline):
-                        require_brokers(kafka)
+                        require_brokers(own.kafka)
                     status = submitted.run()
             detail = f"The driver ended with status {status} and without an error message."
         except Interrupted as interrupted:
@@ -58,6 +62,16 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
         if status and not options:
             note_killed(settings(), pipeline, "", started_at, EngineError(detail))
     raise typer.Exit(status)
+
+
+def settings_of(pipeline: str, file: str = "") -> Settings:
+    """Return the settings with which commands work on a pipeline, with its own connections.
+
+    `file` is its file in the newest run, which may be gone.
+    """
+    from sluice.topology.loading import pipeline_connections
+
+    return pipeline_connections.settings_of(settings(), pipeline, file)
 
 
 def load(name: str) -> Pipeline:

@@ -9,7 +9,7 @@ import typer
 
 from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out
-from sluice.commands.pipeline_submission import load
+from sluice.commands.pipeline_submission import load, settings_of
 from sluice.settings import settings
 from sluice.values.phrases import counted
 
@@ -44,14 +44,14 @@ def recover(
     with errors_as_messages():
         job = plan(load(pipeline)).job
         if anew:
-            shards = recovery.forget(job, settings(), dry_run=dry_run)
+            shards = recovery.forget(job, settings_of(pipeline), dry_run=dry_run)
             _print_anew(pipeline, shards, is_done=not dry_run)
             return
         if dry_run:
             with Ledger.open(settings().ledger) as ledger:
-                outcome = recovery.find_recovery(ledger, job, settings())
+                outcome = recovery.find_recovery(ledger, job, settings_of(pipeline))
         else:
-            outcome = recovery.recover(job, settings())
+            outcome = recovery.recover(job, settings_of(pipeline))
         if outcome is None:
             out.print(
                 f"{pipeline}: the ledger is up to date; there is nothing to recover", soft_wrap=True

@@ -8,6 +8,7 @@ import typer
 
 from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out
+from sluice.commands.pipeline_submission import settings_of
 from sluice.settings import settings
 
 
@@ -37,13 +38,14 @@ def remove(
                     f"{file} still defines {pipeline}, so Airflow would run it again.",
                     next_step="Remove the file first.",
                 )
+        with Ledger.open(settings().ledger) as ledger:
+            current = ledger.generations.current(pipeline)
+        own = settings_of(pipeline, "" if current is None else current.file)
         if yes:
-            removal = remove(settings(), pipeline, keep_dead_letters=keep_dead_letters)
+            removal = remove(own, pipeline, keep_dead_letters=keep_dead_letters)
         else:
             with Ledger.open(settings().ledger) as ledger:
-                removal = find_removal(
-                    ledger, settings(), pipeline, keep_dead_letters=keep_dead_letters
-                )
+                removal = find_removal(ledger, own, pipeline, keep_dead_letters=keep_dead_letters)
         for line in removal.lines():
             out.print(line, markup=False, soft_wrap=True)
         last = "Airflow keeps its own history of the DAG: airflow dags delete " + pipeline

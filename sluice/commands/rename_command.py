@@ -8,6 +8,7 @@ import typer
 
 from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out
+from sluice.commands.pipeline_submission import settings_of
 from sluice.errors import QueryError
 from sluice.settings import settings
 
@@ -77,8 +78,12 @@ def _rename_pipeline(pipeline: str, new: str, *, yes: bool, undo: bool) -> None:
     from sluice.state.ledger.ledger import Ledger
     from sluice.topology.pipeline import is_free_name
 
+    own = settings_of(pipeline)
+    if own.kafka == settings().kafka:
+        # The file may have the new name already.
+        own = settings_of(new)
     if undo:
-        go_back(settings(), pipeline, new)
+        go_back(own, pipeline, new)
         out.print(f"{pipeline} keeps its name. The copies were removed.", markup=False)
         return
     if not is_free_name(new):
@@ -86,10 +91,10 @@ def _rename_pipeline(pipeline: str, new: str, *, yes: bool, undo: bool) -> None:
             f"{new!r} is not a valid pipeline name.", next_step="Use letters, digits, '_', '-'."
         )
     if yes:
-        renaming = rename(settings(), pipeline, new)
+        renaming = rename(own, pipeline, new)
     else:
         with Ledger.open(settings().ledger) as ledger:
-            renaming = find_renaming(ledger, settings(), pipeline, new)
+            renaming = find_renaming(ledger, own, pipeline, new)
     for line in renaming.lines():
         out.print(line, markup=False, soft_wrap=True)
     out.print("" if yes else "Afterwards:", markup=False)
@@ -106,7 +111,7 @@ def _rename_parts(pipeline: str, names: dict[tuple[Kind, str], str], *, yes: boo
     from sluice.plan import plan
 
     job = plan(load(pipeline)).job
-    for line in rename_parts(job, settings(), names, only_look=not yes):
+    for line in rename_parts(job, settings_of(pipeline), names, only_look=not yes):
         out.print(line, markup=False, soft_wrap=True)
     if not yes:
         out.print("Nothing was changed. To rename: add --yes.", markup=False, soft_wrap=True)

@@ -182,8 +182,8 @@ class Inputs:
 
     lags: dict[str, Lag] = field(default_factory=dict)
     """Pipeline → its lag."""
-    error: str = ""
-    """Why the lags are unknown."""
+    errors: dict[str, str] = field(default_factory=dict)
+    """Pipeline → why its lag is unknown."""
     held: dict[str, datetime] = field(default_factory=dict)
     """Pipeline → the timestamp of the oldest record that a hanging transaction holds back.
 
@@ -200,22 +200,28 @@ class Inputs:
 
         Pipelines that have never run are included.
         """
-        from sluice.errors import BrokersUnreachable
+        from sluice.errors import BrokersUnreachable, SettingsError
         from sluice.kafka.brokers import broker_errors, require_brokers
+        from sluice.topology.loading.pipeline_connections import KafkaConnections
 
-        inputs, kafka, positions = cls(), settings().kafka, figures.positions
+        inputs, positions = cls(), figures.positions
         for pipeline in pipelines:
             if pipeline.name not in positions:
                 inputs.awaited[pipeline.name] = _awaited_topics(pipeline)
         for name, topics in inputs.awaited.items():
             positions[name] = {topic: {} for topic in topics}
-        try:
-            if positions:
+        connections = KafkaConnections(lambda: settings().pipelines)
+        clusters: dict[str, dict[str, Offsets]] = {}
+        for name, read in positions.items():
+            clusters.setdefault(connections.of(name), {})[name] = read
+        for connection, of_cluster in clusters.items():
+            try:
+                kafka = settings().kafka_of(connection)
                 require_brokers(kafka, _KAFKA_SECONDS)
                 with broker_errors(kafka):
-                    inputs._look(kafka, positions)
-        except BrokersUnreachable as error:
-            inputs.error = error.detail
+                    inputs._look(kafka, of_cluster)
+            except (BrokersUnreachable, SettingsError) as error:
+                inputs.errors |= dict.fromkeys(of_cluster, error.detail)
         return inputs
 
     def failures_of(self, figures: LedgerFigures, pipeline: str) -> list[Failure]:
@@ -223,7 +229,7 @@ class Inputs:
         from sluice.observe.health import failures_of
 
         lag, held_since = self.lags.get(pipeline), self.held.get(pipeline)
-        return failures_of(figures, pipeline, lag, self.error, held_since)
+        return failures_of(figures, pipeline, lag, self.errors.get(pipeline, ""), held_since)
 
     def not_ready(self, kinds: Mapping[str, set[FailureKind]]) -> dict[str, list[str]]:
         """Return the pipelines that have never run and could not run now, by the reason.
@@ -235,7 +241,7 @@ class Inputs:
         names_by_reason: dict[str, list[str]] = {}
         for name, topics in sorted(self.awaited.items()):
             lag = self.lags.get(name)
-            why = self.error if lag is None else awaited_input(lag.missing(topics))
+            why = self.errors.get(name, "") if lag is None else awaited_input(lag.missing(topics))
             if why and not kinds.get(name):
                 names_by_reason.setdefault(why, []).append(name)
         return names_by_reason

@@ -9,7 +9,7 @@ import typer
 
 from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out, printable
-from sluice.commands.pipeline_submission import load
+from sluice.commands.pipeline_submission import load, settings_of
 from sluice.errors import SettingsError
 from sluice.settings import settings
 from sluice.values.phrases import counted
@@ -52,7 +52,7 @@ def create(
             if not is_pattern(name):
                 topics.append(Topic(name, partitions, replication))
         topics.append(Topic(definition.dead_letters, 1, replication))
-        created = create_topics(settings().kafka, topics)
+        created = create_topics(settings_of(pipeline).kafka, topics)
         for topic in topics:
             outcome = "created" if topic.name in created else "exists "
             out.print(f"{outcome} {topic.name}", markup=False)
@@ -87,8 +87,9 @@ def accept(
 
     with errors_as_messages():
         job = plan(load(pipeline)).job
-        require_brokers(settings().kafka)
-        accepted = accept_topics(job, settings(), restored=restored, may_repeat=may_repeat)
+        own = settings_of(pipeline)
+        require_brokers(own.kafka)
+        accepted = accept_topics(job, own, restored=restored, may_repeat=may_repeat)
         for topic in accepted:
             out.print(f"accepted {topic}", markup=False)
         if not accepted:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -53,7 +53,7 @@ from sluice.state.ledger.renames import Kind
 from sluice.state.model import GenerationInfo, GenerationRef, StoreInfo
 from sluice.state.remote.copying import ShardCopy
 from sluice.state.remote.opening import drop_shard, open_shard
-from sluice.state.shard.addresses import is_file, location, shown
+from sluice.state.shard.addresses import is_file, is_remote, location, shown
 from sluice.values.phrases import counted, joined
 
 log = structlog.get_logger()
@@ -223,7 +223,11 @@ def undo(settings: Settings, old: str, new: str) -> None:
             for info in ledger.generations.all(old):
                 for worker in info.workers:
                     ref = GenerationRef(new, info.generation)
-                    drop_shard(new_address(ledger, settings, info.ref, ref, worker.number))
+                    address = new_address(ledger, settings, info.ref, ref, worker.number)
+                    # A state server that was restarted no longer expects the copy, which it keeps
+                    # sealed until another copy takes its place.
+                    with suppress(*((Refused,) if is_remote(address) else ())):
+                        drop_shard(address)
             delete_topics(settings.kafka, own_topics(new))
             ledger.renames.forget(old)
 

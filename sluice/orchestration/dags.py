@@ -15,6 +15,7 @@ import structlog
 from airflow.configuration import conf
 from airflow.sdk import DAG, Asset, AssetWatcher, Param, get_parsing_context
 
+from sluice.airflow_connections import KAFKA
 from sluice.airflow_releases import NO_BACKFILLS, AirflowFailException, cron_timetable
 from sluice.errors import SluiceError
 from sluice.orchestration.alerts import deadline_alert
@@ -97,7 +98,12 @@ def pipeline_dags(folder: Path, alerts: Alerts = NO_ALERTS) -> dict[str, DAG]:
         warnings = [str(topic) for topic in shared if facts.name in (*topic.pipelines, topic.owner)]
         dags[facts.name] = _dag(facts, options, alerts, warnings)
         if facts.deadline_ms is not None:
-            watched[facts.name] = OverdueTrigger(facts.name, [*facts.topics], facts.deadline_ms)
+            watched[facts.name] = OverdueTrigger(
+                facts.name,
+                [*facts.topics],
+                facts.deadline_ms,
+                kafka_config_id=options.kafka_connection or KAFKA,
+            )
     if watched:
         task_defaults = pipeline_task_defaults() | {"on_failure_callback": alerts.on_failure}
         dags[NAME] = deadlines_dag(watched, alerts.on_overdue, task_defaults)
@@ -187,7 +193,7 @@ def _dag(facts: DagFacts, options: RunOptions, alerts: Alerts, warnings: Sequenc
     documented = "".join(f"**Warning:** {warning}\n\n" for warning in warnings)
     dag = DAG(
         facts.name,
-        schedule=_schedule(facts),
+        schedule=_schedule(facts, options),
         # A run reads what is unread, whatever its date. So runs for past dates would read nothing.
         catchup=False,
         **NO_BACKFILLS,
@@ -207,7 +213,7 @@ def _dag(facts: DagFacts, options: RunOptions, alerts: Alerts, warnings: Sequenc
         dag=dag, task_id="main", pipeline=facts.name, pool=options.pool or settings().pool,
         options=options, outlets=[*[Asset(name) for name in facts.assets], *of_windows],
         databases=[*facts.databases], delta=facts.needs_delta,
-        continuous=facts.schedule == CONTINUOUS,
+        continuous=facts.schedule == CONTINUOUS, executor_config=options.executor_config or None,
         # A run reads the events of the runs before it.
         announced=facts.announced, inlets=of_windows,
     )  # fmt: skip
@@ -245,10 +251,15 @@ def _parameters() -> dict[str, Param]:
     return parameters
 
 
-def _schedule(facts: DagFacts) -> Any:
+def _schedule(facts: DagFacts, options: RunOptions) -> Any:
     if facts.schedule == ON_RECORDS:
         seconds = facts.min_interval_ms / 1_000
-        trigger = KafkaEndOffsetTrigger(facts.name, [*facts.topics], min_interval_seconds=seconds)
+        trigger = KafkaEndOffsetTrigger(
+            facts.name,
+            [*facts.topics],
+            kafka_config_id=options.kafka_connection or KAFKA,
+            min_interval_seconds=seconds,
+        )
         name = f"{facts.name}.records"
         return [Asset(name, watchers=[AssetWatcher(name, trigger)])]
     if facts.schedule == CONTINUOUS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +19,7 @@ from sluice.operations.state_growth import note_size
 from sluice.orchestration.retries import maintenance_task_defaults
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
+from sluice.topology.loading.pipeline_connections import KafkaConnections
 
 log = structlog.get_logger(__name__)
 
@@ -61,16 +63,25 @@ def retain_all(params: dict[str, Any]) -> None:
 def _begin_offsets(ledger: Ledger) -> Offsets:
     """Return the oldest offsets of all pipelines' topics.
 
-    Empty if no broker answers, so that no history is merged.
+    Leave out the topics of a cluster that does not answer, so that no history of them is merged.
     """
-    topics = {topic for info in ledger.generations.all_current() for topic in info.topics}
-    try:
-        kafka = kafka_config(KAFKA)
-        with broker_errors(kafka):
-            return read_lag(silent_admin(kafka), topics, {}).begins if topics else {}
-    except (BrokersUnreachable, SettingsError) as error:
-        log.warning("history kept", why=error.detail)
-        return {}
+    connections = KafkaConnections(lambda: settings().pipelines)
+    topics_of: dict[str, set[str]] = {}
+    for info in ledger.generations.all_current():
+        connection = connections.of(info.pipeline) or KAFKA
+        topics_of.setdefault(connection, set()).update(info.topics)
+    begins: dict[str, dict[int, int]] = {}
+    # Two clusters may have a topic of the same name, with other offsets.
+    ambiguous: Counter[str] = Counter()
+    for connection, topics in topics_of.items():
+        ambiguous.update(topics)
+        try:
+            kafka = kafka_config(connection)
+            with broker_errors(kafka):
+                begins |= read_lag(silent_admin(kafka), topics, {}).begins
+        except (BrokersUnreachable, SettingsError) as error:
+            log.warning("history kept", connection=connection, why=error.detail)
+    return {topic: begin for topic, begin in begins.items() if ambiguous[topic] == 1}
 
 
 def retention_dag() -> DAG:

@@ -109,7 +109,7 @@ class SluiceOperator(SparkSubmitOperator):
         self,
         *,
         pipeline: str,
-        kafka_conn_id: str = KAFKA,
+        kafka_conn_id: str | None = None,
         databases: Sequence[str] = (),
         delta: bool = False,
         options: RunOptions = DEFAULTS,
@@ -126,7 +126,7 @@ class SluiceOperator(SparkSubmitOperator):
             conn_id=conn_id or options.spark_connection or SPARK,
             **policy | kwargs,
         )
-        self.kafka_conn_id = kafka_conn_id
+        self.kafka_conn_id = kafka_conn_id or options.kafka_connection or KAFKA
         self.databases = databases
         self.delta = delta
         self.options = options
@@ -158,7 +158,9 @@ class SluiceOperator(SparkSubmitOperator):
             if self._deploy_mode == "cluster":
                 raise deploy_mode_error("The operator sets deploy_mode to cluster")
             kafka = kafka_config(self.kafka_conn_id)
-            configuration = replace(configuration, registry=registry_or_settings())
+            configuration = replace(
+                configuration, registry=registry_or_settings(), shards=self._shards(configuration)
+            )
             urls = {
                 connection_variable(name): url for name, url in self._database_urls().items() if url
             }
@@ -266,6 +268,20 @@ class SluiceOperator(SparkSubmitOperator):
             if not run.is_finished:
                 raise AirflowException(UNFINISHED)
         return True
+
+    def _shards(self, configuration: Settings) -> str:
+        """Return the address for the pipeline's shards.
+
+        Raise SettingsError if neither Airflow nor the environment has its connection.
+        """
+        connection = self.options.shards_connection
+        if connection is None:
+            return configuration.shards
+        address = database_url(connection)
+        if address:
+            return address
+        alone = RunOptions(shards_connection=connection)
+        return alone.with_connections(configuration).shards
 
     def _database_urls(self) -> dict[str, str | None]:
         """Return each connection's database URL; None or empty if Airflow lacks the connection."""

@@ -42,35 +42,32 @@ class MetricsApp:
         self._configuration = configuration
         self._served = served
         self._latencies = latencies
-        self._services = Services(kafka=lambda: configuration.kafka)
+        self._services = Services(kafka=configuration.kafka_of)
         self._oldest_unread = OldestUnread(configuration.kafka)
         self._observer = Observer(ledger, configuration)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             figures = await read_ledger(lambda: LedgerFigures.read(self._ledger))
-            lags, lag_error = await self._lags(figures)
+            lags, errors = await self._services.lags(figures.positions)
             self._observer.observe()
             # The text is made in another thread, because the sizes of shards are read from files
             # and databases, which takes time.
-            text = await asyncio.to_thread(self._format_metrics, figures, lags, lag_error)
+            text = await asyncio.to_thread(self._format_metrics, figures, lags, errors)
             response = Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
         except SluiceError as error:
             response = problem_of(error)
         await response(scope, receive, send)
 
-    async def _lags(self, figures: LedgerFigures) -> tuple[dict[str, Lag], str]:
-        """Return pipeline → its lag; if the lags are unknown, no lags and the reason."""
-        try:
-            return await self._services.lag(figures.positions), ""
-        except BrokersUnreachable as error:
-            return {}, error.detail
-
     def _format_metrics(
-        self, figures: LedgerFigures, lags: Mapping[str, Lag], lag_error: str
+        self, figures: LedgerFigures, lags: Mapping[str, Lag], errors: Mapping[str, str]
     ) -> str:
         try:
-            oldest_unread = self._oldest_unread.of(lags.values())
+            # Records of other clusters are not read, because this client knows only one cluster.
+            of_cluster = [
+                lag for name, lag in lags.items() if not self._services.connections.of(name)
+            ]
+            oldest_unread = self._oldest_unread.of(of_cluster)
         except BrokersUnreachable:
             oldest_unread = {}
         sizes = shard_sizes(figures, self._location)
@@ -87,7 +84,7 @@ class MetricsApp:
                 figures,
                 name,
                 lag,
-                lag_error=lag_error,
+                lag_error=errors.get(self._services.connections.of(name), ""),
                 held_since=held_since,
                 sizes=sizes,
                 oldest_unread=oldest_unread,

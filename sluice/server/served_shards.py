@@ -18,7 +18,7 @@ from sluice.server.shared import ShardId
 from sluice.state.database import database_url
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
-from sluice.state.model import GenerationRef, WorkerInfo
+from sluice.state.model import GenerationInfo, GenerationRef, WorkerInfo
 from sluice.state.remote.server_identity import Card
 from sluice.state.shard.addresses import location
 from sluice.support.file_modes import make_file, make_folder
@@ -88,7 +88,7 @@ class ServedShards:
 
         Raise Refused if the ledger has no such worker.
         """
-        info = await read_ledger(lambda: self._ledger.generations.get(ref))
+        info = await read_ledger(lambda: self._expected(ref))
         if info is None or number >= len(info.workers):
             raise Refused(
                 f"The ledger has no worker {number} of generation {ref.generation} of "
@@ -96,6 +96,14 @@ class ServedShards:
             )
         self._arriving.add((ref, number))
         return location(self._base_url, ref, number)
+
+    def _expected(self, ref: GenerationRef) -> GenerationInfo | None:
+        """Return a generation of the ledger, also of a pipeline that is about to get this name."""
+        info = self._ledger.generations.get(ref)
+        if info is None:
+            source = self._ledger.renames.source_of(ref)
+            info = None if source is None else self._ledger.generations.get(source)
+        return info
 
     def served_location(self, worker: WorkerInfo) -> str | None:
         """Address of a worker's shard if this server serves it, else None."""

@@ -230,7 +230,10 @@ def make_app(
             "/v1": _WithState(custom_routes_app(configuration.pipelines), state, "/v1"),
         }
     measured = {prefix: latencies.of(prefix, app) for prefix, app in mounted.items()}
-    return TokenRequired(_Mounts(measured), configuration.server_token, shards.card)
+    tokens = [configuration.server_token]
+    if configuration.server_token_also:
+        tokens.append(configuration.server_token_also)
+    return TokenRequired(_Mounts(measured), tokens, shards.card)
 
 
 def further_processes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Sequence
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -42,14 +42,16 @@ class TokenRequired:
     """ASGI middleware that responds with 401 to every request without the servers' token.
 
     Only a challenge needs no token: its sender proves that it knows the token, and sends the token
-    only after the server has proved the same (`state.remote.server_identity`).
+    only after the server has proved the same (`state.remote.server_identity`). While a token is
+    replaced by another one, both are in `tokens`, and the server proves the one that the sender
+    knows.
     """
 
-    def __init__(self, app: ASGIApp, token: str, card: Card) -> None:
+    def __init__(self, app: ASGIApp, tokens: Sequence[str], card: Card) -> None:
         self._app = app
-        self._token = token
+        self._tokens = tokens
         self._card = card
-        self._expected = f"Bearer {token}".encode()
+        self._expected = [f"Bearer {token}".encode() for token in tokens]
         self._holder = TokenHolder()
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -66,19 +68,23 @@ class TokenRequired:
     def _has_token(self, authorization: bytes) -> bool:
         # The comparisons take equally long for every wrong token, so that their time tells nothing
         # about the token.
-        if hmac.compare_digest(authorization, self._expected):
+        if self._is_expected(authorization):
             return True
         scheme, _, credentials = authorization.partition(b" ")
         # Clients may write the scheme in capitals or in small letters.
-        return hmac.compare_digest(scheme.capitalize() + b" " + credentials, self._expected)
+        return self._is_expected(scheme.capitalize() + b" " + credentials)
+
+    def _is_expected(self, authorization: bytes) -> bool:
+        return any([hmac.compare_digest(authorization, each) for each in self._expected])
 
     async def _answer_without_token(
         self, authorization: bytes, scope: Scope, receive: Receive, send: Send
     ) -> None:
         scheme, _, credentials = authorization.partition(b" ")
-        number = self._challenge_number(scheme, credentials)
-        if number is not None:
-            content, proof = server_identity.proved_card(self._token, number, self._card)
+        challenge = self._challenge(scheme, credentials)
+        if challenge is not None:
+            token, number = challenge
+            content, proof = server_identity.proved_card(token, number, self._card)
             headers = {server_identity.PROOF: proof}
             await Response(content, headers=headers, media_type="application/json")(
                 scope, receive, send
@@ -92,14 +98,18 @@ class TokenRequired:
         refusal.headers["Connection"] = "close"
         await refusal(scope, receive, send)
 
-    def _challenge_number(self, scheme: bytes, credentials: bytes) -> str | None:
-        """Return the random number of a challenge whose sender knows the token.
+    def _challenge(self, scheme: bytes, credentials: bytes) -> tuple[str, str] | None:
+        """Return the token that the sender of a challenge knows, and its random number.
 
         Return None for any other request.
         """
         if scheme.lower() != server_identity.SCHEME.lower().encode():
             return None
-        return server_identity.challenge_number(self._token, credentials.decode("latin-1"))
+        for token in self._tokens:
+            number = server_identity.challenge_number(token, credentials.decode("latin-1"))
+            if number is not None:
+                return token, number
+        return None
 
     async def _same_holder(self) -> Principal:
         return self._holder

@@ -125,6 +125,11 @@ def advice(reason: str) -> str:
             "The server or its database is read-only. Use the address of the primary server, or "
             "switch default_transaction_read_only off."
         )
+    if "must be owner" in reason or "permission denied for schema" in reason:
+        return (
+            "Only the owner of the ledger's tables creates and migrates them: open the ledger once "
+            "with the owner's address in SLUICE_LEDGER, such as with sluice status."
+        )
     if "certificate" not in reason:
         return ""
     return (

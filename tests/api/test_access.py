@@ -30,6 +30,8 @@ NEEDS_KAFKA = "/sluice/v1/pipelines/orders/dead_letters"
 CHANGES = {
     "/sluice/v1/pipelines/orders/runs": {"action": "run"},
     "/sluice/v1/pipelines/orders/dead_letters/redrive": {"reason": "contract"},
+    "/sluice/v1/pipelines/orders/pause": {"reason": "new prices"},
+    "/sluice/v1/pipelines/orders/resume": {},
 }
 """The routes that change something, with the body that they take."""
 BESIDE_ROUTES = [

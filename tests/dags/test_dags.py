@@ -464,3 +464,28 @@ def test_the_form_refuses_a_mistyped_parameter(bag: DagBag, name: str, value: An
     with pytest.raises((ParamValidationError, ValueError)):
         params.update({name: value})
     assert params.get_param(name).description
+
+
+def test_a_pipeline_with_connections_of_its_own_is_watched_and_run_with_them(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sluice.toml").write_text(
+        '[pipelines.orders]\nkafka_connection = "shop_kafka"\n'
+        'executor_config = {"pod_template_file" = "/shop/pod.yaml"}\n'
+    )
+    (tmp_path / "orders.py").write_text(
+        "from msgspec import Struct\nfrom sluice import Pipeline\n"
+        "class Sale(Struct):\n    shop: str\n"
+        'pipeline = Pipeline("orders")\n'
+        'pipeline.stream("sales", value=Sale).group_by("shop").count(store="n")\n'
+    )
+    dag = pipeline_dags(tmp_path)["orders"]
+    task = dag.get_task("main")
+    assert isinstance(task, SluiceOperator)
+    assert task.kafka_conn_id == "shop_kafka"
+    assert task.executor_config == {"pod_template_file": "/shop/pod.yaml"}
+    schedule = dag.schedule
+    assert isinstance(schedule, list)
+    (watcher,) = schedule[0].watchers
+    assert isinstance(watcher.trigger, KafkaEndOffsetTrigger)
+    assert watcher.trigger.serialize()[1]["kafka_config_id"] == "shop_kafka"

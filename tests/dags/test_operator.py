@@ -578,6 +578,6 @@ def test_the_task_of_a_continuous_pipeline_waits_until_it_is_resumed(
             with Ledger.open(settings().ledger) as ledger:
                 ledger.pauses.resume("orders")
 
-    monkeypatch.setattr(operator.time, "sleep", resume)
+    monkeypatch.setattr("sluice.orchestration.operator.time.sleep", resume)
     submit(recorder, continuous=True)
     assert len(waited) == 3

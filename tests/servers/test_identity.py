@@ -176,3 +176,29 @@ def test_no_shard_is_made_that_the_ledger_does_not_know(
     assert (refused.status_code, refused.json()["detail"][:23]) == (403, "The ledger has no worke")
     pipeline, generation, number = shard.split("/")
     assert not (hosts[0].folder / pipeline / f"g{generation}" / f"worker-{number}.sqlite").exists()
+
+
+def test_while_the_token_is_replaced_servers_accept_the_old_and_the_new_one(
+    states: States, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = "another-token-of-these-tests"
+    monkeypatch.setenv("SLUICE_SERVER_TOKEN_ALSO", new)
+    settings.cache_clear()
+    host = Host(states.ledger, tmp_path / "rotated").start()
+    try:
+        statuses = [
+            host.ask("GET", "/sluice/v1/stores", token=token).status_code
+            for token in (TOKEN, new, f"{new}x", TOKEN[:-1])
+        ]
+        assert statuses == [200, 200, 401, 401]
+        url = f"http://{host.address}/local"
+        assert server_identity.fetch_card(url, host.address).port == host.port
+        monkeypatch.setenv("SLUICE_SERVER_TOKEN", new)
+        settings.cache_clear()
+        assert server_identity.fetch_card(url, host.address).port == host.port
+        monkeypatch.setenv("SLUICE_SERVER_TOKEN", "a-token-that-nobody-has")
+        settings.cache_clear()
+        with pytest.raises(Refused, match="rejected the token"):
+            server_identity.fetch_card(url, host.address)
+    finally:
+        host.stop()

@@ -116,7 +116,7 @@ class Api:
     def app(self) -> ASGIApp:
         """The app as it is mounted, at `/sluice` and `/v1`, for the user."""
         state = ApiState(self.ledger, Reader(self.ledger))
-        services = Services(self.runs, lambda: dict(self.kafka))
+        services = Services(self.runs, lambda _: dict(self.kafka))
         apps = {
             "/sluice": generic_app(self.folder, services),
             "/v1": custom_routes_app(self.folder),

@@ -69,8 +69,8 @@ def test_empty_variables_have_their_defaults() -> None:
 
 def test_the_table_lists_every_setting() -> None:
     names = re.findall(r"^\| SLUICE_(\w+) ", module.__doc__ or "", re.MULTILINE)
-    assert names.pop() == "CONNECTION_NAME"
-    assert [*map(str.lower, names), "connections"] == [
+    assert [names.pop(), names.pop()] == ["CONNECTION_NAME", "KAFKA_NAME"]
+    assert [*map(str.lower, names), "connections", "kafka_connections"] == [
         field.name for field in dataclasses.fields(Settings)
     ]
 

@@ -108,7 +108,7 @@ async def list_dead_letters(request: Request, query: DeadLettersQuery) -> Respon
     since = _time(query.since)
     chosen = DeadLetterFilter(query.reason, since, query.partition, step=query.step)
     async with _gate:
-        kafka = access.services.kafka()
+        kafka = access.services.kafka_of(query.pipeline)
         matches = await asyncio.to_thread(
             find_dead_letters, kafka, query.pipeline, chosen, query.limit
         )
@@ -181,7 +181,7 @@ async def redrive(request: Request, query: PipelineQuery, chosen: Redrive) -> Re
     which = DeadLetterFilter(chosen.reason, since, chosen.partition, place, chosen.step)
     value = None if chosen.value is None else chosen.value.encode()
     async with _gate:
-        kafka = access.services.kafka()
+        kafka = access.services.kafka_of(query.pipeline)
         outcome = await asyncio.to_thread(
             redrive_chosen, kafka, query.pipeline, topics, which, chosen.limit, value
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from datetime import datetime
 from typing import Annotated
 
@@ -20,7 +20,6 @@ from sluice.api.http.route import Router
 from sluice.api.routes.access import Access, access_of
 from sluice.api.routes.pipeline_routes import failure_answer, pause_answer
 from sluice.api.runs import DagState
-from sluice.errors import BrokersUnreachable
 from sluice.kafka.unread_records import Lag, Offsets
 from sluice.observe.health import Calm, awaited_by, calm_of, failures_of, input_away, trouble_of
 from sluice.observe.monitoring import LedgerFigures, newest_event
@@ -58,10 +57,11 @@ async def show_overview(request: Request, query: OverviewQuery) -> Response:
             names.append(name)
             if name in figures.positions:
                 positions[name] = figures.positions[name]
-    lags, error = await _lags(access, positions)
+    lags, errors = await access.services.lags(positions)
     overviews: list[answers.Overview] = []
     for name in names:
         dag = dags.get(name, _NO_DAG)
+        error = errors.get(access.services.connections.of(name), "")
         overviews.append(await _overview(access, name, figures, dag, lags.get(name), error))
     order = list(PipelineHealth)
     overviews.sort(key=lambda overview: order.index(overview.health))
@@ -160,16 +160,6 @@ def _health(
     if unread:
         return PipelineHealth.BEHIND
     return PipelineHealth.IDLE
-
-
-async def _lags(access: Access, positions: Mapping[str, Offsets]) -> tuple[dict[str, Lag], str]:
-    """Return the lags by pipeline, and the reason if they are unknown."""
-    if not positions:
-        return {}, ""
-    try:
-        return await access.services.lag(positions), ""
-    except BrokersUnreachable as error:
-        return {}, error.detail
 
 
 def _partitions(lag: Lag) -> list[answers.PartitionLag]:

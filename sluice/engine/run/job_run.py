@@ -59,7 +59,7 @@ from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
 from sluice.sinks.target import BatchId, Published, TableSink
 from sluice.spark_submit import is_local
-from sluice.state.ledger.failures import FAILED_KINDS
+from sluice.state.ledger.failures import FAILED_KINDS, KINDS
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
@@ -439,6 +439,9 @@ class JobRun:
         Create or check the tables, and fence off earlier drivers.
         """
         formerly = ledger.renames.former_names(self.job.pipeline.name)
+        for former in formerly:
+            # Runs by the former name have failed until its file had the new name.
+            ledger.failures.clear(former, *KINDS)
         writers = table_sinks(self.job, self.settings, spark, formerly)
         published: Published | None = None
         if writers and newest is not None:

@@ -89,6 +89,13 @@ class Renames(LedgerPart):
         )
         return [Rename(**dict(row)) for row in self._read(statement.order_by(RENAMES.c.renamed_at))]
 
+    def source_of(self, ref: GenerationRef) -> GenerationRef | None:
+        """Return the generation whose shards are being copied to those of `ref`; None without."""
+        for rename in self.to(ref.pipeline):
+            if rename.phase == "begun":
+                return GenerationRef(rename.former, ref.generation)
+        return None
+
     def former_names(self, pipeline: str) -> tuple[str, ...]:
         """Return the former names of a pipeline, oldest first."""
         return tuple(rename.former for rename in self.to(pipeline))
@@ -170,6 +177,9 @@ class Renames(LedgerPart):
                 if "pipeline" in table.c and table not in _COPIED:
                     renamed = update(table).where(table.c.pipeline == old)
                     connection.execute(renamed.values(pipeline=name))
+            # The next run registers the file, in which somebody has to change the name first.
+            files = update(GENERATIONS).where(GENERATIONS.c.pipeline == name)
+            connection.execute(files.values(file=""))
             _copy_leases(connection, old, name)
             for table in (PLACEMENTS, PLACES):
                 _copy_rows(connection, old, name, table)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import URL
 
+from sluice.errors import SettingsError
 from sluice.settings import settings
 from sluice.state.database import database_url, secret_parameters
 
@@ -25,13 +26,17 @@ def without_password(address: str) -> str:
 def with_password(url: URL) -> URL:
     """Return the shard's address with this process's own role, password and parameters.
 
-    They come from `SLUICE_SHARDS`, or from `SLUICE_LEDGER` for shards in the ledger's database. For
-    shards in other databases, libpq looks up the password as usual.
+    They come from `SLUICE_SHARDS`, from `SLUICE_LEDGER` for shards in the ledger's database, or
+    from `SLUICE_CONNECTION_NAME` for shards of single pipelines. For shards in other databases,
+    libpq looks up the password as usual.
     """
     if url.get_backend_name() != "postgresql" or url.password is not None:
         return url
-    for address in (settings().shards, settings().ledger):
-        own = database_url(address)
+    for address in (settings().shards, settings().ledger, *settings().connections.values()):
+        try:
+            own = database_url(address)
+        except SettingsError:  # a database that SQLAlchemy does not know has no shards
+            continue
         if own.get_backend_name() == "postgresql" and _database(own) == _database(url):
             return own.update_query_dict({"schema": url.query["schema"]})
     return url

@@ -34,6 +34,7 @@ import msgspec
 from sluice.errors import SettingsError, TopologyError
 from sluice.settings import LEAST_MEMORY_MB, Settings, megabytes
 from sluice.topology.window_definitions import milliseconds
+from sluice.values.sink_tables import connection_variable
 
 FILE = "sluice.toml"
 OWNER = "sluice"
@@ -67,13 +68,20 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Airflow's connection with the Spark master."""
     spark_conf: dict[str, str] = {}  # msgspec copies it
     """Spark settings, beside those in SLUICE_SPARK_CONF."""
+    kafka_connection: Name | None = None
+    """Airflow's connection with the pipeline's Kafka cluster, or the NAME of SLUICE_KAFKA_NAME."""
+    shards_connection: Name | None = None
+    """Airflow's connection with the PostgreSQL database for the pipeline's shards, or the NAME of
+    SLUICE_CONNECTION_NAME."""
+    executor_config: dict[str, Any] = {}  # msgspec copies it
+    """What Airflow's executor gets with the task, such as a template of its pod."""
     on_failure: str | None = None
     """The import path of a function that Airflow calls with its context when a run has failed."""
 
     def over(self, others: RunOptions) -> RunOptions:
         """Return the options of `others` with those given here in their place.
 
-        Tags and Spark settings are added.
+        Tags, Spark settings and settings of the executor are added.
         """
         given: dict[str, object] = {}
         for name in self.__struct_fields__:
@@ -81,6 +89,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 given[name] = getattr(self, name)
         given["tags"] = tuple(dict.fromkeys((*others.tags, *self.tags)))
         given["spark_conf"] = others.spark_conf | self.spark_conf
+        given["executor_config"] = others.executor_config | self.executor_config
         return msgspec.structs.replace(others, **given)
 
     @property
@@ -101,12 +110,29 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             warm=self.warm or settings.warm,
         )
 
+    def with_connections(self, settings: Settings) -> Settings:
+        """Return the settings with this pipeline's connections, which the environment has.
+
+        Raise SettingsError if it lacks one of them.
+        """
+        if self.kafka_connection is not None:
+            settings = replace(settings, kafka=settings.kafka_of(self.kafka_connection))
+        if self.shards_connection is not None:
+            variable = connection_variable(self.shards_connection)
+            if variable not in settings.connections:
+                raise SettingsError(
+                    f"There is no connection {self.shards_connection!r} for shards.",
+                    next_step=f"Set {variable} to postgresql://USER:PASSWORD@HOST:PORT/DATABASE.",
+                )
+            settings = replace(settings, shards=settings.connections[variable])
+        return settings
+
     def as_text(self) -> str:
         """Return the options that are given, a line each."""
         lines: list[str] = []
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if name == "spark_conf":
+            if name in ("spark_conf", "executor_config"):
                 # The values may be secrets.
                 value = list(value)
             if isinstance(value, (tuple, list)):
@@ -129,6 +155,8 @@ class _Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     pools: tuple[Name, ...] | None = None
     queues: tuple[Name, ...] | None = None
     spark_connections: tuple[Name, ...] | None = None
+    kafka_connections: tuple[Name, ...] | None = None
+    shards_connections: tuple[Name, ...] | None = None
     may_exceed: tuple[Name, ...] = ()
     """The pipelines to which the limits do not apply."""
 
@@ -273,6 +301,8 @@ def _exceeded(options: RunOptions, limits: _Limits) -> Iterator[str]:
         ("pool", options.pool, limits.pools),
         ("queue", options.queue, limits.queues),
         ("spark_connection", options.spark_connection, limits.spark_connections),
+        ("kafka_connection", options.kafka_connection, limits.kafka_connections),
+        ("shards_connection", options.shards_connection, limits.shards_connections),
     )
     for name, choice, allowed in choices:
         if choice is not None and allowed is not None and choice not in allowed:

@@ -28,14 +28,18 @@ def without(info: GenerationInfo, *names: str) -> GenerationInfo:
 def test_a_removed_store_is_said_to_be_removed_with_what_is_deleted(before: GenerationInfo) -> None:
     with pytest.raises(CompatibilityError) as raised:
         require_compatible(before, without(before, "windows"), lambda: False)
-    assert "store windows was removed. Its entries are kept, and can be queried" in str(raised.value)
+    assert "store windows was removed. Its entries are kept, and can be queried" in str(
+        raised.value
+    )
     assert "Delete the entries for good" in raised.value.next_step
     assert "sluice rebuild orders --changed-only" in raised.value.next_step
     assert "or undo" not in raised.value.next_step.lower()
 
 
 def test_several_stores_are_named_together(before: GenerationInfo) -> None:
-    with pytest.raises(CompatibilityError, match="stores revenue and windows were removed. Their"):
+    with pytest.raises(
+        CompatibilityError, match=r"stores revenue and windows were removed\. Their"
+    ):
         require_compatible(before, without(before, "windows", "revenue"), lambda: False)
 
 

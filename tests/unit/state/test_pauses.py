@@ -41,8 +41,8 @@ def test_a_paused_pipeline_says_who_paused_it_since_when_and_why(states: States)
 def test_nothing_counts_as_wrong_with_a_paused_pipeline_but_what_concerns_its_state(
     states: States,
 ) -> None:
-    for error, kind in ((EngineError("no"), "run"), (StateGrows("big"), "growth")):
-        states.ledger.failures.keep(Failure.of(error, "orders", kind=kind))
+    states.ledger.failures.keep(Failure.of(EngineError("no"), "orders", kind="run"))
+    states.ledger.failures.keep(Failure.of(StateGrows("big"), "orders", kind="growth"))
     states.ledger.pauses.pause("orders", "new prices", "ann")
     figures = LedgerFigures.read(states.ledger)
     assert calm_of(figures, "orders") == "paused"

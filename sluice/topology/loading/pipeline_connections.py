@@ -1,0 +1,81 @@
+"""Finds the Kafka connection of a pipeline by its name, for processes that do not run pipelines.
+
+The files `sluice.toml` say which connection a pipeline has. The page, REST, metrics and commands
+ask again and again, so the pipelines' files are listed only now and then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from sluice.errors import SettingsError, SluiceError, TopologyError
+from sluice.settings import Settings
+from sluice.topology.loading.pipeline_folders import declared_names, pipeline_files
+from sluice.topology.loading.run_options import DEFAULTS, RunOptions, run_options
+
+_LISTED_SECONDS = 10.0
+
+
+def options_of(folder: Path, pipeline: str, known: str = "") -> RunOptions:
+    """Return the options of a pipeline, of which only the name is known.
+
+    `known` is the path of its file in the newest run, for a pipeline whose file is gone.
+
+    Return the platform's defaults if no file defines it, and Sluice's if a `sluice.toml` is
+    invalid: the pipeline's DAG reports that.
+    """
+    file: Path | None = None
+    if known and Path(known).is_relative_to(folder):
+        file = Path(known)
+    with suppress(TopologyError):
+        for each in pipeline_files(folder):
+            if pipeline in declared_names(each):
+                file = each
+    with suppress(SettingsError):
+        return run_options(folder, file, pipeline)
+    return DEFAULTS
+
+
+def settings_of(settings: Settings, pipeline: str, file: str = "") -> Settings:
+    """Return the settings with which commands work on a pipeline: its memory and its connections.
+
+    Raise SettingsError if a connection of the pipeline is not in the environment.
+    """
+    options = options_of(settings.pipelines, pipeline, file)
+    return options.with_connections(options.applied_to(settings))
+
+
+class KafkaConnections:
+    """The Kafka connections of all pipelines."""
+
+    def __init__(
+        self, folder: Callable[[], Path], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._listed_at = float("-inf")
+        self._names: dict[str, str] = {}
+
+    def of(self, pipeline: str) -> str:
+        """Return the name of a pipeline's connection; empty if it is that of all pipelines."""
+        now = self._clock()
+        if now - self._listed_at > _LISTED_SECONDS:
+            self._listed_at = now
+            with suppress(SluiceError, OSError):
+                self._names = _connections(self._folder())
+        return self._names.get(pipeline, "")
+
+
+def _connections(folder: Path) -> dict[str, str]:
+    """Return pipeline → its connection, for the pipelines that have one of their own."""
+    connections: dict[str, str] = {}
+    for file in pipeline_files(folder):
+        for pipeline in declared_names(file):
+            with suppress(SettingsError):
+                options = run_options(folder, file, pipeline)
+                if options.kafka_connection is not None:
+                    connections[pipeline] = options.kafka_connection
+    return connections
