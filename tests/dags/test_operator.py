@@ -426,7 +426,7 @@ def test_a_master_of_kubernetes_needs_airflows_kubernetes_provider(
     recorder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect(monkeypatch, "k8s://https://host:6443")
-    with pytest.raises(AirflowFailException, match="pip install .*cncf-kubernetes"):
+    with pytest.raises(AirflowFailException, match="cncf-kubernetes"):
         submit(recorder)
     assert not recorder.exists()
 
