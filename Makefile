@@ -115,6 +115,10 @@ test-spark: $(JARS) ## Run on Spark the tests of runs and pipelines that `make t
 test-postgres: $(JARS) ## Run the tests of pipelines with their state in PostgreSQL
 	@$(BIN)/pytest tests/pipelines --postgres -m "" $(ARGS)
 
+.PHONY: manifests
+manifests: $(INSTALLED) ## Validate the manifests in docker/kubernetes against the schemas of Kubernetes's API
+	@$(BIN)/uvx --quiet --from kubernetes-validate==1.37.0 kubernetes-validate --strict $(filter-out %/kustomization.yaml,$(wildcard docker/kubernetes/*.yaml))
+
 .PHONY: test-cluster
 test-cluster: $(JARS) ## Run orders and words on a Spark cluster with PostgreSQL, and kill a worker, a driver, a server
 	@$(BIN)/pytest tests/cluster/test_cluster.py tests/cluster/test_executor_check.py tests/cluster/kills.py -m "" $(ARGS)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -155,6 +156,7 @@ class SluiceOperator(SparkSubmitOperator):
         configuration = self.options.applied_to(_settings(context))
         try:
             master = spark_master(self._conn_id)
+            _require_provider_of(master)
             if self._deploy_mode == "cluster":
                 raise deploy_mode_error("The operator sets deploy_mode to cluster")
             kafka = kafka_config(self.kafka_conn_id)
@@ -406,6 +408,23 @@ class SluiceOperator(SparkSubmitOperator):
         self, context: Context, started_at: datetime | None, error: SluiceError
     ) -> None:
         note_killed(settings(), self.pipeline, run_name(context), started_at, error)
+
+
+def _require_provider_of(master: str) -> None:
+    """Raise PreflightError if Airflow's Spark provider cannot use a master of Kubernetes."""
+    if not master.startswith("k8s"):
+        return
+    try:
+        is_there = find_spec("airflow.providers.cncf.kubernetes") is not None
+    except ModuleNotFoundError:
+        is_there = False
+    if not is_there:
+        # The provider's own error would be a NameError.
+        raise PreflightError(
+            f"For the master {master}, Airflow's Spark provider needs its Kubernetes provider.",
+            next_step="Run: pip install apache-airflow-providers-cncf-kubernetes, with Airflow's "
+            "constraints, on the Airflow workers.",
+        )
 
 
 def _options(context: Context) -> tuple[str, ...]:

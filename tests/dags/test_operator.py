@@ -93,7 +93,12 @@ def connect(
 
 
 def submit(
-    record: Path, *, given: dict[str, Any] | None = None, events: Any = None, **arguments: Any
+    record: Path,
+    *,
+    given: dict[str, Any] | None = None,
+    events: Any = None,
+    stores: dict[str, Any] | None = None,
+    **arguments: Any,
 ) -> Submitted:
     """The submission of a run triggered with the parameters `given`."""
     task = SimpleNamespace(dag_id="orders", run_id="manual__1", task_id="main")
@@ -101,6 +106,7 @@ def submit(
         "ti": task,
         "params": given or {},
         "dag_run": SimpleNamespace(conf=given or {}, run_id="manual__1"),
+        **(stores or {}),
     }
     context["outlet_events"] = events
     operator = SluiceOperator(task_id="main", **({"pipeline": "orders"} | arguments))
@@ -403,6 +409,35 @@ def test_the_operator_refuses_the_deploy_mode_cluster(
     connect(monkeypatch, "spark://host:7077")
     with pytest.raises(AirflowFailException, match="The operator sets deploy_mode to cluster"):
         submit(recorder, deploy_mode="cluster")
+    assert not recorder.exists()
+
+
+class UnusedStore:
+    """Airflow's state of a task, from which the provider would reconnect to a driver."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"The operator has used {name}.")
+
+
+@pytest.mark.parametrize("master", ["local[2]", "spark://host:7077", "yarn"])
+@pytest.mark.parametrize("durable", [True, False])
+def test_each_attempt_submits_a_driver_of_its_own(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch, master: str, *, durable: bool
+) -> None:
+    # In client mode, the driver belongs to the attempt's process. The provider's `durable`, which
+    # reconnects to a driver in the cluster, must neither be used nor get in the way.
+    connect(monkeypatch, master)
+    said = submit(recorder, durable=durable, stores={"task_state_store": UnusedStore()})
+    assert said.after("--master") == master
+    assert said.arguments[-1] == "orders"
+
+
+def test_a_master_of_kubernetes_needs_airflows_kubernetes_provider(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(monkeypatch, "k8s://https://host:6443")
+    with pytest.raises(AirflowFailException, match="cncf-kubernetes"):
+        submit(recorder)
     assert not recorder.exists()
 
 
