@@ -34,7 +34,7 @@ from typing import NoReturn, TypeAlias
 import structlog
 
 from sluice.warm.messages import Incoming, Reply, Request, encode_reply
-from sluice.warm.processes_of_run import end_with_parent, kill_session
+from sluice.warm.processes_of_run import be_killed_first, end_with_parent, kill_session
 
 log = structlog.get_logger()
 
@@ -271,6 +271,7 @@ class ForkServer:
         try:
             os.setsid()
             end_with_parent(parent)
+            be_killed_first()
             self._take_output(client)
             os.chdir(request.folder)
             os.umask(request.umask)
