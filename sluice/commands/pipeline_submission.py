@@ -19,7 +19,6 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
     """Run a pipeline's driver with these options, and end the command with the driver's status."""
     with errors_as_messages(), importing():
         from sluice.errors import EngineError
-        from sluice.kafka.brokers import require_brokers
         from sluice.spark_submit import Interrupted, submission
         from sluice.state.ledger.run_ends import note_failure, note_killed, now
         from sluice.topology.loading.run_options import run_options
@@ -34,6 +33,8 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
         try:
             status = run_warm(configuration, kafka, master, arguments, delta=delta)
             if status is None:
+                from sluice.kafka.brokers import require_brokers
+
                 with submission(configuration, kafka, master, arguments, delta=delta) as submitted:
                     with note_failure(settings(), pipeline):
                         require_brokers(kafka)
