@@ -19,7 +19,7 @@ from tests.support.fork_servers import Server, fork_server
 
 @contextmanager
 def server(folder: Path, **limits: float) -> Iterator[Server]:
-    with fork_server(folder / "socket", **limits) as running:
+    with fork_server(folder / "socket", "key", **limits) as running:
         yield running
 
 
