@@ -266,6 +266,8 @@ def test_a_run_and_its_client_may_end_at_the_same_moment(started: Server, tmp_pa
         pid = int(wait_for(output))
         started.process.send_signal(signal.SIGSTOP)
         os.kill(pid, signal.SIGKILL)
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
     started.process.send_signal(signal.SIGCONT)
     assert started.status_of("pass", tmp_path / "next") == 0
 
