@@ -20,7 +20,6 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
     """Run a pipeline's driver with these options, and end the command with the driver's status."""
     with errors_as_messages(), importing():
         from sluice.errors import EngineError
-        from sluice.kafka.brokers import require_brokers
         from sluice.spark_submit import Interrupted, submission
         from sluice.state.ledger.run_ends import (
             note_failure,
@@ -43,6 +42,8 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
         try:
             status = run_warm(configuration, own.kafka, master, arguments, delta=delta)
             if status is None:
+                from sluice.kafka.brokers import require_brokers
+
                 with submission(
                     configuration, own.kafka, master, arguments, delta=delta
                 ) as submitted:

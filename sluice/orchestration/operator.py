@@ -48,7 +48,7 @@ from sluice.orchestration.dag_facts import AnnouncedStore
 from sluice.orchestration.driver_log import log_at_levels, log_lines
 from sluice.orchestration.repetition import AttemptEnded, Repetition, run_name
 from sluice.orchestration.window_events import announce_windows, window_asset
-from sluice.settings import Settings, settings
+from sluice.settings import OFF, Settings, settings
 from sluice.spark_submit import (
     APPLICATION,
     UNFINISHED,
@@ -62,7 +62,7 @@ from sluice.state.ledger.run_ends import note_killed, now
 from sluice.topology.loading.run_options import DEFAULTS, RunOptions
 from sluice.values.replay_span import LONGEST_POINT, Span
 from sluice.values.sink_tables import connection_variable
-from sluice.warm.client import LOST, DriverLost, WarmRun, warm_run
+from sluice.warm.client import LOST, NO_DRIVER, DriverLost, WarmRun, warm_run
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -254,6 +254,8 @@ class SluiceOperator(SparkSubmitOperator):
             is_piped=True,
         ) as run:
             if run is None:
+                if configuration.warm != OFF:
+                    self.log.info(NO_DRIVER)
                 return False
             self._warm_run = run
             self.log.info("The run uses a warm driver.")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sluice.errors import SettingsError
-from sluice.settings import START_WARM, USE_WARM, Settings
+from sluice.settings import OFF, START_WARM, USE_WARM, Settings
 from sluice.spark_submit import (
     FINISHED,
     UNFINISHED,
@@ -36,6 +36,8 @@ LOST = (
     "The warm driver has ended during the run. The run starts again in a driver of its own; "
     "published batches are kept."
 )
+
+NO_DRIVER = "There is no warm driver with these settings that has a place for the run."
 
 
 class DriverLost(Exception):
@@ -137,6 +139,8 @@ def run_warm(
     ):
         begin()
         if run is None:
+            if settings.warm != OFF:
+                sys.stderr.write(f"{NO_DRIVER}\n")
             return None
         try:
             status = run.wait()
@@ -179,25 +183,26 @@ def warm_run(
             stack.callback(os.close, reader)
             outputs = (writer, writer)
         run = WarmRun(connected, folder / "finished", reader)
-        request = Request(
-            key=key,
-            arguments=[*arguments],
-            environment={
-                **os.environ,
-                **environment(settings, kafka),
-                **(variables or {}),
-                FINISHED: str(run.finished),
-                "SPARK_LOCAL_IP": "127.0.0.1",
-                "PYTHONHASHSEED": "0",
-                "PYTHONUNBUFFERED": "YES",
-            },
-            folder=str(Path.cwd()),
-            umask=_umask(),
-        )
         try:
+            request = Request(
+                key=key,
+                arguments=[*arguments],
+                environment={
+                    **os.environ,
+                    **environment(settings, kafka),
+                    **(variables or {}),
+                    FINISHED: str(run.finished),
+                    "SPARK_LOCAL_IP": "127.0.0.1",
+                    "PYTHONHASHSEED": "0",
+                    "PYTHONUNBUFFERED": "YES",
+                },
+                folder=str(Path.cwd()),
+                umask=_umask(),
+            )
             send_request(connected, request, *outputs)
             has_started = run.has_started()
-        except OSError:
+        except (OSError, UnicodeEncodeError):
+            # JSON cannot hold variables that are no text.
             has_started = False
         finally:
             if is_piped:
@@ -244,7 +249,8 @@ def _start_driver(settings: Settings, master: str, key: str, *, delta: bool) -> 
 
 def _spawn(command: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
     """Start a program that outlives this process, with its output in a file."""
-    with log.open("w") as output:
+    # Another run may be starting the same driver, which then ends at once.
+    with log.open("a") as output:
         subprocess.Popen(
             command,
             env=variables,

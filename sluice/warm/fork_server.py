@@ -34,7 +34,7 @@ from typing import NoReturn, TypeAlias
 import structlog
 
 from sluice.warm.messages import Incoming, Reply, Request, encode_reply
-from sluice.warm.processes_of_run import end_with_parent, kill_session
+from sluice.warm.processes_of_run import be_killed_first, end_with_parent, kill_session
 
 log = structlog.get_logger()
 
@@ -44,6 +44,8 @@ and the number of the run."""
 _CREDENTIALS = struct.Struct("3i")
 _UNTIL_JVM_IS_MISSED_S = 0.3
 """How long after the failure of a run its cause may be seen to be the end of the JVM."""
+_LONGEST_WAIT_S = 86_400.0
+"""The system's calls take no time of many days."""
 
 
 @dataclass(frozen=True)
@@ -128,20 +130,26 @@ class ForkServer:
 
     def _is_done(self) -> bool:
         """Return whether the driver may end. It stops listening before its last runs have ended."""
-        idle_s = time.monotonic() - self._last_used
-        age_s = time.monotonic() - self._begun
-        if self._clients:
-            idle_s = 0.0
-        limits = self._limits
-        if self._started >= limits.runs or idle_s >= limits.idle_s or age_s >= limits.age_s:
+        if self._started >= self._limits.runs or self._until_limit_s() <= 0:
             self._stop_listening()
-        return self._listener is None and not self._clients
+        return self._listener is None and not self._is_busy
 
-    def _patience(self) -> float:
-        until_idle = self._last_used + self._limits.idle_s - time.monotonic()
-        until_old = self._begun + self._limits.age_s - time.monotonic()
-        # While runs go on, the end of a run wakes this process.
-        return max(0.05, min(until_idle, until_old, 60.0))
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def _until_limit_s(self) -> float:
+        """Return the seconds until the driver stops listening if nothing happens."""
+        until = self._begun + self._limits.age_s
+        if not self._is_busy:
+            until = min(until, self._last_used + self._limits.idle_s)
+        return until - time.monotonic()
+
+    def _patience(self) -> float | None:
+        """Return how long to wait for an event, in seconds; None for as long as it takes."""
+        if self._listener is None:
+            return None
+        return min(max(0.0, self._until_limit_s()), _LONGEST_WAIT_S)
 
     def _stop_listening(self) -> None:
         if self._listener is None:
@@ -167,6 +175,9 @@ class ForkServer:
 
     def _receive(self, client: _Client) -> None:
         """Receive a part of a request, or find out that the client has gone."""
+        if client not in self._clients:
+            # An event of the same moment has ended the run.
+            return
         if client.request is not None:
             self._lose_client(client)
             return
@@ -271,6 +282,7 @@ class ForkServer:
         try:
             os.setsid()
             end_with_parent(parent)
+            be_killed_first()
             self._take_output(client)
             os.chdir(request.folder)
             os.umask(request.umask)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +47,9 @@ def driver_key(settings: Settings, master: str, *, delta: bool) -> str:
         if is_kept and value and name not in _SET_BY_SLUICE:
             kept[name] = value
     parts = (
+        # Containers may share the folder of sockets, but not the sockets.
+        socket.gethostname(),
+        os.getuid(),
         __version__,
         sys.executable,
         sys.version,
@@ -62,7 +67,10 @@ def driver_key(settings: Settings, master: str, *, delta: bool) -> str:
 
 def _dependencies() -> Iterator[tuple[str, int]]:
     """Yield the name, with its version, and the time of each installed distribution."""
-    for folder in dict.fromkeys(sys.path):
+    # Programs may have further folders on their paths, such as Airflow's folder of DAGs.
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    folders += os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    for folder in dict.fromkeys(folders):
         if not folder or not Path(folder).is_dir():
             continue
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):

@@ -20,6 +20,16 @@ def end_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def be_killed_first() -> None:
+    """Let the system kill this process and its children before others if memory runs out.
+
+    Otherwise, it might kill the JVM, and with it all runs.
+    """
+    # A container may not allow it.
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+
+
 def kill_session(session: int) -> None:
     """Kill all processes of a session, and those that they start meanwhile."""
     for _ in range(_ROUNDS):

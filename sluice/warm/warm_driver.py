@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -73,14 +74,14 @@ def _keep_jvm(process: subprocess.Popen[bytes], server_end: socket.socket, serve
     from sluice.engine.shared_jvm import JvmKeeper
     from sluice.engine.starting_jvm import StartingJvm
     from sluice.errors import SluiceError
-    from sluice.settings import settings
+    from sluice.settings import masked, settings
     from sluice.spark_submit import CONNECTION
 
     jvm = StartingJvm(process, Path(os.environ[CONNECTION]))
     try:
         spark = jvm.session(settings(), "sluice warm")
     except SluiceError as error:
-        print(f"{type(error).title}: {error}", file=sys.stderr)
+        print(masked(f"{type(error).title}: {error}"), file=sys.stderr)
         return 1
 
     def end_with_jvm() -> None:
@@ -116,6 +117,9 @@ def _serve_runs(keeper_end: socket.socket) -> NoReturn:
             server = ForkServer(path, os.environ[KEY], keeper_end, run, limits)
             print(f"{READY}{path}", flush=True)
             status = int(server.serve())
+    except BaseException:
+        # The handlers of the process that has forked this one must not run here.
+        traceback.print_exc()
     finally:
         os._exit(status)
 

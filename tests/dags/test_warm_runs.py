@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 
 from sluice.airflow_releases import AirflowException
 from sluice.orchestration import operator
@@ -53,7 +54,7 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         pipelines.append(self.pipeline)
         Path(os.environ["SLUICE_FINISHED"]).touch()
 
-    monkeypatch.setattr(operator.SparkSubmitOperator, "execute", submit)
+    monkeypatch.setattr(SparkSubmitOperator, "execute", submit)
     monkeypatch.setattr(operator, "require_brokers", lambda _: None)
     return pipelines
 

@@ -187,3 +187,12 @@ def test_the_environment_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv("SLUICE_HOME", "/elsewhere")
     assert settings().home == tmp_path
     settings.cache_clear()
+
+
+def test_a_run_uses_a_warm_driver_only_if_the_setting_says_so() -> None:
+    assert Settings.read({}).warm == "off"
+    assert Settings.read({"SLUICE_WARM": "start"}).warm == "start"
+    with pytest.raises(SettingsError) as error:
+        Settings.read({"SLUICE_WARM": "yes"})
+    assert "SLUICE_WARM is 'yes'" in str(error.value)
+    assert "off, use or start" in str(error.value)

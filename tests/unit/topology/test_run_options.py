@@ -169,3 +169,13 @@ def test_names_that_no_pipeline_has_are_reported(folder: Path) -> None:
 def test_the_text_does_not_show_spark_settings() -> None:
     options = RunOptions(owner="shop", tags=("a", "b"), spark_conf={"spark.password": "1234"})
     assert options.as_text() == "owner: shop\ntags: a, b\nspark_conf: spark.password"
+
+
+def test_a_pipeline_may_use_a_warm_driver_or_not(tmp_path: Path) -> None:
+    (tmp_path / "sluice.toml").write_text(
+        '[defaults]\nwarm = "start"\n[pipelines.training]\nwarm = "off"\n'
+    )
+    settings = Settings.read({"SLUICE_WARM": "use"})
+    for pipeline, warm in (("orders", "start"), ("training", "off")):
+        assert run_options(tmp_path, None, pipeline).applied_to(settings).warm == warm
+    assert RunOptions().applied_to(settings).warm == "use"

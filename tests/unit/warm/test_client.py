@@ -97,9 +97,9 @@ def test_a_run_that_another_thread_ends_is_lost(settings: Settings) -> None:
 def test_a_run_whose_driver_ends_starts_its_own(
     settings: Settings, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with driver(settings) as started:
-        threading.Timer(0.3, started.process.kill).start()
-        assert run_warm(settings, {}, MASTER, ["time.sleep(60)"]) is None
+    with driver(settings):
+        code = "os.kill(os.getppid(), 9); time.sleep(60)"
+        assert run_warm(settings, {}, MASTER, [code]) is None
     assert LOST in capfd.readouterr().err
 
 
@@ -212,3 +212,11 @@ def test_a_run_starts_a_driver_for_later_runs_unless_one_is_starting(
 def test_a_path_that_is_too_long_for_a_socket_has_no_driver(settings: Settings) -> None:
     far = replace(settings, home=settings.home / ("long" * 30))
     assert run_warm(far, {}, MASTER, ["pass"]) is None
+
+
+def test_a_run_whose_environment_is_no_text_starts_its_own_driver(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ODD", "\udcff")
+    with driver(settings):
+        assert run_warm(settings, {}, MASTER, [FINISHES]) is None

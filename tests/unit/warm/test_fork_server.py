@@ -19,7 +19,7 @@ from tests.support.fork_servers import Server, fork_server
 
 @contextmanager
 def server(folder: Path, **limits: float) -> Iterator[Server]:
-    with fork_server(folder / "socket", **limits) as running:
+    with fork_server(folder / "socket", "key", **limits) as running:
         yield running
 
 
@@ -257,3 +257,22 @@ def test_the_server_opens_no_more_files_with_each_run(started: Server, tmp_path:
             return
         time.sleep(0.05)
     raise AssertionError(f"{process.num_fds()} files are open, and {before} were at first.")
+
+
+def test_a_run_and_its_client_may_end_at_the_same_moment(started: Server, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    with started.run("print(os.getpid(), flush=True); time.sleep(60)", output) as run:
+        assert run.has_started()
+        pid = int(wait_for(output))
+        started.process.send_signal(signal.SIGSTOP)
+        os.kill(pid, signal.SIGKILL)
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+    started.process.send_signal(signal.SIGCONT)
+    assert started.status_of("pass", tmp_path / "next") == 0
+
+
+def test_a_client_that_sends_nothing_does_not_keep_the_server(tmp_path: Path) -> None:
+    with server(tmp_path, idle_s=0.5) as running, socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(running.path))
+        assert running.process.wait(10) == 0

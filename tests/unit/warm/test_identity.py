@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,7 +65,7 @@ def test_another_version_needs_another_driver(
 def test_another_dependency_needs_another_driver(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     before = key(settings)
     (tmp_path / "library-2.0.dist-info").mkdir()
     assert key(settings) != before
