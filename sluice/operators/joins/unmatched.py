@@ -54,7 +54,7 @@ class OuterJoined:
 
 
 def keys_in_order(lateness: JoinLateness, rows: KeyedRows) -> Mask:
-    """Mask of the keys for whose rows no time goes back.
+    """Return a mask of the keys for whose rows no time goes back.
 
     Rows of several partitions have stream times of their own. If a time goes back, an earlier row
     has made more records expire, or has sent more of them unmatched, than the times of the later
@@ -72,7 +72,7 @@ def keys_in_order(lateness: JoinLateness, rows: KeyedRows) -> Mask:
 
 
 def _reached(rows: KeyedRows) -> Times:
-    """For each row, the stream time up to which the row sends records of its key unmatched."""
+    """Return the stream time up to which each row sends records of its key unmatched."""
     before, after = rows.stream_times["before"], rows.stream_times["after"]
     # A record that is out of order does not look for unmatched records with its own time.
     reached: Times = np.where(rows.times == after, np.maximum(before, after), before)
@@ -80,7 +80,7 @@ def _reached(rows: KeyedRows) -> Times:
 
 
 def _is_past(lateness: JoinLateness, rows: KeyedRows) -> Mask:
-    """Mask of the rows whose window and grace have already passed when they come."""
+    """Return a mask of the rows whose window and grace have already passed when they come."""
     after = rows.stream_times["after"]
     is_past = [lateness.is_past(side, rows.times, after) for side in (LEFT, RIGHT)]
     return np.where(rows.sides == LEFT, *is_past)
@@ -161,7 +161,7 @@ class _Departures:
         )
 
     def before(self, records: Indices, rows: Indices) -> Mask:
-        """Mask of the records that would be sent unmatched before these later rows are matched."""
+        """Return a mask of the records that are sent unmatched before these later rows match."""
         is_released = self.released[records] <= self.advances[rows]
         is_before: Mask = self.is_past[records] | (self.sender[records] <= rows) | is_released
         return is_before & self.is_outer[records]
@@ -292,7 +292,7 @@ def _released(records: JoinRecords, fates: _Fates, key_texts: Sequence[str]) -> 
 def can_match(
     lateness: JoinLateness, records: JoinRecords, rows: KeyedRows, passed: tuple[int, int]
 ) -> Mask:
-    """Mask of the records that can still be matched after the batch.
+    """Return a mask of the records that can still be matched after the batch.
 
     `passed`: for each side, the stream time that has been passed for all keys when the batch ends.
     """
