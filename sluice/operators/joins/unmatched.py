@@ -111,13 +111,13 @@ def join_outer(
         return None
     departures = _Departures.of(lateness, outer, records, rows, advances_until)
     matches = departures.without_departed(matches)
-    fates = _Fates.of(departures, records, matches)
+    outcomes = _Outcomes.of(departures, records, matches)
     return OuterJoined(
-        _results(records, matches, fates, rows),
-        _released(records, fates, rows.keys),
+        _results(records, matches, outcomes, rows),
+        _released(records, outcomes, rows.keys),
         records,
-        fates.waits,
-        fates.at_once | fates.by_row | fates.by_release,
+        outcomes.waits,
+        outcomes.at_once | outcomes.by_row | outcomes.by_release,
     )
 
 
@@ -185,7 +185,7 @@ class _Departures:
 
 
 @dataclass(frozen=True)
-class _Fates:
+class _Outcomes:
     """What happens to the records that have no match when they come."""
 
     due: Times
@@ -201,7 +201,7 @@ class _Fates:
     """Mask of the records that still wait after the batch."""
 
     @classmethod
-    def of(cls, departures: _Departures, records: JoinRecords, matches: MatchingPairs) -> _Fates:
+    def of(cls, departures: _Departures, records: JoinRecords, matches: MatchingPairs) -> _Outcomes:
         is_lone = departures.is_outer.copy()
         is_lone[matches.cause] = False
         at_once, waited = is_lone & departures.is_past, is_lone & ~departures.is_past
@@ -242,18 +242,18 @@ def _senders(records: JoinRecords, due: Times, rows: KeyedRows) -> Indices:
 
 
 def _results(
-    records: JoinRecords, matches: MatchingPairs, fates: _Fates, rows: KeyedRows
+    records: JoinRecords, matches: MatchingPairs, outcomes: _Outcomes, rows: KeyedRows
 ) -> Results:
     """Return what rows send: first the records that they send unmatched, then their own results."""
-    by_row, at_once = np.flatnonzero(fates.by_row), np.flatnonzero(fates.at_once)
+    by_row, at_once = np.flatnonzero(outcomes.by_row), np.flatnonzero(outcomes.at_once)
     left, right = matches.left_and_right(records)
     alone = np.concatenate((by_row, at_once))
     is_left = records.sides[alone] == LEFT
     left = np.concatenate((np.where(is_left, alone, -1), left))
     right = np.concatenate((np.where(is_left, -1, alone), right))
-    causes = np.concatenate((fates.sender[by_row], at_once, matches.cause))
+    causes = np.concatenate((outcomes.sender[by_row], at_once, matches.cause))
     # A row first sends the records that were due before it, then those that are due with it.
-    is_due_with_row = fates.due[by_row] > rows.stream_times["before"][fates.sender[by_row]]
+    is_due_with_row = outcomes.due[by_row] > rows.stream_times["before"][outcomes.sender[by_row]]
     turns = np.concatenate((is_due_with_row.astype(np.intp), np.full(len(causes) - len(by_row), 2)))
     # Records are sent unmatched by time, the right side first. The matches are in order.
     own = np.zeros(len(causes) - len(by_row), np.int64)
@@ -270,10 +270,12 @@ def _results(
     )
 
 
-def _released(records: JoinRecords, fates: _Fates, key_texts: Sequence[str]) -> ReleasedResults:
-    chosen = np.flatnonzero(fates.by_release)
+def _released(
+    records: JoinRecords, outcomes: _Outcomes, key_texts: Sequence[str]
+) -> ReleasedResults:
+    chosen = np.flatnonzero(outcomes.by_release)
     keys, due, times, sides = (
-        each[chosen] for each in (records.keys, fates.due, records.times, records.sides)
+        each[chosen] for each in (records.keys, outcomes.due, records.times, records.sides)
     )
     order = np.lexsort((records.order[chosen], -sides, times, due, keys))
     chosen, keys, due, times, sides = (each[order] for each in (chosen, keys, due, times, sides))
