@@ -19,7 +19,7 @@ import psutil
 from benchmarks.wrk import Case
 from sluice.examples.orders.sample_topics import produce_orders
 from sluice.local.broker import EmbeddedKafka
-from sluice.state.model import owner
+from sluice.values.key_owners import owner
 from tests.api.states import orders_states, totals
 from tests.servers.hosts import TOKEN
 from tests.servers.processes import ServerProcess, environment

@@ -138,7 +138,7 @@ def note_causes(ledger: Ledger, runs: Runs) -> None:
                 ledger.failures.change(before, **changes)
 
 
-async def keep_noting(runs: Runs) -> None:
+async def note_causes_repeatedly(runs: Runs) -> None:
     """Note the causes every `PERIOD_S`, for ever."""
     ledger: Ledger | None = None
     while True:

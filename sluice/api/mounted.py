@@ -58,12 +58,12 @@ class CausesNoted:
     async def _note(self) -> None:
         # Importing takes a second. In another thread, it does not keep the server from answering
         # requests.
-        keep_noting = await asyncio.to_thread(_noting)
-        await keep_noting()
+        note_causes_repeatedly = await asyncio.to_thread(_import_note_causes)
+        await note_causes_repeatedly()
 
 
-def _noting() -> Callable[[], Awaitable[None]]:
-    from sluice.api.airflow_causes import keep_noting
+def _import_note_causes() -> Callable[[], Awaitable[None]]:
+    from sluice.api.airflow_causes import note_causes_repeatedly
     from sluice.api.airflow_runs import AirflowRuns
 
-    return partial(keep_noting, AirflowRuns())
+    return partial(note_causes_repeatedly, AirflowRuns())

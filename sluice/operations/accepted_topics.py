@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from sluice.engine.batch.job_topics import ensure_topics, topic_limits
+from sluice.engine.publish.kafka_transaction import TransactionalOutput
 from sluice.engine.publish.markers import MARKER_SETTINGS, Marker, PublishedState, Writer
 from sluice.engine.publish.output_identity import changed_topics
-from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.engine.run.driver_lease import current_lease, this_process
 from sluice.errors import EngineError, Refused, StateError
 from sluice.kafka.redrive_topic import accept_redrive_topic

@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import OWN_TIMES
+from sluice.engine.publish.kafka_transaction import fence
 from sluice.engine.publish.markers import Writer
 from sluice.engine.publish.target_tables import databases_of
-from sluice.engine.publish.transaction import fence
 from sluice.engine.run.compatibility import StoreChanges, computes_same_state, is_compatible
 from sluice.engine.run.driver_lease import BETWEEN_RUNS, Lease, current_lease, this_process
 from sluice.engine.run.pipeline_check import NoRecords

@@ -17,9 +17,9 @@ import msgspec
 import structlog
 from pyspark.sql import SparkSession
 
+from sluice.engine.publish.kafka_transaction import fence
 from sluice.engine.publish.markers import Writer, read_markers
 from sluice.engine.publish.target_tables import databases_of
-from sluice.engine.publish.transaction import fence
 from sluice.engine.read.matching_topics import with_matching_topics
 from sluice.engine.read.replay_offsets import (
     ends_of,

@@ -19,8 +19,8 @@ import msgspec
 import structlog
 
 from sluice.engine.batch.stream_time import times_of_operators
+from sluice.engine.publish.kafka_transaction import fence
 from sluice.engine.publish.markers import Marker, MarkerTopic, Writer, read_marker_topic
-from sluice.engine.publish.transaction import fence
 from sluice.engine.run.driver_lease import Lease, this_process
 from sluice.errors import LeaseError, Refused, StateError
 from sluice.kafka.topics import topic_ids

@@ -20,9 +20,9 @@ import structlog
 from sluice.engine.batch.storage import Storage
 from sluice.engine.batch.stream_time import spread_timers
 from sluice.engine.batch.worker_shards import damaged_state, worker_shard
+from sluice.engine.publish.kafka_transaction import fence
 from sluice.engine.publish.markers import Writer
 from sluice.engine.publish.target_tables import databases_of
-from sluice.engine.publish.transaction import fence
 from sluice.engine.run.driver_lease import Lease, current_lease, this_process
 from sluice.errors import DamagedState, EngineError, StateError, Unreachable
 from sluice.kafka.brokers import require_brokers
@@ -31,7 +31,7 @@ from sluice.operations.rebuild import drop_other_generations
 from sluice.plan import Job
 from sluice.settings import Settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import GenerationInfo, WorkerInfo, owner
+from sluice.state.model import GenerationInfo, WorkerInfo
 from sluice.state.remote.copying import NewShard, Progress, SourceShard, Versions
 from sluice.state.remote.opening import create_shard
 from sluice.state.shard.addresses import shown
@@ -39,6 +39,7 @@ from sluice.state.shard.answer_rows import by_worker
 from sluice.state.shard.operator_states import StateVersion
 from sluice.state.shard.pages import pages_of_answers
 from sluice.state.shard.shard import Checksums, Version
+from sluice.values.key_owners import owner
 from sluice.values.phrases import counted
 
 log = structlog.get_logger()

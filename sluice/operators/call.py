@@ -22,7 +22,7 @@ from sluice.operators.base import (
     listed_results,
     require_run,
 )
-from sluice.operators.calling import Calls
+from sluice.operators.concurrent_calls import Calls
 from sluice.operators.encoding import Declared
 from sluice.operators.operator import Operator
 from sluice.values.call_parameters import CallPolicy

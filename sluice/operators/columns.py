@@ -55,7 +55,7 @@ class BatchTimeline(Protocol):
     """The stream time that all partitions have reached when the batch ends."""
 
     def advances_until(self, due: Times) -> Times:
-        """For each time in `due`, return the number of advances up to the one that reaches it."""
+        """Return, for each time in `due`, the number of advances up to the one that reaches it."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class KeyedRows:
         return np.where(last >= self.starts[self.key_numbers], last, -1)
 
     def last_of_keys(self, chosen: Mask) -> Indices:
-        """For each key, the index of its last chosen row; -1 if no row of the key is chosen."""
+        """Return, for each key, the index of its last chosen row, or -1 if none is chosen."""
         return self.last_up_to(chosen)[self.starts[1:] - 1]
 
     def of_keys(self, chosen: Mask) -> tuple[KeyedRows, Indices]:
@@ -270,7 +270,7 @@ class RowFailedError(Exception):
 
 
 def validity(column: pa.Array) -> Mask:
-    """Mask of the values that are not null."""
+    """Return a mask of the values that are not null."""
     return np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
 
 
@@ -295,7 +295,7 @@ def replaced_values(columns: Mapping[str, pa.Array | pa.ChunkedArray], is_old: M
 def take_or(
     column: pa.Array, indices: Indices, others: Sequence[Any], other_numbers: Indices
 ) -> pa.Array:
-    """For each index, the column's value at this index.
+    """Return, for each index, the column's value at this index.
 
     If the index is -1, the value comes from `others`, at the index that `other_numbers` gives.
     """

@@ -284,7 +284,7 @@ class Suppress(Operator[Any]):
             state[window] = waiting
 
     def _must_keep(self, rows: KeyedRows) -> Mask:
-        """Mask of the results that the state keeps while their windows are open."""
+        """Return a mask of the results that the state keeps while their windows are open."""
         return rows.has_value
 
     def _hold(

@@ -82,7 +82,7 @@ class Burst:
     _ever: bool = False
 
     def remember(self, ago_s: float, now: float) -> None:
-        """Let `min_interval_s` begin with a run that an earlier triggerer started `ago_s` ago."""
+        """Count `min_interval_s` from a run that an earlier triggerer started `ago_s` ago."""
         self._ever, self._fired_at = True, now - ago_s
 
     def hold(self) -> None:
@@ -356,11 +356,10 @@ class KafkaEndOffsetTrigger(BaseEventTrigger):
             self._watch = None
 
     async def _look(self, watch: Watch, new: Burst | None) -> Observation | None:
-        """Observe the pipeline.
+        """Observe the pipeline, and tell a `new` burst when the last run began.
 
-        None while the broker, a topic or the ledger is unreachable, which is logged once. A `new`
-        burst is told when the last run began, because an earlier triggerer may have started that
-        run.
+        An earlier triggerer may have started that run. While the broker, a topic or the ledger is
+        unreachable, return None, and log this once.
         """
         try:
             seen = await watch.observe(self.pipeline, frozenset(self.topics))

@@ -102,7 +102,7 @@ class Failure:
 
 
 def columns_of(layers: Layers) -> Iterator[Column | FallibleExpression]:
-    """Yield the columns that have SQL, so none that a function of the whole DataFrame computes."""
+    """Yield the columns that SQL computes, and not a function of the whole DataFrame."""
     for layer in layers:
         if not isinstance(layer, Transformation):
             yield from layer

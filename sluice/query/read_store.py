@@ -46,7 +46,7 @@ def read_store(
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise QueryError(f"limit is {limit!r}, but must be a whole number of at least 1.")
     for name, text in {"first": first, "last": last, "prefix": prefix}.items():
-        if text is not None and not _is_unicode(text):
+        if text is not None and not _has_utf8_bytes(text):
             raise QueryError(f"{name} is {text!r}, which is not Unicode text, but keys are.")
     within = RowRange(first, last, prefix, parse_time("start", start), parse_time("end", end))
     # The caller's thread may already run an event loop, as in a notebook. `asyncio.run` needs a
@@ -95,7 +95,7 @@ async def _read(
             await reader.workers.close()
 
 
-def _is_unicode(text: str) -> bool:
+def _has_utf8_bytes(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -17,7 +17,7 @@ from sluice.query.results import Answer, Changes, Combined, Counted, Page, Pin
 from sluice.query.scan_slots import Gate
 from sluice.query.workers import ServedLocation, Workers
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import NO_WINDOW, EntryId, WorkerInfo, owner
+from sluice.state.model import NO_WINDOW, EntryId, WorkerInfo
 from sluice.state.queries.aggregates import Aggregates, Group, Order, largest
 from sluice.state.queries.entries import Entry
 from sluice.state.queries.worker_queries import (
@@ -32,6 +32,7 @@ from sluice.state.queries.worker_queries import (
     WithHeaders,
 )
 from sluice.state.shard.ranges import EVERYTHING, RowRange
+from sluice.values.key_owners import owner
 
 T = TypeVar("T")
 

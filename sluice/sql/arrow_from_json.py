@@ -13,8 +13,6 @@ from typing import Any, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from sluice.sql.arrow_values import map_present
-
 Convert: TypeAlias = Callable[[Any], Any]
 
 _decode = msgspec.json.Decoder(float_hook=Decimal).decode
@@ -40,7 +38,10 @@ def values_one_by_one(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     It is slower.
     """
     convert = _conversion(kind)
-    return map_present(lambda text: convert(_decode(text)), texts, kind)
+    values: list[Any] = []
+    for text in texts.to_pylist():
+        values.append(None if text is None else convert(_decode(text)))
+    return pa.array(values, kind)
 
 
 @cache

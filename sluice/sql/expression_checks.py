@@ -18,8 +18,8 @@ from sluice.errors import TopologyError
 from sluice.sql.calls import aggregates, function_name
 from sluice.sql.dialect import text_of, tokens_of, tree_of
 from sluice.sql.function_arguments import arguments_of, misfit
+from sluice.sql.function_names import FUNCTIONS
 from sluice.sql.json_paths import is_json_path, is_variant_path
-from sluice.sql.spark_functions import FUNCTIONS
 from sluice.sql.spark_syntax import functions_in
 from sluice.sql.typed_expression import type_expression
 from sluice.sql.types import VOID

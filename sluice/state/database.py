@@ -73,7 +73,7 @@ def database_url(text: str) -> URL:
     if backend == "sqlite" and url.database:
         return url
     raise SettingsError(
-        f"A database's address starts with {url.drivername!r}.",
+        f"A database's address starts with {url.drivername!r}, which Sluice does not support.",
         next_step=f"Use sqlite:///... or postgresql://... {_WHERE_SET}",
     )
 

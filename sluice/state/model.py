@@ -7,7 +7,6 @@ stores with the same filter, key and window. A worker's *shard* holds versioned 
 
 from __future__ import annotations
 
-import zlib
 from datetime import datetime
 from typing import Literal, TypeAlias
 
@@ -202,9 +201,3 @@ class StateRow(msgspec.Struct, frozen=True, array_like=True):
     @property
     def entry_id(self) -> EntryId:
         return self.key, self.window_start, self.window_end
-
-
-def owner(key: str, workers: int) -> int:
-    """Return the worker that owns `key`, computed like Spark SQL's `pmod(crc32(key), workers)`."""
-    # Spark places keys by this rule, so any other rule would look for a key at the wrong worker.
-    return zlib.crc32(key.encode()) % workers

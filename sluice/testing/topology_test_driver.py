@@ -34,7 +34,7 @@ from sluice.provision.jars import bundles_for_this_machine
 from sluice.registry.opening import MEMORY, forget, memory_registry
 from sluice.settings import Settings, settings
 from sluice.spark_submit import DELTA_CONF, QUICK_JVM
-from sluice.state.model import StateRow, StoreInfo, owner
+from sluice.state.model import StateRow, StoreInfo
 from sluice.state.queries.entries import entry_with_headers
 from sluice.state.remote.opening import open_shard
 from sluice.testing.empty_databases import temporary_databases
@@ -46,6 +46,7 @@ from sluice.testing.registered_records import RegisteredRecords
 from sluice.topology.pipeline import Pipeline
 from sluice.values.json_limits import refuse_nesting
 from sluice.values.json_text import encode_bytes, encode_text, plain_json
+from sluice.values.key_owners import owner
 from sluice.values.pipeline_modules import require_no_task
 from sluice.values.sink_tables import connection_variable
 from sluice.values.topic_patterns import matches

@@ -19,7 +19,7 @@ from sluice.topology.handles import Handle, Key, R, V
 from sluice.topology.serdes import Contract
 from sluice.topology.source_line import source_line
 from sluice.topology.tables import Table
-from sluice.topology.versions import history_in_ms
+from sluice.topology.versioned_tables import history_in_ms
 from sluice.topology.window_definitions import Duration, milliseconds, retention_in_ms
 from sluice.topology.windowed_inputs import (
     require_plain_keys,

@@ -19,7 +19,7 @@ from sluice.topology.source_line import files_running, source_line
 from sluice.topology.streams import Stream
 from sluice.topology.structs import key_expression, key_field_names
 from sluice.topology.tables import GlobalTable, Table
-from sluice.topology.versions import history_in_ms
+from sluice.topology.versioned_tables import history_in_ms
 from sluice.topology.window_definitions import Duration, milliseconds, milliseconds_if_given
 from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.epochs import EpochTime, field_of_time

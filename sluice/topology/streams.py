@@ -36,7 +36,7 @@ from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column
 from sluice.topology.tables import GlobalTable, Table
 from sluice.topology.value_types import shape_of_elements
-from sluice.topology.versions import grace_in_ms, history_in_ms
+from sluice.topology.versioned_tables import grace_in_ms, history_in_ms
 from sluice.topology.window_definitions import Duration, milliseconds, milliseconds_if_given
 from sluice.topology.windowed_inputs import (
     require_plain_keys,

@@ -32,7 +32,7 @@ def _shape_of_type(kind: str) -> Shape:
 
 
 def types_of_columns(columns: Mapping[str, str], types: Mapping[str, str]) -> dict[str, str]:
-    """Name → the type of the expression, over fields of these types."""
+    """Return the type of each expression over fields of these types."""
     return {name: type_of(text, types) for name, text in columns.items()}
 
 

@@ -66,10 +66,9 @@ def _element(number: int) -> bytes:
 def release_path(path: bytes, rank: int, key: str, *, before: bool, turn: bytes = b"") -> bytes:
     """Return the path of a result released with a row.
 
-    Releases sort by rank, before or after the row's own results.
-
-    The releases of several operators that have the same `path` need a `turn`, by which they sort
-    before their keys.
+    Releases are sorted by rank, before or after the row's own results. If the releases of several
+    operators have the same `path`, they need a `turn`: they are sorted by it first, and then by
+    key.
     """
     return path + release(rank, before=before) + turn + _escaped(key)
 

@@ -15,7 +15,7 @@ from sqlalchemy import make_url
 from sluice.api.routes.api_state import CACHE_SECONDS
 from sluice.errors import EngineError, TopologyError
 from sluice.state.ledger.failures import Failure
-from sluice.state.model import owner
+from sluice.values.key_owners import owner
 from tests.support.states import States
 
 pytestmark = pytest.mark.api

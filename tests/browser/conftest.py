@@ -16,9 +16,9 @@ from sluice.api.runs import DagState
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.leases import Holder
-from sluice.state.model import owner
 from sluice.state.remote.opening import create_shard
 from sluice.topology import drawing, load_pipeline
+from sluice.values.key_owners import owner
 from tests.api.states import KINDS, orders_states, totals, windows
 from tests.support.airflow_browser import chromium
 from tests.support.api_client import Api, User

@@ -23,9 +23,9 @@ from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.finished_runs import FinishedRun
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.leases import Holder
-from sluice.state.model import owner
 from sluice.state.remote.opening import create_shard
 from sluice.topology import drawing, load_pipeline
+from sluice.values.key_owners import owner
 from tests.api.states import KINDS, orders_states, totals, windows
 from tests.support.api_client import Api, User
 from tests.support.state_rows import write_rows

@@ -9,7 +9,7 @@ import pytest
 
 from sluice.client import Client
 from sluice.errors import StateError
-from sluice.state.model import owner
+from sluice.values.key_owners import owner
 from tests.cluster.conftest import Deploy
 from tests.faults.kills import WORKERS
 from tests.faults.truth import PIPELINES, Watcher, compare

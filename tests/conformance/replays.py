@@ -40,12 +40,13 @@ from sluice.settings import Settings
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
-from sluice.state.model import GenerationInfo, owner
+from sluice.state.model import GenerationInfo
 from sluice.state.shard.shard import Checksums
 from sluice.testing.local_run import PIPED, PipedRows, decode_piped, why_not_local
 from sluice.testing.piped_records import UncontestedLease
 from sluice.testing.topology_test_driver import shared_session
 from sluice.topology.pipeline import Pipeline
+from sluice.values.key_owners import owner
 from tests.support.leases import hold_lease
 
 Moment = Literal["before the state", "before the output", "before the snapshot"]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from sluice import Pipeline
 from sluice.commands.cli import app
-from sluice.engine.publish.transaction import TransactionalOutput
+from sluice.engine.publish.kafka_transaction import TransactionalOutput
 from sluice.errors import EngineError
 from sluice.operations.backups.back_up import back_up
 from sluice.operations.backups.restore import restore

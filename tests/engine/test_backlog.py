@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer
 
 from sluice import Pipeline, within
-from sluice.engine.publish.transaction import TransactionalOutput
+from sluice.engine.publish.kafka_transaction import TransactionalOutput
 from sluice.errors import LeaseError
 from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan

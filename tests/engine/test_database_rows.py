@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from sluice import Context, Pipeline, PostgresTable, Record, Timer
-from sluice.engine.publish.transaction import TransactionalOutput
+from sluice.engine.publish.kafka_transaction import TransactionalOutput
 from sluice.errors import BatchDiffers, EngineError, SettingsError
 from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan

@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from sluice import Pipeline
 from sluice.engine.batch.job_topics import TopicLimits
+from sluice.engine.publish.kafka_transaction import TransactionalOutput
 from sluice.engine.publish.markers import Writer
-from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.engine.run.driver_lease import Lease
 from sluice.engine.run.job_run import JobRun
 from sluice.errors import EngineError, LeaseError

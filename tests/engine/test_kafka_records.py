@@ -14,8 +14,8 @@ from confluent_kafka.admin import AdminClient
 
 from sluice.engine.batch.record_headers import headers_of
 from sluice.engine.batch.side_outputs import NOTHING
+from sluice.engine.read.backlog_timestamps import KafkaTimestamps
 from sluice.engine.read.kafka_records import RECORDS, read_ranges
-from sluice.engine.read.timestamps import KafkaTimestamps
 from sluice.errors import EngineError
 from sluice.kafka.range_reader import RangeReader
 from sluice.kafka.record_times import timestamps_at

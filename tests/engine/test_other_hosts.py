@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import Producer
 
+from sluice.engine.publish.kafka_transaction import TransactionalOutput
 from sluice.engine.publish.publisher import Publisher
-from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import EngineError
 from sluice.plan import plan
 from sluice.settings import Settings

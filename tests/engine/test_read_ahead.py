@@ -17,8 +17,8 @@ from confluent_kafka.cimpl import NewPartitions
 from msgspec import Struct
 
 from sluice import Pipeline, Serde, Stream, session, sliding, tumbling, within
+from sluice.engine.publish.kafka_transaction import TransactionalOutput
 from sluice.engine.publish.shard_writer import RowsOnSpark
-from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.engine.run import batch_loop
 from sluice.engine.run.batch_size import BatchSize
 from sluice.engine.run.read_ahead import BatchQueries

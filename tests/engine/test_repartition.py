@@ -12,7 +12,7 @@ from sluice import Pipeline
 from sluice.errors import EngineError
 from sluice.operations.repartition import repartition
 from sluice.plan import plan
-from sluice.state.model import owner
+from sluice.values.key_owners import owner
 from tests.engine.conftest import Start
 from tests.engine.every_operator import KEYS, every_operator, results, rounds, send_round
 from tests.engine.shop import Build, Names, Shop, address, sale, sales_of, shop

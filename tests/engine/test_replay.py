@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import Producer
 
 from sluice import Pipeline, session
+from sluice.engine.publish.kafka_transaction import TransactionalOutput
 from sluice.engine.publish.publisher import Publisher
-from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import EngineError, StateError
 from sluice.operations.rebuild import Rebuild
 from sluice.plan import plan

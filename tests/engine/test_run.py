@@ -13,10 +13,11 @@ from sluice.engine.batch.side_outputs import BatchStats, Collected, SideOutput
 from sluice.errors import EngineError
 from sluice.kafka.topics import text_headers
 from sluice.state.ledger.audits import SourceAudit
-from sluice.state.model import GenerationRef, owner
+from sluice.state.model import GenerationRef
 from sluice.state.remote.opening import open_shard
 from sluice.state.shard.checksums import NO_CHECKSUM
 from sluice.topology.loading.pipeline_import import load_file
+from sluice.values.key_owners import owner
 from sluice.values.record_metadata import OnError
 from sluice.values.windows import AnyWindow
 from tests.engine.conftest import Start

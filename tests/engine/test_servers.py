@@ -15,7 +15,7 @@ from sluice.plan import plan
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
-from sluice.state.model import owner
+from sluice.values.key_owners import owner
 from tests.engine.conftest import Start
 from tests.engine.shop import address, sale, shop, sums
 from tests.engine.test_changed_stores import change, counted, summed

@@ -11,9 +11,9 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from xxhash import xxh3_64_intdigest
 
 from sluice.engine.batch.job_topics import TopicLimits
-from sluice.engine.publish import transaction
+from sluice.engine.publish import kafka_transaction
+from sluice.engine.publish.kafka_transaction import TransactionalOutput
 from sluice.engine.publish.markers import Writer
-from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.errors import BatchDiffers
 from sluice.kafka.topics import read_topic
 from sluice.local.broker import EmbeddedKafka
@@ -121,7 +121,7 @@ def test_records_differ_by_keys_values_and_timestamps_but_not_by_headers_and_ord
             "timestamp": times,
         }
         own = pa.array([[{"key": headers, "value": b""}]] * len(records), header)
-        return transaction.checksum(pa.table(columns | {"headers": own}))
+        return kafka_transaction.checksum(pa.table(columns | {"headers": own}))
 
     several = [(b"k", b"v", 5), (b"k", b"v", 5), (b"", b"v", 5)]
     assert total(*several) == total(*several[::-1], headers="another")
@@ -145,14 +145,14 @@ def test_checksums_are_those_of_earlier_markers() -> None:
         xxh3_64_intdigest(value, start)
         for value, start in zip((b"", b"v", b""), starts, strict=True)
     ]
-    assert transaction.checksum(pa.table(records)) == sum(each)
+    assert kafka_transaction.checksum(pa.table(records)) == sum(each)
 
 
 def test_a_marker_waits_for_a_place_in_the_full_queue(
     topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = {"queue.buffering.max.messages": "2", "linger.ms": "200"}
-    monkeypatch.setattr(transaction, "_FAST", transaction._FAST | full)
+    monkeypatch.setattr(kafka_transaction, "_FAST", kafka_transaction._FAST | full)
     with topic.output() as output:
         assert output.send(batch(0), [topic.records("a", "b")]) == {topic.name: 2}
     assert topic.values() == ["a", "b"]

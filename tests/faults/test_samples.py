@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from sluice.engine.batch.job_topics import TopicLimits
+from sluice.engine.publish.kafka_transaction import TransactionalOutput
 from sluice.engine.publish.markers import Writer
-from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.engine.run.driver_lease import Lease, Patience, this_process
 from sluice.errors import EngineError
 from sluice.kafka.topics import read_topic
@@ -22,8 +22,9 @@ from sluice.local.broker import EmbeddedKafka
 from sluice.local.broker import running as running_broker
 from sluice.settings import settings
 from sluice.state.ledger.history import Batch
-from sluice.state.model import GenerationRef, owner
+from sluice.state.model import GenerationRef
 from sluice.state.remote.opening import open_shard
+from sluice.values.key_owners import owner
 from tests.faults.conftest import Observe
 from tests.faults.dying import calls
 from tests.faults.world import wait_until

@@ -22,7 +22,7 @@ TESTS = (
     "tests/unit/engine/test_encode.py",
     "tests/unit/engine/test_row_batches.py",
     "tests/unit/engine/test_spark_submit.py",
-    "tests/unit/operators/test_process.py",
+    "tests/unit/operators/test_processor_operator.py",
     "tests/unit/test_spark_releases.py",
     "tests/dags/test_operator.py",
     "tests/dags/test_kafka_connection.py",

@@ -20,7 +20,7 @@ from sluice.engine.run.streaming_query import JobQuery
 from sluice.errors import TopologyError
 from sluice.plan import plan
 from sluice.settings import Settings
-from sluice.sql.spark_functions import REGISTERED
+from sluice.sql.function_names import REGISTERED
 from sluice.state.ledger.ledger import Ledger
 from sluice.topology.streams import Stream
 from tests.support.states import make_snapshot

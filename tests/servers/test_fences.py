@@ -18,10 +18,10 @@ from sluice.operations.moves import move
 from sluice.state.ledger.placement import Placement, Placements
 from sluice.state.ledger.quarantine import Quarantine
 from sluice.state.ledger.standbys import Standbys
-from sluice.state.model import owner
 from sluice.state.remote.opening import open_shard
 from sluice.state.remote.remote_shard import RemoteShard
 from sluice.state.remote.standby_copies import promote_standby, refresh_standbys
+from sluice.values.key_owners import owner
 from tests.api.states import KINDS, totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host

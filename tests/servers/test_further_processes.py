@@ -18,7 +18,7 @@ import pytest
 from sluice.errors import StateError
 from sluice.server.further_processes import FurtherProcesses
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import owner
+from sluice.values.key_owners import owner
 from tests.api.states import orders_states, totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import TOKEN

@@ -25,9 +25,9 @@ from sluice.server.state_server import ServerOptions, claim
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.placement import Placement
-from sluice.state.model import owner
 from sluice.state.remote.opening import open_shard
 from sluice.state.shard.ranges import RowRange
+from sluice.values.key_owners import owner
 from tests.api.states import totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host, placed

@@ -16,8 +16,8 @@ import pytest
 
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import owner
 from sluice.state.remote.shard_calls import PROTOCOL, PROTOCOL_HEADER
+from sluice.values.key_owners import owner
 from tests.api.states import orders_states, totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import CLIENT, TOKEN

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from sluice.state.model import owner
 from sluice.state.remote.opening import open_shard
 from sluice.state.shard.shard import Shard
+from sluice.values.key_owners import owner
 from tests.api.states import totals
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import Host

@@ -19,7 +19,8 @@ from sluice.commands.worker_arguments import place_of
 from sluice.errors import Refused, SettingsError, StateError
 from sluice.operations.moves import move
 from sluice.state.ledger.placement import Placement
-from sluice.state.model import WorkerInfo, owner
+from sluice.state.model import WorkerInfo
+from sluice.values.key_owners import owner
 from tests.servers.conftest import LOCATIONS
 from tests.servers.hosts import CLIENT, TOKEN, Host, placed
 from tests.servers.processes import ServerProcess, environment

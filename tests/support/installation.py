@@ -14,9 +14,10 @@ from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
-from sluice.state.model import GenerationRef, owner
+from sluice.state.model import GenerationRef
 from sluice.state.remote.opening import open_shard
 from sluice.state.shard.operator_states import State
+from sluice.values.key_owners import owner
 from tests.support.leases import NEWEST_EPOCH
 from tests.support.state_rows import write_rows
 from tests.support.states import States, make_audit, make_snapshot

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from sluice.engine.publish.kafka_transaction import TransactionalOutput
 from sluice.engine.publish.publisher import Publisher
-from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.sinks.postgres_sink import PostgresTables
 from sluice.state.ledger.plans import Plans

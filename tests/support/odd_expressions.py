@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct
 
 from sluice import Decimal2
-from sluice.sql.spark_functions import FUNCTIONS
+from sluice.sql.function_names import FUNCTIONS
 
 
 class Line(Struct):

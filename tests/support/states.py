@@ -20,11 +20,11 @@ from sluice.state.model import (
     Snapshot,
     StoreInfo,
     WorkerInfo,
-    owner,
 )
 from sluice.state.remote.opening import create_shard
 from sluice.state.shard.addresses import location
 from sluice.state.shard.row_tuples import Row
+from sluice.values.key_owners import owner
 from tests.support.state_rows import write_rows
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -31,10 +31,11 @@ from sluice.query import Entry, Group, Pin
 from sluice.query.catalogue import PipelineSnapshot
 from sluice.query.reader import Reader
 from sluice.query.time_texts import parse_time
-from sluice.state.model import WorkerInfo, owner
+from sluice.state.model import WorkerInfo
 from sluice.state.queries.aggregates import Order
 from sluice.state.shard.ranges import RowRange
 from sluice.support.time_limit import finish_within
+from sluice.values.key_owners import owner
 from sluice.values.keys import lookup_key
 
 T = TypeVar("T")

@@ -68,7 +68,7 @@ class DeadLettersQuery(PipelineQuery, frozen=True, kw_only=True):
 class Redrive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The dead letters to re-drive.
 
-    Without a reason or a place, only the dead letters of records that could not be read.
+    Without a reason or a place, these are only the dead letters of records that could not be read.
     """
 
     reason: Reason = ""

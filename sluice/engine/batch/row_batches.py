@@ -20,6 +20,7 @@ from sluice.engine.batch.gathered_batches import gathered
 from sluice.engine.batch.row_schemas import SCHEMA, stable_order, taken, with_schema
 from sluice.engine.batch.side_outputs import SideOutput, SideOutputs, open_table, pack_table
 from sluice.support.arrays import Integers, Mask
+from sluice.values.key_owners import key_hashes
 
 ROW_BATCHES = pa.schema(
     [("worker", pa.int32()), ("rows", pa.binary()), ("side_output", pa.string())]
@@ -93,12 +94,12 @@ class RowBatchWriter:
         return copied
 
     def _owners(self, table: pa.Table) -> Integers:
-        """Return the worker of each row, by the rule of `state.model.owner`.
+        """Return the worker of each row, by the rule of `values.key_owners`.
 
         Records without a key may go to any worker.
         """
         keys = pc.fill_null(table.column("key"), "").cast(pa.binary()).to_pylist()
-        owners = np.fromiter(map(crc32, keys), np.int64, len(keys)) % self.workers
+        owners = np.fromiter(key_hashes(keys), np.int64, len(keys)) % self.workers
         # A row may name the worker that gets it: a report of stream time goes to every worker, as
         # one row for each.
         named_workers = table.column("worker")

@@ -118,8 +118,8 @@ def encoder_of(values: RegistryFormat, topic: str, registry: Registry) -> Regist
     schema = schema_to_write(values, topic, registry)
     if values.schema_in == "header" and not schema.guid:
         raise EngineError(
-            f"The registry says no GUID of {schema}, and {topic} is to name its schemas in a "
-            "header.",
+            f"The registry has no GUID for {schema}, but records of {topic} name their schema by "
+            "its GUID, in a header.",
             next_step='Write schema_in="prefix", or use a registry that has GUIDs.',
         )
     try:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sluice.engine.publish.kafka_transaction import lost_markers
 from sluice.engine.publish.markers import Marker, Writer, newest_until, read_markers
-from sluice.engine.publish.transaction import lost_markers
 from sluice.errors import OutputError
 
 

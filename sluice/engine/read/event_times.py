@@ -13,7 +13,7 @@ Problems = list[tuple[str, str] | None]
 
 
 def invalid_times(decoder: ValueDecoder, times: pa.Array, clock: int) -> Problems:
-    """For each event time, the reason why it is invalid, or None.
+    """Return, for each event time, the reason why it is invalid, or None.
 
     An empty list if all times are valid.
 

@@ -17,7 +17,7 @@ from typing_extensions import override
 from sluice.engine.batch.arrow_tasks import TaskOfBatch
 from sluice.engine.batch.batch_start import RunningTask
 from sluice.engine.batch.gathered_batches import combined
-from sluice.engine.read.timestamps import timestamps_of
+from sluice.engine.read.backlog_timestamps import timestamps_of
 from sluice.kafka.range_reader import PartitionRecords, RangeReader
 from sluice.kafka.topics import headers_of_each
 from sluice.values.headers import Headers

@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from sluice.engine.read.backlog_timestamps import KafkaTimestamps
 from sluice.engine.read.source_identity import InputError, Positions, TopicState
-from sluice.engine.read.timestamps import KafkaTimestamps
 from sluice.errors import EngineError
 from sluice.state.ledger.sources import SourcePartition
 from sluice.state.model import GenerationRef

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from sluice.engine.batch.job_topics import TIMEOUT_S, kafka_errors, topic_limits
-from sluice.engine.read.timestamps import timestamps_of
+from sluice.engine.read.backlog_timestamps import timestamps_of
 from sluice.errors import EngineError
 from sluice.kafka.brokers import COMMITS_NOTHING, configuration_errors, quiet
 from sluice.kafka.topics import as_bytes, records_at, topic_ids, watermark_offsets

@@ -465,7 +465,7 @@ class StreamReader(RecordReader):
         output: PartitionOutput,
         clock: int,
     ) -> Problems:
-        """For each record, the reason why it is rejected, or None.
+        """Return, for each record, the reason why it is rejected, or None.
 
         Used if some record does not fit the columns.
         """

@@ -22,9 +22,9 @@ from sluice.engine.batch.idle_time import IdleTime
 from sluice.engine.batch.stream_time import ORDER
 from sluice.engine.publish.publisher import BegunBatch, PublishedBatch, Publisher
 from sluice.engine.publish.shard_writer import RowsOnSpark
+from sluice.engine.read.backlog_timestamps import KafkaTimestamps, end_offsets
 from sluice.engine.read.ordered_backlog import Backlog, Offsets
 from sluice.engine.read.source_identity import Positions
-from sluice.engine.read.timestamps import KafkaTimestamps, end_offsets
 from sluice.engine.run.batch_query import BatchQuery
 from sluice.engine.run.batch_size import SAFE_RECORDS, BatchSize
 from sluice.engine.run.clocks import Clocks

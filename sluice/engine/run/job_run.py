@@ -24,12 +24,12 @@ from sluice.engine.batch.job_topics import (
 from sluice.engine.batch.storage import Storage
 from sluice.engine.publish.auditor import Auditor
 from sluice.engine.publish.consumer_group import ConsumerGroup
+from sluice.engine.publish.kafka_transaction import TransactionalOutput, dead_letter_limit
 from sluice.engine.publish.markers import MARKER_SETTINGS, Writer
 from sluice.engine.publish.output_identity import OutputIdentity
 from sluice.engine.publish.output_writer import Destinations
 from sluice.engine.publish.publisher import Publisher
 from sluice.engine.publish.target_tables import table_sinks
-from sluice.engine.publish.transaction import TransactionalOutput, dead_letter_limit
 from sluice.engine.read.kafka_input import KafkaInput
 from sluice.engine.read.matching_topics import with_matching_topics
 from sluice.engine.read.source_identity import Positions, SourceIdentity

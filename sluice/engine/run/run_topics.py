@@ -14,8 +14,8 @@ from functools import cached_property
 import structlog
 from confluent_kafka.admin import AdminClient, TopicDescription  # type: ignore[attr-defined]
 
+from sluice.engine.publish.kafka_transaction import TransactionalOutput
 from sluice.engine.publish.output_identity import OutputIdentity
-from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.engine.read.source_identity import Positions, SourceIdentity
 from sluice.errors import AccessDenied, BrokersUnreachable, EngineError, OutputError
 from sluice.kafka.brokers import ANSWER_SECONDS, broker_errors, silent_admin

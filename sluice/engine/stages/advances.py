@@ -94,7 +94,7 @@ class Advances:
         operators: Iterable[PlannedOperator],
         workers: int,
     ) -> Iterator[pa.RecordBatch]:
-        """Rows with a report of each operator for every worker.
+        """Yield rows with a report of each operator for every worker.
 
         The report of an operator without rows is empty.
         """

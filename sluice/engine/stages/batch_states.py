@@ -31,7 +31,7 @@ class BatchStates:
     def read_store(
         self, group: int, keys: Sequence[str], *, with_headers: bool = False
     ) -> dict[str, str]:
-        """Key → the value in an operator's store, as JSON. Keys without a value are omitted.
+        """Return the values of keys in an operator's store, as JSON. Omit keys without a value.
 
         `with_headers`: whether the store keeps headers.
         """

@@ -24,7 +24,7 @@ from sluice.operators.aggregation.calculation import (
     Custom,
     Functions,
 )
-from sluice.operators.aggregation.counted import EveryRecordsAggregate, LastRecordsAggregate
+from sluice.operators.aggregation.count_windows import EveryRecordsAggregate, LastRecordsAggregate
 from sluice.operators.aggregation.custom_windows import CustomWindowAggregate
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
@@ -41,8 +41,8 @@ from sluice.operators.joins.version_join import VersionedJoin
 from sluice.operators.merge import Merge
 from sluice.operators.operator import Operator
 from sluice.operators.passed_rows import PassedRows
-from sluice.operators.process import Process
 from sluice.operators.processor import StoreOptions
+from sluice.operators.processor_operator import Process
 from sluice.operators.suppress import BufferLimit, Suppress
 from sluice.operators.table import Latest, LatestVersion
 from sluice.plan import PlannedOperator

@@ -200,7 +200,7 @@ class Ingest(TaskOfBatch):
         positions: dict[str, Times],
         task: _TaskResults,
     ) -> pa.RecordBatch:
-        """Rows for one side of an operator.
+        """Return the rows for one side of an operator.
 
         Also notes in `task` which rows advance its stream time.
         """
@@ -234,7 +234,7 @@ class Ingest(TaskOfBatch):
         return rows(len(indices), columns | position)
 
     def _advancing(self, batch: pa.RecordBatch, side: Edge, passed: Mask) -> Mask:
-        """Mask of the records that advance stream time.
+        """Return a mask of the records that advance stream time.
 
         They have a key and a value if the operator needs them.
         """
@@ -270,7 +270,7 @@ class Ingest(TaskOfBatch):
             task.advances.add_rows(operator, LEFT, np.ones(count, bool), columns)
 
     def _are_of(self, batch: pa.RecordBatch, topics: tuple[str, ...]) -> Mask:
-        """Mask of the records of these topics."""
+        """Return a mask of the records of these topics."""
         numbers: list[int] = []
         for number, topic in self.sinks.topics.items():
             if topic in topics:

@@ -202,7 +202,7 @@ class OperatorRows:
         return np.flatnonzero(is_first)
 
     def keyed(self, starts: Indices) -> KeyedRows:
-        """Rows that are sorted by key, as KeyedRows. `starts` means the same as in KeyedRows."""
+        """Return the sorted rows as KeyedRows. `starts` means the same as in KeyedRows."""
         keys = self.values_at("key", starts[:-1]).to_pylist()
         return KeyedRows(keys, starts, self.columns, self.stream_times)
 

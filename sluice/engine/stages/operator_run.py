@@ -534,9 +534,10 @@ class OperatorRun:
         return self._stored.before.timer_due(self.spec.plan.name, self._stored.worker)
 
     def timer_after(self) -> dict[str, int]:
-        """Name (see `wall_name`) → when the worker's earliest wall-clock timer is due.
+        """Return when the worker's earliest wall-clock timer is due, by its `wall_name`.
 
-        Empty if the worker had no such timer before the batch, and the batch has set none.
+        The result is empty if the worker had no such timer before the batch, and the batch has set
+        none.
         """
         if not self._waits_for_clock:
             return {}
@@ -547,7 +548,7 @@ class OperatorRun:
         return {name: self._stored.earliest_timer(self.spec.number)}
 
     def result_after(self) -> dict[str, int]:
-        """Name (see `due_name`) → when the worker's earliest held-back result is due."""
+        """Return when the worker's earliest held-back result is due, by its `due_name`."""
         if (
             self.timeline is None
             or not self._stored.before.goes_on_when_idle

@@ -386,7 +386,7 @@ class Timeline:
         return counts_before, counts_after
 
     def _follow_their_record(self, positions: pa.Table, counts: Indices) -> Mask:
-        """Mask of the rows whose last advance before them is the beginning of their own record.
+        """Return a mask of the rows whose last earlier advance is the start of their own record.
 
         `counts`: for each row, the number of advances before it.
         """

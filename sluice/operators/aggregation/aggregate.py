@@ -890,3 +890,12 @@ class WindowedAggregate(WindowAggregation, SpreadAggregation):
 
     def expires_at(self, start: Any, time: Any) -> Any:
         return self.lateness.closes_at(ends_of(self.window, start))
+
+    @override
+    def due(self, state: Windows) -> int | None:
+        if not state:
+            return None
+        # The window that begins first also ends first.
+        first_end = self.window.end_of(min(state))
+        due: int = self.lateness.closes_at(first_end)
+        return due

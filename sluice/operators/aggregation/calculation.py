@@ -187,9 +187,9 @@ class Functions:
         for at in self._raw_arguments:
             argument = texts[at]
             if at not in self._pair_arguments:
-                texts[at] = _text(argument)
+                texts[at] = _text_or_none(argument)
             elif argument is not None:
-                texts[at] = ArgumentPair(_text(argument.x), argument.y)
+                texts[at] = ArgumentPair(_text_or_none(argument.x), argument.y)
         # Two maps with the same entries in different orders are one value, so they must become one
         # text.
         for at in self._map_arguments:
@@ -271,7 +271,7 @@ _COUNTING = ("count", "count_distinct", "approx_count_distinct")
 """Functions that accept arguments of any type and return counts."""
 
 
-def _text(raw: msgspec.Raw) -> str | None:
+def _text_or_none(raw: msgspec.Raw) -> str | None:
     text = bytes(raw).decode()
     if text == "null":
         return None

@@ -52,7 +52,7 @@ class HeldWindows:
     """The number of each window's key."""
     starts: Integers
     times: Integers
-    """Return the largest event time in each window's aggregate."""
+    """The largest event time in each window's aggregate."""
 
     @classmethod
     def of(cls, states: KeyStates[Windows]) -> Self:
@@ -274,7 +274,10 @@ class _Records:
         )
 
     def continued(self, windows: WindowRanges) -> Integers:
-        """For each held window, the index of the records' window to merge with it; -1 for none."""
+        """Return, for each held window, the index of the records' window to merge with it.
+
+        The index is -1 if there is no such window.
+        """
         if not len(self.held.keys):
             return self.held.keys
         continued = np.full(len(self.held.keys), -1)

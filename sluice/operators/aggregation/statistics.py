@@ -149,23 +149,23 @@ def _products_of_pair(pair: ArgumentPair) -> tuple[Exact, ...] | None:
     return _exact(x), _exact(y), _exact(x, x), _exact(y, y), _exact(x, y)
 
 
-def _squares(count: int, total: Fraction, squares: Fraction) -> Fraction:
+def _squared_distances(count: int, total: Fraction, squares: Fraction) -> Fraction:
     """Return the sum of the squares of the values' distances from their mean."""
     return squares - total * total / count
 
 
-def _root(square: Fraction) -> float:
+def _square_root(square: Fraction) -> float:
     return math.sqrt(square)
 
 
 def _variance(samples: bool, count: int, sums: tuple[Fraction, ...]) -> Fraction | None:
     divisor = count - samples
     if divisor:
-        return _squares(count, *sums) / divisor
+        return _squared_distances(count, *sums) / divisor
     return None
 
 
-def _float(value: Fraction | None) -> float | None:
+def _float_or_none(value: Fraction | None) -> float | None:
     if value is None:
         return None
     return float(value)
@@ -175,22 +175,22 @@ def _stddev(samples: bool, count: int, sums: tuple[Fraction, ...]) -> float | No
     variance = _variance(samples, count, sums)
     if variance is None:
         return None
-    return _root(variance)
+    return _square_root(variance)
 
 
 def _skewness(count: int, sums: tuple[Fraction, ...]) -> float | None:
     first, second, third = sums
-    squares = _squares(count, first, second)
+    squares = _squared_distances(count, first, second)
     # The sum of the cubes of the values' distances from their mean.
     cubes = third - 3 * first * second / count + 2 * first**3 / count**2
     if not squares:
         return None
-    return math.copysign(_root(count * cubes**2 / squares**3), cubes)
+    return math.copysign(_square_root(count * cubes**2 / squares**3), cubes)
 
 
 def _kurtosis(count: int, sums: tuple[Fraction, ...]) -> float | None:
     first, second, third, fourth = sums
-    squares = _squares(count, first, second)
+    squares = _squared_distances(count, first, second)
     if not squares:
         return None
     # The sum of the fourth powers of the values' distances from their mean.
@@ -214,16 +214,16 @@ def _covariance(samples: bool, count: int, sums: tuple[Fraction, ...]) -> float 
 def _correlation(count: int, sums: tuple[Fraction, ...]) -> float | None:
     xs, ys, x_squares, y_squares, products = sums
     common = products - xs * ys / count
-    squares = _squares(count, xs, x_squares) * _squares(count, ys, y_squares)
+    squares = _squared_distances(count, xs, x_squares) * _squared_distances(count, ys, y_squares)
     if squares:
-        return math.copysign(_root(common**2 / squares), common)
+        return math.copysign(_square_root(common**2 / squares), common)
     return None
 
 
 _Result = Callable[[int, tuple[Fraction, ...]], float | None]
 _OF_VALUES: dict[str, tuple[int, _Result]] = {
-    "var_samp": (2, lambda count, sums: _float(_variance(True, count, sums))),
-    "var_pop": (2, lambda count, sums: _float(_variance(False, count, sums))),
+    "var_samp": (2, lambda count, sums: _float_or_none(_variance(True, count, sums))),
+    "var_pop": (2, lambda count, sums: _float_or_none(_variance(False, count, sums))),
     "stddev_samp": (2, lambda count, sums: _stddev(True, count, sums)),
     "stddev_pop": (2, lambda count, sums: _stddev(False, count, sums)),
     "skewness": (3, _skewness),

@@ -59,7 +59,7 @@ def _on_calendar(window: CalendarWindow, times: Times) -> AllBounds:
 
 
 def _periods_at(window: CalendarWindow, times: Times) -> Times:
-    """For each time, the number of the calendar's period, such as a day, that contains it."""
+    """Return, for each time, the number of the calendar's period that contains it."""
     ordered, positions = np.unique(times, return_inverse=True)
     periods = np.empty(len(ordered), np.int64)
     begin = 0

@@ -146,7 +146,7 @@ def are_apart(begins: Integers, ends: Integers, gap: int) -> Mask:
 
 
 def earliest_ends(window: SpreadWindow, line: Line, places: Integers, ends: Integers) -> Integers:
-    """For each record, a lower bound of the ends of the windows that the record may change.
+    """Return, for each record, a lower bound of the ends of the windows that the record may change.
 
     `ends`: the places on the line at which a session may end, sorted. These are the places of all
     records, and the ends of earlier sessions.

@@ -189,7 +189,7 @@ class TableJoin(Operator[TablePair]):
         return results
 
     def _has_result(self, has_left: Mask, has_right: Mask) -> Mask:
-        """Mask of the rows with a result, given for each row whether each side has a value.
+        """Return a mask of the rows with a result, given which sides of each row have a value.
 
         `_result` has the same rules, for a single row.
         """

@@ -218,7 +218,7 @@ class StreamJoin(Operator[Sides]):
         return replace(results.of_rows(indices), left_over=left_over)
 
     def _has_due_records(self, states: KeyStates[Sides], closed_before: int) -> Mask:
-        """Mask of the keys with a record that was already due before the batch's first record.
+        """Return a mask of the keys with a record that was due before the batch's first record.
 
         No advance of stream time has caused its result.
         """

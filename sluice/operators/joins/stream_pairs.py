@@ -149,7 +149,7 @@ def unexpired_rows(lateness: JoinLateness, rows: KeyedRows, passed: tuple[int, i
 def last_expired_of_sides(
     lateness: JoinLateness, sides: npt.NDArray[np.integer[Any]], left: Times, right: Times
 ) -> Times:
-    """For records of both sides, the latest time of a record that can no longer be matched.
+    """Return, for records of both sides, the latest time of a record that can no longer be matched.
 
     `left` and `right`: the largest times of the left and of the right stream.
     """
@@ -159,7 +159,7 @@ def last_expired_of_sides(
 
 
 def falls(times: Times, keys: Indices) -> Mask:
-    """Mask of the times that are smaller than the preceding time of the same key."""
+    """Return a mask of the times that are smaller than the preceding time of the same key."""
     is_smaller = np.zeros(len(times), np.bool_)
     is_smaller[1:] = (keys[1:] == keys[:-1]) & (times[1:] < times[:-1])
     return is_smaller

@@ -54,7 +54,7 @@ class OuterJoined:
 
 
 def keys_in_order(lateness: JoinLateness, rows: KeyedRows) -> Mask:
-    """Mask of the keys for whose rows no time goes back.
+    """Return a mask of the keys for whose rows no time goes back.
 
     Rows of several partitions have stream times of their own. If a time goes back, an earlier row
     has made more records expire, or has sent more of them unmatched, than the times of the later
@@ -72,7 +72,7 @@ def keys_in_order(lateness: JoinLateness, rows: KeyedRows) -> Mask:
 
 
 def _reached(rows: KeyedRows) -> Times:
-    """For each row, the stream time up to which the row sends records of its key unmatched."""
+    """Return the stream time up to which each row sends records of its key unmatched."""
     before, after = rows.stream_times["before"], rows.stream_times["after"]
     # A record that is out of order does not look for unmatched records with its own time.
     reached: Times = np.where(rows.times == after, np.maximum(before, after), before)
@@ -80,7 +80,7 @@ def _reached(rows: KeyedRows) -> Times:
 
 
 def _is_past(lateness: JoinLateness, rows: KeyedRows) -> Mask:
-    """Mask of the rows whose window and grace have already passed when they come."""
+    """Return a mask of the rows whose window and grace have already passed when they come."""
     after = rows.stream_times["after"]
     is_past = [lateness.is_past(side, rows.times, after) for side in (LEFT, RIGHT)]
     return np.where(rows.sides == LEFT, *is_past)
@@ -111,13 +111,13 @@ def join_outer(
         return None
     departures = _Departures.of(lateness, outer, records, rows, advances_until)
     matches = departures.without_departed(matches)
-    fates = _Fates.of(departures, records, matches)
+    outcomes = _Outcomes.of(departures, records, matches)
     return OuterJoined(
-        _results(records, matches, fates, rows),
-        _released(records, fates, rows.keys),
+        _results(records, matches, outcomes, rows),
+        _released(records, outcomes, rows.keys),
         records,
-        fates.waits,
-        fates.at_once | fates.by_row | fates.by_release,
+        outcomes.waits,
+        outcomes.at_once | outcomes.by_row | outcomes.by_release,
     )
 
 
@@ -161,7 +161,7 @@ class _Departures:
         )
 
     def before(self, records: Indices, rows: Indices) -> Mask:
-        """Mask of the records that would be sent unmatched before these later rows are matched."""
+        """Return a mask of the records that are sent unmatched before these later rows match."""
         is_released = self.released[records] <= self.advances[rows]
         is_before: Mask = self.is_past[records] | (self.sender[records] <= rows) | is_released
         return is_before & self.is_outer[records]
@@ -185,7 +185,7 @@ class _Departures:
 
 
 @dataclass(frozen=True)
-class _Fates:
+class _Outcomes:
     """What happens to the records that have no match when they come."""
 
     due: Times
@@ -201,7 +201,7 @@ class _Fates:
     """Mask of the records that still wait after the batch."""
 
     @classmethod
-    def of(cls, departures: _Departures, records: JoinRecords, matches: MatchingPairs) -> _Fates:
+    def of(cls, departures: _Departures, records: JoinRecords, matches: MatchingPairs) -> _Outcomes:
         is_lone = departures.is_outer.copy()
         is_lone[matches.cause] = False
         at_once, waited = is_lone & departures.is_past, is_lone & ~departures.is_past
@@ -242,18 +242,18 @@ def _senders(records: JoinRecords, due: Times, rows: KeyedRows) -> Indices:
 
 
 def _results(
-    records: JoinRecords, matches: MatchingPairs, fates: _Fates, rows: KeyedRows
+    records: JoinRecords, matches: MatchingPairs, outcomes: _Outcomes, rows: KeyedRows
 ) -> Results:
     """Return what rows send: first the records that they send unmatched, then their own results."""
-    by_row, at_once = np.flatnonzero(fates.by_row), np.flatnonzero(fates.at_once)
+    by_row, at_once = np.flatnonzero(outcomes.by_row), np.flatnonzero(outcomes.at_once)
     left, right = matches.left_and_right(records)
     alone = np.concatenate((by_row, at_once))
     is_left = records.sides[alone] == LEFT
     left = np.concatenate((np.where(is_left, alone, -1), left))
     right = np.concatenate((np.where(is_left, -1, alone), right))
-    causes = np.concatenate((fates.sender[by_row], at_once, matches.cause))
+    causes = np.concatenate((outcomes.sender[by_row], at_once, matches.cause))
     # A row first sends the records that were due before it, then those that are due with it.
-    is_due_with_row = fates.due[by_row] > rows.stream_times["before"][fates.sender[by_row]]
+    is_due_with_row = outcomes.due[by_row] > rows.stream_times["before"][outcomes.sender[by_row]]
     turns = np.concatenate((is_due_with_row.astype(np.intp), np.full(len(causes) - len(by_row), 2)))
     # Records are sent unmatched by time, the right side first. The matches are in order.
     own = np.zeros(len(causes) - len(by_row), np.int64)
@@ -270,10 +270,12 @@ def _results(
     )
 
 
-def _released(records: JoinRecords, fates: _Fates, key_texts: Sequence[str]) -> ReleasedResults:
-    chosen = np.flatnonzero(fates.by_release)
+def _released(
+    records: JoinRecords, outcomes: _Outcomes, key_texts: Sequence[str]
+) -> ReleasedResults:
+    chosen = np.flatnonzero(outcomes.by_release)
     keys, due, times, sides = (
-        each[chosen] for each in (records.keys, fates.due, records.times, records.sides)
+        each[chosen] for each in (records.keys, outcomes.due, records.times, records.sides)
     )
     order = np.lexsort((records.order[chosen], -sides, times, due, keys))
     chosen, keys, due, times, sides = (each[order] for each in (chosen, keys, due, times, sides))
@@ -292,7 +294,7 @@ def _released(records: JoinRecords, fates: _Fates, key_texts: Sequence[str]) -> 
 def can_match(
     lateness: JoinLateness, records: JoinRecords, rows: KeyedRows, passed: tuple[int, int]
 ) -> Mask:
-    """Mask of the records that can still be matched after the batch.
+    """Return a mask of the records that can still be matched after the batch.
 
     `passed`: for each side, the stream time that has been passed for all keys when the batch ends.
     """

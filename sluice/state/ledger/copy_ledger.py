@@ -34,8 +34,8 @@ def copy_ledger(
         pipeline = new.execute(select(PIPELINES.c.pipeline).limit(1)).scalar()
         if locations is not None and pipeline is not None:
             raise Refused(
-                f"The ledger has got the pipeline {pipeline!r} meanwhile, from a run or another "
-                "command. It is unchanged.",
+                f"Meanwhile, a run or another command has added the pipeline {pipeline!r} to the "
+                "ledger. Nothing has been copied.",
                 next_step="Use that state, or repeat the command with empty places for ledger and "
                 "shards.",
             )

@@ -147,8 +147,8 @@ class Generations(LedgerPart):
         """Make a generation the current generation. Raise NotFound if it was never registered.
 
         `lease` is the lease of the generation to be replaced, and `places` are the epochs of the
-        workers' placements when the new generation's shards were filled. Raise LeaseError and
-        changes nothing if the lease is no longer held, and Refused if a placement has changed. A
+        workers' placements when the new generation's shards were filled. Change nothing, but
+        raise LeaseError, if the lease is no longer held, or Refused if a placement has changed. A
         `note` is kept with the name of the run. `replayed` says that a replay has built the
         generation.
         """

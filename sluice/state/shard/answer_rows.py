@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from sluice.state.model import owner
 from sluice.state.shard.database_driver import Driver
+from sluice.values.key_owners import owner
 
 _IDS_AT_ONCE = 500
 _COLUMNS = "step, id, key, at, batch, value, error"

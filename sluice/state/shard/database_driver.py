@@ -67,7 +67,7 @@ class Driver(Protocol):
         """
 
     def versions_before(self, batch: int, ids: RowIds) -> Iterator[StoredRow]:
-        """For each state row, yield its newest version before `batch`, with its digest.
+        """Yield each state row's newest version before `batch`, with its digest.
 
         Omit tombstones.
         """

@@ -100,7 +100,7 @@ def usable_files(outcomes: Mapping[Path, Outcome]) -> tuple[list[Path], list[Bro
             broken.append(_broken(file, TopologyError(outcome.error, next_step=outcome.next_step)))
         elif len(files_of[outcome.text]) > 1:
             broken.append(
-                Broken(file, outcome.text, _same_name(files_of[outcome.text], outcome.text))
+                Broken(file, outcome.text, _same_name_error(files_of[outcome.text], outcome.text))
             )
         else:
             usable.append(file)
@@ -137,7 +137,7 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
     if len(matching) == 1:
         return load_file(matching[0])
     if len(matching) > 1:
-        raise _same_name(matching, name)
+        raise _same_name_error(matching, name)
     for file, outcome in results.items():
         if outcome.error and (file in named or file.stem == name):
             raise TopologyError(outcome.error, next_step=outcome.next_step)
@@ -179,7 +179,7 @@ def _literal_name(call: ast.Call) -> str | None:
     return None
 
 
-def _same_name(files: list[Path], name: str) -> TopologyError:
+def _same_name_error(files: list[Path], name: str) -> TopologyError:
     names = " and ".join([file.name for file in files])
     all_of_them = "both" if len(files) == 2 else "all"
     return TopologyError(

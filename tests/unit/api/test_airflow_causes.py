@@ -160,7 +160,7 @@ def test_the_api_server_notes_causes_from_its_start_to_its_end(
 ) -> None:
     told: list[str] = []
 
-    async def keep_noting() -> None:
+    async def note_causes_repeatedly() -> None:
         told.append("notes")
         try:
             await asyncio.sleep(60)
@@ -172,7 +172,7 @@ def test_the_api_server_notes_causes_from_its_start_to_its_end(
             await asyncio.sleep(0.001)
         told.append(scope["type"])
 
-    monkeypatch.setattr(mounted, "_noting", lambda: keep_noting)
+    monkeypatch.setattr(mounted, "_import_note_causes", lambda: note_causes_repeatedly)
 
     async def runs() -> None:
         noting: Any = mounted.CausesNoted(server)

@@ -9,7 +9,7 @@ import pytest
 
 from sluice import Pipeline
 from sluice.engine.batch.side_outputs import NOTHING, DataSize
-from sluice.engine.read.timestamps import KafkaTimestamps
+from sluice.engine.read.backlog_timestamps import KafkaTimestamps
 from sluice.engine.run import batch_loop
 from sluice.engine.run.batch_size import FIXED_MB, ROW_BYTES, SAFE_RECORDS, BatchSize
 from sluice.plan import plan

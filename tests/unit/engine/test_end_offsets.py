@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
-from sluice.engine.read import timestamps
+from sluice.engine.read import backlog_timestamps
 
 
 class SlowAdmin:
@@ -40,8 +40,8 @@ class SlowAdmin:
 def test_a_client_is_connected_before_it_is_asked_for_offsets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(timestamps, "silent_admin", SlowAdmin)
-    assert timestamps.end_offsets({}, [("orders", 0), ("orders", 1)]) == {
+    monkeypatch.setattr(backlog_timestamps, "silent_admin", SlowAdmin)
+    assert backlog_timestamps.end_offsets({}, [("orders", 0), ("orders", 1)]) == {
         ("orders", 0): 7,
         ("orders", 1): 7,
     }

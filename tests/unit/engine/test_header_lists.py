@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.engine.batch.record_headers import HEADERS
-from sluice.engine.publish.transaction import _header_lists
+from sluice.engine.publish.kafka_transaction import _header_lists
 
 pytestmark = pytest.mark.unit
 

@@ -9,7 +9,7 @@ from sluice.engine.batch import row_batches
 from sluice.engine.batch.row_batches import RowBatchReader, RowBatchWriter
 from sluice.engine.batch.row_schemas import SCHEMA, rows
 from sluice.engine.batch.side_outputs import SideOutputs
-from sluice.state.model import owner
+from sluice.values.key_owners import owner
 
 KEYS = [f"key-{number}" for number in range(50)]
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.engine.batch.record_headers import HEADERS
-from sluice.engine.publish import transaction
+from sluice.engine.publish import kafka_transaction
 
 Record = dict[str, Any]
 HEADER = st.fixed_dictionaries(
@@ -72,8 +72,8 @@ def test_every_record_is_sent_once_and_in_order_with_all_of_its_parts(
         [pa.RecordBatch.from_pylist(rows, SCHEMA) for rows in chunks], SCHEMA
     ).slice(begin)
     client: Any = Client()
-    whole = transaction.checksum(table)
+    whole = kafka_transaction.checksum(table)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transaction, "_CHUNK", at_once)
-        assert transaction._produce(client, "sales", table) == whole
+        patch.setattr(kafka_transaction, "_CHUNK", at_once)
+        assert kafka_transaction._produce(client, "sales", table) == whole
     assert client.sent == [arguments(record) for chunk in chunks for record in chunk][begin:]

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from sluice.commands.cli import app
 from sluice.engine.batch.job_topics import TopicLimits, kafka_errors
+from sluice.engine.publish.kafka_transaction import TransactionalOutput
 from sluice.engine.publish.markers import Writer
-from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.engine.run.clocks import Clocks
 from sluice.engine.run.linger import Linger
 from sluice.errors import BrokersUnreachable, EngineError, SettingsError

@@ -19,8 +19,8 @@ import pytest
 from sluice import Pipeline
 from sluice.engine.batch.job_topics import TopicLimits
 from sluice.engine.batch.storage import Storage
+from sluice.engine.publish.kafka_transaction import TransactionalOutput
 from sluice.engine.publish.markers import Writer
-from sluice.engine.publish.transaction import TransactionalOutput
 from sluice.engine.run.driver_lease import Lease, this_process
 from sluice.errors import DamagedState, EngineError, LeaseError
 from sluice.local.broker import EmbeddedKafka
@@ -30,9 +30,9 @@ from sluice.settings import settings
 from sluice.state.ledger.generations import Generations
 from sluice.state.ledger.history import Batch
 from sluice.state.ledger.placement import Placement
-from sluice.state.model import owner
 from sluice.state.remote.opening import open_shard
 from sluice.state.shard.operator_states import State
+from sluice.values.key_owners import owner
 from tests.faults.dying import calls
 from tests.support.installation import KEYS, OPERATOR, Installation, content, expected, settings_of
 from tests.support.leases import NEWEST_EPOCH

@@ -9,9 +9,9 @@ import pytest
 
 from sluice.engine.batch.stream_time import earliest_timer, spread_timers
 from sluice.operations.repartition import _Division
-from sluice.state.model import owner
 from sluice.state.shard.answer_rows import RecordedAnswer, by_worker
 from sluice.state.shard.operator_states import StateVersion
+from sluice.values.key_owners import owner
 
 pytestmark = pytest.mark.unit
 

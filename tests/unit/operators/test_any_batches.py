@@ -21,8 +21,8 @@ from sluice.operators.deduplicate import Deduplicate
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
 from sluice.operators.joins.stream_join import StreamJoin
 from sluice.operators.operator import Operator
-from sluice.operators.process import Process
 from sluice.operators.processor import Context, Record, StoreOptions, Timer
+from sluice.operators.processor_operator import Process
 from sluice.operators.suppress import Suppress
 from sluice.operators.table import Latest
 from tests.unit.operators.feed import Given, run

@@ -15,8 +15,8 @@ from sluice.operators.aggregation.calculation import Custom, Functions
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.operator import Operator
-from sluice.operators.process import Process
 from sluice.operators.processor import Context, Record, StoreOptions
+from sluice.operators.processor_operator import Process
 from tests.unit.operators.feed import Given, run
 
 

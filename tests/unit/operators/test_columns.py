@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice import hopping, tumbling, within
-from sluice.operators import columns, process
+from sluice.operators import columns, processor_operator
 from sluice.operators.aggregation import calculation
 from sluice.operators.aggregation.aggregate import Aggregate, WindowedAggregate
 from sluice.operators.aggregation.aggregate_functions import Function
@@ -28,8 +28,8 @@ from sluice.operators.joins.stream_join import StreamJoin
 from sluice.operators.joins.unmatched import keys_in_order
 from sluice.operators.lateness import JoinLateness
 from sluice.operators.operator import Operator
-from sluice.operators.process import Process
 from sluice.operators.processor import Context, Record, StoreOptions
+from sluice.operators.processor_operator import Process
 from sluice.operators.table import Latest
 from tests.unit.operators.feed import Given, run, run_in_columns
 
@@ -359,7 +359,7 @@ def test_sql_functions_give_the_same_in_columns(
 def test_a_processor_that_forwards_very_much_goes_row_by_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process, "_MOST_RESULTS", 3)
+    monkeypatch.setattr(processor_operator, "_MOST_RESULTS", 3)
     made = [Given("k", number, 100) for number in range(6)]
     processor, state = summing(), summing().new_state()
     texts = {name: pa.array([None] * 6, pa.string()) for name in ("value", "foreign", "headers")}

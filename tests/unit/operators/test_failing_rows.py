@@ -18,8 +18,8 @@ from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.base import Row, rejects_record
 from sluice.operators.encoding import Declared, encode_state, state_decoder, to_json
 from sluice.operators.operator import Operator
-from sluice.operators.process import Process
 from sluice.operators.processor import Context, Record, StoreOptions, Timer
+from sluice.operators.processor_operator import Process
 from tests.unit.operators.feed import Given, Ran, run
 
 POISON = 13

@@ -15,8 +15,8 @@ from sluice.operators.aggregation.aggregate import Aggregate
 from sluice.operators.aggregation.calculation import Custom
 from sluice.operators.encoding import Declared, encode_state, plain_texts, state_decoder
 from sluice.operators.plain_values import plain_check
-from sluice.operators.process import Process
 from sluice.operators.processor import Context, Record, StoreOptions
+from sluice.operators.processor_operator import Process
 from tests.unit.operators.feed import Given, run, run_in_columns
 
 

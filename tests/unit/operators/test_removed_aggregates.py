@@ -10,7 +10,7 @@ import pytest
 from sluice import every_records, last_records, session, sliding, tumbling
 from sluice.operators.aggregation.aggregate import Aggregate, TableAggregate, WindowedAggregate
 from sluice.operators.aggregation.calculation import Batched, Calculation, Custom
-from sluice.operators.aggregation.counted import EveryRecordsAggregate, LastRecordsAggregate
+from sluice.operators.aggregation.count_windows import EveryRecordsAggregate, LastRecordsAggregate
 from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
 from tests.unit.operators.feed import Given, Ran, run, run_in_columns

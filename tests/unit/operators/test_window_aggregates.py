@@ -17,7 +17,7 @@ from sluice.operators.aggregation.sessions import SessionAggregate
 from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.operator import Operator
 from sluice.operators.suppress import Suppress
-from sluice.values.windows import Bounds
+from sluice.values.windows import Bounds, TimeWindow
 from tests.unit.operators.feed import Given, Ran, run
 
 COUNT = Functions(Function("count"))
@@ -275,3 +275,13 @@ def test_the_end_of_input_flushes_nothing() -> None:
 def test_a_merged_session_is_never_emitted() -> None:
     ran = suppressed(SessionAggregate(COUNT, session("5 ms")), 5, at(10, 14, 100))
     assert [(result.window, result.value) for result in ran.results] == [((10, 14), [2])]
+
+
+@pytest.mark.parametrize("window", [hopping("10 ms", advance="3 ms"), tumbling("1 month")], ids=str)
+def test_a_key_is_due_when_its_earliest_window_closes(window: TimeWindow) -> None:
+    aggregate = WindowedAggregate(COUNT, window)
+    (first, end), *_ = window.bounds_of(clock("8:00:00"))
+    later = window.bounds_of(end)[-1][0]
+    held = {later: (end, (1,)), first: (first, (1,))}
+    assert aggregate.due(held) == min(aggregate.expires_at(start, 0) for start in held)
+    assert aggregate.due({}) is None

@@ -16,8 +16,9 @@ from sluice.query import catalogue as catalogue_module
 from sluice.state.database import transaction
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.ledger_tables import WORKERS
-from sluice.state.model import NO_WINDOW, owner
+from sluice.state.model import NO_WINDOW
 from sluice.state.shard.ranges import RowRange
+from sluice.values.key_owners import owner
 from tests.support.states import States, ledger_url
 
 pytestmark = pytest.mark.unit

@@ -16,8 +16,8 @@ from sluice.query import AsOf, Reader
 from sluice.query.results import Page
 from sluice.server.served_shards import ServedShards
 from sluice.state.ledger.placement import Placement
-from sluice.state.model import owner
 from sluice.state.queries.worker_queries import Value
+from sluice.values.key_owners import owner
 from tests.support.states import States
 
 pytestmark = pytest.mark.unit

@@ -15,8 +15,8 @@ from sluice.plan.job_columns import column_name
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.calls import aggregate_calls
 from sluice.sql.dialect import SparkSQL, tokens_of
+from sluice.sql.function_names import FUNCTIONS
 from sluice.sql.parsed_expression import parse, reference
-from sluice.sql.spark_functions import FUNCTIONS
 from sluice.sql.spark_syntax import functions_in
 from sluice.values.contracts import sql_type
 from sluice.values.sink_tables import OutputTable

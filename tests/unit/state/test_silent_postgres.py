@@ -21,11 +21,12 @@ from sluice.query.ledger_reads import read_ledger
 from sluice.query.local_worker import LocalWorker
 from sluice.state import time_limits
 from sluice.state.ledger.ledger import Ledger
-from sluice.state.model import GenerationRef, owner
+from sluice.state.model import GenerationRef
 from sluice.state.postgres_connection import connect
 from sluice.state.queries import worker_queries
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.time_limits import query_deadline, waits_limited
+from sluice.values.key_owners import owner
 from tests.support.api_client import Api
 from tests.support.postgres import database_with_ledger, frozen, new_database
 from tests.support.silent_network import SilentNetwork

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sluice import every_records, last_records
 from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Custom, Functions
-from sluice.operators.aggregation.counted import EveryRecordsAggregate, LastRecordsAggregate
+from sluice.operators.aggregation.count_windows import EveryRecordsAggregate, LastRecordsAggregate
 from sluice.operators.operator import Operator
 from sluice.values.windows import CountWindow
 from tests.unit.operators.feed import Given, Result, run

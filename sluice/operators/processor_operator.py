@@ -232,13 +232,13 @@ class Process(Operator[KeyState]):
         return (None if text is None else self._decode(text) for text in texts)
 
     def release_due(self, state: KeyState) -> int | None:
-        """Time of the earliest event timer."""
+        """Return the time of the earliest event timer."""
         if state.event:
             return min(schedule.time for schedule in state.event.values())
         return None
 
     def due(self, state: KeyState) -> int | None:
-        """Time of the earliest event timer or expiry of an entry."""
+        """Return the time of the earliest event timer or expiry of an entry."""
         if not (state.event or self._ttls):
             return None
         times = [schedule.time for schedule in state.event.values()]
@@ -275,7 +275,7 @@ class Process(Operator[KeyState]):
         self._context.expire()
 
     def wall_due(self, state: KeyState) -> int | None:
-        """Time of the earliest wall-clock timer, epoch ms."""
+        """Return the time of the earliest wall-clock timer, epoch ms."""
         if state.wall:
             return min(timer.time for timer in state.wall.values())
         return None

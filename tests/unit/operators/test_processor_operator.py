@@ -10,8 +10,8 @@ import pytest
 
 from sluice.operators.base import Row
 from sluice.operators.deduplicate import Deduplicate
-from sluice.operators.process import Process
 from sluice.operators.processor import Context, Processor, Record, StoreOptions, Timer
+from sluice.operators.processor_operator import Process
 from tests.unit.operators.feed import Given, Ran, run
 
 

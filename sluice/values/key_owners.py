@@ -1,0 +1,19 @@
+"""Decides which worker owns a key, and so in which shard the key's state is.
+
+The state of every pipeline is divided by this rule, so the rule must never change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from zlib import crc32
+
+
+def owner(key: str, workers: int) -> int:
+    """Return the worker that owns `key`, computed like Spark SQL's `pmod(crc32(key), workers)`."""
+    return crc32(key.encode()) % workers
+
+
+def key_hashes(keys: Iterable[bytes]) -> Iterator[int]:
+    """Yield each key's hash, of which the remainder by the number of workers is the owner."""
+    return map(crc32, keys)
