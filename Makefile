@@ -24,8 +24,8 @@ help: ## List these targets
 setup: $(JARS) ## Create .venv and download the jars; does nothing if both are up to date
 
 .PHONY: demo
-demo: $(JARS) ## Start Kafka and Airflow, process sample orders and query the results; EXIT=1 stops after the queries; PIPELINE=words
-	@$(BIN)/sluice demo $(PIPELINE) $(if $(EXIT),--exit)
+demo: $(JARS) ## Start Kafka and Airflow, process sample orders and query the results; EXIT=1 stops after the queries; PIPELINE=words; FORMAT=avro
+	@$(BIN)/sluice demo $(PIPELINE) $(if $(EXIT),--exit) $(if $(FORMAT),--format $(FORMAT))
 
 .PHONY: test
 test: $(JARS) ## Run all tests but the heavy ones, in PROCESSES=6; or pass ARGS= to pytest in one process, e.g. ARGS='tests/unit -x'

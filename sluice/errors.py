@@ -190,7 +190,8 @@ class AccessDenied(BrokersUnreachable):
 class RegistryAway(EngineError):
     """The schema registry does not answer, or refuses to.
 
-    No record is rejected because of that: the run stops, and the next one reads the same records.
+    No record is rejected because of that: the run waits, and reads the same records again. If the
+    registry stays away for minutes, the run fails, and is repeated.
     """
 
     status = 503

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from sluice.commands.console import errors_as_messages, out
-from sluice.examples import NAMES, load_example
+from sluice.errors import SettingsError
+from sluice.examples import FORMATS, NAMES, load_example
 
 
 def demo(
@@ -22,10 +23,22 @@ def demo(
         int | None,
         typer.Option(help="Airflow's port; default: 8080 or, if it is taken, any free port."),
     ] = None,
+    format_name: Annotated[
+        str | None,
+        typer.Option(
+            "--format", help="The orders' format, with a schema registry: avro.", metavar="FORMAT"
+        ),
+    ] = None,
 ) -> None:
     """Start Kafka and Airflow, send an example's records, run its pipeline, check the results."""
     from sluice.examples import demo as demos
 
     with errors_as_messages():
-        status = demos.demo(load_example(name), demos.Options(leave, port), out)
+        if format_name and (name != "orders" or format_name not in FORMATS):
+            raise SettingsError(
+                f"The example {name} has no format {format_name}.",
+                next_step="Run sluice demo orders --format avro.",
+            )
+        options = demos.Options(leave, port, format_name or "")
+        status = demos.demo(load_example(name), options, out)
     raise typer.Exit(status)

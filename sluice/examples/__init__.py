@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from sluice.examples.example import Example
 
 NAMES = ("greetings", "words", "products", "orders", "pos", "windows")
+FORMATS = ("avro",)
+"""The formats with a schema registry in which the orders example can run, besides JSON."""
 
 
 def load_example(name: str) -> Example:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -25,10 +26,13 @@ from sluice.examples.example import (
     produce_samples,
     read_samples,
 )
+from sluice.examples.orders.orders_in_avro import AvroOrders, require_fastavro, write_pipeline
 from sluice.examples.progress import Steps
 from sluice.local.airflow_client import Airflow
 from sluice.local.platform import ROOT, LocalPlatform, clear, write_secret
+from sluice.local.registry import LocalRegistry
 from sluice.provision.machine_checks import check_memory, check_port, find_java, free_port
+from sluice.registry.http_registry import HttpRegistry
 from sluice.settings import settings
 from sluice.topology import drawing, load_pipeline
 
@@ -51,6 +55,8 @@ class Options:
     leave: bool = False
     """Exit after the queries instead of waiting for Ctrl-C."""
     port: int | None = None
+    format: str = ""
+    """The format of the records, with a schema registry; empty for JSON without one."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +94,15 @@ def _demo(example: Example, options: Options, home: Path, console: Console) -> i
     with Steps(console, began) as steps, steps.step("Check this machine") as step:
         clear(home)
         platform = _platform(options, home)
+        registry = _registry(options, platform)
         step.conclude(
             f"Java {find_java().release}, Airflow on port {platform.port}, Kafka on "
             f"{platform.kafka.port}"
         )
     try:
         with Steps(console, began) as steps:
+            if registry is not None:
+                example = _start_registry(registry, platform, steps)
             _start(example, platform, steps)
             with platform.as_user() as airflow:
                 _wait_for_run(example.name, platform, airflow, steps)
@@ -118,12 +127,36 @@ def _demo(example: Example, options: Options, home: Path, console: Console) -> i
             steps.step("Stop Airflow, Spark and Kafka") as step,
         ):
             platform.stop()
+            if registry is not None:
+                registry.stop()
             step.conclude("all processes have ended")
 
 
 def _platform(options: Options, home: Path) -> LocalPlatform:
     check_memory()
     return LocalPlatform(home, port=options.port or _usual_port())
+
+
+def _registry(options: Options, platform: LocalPlatform) -> LocalRegistry | None:
+    """Return the schema registry, not started yet, and have the platform use it."""
+    if not options.format:
+        return None
+    require_fastavro()
+    registry = LocalRegistry(platform.home / "registry")
+    platform.environment["SLUICE_REGISTRY"] = json.dumps({"url": registry.url})
+    platform.pipelines = platform.home / "pipelines"
+    write_pipeline(ROOT / "spark_jobs", platform.pipelines)
+    return registry
+
+
+def _start_registry(registry: LocalRegistry, platform: LocalPlatform, steps: Steps) -> Example:
+    """Start the registry with the schemas of the orders example, and return this example."""
+    with steps.step("Start the schema registry, and register the schemas") as step:
+        registry.start()
+        avro = AvroOrders(HttpRegistry({"url": registry.url}), platform.pipelines)
+        avro.register()
+        step.conclude(registry.url)
+    return avro.example()
 
 
 def _usual_port() -> int:
@@ -267,7 +300,7 @@ def _addresses(platform: LocalPlatform) -> dict[str, str]:
 
 def _files(example: Example, platform: LocalPlatform) -> dict[str, str]:
     """Draw the topology, and return files for the user to look at."""
-    pipeline = load_pipeline(ROOT / "spark_jobs", example.name)
+    pipeline = load_pipeline(platform.pipelines, example.name)
     picture = platform.home / f"{pipeline.name}.svg"
     picture.write_text(drawing.svg(pipeline))
     return {

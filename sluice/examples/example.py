@@ -108,6 +108,8 @@ class Example:
     """Path → expected answer, if it follows from the expected results."""
     normal: Callable[[Any], Any] = lambda value: value
     """Normalizes a value that has several equal forms, such as a set, to the form in `expected`."""
+    decode: Callable[[str | bytes | None], Any] = lambda value: decoded(value)
+    """Decodes the value of an output record."""
     by_clock: frozenset[str] = frozenset()
     """Windowed stores whose windows depend on the time of the run. Their counts are summed by
     key."""
@@ -137,11 +139,13 @@ class Example:
                 results.tables[topic].pop(key, None)
                 value = message.value()
                 if value is not None:
-                    results.tables[topic][key] = self.normal(decoded(value))
+                    results.tables[topic][key] = self.normal(self.decode(value))
         for topic in expected.streams:
             results.streams[topic] = Counter()
             for message in read_topic(kafka, topic):
-                results.write(topic, _text(message.key()), self.normal(decoded(message.value())))
+                results.write(
+                    topic, _text(message.key()), self.normal(self.decode(message.value()))
+                )
         for message in read_topic(kafka, f"{self.name}_dead_letters"):
             results.dead_letters[text_headers(message).get("sluice.reason", "none")] += 1
         return results

@@ -31,7 +31,8 @@ Write: TypeAlias = Callable[[Any], bytes]
 _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST_DAY = date(1970, 1, 1).toordinal()
 _BITS = {"int": 31, "long": 63}
-_LARGEST_FLOAT = 3.4028235677973366e38
+LARGEST_FLOAT = 3.4028235677973366e38
+"""From here on, a number is too large for 32 bits."""
 _NULL = Primitive("null")
 
 
@@ -155,7 +156,7 @@ def _record(node: Record, path: str) -> Write:
         takes_null = has_null or each.type == _NULL
         default: bytes | None = None
         if each.default is not NO_DEFAULT:
-            default = _default(each.type, each.default, where)
+            default = written_default(each.type, each.default, where)
         write_field = writer(each.type, where)
         if default is None and takes_null:
             default = write_field(None)
@@ -190,11 +191,11 @@ def _record(node: Record, path: str) -> Write:
     return write
 
 
-def _default(node: Node, default: Any, path: str) -> bytes:
+def written_default(node: Node, default: Any, path: str) -> bytes:
     """Return a field's default as it is written."""
     match node:
         case Union(branches=branches):
-            return _long(0) + _default(branches[0], default, path)
+            return _long(0) + written_default(branches[0], default, path)
         case Primitive(kind="bytes"):
             return _with_length(str(default).encode("latin-1"))
         case Fixed():
@@ -204,7 +205,7 @@ def _default(node: Node, default: Any, path: str) -> bytes:
             written: list[bytes] = []
             for each in fields:
                 own = given.get(each.name, each.default)
-                written.append(_default(each.type, own, f"{path}.{each.name}"))
+                written.append(written_default(each.type, own, f"{path}.{each.name}"))
             return b"".join(written)
         case _:
             return writer(node, path)(default)
@@ -375,7 +376,7 @@ def _number(kind: str, value: Any, path: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise UnwritableError(f"{path}: {_shown(value)} is no number")
     number = float(value)
-    if not math.isfinite(number) or (kind == "float" and abs(number) >= _LARGEST_FLOAT):
+    if not math.isfinite(number) or (kind == "float" and abs(number) >= LARGEST_FLOAT):
         raise UnwritableError(f"{path}: {_shown(value)} is too large for a {kind}")
     return number
 

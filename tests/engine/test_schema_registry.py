@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -16,12 +18,14 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerialize
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from sluice import Avro, JsonSchema, Pipeline
+from sluice.engine.run import registry_wait
 from sluice.errors import EngineError, Refused, RegistryAway, SettingsError
 from sluice.local.registry import LocalRegistry
 from sluice.operations.registered_topics import compare, push
 from sluice.plan import plan
 from sluice.registry.http_registry import HttpRegistry
 from sluice.registry.registry import UnknownSchemaError
+from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.run_ends import note_failure
 from sluice.state.ledger.snapshots import Snapshots
 from tests.engine.conftest import Running, Start
@@ -136,55 +140,78 @@ def test_the_comparison_names_what_does_not_fit(shops: Shops) -> None:
     )
 
 
-def test_a_registry_that_is_killed_during_a_run_rejects_and_loses_nothing(
+def test_a_run_waits_for_a_registry_that_is_killed_and_loses_nothing(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # With a registry of its own, the schemas get the same ids again after the registry's start.
     with LocalRegistry(tmp_path / "registry") as registry:
         shops = Shops(start(sales), registry)
-        kill_and_restart(shops, registry, monkeypatch)
+        register_outputs(shops)
+        shops.send(10)
+        # A batch may be read while the one before it is written, so the third has a new schema.
+        for quantity in (3, 4):
+            more = {"name": f"more{quantity}", "type": ["null", "int"]}
+            later = {**SCHEMA, "fields": [*SCHEMA["fields"], more]}
+            shops.send(10, later, quantity=quantity, **{f"more{quantity}": None})
+        kill_with_first_batch(registry, monkeypatch)
+        with ThreadPoolExecutor(1) as restarter:
+            failure = restarter.submit(
+                restart_when_waited_for, shops, registry, stored(shops.client)
+            )
+            assert shops.running.run(max_records=10) == 30
+        assert f"127.0.0.1:{registry.port}" in failure.result().detail
         shops.client.close()
+    assert [copy["quantity"] for copy in shops.copies()] == [2] * 10 + [3] * 10 + [4] * 10
+    assert not shops.running.dead_letters()
+    with shops.running.ledger() as ledger:
+        assert not ledger.failures.of(shops.running.names.prefix)
 
 
-def kill_and_restart(
-    shops: Shops, registry: LocalRegistry, monkeypatch: pytest.MonkeyPatch
+def test_a_run_fails_when_the_registry_stays_away(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    register_outputs(shops)
-    shops.send(10)
-    # A batch may be read while the one before it is written, so the third has a new schema, too.
-    for quantity in (3, 4):
-        more = {"name": f"more{quantity}", "type": ["null", "int"]}
-        later = {**SCHEMA, "fields": [*SCHEMA["fields"], more]}
-        shops.send(10, later, quantity=quantity, **{f"more{quantity}": None})
-    content = stored(shops.client)
+    monkeypatch.setattr(registry_wait, "PATIENCE_S", 1.0)
+    with LocalRegistry(tmp_path / "registry") as registry:
+        shops = Shops(start(sales), registry)
+        register_outputs(shops)
+        shops.send(10)
+        registry.kill()
+        name = shops.running.names.prefix
+        with pytest.raises(RegistryAway), note_failure(shops.running.settings, name):
+            shops.running.run()
+        shops.client.close()
+    with shops.running.ledger() as ledger:
+        (failure,) = ledger.failures.of(name)
+    assert failure.kind == "registry"
+    assert not shops.running.dead_letters()
+
+
+def kill_with_first_batch(registry: LocalRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     publish = Snapshots.publish
 
     def publish_and_kill(*arguments: Any, **named: Any) -> Any:
         published = publish(*arguments, **named)
+        monkeypatch.setattr(Snapshots, "publish", publish)
         registry.kill()
         return published
 
-    name = shops.running.names.prefix
-    with monkeypatch.context() as patched:
-        patched.setattr(Snapshots, "publish", publish_and_kill)
-        with pytest.raises(RegistryAway), note_failure(shops.running.settings, name):
-            shops.running.run(max_records=10)
-    assert shops.running.counts("read") in (10, 20)
-    with shops.running.ledger() as ledger:
-        (failure,) = ledger.failures.of(name)
-    assert failure.kind == "registry"
-    assert f"127.0.0.1:{registry.port}" in failure.detail
+    monkeypatch.setattr(Snapshots, "publish", publish_and_kill)
 
+
+def restart_when_waited_for(
+    shops: Shops, registry: LocalRegistry, content: list[dict[str, Any]]
+) -> Failure:
+    """Restart the registry as soon as the ledger says that the run waits, and return the failure."""
+    failures: list[Failure] = []
+    while not failures:
+        time.sleep(0.2)
+        with shops.running.ledger() as ledger:
+            failures = ledger.failures.of(shops.running.names.prefix)
     registry.stop()
     registry.start()
     # The schemas were in the registry's memory.
     restore(shops.client, content)
-    shops.running.run(max_records=10)
-    assert shops.running.counts("read") == 30
-    assert [copy["quantity"] for copy in shops.copies()] == [2] * 10 + [3] * 10 + [4] * 10
-    assert not shops.running.dead_letters()
-    with shops.running.ledger() as ledger:
-        assert not ledger.failures.of(name)
+    return failures[0]
 
 
 def stored(client: SchemaRegistryClient) -> list[dict[str, Any]]:

@@ -135,7 +135,7 @@ def _health(
         return PipelineHealth.BROKEN
     state = dag.last_run.state if dag.last_run else ""
     # A driver or a task that waits for others is not at work, although Airflow says that it runs.
-    is_at_work = not {"slot", "lease"} & {*kinds}
+    is_at_work = not {"slot", "lease", "registry"} & {*kinds}
     # If the lease is held, a driver is running, even if Airflow has not started this driver. After
     # a failed run, a held lease proves nothing, because a killed driver's lease is held until it
     # expires.
@@ -143,7 +143,7 @@ def _health(
         return PipelineHealth.RUNNING
     if calm == "paused":
         return PipelineHealth.PAUSED
-    # The run that found the registry away has failed, and is repeated until the registry is back.
+    # The run waits for the registry. Or it has failed, and is repeated until the registry is back.
     if trouble == "waiting" and "registry" in kinds:
         return PipelineHealth.WAITING
     # Airflow remembers how the last run of a retired pipeline ended.

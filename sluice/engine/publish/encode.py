@@ -20,6 +20,7 @@ from sluice.engine.batch.record_headers import HEADERS, Texts, with_more
 from sluice.engine.batch.record_sizes import record_sizes
 from sluice.engine.batch.rejections import describe_error, run_ending_error
 from sluice.engine.publish.encode_registered import RegisteredEncoder
+from sluice.engine.read.json_lines import one_array
 from sluice.errors import RecordFailed
 from sluice.operators.base import rejects_record
 from sluice.plan import Sink
@@ -87,7 +88,11 @@ def encode_records(
         if isinstance(encode, RegisteredEncoder):
             takes_json = encode.takes_json
         encode_json = encode if takes_json else lambda text: encode(_decode(text))
-        columns["value"] = _encode_column(encode_json, columns["value"].to_pylist(), errors, sink)
+        texts = columns["value"]
+        if isinstance(encode, RegisteredEncoder):
+            columns["value"] = _encode_texts(encode, encode_json, texts, errors, sink)
+        else:
+            columns["value"] = _encode_column(encode_json, texts.to_pylist(), errors, sink)
     if sink.encode_key is not None and isinstance(sink.encode_key.value, RegistryFormat):
         assert encoder_of is not None, "the run gives the encoders of its registry"
         registered = encoder_of(sink.encode_key.value, sink.topic)
@@ -217,6 +222,32 @@ def _encode_column(
         _computed(lambda value: _require_bytes(encode(value)), values, errors, sink),
         pa.binary(),
     )
+
+
+def _encode_texts(
+    registered: RegisteredEncoder,
+    encode: Encoder,
+    texts: pa.ChunkedArray,
+    errors: dict[int, str],
+    sink: Sink,
+) -> pa.Array:
+    """Encode JSON, many texts at once if they surely fit the schema, as `_encode_column`."""
+    rows = np.flatnonzero(texts.is_valid())
+    present = one_array(texts.drop_null())
+
+    def one_by_one(start: int, piece: pa.Array) -> pa.Array:
+        own_errors: dict[int, str] = {}
+        encoded = _encode_column(encode, piece.to_pylist(), own_errors, sink)
+        for place, problem in own_errors.items():
+            errors[int(rows[start + place])] = problem
+        return encoded
+
+    encoded = registered.encode_texts(present, one_by_one)
+    if not texts.null_count:
+        return encoded
+    places = np.zeros(len(texts), np.int64)
+    places[rows] = np.arange(len(rows))
+    return encoded.take(pa.array(places, mask=np.asarray(texts.is_null())))
 
 
 def _computed(

@@ -9,13 +9,20 @@ from functools import cached_property
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
+from sluice.engine.publish.avro_column_writer import record_part
+from sluice.engine.publish.byte_columns import constant, joined
+from sluice.engine.publish.column_parts import Part
+from sluice.engine.publish.json_column_encoder import JsonColumnEncoder
+from sluice.engine.publish.proto_column_writer import message_part
+from sluice.engine.read.avro_columns import NotColumnarError
 from sluice.engine.read.proto_messages import fill, index_bytes, message_classes
 from sluice.engine.read.registered_values import json_validator
 from sluice.errors import EngineError
 from sluice.registry.registry import Registry, UnknownSchemaError
 from sluice.values import avro_schemas
-from sluice.values.avro_schemas import Node, Primitive, SchemaError
+from sluice.values.avro_schemas import Node, Primitive, Record, SchemaError
 from sluice.values.avro_written import UnwritableError, Write, writer
 from sluice.values.registered_schemas import RegisteredSchema, guid_header, prefix
 from sluice.values.registry_formats import RegistryFormat
@@ -52,6 +59,34 @@ class RegisteredEncoder:
         if self.schema.kind == "PROTOBUF":
             return self._prefix + self._serialized(value)
         return self._prefix + self._written(value)
+
+    def encode_texts(
+        self, texts: pa.Array, one_by_one: Callable[[int, pa.Array], pa.Array]
+    ) -> pa.Array:
+        """Return the bytes of JSON, of which no text is null.
+
+        `one_by_one` encodes texts that are not encoded at once, beginning with the one at a place.
+        """
+        if self.takes_json and not self.validates:
+            return joined([constant(self._prefix), texts.cast(pa.binary())], len(texts))
+        if self.takes_json:
+            return one_by_one(0, texts)
+        return self._columns.encode(texts, one_by_one)
+
+    @cached_property
+    def _columns(self) -> JsonColumnEncoder:
+        begin = self._prefix
+        if self.schema.kind == "PROTOBUF" and not self.in_header:
+            begin += self._message[1]
+        return JsonColumnEncoder(self._part_of, constant(begin))
+
+    def _part_of(self, sample: Any) -> Part:
+        """Return what writes columns. Raises NotColumnarError."""
+        if self.schema.kind == "PROTOBUF":
+            return message_part(self._message[0].DESCRIPTOR, sample)
+        if not isinstance(self._node, Record):
+            raise NotColumnarError
+        return record_part(self._node, sample)
 
     def _serialized(self, value: Any) -> bytes:
         kind, place = self._message

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import inspect
 
+from sluice.engine.read.json_lines import require
 from sluice.engine.read.json_types import TIME, is_more_than_fields, may_be_null, present
 from sluice.values import avro_schemas
 from sluice.values.avro_schemas import Array, Choice, Field, Fixed, Map, Node, Primitive, Record
@@ -38,17 +39,8 @@ _FIRST_DAY, _LAST_DAY = -718_797, 2_932_531
 _MICROS_OF_DAY = 86_400_000_000
 
 
-class UnsureError(Exception):
-    """Some of the values may be invalid."""
-
-
 class NotColumnarError(Exception):
     """Values of this schema or contract can only be read one by one."""
-
-
-def _require(is_sure: bool) -> None:
-    if not is_sure:
-        raise UnsureError
 
 
 class Data:
@@ -69,10 +61,10 @@ class Data:
         numbers = (first & 0x7F).astype(np.uint64)
         shift = 7
         while rows.size:
-            _require(shift <= _LAST_SHIFT)
+            require(shift <= _LAST_SHIFT)
             further = self.bytes[at[rows]]
             at[rows] += 1
-            _require(shift < _LAST_SHIFT or not (further > 1).any())
+            require(shift < _LAST_SHIFT or not (further > 1).any())
             numbers[rows] |= (further & 0x7F).astype(np.uint64) << np.uint64(shift)
             rows = rows[further > 0x7F]
             shift += 7
@@ -88,7 +80,7 @@ class Data:
         """Return the places at which bytes of a given length begin, and move `at` to their ends."""
         lengths = self.longs(at)
         if lengths.size:
-            _require(bool(lengths.min() >= 0) and bool(lengths.max() <= self.size))
+            require(bool(lengths.min() >= 0) and bool(lengths.max() <= self.size))
         begins = at.copy()
         at += lengths
         return begins
@@ -106,7 +98,7 @@ class Data:
             return pa.array([], pa.binary())
         # The places are in ascending order, so an Arrow array may have the bytes and the gaps
         # between them in turn, without a copy.
-        _require(bool((begins[1:] >= ends[:-1]).all()) and bool(ends[-1] <= self.size))
+        require(bool((begins[1:] >= ends[:-1]).all()) and bool(ends[-1] <= self.size))
         bounds = np.empty(2 * count, np.int32)
         bounds[0::2], bounds[1::2] = begins, ends
         buffers = [None, pa.py_buffer(bounds), self.buffer]
@@ -145,7 +137,7 @@ class AvroColumns:
         at = begins.copy()
         parts: list[tuple[str, Any]] = self._parts  # type: ignore[attr-defined]
         columns = _read_fields(parts, data, at)
-        _require(bool((at == ends).all()))
+        require(bool((at == ends).all()))
         return {each.encode_name: columns[each.encode_name] for each in self.contract.fields}
 
     def _compiled(self, record: Record, kind: ObjectType) -> list[tuple[str, Any]]:
@@ -257,12 +249,12 @@ class AvroColumns:
             numbers = data.longs(at)
             if per_second > 1_000_000:
                 numbers, rest = np.divmod(numbers, per_second // 1_000_000)
-                _require(not rest.any())
+                require(not rest.any())
             else:
                 factor = 1_000_000 // per_second
                 limit = _LAST_DAY * _MICROS_OF_DAY // factor
-                _require(not len(numbers) or bool(numbers.max() <= limit))
-                _require(not len(numbers) or bool(numbers.min() >= -limit))
+                require(not len(numbers) or bool(numbers.max() <= limit))
+                require(not len(numbers) or bool(numbers.min() >= -limit))
                 numbers = numbers * factor
             _require_between(numbers, _FIRST_DAY * _MICROS_OF_DAY, _LAST_DAY * _MICROS_OF_DAY)
             return pa.array(numbers).cast(TIME)
@@ -324,8 +316,8 @@ def _optional(read: Read, branch: int, *, is_required: bool) -> Read:
         is_present = branches == written
         if is_present.all():
             return read(data, at)
-        _require(not is_required)
-        _require(bool((branches[~is_present] == np.uint64(2 * (1 - branch))).all()))
+        require(not is_required)
+        require(bool((branches[~is_present] == np.uint64(2 * (1 - branch))).all()))
         rows = np.flatnonzero(is_present)
         inner = at[rows]
         values = read(data, inner)
@@ -355,7 +347,7 @@ def _fixed_bytes(data: Data, at: Places, size: int) -> pa.Array:
 def _booleans(data: Data, at: Places) -> pa.Array:
     flags = data.bytes[at]
     at += 1
-    _require(not flags.size or bool(flags.max() <= 1))
+    require(not flags.size or bool(flags.max() <= 1))
     return pa.array(flags.astype(bool))
 
 
@@ -380,7 +372,7 @@ def _doubles(number: str) -> Read:
         kind, size = sizes[number]
         rows = data.fixed(at, size)
         numbers = np.ascontiguousarray(rows).view(kind).ravel().astype(np.float64)
-        _require(bool(np.isfinite(numbers).all()))
+        require(bool(np.isfinite(numbers).all()))
         return pa.array(numbers)
 
     return read
@@ -399,7 +391,7 @@ def _symbols(symbols: tuple[str, ...], allowed: tuple[str, ...]) -> Read:
     def read(data: Data, at: Places) -> pa.Array:
         numbers = data.longs(at)
         _require_between(numbers, 0, len(symbols) - 1)
-        _require(bool(is_allowed[numbers].all()))
+        require(bool(is_allowed[numbers].all()))
         return names.take(pa.array(numbers))
 
     return read
@@ -428,7 +420,7 @@ def _choices(kind: inspect.LiteralType | inspect.EnumType, node: Node) -> Read:
 
     def read_allowed(data: Data, at: Places) -> pa.Array:
         column = read(data, at)
-        _require(pc.all(pc.is_in(column, allowed), min_count=0).as_py())
+        require(pc.all(pc.is_in(column, allowed), min_count=0).as_py())
         return column
 
     return read_allowed
@@ -467,7 +459,7 @@ def _big_endian(data: Data, begins: Places, lengths: Places) -> npt.NDArray[np.i
     if not len(begins):
         return np.empty(0, np.int64)
     longest = int(lengths.max())
-    _require(int(lengths.min()) >= 1 and longest <= _MOST_BYTES_OF_NUMBER)
+    require(int(lengths.min()) >= 1 and longest <= _MOST_BYTES_OF_NUMBER)
     first = data.bytes[begins]
     numbers = first.astype(np.int8).astype(np.int64)
     if longest == int(lengths.min()):
@@ -526,7 +518,7 @@ def _walk_items(
     if rows.size:
         # A list of one block has an empty one after it.
         inner = at[rows]
-        _require(not data.bytes[inner].any())
+        require(not data.bytes[inner].any())
         at[rows] = inner + 1
     return counts, begins
 
@@ -612,4 +604,4 @@ def _union_skipper(skips: list[Skip]) -> Skip:
 
 def _require_between(numbers: npt.NDArray[np.int64], least: int, most: int) -> None:
     if numbers.size:
-        _require(bool(least <= numbers.min()) and bool(numbers.max() <= most))
+        require(bool(least <= numbers.min()) and bool(numbers.max() <= most))

@@ -18,9 +18,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json as arrow_json
 from msgspec import inspect
 
+from sluice.engine.read.json_lines import (
+    FIRST_DAY,
+    LAST_DAY,
+    SECONDS_OF_DAY,
+    UnsureError,
+    count_of,
+    days_of,
+    lines_of,
+    lines_of_objects,
+    one_array,
+    parse,
+    require,
+    require_all,
+    require_between,
+    times_of,
+)
 from sluice.engine.read.json_types import (
     TIME,
     column_type,
@@ -38,7 +53,7 @@ from sluice.values import stored_values
 from sluice.values.contract_parts import digits_of
 from sluice.values.contracts import ObjectType, type_info, types_within
 from sluice.values.epochs import unit_of
-from sluice.values.json_limits import LONGEST_NAME, MOST_LEVELS
+from sluice.values.json_limits import MOST_LEVELS
 from sluice.values.registry_formats import RegistryFormat
 
 _FEWEST = 100
@@ -54,14 +69,6 @@ _SAMPLE_EVERY = 100
 _MOST_PARTS = 500
 """The most fields that Arrow reads: each needs memory for all texts, even if few of them have
 it."""
-_LAST_ASCII = 127
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_FIRST_DAY, _LAST_DAY = -718_797, 2_932_531
-"""The first day of year 2 and the last of 9998, as days since 1970: between them, a time is valid
-in every zone."""
-_SECONDS_OF_DAY = 86_400
-_DAY_LENGTH, _SHORTEST_TIME = len("2025-01-01"), len("2025-01-01T00:00:00")
-"""Arrow also takes times without seconds or without a time of day, which a contract refuses."""
 
 
 class TextRun(NamedTuple):
@@ -89,10 +96,6 @@ def text_runs(count: int, read: Callable[[int, int], pa.RecordBatch | None]) -> 
             read_pieces.append(values)
     if begin < count:
         yield TextRun(begin, count, _joined(read_pieces))
-
-
-class _UnsureError(Exception):
-    """Some of the values may be invalid."""
 
 
 @dataclass
@@ -150,7 +153,7 @@ class JsonColumns:
             return None
         try:
             values = self._read(texts)
-        except (_UnsureError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        except (UnsureError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
             self._misses += 1
             return None
         self._misses = 0
@@ -159,19 +162,12 @@ class JsonColumns:
     def _read(self, texts: pa.Array) -> pa.RecordBatch:
         """Return the values of texts.
 
-        Raises _UnsureError or one of Arrow's errors if any of them may be invalid.
+        Raises UnsureError or one of Arrow's errors if any of them may be invalid.
         """
-        # Each text begins and ends like an object. If all of them together are as many objects,
-        # each is one object: no object can go on in the next text, because no comma is between
-        # them.
-        for is_so in (texts.is_valid(), pc.starts_with(texts, b"{"), pc.ends_with(texts, b"}")):
-            _require_all(is_so)
-        _require(pc.max(pc.binary_length(texts)).as_py() <= LONGEST_NAME)
-        lines = _lines(texts)
-        _require_unicode(lines)
+        lines = lines_of_objects(texts)
         table = self._parsed(texts, lines)
-        _require(len(table) == len(texts))
-        fields = [_one_array(table.column(each.name)).cast(each.type) for each in self._declared]
+        require(len(table) == len(texts))
+        fields = [one_array(table.column(each.name)).cast(each.type) for each in self._declared]
         self._require_no_amounts_as_text(lines, _count_strings(self.contract.fields, fields))
         columns: dict[str, pa.Array] = {}
         for each, values in zip(self.contract.fields, fields, strict=True):
@@ -185,21 +181,21 @@ class JsonColumns:
         contract lacks, too.
         """
         try:
-            return _parse(lines, self._schema, "error")
+            return parse(lines, self._schema, "error")
         except pa.ArrowInvalid:
-            _require(not self._forbids_unknown_fields)
+            require(not self._forbids_unknown_fields)
             self._schema = self._schema_with_unknown_fields(
                 texts.take(pa.array(range(0, len(texts), _SAMPLE_EVERY)))
             )
-        return _parse(lines, self._schema, "error")
+        return parse(lines, self._schema, "error")
 
     def _schema_with_unknown_fields(self, sample: pa.Array) -> pa.Schema:
         """Return the fields of the contract, and those that some of the texts have besides."""
         # Arrow would crash if the unknown fields were nested very deep.
         for text in sample.to_pylist():
-            _require(text.count(b"[") + text.count(b"{") <= MOST_LEVELS)
-        found = pa.struct(_parse(_lines(sample), self._declared, "infer").schema)
-        _require(found != pa.struct(self._declared) and count_parts(found) <= _MOST_PARTS)
+            require(text.count(b"[") + text.count(b"{") <= MOST_LEVELS)
+        found = pa.struct(parse(lines_of(sample), self._declared, "infer").schema)
+        require(found != pa.struct(self._declared) and count_parts(found) <= _MOST_PARTS)
         return pa.schema(with_unknown_fields(pa.struct(self._declared), found).fields)
 
     @cached_property
@@ -223,92 +219,35 @@ class JsonColumns:
         return names
 
     def _require_no_amounts_as_text(self, lines: pa.Buffer, strings: int) -> None:
-        """Raise _UnsureError if an amount may be a text, because Arrow does not check its form.
+        """Raise UnsureError if an amount may be a text, because Arrow does not check its form.
 
         `strings` is the number of names and strings that the fields of the contract surely have in
         the lines.
         """
-        if not self._amounts or _count(lines, '"') == 2 * strings:
+        if not self._amounts or count_of(lines, '"') == 2 * strings:
             return
-        _require("" not in self._amounts and not _count(lines, "\\"))
+        require("" not in self._amounts and not count_of(lines, "\\"))
         for name in self._amounts:
-            _require(re.search(b'"%b"\\s*:\\s*"' % re.escape(name.encode()), lines) is None)
+            require(re.search(b'"%b"\\s*:\\s*"' % re.escape(name.encode()), lines) is None)
 
     def _column(self, kind: inspect.Type, values: pa.Array) -> pa.Array:
         """Return the column of a field's values in Arrow's type."""
         match kind:
             case inspect.DateType():
-                days = values.cast(pa.date32())
-                _require_all(pc.equal(pc.binary_length(values), _DAY_LENGTH))
-                _require_between(days.cast(pa.int32()), _FIRST_DAY, _LAST_DAY)
-                return days
+                return days_of(values)
             case inspect.DateTimeType():
-                return self._times(values)
+                return times_of(values, is_utc=self.is_utc)
             case inspect.Metadata(extra=extra) if (unit := unit_of(extra)) is not None:
-                per_day = _SECONDS_OF_DAY * unit.value
-                _require_between(values, _FIRST_DAY * per_day, _LAST_DAY * per_day)
+                per_day = SECONDS_OF_DAY * unit.value
+                require_between(values, FIRST_DAY * per_day, LAST_DAY * per_day)
                 return pc.multiply(values, 1_000_000 // unit.value).cast(TIME)
             case _:
                 return values
-
-    def _times(self, texts: pa.Array) -> pa.Array:
-        """Return the times of texts. Either none of them has a zone, or each has the zone Z."""
-        zone = "Z" if pc.all(pc.ends_with(texts, "Z")).as_py() else ""
-        _require(bool(zone) or self.is_utc)
-        _require_all(pc.greater_equal(pc.binary_length(texts), _SHORTEST_TIME + len(zone)))
-        # Arrow refuses a text with a zone for a type without a zone, and the reverse.
-        times = texts.cast(pa.timestamp("us", "UTC" if zone else None)).cast(TIME)
-        per_day = _SECONDS_OF_DAY * 1_000_000
-        _require_between(times.cast(pa.int64()), _FIRST_DAY * per_day, _LAST_DAY * per_day)
-        return times
-
-
-def _require(is_sure: bool) -> None:
-    if not is_sure:
-        raise _UnsureError
-
-
-def _require_all(mask: pa.Array) -> None:
-    _require(pc.all(mask, min_count=0).as_py())
-
-
-def _require_unicode(lines: pa.Buffer) -> None:
-    """Raise _UnsureError if strings of the JSON may not be Unicode: Arrow does not check them."""
-    _require(not _count(lines, "\\") or _SURROGATE.search(lines) is None)
-    try:
-        if np.frombuffer(lines, np.uint8).max() > _LAST_ASCII:
-            str(lines, "utf-8")
-    except UnicodeDecodeError:
-        raise _UnsureError from None
-
-
-def _count(lines: pa.Buffer, character: str) -> int:
-    # NumPy takes a fifth of the time of `bytes.count`, and needs no copy of the lines.
-    return int(np.count_nonzero(np.frombuffer(lines, np.uint8) == ord(character)))
 
 
 def _present_values(values: pa.Array) -> pa.Array:
     # Arrow copies the values even if none is null.
     return values.drop_null() if values.null_count else values
-
-
-def _require_between(numbers: pa.Array, least: int | Decimal, most: int | Decimal) -> None:
-    if len(numbers) > numbers.null_count:
-        found = pc.min_max(numbers)
-        _require(least <= found["min"].as_py() and found["max"].as_py() <= most)
-
-
-def _lines(texts: pa.Array) -> pa.Buffer:
-    return pc.binary_join(
-        pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts), b"\n"
-    )[0].as_buffer()
-
-
-def _parse(lines: pa.Buffer, schema: pa.Schema, unknown_fields: str) -> pa.Table:
-    options = arrow_json.ReadOptions(use_threads=False, block_size=lines.size + 1)
-    parsing = arrow_json.ParseOptions(schema, unexpected_field_behavior=unknown_fields)
-    # `read_json` would start a thread for each call, which takes the time of 70 texts.
-    return arrow_json.open_json(pa.BufferReader(lines), options, parsing).read_all()
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
@@ -317,18 +256,14 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
     return pa.concat_batches(batches)
 
 
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
-
-
 def _count_strings(fields: Iterable[inspect.Field], columns: Iterable[pa.Array]) -> int:
     """Return the number of names and strings in the JSON of fields that are not null.
 
-    Raises _UnsureError if one of the values may be invalid.
+    Raises UnsureError if one of the values may be invalid.
     """
     count = 0
     for each, column in zip(fields, columns, strict=True):
-        _require(column.null_count == 0 or may_be_missing(each))
+        require(column.null_count == 0 or may_be_missing(each))
         count += (
             len(column)
             - column.null_count
@@ -340,12 +275,12 @@ def _count_strings(fields: Iterable[inspect.Field], columns: Iterable[pa.Array])
 def _count_in_values(kind: inspect.Type, values: pa.Array) -> int:
     """Return the number of strings in the JSON of values, none of which is null.
 
-    Raises _UnsureError as `_count_strings`.
+    Raises UnsureError as `_count_strings`.
     """
     match kind:
         case inspect.ListType() | inspect.VarTupleType():
             items = values.flatten()
-            _require(items.null_count == 0 or may_be_null(kind.item_type))
+            require(items.null_count == 0 or may_be_null(kind.item_type))
             return _count_in_values(present(kind.item_type), _present_values(items))
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType():
             return _count_strings(kind.fields, values.flatten())
@@ -355,14 +290,14 @@ def _count_in_values(kind: inspect.Type, values: pa.Array) -> int:
                 choices = kind.values
             else:
                 choices = [each.value for each in kind.cls]
-            _require_all(pc.is_in(values, pa.array(choices, values.type)))
+            require_all(pc.is_in(values, pa.array(choices, values.type)))
         case inspect.FloatType():
-            _require_all(pc.is_finite(values))
+            require_all(pc.is_finite(values))
             # The decoder reads -0 as 0.0, but -0.0 as -0.0. Arrow reads both as -0.0.
-            _require(not (np.signbit(values) & np.equal(values, 0)).any())
+            require(not (np.signbit(values) & np.equal(values, 0)).any())
         case inspect.Metadata() if (declared := digits_of(kind)) is not None:
             # Arrow compares the digits with the precision before it adds the zeros of the scale.
             precision, scale = declared
             largest = Decimal((0, (9,) * precision, -scale))
-            _require_between(values, -largest, largest)
+            require_between(values, -largest, largest)
     return len(values) if pa.types.is_string(values.type) else 0

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import inspect
 
-from sluice.engine.read.avro_columns import Data, NotColumnarError, Places, UnsureError
+from sluice.engine.read.avro_columns import Data, NotColumnarError, Places
+from sluice.engine.read.json_lines import UnsureError, require
 from sluice.engine.read.json_types import TIME, is_more_than_fields, may_be_null, present
 from sluice.values.contract_parts import digits_of
 from sluice.values.contracts import ObjectType, choice_type
@@ -49,11 +50,6 @@ class Found(NamedTuple):
 
 Make: TypeAlias = Callable[[Data, Found, int], pa.Array]
 """Makes the column of a field for so many values, from all places where it occurs."""
-
-
-def _require(is_sure: bool) -> None:
-    if not is_sure:
-        raise UnsureError
 
 
 @dataclass(frozen=True)
@@ -123,15 +119,15 @@ def _scan(descriptor: Any, data: Data, begins: Places, ends: Places) -> dict[int
             is_same = tags == tag
             same_rows, same_places = rows[is_same], places[is_same]
             number, wire = int(tag) >> 3, int(tag) & 7
-            _require(0 < number < 2**29)
+            require(0 < number < 2**29)
             found = _passed(data, same_rows, same_places, wire)
-            _require(bool((found.ends <= ends[same_rows]).all()))
+            require(bool((found.ends <= ends[same_rows]).all()))
             at[same_rows] = found.ends
             if number in fields:
-                _require(_WIRES.get(fields[number].type) == wire)
+                require(_WIRES.get(fields[number].type) == wire)
                 parts.setdefault(number, []).append(found)
         rows = rows[at[rows] < ends[rows]]
-    _require(not rows.size and bool((at == ends).all()))
+    require(not rows.size and bool((at == ends).all()))
     joined: dict[int, Found] = {}
     for number, of_field in parts.items():
         joined[number] = _joined(of_field)
@@ -147,7 +143,7 @@ def _passed(data: Data, rows: Places, at: Places, wire: int) -> Found:
         numbers = data.varints(at)
     elif wire == _BYTES:
         lengths = data.varints(at)
-        _require(bool(lengths.max() <= data.size))
+        require(bool(lengths.max() <= data.size))
         begins = at.copy()
         at += lengths.astype(np.int64)
     elif wire in (_EIGHT, _FOUR):
@@ -155,7 +151,7 @@ def _passed(data: Data, rows: Places, at: Places, wire: int) -> Found:
         at += 8 if wire == _EIGHT else 4
     else:
         raise UnsureError
-    _require(bool(at.max() <= data.size))
+    require(bool(at.max() <= data.size))
     return Found(rows, numbers, begins, at.copy())
 
 
@@ -199,7 +195,7 @@ def _optional(values: Values, *, is_required: bool) -> Make:
         _require_once(found.rows)
         if len(found.rows) == count:
             return values(data, found)
-        _require(not is_required)
+        require(not is_required)
         indices = np.zeros(count, np.int64)
         is_absent = np.ones(count, bool)
         indices[found.rows] = np.arange(len(found.rows))
@@ -232,7 +228,7 @@ def _with_default(values: Values, field: Any) -> Make:
 
 def _require_once(rows: Places) -> None:
     """Raise UnsureError if a value has a field twice, of which the last one counts."""
-    _require(bool((np.diff(rows) > 0).all()))
+    require(bool((np.diff(rows) > 0).all()))
 
 
 def _lists(values: Values, field: Any) -> Make:
@@ -307,7 +303,7 @@ def _texts(data: Data, found: Found) -> pa.Array:
 def _chosen(choices: pa.Array) -> Values:
     def values(data: Data, found: Found) -> pa.Array:
         column = _texts(data, found)
-        _require(pc.all(pc.is_in(column, choices), min_count=0).as_py())
+        require(pc.all(pc.is_in(column, choices), min_count=0).as_py())
         return column
 
     return values
@@ -315,7 +311,7 @@ def _chosen(choices: pa.Array) -> Values:
 
 def _amounts(data: Data, found: Found, digits: tuple[int, int]) -> pa.Array:
     column = _texts(data, found)
-    _require(pc.all(pc.match_substring_regex(column, _AMOUNT), min_count=0).as_py())
+    require(pc.all(pc.match_substring_regex(column, _AMOUNT), min_count=0).as_py())
     # The cast refuses digits that do not fit.
     return column.cast(pa.decimal128(*digits))
 
@@ -327,13 +323,13 @@ def _whole_numbers(type_number: int) -> Values:
             signs = (numbers & np.uint64(1)).view(np.int64)
             whole = (numbers >> np.uint64(1)).view(np.int64) ^ -signs
         elif type_number in (4, 13):
-            _require(not len(numbers) or bool(numbers.max() < 2**63))
+            require(not len(numbers) or bool(numbers.max() < 2**63))
             whole = numbers.view(np.int64)
         else:
             whole = numbers.view(np.int64)
         if type_number in (5, 13, 17):
             least, most = (0, 2**32) if type_number == 13 else (-(2**31), 2**31)
-            _require(not len(whole) or (bool(whole.min() >= least) and bool(whole.max() < most)))
+            require(not len(whole) or (bool(whole.min() >= least) and bool(whole.max() < most)))
         return pa.array(whole)
 
     if type_number not in (3, 4, 5, 13, 17, 18):
@@ -350,7 +346,7 @@ def _doubles(type_number: int) -> Values:
     def values(data: Data, found: Found) -> pa.Array:
         rows = data.fixed(found.begins.copy(), size)
         numbers = np.ascontiguousarray(rows).view(kind).ravel().astype(np.float64)
-        _require(bool(np.isfinite(numbers).all()))
+        require(bool(np.isfinite(numbers).all()))
         return pa.array(numbers)
 
     return values
@@ -366,7 +362,7 @@ def _symbols(enum: Any, choices: set[Any] | None) -> Values:
 
     def values(data: Data, found: Found) -> pa.Array:
         written = found.numbers.view(np.int64)
-        _require(bool(np.isin(written, numbers).all()))
+        require(bool(np.isin(written, numbers).all()))
         return texts.take(pa.array(np.searchsorted(numbers, written)))
 
     return values
@@ -381,8 +377,8 @@ def _times(descriptor: Any, data: Data, found: Found) -> pa.Array:
         _require_once(part.rows)
         column[part.rows] = part.numbers.view(np.int64)
     if count:
-        _require(bool(seconds.min() >= _FIRST_SECOND) and bool(seconds.max() < _LAST_SECOND))
-        _require(bool(nanos.min() >= 0) and bool(nanos.max() < 1_000_000_000))
+        require(bool(seconds.min() >= _FIRST_SECOND) and bool(seconds.max() < _LAST_SECOND))
+        require(bool(nanos.min() >= 0) and bool(nanos.max() < 1_000_000_000))
     micros, rest = np.divmod(nanos, 1_000)
-    _require(not rest.any())
+    require(not rest.any())
     return pa.array(seconds * 1_000_000 + micros).cast(TIME)

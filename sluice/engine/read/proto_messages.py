@@ -214,7 +214,7 @@ def read_indexes(data: bytes, at: int) -> tuple[tuple[int, ...], int]:
     return tuple(places), at
 
 
-def _is_entry(descriptor: Any) -> bool:
+def is_entry(descriptor: Any) -> bool:
     """Return whether a message is that of a map's entries, which a schema does not name."""
     return bool(descriptor.GetOptions().map_entry)
 
@@ -239,7 +239,7 @@ def message_class(classes: tuple[Any, ...], places: tuple[int, ...]) -> Any:
         if found is None:
             raise IndexError
         for place in places[1:]:
-            nested = [each for each in found.DESCRIPTOR.nested_types if not _is_entry(each)]
+            nested = [each for each in found.DESCRIPTOR.nested_types if not is_entry(each)]
             if place < 0:
                 raise IndexError
             found = getattr(found, nested[place].name)
@@ -258,7 +258,7 @@ def node_of(descriptor: Any, within: tuple[str, ...] = ()) -> Node:
     """
     if descriptor.full_name == TIMESTAMP:
         return Primitive("long", "timestamp-nanos")
-    if _is_wrapper(descriptor):
+    if is_wrapper(descriptor):
         return Primitive(_NODES[descriptor.fields_by_name["value"].type])
     if descriptor.full_name in within:
         raise SchemaError(f"{descriptor.full_name} contains itself, and has no type in SQL")
@@ -273,7 +273,7 @@ def node_of(descriptor: Any, within: tuple[str, ...] = ()) -> Node:
 
 
 def _node_of_field(field: Any, within: tuple[str, ...]) -> Node:
-    if field.message_type is not None and _is_entry(field.message_type):
+    if field.message_type is not None and is_entry(field.message_type):
         return Map(_node_of_single(field.message_type.fields_by_name["value"], within))
     node = _node_of_single(field, within)
     return Array(node) if field.is_repeated else node
@@ -302,7 +302,7 @@ def plain_reader(descriptor: Any) -> Plain:
     """
     if descriptor.full_name == TIMESTAMP:
         return _nanoseconds
-    if _is_wrapper(descriptor):
+    if is_wrapper(descriptor):
         return lambda message: message.value
     parts: list[tuple[str, bool, Plain | None]] = []
     for field in descriptor.fields:
@@ -325,7 +325,7 @@ def plain_reader(descriptor: Any) -> Plain:
 
 
 def _part(field: Any) -> Plain | None:
-    if field.message_type is not None and _is_entry(field.message_type):
+    if field.message_type is not None and is_entry(field.message_type):
         inner = _single(field.message_type.fields_by_name["value"])
         if inner is None:
             return dict
@@ -350,7 +350,7 @@ def _nanoseconds(message: Any) -> int:
     return int(message.seconds) * 1_000_000_000 + int(message.nanos)
 
 
-def _is_wrapper(descriptor: Any) -> bool:
+def is_wrapper(descriptor: Any) -> bool:
     return bool(descriptor.full_name.startswith(_WRAPPERS)) and descriptor.name.endswith("Value")
 
 
@@ -381,7 +381,7 @@ def fill(message: Any, value: Any, path: str = "$") -> None:
 
 
 def _set(message: Any, field: Any, value: Any, path: str) -> None:
-    if field.message_type is not None and _is_entry(field.message_type):
+    if field.message_type is not None and is_entry(field.message_type):
         inner = field.message_type.fields_by_name["value"]
         entries = getattr(message, field.name)
         for key, each in value.items():
@@ -412,20 +412,29 @@ def _fill_inner(message: Any, value: Any, path: str) -> None:
             time = time.replace(tzinfo=UTC)
         seconds, rest = divmod((time - _1970) // timedelta(microseconds=1), 1_000_000)
         message.seconds, message.nanos = seconds, rest * 1_000
-    elif _is_wrapper(descriptor):
+    elif is_wrapper(descriptor):
         message.value = _scalar(descriptor.fields_by_name["value"], value, path)
     else:
         fill(message, value, path)
 
 
+def _digits(number: float | Decimal) -> str:
+    """Return a number as a text, without an exponent and without zeros at the end."""
+    exact = number if isinstance(number, Decimal) else Decimal(repr(number))
+    text = f"{exact:f}"
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return text if exact else "0"
+
+
 def _scalar(field: Any, value: Any, path: str) -> Any:
     match field.type:
         case 9:
-            if isinstance(value, Decimal | date):
-                return str(value) if isinstance(value, Decimal) else value.isoformat()
-            if isinstance(value, int | float) and not isinstance(value, bool):
+            if isinstance(value, date):
+                return value.isoformat()
+            if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
                 # A decimal of the contract is a number in plain data, and a text in Protobuf.
-                return repr(value)
+                return _digits(value)
             return value
         case 12 if isinstance(value, str):
             return b64decode(value, validate=True)

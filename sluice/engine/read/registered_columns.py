@@ -15,9 +15,9 @@ from sluice.engine.read.avro_columns import (
     Data,
     NotColumnarError,
     Places,
-    UnsureError,
 )
 from sluice.engine.read.json_columns import JsonColumns
+from sluice.engine.read.json_lines import UnsureError
 from sluice.engine.read.proto_columns import ProtoColumns
 from sluice.engine.read.proto_messages import message_class, message_classes, node_of
 from sluice.engine.read.registered_values import RegisteredValues, RejectedValueError, schema_header

@@ -47,13 +47,14 @@ from sluice.engine.run.inherited_answers import inherit_answers
 from sluice.engine.run.linger import Linger, News
 from sluice.engine.run.published_changes import warnings_of
 from sluice.engine.run.query_errors import query_errors
+from sluice.engine.run.registry_wait import RegistryWait
 from sluice.engine.run.replay import ReplayStep, join_steps
 from sluice.engine.run.run_topics import RunTopics
 from sluice.engine.run.shard_hosts import require_host_of_shards
 from sluice.engine.run.standby_upkeep import StandbyCopies
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import FEW_RECORDS, Starting, prepare_for, wait_for_session
-from sluice.errors import LeaseError, SettingsError
+from sluice.errors import LeaseError, RegistryAway, SettingsError
 from sluice.kafka.replaced_files import ReplacedFiles
 from sluice.plan import Job, PlanOf
 from sluice.settings import Settings
@@ -103,12 +104,22 @@ class JobRun:
 
     def _run_all(self, ledger: Ledger, lease: Lease) -> int:
         storage = Storage.of(self.job, lease.ref.generation, self.settings)
+        registry = RegistryWait(self.job, storage.registry, ledger, lease, self.settings.run)
+        if self.steps is None:
+            registry.begin()
         read, news = 0, True
         while news:
             try:
                 count, news = self._run(ledger, lease, storage)
             except _OutrankedError as outranked:
                 lease.outrank(outranked.epoch)
+                continue
+            except _RegistryAwayError as found:
+                # A rebuild is repeated by those who have started it.
+                if self.steps is not None:
+                    raise found.away from None
+                read += found.read
+                registry.wait(found.away, has_read=found.read > 0)
                 continue
             read += count
         # A rebuild's generation has no standbys: readers do not see it yet.
@@ -329,18 +340,22 @@ class JobRun:
                 ),
                 newest=setup.newest,
             )
-            with query_errors(storage, lease):
-                loop = BatchLoop(
-                    query,
-                    publisher,
-                    ledger,
-                    lease,
-                    setup.firsts,
-                    setup.size,
-                    setup.clocks,
-                    setup.newest,
-                )
-                goes_on = self._run_batches(loop, setup)
+            loop: BatchLoop | None = None
+            try:
+                with query_errors(storage, lease):
+                    loop = BatchLoop(
+                        query,
+                        publisher,
+                        ledger,
+                        lease,
+                        setup.firsts,
+                        setup.size,
+                        setup.clocks,
+                        setup.newest,
+                    )
+                    goes_on = self._run_batches(loop, setup)
+            except RegistryAway as away:
+                raise _RegistryAwayError(away, 0 if loop is None else loop.read) from None
         return loop.read, goes_on
 
     def _prepare(
@@ -641,6 +656,15 @@ def _is_new(spark: SparkContext, file: Path) -> bool:
 def _uri(file: Path) -> str:
     # In a path, Spark would take `#` for the end of the file's name.
     return file.absolute().as_uri()
+
+
+class _RegistryAwayError(Exception):
+    """The schema registry is away, after so many records were read."""
+
+    def __init__(self, away: RegistryAway, read: int) -> None:
+        super().__init__(away, read)
+        self.away = away
+        self.read = read
 
 
 class _OutrankedError(Exception):

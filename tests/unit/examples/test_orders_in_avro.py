@@ -1,0 +1,40 @@
+"""The orders example in Avro has the results that are expected of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.examples.orders.orders_in_avro import AvroOrders, write_pipeline
+from sluice.local.platform import ROOT
+from sluice.testing import TopologyTestDriver
+from sluice.topology import load_pipeline
+
+pytestmark = pytest.mark.unit
+COUNT, SEED, START_MS = 40, 7, 1_670_230_527_000
+
+
+def test_the_pipeline_in_avro_has_the_expected_results(tmp_path: Path) -> None:
+    folder = tmp_path / "pipelines"
+    write_pipeline(ROOT / "spark_jobs", folder)
+    pipeline = load_pipeline(folder, "orders")
+    with TopologyTestDriver(pipeline) as driver:
+        avro = AvroOrders(driver.registry, folder)
+        example = avro.example()
+        samples = [*example.samples(COUNT, SEED, START_MS)]
+        samples.append(samples[-1]._replace(value=b'{"orderId":1}'))
+        for sample in samples:
+            driver.pipe(sample.topic, sample.value, key=sample.key, timestamp=sample.timestamp_ms)
+        expected = example.expected(samples)
+        assert expected.dead_letters == {"no_schema": 2}
+        reasons = Counter(letter.headers["sluice.reason"] for letter in driver.dead_letters())
+        assert reasons == expected.dead_letters
+        for store in ("general_orders_count", "restaurant_orders_count"):
+            assert rows(driver, store) == expected.stores[store]
+
+
+def rows(driver: TopologyTestDriver, store: str) -> dict[Any, Any]:
+    return dict(driver.store(store).items())
