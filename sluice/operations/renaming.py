@@ -27,8 +27,8 @@ import msgspec
 import structlog
 
 from sluice.engine.publish.consumer_group import group_of
-from sluice.engine.publish.markers import Writer
 from sluice.engine.publish.kafka_transaction import fence
+from sluice.engine.publish.markers import Writer
 from sluice.engine.run.check_without_spark import description_now
 from sluice.engine.run.compatibility import incompatible_changes
 from sluice.engine.run.driver_lease import PATIENCE, Lease, Patience, current_lease, this_process
