@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
+from typing import Protocol
 
 from sluice.topology import nodes
-from sluice.topology.pipeline import Pipeline
 from sluice.values.phrases import counted, duration_text
 
 _BOX, _GAP, _ROW, _HEIGHT = 270, 60, 62, 44
 _FILL = {"Source": "#dbeafe", "Aggregate": "#dcfce7", "Cogroup": "#dcfce7", "Sink": "#fef3c7"}
 
 
-def text(pipeline: Pipeline) -> str:
+class Drawn(Protocol):
+    """What a drawing shows of a pipeline."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def nodes(self) -> Sequence[nodes.Node]: ...
+    @property
+    def workers(self) -> int: ...
+    @property
+    def idle_timeout_ms(self) -> int | None: ...
+    @property
+    def advance_when_idle_ms(self) -> int | None: ...
+
+
+def text(pipeline: Drawn) -> str:
     """Return the topology as indented text, each step below its input."""
     workers = counted(pipeline.workers, "worker")
     settings = [f"pipeline {pipeline.name}", workers, *_idle_settings(pipeline)]
@@ -31,7 +47,7 @@ def text(pipeline: Pipeline) -> str:
     return "\n".join(lines)
 
 
-def _idle_settings(pipeline: Pipeline) -> list[str]:
+def _idle_settings(pipeline: Drawn) -> list[str]:
     """Return what happens to stream time while topics are silent."""
     settings = []
     if pipeline.idle_timeout_ms is not None:
@@ -44,12 +60,12 @@ def _idle_settings(pipeline: Pipeline) -> list[str]:
     return settings
 
 
-def _successors(pipeline: Pipeline, node: nodes.Node) -> list[nodes.Node]:
+def _successors(pipeline: Drawn, node: nodes.Node) -> list[nodes.Node]:
     """Return the nodes whose first input is this node. A join is below its left side only."""
     return [child for child in pipeline.nodes if child.parents[:1] == (node,)]
 
 
-def svg(pipeline: Pipeline) -> str:
+def svg(pipeline: Drawn) -> str:
     """Return the topology as an SVG, with sources on the left and each step right of its input.
 
     The group of each node has the node's number and the numbers of its inputs, from which other
@@ -70,7 +86,7 @@ def svg(pipeline: Pipeline) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
-def _layout(pipeline: Pipeline) -> dict[int, tuple[int, int]]:
+def _layout(pipeline: Drawn) -> dict[int, tuple[int, int]]:
     """Return the top left corner of each node's box.
 
     A node is in the column to the right of its first input. The first node after an input is in the

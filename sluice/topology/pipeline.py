@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.errors import TopologyError
-from sluice.topology import arguments, nodes
+from sluice.topology import arguments, drawing, nodes
 from sluice.topology.author_functions import require_callable
 from sluice.topology.expiries import require_no_versions
 from sluice.topology.graph import Graph
@@ -250,9 +250,6 @@ class Pipeline(Graph):
 
     def _repr_svg_(self) -> str | None:
         """Return the drawing of the topology for notebooks; None before the first source."""
-        # The module imports this one.
-        from sluice.topology import drawing
-
         return drawing.svg(self) if self.nodes else None
 
     def stream(
