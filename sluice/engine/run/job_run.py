@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tempfile
-import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import structlog
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from sluice.engine.batch.job_topics import (
@@ -51,6 +45,7 @@ from sluice.engine.run.registry_wait import RegistryWait
 from sluice.engine.run.replay import ReplayStep, join_steps
 from sluice.engine.run.run_topics import RunTopics
 from sluice.engine.run.shard_hosts import require_host_of_shards
+from sluice.engine.run.shipped_files import send_to_executors
 from sluice.engine.run.standby_upkeep import StandbyCopies
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.engine.session import FEW_RECORDS, Starting, prepare_for, wait_for_session
@@ -66,7 +61,6 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo, GenerationRef, Snapshot
 from sluice.state.shard.addresses import is_file, shown
-from sluice.values.pipeline_modules import SCHEMAS, modules_beside
 from sluice.values.shared_topics import shared_topics
 
 log = structlog.get_logger()
@@ -606,56 +600,6 @@ def require_reachable(master: str, locations: Sequence[str]) -> None:
             next_step="Set SLUICE_SHARDS to a PostgreSQL database, or start a state server per "
             "worker.",
         )
-
-
-def send_to_executors(spark: SparkContext, file: Path) -> None:
-    """Copy a pipeline's file, the modules beside it and pulled schemas to executors on other hosts.
-
-    Does nothing for a file that was copied before: Spark would log a warning.
-    """
-    if is_local(spark.master or ""):
-        return
-    if _is_new(spark, file):
-        spark.addPyFile(_uri(file))
-    archive = modules_archive(file, Path(tempfile.gettempdir()))
-    if archive is not None and _is_new(spark, archive):
-        spark.addPyFile(_uri(archive))
-    for schema in sorted((file.parent / SCHEMAS).glob("*.json")):
-        if _is_new(spark, schema):
-            spark.addFile(_uri(schema))
-
-
-def modules_archive(file: Path, folder: Path) -> Path | None:
-    """Write the modules beside a pipeline's file to an archive, whose name has their hash.
-
-    Return None without such modules.
-    """
-    modules = modules_beside(file)
-    if not modules:
-        return None
-    digest = hashlib.sha256()
-    for module in modules:
-        digest.update(f"{module.relative_to(file.parent)}\0".encode())
-        digest.update(module.read_bytes())
-    archive = folder / f"sluice-modules-{digest.hexdigest()[:16]}.zip"
-    if not archive.exists():
-        # Another driver may write the same archive at the same time.
-        unfinished = archive.with_suffix(f".{os.getpid()}")
-        with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as written:
-            for module in modules:
-                written.write(module, module.relative_to(file.parent))
-        unfinished.replace(archive)
-    return archive
-
-
-def _is_new(spark: SparkContext, file: Path) -> bool:
-    name = _uri(file).rpartition("/")[2]
-    return not any(added.endswith(f"/files/{name}") for added in spark.listFiles)
-
-
-def _uri(file: Path) -> str:
-    # In a path, Spark would take `#` for the end of the file's name.
-    return file.absolute().as_uri()
 
 
 class _RegistryAwayError(Exception):

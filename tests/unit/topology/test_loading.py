@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sluice.engine.run.job_run import modules_archive
+from sluice.engine.run.shipped_files import modules_archive
 from sluice.errors import EngineError, TopologyError
 from sluice.topology import Pipeline, load_pipeline, load_pipelines, nodes
 from sluice.topology.loading.pipeline_folders import declared_names, pipeline_files
@@ -419,14 +419,15 @@ def test_modules_beside_a_pipeline_are_its_own(tmp_path: Path) -> None:
 
 def test_an_archive_of_modules_is_named_by_their_hash(tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text("")
-    assert modules_archive(tmp_path / "shop.py", tmp_path) is None
+    assert modules_archive(tmp_path / "shop.py") is None
     (tmp_path / "_helpers.py").write_text("FACTOR = 1")
-    first = modules_archive(tmp_path / "shop.py", tmp_path)
+    first = modules_archive(tmp_path / "shop.py")
     (tmp_path / "_helpers.py").write_text("FACTOR = 2")
-    second = modules_archive(tmp_path / "shop.py", tmp_path)
+    second = modules_archive(tmp_path / "shop.py")
     assert first is not None
     assert second is not None
-    assert first != second
+    assert first.name != second.name
+    assert second.parent.stat().st_mode & 0o77 == 0, "nobody else can write the archive"
     code = (
         f"import sys; sys.path.insert(0, {str(second)!r}); import _helpers; print(_helpers.FACTOR)"
     )
