@@ -23,7 +23,7 @@ from sluice.warm.client import LOST
 from sluice.warm.warm_driver import READY
 from tests.integration.test_command_line import environment_of
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 PIPELINE = """
 import os, sys, time

@@ -38,6 +38,8 @@ WAITING = (
     "tests/engine/test_output_identity.py",
     "tests/engine/test_denied_operations.py",
     "tests/unit/state/test_postgres_checks.py",
+    "tests/unit/warm/test_fork_server.py",
+    "tests/unit/warm/test_client.py",
 )
 """Files whose tests mostly wait: for brokers, Airflow, leases and time-outs."""
 
