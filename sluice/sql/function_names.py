@@ -1,4 +1,7 @@
-"""The functions of Spark SQL 4.2. Any other function is a mistake."""
+"""The names of Spark SQL 4.2's functions. Any other function is a mistake.
+
+`rules` has the rules of the functions that Arrow computes, and `arrow_evaluation` computes them.
+"""
 
 from __future__ import annotations
 

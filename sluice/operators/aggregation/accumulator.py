@@ -80,7 +80,7 @@ class Accumulator:
     def merge_unordered(self, held: Any, later: Any) -> Any:
         """Combine the accumulator held in the state with that of new records, in columns.
 
-        Raises NumbersTooLargeError if the order of the records could matter.
+        Raises NumbersTooLargeError or OverflowError if the order of the records could matter.
         """
         return self.merge(held, later)
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from sluice.operators.aggregation.accumulator import WindowAccumulators
 from sluice.operators.aggregation.calculation import Calculation, Functions
+from sluice.operators.aggregation.number_columns import NumbersTooLargeError
 from sluice.operators.aggregation.window_ranges import WindowRanges
 from sluice.support.arrays import Integers
 
@@ -108,10 +109,12 @@ class ColumnFunctions:
         matter.
         """
         merged: list[Any] = []
-        for accumulator, before, after in zip(
-            self.functions.accumulators, held, aggregate, strict=True
-        ):
-            merged.append(accumulator.merge_unordered(before, after))
+        triples = zip(self.functions.accumulators, held, aggregate, strict=True)
+        try:
+            for accumulator, before, after in triples:
+                merged.append(accumulator.merge_unordered(before, after))
+        except OverflowError:
+            raise NumbersTooLargeError from None
         return tuple(merged)
 
     def _arguments(self, values: pa.Array) -> list[Sequence[Any]]:

@@ -318,10 +318,7 @@ class DecimalSum(Accumulator):
     ) -> tuple[int, Decimal]:
         if held[1].adjusted() >= _LARGEST_HELD:
             raise NumbersTooLargeError
-        try:
-            return self.merge(held, later)
-        except OverflowError:
-            raise NumbersTooLargeError from None
+        return self.merge(held, later)
 
     @override
     def over_windows(
@@ -347,10 +344,7 @@ class DecimalAverage(DecimalSum):
         self, held: tuple[int, Decimal], later: tuple[int, Decimal]
     ) -> tuple[int, Decimal]:
         merged = super().merge_unordered(held, later)
-        try:
-            self.result(merged)
-        except OverflowError:
-            raise NumbersTooLargeError from None
+        self.result(merged)
         return merged
 
     @override

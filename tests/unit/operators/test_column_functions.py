@@ -14,6 +14,7 @@ from sluice.operators.aggregation.calculation import Functions
 from sluice.operators.aggregation.column_functions import ColumnFunctions, WindowAggregates
 from sluice.operators.aggregation.number_columns import NumbersTooLargeError
 from sluice.operators.aggregation.window_ranges import WindowRanges
+from sluice.operators.exact_sums import Exact
 
 
 def aggregated(function: Function, *values: str) -> WindowAggregates:
@@ -64,6 +65,22 @@ def test_a_held_sum_of_many_digits_is_left_to_the_operator() -> None:
     )
     with pytest.raises(NumbersTooLargeError):
         functions.merge(((1, larger),), ((1, Decimal(1)),))
+
+
+@pytest.mark.parametrize("held", [Exact(1, 1_023), Exact(1, 1_024), Exact(-1, 5_000)])
+def test_a_held_sum_near_or_above_the_largest_double_is_left_to_the_operator(held: Exact) -> None:
+    functions = ColumnFunctions.of(Functions(Function("sum", float)), in_order=False)
+    assert functions is not None
+    with pytest.raises(NumbersTooLargeError):
+        functions.merge(((1, held),), ((1, Exact(1)),))
+
+
+def test_a_held_sum_whose_average_has_too_many_digits_is_left_to_the_operator() -> None:
+    functions = ColumnFunctions.of(Functions(Function("avg", Decimal)), in_order=False)
+    assert functions is not None
+    held = Decimal("1" + 34 * "0" + ".1")
+    with pytest.raises(NumbersTooLargeError):
+        functions.merge(((1, held),), ((1, Decimal("0.1")),))
 
 
 def test_functions_that_need_the_order_of_records_are_not_computed_in_columns() -> None:
