@@ -387,3 +387,20 @@ def test_columns_of_any_name(lake: Lake) -> None:
     assert lake.rows("`order-id`, `a``b`, `größe`, nested.`load<5m`[0].`dc:x`") == [
         ("a", 4, 8, "y")
     ]
+
+
+def test_a_renamed_pipeline_takes_over_its_table(lake: Lake) -> None:
+    earlier = lake.begun()
+    assert written(earlier, 0, ("a", 1)) == 1
+    renamed = DeltaSink(lake.spark, "markets", lake.target(), formerly=("older", "shops"))
+    renamed.begin(Published(batch(0), frozenset({lake.target().output}), {}))
+    with pytest.raises(LeaseError, match="lost its lease"):
+        written(earlier, 1, ("a", 666))
+    assert written(renamed, 1, ("a", 2)) == 1
+    assert lake.rows() == [("a", 2)]
+    again = DeltaSink(lake.spark, "markets", lake.target())
+    again.begin(Published(batch(1), frozenset({lake.target().output}), {}))
+    assert written(again, 1, ("a", 2)) == 1
+    assert lake.rows() == [("a", 2)]
+    with pytest.raises(EngineError, match="markets writes the table"):
+        lake.begun()

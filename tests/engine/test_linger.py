@@ -181,3 +181,21 @@ def jvm_size(spark: SparkSession, broker: str) -> Size:
     ]
     files = len(process.open_files()) + sum(peer != broker for peer in peers)
     return Size(sum(not name.startswith(POOLS) for name in threads), files, 0)
+
+
+def test_a_run_that_lingers_ends_when_the_pipeline_is_paused(
+    start: Start, meanwhile: Callable[..., None]
+) -> None:
+    running = start(sums)
+    running.send("sales", sale("a"))
+
+    def pause() -> None:
+        with running.ledger() as ledger:
+            ledger.pauses.pause(running.pipeline.name, "new prices", "ann")
+
+    began = time.monotonic()
+    # The second function is never called: the wait ends although ten minutes have not passed.
+    meanwhile(pause, pause)
+    assert running.run() == 1
+    assert time.monotonic() - began < 60
+    assert running.store("n") == {"a": 1}

@@ -481,3 +481,27 @@ def test_columns_of_any_name(url: str, query: Query) -> None:
     )
     assert {name for (name,) in columns} == {"@type", *names}
     assert query("SELECT * FROM totals") == [("a", *map(int, reversed(numbers)))]
+
+
+def test_a_renamed_pipeline_takes_over_its_tables(url: str, query: Query) -> None:
+    earlier = begun(url)
+    earlier.write(batch(0), rows(("a", "1")))
+    query("UPDATE totals SET n = 100")
+    renamed = PostgresTables("warehouse", url, "markets", (target(),), formerly=("older", "shops"))
+    renamed.begin(Published(batch(0), frozenset({"warehouse:totals"}), {}))
+    renamed.write(batch(0), rows(("a", "1")))
+    assert query("SELECT n FROM totals") == [(100,)], "the batch was not written again"
+    with pytest.raises(EngineError):
+        earlier.write(batch(1), rows(("a", "666")))
+    renamed.write(batch(1), rows(("a", "2")))
+    assert query("SELECT n FROM totals") == [(2,)]
+    assert query("SELECT pipeline FROM sluice_batches") == [("markets",)]
+    again = PostgresTables("warehouse", url, "markets", (target(),), formerly=("shops",))
+    again.begin(Published(batch(1), frozenset({"warehouse:totals"}), {}))
+
+
+def test_another_pipeline_does_not_take_over_tables(url: str, query: Query) -> None:
+    begun(url).write(batch(0), rows(("a", "1")))
+    other = PostgresTables("warehouse", url, "markets", (target(),), formerly=("older",))
+    with pytest.raises(EngineError, match="The pipeline shops writes the table"):
+        other.begin(None)
