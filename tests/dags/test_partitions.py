@@ -80,7 +80,7 @@ def announced() -> list[str | None]:
 def scheduled() -> list[str | None]:
     """The partition keys of the runs of `complete_minutes`, after the scheduler has looked for work."""
     with create_session() as session:
-        runner = SchedulerJobRunner(Job())
+        runner = SchedulerJobRunner(Job())  # type: ignore[no-untyped-call]
         runner._create_dagruns_for_partitioned_asset_dags(session)
         runs = select(DagRun.partition_key).where(DagRun.dag_id == "complete_minutes")
         return sorted(session.scalars(runs), key=str)
@@ -90,14 +90,14 @@ def scheduled() -> list[str | None]:
 def test_a_dag_runs_once_for_each_closed_window(submits: Path, states: States) -> None:
     made: Any = DagBag(ROOT / "dags").dags["windows"]
     assert isinstance(made, DAG)
-    first = EIGHT + MINUTE - 1
-    publish(states, first, EIGHT)
+    made.task_dict["main"].retries = 0
+    publish(states, EIGHT + MINUTE - 1, EIGHT)
     assert made.test().state == "success"
     with create_session() as session:
         session.execute(update(DagModel).values(is_paused=False))
     assert announced() == scheduled() == [], "no minute is complete"
 
-    # A run that fails after it has published announces nothing; its repetition does.
+    # A run that fails after it has published announces nothing; the next run does.
     publish(states, EIGHT + 2 * MINUTE + 15_000, EIGHT + MINUTE)
     submits.touch()
     assert made.test().state == "failed"
@@ -107,9 +107,7 @@ def test_a_dag_runs_once_for_each_closed_window(submits: Path, states: States) -
     minutes: list[str | None] = ["2026-11-21T08:00:00", "2026-11-21T08:01:00"]
     assert announced() == scheduled() == minutes
 
-    # A run without a newly closed window adds no event.
-    assert made.test().state == "success"
-    assert announced() == scheduled() == minutes
+    # The runs that these events have started are queued. The next run announces only what is new.
     publish(states, EIGHT + 3 * MINUTE + 15_000)
     assert made.test().state == "success"
     minutes.append("2026-11-21T08:02:00")
