@@ -25,7 +25,7 @@ from sluice.orchestration.deadlines import NAME, OverdueTrigger, deadlines_dag
 from sluice.orchestration.operator import ACTIONS, LIMITS, SluiceOperator
 from sluice.orchestration.retries import pipeline_task_defaults
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger
-from sluice.orchestration.window_events import window_asset
+from sluice.orchestration.window_events import assets_of, mark_of
 from sluice.settings import settings
 from sluice.state.ledger.run_ends import note_files
 from sluice.topology import Broken, Pipeline, load_pipeline
@@ -208,14 +208,15 @@ def _dag(facts: DagFacts, options: RunOptions, alerts: Alerts, warnings: Sequenc
         if deadline is None
         else deadline_alert(facts.name, deadline, alerts.on_overdue),
     )
-    of_windows = [window_asset(facts.name, announced.store) for announced in facts.announced]
+    of_windows = assets_of(facts.name, facts.announced)
+    marks = [mark_of(facts.name, announced.store) for announced in facts.announced]
     SluiceOperator(
         dag=dag, task_id="main", pipeline=facts.name, pool=options.pool or settings().pool,
         options=options, outlets=[*[Asset(name) for name in facts.assets], *of_windows],
         databases=[*facts.databases], delta=facts.needs_delta,
         continuous=facts.schedule == CONTINUOUS, executor_config=options.executor_config or None,
-        # A run reads the events of the runs before it.
-        announced=facts.announced, inlets=of_windows,
+        # A run reads which windows the runs before it have announced.
+        announced=facts.announced, inlets=marks,
     )  # fmt: skip
     return dag
 

@@ -47,7 +47,7 @@ from sluice.observe.tracing import trace_context
 from sluice.orchestration.dag_facts import AnnouncedStore
 from sluice.orchestration.driver_log import log_at_levels, log_lines
 from sluice.orchestration.repetition import AttemptEnded, Repetition, run_name
-from sluice.orchestration.window_events import announce_windows, window_asset
+from sluice.orchestration.window_events import announce_windows, assets_of
 from sluice.settings import OFF, Settings, settings
 from sluice.spark_submit import (
     APPLICATION,
@@ -355,7 +355,7 @@ class SluiceOperator(SparkSubmitOperator):
 
     @property
     def _window_assets(self) -> list[Asset]:
-        return [window_asset(self.pipeline, announced.store) for announced in self.announced]
+        return assets_of(self.pipeline, self.announced)
 
     def _announce_windows(self, context: Context) -> None:
         """Add the events of closed windows. An error here does not fail a run that has succeeded.

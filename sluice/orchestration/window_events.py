@@ -1,10 +1,11 @@
 """Asset events for windows that have closed: one for each window of an announced store.
 
-Airflow registers the events of a task in the transaction in which the task succeeds. So the events
-themselves say which windows have been announced: each event has the end of the newest window that
-its run has announced (`until`), and a run announces the windows that end later, up to the time that
-the ledger has for the newest snapshot (`engine/publish/closed_windows.py`). Nothing else decides,
-so a window has one event even if
+Airflow registers the events of a task in the transaction in which the task succeeds. So events say
+which windows have been announced: besides the events of windows, a run adds one event to the
+store's *mark*, an asset of its own, with the end of the newest window that it has announced
+(`until`). A run announces the windows that end later, up to the time that the ledger has for the
+newest snapshot (`engine/publish/closed_windows.py`). Nothing else decides, so a window has one
+event even if
 
 - a driver is killed and its batch is repeated, or the task is repeated: a task that has not
   succeeded has announced nothing;
@@ -13,8 +14,8 @@ so a window has one event even if
   event yet, so the next run announces them;
 - the state is rebuilt or replayed: the windows have been announced already.
 
-Airflow may delete old events (`airflow db clean`). Each run therefore keeps the end that the events
-have confirmed as a measurement in the ledger.
+Airflow may delete old events (`airflow db clean`). Each run therefore keeps the end that the mark
+has confirmed as a measurement in the ledger.
 """
 
 from __future__ import annotations
@@ -53,6 +54,23 @@ _MEASUREMENT = "announced_until_seconds"
 def window_asset(pipeline: str, store: str) -> Asset:
     """Return the asset whose events announce the closed windows of a store."""
     return Asset(f"{pipeline}.closed.{store}")
+
+
+def mark_of(pipeline: str, store: str) -> Asset:
+    """Return the asset whose newest event says up to which end windows have been announced.
+
+    No DAG has it as its schedule: while a run that an event has started is queued, Airflow 3.3
+    fails to read the event.
+    """
+    return Asset(f"{pipeline}.announced.{store}")
+
+
+def assets_of(pipeline: str, stores: Sequence[AnnouncedStore]) -> list[Asset]:
+    """Return the assets to which a run adds events for the windows of these stores."""
+    assets: list[Asset] = []
+    for announced in stores:
+        assets += [window_asset(pipeline, announced.store), mark_of(pipeline, announced.store)]
+    return assets
 
 
 @dataclass(frozen=True)
@@ -122,16 +140,16 @@ def announce_windows(
     """
     silent: list[Asset] = []
     for announced in stores:
-        asset = window_asset(pipeline, announced.store)
         until = _announced_until(context, ledger, pipeline, announced.store)
         announcement = _announcement(ledger, pipeline, announced, until)
         if announcement is None:
-            silent.append(asset)
+            silent += assets_of(pipeline, [announced])
             continue
-        accessor = context["outlet_events"][asset]
-        accessor.extra.update(_extra(pipeline, announced, announcement))
+        for asset in assets_of(pipeline, [announced]):
+            context["outlet_events"][asset].extra.update(_extra(pipeline, announced, announcement))
         if HAS_PARTITIONS:
-            accessor.add_partitions(_keys(announced.window, announcement.windows))
+            events = context["outlet_events"][window_asset(pipeline, announced.store)]
+            events.add_partitions(_keys(announced.window, announcement.windows))
     return silent
 
 
@@ -172,7 +190,7 @@ def _announcement(
 def _announced_until(context: Context, ledger: Ledger, pipeline: str, store: str) -> int | None:
     """Return the end of the newest window that has been announced, epoch ms; None before it."""
     ends: list[int] = []
-    for event in newest_events(context, window_asset(pipeline, store), _FOREIGN_EVENTS):
+    for event in newest_events(context, mark_of(pipeline, store), _FOREIGN_EVENTS):
         text = (event.extra or {}).get("until")
         if isinstance(text, str):
             ends.append(round(datetime.fromisoformat(text).timestamp() * 1_000))

@@ -18,6 +18,7 @@ from sluice.orchestration.dag_facts import AnnouncedStore
 from sluice.orchestration.window_events import (
     announce_windows,
     closed_windows,
+    mark_of,
     window_asset,
 )
 from sluice.values.calendar_windows import CalendarWindow, Period
@@ -44,29 +45,32 @@ class Events(list[Any]):
 class FakeAirflow:
     """Registers the events of tasks that succeed, as Airflow's API server does."""
 
-    events: Events = field(default_factory=Events)
+    events: list[Any] = field(default_factory=list)
+    """The events of the asset of closed windows."""
+    marks: Events = field(default_factory=Events)
 
     def run(
         self, states: States, stores: Sequence[AnnouncedStore], *, succeeds: bool = True
     ) -> list[str]:
         """Run a task. Return the keys for which it has announced windows."""
         asset = window_asset(states.pipeline, stores[0].store)
+        mark = mark_of(states.pipeline, stores[0].store)
         outlet_events: Any = OutletEventAccessors()
-        context: Any = {"inlet_events": {asset: self.events}, "outlet_events": outlet_events}
+        context: Any = {"inlet_events": {mark: self.marks}, "outlet_events": outlet_events}
         silent = announce_windows(context, states.ledger, states.pipeline, stores)
         if silent:
-            assert silent == [asset]
+            assert silent == [asset, mark]
             return []
         accessor = outlet_events[asset]
         keys = sorted(accessor.partition_keys)
         if succeeds:
             for key in keys:
-                self.register(key, accessor.extra)
+                self.events.append(SimpleNamespace(partition_key=key, extra=accessor.extra))
+            self.mark(outlet_events[mark].extra)
         return keys
 
-    def register(self, key: str | None, extra: dict[str, Any] | None) -> None:
-        event = SimpleNamespace(id=len(self.events), partition_key=key, extra=extra)
-        self.events.append(event)
+    def mark(self, extra: dict[str, Any] | None) -> None:
+        self.marks.append(SimpleNamespace(id=len(self.marks), extra=extra))
 
 
 def announced(window: TimeWindow | None = None) -> list[AnnouncedStore]:
@@ -155,7 +159,7 @@ def test_events_that_airflow_has_deleted_are_not_repeated(states: States) -> Non
     publish(states, EIGHT + HOUR, EIGHT)
     airflow.run(states, announced())
     assert airflow.run(states, announced()) == [], "this run keeps what the event says"
-    airflow.events.clear()
+    airflow.marks.clear()
     publish(states, EIGHT + 2 * HOUR)
     assert airflow.run(states, announced()) == [key(9)]
 
@@ -164,8 +168,8 @@ def test_a_persons_event_does_not_hide_those_of_runs(states: States) -> None:
     airflow = FakeAirflow()
     publish(states, EIGHT + HOUR, EIGHT)
     airflow.run(states, announced())
-    airflow.register(None, {"note": "by hand"})
-    airflow.register(None, None)
+    airflow.mark({"note": "by hand"})
+    airflow.mark(None)
     assert airflow.run(states, announced()) == []
 
 
@@ -200,7 +204,10 @@ def test_before_airflow_3_3_one_event_has_all_keys(
     publish(states, EIGHT + 2 * HOUR, EIGHT)
     asset = Asset("orders.closed.windows")
     outlet_events: Any = OutletEventAccessors()
-    context: Any = {"inlet_events": {asset: Events()}, "outlet_events": outlet_events}
+    context: Any = {
+        "inlet_events": {mark_of("orders", "windows"): Events()},
+        "outlet_events": outlet_events,
+    }
     assert announce_windows(context, states.ledger, "orders", announced()) == []
     assert outlet_events[asset].extra["partitions"] == [key(8), key(9)]
     assert not outlet_events[asset].partition_keys

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -97,6 +100,20 @@ def kill_driver_in_a_batch(platform: LocalPlatform) -> None:
             if any(part.endswith("sluice/driver.py") for part in process.cmdline()):
                 process.kill()
         assert ledger.plans.unpublished(ref) is not None, "the batch was published meanwhile"
+
+
+def test_a_local_spark_has_what_a_run_needs(platform: LocalPlatform) -> None:
+    # tests/cluster/test_executor_check.py has the same with executors of a cluster.
+    process = subprocess.run(
+        [sys.executable, "-m", "sluice", "check", PIPELINE, "--master", "local[2]"],
+        env=platform.variables(),
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    for check in ("Kafka", "Python", "Sluice", "clock", "packages"):
+        assert re.search(rf"^\S+ +{check} +ok", process.stdout, re.MULTILINE), process.stdout
+    assert "checks passed" in process.stdout
 
 
 def test_the_dag_runs_once_for_each_complete_minute(platform: LocalPlatform) -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from importlib import metadata
 from urllib.parse import urlsplit
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sluice.engine.batch.storage import Storage
@@ -62,15 +61,13 @@ def check_executors(spark: SparkSession, job: Job, settings: Settings) -> str:
         generation = ledger.generations.current_number(job.pipeline.name) or 1
         storage = Storage.of(job, generation, settings).placed(ledger.placements)
     findings = [Finding("driver", "ledger", shown(settings.ledger)), _shards(master, storage)]
+    probe = _probe(storage, settings)
     try:
-        reports = _reports(spark, _probe(storage, settings))
-    except PySparkException as error:
-        findings.append(Finding("executors", "tasks", "", _reason(str(error))))
+        findings += _reports(spark, probe)
     except Exception as error:
-        # py4j's errors have the error of the executor's Python in their text.
+        # Whatever keeps tasks from running is a finding, too. The errors of PySpark and of py4j
+        # have the error of the executor's Python in their text.
         findings.append(Finding("executors", "tasks", "", _reason(str(error))))
-    else:
-        findings += reports
     table = "\n".join(_lines(master, findings))
     failed = sum(1 for finding in findings if finding.error)
     if failed:
