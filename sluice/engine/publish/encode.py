@@ -233,7 +233,7 @@ def _encode_texts(
 ) -> pa.Array:
     """Encode JSON, many texts at once if they surely fit the schema, as `_encode_column`."""
     rows = np.flatnonzero(texts.is_valid())
-    present = one_array(texts.drop_null())
+    present = one_array(texts.drop_null()) if rows.size else pa.array([], pa.string())
 
     def one_by_one(start: int, piece: pa.Array) -> pa.Array:
         own_errors: dict[int, str] = {}

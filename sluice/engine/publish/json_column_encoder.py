@@ -36,7 +36,9 @@ _PIECE = 4_000
 _SAMPLES = 20
 """How many texts show whether times and amounts are texts or numbers."""
 _MOST_MISSES = 3
-"""After so many pieces in a row with doubts, no more are tried."""
+"""After so many pieces in a row with doubts, most of the next pieces are not tried."""
+_TRIED_AGAIN = 50
+"""After so many pieces that were not tried, one is tried again."""
 
 
 @dataclass
@@ -51,6 +53,9 @@ class JsonColumnEncoder:
     _part: Part | None = field(default=None, init=False)
     _misses: int = field(default=0, init=False)
     """How many pieces in a row could not be encoded."""
+    _skipped: int = field(default=0, init=False)
+    """How many pieces in a row were not tried."""
+    _is_columnar: bool = field(default=True, init=False)
 
     def encode(self, texts: pa.Array, one_by_one: Callable[[int, pa.Array], pa.Array]) -> pa.Array:
         """Return the bytes of texts, none of which is null.
@@ -65,12 +70,12 @@ class JsonColumnEncoder:
         return pa.concat_arrays(encoded) if encoded else pa.array([], pa.binary())
 
     def _columns(self, texts: pa.Array) -> pa.Array | None:
-        if len(texts) < _FEWEST or self._misses >= _MOST_MISSES:
+        if len(texts) < _FEWEST or not self._is_tried():
             return None
         try:
             data = self._encoded(texts.cast(pa.binary()))
         except NotColumnarError:
-            self._misses = _MOST_MISSES
+            self._is_columnar = False
             return None
         except (UnsureError, msgspec.DecodeError, pa.ArrowInvalid, pa.ArrowNotImplementedError):
             self._misses += 1
@@ -79,6 +84,12 @@ class JsonColumnEncoder:
             return None
         self._misses = 0
         return data
+
+    def _is_tried(self) -> bool:
+        if not self._is_columnar or self._misses < _MOST_MISSES:
+            return self._is_columnar
+        self._skipped = (self._skipped + 1) % _TRIED_AGAIN
+        return self._skipped == 0
 
     def _encoded(self, texts: pa.Array) -> pa.Array:
         if self._part is None:

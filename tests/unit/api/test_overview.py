@@ -10,7 +10,7 @@ import pytest
 from sluice.answers import Run
 from sluice.api import services
 from sluice.api.runs import DagState
-from sluice.errors import EngineError, InputAway, TopologyError
+from sluice.errors import EngineError, InputAway, RegistryAway, TopologyError
 from sluice.kafka.open_transactions import HeldPartitions
 from sluice.kafka.unread_records import Lag
 from sluice.state.ledger.failures import Failure
@@ -151,6 +151,18 @@ def test_health_follows_the_last_run(
     assert [failure["detail"] for failure in overview["failures"]] == [
         "Kafka does not answer."
     ] * has_failed
+
+
+def test_a_run_that_waits_for_the_schema_registry_is_not_at_work(
+    api: Api, states: States, ends: dict[str, dict[int, int]]
+) -> None:
+    states.publish({"a": "[1,2]"})
+    api.runs.states["orders"] = run("running")
+    away = RegistryAway.of("http://registry:8081", "connection refused")
+    states.ledger.failures.keep(Failure.of(away, "orders", kind="registry"))
+    assert only(api)["health"] == "waiting"
+    states.ledger.failures.clear("orders", "registry")
+    assert only(api)["health"] == "running"
 
 
 def test_a_driver_that_holds_the_lease_makes_a_pipeline_running_without_airflow(

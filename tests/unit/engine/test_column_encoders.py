@@ -370,6 +370,45 @@ def test_only_the_values_that_do_not_fit_are_rejected() -> None:
     ]
 
 
+@pytest.mark.parametrize("texts", [[], [None, None]])
+def test_there_may_be_no_value(texts: list[str | None]) -> None:
+    pipeline = Pipeline("p")
+    pipeline.stream("shops", value=Shop).to("copies", value=Avro(Shop))
+    (sink,) = plan(pipeline).job.stream_sinks
+    registry = MemoryRegistry()
+    assert sink.encode is not None
+    registry.register("copies-value", sink.encode.value.schema)
+    values = pa.chunked_array([texts] if texts else [], pa.string())
+    table = pa.table({"key": pa.nulls(len(texts), pa.string()), "value": values})
+    records = encode_records(
+        sink,
+        table,
+        RejectedOutput(),
+        lambda values, topic: encoder_of(values, topic, registry),
+    )
+    assert records.column("value").to_pylist() == texts
+
+
+def test_pieces_are_tried_again_after_many_that_did_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(json_column_encoder, "_MOST_MISSES", 2)
+    monkeypatch.setattr(json_column_encoder, "_TRIED_AGAIN", 3)
+    encode = encoder(ONE_FIELD % '"long"')
+
+    def is_at_once(text: str) -> bool:
+        try:
+            at_once(encode, [text])
+        except LeftToSingleValuesError:
+            return False
+        return True
+
+    assert not is_at_once('{"a": 1.0}')
+    assert is_at_once('{"a": 1}')
+    assert [is_at_once('{"a": 1.0}'), is_at_once('{"a": 1.0}')] == [False, False]
+    assert [is_at_once('{"a": 1}') for _ in range(5)] == [False, False, True, True, True]
+
+
 def test_uuids_are_sixteen_bytes() -> None:
     encode = encoder(
         ONE_FIELD % '{"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"}'
