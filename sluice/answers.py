@@ -304,7 +304,7 @@ class PipelineStatus(msgspec.Struct, frozen=True):
     """The number of workers."""
     snapshot: Snapshot | None
     """The newest snapshot; None before the first snapshot."""
-    pause: Pause | None = None
+    pause: Pause | None
     """Why the pipeline does not run; None unless somebody has paused it."""
 
 
@@ -424,7 +424,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     health: PipelineHealth
     paused: bool
     """Whether the pipeline's DAG is paused in Airflow, so that no run starts."""
-    pause: Pause | None = None
+    pause: Pause | None
     """Why the pipeline does not run, also when Airflow starts it; None unless somebody has
     paused it in Sluice."""
     failures: list[Failure]

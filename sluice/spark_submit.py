@@ -299,7 +299,8 @@ def submission(
     """Yield the spark-submit command of a run; the block must last until the command has ended.
 
     `delta` says whether the pipeline writes Delta tables, for which Spark needs more jars and
-    settings. `runs_at_once` is the most runs that share the JVM.
+    settings. `runs_at_once` is the most runs that share the JVM. If there are several, the master
+    is local, and gets as many threads for each of them as it names.
 
     Raise SettingsError if Delta Lake's jars are missing, or if the settings ask for the deploy
     mode cluster.
@@ -330,6 +331,11 @@ def submission(
         }
         if is_local(master):
             conf |= _LOCAL_CONF
+        if runs_at_once > 1:
+            # A run whose tasks hang must not keep those of the others from running.
+            threads = local_threads(master)
+            conf["spark.default.parallelism"] = str(threads)
+            master = f"local[{threads * runs_at_once}]"
         submitted = Submission(
             master,
             tuple(arguments),
@@ -353,6 +359,14 @@ def submission(
                 files=str(package_archive(folder)),
                 conf={**submitted.conf, **executor_environment(settings)},
             )
+
+
+def local_threads(master: str) -> int:
+    """Return the number of tasks that a local master runs at the same time."""
+    given = master.removeprefix("local").strip("[]").partition(",")[0].strip()
+    if given == "*":
+        return os.cpu_count() or 1
+    return int(given or 1)
 
 
 def deploy_mode_error(cause: str) -> SettingsError:

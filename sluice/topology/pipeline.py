@@ -35,7 +35,9 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 ON_RECORDS, CONTINUOUS = "on_records", "continuous"
 _MOST_TOPICS = 100
 _CRON = re.compile(r"@(hourly|daily|weekly|monthly|yearly)|[-*/,0-9A-Za-z]+( [-*/,0-9A-Za-z]+){4}")
-RESERVED = frozenset({"produce_sample_orders", "sluice_deadlines", "sluice_retention"})
+RESERVED = frozenset(
+    {"complete_minutes", "produce_sample_orders", "sluice_deadlines", "sluice_retention"}
+)
 """Names of Sluice's own DAGs."""
 
 

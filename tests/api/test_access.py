@@ -23,6 +23,7 @@ EVENTS = "/sluice/v1/events"
 REQUIRED = {
     "/keys": "?key=k",
     "/diff": "?before=1.0",
+    "/finished-runs": "?since=2026-01-01T00:00:00Z&until=2026-01-02T00:00:00Z",
     "/history": "?since=2026-01-01T00:00:00Z&until=2026-01-02T00:00:00Z",
 }
 """The last part of a route's path → the parameters that it needs."""

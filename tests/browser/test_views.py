@@ -108,7 +108,7 @@ def test_the_first_view_is_light_and_loads_nothing_from_elsewhere(
     assert page.evaluate(sizes) < MOST_BYTES
     assert not [address for address in addresses if "/vendor/" in address]
     page.goto(page.url.replace("#/", "#/pipelines/orders"))
-    expect(page.locator("canvas")).to_have_count(6)
+    expect(page.locator("canvas")).to_have_count(9)
     assert {address.split("/")[2].split(":")[0] for address in addresses} == {"127.0.0.1"}
 
 

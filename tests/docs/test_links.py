@@ -90,8 +90,16 @@ def test_make_targets_and_settings_exist() -> None:
     for page in PAGES:
         code = "\n".join(re.findall(r"`[^`]+`|^```.*?^```", read(page), re.MULTILINE | re.DOTALL))
         assert set(_TARGET.findall(code)) <= targets, page
-        named = set(_SETTING.findall(read(page)))
+        named = {_general(name) for name in _SETTING.findall(read(page))}
         assert named <= (known | _GONE if page == "CHANGELOG.md" else known), page
+
+
+def _general(name: str) -> str:
+    """The name of a setting for the connection `shop` as the settings describe it, for `NAME`."""
+    for prefix in ("SLUICE_CONNECTION_", "SLUICE_KAFKA_"):
+        if name.startswith(prefix):
+            return f"{prefix}NAME"
+    return name
 
 
 def test_the_readme_links_to_every_page() -> None:

@@ -111,6 +111,20 @@ def test_a_driver_that_starts_the_jvm_gives_it_the_options_of_spark_submit(
         assert variables["PYTHONHASHSEED"] == "0"
 
 
+@pytest.mark.parametrize(
+    ("master", "threads"), [("local", 1), ("local[3]", 3), ("local[3, 2]", 3), ("local[*]", 8)]
+)
+def test_each_of_several_runs_has_the_threads_of_the_master(
+    configuration: Settings, monkeypatch: pytest.MonkeyPatch, master: str, threads: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    with submission(configuration, {}, master, [], runs_at_once=4) as submitted:
+        assert submitted.master == f"local[{4 * threads}]"
+        assert submitted.conf["spark.default.parallelism"] == str(threads)
+    with submission(configuration, {}, master, []) as submitted:
+        assert submitted.master == master
+
+
 def test_the_heap_follows_from_the_memory_of_a_run(
     configuration: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

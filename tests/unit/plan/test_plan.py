@@ -458,7 +458,7 @@ def test_a_merge_is_an_operator_only_across_stages() -> None:
     first.merge(more).to("not_as_far")
     job = planned(pipeline)
     assert [(type(operator.action).__name__, operator.stage) for operator in job.operators] == [
-        ("Deduplicate", 1), ("Deduplicate", 1), ("Merge", 2),
+        ("Deduplicate", 1), ("Deduplicate", 1), ("MergeParameters", 2),
     ]  # fmt: skip
     assert "stage 2 merge" in explain(plan(pipeline))
 
