@@ -122,7 +122,7 @@ class AvroOrders:
             if isinstance(value, dict):
                 decoded.append(record._replace(value=json_bytes(_with_texts(value))))
             else:
-                others["no_schema"] += 1
+                others["no_schema" if record.value else "empty_value"] += 1
         results = EXAMPLE.expected(decoded)
         results.dead_letters.update(others)
         return results

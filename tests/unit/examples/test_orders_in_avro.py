@@ -26,10 +26,11 @@ def test_the_pipeline_in_avro_has_the_expected_results(tmp_path: Path) -> None:
         example = avro.example()
         samples = [*example.samples(COUNT, SEED, START_MS)]
         samples.append(samples[-1]._replace(value=b'{"orderId":1}'))
+        samples.append(samples[-1]._replace(value=b""))
         for sample in samples:
             driver.pipe(sample.topic, sample.value, key=sample.key, timestamp=sample.timestamp_ms)
         expected = example.expected(samples)
-        assert expected.dead_letters == {"no_schema": 2}
+        assert expected.dead_letters == {"no_schema": 2, "empty_value": 1}
         reasons = Counter(letter.headers["sluice.reason"] for letter in driver.dead_letters())
         assert reasons == expected.dead_letters
         for store in ("general_orders_count", "restaurant_orders_count"):
