@@ -46,7 +46,10 @@ def send_request(connection: socket.socket, request: Request, stdout: int, stder
     text = msgspec.json.encode(request)
     message = _LENGTH.pack(len(text)) + text
     sent = socket.send_fds(connection, [message[:PART]], [stdout, stderr])
-    connection.sendall(message[sent:])
+    rest = message[sent:]
+    # The driver may already have refused a whole request, and `sendall` sends even no bytes.
+    if rest:
+        connection.sendall(rest)
 
 
 class Incoming:

@@ -389,6 +389,7 @@ def test_columns_of_any_name(lake: Lake) -> None:
     ]
 
 
+@pytest.mark.heavy
 def test_a_renamed_pipeline_takes_over_its_table(lake: Lake) -> None:
     earlier = lake.begun()
     assert written(earlier, 0, ("a", 1)) == 1

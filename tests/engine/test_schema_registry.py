@@ -30,6 +30,7 @@ from sluice.state.ledger.run_ends import note_failure
 from sluice.state.ledger.snapshots import Snapshots
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, Sale, Shop
+from tests.faults.world import wait_until
 
 SALE = {"shop": "a", "amount": Decimal("2.50"), "quantity": 2}
 AT = datetime(2024, 5, 1, tzinfo=UTC)
@@ -160,6 +161,8 @@ def test_a_run_waits_for_a_registry_that_is_killed_and_loses_nothing(
             )
             assert shops.running.run(max_records=10) == 30
         assert f"127.0.0.1:{registry.port}" in failure.result().detail
+        # The broker marks the records of a transaction as committed a moment after the commit.
+        wait_until(lambda: len(shops.copies()) >= 30, 10)
         quantities = [copy["quantity"] for copy in shops.copies()]
         shops.client.close()
     assert quantities == [2] * 10 + [3] * 10 + [4] * 10

@@ -166,6 +166,7 @@ def test_runs_of_different_pipelines_neither_wait_for_nor_harm_one_another(
     assert fleet.read(hangs) == 10
 
 
+@pytest.mark.heavy
 def test_runs_whose_jvm_is_killed_go_on_with_their_own_drivers(
     fleet: Fleet, fresh_name: Callable[[str], str]
 ) -> None:
