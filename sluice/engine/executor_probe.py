@@ -111,7 +111,9 @@ class Probe:
         from sluice.state.database import database_errors, database_url, open_engine
 
         for url in self.databases.values():
-            engine = open_engine(database_url(url))
+            # The address of a shard also names its schema, which only shards know.
+            database = database_url(url).difference_update_query(["schema"])
+            engine = open_engine(database)
             try:
                 with database_errors("Opening the shards"), engine.connect():
                     pass
