@@ -268,15 +268,15 @@ class Failure(msgspec.Struct, frozen=True):
     repeats_at: datetime | None
     """When the next attempt or run starts by itself; None if that is unknown."""
     remedy: Literal["", "change"] = ""
-    """The action of a run that leads out of the failure; an empty text if there is none."""
+    """The action of a run that resolves the failure; an empty text if no action does."""
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """Why a pipeline does not run, and who has paused it."""
+    """Why a pipeline is paused, and who paused it."""
 
     reason: str
     by: str
-    """The user who has paused the pipeline; an empty text if that is unknown."""
+    """The user who paused the pipeline; an empty text if nobody knows who it was."""
     at: datetime
 
 

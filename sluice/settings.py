@@ -49,7 +49,7 @@ _MOST_DIGITS = 12
 LEAST_MEMORY_MB, MEMORY_MB = 1_200, 1_500
 """The least memory that a run may be given, and the memory that it is given by default."""
 OFF, USE_WARM, START_WARM = "off", "use", "start"
-"""The values of SLUICE_WARM: whether a run uses a warm driver, and starts it if there is none."""
+"""The values of SLUICE_WARM: use no warm driver, use one if it runs, or start one if none does."""
 _CONNECTION = "SLUICE_CONNECTION_"
 """Prefix of the variables with the URLs of databases."""
 _KAFKA = "SLUICE_KAFKA_"

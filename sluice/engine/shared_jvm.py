@@ -3,7 +3,7 @@
 The process that keeps the JVM (`JvmKeeper`) has the first Spark session. For each process that asks
 for one, it makes a further session, and a server of py4j in the JVM through which only this process
 can reach it. So a process has its own settings, temporary views, connections and callbacks. When
-the process has ended, however it has, the keeper cancels what it has left in Spark.
+the process has ended, for whatever reason, the keeper cancels the jobs that it still has in Spark.
 """
 
 from __future__ import annotations

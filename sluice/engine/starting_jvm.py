@@ -25,7 +25,7 @@ class Jvm(Protocol):
 
     @property
     def environment(self) -> Mapping[str, str] | None:
-        """The environment variables of the JVM; None if they are also those of this process."""
+        """Return the JVM's environment variables; None if this process has the same ones."""
 
     def session(self, settings: Settings, name: str) -> SparkSession:
         """Return the driver's session, after waiting for the JVM."""

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import psutil
 
     from sluice.state.ledger.finished_runs import Outcome
-    from sluice.state.model import GenerationInfo
 
 
 @contextmanager
@@ -40,6 +39,7 @@ def _add(configuration: Settings, pipeline: str, outcome: Outcome, ready: list[f
     from sluice.state.ledger.finished_runs import FinishedRun, topology_hash
     from sluice.state.ledger.ledger import Ledger
     from sluice.state.ledger.measurements import Measurement, duration
+    from sluice.state.remote.opening import state_size
 
     processes = _processes()
     began = processes[0].create_time()
@@ -64,23 +64,11 @@ def _add(configuration: Settings, pipeline: str, outcome: Outcome, ready: list[f
             topology=topology_hash(info) if info else "",
             cpu_seconds=cpu_seconds,
             memory_bytes=memory_bytes,
-            state_bytes=_state_bytes(info),
+            state_bytes=state_size(info) if info else None,
         )
         ledger.finished_runs.add(run, totals)
         memory = Measurement("run_memory_bytes", memory_bytes)
         ledger.measurements.replace(pipeline, [memory])
-
-
-def _state_bytes(info: GenerationInfo | None) -> int | None:
-    """Return the size of all shards of a generation; None if the size of one is unknown."""
-    from sluice.state.remote.opening import sizes_of_shards
-
-    if info is None:
-        return None
-    sizes = sizes_of_shards(worker.server or worker.location for worker in info.workers)
-    if len(sizes) < len(info.workers):
-        return None
-    return sum(sizes.values())
 
 
 def _processes() -> list[psutil.Process]:

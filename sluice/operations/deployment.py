@@ -95,7 +95,7 @@ class Deployment:
 
     @property
     def differs(self) -> bool:
-        """Whether an answer to a query would differ."""
+        """Return whether the new generation would answer a query differently."""
         return any(store.state != "same" for store in self.stores)
 
     def lines(self) -> Iterator[str]:

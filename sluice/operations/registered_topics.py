@@ -51,15 +51,12 @@ class Comparison:
 def registered_topics(job: Job) -> list[RegisteredTopic]:
     """Return the topics of a job whose schemas are in a registry. Patterns are left out."""
     topics: list[RegisteredTopic] = []
-    for source in (*job.streams, *(table.source for table in job.tables)):
-        of_source = None if source.decode is None else source.decode.value
-        if isinstance(of_source, RegistryFormat) and not is_pattern(source.topic):
+    for source, of_source in job.registered_sources():
+        if not is_pattern(source.topic):
             contract = _contract(source)
             topics.append(RegisteredTopic(source.topic, True, of_source, contract))
-    for sink in job.sinks:
-        of_sink = None if sink.encode is None else sink.encode.value
-        if isinstance(of_sink, RegistryFormat):
-            topics.append(RegisteredTopic(sink.topic, False, of_sink, None))
+    for sink, of_sink in job.registered_sinks():
+        topics.append(RegisteredTopic(sink.topic, False, of_sink, None))
     return list({(topic.topic, topic.is_read): topic for topic in topics}.values())
 
 

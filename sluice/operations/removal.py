@@ -141,7 +141,7 @@ def remove(
 
 
 def _renamed_to(ledger: Ledger, pipeline: str) -> str:
-    """Return the name of the pipeline whose former name this is; an empty text if it is none.
+    """Return the present name of a renamed pipeline; an empty text if it was not renamed.
 
     Raise Refused if the pipeline still needs its former name: its next run takes over the tables
     that it has written by this name.

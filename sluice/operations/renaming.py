@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -224,10 +224,13 @@ def undo(settings: Settings, old: str, new: str) -> None:
                 for worker in info.workers:
                     ref = GenerationRef(new, info.generation)
                     address = new_address(ledger, settings, info.ref, ref, worker.number)
-                    # A state server that was restarted no longer expects the copy, which it keeps
-                    # sealed until another copy takes its place.
-                    with suppress(*((Refused,) if is_remote(address) else ())):
+                    try:
                         drop_shard(address)
+                    except Refused:
+                        # A state server that was restarted no longer expects the copy, which it
+                        # keeps sealed until another copy takes its place.
+                        if not is_remote(address):
+                            raise
             delete_topics(settings.kafka, own_topics(new))
             ledger.renames.forget(old)
 
@@ -240,16 +243,17 @@ def _copy_and_switch(
         ledger.renames.begin(leases[0].row, new)
         output = fence(settings.kafka, Writer(current, batches_of(old)))
         output.require_newest()
-        infos = [_renamed_info(ledger, settings, info, new) for info in ledger.generations.all(old)]
+        before = ledger.generations.all(old)
+        infos = [_renamed_info(ledger, settings, info, new) for info in before]
         create_copies(settings.kafka, own_topics(old), own_topics(new))
         copy_dead_letters(settings.kafka, old, new)
         write_markers(settings.kafka, old, new, current, infos)
         shards: dict[tuple[int, int], str] = {}
-        for info in infos:
-            ref = GenerationRef(old, info.generation)
-            for worker in info.workers:
-                shards[info.generation, worker.number] = worker.location
-                _copy_shard(ledger, ref, worker.number, worker.location)
+        for info, renamed in zip(before, infos, strict=True):
+            addresses = {worker.number: worker.location for worker in renamed.workers}
+            for number, address in addresses.items():
+                shards[info.generation, number] = address
+            _copy_shards(ledger, info, addresses)
         rows = [lease.row for lease in leases]
         ledger.renames.switch(rows, new, shards)
 
@@ -307,29 +311,29 @@ def _renamed_info(
     return msgspec.structs.replace(info, pipeline=new, workers=workers, stores=stores)
 
 
-def _copy_shard(ledger: Ledger, ref: GenerationRef, number: int, address: str) -> None:
-    """Copy a shard to its new address, and leave the copy sealed.
+def _copy_shards(ledger: Ledger, info: GenerationInfo, addresses: Mapping[int, str]) -> None:
+    """Copy a generation's shards to their new addresses, and leave the copies sealed.
 
-    A generation without a snapshot needs no copy: its next run creates its shards.
+    `addresses`: number of a worker → its shard's new address. A generation without a snapshot needs
+    no copy: its next run creates its shards.
     """
-    published = ledger.snapshots.last_batch(ref)
+    published = ledger.snapshots.last_batch(info.ref)
     if published is None:
         return
-    info = ledger.generations.get(ref)
-    audit = ledger.audits.newest(ref)
-    assert info is not None
-    worker = next(worker for worker in info.workers if worker.number == number)
-    if worker.unavailable:
-        raise StateError(
-            f"Worker {number} of {ref.pipeline} is quarantined: {worker.unavailable}",
-            next_step=f"Rebuild its state first: sluice rebuild {ref.pipeline}.",
-        )
-    checksums = None if audit is None else audit.published_checksums(number)
-    with (
-        open_shard(worker.location, to_write=True) as source,
-        ShardCopy(source, address, until=published, settled=published) as copy,
-    ):
-        copy.fill(checksums)
+    audit = ledger.audits.newest(info.ref)
+    for worker in info.workers:
+        if worker.unavailable:
+            raise StateError(
+                f"Worker {worker.number} of {info.pipeline} is quarantined: {worker.unavailable}",
+                next_step=f"Rebuild its state first: sluice rebuild {info.pipeline}.",
+            )
+        checksums = None if audit is None else audit.published_checksums(worker.number)
+        address = addresses[worker.number]
+        with (
+            open_shard(worker.location, to_write=True) as source,
+            ShardCopy(source, address, until=published, settled=published) as copy,
+        ):
+            copy.fill(checksums)
 
 
 def _finish(ledger: Ledger, settings: Settings, old: str, new: str) -> None:

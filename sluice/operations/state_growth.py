@@ -13,7 +13,7 @@ from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.state_sizes import DAYS
 from sluice.state.model import GenerationInfo
-from sluice.state.remote.opening import open_shard, sizes_of_shards
+from sluice.state.remote.opening import open_shard, state_size
 from sluice.values.phrases import listed, size_text
 
 _SMALL = 2**30
@@ -31,11 +31,10 @@ def note_size(ledger: Ledger, pipeline: str, today: date) -> None:
     info = ledger.generations.current(pipeline)
     if info is None:
         return
-    # A state server tells the size of its shard, which may be on another host than this process.
-    sizes = sizes_of_shards(worker.server or worker.location for worker in info.workers)
-    if len(sizes) < len(info.workers):
+    size = state_size(info)
+    if size is None:
         return
-    ledger.sizes.note(pipeline, today, sum(sizes.values()))
+    ledger.sizes.note(pipeline, today, size)
     noted = ledger.sizes.of(pipeline)
     if is_growing(noted):
         first, last = size_text(noted[0]), size_text(noted[-1])

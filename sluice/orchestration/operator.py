@@ -240,7 +240,7 @@ class SluiceOperator(SparkSubmitOperator):
         arguments: Sequence[str],
         variables: Mapping[str, str],
     ) -> bool:
-        """Run the pipeline on a warm driver. Return False if there is none, or if it is lost.
+        """Run the pipeline on a warm driver. Return False if no driver takes it, or if it is lost.
 
         Raise AirflowException if the run fails.
         """

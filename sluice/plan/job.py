@@ -24,6 +24,7 @@ from sluice.plan.planned_operators import STORE, Edge, PlannedOperator
 from sluice.plan.steps import Expectation, GlobalTableInput, PythonFunction, Sink, Source, Step
 from sluice.values.aggregate_calls import UNORDERED
 from sluice.values.references import Reference
+from sluice.values.registry_formats import RegistryFormat
 from sluice.values.sink_tables import PostgresTable
 from sluice.values.windows import TimeWindow
 
@@ -173,6 +174,18 @@ class Job:
         late = [group.late for group in self.groups if group.late is not None]
         of_changes = [change_sink.sink for change_sink in self.change_sinks]
         return (*self.stream_sinks, *of_changes, *late, *self.operator_sinks)
+
+    def registered_sources(self) -> Iterator[tuple[Source, RegistryFormat]]:
+        """Yield the sources whose values have a schema in the registry, with their formats."""
+        for source in (*self.streams, *(table.source for table in self.tables)):
+            if source.decode is not None and isinstance(source.decode.value, RegistryFormat):
+                yield source, source.decode.value
+
+    def registered_sinks(self) -> Iterator[tuple[Sink, RegistryFormat]]:
+        """Yield the sinks whose values have a schema in the registry, with their formats."""
+        for sink in self.sinks:
+            if sink.encode is not None and isinstance(sink.encode.value, RegistryFormat):
+                yield sink, sink.encode.value
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -138,22 +138,22 @@ class Expectation:
 
     @property
     def passed(self) -> str:
-        """The name of the column that says whether a record reaches the expectation."""
+        """Return the name of the column that says whether a record reaches the expectation."""
         return f"e{self.number}"
 
     @property
     def broken(self) -> str:
-        """The name of the column that says whether a record breaks the expectation."""
+        """Return the name of the column that says whether a record breaks the expectation."""
         return f"e{self.number}_broken"
 
     @property
     def count_of_records(self) -> str:
-        """The name of the count of records that reach the expectation."""
+        """Return the name of the count of records that reach the expectation."""
         return f"expected/{self.name}"
 
     @property
     def count_of_broken(self) -> str:
-        """The name of the count of records that break the expectation."""
+        """Return the name of the count of records that break the expectation."""
         return f"unexpected/{self.name}"
 
 

@@ -71,7 +71,7 @@ class Reader:
     async def entry(self, pin: Pin, key: str) -> tuple[Entry | None, WorkerStatus]:
         """Return the entry of a key in a store without windows, and the worker's status.
 
-        Without such an entry, the first part is None.
+        If there is no such entry, return None for it.
         """
         _require_windows(pin, are_there=False)
         entry: Entry | None = None

@@ -63,14 +63,12 @@ class RegisteredRecords:
     def of(cls, job: Job, registry: MemoryRegistry) -> RegisteredRecords:
         read: dict[str, RegistryFormat] = {}
         contracts: dict[str, Any] = {}
-        for source in (*job.streams, *(table.source for table in job.tables)):
-            if source.decode is not None and isinstance(source.decode.value, RegistryFormat):
-                read[source.topic] = source.decode.value
-                contracts[source.topic] = str if source.contract is None else source.value_class
+        for source, of_source in job.registered_sources():
+            read[source.topic] = of_source
+            contracts[source.topic] = str if source.contract is None else source.value_class
         written: dict[str, RegistryFormat] = {}
-        for sink in job.sinks:
-            if sink.encode is not None and isinstance(sink.encode.value, RegistryFormat):
-                written[sink.topic] = sink.encode.value
+        for sink, of_sink in job.registered_sinks():
+            written[sink.topic] = of_sink
         keys: list[tuple[str, RegistryFormat]] = []
         for source in (*job.streams, *(table.source for table in job.tables)):
             if source.key_decode is not None and isinstance(

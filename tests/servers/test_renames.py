@@ -36,8 +36,9 @@ def test_shards_are_copied_to_their_new_names_at_their_servers(tmp_path: Path) -
         lease = ledger.leases.take(states.ref, Holder(host="here", pid=1, process=""), None)
         assert lease is not None
         ledger.renames.begin(lease, "sales")
-        for (_, number), address in addresses.items():
-            renaming._copy_shard(ledger, states.ref, number, address)
+        info = ledger.generations.get(states.ref)
+        assert info is not None
+        renaming._copy_shards(ledger, info, {number: at for (_, number), at in addresses.items()})
         ledger.renames.switch([lease], "sales", addresses)
         for worker in ledger.generations.workers("sales"):
             assert worker.location == addresses[1, worker.number]

@@ -42,7 +42,7 @@ class PartialAggregate:
 
     @property
     def combine_two(self) -> CombineTwo:
-        """The same function for two partial results."""
+        """Return the function that combines two partial results."""
         return _COMBINE_TWO[self.function]
 
     def contributions(self, records: pa.Table) -> pa.ChunkedArray | pa.Array:

@@ -101,8 +101,8 @@ def _slot(node: Node, sample: Any, null: bytes | None) -> Part:
     """
     inner = present(node)
     branch: list[Piece] = []
-    if isinstance(node, Union):
-        branch = [constant(bytes([2 * node.branches.index(inner)]))] if inner is not node else []
+    if isinstance(node, Union) and inner is not node:
+        branch.append(constant(bytes([2 * node.branches.index(inner)])))
     part = _part(inner, sample)
 
     def pieces(values: pa.Array) -> list[Piece]:

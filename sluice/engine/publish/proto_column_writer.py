@@ -114,7 +114,9 @@ def _field(field: Any, sample: Any, within: tuple[str, ...]) -> Part:
         written = joined(made, len(present))
         if may_be_zero:
             written = pc.if_else(pc.equal(written, zero), NOTHING, written)
-        return [in_places(written, values, b"") if values.null_count else written]
+        if values.null_count:
+            written = in_places(written, values, b"")
+        return [written]
 
     return Part(kind.part.type, pieces, kind.part.amounts)
 

@@ -15,7 +15,6 @@ from sluice.plan import Job
 from sluice.registry.registry import Registry, UnknownSchemaError
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.ledger import Ledger
-from sluice.values.registry_formats import RegistryFormat
 
 log = structlog.get_logger()
 
@@ -90,14 +89,12 @@ class RegistryWait:
         except RegistryAway as away:
             return away
         except UnknownSchemaError:
-            return None
+            pass
         return None
 
 
 def _subjects(job: Job) -> Iterator[str]:
-    for source in (*job.streams, *(table.source for table in job.tables)):
-        if source.decode is not None and isinstance(source.decode.value, RegistryFormat):
-            yield source.decode.value.subject_in(source.topic)
-    for sink in job.sinks:
-        if sink.encode is not None and isinstance(sink.encode.value, RegistryFormat):
-            yield sink.encode.value.subject_in(sink.topic)
+    for source, of_source in job.registered_sources():
+        yield of_source.subject_in(source.topic)
+    for sink, of_sink in job.registered_sinks():
+        yield of_sink.subject_in(sink.topic)

@@ -24,7 +24,6 @@ from sluice.registry.http_registry import missing_extra
 from sluice.registry.registry import Registry
 from sluice.topology import load_pipeline
 from sluice.values.registered_schemas import RegisteredSchema, named_schema, prefix
-from sluice.values.registry_formats import RegistryFormat
 
 _OTHER_FILES = ("orders_routes.py", "orders_panel.js")
 _CLASSES = '''
@@ -94,16 +93,11 @@ class AvroOrders:
     def register(self) -> None:
         """Register the schemas of all topics."""
         job = plan(load_pipeline(self.pipelines, EXAMPLE.name)).job
-        tables = (table.source for table in job.tables)
-        formats: dict[str, Any] = {}
-        for source in (*job.streams, *tables):
-            formats[source.topic] = None if source.decode is None else source.decode.value
-        for sink in job.sinks:
-            formats[sink.topic] = None if sink.encode is None else sink.encode.value
+        formats = {source.topic: of_source for source, of_source in job.registered_sources()}
+        formats |= {sink.topic: of_sink for sink, of_sink in job.registered_sinks()}
         for topic, of_topic in formats.items():
-            if isinstance(of_topic, RegistryFormat):
-                subject = of_topic.subject_in(topic)
-                self.registry.register(subject, of_topic.schema, of_topic.kind)
+            subject = of_topic.subject_in(topic)
+            self.registry.register(subject, of_topic.schema, of_topic.kind)
 
     def example(self) -> Example:
         return replace(EXAMPLE, samples=self._samples, expected=self._expected, decode=self._plain)

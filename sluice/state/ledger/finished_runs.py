@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
-from importlib import import_module
 from typing import Any, Literal
 
 import msgspec
 from sqlalchemy import Connection, RowMapping, delete, insert, select
 
-from sluice.state.database import as_json, database_errors, transaction
+from sluice.state.database import as_json, database_errors, insert_of, transaction
 from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.ledger_tables import COSTS, FINISHED_RUNS
 from sluice.state.ledger.measurements import Measurement, add_measurements
@@ -50,12 +49,12 @@ class FinishedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seconds(self) -> float:
-        """The duration."""
+        """Return the duration."""
         return max((self.ended_at - self.began_at).total_seconds(), 0.0)
 
     @property
     def gigabyte_seconds(self) -> float:
-        """The most memory, for as long as the run took."""
+        """Return the most memory times the duration."""
         return (self.memory_bytes or 0) / 2**30 * self.seconds
 
 
@@ -157,10 +156,8 @@ def _add_cost(connection: Connection, run: FinishedRun) -> None:
         "cpu_seconds": run.cpu_seconds or 0.0,
         "gigabyte_seconds": run.gigabyte_seconds,
     }
-    # Importing both dialects would take 25 ms, and a process needs only that of its ledger.
-    dialect = import_module(f"sqlalchemy.dialects.{connection.dialect.name}")
-    inserted: Callable[..., Any] = dialect.insert
-    statement = inserted(COSTS).values(pipeline=run.pipeline, day=day.isoformat(), **added)
+    statement = insert_of(connection.dialect.name)(COSTS)
+    statement = statement.values(pipeline=run.pipeline, day=day.isoformat(), **added)
     sums = {name: COSTS.c[name] + statement.excluded[name] for name in added}
     connection.execute(
         statement.on_conflict_do_update(index_elements=[*COSTS.primary_key], set_=sums)

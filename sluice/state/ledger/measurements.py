@@ -7,15 +7,14 @@ transaction that publishes the batch, so a batch that is repeated after a crash 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, select
 
-from sluice.state.database import as_json, database_errors, transaction
+from sluice.state.database import as_json, database_errors, insert_of, transaction
 from sluice.state.ledger.audits import Audit
 from sluice.state.ledger.ledger_part import LedgerPart
 from sluice.state.ledger.ledger_tables import MEASUREMENTS
@@ -146,9 +145,7 @@ def _write(
 
 @cache
 def _upsert(dialect: str, *, is_adding: bool) -> Any:
-    # Importing both dialects would take 25 ms, and a process needs only that of its ledger.
-    insert: Callable[..., Any] = import_module(f"sqlalchemy.dialects.{dialect}").insert
-    statement = insert(MEASUREMENTS)
+    statement = insert_of(dialect)(MEASUREMENTS)
     value = statement.excluded.value
     if is_adding:
         value = MEASUREMENTS.c.value + value

@@ -17,12 +17,12 @@ LONGEST_REASON = 500
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a pipeline does not run, and who has paused it."""
+    """Why a pipeline is paused, and who paused it."""
 
     pipeline: str
     reason: str
     paused_by: str
-    """The user who has paused it; empty if unknown."""
+    """The user who paused it; empty if nobody knows who it was."""
     paused_at: datetime
 
     def __str__(self) -> str:

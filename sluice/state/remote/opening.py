@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sluice.errors import StateError
+from sluice.state.model import GenerationInfo
 from sluice.state.shard.addresses import drop, is_remote
 from sluice.state.shard.local_shard import LocalShard
 from sluice.state.shard.shard import Shard
@@ -63,6 +64,15 @@ def sizes_of_shards(urls: Iterable[str]) -> dict[str, int]:
         else:
             local.append(url)
     return sizes | sizes_of(local)
+
+
+def state_size(info: GenerationInfo) -> int | None:
+    """Return the size of all shards of a generation; None if the size of one is unknown."""
+    # A state server tells the size of its shard, which may be on another host than this process.
+    sizes = sizes_of_shards(worker.server or worker.location for worker in info.workers)
+    if len(sizes) < len(info.workers):
+        return None
+    return sum(sizes.values())
 
 
 def _remote_shard() -> type[RemoteShard]:
