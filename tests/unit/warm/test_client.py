@@ -106,12 +106,15 @@ def test_a_run_whose_driver_ends_starts_its_own(
 
 
 INTERRUPTED = """
+import signal
 import sys
 from pathlib import Path
 from dataclasses import replace
 from sluice.settings import Settings
 from sluice.spark_submit import Interrupted
 from sluice.warm.client import run_warm
+# A shell lets its background jobs, and so perhaps these tests, ignore SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 settings = replace(Settings.read({"SLUICE_HOME": sys.argv[1]}), warm="use")
 try:
     run_warm(settings, {}, "local[2]", ["print(os.getpid(), flush=True); time.sleep(60)"])
