@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from airflow.configuration import conf
 from airflow.providers.apache.kafka.hooks.base import KafkaBaseHook
 from airflow.sdk import BaseHook
 
@@ -16,7 +17,8 @@ from sluice.airflow_releases import (
     AirflowOptionalProviderFeatureException,
 )
 from sluice.errors import SettingsError, sentence
-from sluice.kafka.token_functions import FUNCTION, token_settings
+from sluice.kafka.msk_iam import provider
+from sluice.kafka.token_functions import FUNCTION, token_settings, uses_msk_iam
 from sluice.settings import settings
 from sluice.spark_submit import deploy_mode_error
 from sluice.values.sink_tables import connection_variable
@@ -24,6 +26,9 @@ from sluice.values.sink_tables import connection_variable
 KAFKA = "kafka_default"
 SPARK = "spark_default"
 REGISTRY = "schema_registry_default"
+_CALLBACKS = ("error_cb", "throttle_cb", "stats_cb", "log_cb", "on_commit")
+_SECTION, _ALLOWLIST = "apache_kafka", "callback_allowlist"
+"""The setting of Airflow with the functions that connections may name."""
 _LIBPQ = ("ssl", "options", "target_session_attrs", "keepalives", "channel_binding", "gssencmode")
 """A Postgres connection's extras whose names begin with one of these texts are parameters of
 libpq."""
@@ -63,18 +68,40 @@ def kafka_config(connection: str = KAFKA) -> dict[str, str]:
                 "Correct the connection's extra in Airflow: a JSON object with librdkafka settings."
             ),
         ) from None
-    if FUNCTION in config:
+    if callable(config.get(FUNCTION)):
         config = _with_function_named(config)
-    functions = [name for name, value in config.items() if callable(value)]
+    else:
+        _require_allowed(connection, config)
+    functions = [name for name, value in config.items() if callable(value) or name in _CALLBACKS]
     if functions:
         raise SettingsError(
             f"Connection {connection!r} sets {', '.join(functions)}, but functions cannot be "
             "passed to Spark.",
             next_step="Authenticate with text settings, such as OIDC, SASL/SCRAM or a certificate. "
-            "For tokens, name a function of a module in oauth_cb, and list it in Airflow's "
-            "[apache_kafka] callback_allowlist.",
+            f"For tokens, name a function of a module in {FUNCTION}, and list it in Airflow's "
+            f"[{_SECTION}] {_ALLOWLIST}.",
         )
-    return {name: _text(value) for name, value in config.items()}
+    texts = {name: _text(value) for name, value in config.items()}
+    if uses_msk_iam(texts):
+        # Otherwise, each client would fail on its own.
+        provider()
+    return texts
+
+
+def _require_allowed(connection: str, config: Mapping[str, Any]) -> None:
+    """Raise SettingsError if the function for tokens is not one that Airflow's settings allow.
+
+    Older Kafka providers, such as 1.12, do not know the list, and leave the name as it is. Without
+    this check, whoever may edit connections could let a run call any function.
+    """
+    name = config.get(FUNCTION)
+    allowed = conf.get(_SECTION, _ALLOWLIST, fallback="") or ""
+    if name is not None and name not in map(str.strip, allowed.split(",")):
+        raise SettingsError(
+            f"Connection {connection!r} names the function {name!r} in {FUNCTION}, which is not in "
+            f"Airflow's [{_SECTION}] {_ALLOWLIST}.",
+            next_step=f"If the function may be called, add it to {_ALLOWLIST}.",
+        )
 
 
 def _with_function_named(config: Mapping[str, Any]) -> dict[str, Any]:

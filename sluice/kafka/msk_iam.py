@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from sluice.errors import SettingsError
 
@@ -16,16 +17,7 @@ def token(argument: str) -> tuple[str, float]:
     blanks or commas. By default, AWS's library finds the credentials as all of AWS's programs do.
     Raises SettingsError without a region or without the library.
     """
-    try:
-        from aws_msk_iam_sasl_signer import (  # type: ignore[import-not-found]
-            MSKAuthTokenProvider as Provider,
-        )
-    except ImportError:
-        raise SettingsError(
-            "AWS MSK with IAM needs the package aws-msk-iam-sasl-signer-python.",
-            next_step="Install it here and, on a cluster, on each executor's host: "
-            "pip install 'sluice-streams[msk]'.",
-        ) from None
+    signer = provider()
     options = _options(argument)
     region = options.get("region") or os.environ.get("AWS_REGION", "")
     if not region:
@@ -35,11 +27,11 @@ def token(argument: str) -> tuple[str, float]:
         )
     try:
         if "role" in options:
-            made, expires_ms = Provider.generate_auth_token_from_role_arn(region, options["role"])
+            made, expires_ms = signer.generate_auth_token_from_role_arn(region, options["role"])
         elif "profile" in options:
-            made, expires_ms = Provider.generate_auth_token_from_profile(region, options["profile"])
+            made, expires_ms = signer.generate_auth_token_from_profile(region, options["profile"])
         else:
-            made, expires_ms = Provider.generate_auth_token(region)
+            made, expires_ms = signer.generate_auth_token(region)
     except AttributeError:
         # Without credentials, version 1.0.2 of the library reads an attribute of None.
         raise SettingsError(
@@ -47,6 +39,21 @@ def token(argument: str) -> tuple[str, float]:
             next_step="Give this process credentials: a role, a profile or environment variables.",
         ) from None
     return made, expires_ms / 1_000
+
+
+def provider() -> Any:
+    """Return the class of AWS's library that makes tokens. Raise SettingsError if it is missing."""
+    try:
+        from aws_msk_iam_sasl_signer import (  # type: ignore[import-not-found]
+            MSKAuthTokenProvider,
+        )
+    except ImportError:
+        raise SettingsError(
+            "AWS MSK with IAM needs the package aws-msk-iam-sasl-signer-python.",
+            next_step="Install it here and, on a cluster, on each executor's host: "
+            "pip install 'sluice-streams[msk]'.",
+        ) from None
+    return MSKAuthTokenProvider
 
 
 def _options(argument: str) -> dict[str, str]:

@@ -79,6 +79,12 @@ def token_settings(kafka: Mapping[str, str]) -> dict[str, str | TokenFunction]:
     return settings
 
 
+def uses_msk_iam(kafka: Mapping[str, str]) -> bool:
+    """Return whether AWS's library makes the tokens of clients with these settings."""
+    name, _ = _named(kafka)
+    return name == MSK_IAM
+
+
 def function_trouble(kafka: Mapping[str, str]) -> str:
     """Return why the function for tokens has failed the last time; empty if it has not."""
     name, _ = _named(kafka)

@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
-from sluice.airflow_connections import kafka_config, kafka_or_settings, registry_or_settings
+from sluice.airflow_connections import (
+    KafkaConfigHook,
+    kafka_config,
+    kafka_or_settings,
+    registry_or_settings,
+)
 from sluice.errors import SettingsError
 from sluice.settings import settings
 
@@ -92,6 +97,35 @@ def test_another_function_than_that_for_tokens_is_refused(monkeypatch: pytest.Mo
     allow(monkeypatch, FUNCTION)
     with pytest.raises(SettingsError, match="sets error_cb, but functions cannot be passed"):
         connection(monkeypatch, OIDC | {"error_cb": FUNCTION})
+
+
+@pytest.fixture
+def older_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Kafka provider that leaves the names of functions as they are, such as version 1.12."""
+
+    def extra(hook: KafkaConfigHook) -> Any:
+        return hook.get_connection(hook.kafka_config_id).extra_dejson
+
+    monkeypatch.setattr(KafkaConfigHook, "get_conn", property(extra))
+
+
+@pytest.mark.usefixtures("older_provider")
+def test_older_providers_call_no_function_that_airflow_does_not_allow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(SettingsError, match=f"{FUNCTION}.*callback_allowlist"):
+        connection(monkeypatch, OIDC | {"oauth_cb": FUNCTION})
+    allow(monkeypatch, f"other.function, {FUNCTION}")
+    assert connection(monkeypatch, OIDC | {"oauth_cb": FUNCTION})["oauth_cb"] == FUNCTION
+    with pytest.raises(SettingsError, match="sets error_cb, but functions cannot be passed"):
+        connection(monkeypatch, OIDC | {"error_cb": FUNCTION})
+
+
+@pytest.mark.usefixtures("older_provider")
+def test_older_providers_need_the_library_of_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer", None)
+    with pytest.raises(SettingsError, match="aws-msk-iam"):
+        connection(monkeypatch, MSK)
 
 
 def test_a_connection_to_msk_needs_no_function(monkeypatch: pytest.MonkeyPatch) -> None:

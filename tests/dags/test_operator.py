@@ -9,12 +9,14 @@ import sys
 import time
 from collections import defaultdict
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import Asset
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_span
 
@@ -419,6 +421,10 @@ class UnusedStore:
         raise AssertionError(f"The operator has used {name}.")
 
 
+@pytest.mark.skipif(
+    "durable" not in signature(SparkSubmitOperator.__init__).parameters,
+    reason="this version of the Spark provider has no `durable`",
+)
 @pytest.mark.parametrize("master", ["local[2]", "spark://host:7077", "yarn"])
 @pytest.mark.parametrize("durable", [True, False])
 def test_each_attempt_submits_a_driver_of_its_own(
