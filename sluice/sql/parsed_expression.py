@@ -20,7 +20,7 @@ from sluice.sql.dialect import PARSE_ERRORS, SparkSQL, is_plain_name, tokens_of,
 from sluice.sql.spark_syntax import foreign_sign, reason_to_refuse
 from sluice.values.record_metadata import METADATA, TEXT_FIELD
 from sluice.values.sql_text import backticked, named_struct, quoted
-from sluice.values.sql_types import element_type, struct_fields
+from sluice.values.sql_types import names_within, struct_fields
 
 MOST_LEVELS = 200
 _MOST_BRACKETS = 40
@@ -252,13 +252,6 @@ def _is_expression(text: str) -> bool:
     except TopologyError:
         return False
     return True
-
-
-def names_within(types: Mapping[str, str]) -> Iterator[str]:
-    """Yield the names of the fields, and of the fields of objects inside them, even in lists."""
-    for name, kind in types.items():
-        yield name
-        yield from names_within(struct_fields(element_type(kind) or kind))
 
 
 def _namings(tree: exp.Expr) -> Iterator[tuple[int, _Naming]]:

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from sluice.errors import TopologyError
-from sluice.sql import aggregate_expressions, expression_checks, parsed_expression
-from sluice.sql.dialect import PARSE_ERRORS
-from sluice.topology import arguments, nodes
+from sluice.topology import arguments, expressions, nodes
 from sluice.topology.author_functions import (
     Function,
     partitioner,
@@ -48,7 +46,10 @@ from sluice.values.record_metadata import (
 from sluice.values.registry_formats import RegistryFormat
 from sluice.values.shapes import Shape
 from sluice.values.sink_tables import POSITION, WINDOW, DeltaTable, OutputTable
-from sluice.values.sql_types import struct_type
+from sluice.values.sql_types import names_within, struct_type
+
+if TYPE_CHECKING:
+    from sluice.sql.expression_checks import Need
 
 V = TypeVar("V")
 """The type of a stream's or a table's values."""
@@ -127,7 +128,7 @@ class Handle(Generic[V]):
         self,
         text: str,
         step: str,
-        need: expression_checks.Need = "",
+        need: Need = "",
         *,
         aggregate: bool = False,
     ) -> None:
@@ -135,31 +136,7 @@ class Handle(Generic[V]):
         readable = self.fields | self.metadata
         where = self._where(step)
         arguments.require_instance(where, text, str, "an SQL expression (str)")
-        try:
-            try:
-                expression = parsed_expression.parse(text)
-            except TopologyError as error:
-                raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
-            parsed_expression.require_known(expression, readable, where)
-            expression_checks.require_valid(text, self._types(), where, need)
-            parsed_expression.require_aggregate(expression, where, aggregate=aggregate)
-            if aggregate:
-                aggregate_expressions.require_supported(text, where)
-        except (*PARSE_ERRORS, RecursionError) as error:
-            raise TopologyError(
-                f"{where}: {text!r} calls a function with other arguments than it takes.",
-                next_step="Compare the arguments with those in Spark's list of functions, "
-                "or use a Python function.",
-            ) from error
-        except TopologyError as error:
-            # SQL reads a field such as `order-id` as a difference, so the error is about fields
-            # `order` and `id`, which the author does not have.
-            if advice := parsed_expression.backticks_for(text, readable):
-                raise TopologyError(
-                    error.detail,
-                    next_step=f"{advice} {error.next_step}".strip(),
-                ) from None
-            raise
+        expressions.require_valid(text, where, readable, self._types(), need, aggregate=aggregate)
 
     def _types(self) -> dict[str, str]:
         """Return the types of columns that SQL can read, and of computed fields where known."""
@@ -190,7 +167,7 @@ class Handle(Generic[V]):
                 "the name of a field (str), or a mapping",
             )
             columns |= (
-                names if isinstance(names, Mapping) else {names: parsed_expression.reference(names)}
+                names if isinstance(names, Mapping) else {names: expressions.reference(names)}
             )
         if not columns.keys() - {"_key", "_timestamp"}:
             raise TopologyError(
@@ -364,7 +341,7 @@ class Handle(Generic[V]):
         # In a Delta table, nested fields keep their names, so these are checked, too. PostgreSQL
         # gets nested values as JSON.
         if isinstance(table, DeltaTable):
-            names_checked = parsed_expression.names_within(self.fields)
+            names_checked = names_within(self.fields)
         for name in names_checked:
             if why := table.refusal(name):
                 raise TopologyError(

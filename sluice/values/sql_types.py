@@ -67,6 +67,13 @@ def parts_of(kind: str) -> list[str]:
     return [*struct_fields(kind).values(), *_arguments(kind, "ARRAY"), *_arguments(kind, "MAP")]
 
 
+def names_within(types: Mapping[str, str]) -> Iterator[str]:
+    """Yield the names of the fields, and of the fields of objects inside them, even in lists."""
+    for name, kind in types.items():
+        yield name
+        yield from names_within(struct_fields(element_type(kind) or kind))
+
+
 def is_complete(kind: str) -> bool:
     """Return whether a type and the types of all its parts are known."""
     return bool(kind) and all(map(is_complete, parts_of(kind)))
