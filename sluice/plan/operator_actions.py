@@ -187,10 +187,13 @@ def _process(node: nodes.Process, pipeline: Graph) -> ProcessParameters:
 
 def _may_lack_columns(node: nodes.ChangedRows) -> bool:
     """Return whether old rows come from Debezium, which may omit columns, and not from Sluice."""
-    if any(isinstance(step, nodes.Changes) for step in nodes.upstream(node)):
-        return False
-    decoders = [source.serde.decode for source in nodes.sources_of(node)]
-    return any(isinstance(decode, DebeziumEnvelope) for decode in decoders)
+    for step in nodes.upstream(node):
+        if isinstance(step, nodes.Changes):
+            return False
+    for source in nodes.sources_of(node):
+        if isinstance(source.serde.decode, DebeziumEnvelope):
+            return True
+    return False
 
 
 def _set_metadata(node: nodes.SetMetadata) -> SetMetadata:

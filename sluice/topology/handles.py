@@ -277,7 +277,7 @@ class Handle(Generic[V]):
 
         It must write the topic in the transaction of each batch.
         """
-        sources = [node for node in self.pipeline.nodes if isinstance(node, nodes.Source)]
+        sources = self.pipeline.nodes_of(nodes.Source)
         if topic not in [source.topic for source in sources]:
             raise TopologyError(
                 f"{where}: cycle=True, but the pipeline does not read {topic}.",

@@ -234,11 +234,11 @@ class Pipeline(Graph):
     @property
     def topics(self) -> list[str]:
         """The topics that the pipeline reads."""
-        return sorted({node.topic for node in self.nodes if isinstance(node, nodes.Source)})
+        return sorted({source.topic for source in self.nodes_of(nodes.Source)})
 
     @property
     def sinks(self) -> dict[str, nodes.Sink]:
-        return {node.topic: node for node in self.nodes if isinstance(node, nodes.Sink)}
+        return {sink.topic: sink for sink in self.nodes_of(nodes.Sink)}
 
     @property
     def needs_delta(self) -> bool:
