@@ -97,7 +97,9 @@ def _function(call: FunctionCall) -> AggregateFunction | None:
         del arguments[1:]
     if not name or not arguments or call.nulls == "RESPECT":
         return None
-    condition = None if call.condition is None else call.condition.text
+    condition = None
+    if call.condition is not None:
+        condition = call.condition.text
     if name in OF_PAIRS:
         has_two = len(arguments) == 2 and call.quantifier != "DISTINCT"
         if has_two:
@@ -109,8 +111,9 @@ def _function(call: FunctionCall) -> AggregateFunction | None:
     name, argument, parameters = function
     if condition is not None:
         # Aggregates ignore nulls, so `sum(x) FILTER (WHERE c)` is `sum(IF(c, x, NULL))`.
-        counted = "TRUE" if argument == "*" else argument
-        argument = value_if(condition, counted)
+        if argument == "*":
+            argument = "TRUE"
+        argument = value_if(condition, argument)
     if call.quantifier == "DISTINCT":
         if name == "count":
             return ("count_distinct", argument, ())
@@ -177,7 +180,9 @@ def _percentages(text: str) -> tuple[tuple[float, ...], bool]:
     percentages: list[float] = []
     for node in tree.expressions if is_array else [tree]:
         try:
-            percentage = float(node.name) if isinstance(node, exp.Literal) else -1.0
+            percentage = -1.0
+            if isinstance(node, exp.Literal):
+                percentage = float(node.name)
         except ValueError:
             return (), is_array
         if not 0 <= percentage <= 1:
@@ -249,4 +254,6 @@ def result_type(function: str, argument: str) -> str:
         return f"decimal({precision},{scale})"
     if function == "avg" or (function == "sum" and argument in ("float", "double")):
         return "double"
-    return "bigint" if function == "sum" else argument
+    if function == "sum":
+        return "bigint"
+    return argument

@@ -105,7 +105,11 @@ class SparkSQL(Spark):
                 TokenType.SELECT,
                 TokenType.WITH,
             )
-            tree: exp.Expr | None = self._parse_select() if is_query else self._parse_expression()
+            tree: exp.Expr | None
+            if is_query:
+                tree = self._parse_select()
+            else:
+                tree = self._parse_expression()
             return tree
 
     @override

@@ -237,7 +237,9 @@ def arguments_of(node: exp.Expr) -> Sequence[exp.Expr]:
     """Return the arguments of a function or an operator, in the order of the table."""
     if isinstance(node, exp.Filter):
         where = node.expression
-        return [where.this] if isinstance(where, exp.Where) else []
+        if isinstance(where, exp.Where):
+            return [where.this]
+        return []
     if isinstance(node, exp.Extract):
         return [node.this, node.expression]
     arguments: list[exp.Expr] = []

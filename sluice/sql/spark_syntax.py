@@ -226,7 +226,9 @@ def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
     begins_before = True
     for token, after in zip(tokens, [*tokens[1:], None], strict=True):
         kind, first = token.token_type, text[token.start]
-        following = TokenType.R_PAREN if after is None else after.token_type
+        following = TokenType.R_PAREN
+        if after is not None:
+            following = after.token_type
         is_after_dot = before is not None and before.token_type is TokenType.DOT
         is_sign = not first.isalnum() and first not in "_`'\""
         match kind:
@@ -318,7 +320,9 @@ def _places_of_types(tokens: Sequence[Token]) -> Iterator[int]:
         if is_converted or (is_cast and callers[-1:] in (["CAST"], ["TRY_CAST"])):
             yield place
         if kind is TokenType.L_PAREN:
-            caller = "" if before is None else before.text.upper()
+            caller = ""
+            if before is not None:
+                caller = before.text.upper()
             callers.append(caller)
         elif kind is TokenType.R_PAREN and callers:
             callers.pop()
