@@ -158,7 +158,9 @@ class _Parser:
                 raise SchemaError(f"{json.dumps(schema)[:80]} is no Avro schema")
 
     def _named(self, name: str, namespace: str) -> Node:
-        full = name if "." in name else _within(namespace, name)
+        full = name
+        if "." not in name:
+            full = _within(namespace, name)
         for each in (full, name):
             if each in self.names:
                 node = self.names[each]
@@ -347,7 +349,9 @@ class _Deriving:
             )
         # The tag of a member of a union is the name of its record.
         tag = getattr(kind, "tag", None)
-        name = tag if isinstance(tag, str) else kind.cls.__name__
+        name = kind.cls.__name__
+        if isinstance(tag, str):
+            name = tag
         if not _NAME.fullmatch(name):
             name = re.sub(r"\W+", "_", kind.cls.__name__).strip("_")
         full = _within(self.namespace, name)

@@ -201,7 +201,9 @@ def written_default(node: Node, default: Any, path: str) -> bytes:
         case Fixed():
             return str(default).encode("latin-1")
         case Record(fields=fields):
-            given: Mapping[str, Any] = default if isinstance(default, dict) else {}
+            given: Mapping[str, Any] = {}
+            if isinstance(default, dict):
+                given = default
             written: list[bytes] = []
             for each in fields:
                 own = given.get(each.name, each.default)
@@ -212,7 +214,9 @@ def written_default(node: Node, default: Any, path: str) -> bytes:
 
 
 def _union(branches: tuple[Node, ...], node: Node, path: str) -> Write:
-    null = _long(branches.index(_NULL)) if _NULL in branches else None
+    null = None
+    if _NULL in branches:
+        null = _long(branches.index(_NULL))
     writes: list[tuple[Node, bytes, Write]] = []
     for number, branch in enumerate(branches):
         if branch != _NULL:

@@ -240,7 +240,9 @@ _NEVER_NULL = (
 def _kind_of(envelope: _Envelope) -> bytes:
     """Return the kind of a change. Raises ValueError if the envelope is not that of a change."""
     operation = envelope.op
-    kind = _KINDS.get(operation) if operation is not None else None
+    kind = None
+    if operation is not None:
+        kind = _KINDS.get(operation)
     if kind is None:
         if operation is None and envelope.status in ("BEGIN", "END"):
             return b"transaction"

@@ -138,6 +138,10 @@ def _unquoted(name: str) -> str:
 def precision_and_scale(kind: str) -> tuple[int, int]:
     """Return precision and scale of a DECIMAL type."""
     digits = [int(number) for number in re.findall(r"\d+", kind)]
-    precision = digits[0] if digits else 10
-    scale = digits[1] if len(digits) == 2 else 0
+    precision = 10
+    if digits:
+        precision = digits[0]
+    scale = 0
+    if len(digits) == 2:
+        scale = digits[1]
     return precision, scale
