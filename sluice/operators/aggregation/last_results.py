@@ -105,8 +105,9 @@ class _BatchWindows:
     def continued_windows(self) -> list[_Continued]:
         held = self.held
         chosen = np.flatnonzero(self.continued >= 0)
-        columns = held.keys, held.starts, held.times, self.continued
-        return list(map(_Continued, *(column[chosen].tolist() for column in columns)))
+        keys, starts = held.keys[chosen].tolist(), held.starts[chosen].tolist()
+        times, windows = held.times[chosen].tolist(), self.continued[chosen].tolist()
+        return [*map(_Continued, keys, starts, times, windows)]
 
 
 def _merged(
