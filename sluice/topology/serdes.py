@@ -70,7 +70,9 @@ def debezium(changes: type[Change[V]]) -> Serde[Change[V]]:
 
 
 def serde_of(value: Value[V]) -> Serde[V]:
-    return value if isinstance(value, Serde) else Serde(value)
+    if isinstance(value, Serde):
+        return value
+    return Serde(value)
 
 
 def shape_of(contract: Contract | None) -> Shape:

@@ -246,7 +246,9 @@ W = TypeVar("W", Window, SlidingWindow, SessionWindow)
 
 def milliseconds_if_given(duration: Duration | None) -> int | None:
     """Return a duration in ms; None for None."""
-    return None if duration is None else milliseconds(duration)
+    if duration is None:
+        return None
+    return milliseconds(duration)
 
 
 def _valid(window: W, name: str, length_ms: int, *, least: int = 1) -> W:
