@@ -33,7 +33,7 @@ from sluice.plan.operator_parameters import (
     TableLookupParameters,
 )
 from sluice.plan.planned_operators import STORE, result_column
-from sluice.sql.aggregate_expressions import result_type
+from sluice.sql.aggregate_types import type_of_aggregate
 from sluice.values.shapes import Shape
 from sluice.values.sql_text import literal, struct_json, value_json
 from sluice.values.sql_types import compact, struct_fields, struct_type
@@ -180,7 +180,7 @@ class KnownTypes:
         kinds = self.arguments[operator.number]
         results: list[str] = []
         for (name, _, _), kind in zip(action.functions, kinds, strict=True):
-            results.append(result_type(name, kind))
+            results.append(type_of_aggregate(name, kind))
         if action.scalar and action.plain:
             return results[0]
         names = action.columns

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from sluice.operators.base import MOVED, RIGHT
 from sluice.operators.columns import KeyedRows, Results, pairs_of_ranges, take_or, validity
 from sluice.operators.joins.by_key import joined_texts
-from sluice.operators.joins.referred import Referred
+from sluice.operators.joins.foreign_key_state import Referred
 from sluice.support.arrays import Indices, Mask, Times
 
 
