@@ -202,7 +202,7 @@ def _words(tokens: list[Token], at: int) -> list[str]:
 
 
 def _word(token: Token) -> str:
-    """Return a token in upper case; empty for a name in backticks, which is no keyword."""
+    """Return a token in upper case; empty for a name in backticks, which is not a keyword."""
     if token.token_type is TokenType.IDENTIFIER:
         return ""
     return token.text.upper()

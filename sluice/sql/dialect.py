@@ -32,7 +32,7 @@ PARSE_ERRORS = (
     TypeError,
     ValueError,
 )
-"""The errors that sqlglot raises for texts that are no expressions: a call like date_part() can
+"""The errors that sqlglot raises for texts that are not expressions: a call like date_part() can
 raise any of them."""
 
 GIVEN = "given"

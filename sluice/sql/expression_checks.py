@@ -135,7 +135,7 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
         if with_json:
             example = text_of(with_json[0])
         raise TopologyError(
-            f"{where} has JSON that is not looked into, which is no key.",
+            f"{where} has JSON that is not looked into, which cannot be a key.",
             next_step=f"Use the text of the JSON: {example}.{JSON_FIELD}.",
         )
     if need == "key" and kind == "NULL":
@@ -387,7 +387,7 @@ class _Kinds:
     def of(self, node: exp.Expr) -> str:
         """Return the type of a part; an empty text if it is unknown."""
         kind = self._of_parts.get(id(node))
-        # Some parts are no arguments of an expression that has a type, such as the parts of a
+        # Some parts are not arguments of a typed expression, such as the parts of a
         # query.
         if kind is None:
             return type_expression(node, self._types).type

@@ -58,7 +58,7 @@ def path_type(kind: str, names: Sequence[str]) -> str:
 def _part_type(kind: str, name: str) -> str:
     """Return the type that a path reads: a field, a map's value, or a field of a list's objects."""
     if element := element_type(kind):
-        # Of a list of lists, Spark reads no field.
+        # Spark cannot read the fields of objects in a list of lists.
         return list_type(_field_type(element, name))
     return map_value_type(kind) or _field_type(kind, name)
 

@@ -76,7 +76,10 @@ def reason_to_refuse(text: str, tree: exp.Expr) -> str:
 
 
 def foreign_sign(text: str) -> str:
-    """Find a sign or word that is no operator of Spark SQL, and say what to do; empty if none."""
+    """Find a sign or word that is not an operator of Spark SQL, and say what to do.
+
+    Return an empty text if there is none.
+    """
     return next(_foreign_signs(text, tokens_of(text)), "")
 
 
@@ -204,7 +207,7 @@ _BITS = {exp.DType.TINYINT: 8, exp.DType.SMALLINT: 16, exp.DType.INT: 32, exp.DT
 
 
 def _fits(number: str, to: exp.DataType) -> bool:
-    """Return whether an integer or its negative fits a type; true if it is no integer type."""
+    """Return whether an integer or its negative fits a type; true if it is not an integer type."""
     bits = _BITS.get(to.this)
     return bits is None or not number.isdecimal() or int(number) <= 2 ** (bits - 1)
 

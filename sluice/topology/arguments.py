@@ -49,7 +49,7 @@ def require_batch_limit(where: str, name: str, value: float) -> float:
 
     Raise TopologyError otherwise.
     """
-    # True is no number of records, although a bool is an int in Python.
+    # True is not a number of records, although a bool is an int in Python.
     is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if not (is_count or (isinstance(value, float) and 0 <= value <= 1)):
         raise TopologyError(

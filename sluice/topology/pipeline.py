@@ -461,7 +461,8 @@ class Pipeline(Graph):
         for name in key_fields:
             if JSON_FIELD in fields[name]:
                 raise TopologyError(
-                    f"{where}: the key {name} has JSON that is not looked into, which is no key.",
+                    f"{where}: the key {name} has JSON that is not looked into, which cannot be "
+                    "a key.",
                     next_step=f"Declare the type of {name}.",
                 )
         if time_field is not None and not is_timed_by_clock:

@@ -336,7 +336,8 @@ class _Deriving:
             tag = getattr(member, "tag", None)
             if not (isinstance(tag, str) and _NAME.fullmatch(tag)):
                 raise TopologyError(
-                    f"{where}: the tag {tag!r} is no name in Avro, where it names a record.",
+                    f"{where}: the tag {tag!r} is not a valid name in Avro, where tags name "
+                    "records.",
                     next_step="Give each class a tag of letters, digits and _.",
                 )
 
@@ -362,7 +363,7 @@ class _Deriving:
         for each in kind.fields:
             if not _NAME.fullmatch(each.encode_name):
                 raise TopologyError(
-                    f"{where}.{each.encode_name}: this is no name in Avro.",
+                    f"{where}.{each.encode_name}: this is not a valid name in Avro.",
                     next_step="Rename the field: letters, digits and _, not first a digit.",
                 )
             schema = self.schema(each.type, f"{where}.{each.encode_name}")

@@ -103,7 +103,7 @@ class _Structs:
             raise SchemaError(f"{path}: a union without types")
         if len(present) > 1 and not all(isinstance(branch, Record) for branch in present):
             raise SchemaError(
-                f"{path}: a union of several types, of which some are no records, has no type in "
+                f"{path}: a union of several types, of which some are not records, has no type in "
                 "SQL"
             )
         kinds = self.type_of(present[0], path)

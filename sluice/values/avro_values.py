@@ -322,7 +322,7 @@ def _times(kind: inspect.Type, node: Node, path: str, unit: Any = None) -> Conve
 def unit_of_logical(logical: str) -> tuple[int, bool]:
     """Return how many units of a logical type a second has, and whether it is a local time.
 
-    Return 0 for a logical type that is no time stamp.
+    Return 0 for a logical type that is not a timestamp.
     """
     bare = logical.removeprefix("local-")
     unit = 0

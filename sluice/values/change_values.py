@@ -145,7 +145,7 @@ class DebeziumEnvelope(Wrapper):
     ) -> tuple[bytes, Any]:
         """Return the change in a value as JSON of the class of changes, and the decoded change.
 
-        `key` is the key of the record. Raises ValueError for a value that is no change, and the
+        `key` is the key of the record. Raises ValueError for a value that is not a change, and the
         errors of `decode_change`. If the row before the change does not fit the contract, because
         the database does not send all of its columns, `old` is null.
         """

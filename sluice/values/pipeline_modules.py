@@ -21,7 +21,7 @@ _PREFIX = "sluice-pipeline:"
 
 @dataclass(frozen=True)
 class _Import:
-    """An imported file, its digest, and those of its folder's modules and schemas that it reads."""
+    """An imported file, and digests of this file and of the modules and schemas that it reads."""
 
     module: ModuleType
     digests: Mapping[Path, str]

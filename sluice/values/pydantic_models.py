@@ -29,7 +29,7 @@ _LONG_NUMBER = re.compile(
     rb'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)', re.DOTALL
 )
 """Matches numbers with a point or an exponent. Also matches whole strings, so that digits in a
-string are no number."""
+string are not mistaken for a number."""
 
 _MARK = b"00000000"
 """The beginning of each string that `_with_exact_numbers` writes in place of a number."""
@@ -180,8 +180,8 @@ class ModelStructs:
     base: type[msgspec.Struct]
     """The base class of the Structs. Their attribute `__made_for__` is the model."""
     replace: Callable[[Any, str], Any]
-    """Takes a type that is no model, and where it is declared. Returns the type as which its values
-    are stored."""
+    """Takes a type that is not a model, and where it is declared. Returns the type as which its
+    values are stored."""
 
     def struct(self, model: Any, where: str, tag: str | None = None) -> type[msgspec.Struct]:
         """Return the Struct for a model.

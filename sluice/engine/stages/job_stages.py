@@ -95,7 +95,7 @@ class KnownTypes:
         return layers, replace(self, arguments=arguments, values=values)
 
     def with_shared_rows(self) -> KnownTypes:
-        """Return the types, with those of the edges that take the rows of other edges."""
+        """Return these types and those of the edges that share the rows of other edges."""
         values = dict(self.values)
         for operator in self.job.operators:
             for edge in operator.edges:
@@ -105,7 +105,7 @@ class KnownTypes:
         return replace(self, values=values)
 
     def with_results(self, stage: int) -> KnownTypes:
-        """Return the types, with those of the results of a stage's operators."""
+        """Return these types and the types of the results of a stage's operators."""
         results = dict(self.results)
         for operator in operators_of(self.job, stage):
             results.update(self._result_types(operator, results))

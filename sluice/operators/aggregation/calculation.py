@@ -471,7 +471,7 @@ _WITHOUT_INTEGERS = IMMUTABLE - {int}
 
 
 def _plain_aggregates(declared: Declared) -> Callable[[Any], bool]:
-    """Return `Declared.is_plain`, except that None, which is no aggregate, is never plain."""
+    """Return `Declared.is_plain`, except that None, which is not an aggregate, is never plain."""
     is_plain = declared.is_plain
     if is_plain(None):
         return lambda value: value is not None and is_plain(value)
