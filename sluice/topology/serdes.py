@@ -40,7 +40,7 @@ class Serde(Generic[V]):
 
     @property
     def is_bytes(self) -> bool:
-        """Whether the bytes of a record's value are the value."""
+        """Whether values are bytes, which are read and written as they are."""
         return contracts.is_bytes(self.contract) and self.decode is None
 
     @property

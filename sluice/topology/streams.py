@@ -943,8 +943,8 @@ class Stream(Handle[V]):
         arguments.require_batch_limit(where, "at_most", at_most)
         if nodes.follows_state(self.node):
             raise TopologyError(
-                f"{where}: the records of this stream come from an aggregate or another step with "
-                "state.",
+                f"{where}: this stream follows a step with state, such as an aggregate, and "
+                "expectations are checked only before such steps.",
                 next_step="Expect something of the stream before that step.",
             )
         label = condition if name is None else name

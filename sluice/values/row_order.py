@@ -142,9 +142,9 @@ def turn_sql(number: int) -> str:
 
 
 def element_sql(position: str) -> str:
-    """Return SQL for the element of a path with the index of an array's element.
+    """Return SQL for the part of a path that says which element of an array a row comes from.
 
-    `position` is SQL for this index.
+    `position` is SQL for the element's index.
     """
     return f"unhex(lpad(hex(coalesce({position}, 0)), 8, '0'))"
 

@@ -110,6 +110,6 @@ def _is_moved(rows: pa.Table) -> Mask:
 
 
 def _ends_with_old_value(table: pa.Table, indices_of_joins: Iterable[Indices]) -> bool:
-    """Return whether the last row for a join is an old value, given the rows of each join."""
+    """Return whether the last row of any join is an old value."""
     olds = boolean_mask(table.column("old"))
     return any(len(indices) and olds[indices[-1]] for indices in indices_of_joins)

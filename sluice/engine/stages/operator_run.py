@@ -615,7 +615,7 @@ class OperatorRun:
                 yield State(number, key, None, replaces=replaced)
 
     def shared_states(self) -> Iterator[State]:
-        """Yield states of no single key: tables' copied rows, and what the worker's keys share."""
+        """Yield the states that belong to no single key: tables' copied rows, and shared state."""
         yield from self.copied_rows.states_to_store()
         if (shared := self.operator.shared) is not None:
             yield State(

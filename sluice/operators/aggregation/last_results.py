@@ -200,7 +200,7 @@ def _in_order(results: Results) -> Results:
 
 
 def _with_tombstones(results: Results, continued: Sequence[_Continued]) -> Results:
-    """Return the results after tombstones for the sessions that have changed their bounds."""
+    """Return the results, preceded by tombstones for sessions whose bounds have changed."""
     assert results.windows is not None
     starts, ends = results.windows
     new_bounds = list(zip(starts.tolist(), ends.tolist(), strict=True))

@@ -281,9 +281,9 @@ class _SideOfRows:
         return list(zip(keys.tolist(), values, self._times[last].tolist(), strict=True))
 
     def _places(self, indices: Indices) -> Indices:
-        """Return indices into an array: the values of all rows, then those of the states.
+        """Return places in an array that has the values of all rows, then those of all states.
 
-        For the index -1, the result is the index of the state's value, for the key of the row.
+        An index of a row is its place. For -1, the place is that of the state of the row's key.
         """
         return np.where(indices >= 0, indices, len(self._rows) + self._rows.key_numbers)
 
