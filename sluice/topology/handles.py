@@ -11,7 +11,7 @@ declared type: it is plain JSON data, such as a dict, a list, a str or a number.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from sluice.errors import TopologyError
@@ -27,6 +27,7 @@ from sluice.topology.registered_outputs import require_writable
 from sluice.topology.serdes import Contract, Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column, column_sql, key_expression, key_field_names
+from sluice.topology.table_columns import require_table_columns
 from sluice.topology.window_definitions import Duration
 from sluice.topology.windowed_inputs import (
     require_encodable_windows,
@@ -34,7 +35,7 @@ from sluice.topology.windowed_inputs import (
 from sluice.values.change_values import encode_debezium
 from sluice.values.expiry import Expiry, ExpiryClock
 from sluice.values.headers import Headers
-from sluice.values.json_text import JSON_FIELD, encode_bytes, encode_text
+from sluice.values.json_text import encode_bytes, encode_text
 from sluice.values.record_metadata import (
     CHANGE_METADATA,
     METADATA,
@@ -45,8 +46,8 @@ from sluice.values.record_metadata import (
 )
 from sluice.values.registry_formats import RegistryFormat
 from sluice.values.shapes import Shape
-from sluice.values.sink_tables import POSITION, WINDOW, DeltaTable, OutputTable
-from sluice.values.sql_types import names_within, struct_type
+from sluice.values.sink_tables import OutputTable
+from sluice.values.sql_types import struct_type
 
 if TYPE_CHECKING:
     from sluice.sql.expression_checks import Need
@@ -228,7 +229,7 @@ class Handle(Generic[V]):
                     f"{self._where(step)}: the name {name!r} has half of a pair of surrogates.",
                     next_step="Correct the name.",
                 )
-        if twins := _first_twins(columns, str.lower):
+        if twins := arguments.first_twins(columns, str.lower):
             raise TopologyError(
                 f"{self._where(step)}: the columns {' and '.join(twins)} differ only in case, "
                 "which Spark SQL ignores.",
@@ -307,62 +308,8 @@ class Handle(Generic[V]):
                 next_step="Write for example "
                 f'{type(table).__name__}({table.name!r}, ..., key="id").',
             )
-        # A table's columns must be known before its first row is written.
-        if not self.fields:
-            raise TopologyError(
-                f"{where}: the fields of the value are unknown, so the columns are too.",
-                next_step="Declare the type of the value with returns=, "
-                "or choose fields with select(...).",
-            )
-        if of_any := [name for name, kind in self.fields.items() if JSON_FIELD in kind]:
-            raise TopologyError(
-                f"{where}: {of_any[0]} has values of type Any, for which a table has no column.",
-                next_step="Write their JSON as text: "
-                f"select(..., {of_any[0]}='{of_any[0]}.{JSON_FIELD}').",
-            )
         is_windowed = self.node.key_window is not None
-        identity = table.identity_columns(is_windowed=is_windowed)
-        own = {*POSITION}
-        if is_windowed and table.key:
-            own |= WINDOW.keys()
-        names = [*self.fields] if table.key is None else [table.key, *self.fields]
-        if wrong := [name for name in names if table.folded_name(name) in own]:
-            raise TopologyError(
-                f"{where}: Sluice writes the column {wrong[0]} itself.",
-                next_step="Use another name, for example with select(...).",
-            )
-        if twins := _first_twins(names, table.folded_name):
-            raise TopologyError(
-                f"{where}: the columns {' and '.join(twins)} differ only in case, "
-                "which the table ignores.",
-                next_step="Give the key's column another name.",
-            )
-        names_checked: Iterable[str] = self.fields
-        # In a Delta table, nested fields keep their names, so these are checked, too. PostgreSQL
-        # gets nested values as JSON.
-        if isinstance(table, DeltaTable):
-            names_checked = names_within(self.fields)
-        for name in names_checked:
-            if why := table.refusal(name):
-                raise TopologyError(
-                    f"{where}: the table cannot have a column named {name!r}: {why}.",
-                    next_step="Give it another name with select(...).",
-                )
-        if unknown := sorted({*table.types} - {*self.fields} - {table.key}):
-            columns = ", ".join([*identity, *self.fields])
-            raise TopologyError(
-                f"{where}: types= names {unknown[0]!r}, but the columns are {columns}.",
-                next_step="Correct the name in types=, or leave it out.",
-            )
-        # A field is compared with the record's key as text, so each value of the
-        # field must have exactly one text.
-        kind = "" if table.key is None else self.fields.get(table.key, "STRING")
-        if kind and not kind.startswith(("STRING", "BIGINT", "INT", "SMALLINT", "TINYINT")):
-            raise TopologyError(
-                f"{where}: the field {table.key} is {kind}, "
-                "and so cannot be compared with the record's key.",
-                next_step="Give the key's column another name.",
-            )
+        require_table_columns(where, table, self.fields, is_windowed=is_windowed)
         self.pipeline.claim("table", table.output)
         # A table with a key has one row per key, so only a key's last change in a batch is written.
         changes_written: Emit = "every" if table.key is None else "latest"
@@ -415,16 +362,6 @@ class Handle(Generic[V]):
                 next_step="Turn them into bytes first, for example with "
                 "map_values(\"encode(text, 'UTF-8')\").",
             )
-
-
-def _first_twins(names: Iterable[str], folded: Callable[[str], str]) -> tuple[str, str] | None:
-    """Return two different names that `folded` maps to the same text; None if no two names do."""
-    first_names: dict[str, str] = {}
-    for name in names:
-        other = first_names.setdefault(folded(name), name)
-        if other != name:
-            return other, name
-    return None
 
 
 def joined_shape(left: Handle[Any], right: Handle[Any]) -> Shape:
