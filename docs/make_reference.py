@@ -85,6 +85,7 @@ _HIDDEN = {
     "Graph.add",
     "Graph.claim",
     "Graph.claim_pattern",
+    "Graph.nodes_of",
     "Graph.part",
     "Graph.without",
     "Headers.json",
