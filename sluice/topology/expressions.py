@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from sluice.sql.expression_checks import Need
 
 
+def import_parser() -> None:
+    """Import the parser, so that processes forked from this one need not import it."""
+    import sluice.sql.aggregate_expressions
+    import sluice.sql.expression_checks  # noqa: F401
+
+
 def require_parsed(text: str) -> None:
     """Raise TopologyError unless `text` is an SQL expression, over any columns."""
     from sluice.sql.parsed_expression import parse
