@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sluice.errors import TopologyError
 
 if TYPE_CHECKING:
-    from sluice.sql.expression_checks import Need
+    from sluice.sql.expression_checks import Need as Need
 
 
 def import_parser() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from sluice.errors import TopologyError
 from sluice.topology import arguments, expressions, nodes
@@ -48,9 +48,6 @@ from sluice.values.registry_formats import RegistryFormat
 from sluice.values.shapes import Shape
 from sluice.values.sink_tables import OutputTable
 from sluice.values.sql_types import struct_type
-
-if TYPE_CHECKING:
-    from sluice.sql.expression_checks import Need
 
 V = TypeVar("V")
 """The type of a stream's or a table's values."""
@@ -129,7 +126,7 @@ class Handle(Generic[V]):
         self,
         text: str,
         step: str,
-        need: Need = "",
+        need: expressions.Need = "",
         *,
         aggregate: bool = False,
     ) -> None:
