@@ -115,8 +115,10 @@ def _splits(node: nodes.Cogroup, column: str) -> dict[int, SplitAggregate]:
     # functions.
     computed: set[tuple[str, tuple[tuple[str, tuple[float, ...]], ...]]] = set()
     for split in splits.values():
-        functions = tuple([(name, parameters) for name, _, parameters in split.functions])
-        computed.add((split.text, functions))
+        functions: list[tuple[str, tuple[float, ...]]] = []
+        for name, _, parameters in split.functions:
+            functions.append((name, parameters))
+        computed.add((split.text, tuple(functions)))
     if len(computed) > 1:
         texts = [part.columns[column] for part in _parts_with(node, column).values()]
         raise TopologyError(

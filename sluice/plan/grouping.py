@@ -107,6 +107,9 @@ def _group(
     if scope.is_null != "false":
         null = output_column("z", scope.is_null)
     assert first.window is None or isinstance(first.window, TimeWindow)
+    store_columns: list[StoreColumn] = []
+    for node in members:
+        store_columns.append(_store_column(node, inputs))
     group = AggregationGroup(
         number=first.number,
         topics=topics_of(first),
@@ -114,7 +117,7 @@ def _group(
         key=key,
         grouped_by=first.key,
         window=first.window,
-        store_columns=tuple([_store_column(node, inputs) for node in members]),
+        store_columns=tuple(store_columns),
         null=null,
         late=late_sinks.claim(first.late),
         retention_ms=first.retention_ms,

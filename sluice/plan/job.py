@@ -452,6 +452,11 @@ class Job:
         yield from self.edges
 
     @property
+    def _operators_with_chained(self) -> frozenset[int | None]:
+        """The operators whose results go to another operator of their stage; None, too."""
+        return frozenset(operator.chained_to for operator in self.operators)
+
+    @property
     def _change_steps(self) -> Iterator[Lookup | Select]:
         """The steps between groups and their outputs."""
         for sink in self.change_sinks:
@@ -463,7 +468,7 @@ class Job:
 
         The store needs only the last result of each key.
         """
-        return self.last_only_operators - {operator.chained_to for operator in self.operators}
+        return self.last_only_operators - self._operators_with_chained
 
     @property
     def last_only_operators(self) -> frozenset[int]:
@@ -506,7 +511,7 @@ class Job:
                     names = {name for name, _, _ in functions}
                     if UNORDERED.issuperset(names):
                         readers.add(operator.number)
-        others: set[int | None] = {operator.chained_to for operator in self.operators}
+        others: set[int | None] = {*self._operators_with_chained}
         for edge in self._all_edges:
             if edge.side != STORE and edge.target not in readers:
                 others |= edge.results_of

@@ -330,8 +330,10 @@ class JobColumns:
                 fallible.append(name)
         if not fallible:
             return scope, sqls
+        fallible_sqls: list[str] = []
         causes: list[tuple[str, str]] = []
         for name in fallible:
+            fallible_sqls.append(sqls[name])
             for part, why in failure_causes(checked[name]):
                 causes.append((self.sql(scope, part), why))
         index_of_key = None
@@ -341,7 +343,7 @@ class JobColumns:
             self._fallible_name(node),
             node.number,
             condition,
-            tuple([sqls[name] for name in fallible]),
+            tuple(fallible_sqls),
             index_of_key,
             tuple(causes),
         )
@@ -413,8 +415,8 @@ class JobColumns:
         return False
 
     def _fallible_name(self, node: nodes.Node) -> str:
-        of_node = [expression for expression in self._fallible if expression.step == node.number]
-        return f"t{node.number}_{len(of_node)}"
+        steps = [expression.step for expression in self._fallible]
+        return f"t{node.number}_{steps.count(node.number)}"
 
     def _add_fallible(
         self,

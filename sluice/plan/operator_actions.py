@@ -171,6 +171,9 @@ def _process(node: nodes.Process, pipeline: Graph) -> ProcessParameters:
     for number, (name, kind) in enumerate(node.returns.items()):
         column = result_column(node.number, number)
         outputs[name] = ProcessorOutput(reference(kind), column, shape_of(kind))
+    tables: dict[str, Reference | None] = {}
+    for name in node.tables:
+        tables[name] = reference(node.table_types[name])
     return ProcessParameters(
         Reference(node.processor),
         stores,
@@ -181,7 +184,7 @@ def _process(node: nodes.Process, pipeline: Graph) -> ProcessParameters:
         keeps_key=node.keeps_key,
         is_keyed_by=node.by is not None,
         has_windowed_keys=node.parent.key_window is not None,
-        tables={name: reference(node.table_types[name]) for name in node.tables},
+        tables=tables,
     )
 
 
