@@ -369,9 +369,9 @@ class RangeReader:
             self._reason = error.str()
 
     def _note_progress(self, statistics: str) -> None:
-        """Count fetched records as an answer.
+        """Take fetched records as the brokers' answer, even if the client returns none of them.
 
-        The client returns none of the records of an aborted transaction.
+        The client drops the records of aborted transactions.
         """
         topics = _decode_statistics(statistics).topics
         for (topic, number), before in self._fetched.items():

@@ -107,9 +107,8 @@ class Call(_Stateless):
         If a list has failed, call with each of its values alone.
         """
         lists = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
-        answers_of_lists = self._calls.all(
-            [partial(self._call_many, called_rows) for called_rows in lists]
-        )
+        calls = [partial(self._call_many, called_rows) for called_rows in lists]
+        answers_of_lists = self._calls.all(calls)
         results: list[Any] = []
         for called_rows, answers in zip(lists, answers_of_lists, strict=True):
             if isinstance(answers, BaseException) and len(called_rows) > 1:

@@ -74,9 +74,10 @@ class ChangedRows(Operator[LatestValue]):
         if row is None or not self.may_lack_columns or not old.startswith("{"):
             return True
         columns = _columns_of(row)
-        return any(
-            sent not in (_NULL, columns.get(name)) for name, sent in _columns_of(old).items()
-        )
+        for name, sent in _columns_of(old).items():
+            if sent not in (_NULL, columns.get(name)):
+                return True
+        return False
 
     def is_empty(self, state: LatestValue) -> bool:
         return state.value is None

@@ -31,7 +31,7 @@ class Changes(Operator[LatestValue]):
             return
         old, new = state.value, row.value
         # A table can delete a row that it does not have, such as a row that a filter never passed.
-        # This is no change.
+        # This changes nothing.
         if old is None and new is None:
             return
         if old is None:

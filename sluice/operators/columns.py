@@ -55,7 +55,7 @@ class BatchTimeline(Protocol):
     """The stream time that all partitions have reached when the batch ends."""
 
     def advances_until(self, due: Times) -> Times:
-        """Return, for each time in `due`, the number of advances up to the one that reaches it."""
+        """Return, for each time in `due`, how many advances bring stream time to it."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from sluice.operators.operator import Operator
 class PassedRows(Operator[None]):
     """Passes on each change of a row that passes the filter before or after the change.
 
-    A change of any other row is no change of the filtered table. The operator keeps no state: a
+    A change of any other row does not change the filtered table. The operator keeps no state: a
     row's old value comes right before its new value.
     """
 

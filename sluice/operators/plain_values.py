@@ -33,12 +33,11 @@ def plain_check(kind: Any) -> Callable[[Any], bool]:
     Its code is generated for the type.
     """
     if kind is Any:
-        test: str | None = " or ".join(
-            f"({_TESTS[scalar].format('v')})" for scalar in (int, str, float, bool)
-        )
+        test = _test(int | str | float | bool, "v")
     elif is_plain_struct(kind):
-        tests = [_test(field.type, f"v.{field.name}") for field in msgspec.structs.fields(kind)]
-        test = " and ".join(["type(v) is kind", *filter(None, tests)])
+        test = "type(v) is kind"
+        for field in msgspec.structs.fields(kind):
+            test += f" and {_test(field.type, f'v.{field.name}')}"
     else:
         test = _test(kind, "v")
     # `eval` is safe here, because the source contains only names of fields.

@@ -17,6 +17,7 @@ from sluice.plan.aggregation_groups import (
 from sluice.plan.explain import explain
 from sluice.plan.job import Job, Plan, PlannedPipeline, PlanOf
 from sluice.plan.layers import Column, Failure, FallibleExpression, Layer, Layers, Transformation
+from sluice.plan.matched_job import matched_job
 from sluice.plan.operator_actions import is_of_processor
 from sluice.plan.planned_operators import STORE, Edge, PlannedOperator, result_column
 from sluice.plan.planner import load_plan, plan
@@ -29,7 +30,6 @@ from sluice.plan.steps import (
     SourceField,
     Step,
 )
-from sluice.plan.topic_matching import matched_job
 
 __all__ = [
     "STORE",

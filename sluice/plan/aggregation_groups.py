@@ -35,8 +35,11 @@ class StoreColumn:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The columns that the aggregates read, without duplicates."""
-        columns = (aggregate.column for _, aggregate in self.columns)
-        return tuple(dict.fromkeys(column for column in columns if column is not None))
+        columns: dict[str, None] = {}
+        for _, aggregate in self.columns:
+            if aggregate.column is not None:
+                columns[aggregate.column] = None
+        return tuple(columns)
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,8 @@ def types_read(job: Job) -> dict[str, str]:
     """Return the types of the columns of a job's records, before any step."""
     types = {**METADATA, "_source": "INT", "_null": "BOOLEAN"}
     for source in job.streams:
-        types |= {field.column: field.type for field in source.fields}
+        for field in source.fields:
+            types[field.column] = field.type
     return types
 
 
@@ -183,12 +184,14 @@ def _fallible_expression(fallible: FallibleExpression, types: Types) -> TypedFal
             raise NeedsSparkError(fallible.columns[number])
         if number == fallible.key and (problem := key_problem(column.type)):
             raise NeedsSparkError(problem)
-    causes = tuple((on_arrow(sql, types), text) for sql, text in fallible.causes)
+    causes: list[tuple[TypedExpression, str]] = []
+    for sql, text in fallible.causes:
+        causes.append((on_arrow(sql, types), text))
     return TypedFallibleExpression(
         fallible,
         on_arrow(fallible.passed, types, "BOOLEAN"),
         columns,
-        causes,
+        tuple(causes),
     )
 
 

@@ -41,7 +41,9 @@ def slots_of(node: nodes.Cogroup) -> tuple[Slot, ...]:
         splits = _splits(node, column)
         first, *_ = splits.values()
         for place, (name, argument, parameters) in enumerate(first.functions):
-            arguments = {part: _argument(split.functions[place]) for part, split in splits.items()}
+            arguments: dict[int, str] = {}
+            for part, split in splits.items():
+                arguments[part] = _argument(split.functions[place])
             _require_one_type(node, column, arguments)
             function = name, argument or EACH_RECORD, parameters
             slots.append(Slot(column, function, first.calls[place], arguments))
@@ -61,15 +63,17 @@ def _argument(function: AggregateFunction) -> str:
 
 def _require_one_type(node: nodes.Cogroup, column: str, arguments: Mapping[int, str]) -> None:
     """Raise TopologyError if streams are known to add values of different types to a column."""
-    kinds: dict[int, str] = {}
-    for part, sql in arguments.items():
-        kinds[part] = type_of(sql, _types_of(node.parts[part]))
-    if len({*kinds.values()} - {""}) > 1:
-        texts = " and ".join(
-            f"{node.parts[part].columns[column]} of {kind}" for part, kind in kinds.items()
-        )
+    kinds: set[str] = set()
+    texts: list[str] = []
+    for number, sql in arguments.items():
+        part = node.parts[number]
+        kind = type_of(sql, _types_of(part))
+        kinds.add(kind)
+        texts.append(f"{part.columns[column]} of {kind}")
+    if len(kinds - {""}) > 1:
         raise TopologyError(
-            f"aggregate into {node.store!r} at {node.at}: the column {column} is {texts}, "
+            f"aggregate into {node.store!r} at {node.at}: the column {column} is "
+            f"{' and '.join(texts)}, "
             "which cannot be added up.",
             next_step="Convert the values to one type with CAST, or use another name.",
         )
@@ -77,37 +81,49 @@ def _require_one_type(node: nodes.Cogroup, column: str, arguments: Mapping[int, 
 
 def column_of(node: nodes.Cogroup, column: str) -> SplitAggregate:
     """Return a column's expression over the results of its functions."""
-    return next(iter(_splits(node, column).values()))
+    first, *_ = _splits(node, column).values()
+    return first
 
 
 def types_of(node: nodes.Cogroup, column: str) -> dict[str, str]:
     """Return the types of the fields that a column reads in the first stream that has it."""
-    return _types_of(next(part for part in node.parts if column in part.columns))
+    first, *_ = _parts_with(node, column).values()
+    return _types_of(first)
 
 
 def _types_of(part: nodes.CogroupedStream) -> dict[str, str]:
     return part.parent.result_types | METADATA
 
 
+def _parts_with(node: nodes.Cogroup, column: str) -> dict[int, nodes.CogroupedStream]:
+    """Return the streams that have a column, by their numbers."""
+    parts: dict[int, nodes.CogroupedStream] = {}
+    for number, part in enumerate(node.parts):
+        if column in part.columns:
+            parts[number] = part
+    return parts
+
+
 def _splits(node: nodes.Cogroup, column: str) -> dict[int, SplitAggregate]:
     """Return a column's expression and functions by the number of each stream that has it."""
     splits: dict[int, SplitAggregate] = {}
-    for number, part in enumerate(node.parts):
-        if column in part.columns:
-            split = split_aggregate(part.columns[column])
-            assert isinstance(split, SplitAggregate)
-            splits[number] = split
+    for number, part in _parts_with(node, column).items():
+        split = split_aggregate(part.columns[column])
+        assert isinstance(split, SplitAggregate)
+        splits[number] = split
     # The streams add to the same accumulators, so they may differ only in the arguments of
     # functions.
     computed: set[tuple[str, tuple[tuple[str, tuple[float, ...]], ...]]] = set()
     for split in splits.values():
-        functions = tuple([(name, parameters) for name, _, parameters in split.functions])
-        computed.add((split.text, functions))
+        functions: list[tuple[str, tuple[float, ...]]] = []
+        for name, _, parameters in split.functions:
+            functions.append((name, parameters))
+        computed.add((split.text, tuple(functions)))
     if len(computed) > 1:
-        texts = " and ".join(part.columns[column] for part in node.parts if column in part.columns)
+        texts = [part.columns[column] for part in _parts_with(node, column).values()]
         raise TopologyError(
-            f"aggregate into {node.store!r} at {node.at}: the column {column} is {texts}, "
-            "which cannot be added up.",
+            f"aggregate into {node.store!r} at {node.at}: the column {column} is "
+            f"{' and '.join(texts)}, which cannot be added up.",
             next_step="Use the same functions in all streams, or another name.",
         )
     return splits

@@ -37,7 +37,9 @@ def _origins(node: nodes.Node, field: str) -> frozenset[Origin] | None:
     """Return the origins of a field after a node; None if they are not known."""
     match node:
         case nodes.Source():
-            return frozenset({(node.topic, field)} if field in node.result_types else ())
+            if field not in node.result_types:
+                return frozenset()
+            return frozenset({(node.topic, field)})
         case nodes.Select(parent=parent, columns=columns):
             return _of_expression(parent, columns, field)
         case nodes.MapValues(parent=parent, value=text):
@@ -45,7 +47,9 @@ def _origins(node: nodes.Node, field: str) -> frozenset[Origin] | None:
         case nodes.Cogroup() | nodes.Join():
             return None
         case nodes.Aggregate(parent=parent, columns=columns, python=None):
-            return _of_expression(parent, columns if not node.scalar else _only(columns), field)
+            if node.scalar:
+                columns = _only(columns)
+            return _of_expression(parent, columns, field)
         case nodes.Apply() if node.gives not in ("condition", "nothing", "key", "mapped_key"):
             return None
         case (
@@ -74,8 +78,8 @@ def _of_expression(
 ) -> frozenset[Origin] | None:
     if field not in columns:
         return None
-    read = [name for name in parse(columns[field]).fields if name in parent.result_types]
-    return _union(_origins(parent, name) for name in read)
+    fields_read = parse(columns[field]).fields & parent.result_types.keys()
+    return _union(_origins(parent, name) for name in fields_read)
 
 
 def _union(all_origins: Iterable[frozenset[Origin] | None]) -> frozenset[Origin] | None:

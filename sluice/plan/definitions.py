@@ -20,8 +20,7 @@ from sluice.values.references import Reference
 def upstream_definition(node: nodes.Node) -> str:
     """Return the steps before an operator as written, with only the used fields of contracts."""
     steps = [*_ancestors(node)]
-    details = [step.detail for step in (*steps, node) if step.parents]
-    texts = " ".join(details)
+    texts = " ".join(step.detail for step in (*steps, node) if step.parents)
     definitions: list[str] = []
     for step in steps:
         if isinstance(step, nodes.Source):

@@ -35,11 +35,14 @@ def explain(plan: Plan) -> str:
     for topic in (*job.outputs, plan.pipeline.dead_letters):
         lines.append(f"  writes  {topic}")
     for destination, sinks in job.written_tables.items():
-        names = ", ".join([sink.table.name for sink in sinks if sink.table is not None])
+        names: list[str] = []
+        for sink in sinks:
+            if sink.table is not None:
+                names.append(sink.table.name)
         where = "in Delta Lake"
         if destination in job.connections:
             where = f"in the database of {destination}"
-        lines.append(f"  writes  {names} {where}, in one transaction per batch")
+        lines.append(f"  writes  {', '.join(names)} {where}, in one transaction per batch")
     if any(isinstance(sink.table, DeltaTable) for sink in job.sinks):
         lines.append("  loads   the jars of Delta Lake")
     return "\n".join(lines)

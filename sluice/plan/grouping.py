@@ -47,7 +47,10 @@ def plan_groups(
         # stores for which the same records fail.
         failing_together = (node.on_error, _fallible_arguments(node))
         groups.setdefault((*state_rows_shared, *failing_together), []).append(node)
-    return tuple(_group(scopes, members, late_sinks) for members in groups.values())
+    planned: list[AggregationGroup] = []
+    for members in groups.values():
+        planned.append(_group(scopes, members, late_sinks))
+    return tuple(planned)
 
 
 def _functions(node: nodes.Aggregate) -> dict[str, CombinableFunction]:
@@ -85,8 +88,10 @@ def _group(
     first, columns = members[0], scopes.columns
     parent = first.parent.number
     scope = scopes.after(first.parent)
-    arguments = {f"argument{number}": sql for number, sql in enumerate(_arguments(members))}
-    texts = {"key": first.key} | arguments
+    arguments = _arguments(members)
+    texts = {"key": first.key}
+    for number, sql in enumerate(arguments):
+        texts[f"argument{number}"] = sql
     scope, sqls = columns.guard(scope, first, first.parent, texts, key="key")
     condition = columns.row_condition(scope)
 
@@ -95,9 +100,16 @@ def _group(
 
     passed = output_column("n", condition)
     key = output_column("k", value_if(condition, sqls["key"]))
-    inputs = {sql: output_column("i", sqls[name]) for name, sql in arguments.items()}
-    null = "" if scope.is_null == "false" else output_column("z", scope.is_null)
+    inputs: dict[str, str] = {}
+    for number, sql in enumerate(arguments):
+        inputs[sql] = output_column("i", sqls[f"argument{number}"])
+    null = ""
+    if scope.is_null != "false":
+        null = output_column("z", scope.is_null)
     assert first.window is None or isinstance(first.window, TimeWindow)
+    store_columns: list[StoreColumn] = []
+    for node in members:
+        store_columns.append(_store_column(node, inputs))
     group = AggregationGroup(
         number=first.number,
         topics=topics_of(first),
@@ -105,7 +117,7 @@ def _group(
         key=key,
         grouped_by=first.key,
         window=first.window,
-        store_columns=tuple([_store_column(node, inputs) for node in members]),
+        store_columns=tuple(store_columns),
         null=null,
         late=late_sinks.claim(first.late),
         retention_ms=first.retention_ms,
@@ -149,12 +161,12 @@ def change_sink(
     aggregate = chain[0]
     assert isinstance(aggregate, nodes.Aggregate)
     group, store_column = _place_of(aggregate.store, groups)
+    tables_by_number = {table.source.number: table for table in tables}
     steps: list[Lookup | Select] = []
     columns = shape_columns(aggregate.result_shape, "v")
     for node in chain[1:]:
         if isinstance(node, nodes.Join):
-            table = next(table for table in tables if table.source.number == node.right.number)
-            steps.append(Lookup(table, node.how))
+            steps.append(Lookup(tables_by_number[node.right.number], node.how))
             columns = shape_columns(node.result_shape, "v")
         elif isinstance(node, nodes.Select):
             steps.append(_select(node, columns))

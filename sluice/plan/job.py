@@ -96,10 +96,8 @@ class Job:
     @property
     def topics(self) -> tuple[str, ...]:
         """All topics that the job reads."""
-        streams = [source.topic for source in self.streams]
-        tables = [table.source.topic for table in self.tables]
         # The topic of a global table can occur twice: both the table's store and operators read it.
-        return tuple(dict.fromkeys([*streams, *tables]))
+        return tuple(dict.fromkeys(source.topic for source in self._sources))
 
     @property
     def topics_by_source(self) -> dict[int, str]:
@@ -109,14 +107,20 @@ class Job:
     @property
     def patterns(self) -> tuple[str, ...]:
         """The patterns of the topics that the job reads."""
-        patterns = dict.fromkeys([source.pattern for source in self.streams])
-        return tuple(pattern for pattern in patterns if pattern is not None)
+        patterns: dict[str, None] = {}
+        for source in self.streams:
+            if source.pattern is not None:
+                patterns[source.pattern] = None
+        return tuple(patterns)
 
     @property
     def unmatched_patterns(self) -> Mapping[str, int]:
         """The patterns whose topics are not known yet, each with the most topics it may match."""
-        unmatched = [source for source in self.streams if source.topic == source.pattern]
-        return {source.topic: source.most_topics for source in unmatched}
+        most_topics: dict[str, int] = {}
+        for source in self.streams:
+            if source.topic == source.pattern:
+                most_topics[source.topic] = source.most_topics
+        return most_topics
 
     @property
     def matched_topics(self) -> tuple[str, ...]:
@@ -171,13 +175,22 @@ class Job:
     @property
     def sinks(self) -> tuple[Sink, ...]:
         """All topics and tables that the job writes, except dead letters."""
-        late = [group.late for group in self.groups if group.late is not None]
-        of_changes = [change_sink.sink for change_sink in self.change_sinks]
-        return (*self.stream_sinks, *of_changes, *late, *self.operator_sinks)
+        of_groups = [change_sink.sink for change_sink in self.change_sinks]
+        for group in self.groups:
+            if group.late is not None:
+                of_groups.append(group.late)
+        return (*self.stream_sinks, *of_groups, *self.operator_sinks)
+
+    @property
+    def _sources(self) -> Iterator[Source]:
+        """The sources of streams, then those of global tables."""
+        yield from self.streams
+        for table in self.tables:
+            yield table.source
 
     def registered_sources(self) -> Iterator[tuple[Source, RegistryFormat]]:
         """Yield the sources whose values have a schema in the registry, with their formats."""
-        for source in (*self.streams, *(table.source for table in self.tables)):
+        for source in self._sources:
             if source.decode is not None and isinstance(source.decode.value, RegistryFormat):
                 yield source, source.decode.value
 
@@ -197,7 +210,9 @@ class Job:
         """The inputs whose rows go to every worker, each as an operator's number and a side."""
         copied: set[tuple[int, int]] = set()
         for operator in self.operators:
-            copied |= {(edge.target, edge.side) for edge in operator.edges if edge.is_copied}
+            for edge in operator.edges:
+                if edge.is_copied:
+                    copied.add((edge.target, edge.side))
         return frozenset(copied)
 
     @property
@@ -243,10 +258,10 @@ class Job:
     @property
     def calls_out(self) -> bool:
         """Whether the job asks a service or a database, whose answers its results depend on."""
-        return any(
-            isinstance(operator.action, CallParameters | TableLookupParameters)
-            for operator in self.operators
-        )
+        for operator in self.operators:
+            if isinstance(operator.action, CallParameters | TableLookupParameters):
+                return True
+        return False
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -255,9 +270,11 @@ class Job:
         for group in self.groups:
             of_groups += [store_column.store for store_column in group.store_columns]
         of_processors: list[str] = []
+        of_operators: list[str] = []
         for operator in self.operators:
             of_processors += operator.stores
-        of_operators = [operator.store for operator in self.operators if operator.store is not None]
+            if operator.store is not None:
+                of_operators.append(operator.store)
         return (*of_groups, *of_operators, *of_processors)
 
     @property
@@ -277,8 +294,11 @@ class Job:
             return False
         # The key of these operators' rows is the text of a windowed key. Their stores have the key
         # without the window, which may belong to another worker.
-        last = [operator for operator in self.operators if operator.stage == self.stage_count]
-        return not any(operator.by_window for operator in last)
+        last_stage = self.stage_count
+        for operator in self.operators:
+            if operator.stage == last_stage and operator.by_window:
+                return False
+        return True
 
     @property
     def has_one_shuffle(self) -> bool:
@@ -288,8 +308,7 @@ class Job:
     @property
     def read_clocks(self) -> frozenset[str]:
         """The names under which the tasks that read the records keep stream times."""
-        of_groups = [group.name for group in self.groups]
-        return frozenset([*of_groups, *self._clocks_of_operators_read])
+        return frozenset(self._clocks_of_operators_read).union(group.name for group in self.groups)
 
     @property
     def reads_without_stages(self) -> bool:
@@ -320,8 +339,9 @@ class Job:
     @property
     def has_fallible_expressions(self) -> bool:
         """Whether any expression of the job can fail."""
-        if any(isinstance(column, FallibleExpression) for column in self.columns):
-            return True
+        for column in self.columns:
+            if isinstance(column, FallibleExpression):
+                return True
         return any(isinstance(step, Select) and step.causes for step in self._change_steps)
 
     @property
@@ -335,8 +355,7 @@ class Job:
     def python_steps(self) -> tuple[Step, ...]:
         """The steps that call the author's Python functions in Spark's tasks."""
         numbers = {function.number for function in self.functions}
-        of_tables = [table.source for table in self.tables]
-        for source in (*self.streams, *of_tables):
+        for source in self._sources:
             if source.decode or source.key_decode:
                 numbers.add(source.step)
         for operator in self.operators:
@@ -388,8 +407,10 @@ class Job:
         """Return the step with this name in counts."""
         # A store and a topic can have the same name. The name then means the store: counts name an
         # operator after its store.
-        of_operators = [operator.step for operator in self.operators]
-        for step in (*of_operators, *self.pipeline.steps):
+        for operator in self.operators:
+            if operator.step.name == name:
+                return operator.step
+        for step in self.pipeline.steps:
             if step.name == name:
                 return step
         return None
@@ -402,7 +423,8 @@ class Job:
             if isinstance(column, Column) and column.field:
                 names[column.name] = column.field
         for source in self.streams:
-            names |= {field.column: field.name for field in source.fields}
+            for field in source.fields:
+                names[field.column] = field.name
         return names
 
     def edges_from(self, stage: int) -> list[Edge]:
@@ -430,6 +452,11 @@ class Job:
         yield from self.edges
 
     @property
+    def _operators_with_chained(self) -> frozenset[int | None]:
+        """The operators whose results go to another operator of their stage; None, too."""
+        return frozenset(operator.chained_to for operator in self.operators)
+
+    @property
     def _change_steps(self) -> Iterator[Lookup | Select]:
         """The steps between groups and their outputs."""
         for sink in self.change_sinks:
@@ -441,7 +468,7 @@ class Job:
 
         The store needs only the last result of each key.
         """
-        return self.last_only_operators - {operator.chained_to for operator in self.operators}
+        return self.last_only_operators - self._operators_with_chained
 
     @property
     def last_only_operators(self) -> frozenset[int]:
@@ -484,7 +511,7 @@ class Job:
                     names = {name for name, _, _ in functions}
                     if UNORDERED.issuperset(names):
                         readers.add(operator.number)
-        others: set[int | None] = {operator.chained_to for operator in self.operators}
+        others: set[int | None] = {*self._operators_with_chained}
         for edge in self._all_edges:
             if edge.side != STORE and edge.target not in readers:
                 others |= edge.results_of

@@ -100,7 +100,7 @@ class JobColumns:
         A step that turns a row into several rows gets such a layer, and so does a function of the
         whole DataFrame.
         """
-        depths = [depth for depth in self._layers.get(stage, {}) if depth != _LAST]
+        depths = self._layers.get(stage, {}).keys() - {_LAST}
         return max(depths, default=0) + 1
 
     def add_output_column(self, name: str, sql: str, step: int) -> None:
@@ -132,8 +132,7 @@ class JobColumns:
 
     def layers_after_operators(self) -> dict[int, Layers]:
         """Return, for each stage, the layers computed from the results of its operators."""
-        stages = [stage for stage in self._layers if stage]
-        return {stage: self.layers_of(stage) for stage in stages}
+        return {stage: self.layers_of(stage) for stage in self._layers if stage}
 
     def _layer(self, stage: int, depth: int) -> list[Column | FallibleExpression]:
         layer = self._layers.setdefault(stage, {}).setdefault(depth, [])
@@ -144,8 +143,9 @@ class JobColumns:
 
     def register_source(self, source: nodes.Source) -> dict[str, str]:
         """Return the column of each field of a source's values."""
-        columns = {name: column_name(f"s{source.number}", name) for name in source.fields}
-        for name, column in columns.items():
+        columns: dict[str, str] = {}
+        for name in source.fields:
+            columns[name] = column = column_name(f"s{source.number}", name)
             self._field_of[column] = source.number, name
         return columns
 
@@ -191,7 +191,9 @@ class JobColumns:
             value = self.value(scope)
             text = value_json(value) if scope.scalar else struct_json(value)
         is_null = self.read_null(scope)
-        conditions = [] if condition == "true" else [condition]
+        conditions: list[str] = []
+        if condition != "true":
+            conditions.append(condition)
         if is_null != "false":
             conditions.append(f"NOT {is_null}")
         if conditions:
@@ -248,20 +250,21 @@ class JobColumns:
         used for calls, because in this layer, Spark would call the function for each of the rows.
         """
         explosions = self._explosions.get(scope.stage, {})
-        others = {explosions[number]: number for number in self._other_explosions(scope)}
+        others = self._other_explosions(scope)
+        depths_of_others = {explosions[number] for number in others}
         depth = scope.depth + 1
-        while depth in others:
+        while depth in depths_of_others:
             depth += 1
         conditions: list[str] = []
-        for other_depth, number in others.items():
-            if other_depth < depth:
+        for number in others:
+            if explosions[number] < depth:
                 conditions.append(_is_first_row(number))
         if not conditions:
             return depth, scope.passed
         return depth, f"({all_of([scope.passed, *conditions])})"
 
     def _first_row_conditions(self, scope: Scope) -> list[str]:
-        return [_is_first_row(number) for number in self._other_explosions(scope)]
+        return [*map(_is_first_row, self._other_explosions(scope))]
 
     def _other_explosions(self, scope: Scope) -> list[int]:
         """Return the nodes, by number, that split records in a scope's stage but not upstream."""
@@ -311,10 +314,13 @@ class JobColumns:
         Without `reported`, the records for which an expression fails are left out, but not
         reported.
         """
-        texts = {name: with_utf8_checks(text, types) for name, text in texts.items()}
-        key_column = self._key_column(scope, texts[key]) if key in texts else None
-        sqls, fallible = {}, []
-        for name, text in texts.items():
+        checked = {name: with_utf8_checks(text, types) for name, text in texts.items()}
+        key_column = None
+        if key in checked:
+            key_column = self._key_column(scope, checked[key])
+        sqls: dict[str, str] = {}
+        fallible: list[str] = []
+        for name, text in checked.items():
             if name == key and key_column is not None:
                 sqls[name] = key_column
                 continue
@@ -324,23 +330,29 @@ class JobColumns:
                 fallible.append(name)
         if not fallible:
             return scope, sqls
+        fallible_sqls: list[str] = []
         causes: list[tuple[str, str]] = []
         for name in fallible:
-            for part, why in failure_causes(texts[name]):
+            fallible_sqls.append(sqls[name])
+            for part, why in failure_causes(checked[name]):
                 causes.append((self.sql(scope, part), why))
-        index_of_key = fallible.index(key) if key in fallible else None
+        index_of_key = None
+        if key in fallible:
+            index_of_key = fallible.index(key)
         expression = FallibleExpression(
             self._fallible_name(node),
             node.number,
             condition,
-            tuple([sqls[name] for name in fallible]),
+            tuple(fallible_sqls),
             index_of_key,
             tuple(causes),
         )
         reported_with = scope if reported else None
         after, expression = self._add_fallible(scope, node, expression, reported_with=reported_with)
         for number, name in enumerate(fallible):
-            sqls[name] = expression.key_text if name == key else expression.result(number)
+            sqls[name] = expression.result(number)
+        if index_of_key is not None:
+            sqls[key] = expression.key_text
         return after, sqls
 
     def guard_results(
@@ -397,12 +409,14 @@ class JobColumns:
             yield replace(failure, once=all_of(conditions))
 
     def _fails_in_another_stage(self, node: nodes.Node, stage: int) -> bool:
-        of_node = [failure for failure, _ in self._failures if failure.step.number == node.number]
-        return any(failure.stage != stage for failure in of_node)
+        for failure, _ in self._failures:
+            if failure.step.number == node.number and failure.stage != stage:
+                return True
+        return False
 
     def _fallible_name(self, node: nodes.Node) -> str:
-        of_node = [expression for expression in self._fallible if expression.step == node.number]
-        return f"t{node.number}_{len(of_node)}"
+        steps = [expression.step for expression in self._fallible]
+        return f"t{node.number}_{steps.count(node.number)}"
 
     def _add_fallible(
         self,

@@ -51,8 +51,8 @@ def source_number(pipeline: Graph, node: nodes.Source) -> int:
     if number + node.most_topics > MOST_SOURCES:
         raise TopologyError(
             f"{pipeline.name}: stream {node.topic} at {node.at}: "
-            f"max_topics={node.most_topics} is too large: "
-            f"all steps, and all topics that patterns may match, are more than {MOST_SOURCES}.",
+            f"max_topics={node.most_topics} is too large: the pipeline's steps and the topics "
+            f"that its patterns may match would be more than {MOST_SOURCES} in total.",
             next_step="Write a smaller max_topics=, or divide the topics among several pipelines.",
         )
     return number

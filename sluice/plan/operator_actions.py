@@ -171,6 +171,9 @@ def _process(node: nodes.Process, pipeline: Graph) -> ProcessParameters:
     for number, (name, kind) in enumerate(node.returns.items()):
         column = result_column(node.number, number)
         outputs[name] = ProcessorOutput(reference(kind), column, shape_of(kind))
+    tables: dict[str, Reference | None] = {}
+    for name in node.tables:
+        tables[name] = reference(node.table_types[name])
     return ProcessParameters(
         Reference(node.processor),
         stores,
@@ -181,16 +184,19 @@ def _process(node: nodes.Process, pipeline: Graph) -> ProcessParameters:
         keeps_key=node.keeps_key,
         is_keyed_by=node.by is not None,
         has_windowed_keys=node.parent.key_window is not None,
-        tables={name: reference(node.table_types[name]) for name in node.tables},
+        tables=tables,
     )
 
 
 def _may_lack_columns(node: nodes.ChangedRows) -> bool:
     """Return whether old rows come from Debezium, which may omit columns, and not from Sluice."""
-    if any(isinstance(step, nodes.Changes) for step in nodes.upstream(node)):
-        return False
-    decoders = [source.serde.decode for source in nodes.sources_of(node)]
-    return any(isinstance(decode, DebeziumEnvelope) for decode in decoders)
+    for step in nodes.upstream(node):
+        if isinstance(step, nodes.Changes):
+            return False
+    for source in nodes.sources_of(node):
+        if isinstance(source.serde.decode, DebeziumEnvelope):
+            return True
+    return False
 
 
 def _set_metadata(node: nodes.SetMetadata) -> SetMetadata:

@@ -36,8 +36,11 @@ def is_or_follows_operator(pipeline: Graph, node: nodes.Node) -> bool:
 
 def combinable_aggregates(pipeline: Graph) -> list[nodes.Aggregate]:
     """Return the aggregates of a pipeline that are not operators."""
-    aggregates = (node for node in pipeline.nodes if isinstance(node, nodes.Aggregate))
-    return [node for node in aggregates if not is_operator(pipeline, node)]
+    combinable: list[nodes.Aggregate] = []
+    for node in pipeline.nodes_of(nodes.Aggregate):
+        if not is_operator(pipeline, node):
+            combinable.append(node)
+    return combinable
 
 
 def why_operator(pipeline: Graph, node: nodes.Node) -> str:

@@ -318,7 +318,7 @@ class PlannedOperator:
         if not isinstance(self.action, ProcessParameters):
             return {}
         stores = self.action.stores
-        return {name: stores[name] for name in stores if stores[name].group_id is not None}
+        return {name: store for name, store in stores.items() if store.group_id is not None}
 
     @property
     def retention_ms(self) -> int | None:

@@ -45,14 +45,13 @@ def plan(pipeline: Pipeline, only: Collection[str] = (), without: Collection[str
     pipeline.require_streams()
     planned = _planned(pipeline, announced)
     if only:
-        streams = [source for source in _sources(pipeline) if source.kind != "global_table"]
         part = pipeline.part(only)
         # Spark cannot read global tables alone, so a part that has no
         # other source gets the first stream.
-        if {*streams} & {*part.nodes}:
-            pipeline = part
-        else:
-            pipeline = pipeline.part([*only, streams[0].name])
+        if not _stream_sources(part):
+            first_stream = _stream_sources(pipeline)[0]
+            part = pipeline.part([*only, first_stream.name])
+        pipeline = part
     return Plan(planned, _job(pipeline, planned))
 
 
@@ -91,14 +90,16 @@ def _planned(pipeline: Pipeline, announced: Mapping[str, TimeWindow]) -> Planned
 
 
 def _contracts(pipeline: Pipeline) -> dict[str, dict[str, str]]:
-    return {source.topic: contract_fields(source.serde.contract) for source in _sources(pipeline)}
+    fields: dict[str, dict[str, str]] = {}
+    for source in pipeline.nodes_of(nodes.Source):
+        fields[source.topic] = contract_fields(source.serde.contract)
+    return fields
 
 
 def _output_fields(pipeline: Pipeline) -> dict[str, dict[str, str]]:
     fields: dict[str, dict[str, str]] = {}
-    for node in pipeline.nodes:
-        if isinstance(node, nodes.Sink):
-            fields[node.topic] = node.parent.result_types
+    for sink in pipeline.nodes_of(nodes.Sink):
+        fields[sink.topic] = sink.parent.result_types
     return fields
 
 
@@ -116,10 +117,11 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
     # Add the columns of all other steps before the conditions of groups and outputs: if a
     # step turns a record into several rows, groups and outputs that do not follow this
     # step must read only one of the rows.
-    expected = [node for node in pipeline.nodes if isinstance(node, nodes.Expect)]
-    ends_of_records = [*outputs.of_records, *expected]
-    for node in [*(end.parent for end in ends_of_records), *outputs.peeks_at_records]:
-        scopes.after(node)
+    expected = pipeline.nodes_of(nodes.Expect)
+    for end in [*outputs.of_records, *expected]:
+        scopes.after(end.parent)
+    for peek in outputs.peeks_at_records:
+        scopes.after(peek)
     for peek in outputs.peeks_at_results:
         stages.add_peek(peek)
     for aggregate in aggregates:
@@ -133,13 +135,17 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
     change_sinks: list[ChangeSink] = []
     for sink, chain in outputs.of_groups.items():
         change_sinks.append(change_sink(sink, chain, groups, tables))
-    late = [operator.late for operator in operators if operator.late is not None]
+    late: list[Sink] = []
+    stateful: list[nodes.Node] = [*aggregates]
+    for operator in operators:
+        stateful.append(pipeline.whole.nodes[operator.number])
+        if operator.late is not None:
+            late.append(operator.late)
 
     columns = scopes.columns
     # Operators get their rows sorted by position. A position contains the offset, so it is read.
     if operators:
         columns.metadata_read.add("_offset")
-    stateful = [*aggregates, *(pipeline.whole.nodes[operator.number] for operator in operators)]
     peeks = [*outputs.peeks_at_records, *outputs.peeks_at_results]
     ends = [*outputs.of_records, *peeks, *expected, *stateful]
     return Job(
@@ -162,8 +168,9 @@ def _job(pipeline: Pipeline, planned: PlannedPipeline) -> Job:
     )
 
 
-def _sources(pipeline: Graph) -> list[nodes.Source]:
-    return [node for node in pipeline.nodes if isinstance(node, nodes.Source)]
+def _stream_sources(pipeline: Graph) -> list[nodes.Source]:
+    """Return the sources that are not global tables."""
+    return [source for source in pipeline.nodes_of(nodes.Source) if source.kind != "global_table"]
 
 
 def _streams(scopes: Scopes, ends: Sequence[nodes.Node]) -> tuple[Source, ...]:
@@ -177,7 +184,7 @@ def _streams(scopes: Scopes, ends: Sequence[nodes.Node]) -> tuple[Source, ...]:
     for node in ends:
         read.update(nodes.sources_of(node))
     streams = []
-    for source in _sources(pipeline):
+    for source in pipeline.nodes_of(nodes.Source):
         if source in read or source.kind == "stream" or (source.kind == "table" and is_part):
             fields = columns.fields_read.get(source.number, ())
             key_fields = columns.key_fields_read.get(source.number, ())
@@ -193,7 +200,7 @@ def _global_tables(pipeline: Pipeline) -> tuple[GlobalTableInput, ...]:
     A table's group number is its source node's number, whatever steps follow the source.
     """
     tables: list[GlobalTableInput] = []
-    for source in _sources(pipeline):
+    for source in pipeline.nodes_of(nodes.Source):
         if source.kind == "global_table":
             sql_type = contracts.sql_type(source.serde.contract)
             store = source.store or source.topic

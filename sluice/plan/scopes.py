@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sluice.plan.cogroups import column_of, slots_of, types_of
@@ -236,7 +236,9 @@ class Scopes:
         is_chained: bool,
     ) -> Scope:
         """Return the scope after an aggregate with columns computed from functions' results."""
-        results = {call: f"{column}.a{number}" for number, call in enumerate(expressions.functions)}
+        results: dict[str, str] = {}
+        for number, call in enumerate(expressions.functions):
+            results[call] = f"{column}.a{number}"
         scope = self.columns.register_results(
             replace(scope, columns=results | _RESULT_METADATA),
             column,
@@ -401,7 +403,7 @@ class Scopes:
         )
         metadata = scope.metadata
         scope = _with_value_in(name, scope, node.shape)
-        fields = {field: scope.columns[field] for field in scope.fields}
+        fields = shape_columns(node.shape, name)
         if node.gives in ("record", "records"):
             metadata["_key"] = f"{result}.key"
             scope = replace(scope, rekeyed=True)
@@ -410,10 +412,17 @@ class Scopes:
     def _transformed(self, node: nodes.Transform, scope: Scope) -> Scope:
         """Add a layer for a function of the whole DataFrame, with its input and output columns."""
         depth = self.columns.next_layer(scope.stage)
-        fields = {name: self.columns.read(scope, name) for name in scope.fields}
-        inputs = [(name, value_if(scope.passed, column)) for name, column in fields.items()]
-        columns = {name: column_name(f"n{node.number}", name) for name in node.fields}
-        outputs = [(name, columns[name], kind) for name, kind in node.fields.items()]
+        inputs: list[tuple[str, str]] = []
+        for name in scope.fields:
+            inputs.append((name, value_if(scope.passed, self.columns.read(scope, name))))
+        columns: dict[str, str] = {}
+        outputs: list[tuple[str, str, str]] = []
+        doubles: list[str] = []
+        for name, kind in node.fields.items():
+            columns[name] = column = column_name(f"n{node.number}", name)
+            outputs.append((name, column, kind))
+            if "DOUBLE" in kind:
+                doubles.append(column)
         transformation = Transformation(
             node.number,
             Reference(node.function),
@@ -431,7 +440,6 @@ class Scopes:
             unchanged_result=None,
         )
         # A DataFrame can compute NaN and infinity, which JSON cannot express.
-        doubles = [columns[name] for name, kind in node.fields.items() if "DOUBLE" in kind]
         if doubles:
             return self.columns.guard_results(after, node, doubles, scope)
         return after
@@ -446,10 +454,9 @@ class Scopes:
         # As in Kafka Streams, of several children of a step, the child that was declared first is
         # processed first, with all steps that follow it.
         sides = sorted(range(len(scopes)), key=lambda side: scopes[side].turns)
-        conditions = {side: self.columns.row_condition(scopes[side]) for side in sides}
         numbers: list[str] = []
-        for side, condition in conditions.items():
-            numbers.append(value_if(condition, str(side)))
+        for side in sides:
+            numbers.append(value_if(self.columns.row_condition(scopes[side]), str(side)))
         streams = f"m{node.number}_ways"
         column = Column(streams, f"array_compact(array({', '.join(numbers)}))", node.number)
         self.columns.add(first.stage, depth, column)
@@ -596,8 +603,7 @@ def result_expressions(node: nodes.Aggregate) -> ResultExpressions | None:
         for number, function in enumerate(split.functions):
             results[f"a{number}"] = quoted(functions[function])
         columns.append((name, parse(split.text).on_results(results)))
-    # Each column is one function's result, so no expression is left to compute.
-    if [text for _, text in columns] == [quoted(call) for call in functions.values()]:
+    if _are_results(columns, functions.values()):
         return None
     result_types = {call: type_of(call, types) for call in functions.values()}
     return ResultExpressions(tuple(functions.values()), result_types, tuple(columns))
@@ -615,7 +621,11 @@ def _cogroup_expressions(node: nodes.Cogroup) -> ResultExpressions | None:
             types[result] = type_of(slot.call, types_of(node, name))
             results[f"a{number}"] = quoted(result)
         columns.append((name, parse(column_of(node, name).text).on_results(results)))
-    # Each column is one function's result, so no expression is left to compute.
-    if [text for _, text in columns] == [quoted(result) for result in types]:
+    if _are_results(columns, types):
         return None
     return ResultExpressions(tuple(types), types, tuple(columns))
+
+
+def _are_results(columns: Iterable[tuple[str, str]], results: Iterable[str]) -> bool:
+    """Return whether each column is one function's result, so that no expression is computed."""
+    return [text for _, text in columns] == [*map(quoted, results)]

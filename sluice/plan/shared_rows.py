@@ -25,7 +25,9 @@ def share_rows(operators: Sequence[PlannedOperator]) -> tuple[PlannedOperator, .
     edges: list[Edge] = []
     # Later stages get the rows from the stage of the edge whose rows they are.
     for operator in sorted(operators, key=lambda operator: operator.stage):
-        edges += [edge for edge in operator.edges if _may_share(operator, edge)]
+        for edge in operator.edges:
+            if _may_share(operator, edge):
+                edges.append(edge)
     shared: dict[str, SharedRows] = {}
     for number, edge in enumerate(edges):
         for earlier in edges[:number]:

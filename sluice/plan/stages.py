@@ -49,7 +49,7 @@ class StagePlanner:
         """The columns of the edges whose value is added last, by `_add_values`."""
         self._edge_scopes: dict[str, Scope] = {}
         """Name of an edge's column → the scope at the start of the edge."""
-        candidates = [node for node in self.pipeline.nodes if self._may_be_operator(node)]
+        candidates = [*filter(self._may_be_operator, self.pipeline.nodes)]
         self._sending_old_values: set[int] = set()
         """The numbers of the nodes that send the old value of each change, because later steps need
         it."""
@@ -107,13 +107,15 @@ class StagePlanner:
         rows.
         """
         self._add_values()
-        chained_to = {operator.chained_to for operator in self.operators}
+        by_number: dict[int, PlannedOperator] = {}
+        chained_to: set[int | None] = set()
         others_wait: set[int | None] = set()
         for operator in self.operators:
+            by_number[operator.number] = operator
+            chained_to.add(operator.chained_to)
             if not operator.sends_only_final_results:
                 others_wait.add(operator.chained_to)
         operators = []
-        by_number = {operator.number: operator for operator in self.operators}
         for operator in self.operators:
             if operator.chained_to is None:
                 before = None
@@ -495,7 +497,8 @@ class StagePlanner:
         """
         groups: Counter[int | None] = Counter()
         for operator in self.operators:
-            groups.update(store.group_id for store in operator.stores.values())
+            for store in operator.stores.values():
+                groups[store.group_id] += 1
         for operator in self.operators:
             for name, store in operator.stores.items():
                 if groups[store.group_id] > 1:

@@ -47,7 +47,7 @@ def read_store(
         raise QueryError(f"limit is {limit!r}, but must be a whole number of at least 1.")
     for name, text in {"first": first, "last": last, "prefix": prefix}.items():
         if text is not None and not _has_utf8_bytes(text):
-            raise QueryError(f"{name} is {text!r}, which is not Unicode text, but keys are.")
+            raise QueryError(f"{name}={text!r} is not valid Unicode text, so it cannot be a key.")
     within = RowRange(first, last, prefix, parse_time("start", start), parse_time("end", end))
     # The caller's thread may already run an event loop, as in a notebook. `asyncio.run` needs a
     # thread without one.

@@ -13,17 +13,10 @@ from sluice.sql.calls import FunctionCall, TextPart, aggregate_calls, replace
 from sluice.sql.dialect import tree_of
 from sluice.values.aggregate_calls import (
     OF_PAIRS,
-    STATISTICS_OF_ONE,
     STATISTICS_OF_TWO,
     AggregateFunction,
 )
 from sluice.values.sql_text import all_of, named_struct, value_if
-from sluice.values.sql_types import (
-    average_digits,
-    precision_and_scale,
-    struct_fields,
-    sum_digits,
-)
 
 
 @dataclass(frozen=True)
@@ -97,7 +90,9 @@ def _function(call: FunctionCall) -> AggregateFunction | None:
         del arguments[1:]
     if not name or not arguments or call.nulls == "RESPECT":
         return None
-    condition = None if call.condition is None else call.condition.text
+    condition = None
+    if call.condition is not None:
+        condition = call.condition.text
     if name in OF_PAIRS:
         has_two = len(arguments) == 2 and call.quantifier != "DISTINCT"
         if has_two:
@@ -109,8 +104,9 @@ def _function(call: FunctionCall) -> AggregateFunction | None:
     name, argument, parameters = function
     if condition is not None:
         # Aggregates ignore nulls, so `sum(x) FILTER (WHERE c)` is `sum(IF(c, x, NULL))`.
-        counted = "TRUE" if argument == "*" else argument
-        argument = value_if(condition, counted)
+        if argument == "*":
+            argument = "TRUE"
+        argument = value_if(condition, argument)
     if call.quantifier == "DISTINCT":
         if name == "count":
             return ("count_distinct", argument, ())
@@ -177,7 +173,9 @@ def _percentages(text: str) -> tuple[tuple[float, ...], bool]:
     percentages: list[float] = []
     for node in tree.expressions if is_array else [tree]:
         try:
-            percentage = float(node.name) if isinstance(node, exp.Literal) else -1.0
+            percentage = -1.0
+            if isinstance(node, exp.Literal):
+                percentage = float(node.name)
         except ValueError:
             return (), is_array
         if not 0 <= percentage <= 1:
@@ -227,26 +225,3 @@ _INSTEAD = {
     ),
 }
 """Name of a function that Sluice lacks, or lacks in some forms → advice what to use instead."""
-
-_DOUBLES = STATISTICS_OF_ONE | STATISTICS_OF_TWO | {"percentile"}
-
-
-def result_type(function: str, argument: str) -> str:
-    """Return the type of a function's result, as in Spark's function with the same name."""
-    if function in ("count", "count_distinct", "approx_count_distinct"):
-        return "bigint"
-    if function in ("collect_list", "collect_set", "collect_sorted", "top", "approx_percentiles"):
-        return f"array<{argument}>"
-    if function in ("min_by", "max_by"):
-        return struct_fields(argument)["x"]
-    if function in _DOUBLES:
-        return "double"
-    if function == "percentiles":
-        return "array<double>"
-    if argument.startswith("decimal") and function in ("sum", "avg"):
-        digits_of = sum_digits if function == "sum" else average_digits
-        precision, scale = digits_of(*precision_and_scale(argument))
-        return f"decimal({precision},{scale})"
-    if function == "avg" or (function == "sum" and argument in ("float", "double")):
-        return "double"
-    return "bigint" if function == "sum" else argument

@@ -158,7 +158,9 @@ def _has_usual_years(values: pa.Array) -> bool:
 def _far_date(day: int) -> str:
     year, month, of_month = str(np.datetime64(day, "D")).rsplit("-", 2)
     number = int(year)
-    sign = "+" if number > _LAST_YEAR else ""
+    sign = ""
+    if number > _LAST_YEAR:
+        sign = "+"
     if number < 0:
         sign = "-"
     return f"{sign}{abs(number):04}-{month}-{of_month}"
@@ -198,7 +200,9 @@ def _far_format(second: int, pattern: str) -> str:
         of_era = int(year)
     else:
         of_era = 1 - int(year)
-    sign = "+" if of_era > _LAST_YEAR else ""
+    sign = ""
+    if of_era > _LAST_YEAR:
+        sign = "+"
     parts = {
         "yyyy": f"{sign}{of_era:04}", "MM": month, "dd": of_month,
         "HH": f"{of_day // 3600:02}", "mm": f"{of_day // 60 % 60:02}", "ss": f"{of_day % 60:02}",
@@ -210,7 +214,9 @@ def _far_time(micros: int) -> str:
     day, of_day = divmod(micros, 86_400_000_000)
     seconds, rest = divmod(of_day, 1_000_000)
     clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    fraction = f".{rest:06}".rstrip("0") if rest else ""
+    fraction = ""
+    if rest:
+        fraction = f".{rest:06}".rstrip("0")
     return f"{_far_date(day)} {clock}{fraction}"
 
 
@@ -385,7 +391,9 @@ def _java_double(text: str) -> float:
             return float.fromhex(f"{mantissa}p{exponent.rstrip('fd')}")
         except OverflowError:
             return -math.inf if short.startswith("-") else math.inf
-    sign, name = (short[:1], short[1:]) if short[:1] in ("+", "-") else ("", short)
+    sign, name = "", short
+    if short[:1] in ("+", "-"):
+        sign, name = short[:1], short[1:]
     if name.lower() not in _SPECIAL or (sign and name.lower() == "nan" and name != "NaN"):
         raise ValueError
     return float(sign + _SPECIAL[name.lower()])

@@ -128,7 +128,9 @@ class _Evaluation:
         arguments: list[Result],
     ) -> Mask | None:
         """Return the rows in which Spark would compute an argument that fails."""
-        order = RULES[expression.key].order if expression.key in RULES else "all"
+        order = "all"
+        if expression.key in RULES:
+            order = RULES[expression.key].order
         if order == "all" or all(argument.failed is None for argument in arguments):
             return any_of(*(argument.failed for argument in arguments))
         # Spark computes an argument only in rows where all earlier arguments are not null.
@@ -364,7 +366,9 @@ def _extreme(is_better: Callable[[Value, Value], Value]) -> Function:
 def _calculation(sign: str, *, tries: bool = False) -> Function:
     def compute(expression: TypedExpression, values: list[Value], count: int) -> Result:
         result = calculate(sign, values[0], values[1], expression.type, count)
-        return ignore_failures(result) if tries else result
+        if tries:
+            return ignore_failures(result)
+        return result
 
     return compute
 
@@ -407,7 +411,9 @@ def _shift(function: Callable[..., Value]) -> Function:
 
 def _round(expression: TypedExpression, values: list[Value], count: int) -> Result:
     decimals = expression.node.args.get("decimals")
-    places = 0 if decimals is None else int(decimals.name)
+    places = 0
+    if decimals is not None:
+        places = int(decimals.name)
     return round_decimals(values[0], places, expression.type, count)
 
 
@@ -489,7 +495,9 @@ def _row_function(function: Callable[..., Any]) -> Function:
 
 def _trim(expression: TypedExpression, values: list[Value], count: int) -> Result:
     given = expression.node.args.get("expression")
-    characters = " " if given is None else given.name
+    characters = " "
+    if given is not None:
+        characters = given.name
     position = str(expression.node.args.get("position") or "BOTH")
     return Result(arrow_texts.trim(values[0], characters, position))
 
@@ -503,7 +511,9 @@ def _pad(expression: TypedExpression, values: list[Value], count: int) -> Result
 
 def _replace(expression: TypedExpression, values: list[Value], count: int) -> Result:
     replacement = expression.node.args.get("replacement")
-    by = "" if replacement is None else replacement.name
+    by = ""
+    if replacement is not None:
+        by = replacement.name
     return Result(pc.replace_substring(values[0], expression.node.expression.name, by))
 
 

@@ -94,7 +94,9 @@ def left(text: str, length: int) -> str:
 
 
 def right(text: str, length: int) -> str:
-    return text[-length:] if length > 0 else ""
+    if length > 0:
+        return text[-length:]
+    return ""
 
 
 def pad_left(text: str, length: int, pad: str = " ") -> str:

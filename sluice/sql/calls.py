@@ -51,7 +51,9 @@ class FunctionCall:
     def tree(self) -> exp.Expr:
         """Return the parsed function."""
         tree = self.function.tree()
-        return tree.this if isinstance(tree, exp.IgnoreNulls | exp.RespectNulls) else tree
+        if isinstance(tree, exp.IgnoreNulls | exp.RespectNulls):
+            tree = tree.this
+        return tree
 
 
 # Aggregates that sqlglot parses as ordinary functions.
@@ -65,13 +67,18 @@ def aggregates(node: exp.Expr) -> bool:
     """Return whether a node of a parsed expression is an aggregate function."""
     if isinstance(node, exp.AggFunc):
         return True
-    name = function_name(node) if isinstance(node, exp.Func) else ""
+    name = ""
+    if isinstance(node, exp.Func):
+        name = function_name(node)
     return name in _MORE_AGGREGATES or "_agg" in name
 
 
 def function_name(function: exp.Func) -> str:
     """Return the name in lower case; sqlglot's preferred one if a function has several."""
-    return (function.name if isinstance(function, exp.Anonymous) else function.sql_name()).lower()
+    name = function.sql_name()
+    if isinstance(function, exp.Anonymous):
+        name = function.name
+    return name.lower()
 
 
 @cache
@@ -84,7 +91,8 @@ def aggregate_calls(text: str) -> tuple[FunctionCall, ...]:
         call = _call(text, tokens, closing, position)
         if call is not None and aggregates(call.tree()):
             calls.append(call)
-            position = next(i for i, token in enumerate(tokens) if token.end + 1 == call.whole.stop)
+            while tokens[position].end + 1 != call.whole.stop:
+                position += 1
         position += 1
     return tuple(calls)
 
@@ -174,7 +182,10 @@ def _call(text: str, tokens: list[Token], closing: dict[int, int], at: int) -> F
             condition = _part(text, tokens[end + 3].end + 1, tokens[closing[end + 2]].start)
             end = closing[end + 2]
         elif following[:1] in (["WITHIN"], ["WITHIN GROUP"]):
-            end = closing[next(i for i in range(end + 1, len(tokens)) if i in closing)]
+            opening = end + 1
+            while opening not in closing:
+                opening += 1
+            end = closing[opening]
         else:
             break
     whole = _part(text, tokens[at].start, tokens[end].end + 1)
@@ -191,7 +202,7 @@ def _words(tokens: list[Token], at: int) -> list[str]:
 
 
 def _word(token: Token) -> str:
-    """Return a token in upper case; empty for a name in backticks, which is no keyword."""
+    """Return a token in upper case; empty for a name in backticks, which is not a keyword."""
     if token.token_type is TokenType.IDENTIFIER:
         return ""
     return token.text.upper()

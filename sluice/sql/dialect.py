@@ -32,7 +32,7 @@ PARSE_ERRORS = (
     TypeError,
     ValueError,
 )
-"""The errors that sqlglot raises for texts that are no expressions: a call like date_part() can
+"""The errors that sqlglot raises for texts that are not expressions: a call like date_part() can
 raise any of them."""
 
 GIVEN = "given"
@@ -105,7 +105,11 @@ class SparkSQL(Spark):
                 TokenType.SELECT,
                 TokenType.WITH,
             )
-            tree: exp.Expr | None = self._parse_select() if is_query else self._parse_expression()
+            tree: exp.Expr | None
+            if is_query:
+                tree = self._parse_select()
+            else:
+                tree = self._parse_expression()
             return tree
 
     @override

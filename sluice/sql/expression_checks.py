@@ -131,9 +131,11 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
         )
     if need in ("key", "key or null") and JSON_FIELD in kind:
         with_json = [node for node in tree.find_all(exp.Column) if JSON_FIELD in kinds.of(node)]
-        example = text_of(with_json[0]) if with_json else text
+        example = text
+        if with_json:
+            example = text_of(with_json[0])
         raise TopologyError(
-            f"{where} has JSON that is not looked into, which is no key.",
+            f"{where} has JSON that is not looked into, which cannot be a key.",
             next_step=f"Use the text of the JSON: {example}.{JSON_FIELD}.",
         )
     if need == "key" and kind == "NULL":
@@ -192,7 +194,9 @@ def _require_repeatable(node: exp.Func, text: str, where: str) -> None:
     name = function_name(node)
     instead = _VARYING.get(name, "")
     if name == "aes_encrypt" and 2 <= len(node.expressions) < 5:
-        mode = node.expressions[2].name if len(node.expressions) > 2 else ""
+        mode = ""
+        if len(node.expressions) > 2:
+            mode = node.expressions[2].name
         instead = "" if mode.upper() == "ECB" else _WITH_RANDOM_BYTES
     if instead:
         raise TopologyError(
@@ -226,8 +230,9 @@ def _is_time(node: exp.Literal, kinds: _Kinds) -> bool:
             return parent.name.lower() == "date_format"
         # A comparison with a time converts the text on its other side.
         case exp.Predicate():
-            sides = [kinds.of(side) for side in parent.iter_expressions()]
-            return any(side.startswith(("TIMESTAMP", "DATE")) for side in sides)
+            for side in parent.iter_expressions():
+                if kinds.of(side).startswith(("TIMESTAMP", "DATE")):
+                    return True
     return False
 
 
@@ -274,7 +279,9 @@ write."""
 
 
 def _require_top(node: exp.Anonymous, where: str) -> None:
-    number = node.expressions[1] if len(node.expressions) == 2 else None
+    number = None
+    if len(node.expressions) == 2:
+        number = node.expressions[1]
     if not (isinstance(number, exp.Literal) and number.name.isdigit() and int(number.name) > 0):
         raise TopologyError(
             f"{where}: top takes a value and a number of values to keep.",
@@ -380,7 +387,7 @@ class _Kinds:
     def of(self, node: exp.Expr) -> str:
         """Return the type of a part; an empty text if it is unknown."""
         kind = self._of_parts.get(id(node))
-        # Some parts are no arguments of an expression that has a type, such as the parts of a
+        # Some parts are not arguments of a typed expression, such as the parts of a
         # query.
         if kind is None:
             return type_expression(node, self._types).type
@@ -408,7 +415,9 @@ def _require_fields(column: exp.Column, types: Mapping[str, str], where: str) ->
             known_fields = "Only objects have fields. Leave the field out."
             if fields:
                 known_fields = f"Its fields: {', '.join(struct_fields(kind))}."
-            parent = first if fields else f"{first}, which is {kind}"
+            parent = f"{first}, which is {kind}"
+            if fields:
+                parent = first
             raise TopologyError(
                 f"{where} reads the unknown field {name} of {parent}.",
                 next_step=known_fields,

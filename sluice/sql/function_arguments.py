@@ -81,7 +81,7 @@ LIST_OR_MAP = _accepted("a list or a map", {"ARRAY", "MAP"}, LIST.advice)
 NESTED = _accepted("an object, a list or a map", _NESTED, "Make an object: struct(...).")
 REVERSIBLE = _accepted("a text or a list", {*_SINGLE, "ARRAY"}, TEXT.advice)
 NOT_MAP = _accepted(
-    "a value that is no map", _KNOWN - {"MAP"}, "Compare or hash to_json(...) of the map."
+    "a value that is not a map", _KNOWN - {"MAP"}, "Compare or hash to_json(...) of the map."
 )
 
 _OF_TAKES: dict[Takes, Accepted | None] = {
@@ -237,7 +237,9 @@ def arguments_of(node: exp.Expr) -> Sequence[exp.Expr]:
     """Return the arguments of a function or an operator, in the order of the table."""
     if isinstance(node, exp.Filter):
         where = node.expression
-        return [where.this] if isinstance(where, exp.Where) else []
+        if isinstance(where, exp.Where):
+            return [where.this]
+        return []
     if isinstance(node, exp.Extract):
         return [node.this, node.expression]
     arguments: list[exp.Expr] = []
@@ -296,8 +298,8 @@ def _unfit_together(
         case exp.Concat() | exp.DPipe():
             return _unlike(kinds[0], arguments, kinds, _are_both_lists_or_texts)
         case exp.Case() if node.this is not None:
-            # The types of the results come after those of the values with which `CASE x` compares
-            # x.
+            # First come the types of x and of the values with which `CASE x` compares it, and then
+            # the types of the results.
             return _unlike(kinds[0], arguments, kinds[: 1 + len(node.args["ifs"])], _are_comparable)
         case _ if isinstance(node, _OF_ONE_TYPE):
             return _unlike(kinds[0], arguments, kinds, _are_comparable)

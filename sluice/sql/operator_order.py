@@ -62,7 +62,9 @@ class OperatorOrder(Spark.Parser):  # type: ignore[valid-type, misc]
                 self._retreat(self._index - 1)
             return value
         predicate: exp.Expr | None = self.RANGE_PARSERS[self._prev.token_type](self, value)
-        return self._negate_range(predicate) if negated else predicate
+        if negated:
+            predicate = self._negate_range(predicate)
+        return predicate
 
     @override
     def _parse_column_ops(self, this: exp.Expr | None) -> exp.Expr | None:
@@ -93,7 +95,9 @@ class OperatorOrder(Spark.Parser):  # type: ignore[valid-type, misc]
         sign, following = self._curr, self._next
         if sign.token_type in _OPERATIONS[_SHIFTS] and following.token_type is sign.token_type:
             # The two halves of a sign such as `<<` are two tokens.
-            return _SHIFTS if following.start == sign.end + 1 else -1
+            if following.start == sign.end + 1:
+                return _SHIFTS
+            return -1
         return _LEVELS.get(sign.token_type, -1)
 
     @override

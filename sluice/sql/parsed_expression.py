@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import chain
 
 import sqlglot
 from sqlglot import exp
@@ -20,7 +19,7 @@ from sluice.sql.dialect import PARSE_ERRORS, SparkSQL, is_plain_name, tokens_of,
 from sluice.sql.spark_syntax import foreign_sign, reason_to_refuse
 from sluice.values.record_metadata import METADATA, TEXT_FIELD
 from sluice.values.sql_text import backticked, named_struct, quoted
-from sluice.values.sql_types import element_type, struct_fields
+from sluice.values.sql_types import names_within, struct_fields
 
 MOST_LEVELS = 200
 _MOST_BRACKETS = 40
@@ -129,7 +128,9 @@ def _not_an_expression(text: str, error: Exception) -> TopologyError:
         if reason := foreign_sign(text):
             return _refusal(text, reason)
     problem = (getattr(error, "errors", None) or [{}])[0]
-    where = f" (column {problem['col']})" if problem.get("col") else ""
+    where = ""
+    if problem.get("col"):
+        where = f" (column {problem['col']})"
     mistake = str(problem.get("description") or error)
     # The author does not know the names of sqlglot's classes and functions.
     if not isinstance(error, SqlglotError):
@@ -178,7 +179,10 @@ def _levels(tree: exp.Expr) -> int:
     depth, level = 0, [tree]
     while level:
         depth += 1
-        level = list(chain.from_iterable(node.iter_expressions() for node in level))
+        next_level: list[exp.Expr] = []
+        for node in level:
+            next_level += node.iter_expressions()
+        level = next_level
     return depth
 
 
@@ -217,8 +221,10 @@ def backticks_for(text: str, known: Mapping[str, str]) -> str:
 
     `known` are the fields with their types, from which the fields of nested objects follow.
     """
-    quoted_names = [name for name in dict.fromkeys(names_within(known)) if reference(name) != name]
-    bare = [name for name in quoted_names if _in_backticks(text, [name]) != text]
+    bare: list[str] = []
+    for name in dict.fromkeys(names_within(known)):
+        if reference(name) != name and _in_backticks(text, [name]) != text:
+            bare.append(name)
     # Backticks around a word that the text uses as a keyword make the text invalid.
     if not _is_expression(_in_backticks(text, bare)):
         bare = [name for name in bare if _is_expression(_in_backticks(text, [name]))]
@@ -254,13 +260,6 @@ def _is_expression(text: str) -> bool:
     return True
 
 
-def names_within(types: Mapping[str, str]) -> Iterator[str]:
-    """Yield the names of the fields, and of the fields of objects inside them, even in lists."""
-    for name, kind in types.items():
-        yield name
-        yield from names_within(struct_fields(element_type(kind) or kind))
-
-
 def _namings(tree: exp.Expr) -> Iterator[tuple[int, _Naming]]:
     """Yield the start of each column whose name Spark gives to a field of the result."""
     for node in tree.find_all(exp.Struct, exp.Tuple, exp.ArraysZip):
@@ -289,11 +288,14 @@ def require_known(expression: ParsedExpression, known: Mapping[str, str], where:
     """Raise TopologyError if a column is unknown."""
     unknown = sorted(expression.fields - known.keys())
     if unknown:
-        nested = []
+        nested: list[str] = []
         for field_name in unknown:
-            objects = [name for name, kind in known.items() if field_name in struct_fields(kind)]
-            nested += [f"{name}.{field_name}" for name in objects]
-        advice = f"Did you mean {', '.join(nested)}? " if nested else ""
+            for name, kind in known.items():
+                if field_name in struct_fields(kind):
+                    nested.append(f"{name}.{field_name}")
+        advice = ""
+        if nested:
+            advice = f"Did you mean {', '.join(nested)}? "
         if TEXT_FIELD in unknown:
             advice = f"The value is an object: write its fields without {TEXT_FIELD}. {advice}"
         if not METADATA.keys().isdisjoint(unknown):

@@ -58,7 +58,7 @@ def path_type(kind: str, names: Sequence[str]) -> str:
 def _part_type(kind: str, name: str) -> str:
     """Return the type that a path reads: a field, a map's value, or a field of a list's objects."""
     if element := element_type(kind):
-        # Of a list of lists, Spark reads no field.
+        # Spark cannot read the fields of objects in a list of lists.
         return list_type(_field_type(element, name))
     return map_value_type(kind) or _field_type(kind, name)
 
@@ -70,12 +70,16 @@ def _field_type(kind: str, name: str) -> str:
 
 def list_type(element: str) -> str:
     """Return the type of a list; empty if the type of its elements is unknown."""
-    return f"ARRAY<{element}>" if element else ""
+    if element:
+        return f"ARRAY<{element}>"
+    return ""
 
 
 def map_type(key: str, value: str) -> str:
     """Return the type of a map; empty if the type of its keys or values is unknown."""
-    return f"MAP<{key}, {value}>" if key and value else ""
+    if key and value:
+        return f"MAP<{key}, {value}>"
+    return ""
 
 
 def widest_type(kinds: Kinds) -> str:
@@ -107,7 +111,7 @@ def _widest_object(objects: Sequence[Mapping[str, str]]) -> str:
     fields: dict[str, str] = {}
     for place, name in enumerate(first):
         kinds = [[*each.values()][place] for each in objects]
-        fields[name] = widest_type(kinds) if all(kinds) else ""
+        fields[name] = _common(kinds)
     return struct_type(fields)
 
 
@@ -188,8 +192,10 @@ def _map_of_lists(kinds: Kinds) -> str:
     return ""
 
 
-def _common(kinds: Kinds) -> str:
-    return widest_type(kinds) if all(kinds) else ""
+def _common(kinds: Sequence[str]) -> str:
+    if all(kinds):
+        return widest_type(kinds)
+    return ""
 
 
 def _common_list(kinds: Kinds) -> str:
@@ -328,7 +334,9 @@ def _transformed(node: exp.Expr, kinds: Kinds, type_in: TypeIn) -> str:
 
 
 def _reduced(node: exp.Expr, kinds: Kinds, type_in: TypeIn) -> str:
-    start = kinds[1] if len(kinds) > 1 else ""
+    start = ""
+    if len(kinds) > 1:
+        start = kinds[1]
     finish = node.args.get("finish")
     if finish is None:
         return start

@@ -125,7 +125,9 @@ def rule_key(node: exp.Expr) -> RuleKey:
     """Return a node's key in the table: its class, or its name if sqlglot does not know it."""
     if isinstance(node, exp.Anonymous):
         name = str(node.name).lower()
-        return PYTHON if re.fullmatch(r"python_\d+", name) else name
+        if re.fullmatch(r"python_\d+", name):
+            return PYTHON
+        return name
     if isinstance(node, exp.Cast):
         return exp.Cast
     return type(node)
@@ -142,7 +144,9 @@ PYTHON_RESULT = (
 
 def _kinds_if(is_known: bool, kinds: Kinds) -> Kinds | None:
     """Return the types of the operands, or None if only Spark computes the function."""
-    return kinds if is_known else None
+    if is_known:
+        return kinds
+    return None
 
 
 def _if_known(result: str, operands: Kinds, *, is_known: bool) -> Signature:
@@ -292,7 +296,9 @@ def _comparison_type(kinds: list[str]) -> str:
 def _fewest_digits(kind: str) -> tuple[int, int]:
     """Return the precision and scale of the smallest decimal that holds all numbers of a type."""
     # Spark's decimal for a BIGINT has 20 digits, but 19 hold the largest BIGINT.
-    return (19, 0) if kind == "BIGINT" else digits(kind)
+    if kind == "BIGINT":
+        return (19, 0)
+    return digits(kind)
 
 
 def _choice(node: exp.Expr, kinds: Kinds) -> Signature:
@@ -328,7 +334,9 @@ def _case(node: exp.Expr, kinds: Kinds) -> Signature:
     conditions, results = kinds[:count], kinds[count:]
     # CASE without ELSE gives null if no condition is true.
     has_else = len(results) > count
-    all_results = results if has_else else (*results, VOID)
+    all_results = (*results, VOID)
+    if has_else:
+        all_results = results
     choice = _choice(node, all_results)
     operands: Kinds | None = None
     if set(conditions) == {"BOOLEAN"} and choice.operands is not None:
@@ -439,7 +447,9 @@ def _modulus(node: exp.Expr, kinds: Kinds) -> Signature:
 
     Only of whole numbers, because Spark may round other numbers.
     """
-    kind = _numbers(kinds) if len(kinds) == 2 else ""
+    kind = ""
+    if len(kinds) == 2:
+        kind = _numbers(kinds)
     if not is_integer(kind):
         return Signature(fails=True)
     return Signature(kind, (kind, kind), fails=not _is_not_zero(_arguments_of(node)[-1]))
@@ -499,7 +509,9 @@ def _number_of(kind: str) -> str:
 
 
 def _if_number(kind: str) -> str:
-    return kind if is_number(kind) else ""
+    if is_number(kind):
+        return kind
+    return ""
 
 
 def _is_symmetric(kind: str) -> bool:
@@ -928,7 +940,9 @@ def _regexp_like(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _split(node: exp.Expr, kinds: Kinds) -> Signature:
     signature = _of_text("ARRAY<STRING>", "STRING")(node, kinds)
-    pattern = node.expression.name if signature.operands else ""
+    pattern = ""
+    if signature.operands:
+        pattern = node.expression.name
     is_known = (
         bool(signature.operands)
         and len(kinds) == 2
@@ -1002,7 +1016,9 @@ def _days_added(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _date_format(node: exp.Expr, kinds: Kinds) -> Signature:
     """Return a time as text, in a format that has only numbers, and therefore needs no locale."""
-    pattern = node.expressions[1] if len(kinds) == 2 else None
+    pattern = None
+    if len(kinds) == 2:
+        pattern = node.expressions[1]
     is_known = isinstance(pattern, exp.Literal) and _FORMAT.fullmatch(pattern.name) is not None
     usable = is_known and kinds in (("TIMESTAMP", "STRING"), ("DATE", "STRING"))
     return _if_known("STRING", kinds, is_known=usable)
@@ -1057,7 +1073,9 @@ def _filter(node: exp.Expr, kinds: Kinds) -> Signature:
 
 def _first_kind(kinds: Kinds) -> str:
     """Return the type of the first argument; an empty text for a function without arguments."""
-    return kinds[0] if kinds else ""
+    if kinds:
+        return kinds[0]
+    return ""
 
 
 def _array_compact(node: exp.Expr, kinds: Kinds) -> Signature:

@@ -76,7 +76,10 @@ def reason_to_refuse(text: str, tree: exp.Expr) -> str:
 
 
 def foreign_sign(text: str) -> str:
-    """Find a sign or word that is no operator of Spark SQL, and say what to do; empty if none."""
+    """Find a sign or word that is not an operator of Spark SQL, and say what to do.
+
+    Return an empty text if there is none.
+    """
     return next(_foreign_signs(text, tokens_of(text)), "")
 
 
@@ -204,7 +207,7 @@ _BITS = {exp.DType.TINYINT: 8, exp.DType.SMALLINT: 16, exp.DType.INT: 32, exp.DT
 
 
 def _fits(number: str, to: exp.DataType) -> bool:
-    """Return whether an integer or its negative fits a type; true if it is no integer type."""
+    """Return whether an integer or its negative fits a type; true if it is not an integer type."""
     bits = _BITS.get(to.this)
     return bits is None or not number.isdecimal() or int(number) <= 2 ** (bits - 1)
 
@@ -226,7 +229,9 @@ def _foreign_signs(text: str, tokens: Sequence[Token]) -> Iterator[str]:
     begins_before = True
     for token, after in zip(tokens, [*tokens[1:], None], strict=True):
         kind, first = token.token_type, text[token.start]
-        following = TokenType.R_PAREN if after is None else after.token_type
+        following = TokenType.R_PAREN
+        if after is not None:
+            following = after.token_type
         is_after_dot = before is not None and before.token_type is TokenType.DOT
         is_sign = not first.isalnum() and first not in "_`'\""
         match kind:
@@ -318,7 +323,9 @@ def _places_of_types(tokens: Sequence[Token]) -> Iterator[int]:
         if is_converted or (is_cast and callers[-1:] in (["CAST"], ["TRY_CAST"])):
             yield place
         if kind is TokenType.L_PAREN:
-            caller = "" if before is None else before.text.upper()
+            caller = ""
+            if before is not None:
+                caller = before.text.upper()
             callers.append(caller)
         elif kind is TokenType.R_PAREN and callers:
             callers.pop()

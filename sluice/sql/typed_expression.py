@@ -86,7 +86,9 @@ def type_expression(expression: str | exp.Expr, types: Types) -> TypedExpression
         return _json_value(node, type_expression(value, types))
     if isinstance(node, exp.Unhex) and (position := path_element(node)) is not None:
         part = type_expression(position, types)
-        operands = ("INT",) if part.type == "INT" else None
+        operands = None
+        if part.type == "INT":
+            operands = ("INT",)
         return TypedExpression(node, PATH_ELEMENT, Signature("BINARY", operands), (part,))
     rule = rule_of(node)
     parts = tuple(type_expression(part, types) for part in rule.arguments(node))
@@ -141,7 +143,9 @@ def _with_times(parts: tuple[TypedExpression, ...]) -> tuple[TypedExpression, ..
             texts.append(part)
         elif part.type != VOID:
             kinds.add(part.type)
-    kind = kinds.pop() if len(kinds) == 1 else ""
+    kind = ""
+    if len(kinds) == 1:
+        kind = kinds.pop()
     if not texts or not all(is_plain_time(text.node.name, kind) for text in texts):
         return parts
     sides = []
@@ -171,7 +175,9 @@ def _equivalent(node: exp.Expr, parts: tuple[TypedExpression, ...]) -> TypedExpr
         return TypedExpression(node, kind, signature, parts)
 
     def is_null(part: TypedExpression) -> TypedExpression:
-        operands = (part.type,) if part.type else None
+        operands = None
+        if part.type:
+            operands = (part.type,)
         return TypedExpression(node, exp.Is, Signature("BOOLEAN", operands), (part,))
 
     match node:
@@ -208,7 +214,9 @@ def type_of(expression: str | exp.Expr, types: Types) -> str:
     Return an empty text if unknown or always null.
     """
     kind = structure_of(expression, types)
-    return kind if is_complete(kind) else ""
+    if is_complete(kind):
+        return kind
+    return ""
 
 
 def structure_of(expression: str | exp.Expr, types: Types) -> str:

@@ -63,9 +63,11 @@ def decimal(precision: int, scale: int) -> str:
 
 def wide_decimal(kinds: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """Return precision and scale of a decimal that holds all values of these decimals."""
-    pairs = list(kinds)
-    scale = max(scale for _, scale in pairs)
-    return max(precision - of_scale for precision, of_scale in pairs) + scale, scale
+    whole_digits = decimals = 0
+    for precision, scale in kinds:
+        whole_digits = max(whole_digits, precision - scale)
+        decimals = max(decimals, scale)
+    return whole_digits + decimals, decimals
 
 
 def known_types(kinds: Iterable[str]) -> list[str]:

@@ -47,11 +47,11 @@ _MOST_TOKENS_AROUND = 3
 def _candidates(node: exp.Expr, text: str) -> Iterator[str]:
     """Yield a part's possible texts: its operands, with more and more tokens around them."""
     tokens = tokens_of(text)
+    place_of_start = {token.start: place for place, token in enumerate(tokens)}
     places: list[int] = []
     for part in node.walk():
         if "start" in part.meta:
-            start = part.meta["start"]
-            place = next(place for place, token in enumerate(tokens) if token.start == start)
+            place = place_of_start[part.meta["start"]]
             places.append(place)
             if isinstance(part, exp.Func):
                 places.append(_end_of_call(tokens, place))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any, get_args
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -49,7 +50,7 @@ def require_batch_limit(where: str, name: str, value: float) -> float:
 
     Raise TopologyError otherwise.
     """
-    # True is no number of records, although a bool is an int in Python.
+    # True is not a number of records, although a bool is an int in Python.
     is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if not (is_count or (isinstance(value, float) and 0 <= value <= 1)):
         raise TopologyError(
@@ -57,3 +58,13 @@ def require_batch_limit(where: str, name: str, value: float) -> float:
             next_step=f"Write for example {name}=1000, or {name}=0.1 for a tenth.",
         )
     return value
+
+
+def first_twins(names: Iterable[str], folded: Callable[[str], str]) -> tuple[str, str] | None:
+    """Return two different names that `folded` maps to the same text; None if no two names do."""
+    first_names: dict[str, str] = {}
+    for name in names:
+        other = first_names.setdefault(folded(name), name)
+        if other != name:
+            return other, name
+    return None

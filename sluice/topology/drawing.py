@@ -116,9 +116,11 @@ def _layout(pipeline: Drawn) -> dict[int, tuple[int, int]]:
     # joins may follow another table, so the tables with steps are placed before it.
     tables.sort(key=lambda table: not _successors(pipeline, table))
     for table in tables:
-        joins = [node for node in pipeline.nodes if table in node.parents[1:]]
-        joins = [join for join in joins if join.number in place]
-        left_edge = min((place[join.number][0] for join in joins), default=20)
+        left_edges: list[int] = []
+        for node in pipeline.nodes:
+            if table in node.parents[1:] and node.number in place:
+                left_edges.append(place[node.number][0])
+        left_edge = min(left_edges, default=20)
         next_row = put(table, max(left_edge // (_BOX + _GAP) - 1, 0), next_row)
     return place
 

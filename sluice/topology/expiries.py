@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sluice.errors import TopologyError
-from sluice.sql.typed_expression import type_of
 from sluice.topology import arguments
+from sluice.topology.expressions import type_of
 from sluice.topology.window_definitions import Duration, milliseconds
 from sluice.values.expiry import Expiry, ExpiryClock
 

@@ -52,6 +52,10 @@ class Graph:
         self.nodes.append(node)
         return node
 
+    def nodes_of(self, node_type: type[N]) -> list[N]:
+        """Return the nodes of a type, in the order in which they were added."""
+        return [node for node in self.nodes if isinstance(node, node_type)]
+
     def keeps_headers(self, store: str | None) -> bool:
         """Return whether a store keeps the headers of the records that last changed its rows."""
         if isinstance(self.keep_headers, bool):

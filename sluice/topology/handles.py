@@ -11,13 +11,11 @@ declared type: it is plain JSON data, such as a dict, a list, a str or a number.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from sluice.errors import TopologyError
-from sluice.sql import aggregate_expressions, expression_checks, parsed_expression
-from sluice.sql.dialect import PARSE_ERRORS
-from sluice.topology import arguments, nodes
+from sluice.topology import arguments, expressions, nodes
 from sluice.topology.author_functions import (
     Function,
     partitioner,
@@ -29,6 +27,7 @@ from sluice.topology.registered_outputs import require_writable
 from sluice.topology.serdes import Contract, Serde, Value, serde_of, shape_of
 from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column, column_sql, key_expression, key_field_names
+from sluice.topology.table_columns import require_table_columns
 from sluice.topology.window_definitions import Duration
 from sluice.topology.windowed_inputs import (
     require_encodable_windows,
@@ -36,7 +35,7 @@ from sluice.topology.windowed_inputs import (
 from sluice.values.change_values import encode_debezium
 from sluice.values.expiry import Expiry, ExpiryClock
 from sluice.values.headers import Headers
-from sluice.values.json_text import JSON_FIELD, encode_bytes, encode_text
+from sluice.values.json_text import encode_bytes, encode_text
 from sluice.values.record_metadata import (
     CHANGE_METADATA,
     METADATA,
@@ -47,7 +46,7 @@ from sluice.values.record_metadata import (
 )
 from sluice.values.registry_formats import RegistryFormat
 from sluice.values.shapes import Shape
-from sluice.values.sink_tables import POSITION, WINDOW, DeltaTable, OutputTable
+from sluice.values.sink_tables import OutputTable
 from sluice.values.sql_types import struct_type
 
 V = TypeVar("V")
@@ -127,7 +126,7 @@ class Handle(Generic[V]):
         self,
         text: str,
         step: str,
-        need: expression_checks.Need = "",
+        need: expressions.Need = "",
         *,
         aggregate: bool = False,
     ) -> None:
@@ -135,31 +134,7 @@ class Handle(Generic[V]):
         readable = self.fields | self.metadata
         where = self._where(step)
         arguments.require_instance(where, text, str, "an SQL expression (str)")
-        try:
-            try:
-                expression = parsed_expression.parse(text)
-            except TopologyError as error:
-                raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
-            parsed_expression.require_known(expression, readable, where)
-            expression_checks.require_valid(text, self._types(), where, need)
-            parsed_expression.require_aggregate(expression, where, aggregate=aggregate)
-            if aggregate:
-                aggregate_expressions.require_supported(text, where)
-        except (*PARSE_ERRORS, RecursionError) as error:
-            raise TopologyError(
-                f"{where}: {text!r} calls a function with other arguments than it takes.",
-                next_step="Compare the arguments with those in Spark's list of functions, "
-                "or use a Python function.",
-            ) from error
-        except TopologyError as error:
-            # SQL reads a field such as `order-id` as a difference, so the error is about fields
-            # `order` and `id`, which the author does not have.
-            if advice := parsed_expression.backticks_for(text, readable):
-                raise TopologyError(
-                    error.detail,
-                    next_step=f"{advice} {error.next_step}".strip(),
-                ) from None
-            raise
+        expressions.require_valid(text, where, readable, self._types(), need, aggregate=aggregate)
 
     def _types(self) -> dict[str, str]:
         """Return the types of columns that SQL can read, and of computed fields where known."""
@@ -190,7 +165,7 @@ class Handle(Generic[V]):
                 "the name of a field (str), or a mapping",
             )
             columns |= (
-                names if isinstance(names, Mapping) else {names: parsed_expression.reference(names)}
+                names if isinstance(names, Mapping) else {names: expressions.reference(names)}
             )
         if not columns.keys() - {"_key", "_timestamp"}:
             raise TopologyError(
@@ -251,7 +226,7 @@ class Handle(Generic[V]):
                     f"{self._where(step)}: the name {name!r} has half of a pair of surrogates.",
                     next_step="Correct the name.",
                 )
-        if twins := _first_twins(columns, str.lower):
+        if twins := arguments.first_twins(columns, str.lower):
             raise TopologyError(
                 f"{self._where(step)}: the columns {' and '.join(twins)} differ only in case, "
                 "which Spark SQL ignores.",
@@ -300,7 +275,7 @@ class Handle(Generic[V]):
 
         It must write the topic in the transaction of each batch.
         """
-        sources = [node for node in self.pipeline.nodes if isinstance(node, nodes.Source)]
+        sources = self.pipeline.nodes_of(nodes.Source)
         if topic not in [source.topic for source in sources]:
             raise TopologyError(
                 f"{where}: cycle=True, but the pipeline does not read {topic}.",
@@ -330,62 +305,8 @@ class Handle(Generic[V]):
                 next_step="Write for example "
                 f'{type(table).__name__}({table.name!r}, ..., key="id").',
             )
-        # A table's columns must be known before its first row is written.
-        if not self.fields:
-            raise TopologyError(
-                f"{where}: the fields of the value are unknown, so the columns are too.",
-                next_step="Declare the type of the value with returns=, "
-                "or choose fields with select(...).",
-            )
-        if of_any := [name for name, kind in self.fields.items() if JSON_FIELD in kind]:
-            raise TopologyError(
-                f"{where}: {of_any[0]} has values of type Any, for which a table has no column.",
-                next_step="Write their JSON as text: "
-                f"select(..., {of_any[0]}='{of_any[0]}.{JSON_FIELD}').",
-            )
         is_windowed = self.node.key_window is not None
-        identity = table.identity_columns(is_windowed=is_windowed)
-        own = {*POSITION}
-        if is_windowed and table.key:
-            own |= WINDOW.keys()
-        names = [*self.fields] if table.key is None else [table.key, *self.fields]
-        if wrong := [name for name in names if table.folded_name(name) in own]:
-            raise TopologyError(
-                f"{where}: Sluice writes the column {wrong[0]} itself.",
-                next_step="Use another name, for example with select(...).",
-            )
-        if twins := _first_twins(names, table.folded_name):
-            raise TopologyError(
-                f"{where}: the columns {' and '.join(twins)} differ only in case, "
-                "which the table ignores.",
-                next_step="Give the key's column another name.",
-            )
-        names_checked: Iterable[str] = self.fields
-        # In a Delta table, nested fields keep their names, so these are checked, too. PostgreSQL
-        # gets nested values as JSON.
-        if isinstance(table, DeltaTable):
-            names_checked = parsed_expression.names_within(self.fields)
-        for name in names_checked:
-            if why := table.refusal(name):
-                raise TopologyError(
-                    f"{where}: the table cannot have a column named {name!r}: {why}.",
-                    next_step="Give it another name with select(...).",
-                )
-        if unknown := sorted({*table.types} - {*self.fields} - {table.key}):
-            columns = ", ".join([*identity, *self.fields])
-            raise TopologyError(
-                f"{where}: types= names {unknown[0]!r}, but the columns are {columns}.",
-                next_step="Correct the name in types=, or leave it out.",
-            )
-        # A field is compared with the record's key as text, so each value of the
-        # field must have exactly one text.
-        kind = "" if table.key is None else self.fields.get(table.key, "STRING")
-        if kind and not kind.startswith(("STRING", "BIGINT", "INT", "SMALLINT", "TINYINT")):
-            raise TopologyError(
-                f"{where}: the field {table.key} is {kind}, "
-                "and so cannot be compared with the record's key.",
-                next_step="Give the key's column another name.",
-            )
+        require_table_columns(where, table, self.fields, is_windowed=is_windowed)
         self.pipeline.claim("table", table.output)
         # A table with a key has one row per key, so only a key's last change in a batch is written.
         changes_written: Emit = "every" if table.key is None else "latest"
@@ -438,16 +359,6 @@ class Handle(Generic[V]):
                 next_step="Turn them into bytes first, for example with "
                 "map_values(\"encode(text, 'UTF-8')\").",
             )
-
-
-def _first_twins(names: Iterable[str], folded: Callable[[str], str]) -> tuple[str, str] | None:
-    """Return two different names that `folded` maps to the same text; None if no two names do."""
-    first_names: dict[str, str] = {}
-    for name in names:
-        other = first_names.setdefault(folded(name), name)
-        if other != name:
-            return other, name
-    return None
 
 
 def joined_shape(left: Handle[Any], right: Handle[Any]) -> Shape:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -234,11 +234,11 @@ class Pipeline(Graph):
     @property
     def topics(self) -> list[str]:
         """The topics that the pipeline reads."""
-        return sorted({node.topic for node in self.nodes if isinstance(node, nodes.Source)})
+        return sorted({source.topic for source in self.nodes_of(nodes.Source)})
 
     @property
     def sinks(self) -> dict[str, nodes.Sink]:
-        return {node.topic: node for node in self.nodes if isinstance(node, nodes.Sink)}
+        return {sink.topic: sink for sink in self.nodes_of(nodes.Sink)}
 
     @property
     def needs_delta(self) -> bool:
@@ -448,23 +448,17 @@ class Pipeline(Graph):
         except TopologyError as error:
             raise TopologyError(f"{where}: {error.detail}", next_step=error.next_step) from None
         fields = shape.fields
-        time_field = field_of_time(event_time)
-        read = list(key_fields)
-        if time_field is not None and not is_timed_by_clock:
-            read.append(time_field)
-        for name in read:
-            if name not in fields:
-                raise TopologyError(
-                    f"{where}: {serde.name} has no field {name!r}.",
-                    next_step=f"Its fields: {', '.join(fields)}.",
-                )
         for name in key_fields:
+            _require_field(where, serde.name, fields, name)
             if JSON_FIELD in fields[name]:
                 raise TopologyError(
-                    f"{where}: the key {name} has JSON that is not looked into, which is no key.",
+                    f"{where}: the key {name} has JSON that is not looked into, which cannot be "
+                    "a key.",
                     next_step=f"Declare the type of {name}.",
                 )
+        time_field = field_of_time(event_time)
         if time_field is not None and not is_timed_by_clock:
+            _require_field(where, serde.name, fields, time_field)
             _require_time(where, event_time, fields[time_field])
         # No field can have a reserved name, because expressions read the record's metadata under
         # the reserved names.
@@ -514,6 +508,14 @@ def _refuse_most_topics(where: str, max_topics: int | None) -> None:
             f"{where}: max_topics= limits the topics that match a pattern, "
             "but these topics are named.",
             next_step='Leave it out, or pass a pattern: re.compile("...").',
+        )
+
+
+def _require_field(where: str, contract: str, fields: Mapping[str, str], name: str) -> None:
+    if name not in fields:
+        raise TopologyError(
+            f"{where}: {contract} has no field {name!r}.",
+            next_step=f"Its fields: {', '.join(fields)}.",
         )
 
 

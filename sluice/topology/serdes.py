@@ -40,7 +40,7 @@ class Serde(Generic[V]):
 
     @property
     def is_bytes(self) -> bool:
-        """Whether the bytes of a record's value are the value."""
+        """Whether values are bytes, which are read and written as they are."""
         return contracts.is_bytes(self.contract) and self.decode is None
 
     @property
@@ -70,7 +70,9 @@ def debezium(changes: type[Change[V]]) -> Serde[Change[V]]:
 
 
 def serde_of(value: Value[V]) -> Serde[V]:
-    return value if isinstance(value, Serde) else Serde(value)
+    if isinstance(value, Serde):
+        return value
+    return Serde(value)
 
 
 def shape_of(contract: Contract | None) -> Shape:

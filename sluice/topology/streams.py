@@ -10,9 +10,7 @@ from typing import Any, Generic, Literal, overload
 
 from sluice.errors import TopologyError
 from sluice.operators.processor import Context, ContextBase, Processor, ValueContext, ValueProcessor
-from sluice.sql import parsed_expression
-from sluice.sql.typed_expression import type_of
-from sluice.topology import arguments, nodes
+from sluice.topology import arguments, expressions, nodes
 from sluice.topology.author_functions import (
     Function,
     declared_type,
@@ -140,7 +138,7 @@ class Stream(Handle[V]):
         }
         if isinstance(topic, str):
             self._require_expression(topic, "route")
-            kind = type_of(topic, self._types())
+            kind = expressions.type_of(topic, self._types())
             if kind not in ("", "STRING"):
                 raise TopologyError(
                     f"{where}: {topic!r} is {kind}, not the name of a topic.",
@@ -236,7 +234,7 @@ class Stream(Handle[V]):
             while name in columns:
                 name += "_"
             hidden[name] = text
-            return parsed_expression.reference(name)
+            return expressions.reference(name)
 
         new_key = None if key is None else hide(key, "new_key")
         new_time = None if time is None else hide(time, "new_time")
@@ -250,7 +248,7 @@ class Stream(Handle[V]):
             stream = stream._set_metadata(new_time, new_headers, on_error)
         if new_key is not None:
             stream = stream.select_key(new_key, on_error=on_error)
-        without_hidden = {column: parsed_expression.reference(column) for column in columns}
+        without_hidden = {column: expressions.reference(column) for column in columns}
         return stream._select(without_hidden, types, on_error)
 
     def with_time(self, time: str, *, on_error: OnError | None = None) -> Stream[V]:
@@ -945,8 +943,8 @@ class Stream(Handle[V]):
         arguments.require_batch_limit(where, "at_most", at_most)
         if nodes.follows_state(self.node):
             raise TopologyError(
-                f"{where}: the records of this stream come from an aggregate or another step with "
-                "state.",
+                f"{where}: this stream follows a step with state, such as an aggregate, and "
+                "expectations are checked only before such steps.",
                 next_step="Expect something of the stream before that step.",
             )
         label = condition if name is None else name

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from sluice.errors import TopologyError
-from sluice.sql.parsed_expression import parse, reference
 from sluice.topology import arguments
+from sluice.topology.expressions import reference, require_parsed
 from sluice.topology.source_line import source_line
 from sluice.values.sql_text import named_struct
 
@@ -25,7 +25,7 @@ def struct(fields: Mapping[str, Column]) -> str:
         if isinstance(column, str):
             # The columns are parsed one by one, so that an error names the field's own expression.
             try:
-                parse(column)
+                require_parsed(column)
             except TopologyError as error:
                 raise TopologyError(
                     f"struct at {source_line()}: {error.detail}",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sluice.errors import TopologyError
-from sluice.sql.typed_expression import structure_of, type_of
+from sluice.topology.expressions import structure_of, type_of
 from sluice.topology.serdes import shape_of
 from sluice.values.shapes import Shape
 from sluice.values.sql_types import compact, element_type, is_complete

@@ -93,7 +93,7 @@ def hopping(
         window = Window(length.ms, grace_ms, period.ms)
         _require_few_windows(window, window.overlap)
         return _valid(window, "size", length.ms)
-    # Months differ in length, so a size in days is no whole number of advances in months.
+    # Months differ in length, so a size in days is not a whole number of advances in months.
     whole, part = (length.months, period.months) if period.months else (length.ms, period.ms)
     if whole < part or whole % part:
         raise TopologyError(
@@ -246,7 +246,9 @@ W = TypeVar("W", Window, SlidingWindow, SessionWindow)
 
 def milliseconds_if_given(duration: Duration | None) -> int | None:
     """Return a duration in ms; None for None."""
-    return None if duration is None else milliseconds(duration)
+    if duration is None:
+        return None
+    return milliseconds(duration)
 
 
 def _valid(window: W, name: str, length_ms: int, *, least: int = 1) -> W:
@@ -341,7 +343,7 @@ def milliseconds(duration: Duration) -> int:
         _within_limit(duration, ms)
         if rest:
             raise TopologyError(
-                f"{duration!r} at {source_line()} is no whole number of milliseconds.",
+                f"{duration!r} at {source_line()} is not a whole number of milliseconds.",
                 next_step=f"Write for example timedelta(milliseconds={max(ms, 1)}).",
             )
         return ms

@@ -65,8 +65,9 @@ def _type(node: Node, classes: dict[str, str]) -> str:  # noqa: C901  (a table)
         case Union(branches=branches):
             inner = present(node)
             if isinstance(inner, Union):
-                if not all(isinstance(each, Record) for each in inner.branches if each != _NULL):
-                    raise SchemaError("a union of several types that are no records has no class")
+                for each in inner.branches:
+                    if each != _NULL and not isinstance(each, Record):
+                        raise SchemaError("a union of types that are not all records has no class")
                 return " | ".join(_type(branch, classes) for branch in branches)
             null = " | None" if _NULL in branches else ""
             return f"{_type(inner, classes)}{null}"

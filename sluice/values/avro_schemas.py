@@ -158,7 +158,9 @@ class _Parser:
                 raise SchemaError(f"{json.dumps(schema)[:80]} is no Avro schema")
 
     def _named(self, name: str, namespace: str) -> Node:
-        full = name if "." in name else _within(namespace, name)
+        full = name
+        if "." not in name:
+            full = _within(namespace, name)
         for each in (full, name):
             if each in self.names:
                 node = self.names[each]
@@ -334,7 +336,8 @@ class _Deriving:
             tag = getattr(member, "tag", None)
             if not (isinstance(tag, str) and _NAME.fullmatch(tag)):
                 raise TopologyError(
-                    f"{where}: the tag {tag!r} is no name in Avro, where it names a record.",
+                    f"{where}: the tag {tag!r} is not a valid name in Avro, where tags name "
+                    "records.",
                     next_step="Give each class a tag of letters, digits and _.",
                 )
 
@@ -347,7 +350,9 @@ class _Deriving:
             )
         # The tag of a member of a union is the name of its record.
         tag = getattr(kind, "tag", None)
-        name = tag if isinstance(tag, str) else kind.cls.__name__
+        name = kind.cls.__name__
+        if isinstance(tag, str):
+            name = tag
         if not _NAME.fullmatch(name):
             name = re.sub(r"\W+", "_", kind.cls.__name__).strip("_")
         full = _within(self.namespace, name)
@@ -358,7 +363,7 @@ class _Deriving:
         for each in kind.fields:
             if not _NAME.fullmatch(each.encode_name):
                 raise TopologyError(
-                    f"{where}.{each.encode_name}: this is no name in Avro.",
+                    f"{where}.{each.encode_name}: this is not a valid name in Avro.",
                     next_step="Rename the field: letters, digits and _, not first a digit.",
                 )
             schema = self.schema(each.type, f"{where}.{each.encode_name}")

@@ -49,7 +49,9 @@ def struct_of_schema(text: str, references: tuple[str, ...] = (), name: str = ""
     Raises SchemaError for a schema that has no type in SQL.
     """
     structs = _structs(text, references)
-    return structs.made[name] if name else structs.top
+    if name:
+        return structs.made[name]
+    return structs.top
 
 
 @cache
@@ -101,7 +103,7 @@ class _Structs:
             raise SchemaError(f"{path}: a union without types")
         if len(present) > 1 and not all(isinstance(branch, Record) for branch in present):
             raise SchemaError(
-                f"{path}: a union of several types, of which some are no records, has no type in "
+                f"{path}: a union of several types, of which some are not records, has no type in "
                 "SQL"
             )
         kinds = self.type_of(present[0], path)
@@ -116,7 +118,9 @@ class _Structs:
         for each in record.fields:
             kind = self.type_of(each.type, f"{path}.{each.name}")
             fields.append((_identifier(each.name), kind, _declared(each)))
-        tag = record.short_name if self._is_in_union(record) else None
+        tag = None
+        if self._is_in_union(record):
+            tag = record.short_name
         struct: Any = msgspec.defstruct(
             re.sub(r"\W", "_", record.short_name),
             fields,
@@ -135,11 +139,13 @@ def _in_unions(node: Node) -> Iterator[Record]:
     """Yield the records that are one of several in a union."""
     match node:
         case Union(branches=branches):
-            records = [branch for branch in branches if isinstance(branch, Record)]
-            if len(records) > 1:
-                yield from records
+            records: list[Record] = []
             for branch in branches:
                 yield from _in_unions(branch)
+                if isinstance(branch, Record):
+                    records.append(branch)
+            if len(records) > 1:
+                yield from records
         case Record(fields=fields):
             for each in fields:
                 yield from _in_unions(each.type)
@@ -148,16 +154,22 @@ def _in_unions(node: Node) -> Iterator[Record]:
 
 
 def _identifier(name: str) -> str:
-    return f"{name}_" if keyword.iskeyword(name) else name
+    if keyword.iskeyword(name):
+        return f"{name}_"
+    return name
 
 
 def _declared(each: Field) -> Any:
-    renamed = each.name if _identifier(each.name) != each.name else None
+    renamed = None
+    if _identifier(each.name) != each.name:
+        renamed = each.name
     if each.default is NO_DEFAULT:
         return msgspec.field(name=renamed)
     if each.default is None:
         return msgspec.field(default=None, name=renamed)
-    inner = each.type.branches[0] if isinstance(each.type, Union) else each.type
+    inner = each.type
+    if isinstance(each.type, Union):
+        inner = each.type.branches[0]
     match inner, each.default:
         case Primitive(logical="", kind=kind), str() | bool() | int() | float():
             default: Any = each.default

@@ -142,7 +142,9 @@ def _tagged(convert: Convert, member: ObjectType) -> Convert:
     def with_tag(value: Any) -> Any:
         return {tag_field: tag, **convert(value)}
 
-    return convert if tag_field is None else with_tag
+    if tag_field is None:
+        return convert
+    return with_tag
 
 
 def _by_branch(by_number: Mapping[int, Convert]) -> Convert:
@@ -242,9 +244,8 @@ def _record(node: Record, kind: ObjectType, aliases: Aliases, path: str) -> Conv
         convert = converter(written.type, each.type, aliases, f"{path}.{name}")
         is_same &= convert is unchanged and written.name == name
         parts.append((name, written.name, convert, allows_none(each.type)))
-    if is_same and {each.encode_name for each in kind.fields} >= {
-        each.name for each in node.fields
-    }:
+    names_read = {each.encode_name for each in kind.fields}
+    if is_same and names_read.issuperset(each.name for each in node.fields):
         return unchanged
 
     def convert_fields(value: Any) -> Any:
@@ -321,10 +322,12 @@ def _times(kind: inspect.Type, node: Node, path: str, unit: Any = None) -> Conve
 def unit_of_logical(logical: str) -> tuple[int, bool]:
     """Return how many units of a logical type a second has, and whether it is a local time.
 
-    Return 0 for a logical type that is no time stamp.
+    Return 0 for a logical type that is not a timestamp.
     """
     bare = logical.removeprefix("local-")
-    unit = UNITS.get(bare.removeprefix("timestamp-"), 0) if bare.startswith("timestamp-") else 0
+    unit = 0
+    if bare.startswith("timestamp-"):
+        unit = UNITS.get(bare.removeprefix("timestamp-"), 0)
     return unit, bare != logical
 
 
@@ -342,7 +345,9 @@ def time_of(per_second: int, is_local: bool, number: int) -> datetime:
         time = _1970 + timedelta(microseconds=number * (1_000_000 // per_second))
     except OverflowError:
         raise InexactError(f"the time {number} is outside the years 1 to 9999") from None
-    return time.replace(tzinfo=None) if is_local else time
+    if is_local:
+        return time.replace(tzinfo=None)
+    return time
 
 
 def natural(node: Node) -> Convert:

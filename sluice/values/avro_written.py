@@ -201,7 +201,9 @@ def written_default(node: Node, default: Any, path: str) -> bytes:
         case Fixed():
             return str(default).encode("latin-1")
         case Record(fields=fields):
-            given: Mapping[str, Any] = default if isinstance(default, dict) else {}
+            given: Mapping[str, Any] = {}
+            if isinstance(default, dict):
+                given = default
             written: list[bytes] = []
             for each in fields:
                 own = given.get(each.name, each.default)
@@ -212,7 +214,9 @@ def written_default(node: Node, default: Any, path: str) -> bytes:
 
 
 def _union(branches: tuple[Node, ...], node: Node, path: str) -> Write:
-    null = _long(branches.index(_NULL)) if _NULL in branches else None
+    null = None
+    if _NULL in branches:
+        null = _long(branches.index(_NULL))
     writes: list[tuple[Node, bytes, Write]] = []
     for number, branch in enumerate(branches):
         if branch != _NULL:
@@ -325,7 +329,7 @@ def _moment(per_second: int, is_local: bool, value: Any, path: str) -> int:
     try:
         moment = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        raise UnwritableError(f"{path}: {_shown(value)} is no time") from None
+        raise UnwritableError(f"{path}: {_shown(value)} is not a time") from None
     if moment.tzinfo is None or is_local:
         moment = moment.replace(tzinfo=UTC)
     microseconds = (moment - _1970) // timedelta(microseconds=1)
@@ -343,7 +347,7 @@ def _day(value: Any, path: str) -> int:
     try:
         day = value if isinstance(value, date) else date.fromisoformat(value)
     except (TypeError, ValueError):
-        raise UnwritableError(f"{path}: {_shown(value)} is no date") from None
+        raise UnwritableError(f"{path}: {_shown(value)} is not a date") from None
     return day.toordinal() - _FIRST_DAY
 
 
@@ -353,7 +357,7 @@ def _time_of_day(per_second: int, value: Any, path: str) -> Any:
     try:
         moment = time.fromisoformat(value)
     except ValueError:
-        raise UnwritableError(f"{path}: {_shown(value)} is no time of day") from None
+        raise UnwritableError(f"{path}: {_shown(value)} is not a time of day") from None
     seconds = (moment.hour * 60 + moment.minute) * 60 + moment.second
     number, rest = divmod(seconds * 1_000_000 + moment.microsecond, 1_000_000 // per_second)
     if rest:
@@ -364,7 +368,7 @@ def _time_of_day(per_second: int, value: Any, path: str) -> Any:
 def _whole(bits: int, path: str) -> Callable[[Any], int]:
     def write(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise UnwritableError(f"{path}: {_shown(value)} is no whole number")
+            raise UnwritableError(f"{path}: {_shown(value)} is not a whole number")
         if not -(2**bits) <= value < 2**bits:
             raise UnwritableError(f"{path}: {value} has more than {bits + 1} bits")
         return value
@@ -374,7 +378,7 @@ def _whole(bits: int, path: str) -> Callable[[Any], int]:
 
 def _number(kind: str, value: Any, path: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
-        raise UnwritableError(f"{path}: {_shown(value)} is no number")
+        raise UnwritableError(f"{path}: {_shown(value)} is not a number")
     number = float(value)
     if not math.isfinite(number) or (kind == "float" and abs(number) >= LARGEST_FLOAT):
         raise UnwritableError(f"{path}: {_shown(value)} is too large for a {kind}")

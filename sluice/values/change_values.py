@@ -145,7 +145,7 @@ class DebeziumEnvelope(Wrapper):
     ) -> tuple[bytes, Any]:
         """Return the change in a value as JSON of the class of changes, and the decoded change.
 
-        `key` is the key of the record. Raises ValueError for a value that is no change, and the
+        `key` is the key of the record. Raises ValueError for a value that is not a change, and the
         errors of `decode_change`. If the row before the change does not fit the contract, because
         the database does not send all of its columns, `old` is null.
         """
@@ -240,7 +240,9 @@ _NEVER_NULL = (
 def _kind_of(envelope: _Envelope) -> bytes:
     """Return the kind of a change. Raises ValueError if the envelope is not that of a change."""
     operation = envelope.op
-    kind = _KINDS.get(operation) if operation is not None else None
+    kind = None
+    if operation is not None:
+        kind = _KINDS.get(operation)
     if kind is None:
         if operation is None and envelope.status in ("BEGIN", "END"):
             return b"transaction"

@@ -112,10 +112,11 @@ def _syntax_text(value: FunctionType | type) -> str:
     except (OSError, TypeError, ValueError, IndexError, SyntaxError):
         name = value.__qualname__
         if not isinstance(value, FunctionType):
-            methods = [
-                member for member in vars(value).values() if isinstance(member, FunctionType)
-            ]
-            return "\n".join([name, *map(_syntax_text, methods)])
+            texts = [name]
+            for member in vars(value).values():
+                if isinstance(member, FunctionType):
+                    texts.append(_syntax_text(member))
+            return "\n".join(texts)
         plain = [constant for constant in value.__code__.co_consts if isinstance(constant, _PLAIN)]
         return f"{name} {value.__code__.co_names} {plain}"
 
@@ -135,14 +136,15 @@ def _lambda_tree(function: FunctionType) -> ast.AST:
     """
     code = function.__code__
     lines = linecache.getlines(code.co_filename)
-    lambdas = [node for node in ast.walk(ast.parse("".join(lines))) if isinstance(node, ast.Lambda)]
     # The last instruction with a source position has the position of the lambda's whole body.
     last_line, last_column = 0, 0
     for line, _, column, end_column in code.co_positions():
         if (end_column or 0) > (column or 0):
             last_line, last_column = line or 0, column or 0
     around: list[ast.Lambda] = []
-    for node in lambdas:
+    for node in ast.walk(ast.parse("".join(lines))):
+        if not isinstance(node, ast.Lambda):
+            continue
         begins_before = (node.lineno, node.col_offset) <= (last_line, last_column)
         if begins_before and last_line <= (node.end_lineno or 0):
             around.append(node)
@@ -183,7 +185,9 @@ def _field_text(value: Any) -> str:
 
 
 def _has_docstring(body: list[ast.stmt]) -> bool:
-    first = body[0] if body else None
+    first = None
+    if body:
+        first = body[0]
     if not isinstance(first, ast.Expr) or not isinstance(first.value, ast.Constant):
         return False
     return isinstance(first.value.value, str)

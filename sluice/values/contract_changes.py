@@ -44,11 +44,17 @@ def _change(path: str, before: Mapping[str, str], now: Mapping[str, str]) -> Con
             text = f"values of {member} are no longer declared"
             return ContractChange(text, f"records with a {member}")
         return ContractChange(f"values of {member} are new", "")
-    name = f"the field {path}" if path else "the value"
+    name = "the value"
+    if path:
+        name = f"the field {path}"
     if new is None:
         outer = path.rpartition(".")[0]
-        forbids = f"{outer}.{UNKNOWN_FIELDS}" if outer else UNKNOWN_FIELDS
-        rejected = "records with it" if now.get(forbids) == FORBIDDEN else ""
+        forbids = UNKNOWN_FIELDS
+        if outer:
+            forbids = f"{outer}.{UNKNOWN_FIELDS}"
+        rejected = ""
+        if now.get(forbids) == FORBIDDEN:
+            rejected = "records with it"
         return ContractChange(f"{name} was removed", rejected)
     if old is None:
         if new.endswith(OPTIONAL):

@@ -92,7 +92,9 @@ def _problems_of_object(
     if any(name.startswith(f"{path}<") for name in fields):
         # Only the author's code knows to which member of a union an object belongs.
         return
-    prefix, begin = (f"{path}.", f"{shown}.") if path else ("", "")
+    prefix = begin = ""
+    if path:
+        prefix, begin = f"{path}.", f"{shown}."
     known: set[str] = set()
     for field, kind in fields.items():
         name = field.removeprefix(prefix)
@@ -156,7 +158,9 @@ def _problem_of_decimal(kind: str, value: Any) -> str:
         return f"{_shown(value)} is not a number"
     precision, scale = precision_and_scale(kind)
     exponent = number.normalize().as_tuple().exponent
-    decimals = max(-exponent, 0) if isinstance(exponent, int) else 0
+    decimals = 0
+    if isinstance(exponent, int):
+        decimals = max(-exponent, 0)
     if decimals > scale:
         return f"{value} has {decimals} decimal places, but {kind} has {scale}"
     if number and number.adjusted() >= precision - scale:
@@ -203,4 +207,6 @@ def _shown(value: Any) -> str:
         text = str(value)
     else:
         text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 100 else f"{text[:99]}…"
+    if len(text) <= 100:
+        return text
+    return f"{text[:99]}…"

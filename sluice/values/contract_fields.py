@@ -59,7 +59,9 @@ def _add(fields: dict[str, str], path: str, kind: inspect.Type, optional: str) -
 
 
 def _add_fields(fields: dict[str, str], path: str, kind: ObjectType) -> None:
-    prefix = f"{path}." if path else ""
+    prefix = ""
+    if path:
+        prefix = f"{path}."
     # The Struct that stores a pydantic model requires all fields: pydantic has filled them in.
     required = required_fields(kind.cls)
     for field in kind.fields:

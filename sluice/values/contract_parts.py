@@ -222,7 +222,9 @@ def odd_amounts(contract: Any) -> re.Pattern[bytes] | None:
         return re.compile(b"")
     for kind in types_within(contract):
         if isinstance(kind, ObjectType):
-            names += [field.encode_name for field in kind.fields if _is_amount(field.type)]
+            for field in kind.fields:
+                if _is_amount(field.type):
+                    names.append(field.encode_name)
         elif any(map(_is_amount, _items_of(kind))):
             # The elements of a list have no names.
             return re.compile(b"")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from copy import copy
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from decimal import Decimal
+from types import UnionType
 from typing import Any, get_origin
 from uuid import UUID
 
@@ -28,12 +29,15 @@ def as_produced(value: Any, contract: Any, zone: tzinfo = UTC) -> Any:
 
     Times without a zone are in `zone`.
     """
-    marks = [part.extra for part in types_within(contract) if isinstance(part, inspect.Metadata)]
-    if all(unit_of(extra) is None for extra in marks):
+    if not any(map(_is_number_of_time, types_within(contract))):
         return value
     # `to_builtins` writes the tag of a union's member, by which `_with_numbers` knows the member.
     plain = msgspec.to_builtins(value, builtin_types=_EXACT, enc_hook=plain_model)
     return _with_numbers(plain, type_info(contract), zone)
+
+
+def _is_number_of_time(part: inspect.Type) -> bool:
+    return isinstance(part, inspect.Metadata) and unit_of(part.extra) is not None
 
 
 _EXACT = (bytes, date, datetime, Decimal, time, timedelta, UUID)
@@ -100,17 +104,21 @@ def needs_plain_data(kind: Any) -> bool:
 
 def has_times(kind: Any) -> bool:
     """Return whether values of this type may contain times."""
-    return any(isinstance(part, inspect.DateTimeType) for part in types_within(kind))
+    return _has_part(kind, inspect.DateTimeType)
 
 
 def has_dicts(kind: Any) -> bool:
     """Return whether values of this type may contain dicts."""
-    return any(isinstance(part, inspect.DictType) for part in types_within(kind))
+    return _has_part(kind, inspect.DictType)
 
 
 def may_hold_sets(kind: Any) -> bool:
     """Return whether a value may contain a set, in place of a list or in a part of type Any."""
-    return is_converted(kind) or any(isinstance(part, _TAKES_SETS) for part in types_within(kind))
+    return is_converted(kind) or _has_part(kind, _TAKES_SETS)
+
+
+def _has_part(kind: Any, part_types: type | UnionType) -> bool:
+    return any(isinstance(part, part_types) for part in types_within(kind))
 
 
 _TAKES_SETS = (

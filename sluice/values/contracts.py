@@ -169,9 +169,9 @@ def field_reader(contract: Any, name: str) -> Callable[[Any], Any]:
         return attrgetter("__struct_config__.tag")
     attribute = attributes[name]
     if isinstance(kinds[0], inspect.TypedDictType):
-        is_required = all(field.required for field in kinds[0].fields if field.name == attribute)
-        if is_required:
-            return itemgetter(attribute)
+        for field in kinds[0].fields:
+            if field.name == attribute and field.required:
+                return itemgetter(attribute)
         return lambda value: value.get(attribute)
     # A member of a union may lack the field.
     if len(kinds) == 1:

@@ -65,7 +65,9 @@ def streams_headers(
     the error, and the place of the `step` in the author's file (`at`).
     """
     exception, message = _exception(detail)
-    trace = f"{exception}: {message}" if message else exception
+    trace = exception
+    if message:
+        trace = f"{exception}: {message}"
     if step or at:
         trace += "\n\tat " + " ".join(part for part in (step, at and f"({at})") if part)
     topic, partition, offset = place or (None, -1, -1)

@@ -101,7 +101,9 @@ def decoder(contract: Any) -> Callable[[bytes], Any]:
 def unit_of(extra: Mapping[str, Any] | None) -> Unit | None:
     """Return the unit that the annotation of a field declares, if any."""
     unit = (extra or {}).get("epoch")
-    return unit if isinstance(unit, Unit) else None
+    if isinstance(unit, Unit):
+        return unit
+    return None
 
 
 class _Times(type):
@@ -186,12 +188,15 @@ def _json_type(kind: Any) -> Any:
 
 
 def _struct_in_json(contract: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    fields = msgspec.structs.fields(contract)
-    written = {field.name: _json_type(field.type) for field in fields}
-    if all(written[field.name] == field.type for field in fields):
+    with_numbers: list[tuple[str, Any, Any]] = []
+    has_times = False
+    for field in msgspec.structs.fields(contract):
+        written = _json_type(field.type)
+        has_times = has_times or written != field.type
+        with_numbers.append((field.name, written, field_of(field)))
+    if not has_times:
         return contract
     config = contract.__struct_config__
-    with_numbers = [(field.name, written[field.name], field_of(field)) for field in fields]
     # If the contract is a member of a union, msgspec recognizes the member by this attribute, which
     # has the tag.
     if config.tag_field is not None:
@@ -212,12 +217,14 @@ def _struct_in_json(contract: type[msgspec.Struct]) -> type[msgspec.Struct]:
 def _dataclass_in_json(contract: type) -> type:
     """Return the dataclass itself, or a Struct with numbers in place of times."""
     hints = get_type_hints(contract, include_extras=True)
-    written = {field.name: _json_type(hints[field.name]) for field in dataclasses.fields(contract)}
-    if all(written[name] == hints[name] for name in written):
-        return contract
     members: list[tuple[str, Any, Any]] = []
+    has_times = False
     for field in dataclasses.fields(contract):
-        members.append((field.name, written[field.name], default_of(field)))
+        written = _json_type(hints[field.name])
+        has_times = has_times or written != hints[field.name]
+        members.append((field.name, written, default_of(field)))
+    if not has_times:
+        return contract
     return msgspec.defstruct(contract.__name__, members, kw_only=True)
 
 

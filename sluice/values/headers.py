@@ -35,10 +35,12 @@ class Headers:
     def __init__(
         self, pairs: Mapping[str, HeaderValue] | Iterable[tuple[str, HeaderValue]] = ()
     ) -> None:
-        items = pairs.items() if isinstance(pairs, Mapping) else pairs
-        self._pairs: tuple[tuple[str, bytes | None], ...] | None = tuple(
-            (_name(name), _bytes(name, value)) for name, value in items
-        )
+        if isinstance(pairs, Mapping):
+            pairs = pairs.items()
+        encoded: list[tuple[str, bytes | None]] = []
+        for name, value in pairs:
+            encoded.append((_name(name), _bytes(name, value)))
+        self._pairs: tuple[tuple[str, bytes | None], ...] | None = tuple(encoded)
         self._json: str | None = None
 
     @classmethod

@@ -23,7 +23,9 @@ def is_host(text: str) -> bool:
 
 def _url_host(host: str) -> str:
     """Return the host as it is written in a URL: an IPv6 address in brackets."""
-    return f"[{host}]" if ":" in host else host
+    if ":" in host:
+        return f"[{host}]"
+    return host
 
 
 def address_of(host: str, port: int) -> str:

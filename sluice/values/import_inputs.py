@@ -10,7 +10,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,9 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def are_unchanged(self) -> bool:
         """Whether an import would read the same now."""
-        are_same = all(
-            _digest_of_variable(name) == digest for name, digest in self.variables.items()
-        )
-        return are_same and all(
-            _digest_of_file(path) == digest for path, digest in self.files.items()
-        )
+        if self.variables != _digests_of_variables(self.variables):
+            return False
+        return all(_digest_of_file(path) == digest for path, digest in self.files.items())
 
 
 @contextmanager
@@ -74,17 +71,16 @@ def recorded_inputs() -> Iterator[Callable[[], Inputs | None]]:
         nonlocal is_recording
         is_recording = False
         files: dict[str, str] = {}
-        stable = [path for path in paths if not path.startswith(_UNSTABLE)]
-        for path in sorted(set(map(_source_of, stable))):
+        for path in sorted(set(map(_source_of, paths))):
+            if path.startswith(_UNSTABLE):
+                continue
             file = Path(path)
             if file.exists() and not file.is_file():
                 continue  # a device, such as /dev/null
             if file.exists() and file.stat().st_mtime > begun - _SETTLED_SECONDS:
                 return None
             files[path] = _digest_of_file(path)
-        return Inputs(
-            files=files, variables={name: _digest_of_variable(name) for name in variables}
-        )
+        return Inputs(files=files, variables=_digests_of_variables(variables))
 
     yield inputs
 
@@ -104,11 +100,14 @@ def _digest_of_file(path: str) -> str:
         return ""
 
 
-def _digest_of_variable(name: str) -> str:
-    value = os.environ.get(name)
-    if value is None:
-        return ""
-    return _digest(value.encode(errors="surrogateescape"))
+def _digests_of_variables(names: Iterable[str]) -> dict[str, str]:
+    digests: dict[str, str] = {}
+    for name in names:
+        value = os.environ.get(name)
+        digests[name] = ""
+        if value is not None:
+            digests[name] = _digest(value.encode(errors="surrogateescape"))
+    return digests
 
 
 def _digest(content: bytes) -> str:

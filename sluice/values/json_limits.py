@@ -71,7 +71,9 @@ def _long_parts(text: bytes) -> Iterator[tuple[int, int]]:
 
 def refuse_long(string: bytes, *, is_name: bool = False, escaped: bool = True) -> None:
     """Raise ValueError if the string, in UTF-8 and without its quotation marks, is too long."""
-    limit = LONGEST_NAME if is_name else LONGEST_STRING
+    limit = LONGEST_STRING
+    if is_name:
+        limit = LONGEST_NAME
     if len(string) <= limit:
         return
     if escaped:
@@ -185,7 +187,9 @@ def require_finite(number: float | Decimal, path: str) -> None:
     else:
         is_finite = math.isfinite(number)
     if not is_finite:
-        where = "" if path == "$" else f"{path}: "
+        where = ""
+        if path != "$":
+            where = f"{path}: "
         raise ValueError(f"{where}{number} cannot be written as JSON")
 
 
@@ -223,4 +227,6 @@ def require_time(time: datetime, path: str, zone: tzinfo = UTC) -> None:
 
 def shortened(text: str, length: int = 40) -> str:
     """Return the text, cut to `length` characters."""
-    return text if len(text) <= length else f"{text[:length]}…"
+    if len(text) <= length:
+        return text
+    return f"{text[:length]}…"

@@ -27,7 +27,8 @@ def kept_headers(text: str | None) -> str | None:
     """
     if text is None or _IN_JSON not in text:
         return text
-    return Headers(pair for pair in Headers.of_json(text) if not pair[0].startswith(PREFIX)).json()
+    kept = [(name, value) for name, value in Headers.of_json(text) if not name.startswith(PREFIX)]
+    return Headers(kept).json()
 
 
 def headers_by_name(text: str | None) -> dict[str, Headers]:

@@ -106,7 +106,9 @@ def _decimal(value: Decimal) -> str:
     if abs(value.adjusted()) > MOST_KEY_BYTES:
         raise ValueError(f"{shortened(str(value))} has too many digits for a key")
     text = _without_zeros(f"{value:f}")
-    return "0" if text == "-0" else text
+    if text == "-0":
+        return "0"
+    return text
 
 
 def _without_zeros(number: str) -> str:
@@ -195,4 +197,6 @@ def key_of_json(text: str) -> str | None:
 
 
 def _number(text: str) -> float | Decimal:
-    return Decimal(text) if text.endswith(DECIMAL) else float(text)
+    if text.endswith(DECIMAL):
+        return Decimal(text)
+    return float(text)

@@ -18,7 +18,9 @@ def duration_text(ms: int) -> str:
             parts.append(f"{count} {unit}")
     if not parts:
         return "0 s"
-    sign = "-" if ms < 0 else ""
+    sign = ""
+    if ms < 0:
+        sign = "-"
     return f"{sign}{' '.join(parts)}"
 
 

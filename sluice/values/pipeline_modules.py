@@ -21,7 +21,7 @@ _PREFIX = "sluice-pipeline:"
 
 @dataclass(frozen=True)
 class _Import:
-    """An imported file, its digest, and those of its folder's modules and schemas that it reads."""
+    """An imported file, and digests of this file and of the modules and schemas that it reads."""
 
     module: ModuleType
     digests: Mapping[Path, str]
@@ -196,7 +196,7 @@ def _forget_changed_modules(file: Path) -> None:
     last = _imports.get(file)
     if last is None:
         return
-    others = [other for other in last.digests if other != file]
+    others = last.digests.keys() - {file}
     if all(_digest(other) == last.digests[other] for other in others):
         return
     for name, module_file in _modules_of(file.parent).items():

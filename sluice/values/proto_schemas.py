@@ -79,7 +79,7 @@ def parse_proto(text: str) -> ProtoFile:
     except (IndexError, ValueError) as error:
         if isinstance(error, SchemaError):
             raise
-        raise SchemaError(f"the schema is no schema of Protobuf: {error}") from None
+        raise SchemaError(f"the schema is not a Protobuf schema: {error}") from None
 
 
 def _tokens(text: str) -> Iterator[str]:
@@ -240,7 +240,7 @@ def proto_of_contract(contract: Any, package: str = "") -> str:
     kind = type_info(contract)
     if not isinstance(kind, ObjectType):
         raise TopologyError(
-            f"{name_of(contract)} is no class of fields, which Protobuf needs.",
+            f"{name_of(contract)} is not a class with fields, which Protobuf needs.",
             next_step="Declare a class with the value as a field.",
         )
     deriving = _Deriving()
@@ -268,7 +268,7 @@ class _Deriving:
             place = f"{where}.{each.encode_name}"
             if not _NAME.fullmatch(each.encode_name):
                 raise TopologyError(
-                    f"{place}: this is no name in Protobuf.",
+                    f"{place}: this is not a valid name in Protobuf.",
                     next_step="Rename the field: letters, digits and _, not first a digit.",
                 )
             lines.append(f"  {self._declared(each.type, place)} {each.encode_name} = {number};")

@@ -29,7 +29,7 @@ _LONG_NUMBER = re.compile(
     rb'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)', re.DOTALL
 )
 """Matches numbers with a point or an exponent. Also matches whole strings, so that digits in a
-string are no number."""
+string are not mistaken for a number."""
 
 _MARK = b"00000000"
 """The beginning of each string that `_with_exact_numbers` writes in place of a number."""
@@ -60,7 +60,9 @@ def json_validator(kind: Any, *, has_decimals: bool) -> Callable[[bytes], Any]:
     def validated_exactly(data: bytes) -> Any:
         exact, numbers = _with_exact_numbers(data)
         value = plain(_validated(validate, exact))
-        return _with_numbers(value, numbers) if numbers else value
+        if numbers:
+            return _with_numbers(value, numbers)
+        return value
 
     return validated_exactly
 
@@ -68,7 +70,7 @@ def json_validator(kind: Any, *, has_decimals: bool) -> Callable[[bytes], Any]:
 def _adapter(kind: Any) -> Any:
     from pydantic import Discriminator, TypeAdapter
 
-    models = [part for part in get_args(kind) if is_model(part)]
+    models = [*filter(is_model, get_args(kind))]
     if get_origin(kind) in (Union, UnionType) and len(models) > 1:
         # Without a discriminator, an error would list the fields of all members.
         kind = Annotated[kind, Discriminator(_tag_of(models, str(kind)))]
@@ -87,7 +89,9 @@ def _validated(validate: Callable[[Any], Any], value: Any) -> Any:
         # msgspec raises the error that other contracts have for such JSON.
         msgspec.json.decode(value)
         raise msgspec.DecodeError(problems[0]["msg"])
-    texts = [f"{_path(problem['loc'])}: {problem['msg']}" for problem in problems[:_MOST_ERRORS]]
+    texts: list[str] = []
+    for problem in problems[:_MOST_ERRORS]:
+        texts.append(f"{_path(problem['loc'])}: {problem['msg']}")
     if others := len(problems) - len(texts):
         texts.append(f"and {counted(others, 'other error')}")
     raise msgspec.ValidationError("; ".join(texts))
@@ -118,7 +122,9 @@ def _with_exact_numbers(data: bytes) -> tuple[bytes, dict[str, float]]:
         ):
             return text
         # A number of JSON never begins with these zeros, and hardly any string does.
-        sign, digits = (b"-", text[1:]) if text.startswith(b"-") else (b"", text)
+        sign, digits = b"", text
+        if text.startswith(b"-"):
+            sign, digits = b"-", text[1:]
         marked = sign + _MARK + digits
         numbers[marked.decode()] = float(text)
         return b'"%b"' % marked
@@ -174,8 +180,8 @@ class ModelStructs:
     base: type[msgspec.Struct]
     """The base class of the Structs. Their attribute `__made_for__` is the model."""
     replace: Callable[[Any, str], Any]
-    """Takes a type that is no model, and where it is declared. Returns the type as which its values
-    are stored."""
+    """Takes a type that is not a model, and where it is declared. Returns the type as which its
+    values are stored."""
 
     def struct(self, model: Any, where: str, tag: str | None = None) -> type[msgspec.Struct]:
         """Return the Struct for a model.
@@ -238,8 +244,8 @@ class ModelStructs:
 
         If several members are models, their Structs have a tag.
         """
-        members = [_bare(member) for member in members]
-        models = [member for member in members if is_model(member)]
+        members = [*map(_bare, members)]
+        models = [*filter(is_model, members)]
         if len(models) < 2:
             tag = None
         elif not tag:
@@ -275,8 +281,9 @@ class ModelStructs:
             return self.struct(kind, where)
         origin, arguments = get_origin(kind), get_args(kind)
         if origin in (Union, UnionType):
-            discriminators = [getattr(mark, "discriminator", None) for mark in marks]
-            discriminator = next(filter(None, discriminators), None)
+            discriminator = None
+            for mark in marks:
+                discriminator = discriminator or getattr(mark, "discriminator", None)
             if discriminator is not None and not isinstance(discriminator, str):
                 raise TopologyError(
                     f"{where}: a discriminator is the name of a field.",
@@ -348,9 +355,8 @@ def _bare(kind: Any) -> Any:
 def _tag_of(models: Sequence[Any], where: str) -> str:
     """Return the field that tells a union's models apart: a Literal with another text in each."""
     for name in models[0].model_fields:
-        fields = [model.model_fields.get(name) for model in models]
-        values = list(map(_only_choice, fields))
-        if None not in values and len({*values}) == len(models):
+        tags = {_only_choice(model.model_fields.get(name)) for model in models}
+        if None not in tags and len(tags) == len(models):
             return str(name)
     names = " | ".join(model.__name__ for model in models)
     raise TopologyError(
@@ -461,7 +467,9 @@ def _refuse_marks(marks: Sequence[Any], where: str) -> None:
                 "use a Struct.",
             )
         if getattr(mark, "exclude", None) or getattr(mark, "exclude_if", None):
-            option = "exclude=True" if getattr(mark, "exclude", None) else "exclude_if"
+            option = "exclude_if"
+            if getattr(mark, "exclude", None):
+                option = "exclude=True"
             raise TopologyError(
                 f"{where}: {option} leaves the field out of the JSON.",
                 next_step="Leave it out of the model.",

@@ -62,4 +62,6 @@ class Reference:
 
 def reference(value: Any) -> Reference | None:
     """Return a reference to `value`; None for None."""
-    return None if value is None else Reference(value)
+    if value is None:
+        return None
+    return Reference(value)

@@ -74,16 +74,24 @@ class Span:
 
         Raises QueryError.
         """
-        first = Point.parse("from", begin) if begin else None
-        last = Point.parse("until", until) if until else None
+        first = None
+        if begin:
+            first = Point.parse("from", begin)
+        last = None
+        if until:
+            last = Point.parse("until", until)
         span = cls(first, last)
         if span.until is not None and span.until.is_beginning:
             raise QueryError(
                 "until is the beginning: the replay would read nothing.",
                 next_step=_NEXT_STEP,
             )
-        begin_ms = None if span.begin is None else span.begin.time_ms
-        until_ms = None if span.until is None else span.until.time_ms
+        begin_ms = None
+        if span.begin is not None:
+            begin_ms = span.begin.time_ms
+        until_ms = None
+        if span.until is not None:
+            until_ms = span.until.time_ms
         if begin_ms is not None and until_ms is not None and begin_ms >= until_ms:
             raise QueryError(
                 "from is not before until: the replay would read nothing.",

@@ -142,9 +142,9 @@ def turn_sql(number: int) -> str:
 
 
 def element_sql(position: str) -> str:
-    """Return SQL for the element of a path with the index of an array's element.
+    """Return SQL for the part of a path that says which element of an array a row comes from.
 
-    `position` is SQL for this index.
+    `position` is SQL for the element's index.
     """
     return f"unhex(lpad(hex(coalesce({position}, 0)), 8, '0'))"
 
@@ -162,7 +162,9 @@ def path_sql(base: str, elements: Sequence[str], *, rekeyed: bool) -> str:
 def constant_path(elements: Sequence[str], *, rekeyed: bool) -> bytes | None:
     """Return the path that all rows of a record share; None if it differs from row to row."""
     parts = bytes_around_base(elements, rekeyed=rekeyed)
-    return None if parts is None else START.join(parts)
+    if parts is None:
+        return None
+    return START.join(parts)
 
 
 def bytes_around_base(elements: Sequence[str], *, rekeyed: bool) -> tuple[bytes, bytes] | None:
@@ -174,5 +176,7 @@ def bytes_around_base(elements: Sequence[str], *, rekeyed: bool) -> tuple[bytes,
     if not all(element.startswith("X'") for element in elements):
         return None
     after = b"".join([bytes.fromhex(element[2:-1]) for element in elements])
-    before = _REKEYED if rekeyed else b""
+    before = b""
+    if rekeyed:
+        before = _REKEYED
     return before, after

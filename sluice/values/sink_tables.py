@@ -139,9 +139,13 @@ class DeltaTable:
                 next_step="Give Spark the credentials of the file system in SLUICE_SPARK_CONF.",
             )
         match = _FILE_SYSTEM.match(self.name)
-        file_system = match[0] if match else ""
+        file_system = ""
+        if match:
+            file_system = match[0]
         path = posixpath.normpath("/" + self.name.removeprefix(file_system).lstrip("/"))
-        normal = path if file_system in ("file:", "file://") else file_system + path
+        normal = path
+        if file_system not in ("file:", "file://"):
+            normal = file_system + path
         if normal != self.name:
             raise TopologyError(
                 f"DeltaTable: {self.name!r} is another way to write {normal!r}.",
@@ -222,7 +226,9 @@ def _require_match(
 def _identity_columns(key: str | None, is_windowed: bool) -> dict[str, str]:
     if key is None:
         return POSITION
-    return {key: "", **WINDOW} if is_windowed else {key: ""}
+    if is_windowed:
+        return {key: "", **WINDOW}
+    return {key: ""}
 
 
 def connection_variable(connection: str) -> str:

@@ -67,6 +67,13 @@ def parts_of(kind: str) -> list[str]:
     return [*struct_fields(kind).values(), *_arguments(kind, "ARRAY"), *_arguments(kind, "MAP")]
 
 
+def names_within(types: Mapping[str, str]) -> Iterator[str]:
+    """Yield the names of the fields, and of the fields of objects inside them, even in lists."""
+    for name, kind in types.items():
+        yield name
+        yield from names_within(struct_fields(element_type(kind) or kind))
+
+
 def is_complete(kind: str) -> bool:
     """Return whether a type and the types of all its parts are known."""
     return bool(kind) and all(map(is_complete, parts_of(kind)))
@@ -131,6 +138,10 @@ def _unquoted(name: str) -> str:
 def precision_and_scale(kind: str) -> tuple[int, int]:
     """Return precision and scale of a DECIMAL type."""
     digits = [int(number) for number in re.findall(r"\d+", kind)]
-    precision = digits[0] if digits else 10
-    scale = digits[1] if len(digits) == 2 else 0
+    precision = 10
+    if digits:
+        precision = digits[0]
+    scale = 0
+    if len(digits) == 2:
+        scale = digits[1]
     return precision, scale

@@ -99,10 +99,11 @@ def has_models(kind: Any) -> bool:
 
 def models_within(kind: Any) -> list[Any]:
     """Return the models that values of this type may contain."""
-    made_for = [
-        part.__made_for__ for part in _parts_of_values(stored_type(kind)) if _is_stored(part)
-    ]
-    return [*dict.fromkeys(filter(is_model, made_for))]
+    models: dict[Any, None] = {}
+    for part in filter(_is_stored, _parts_of_values(stored_type(kind))):
+        if is_model(part.__made_for__):
+            models[part.__made_for__] = None
+    return [*models]
 
 
 def topic_decoder(kind: Any) -> Callable[[bytes], Any]:
@@ -165,7 +166,9 @@ def _json_text(_: Any, value: Any) -> JsonText | None:
         raise ValueError(
             f"JSON of {len(text):,} characters; at most {LONGEST_STRING:,} are possible"
         )
-    return None if text == "null" else JsonText(text)
+    if text == "null":
+        return None
+    return JsonText(text)
 
 
 def encode_model(value: Any) -> Any:
@@ -312,18 +315,23 @@ class _Replacing:
             return kind
         inner = _Replacing(self.any_type, (*self.within, kind))
         annotations = _annotations(kind)
-        types = {name: unmarked(declared) for name, declared in annotations.items()}
-        replaced = {name: inner.replaced(part, f"{where}.{name}") for name, part in types.items()}
-        if all(replaced[name] is part for name, part in types.items()):
+        replaced: dict[str, Any] = {}
+        optional: list[str] = []
+        is_same = True
+        for name, declared in annotations.items():
+            part = unmarked(declared)
+            replaced[name] = inner.replaced(part, f"{where}.{name}")
+            is_same = is_same and replaced[name] is part
+            if _is_optional(kind, name, declared):
+                optional.append(name)
+        if is_same:
             return kind
-        if unnamed := next((name for name in replaced if not name.isidentifier()), None):
-            raise TopologyError(
-                f"{where}: with a field of type Any, {unnamed!r} must be a name in Python.",
-                next_step="Declare the fields of type Any in a class of their own.",
-            )
-        optional = [
-            name for name, declared in annotations.items() if _is_optional(kind, name, declared)
-        ]
+        for name in replaced:
+            if not name.isidentifier():
+                raise TopologyError(
+                    f"{where}: with a field of type Any, {name!r} must be a name in Python.",
+                    next_step="Declare the fields of type Any in a class of their own.",
+                )
         return _struct(kind, replaced, optional)
 
 

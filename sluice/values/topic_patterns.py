@@ -33,11 +33,14 @@ def matches(pattern: str, topic: str) -> bool:
 
 def named_or_matching(topics: Iterable[str], existing: Iterable[str]) -> list[str]:
     """Return a list's names and the existing topics that its patterns match, each once."""
-    topics = [*topics]
-    names = [topic for topic in topics if not is_pattern(topic)]
-    for pattern in filter(is_pattern, topics):
-        names += sorted(topic for topic in existing if matches(pattern, topic))
-    return [*dict.fromkeys(names)]
+    names: list[str] = []
+    matched: list[str] = []
+    for topic in topics:
+        if is_pattern(topic):
+            matched += sorted(name for name in existing if matches(topic, name))
+        else:
+            names.append(topic)
+    return [*dict.fromkeys([*names, *matched])]
 
 
 def declared_topics(topics: Iterable[str]) -> list[str]:

@@ -192,8 +192,12 @@ class CountWindow:
     only_complete: bool = False
 
     def __str__(self) -> str:
-        complete = ", when complete" if self.only_complete else ""
-        name = "last_records" if self.slides else "every_records"
+        complete = ""
+        if self.only_complete:
+            complete = ", when complete"
+        name = "every_records"
+        if self.slides:
+            name = "last_records"
         return f"{name}({self.records}{complete})"
 
 

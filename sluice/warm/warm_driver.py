@@ -67,6 +67,9 @@ def import_all() -> None:
     import sluice.public_names
     import sluice.topology
     import sluice.warm.fork_server  # noqa: F401
+    from sluice.topology.expressions import import_parser
+
+    import_parser()
 
 
 def _keep_jvm(process: subprocess.Popen[bytes], server_end: socket.socket, server: int) -> int:

@@ -164,5 +164,5 @@ def test_two_expectations_need_two_names() -> None:
 
 def test_the_results_of_an_aggregate_cannot_be_expected() -> None:
     totals = sales_of(Pipeline("later")).group_by_key().count(store="n").to_stream()
-    with pytest.raises(TopologyError, match="come from an aggregate"):
+    with pytest.raises(TopologyError, match="follows a step with state, such as an aggregate"):
         totals.expect("value > 0")

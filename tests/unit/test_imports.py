@@ -88,6 +88,36 @@ def test_modules_do_not_import_heavy_packages(allowed: str) -> None:
     } == {}
 
 
+PYTHON_FUNCTIONS = """
+from sluice import Pipeline
+words = Pipeline("words").stream("texts", value=str).filter(lambda text: text != "")
+words.map_values(str.upper).group_by_key().count(store="counts")
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import sluice",
+        "from sluice import Pipeline",
+        "import sluice.topology.drawing",
+        PYTHON_FUNCTIONS,
+    ],
+)
+def test_a_topology_without_sql_does_not_import_the_parser_of_sql(code: str) -> None:
+    """Importing sqlglot takes as long as importing all the rest of a topology."""
+    not_imported = HEAVY | {"sqlglot"}
+    check = f"import sys; print(sorted({not_imported!r} & sys.modules.keys()))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{check}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
+
+
 OTHER_EXTRAS = HEAVY | {
     "jinja2",
     "psutil",

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from sluice.errors import EngineError
 from sluice.plan import Combinable, StoreColumn
-from sluice.sql.aggregate_expressions import result_type
+from sluice.sql.aggregate_types import type_of_aggregate
 from sluice.sql.arrow_types import arrow_type
 from sluice.sql.types import PLAIN_SCALE
 from sluice.values.partial_results import add_up, larger, smaller
@@ -142,7 +142,7 @@ def _type(aggregate: Combinable, types: Mapping[str, str]) -> pa.DataType:
     this happens only if Spark's column has another type than planned.
     """
     argument = types.get(aggregate.column or "", "")
-    kind = result_type(aggregate.function, argument)
+    kind = type_of_aggregate(aggregate.function, argument)
     if aggregate.function == "count" or (aggregate.function != "sum" and argument in _INTEGERS):
         return arrow_type(canonical(kind))
     if argument.startswith("decimal"):

@@ -25,7 +25,7 @@ from sluice.engine.combine.partial_aggregates import (
     PartialAggregates,
 )
 from sluice.plan import Job, StoreColumn
-from sluice.sql.aggregate_expressions import result_type
+from sluice.sql.aggregate_types import type_of_aggregate
 from sluice.sql.arrow_to_json import json_array
 from sluice.values.partial_results import larger
 from sluice.values.sql_types import compact, struct_type
@@ -193,7 +193,7 @@ def _value_type(store: StoreColumn, types: Mapping[str, str]) -> str:
     fields: dict[str, str] = {}
     for name, aggregate in store.columns:
         argument = types.get(aggregate.column or "", "")
-        fields[name] = result_type(aggregate.function, argument)
+        fields[name] = type_of_aggregate(aggregate.function, argument)
     if store.scalar:
         (kind,) = fields.values()
         return kind

@@ -71,7 +71,8 @@ class Advances:
         `time`, and perhaps `headers`.
         """
         headers = columns.get("headers", pa.nulls(len(complete), pa.string()))
-        chosen = [*(columns[name] for name in (*SORT_KEY, "time")), headers]
+        chosen = [columns[name] for name in (*SORT_KEY, "time")]
+        chosen.append(headers)
         if not operator.is_stream_join and not complete.all():
             chosen = [column.filter(pa.array(complete)) for column in chosen]
             complete = complete[complete]
@@ -154,18 +155,20 @@ class ReportAdvances:
     def of(cls, job: Job, stage: int) -> Self:
         operators: list[PlannedOperator] = []
         for operator in job.operators:
-            stages = {edge.stage for edge in operator.edges}
-            if operator.has_own_stream_time and stage in stages:
+            has_rows = any(edge.stage == stage for edge in operator.edges)
+            if operator.has_own_stream_time and has_rows:
                 operators.append(operator)
         return cls(tuple(operators), stage, job.pipeline.workers)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         edges: list[tuple[PlannedOperator, Edge]] = []
         for operator in self.operators:
-            of_operator = (edge for edge in operator.edges if edge.stage == self.stage)
-            # The rows of tables that a processor reads do not advance its stream time.
-            if operator.is_timed_by_rows:
-                edges += [(operator, edge) for edge in of_operator if not edge.is_copied]
+            if not operator.is_timed_by_rows:
+                continue
+            for edge in operator.edges:
+                # The rows of tables that a processor reads do not advance its stream time.
+                if edge.stage == self.stage and not edge.is_copied:
+                    edges.append((operator, edge))
         inputs: dict[tuple[int, int], list[pa.RecordBatch]] = {}
         """Operator and side → the rows for this side so far."""
         for batch in batches:

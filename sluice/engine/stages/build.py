@@ -49,6 +49,7 @@ from sluice.plan import PlannedOperator
 from sluice.plan import operator_parameters as plan
 from sluice.values.aggregate_calls import OF_PAIRS
 from sluice.values.calendar_windows import CalendarWindow
+from sluice.values.references import Reference
 from sluice.values.sink_tables import connection_variable
 from sluice.values.sql_types import element_type, map_value_type, struct_fields
 from sluice.values.windows import (
@@ -207,9 +208,9 @@ def _process(action: plan.ProcessParameters, at: str) -> Operator[Any]:
         options[name] = StoreOptions(store.type.value, store.ttl_ms, store.keeps_headers)
     returns: dict[str, Any] = {}
     for name, output in action.outputs.items():
-        returns[name] = output.type.value if output.type else Any
-    tables = {name: kind.value if kind else Any for name, kind in action.tables.items()}
-    argument = action.takes.value if action.takes else Any
+        returns[name] = _type_of(output.type)
+    tables = {name: _type_of(kind) for name, kind in action.tables.items()}
+    argument = _type_of(action.takes)
     try:
         return Process(
             action.processor.value,
@@ -234,8 +235,8 @@ def _call(action: plan.CallParameters, step: str) -> Operator[Any]:
         action.function.value,
         action.policy,
         step,
-        argument_type=action.takes.value if action.takes else Any,
-        result_type=action.returns.value if action.returns else Any,
+        argument_type=_type_of(action.takes),
+        result_type=_type_of(action.returns),
         otherwise=action.otherwise,
         size=action.size,
     )
@@ -335,19 +336,14 @@ def _function(
 
 def _custom(action: plan.PythonAggregateParameters) -> Calculation:
     assert action.adder is not None
-    value_type = Any if action.returns is None else action.returns.value
+    value_type = _type_of(action.returns)
     if action.cogrouped:
         assert action.initializer is not None
-        return Cogrouped(
-            action.initializer.value,
-            [
-                (adder.value, Any if takes is None else takes.value)
-                for adder, takes in action.cogrouped
-            ],
-            None if action.merger is None else action.merger.value,
-            value_type,
-        )
-    argument_type = Any if action.takes is None else action.takes.value
+        adders: list[tuple[Callable[..., Any], Any]] = []
+        for adder, takes in action.cogrouped:
+            adders.append((adder.value, _type_of(takes)))
+        return Cogrouped(action.initializer.value, adders, _function_of(action.merger), value_type)
+    argument_type = _type_of(action.takes)
     if action.takes_list:
         assert action.initializer is not None
         return Batched(
@@ -357,13 +353,28 @@ def _custom(action: plan.PythonAggregateParameters) -> Calculation:
             argument_type=argument_type,
         )
     return Custom(
-        None if action.initializer is None else action.initializer.value,
+        _function_of(action.initializer),
         action.adder.value,
-        None if action.subtractor is None else action.subtractor.value,
-        None if action.merger is None else action.merger.value,
+        _function_of(action.subtractor),
+        _function_of(action.merger),
         value_type,
         argument_type,
     )
+
+
+def _type_of(contract: Reference | None) -> Any:
+    """Return a contract; Any for plain JSON data, which has none."""
+    if contract is None:
+        return Any
+    return contract.value
+
+
+def _function_of(function: Reference | None) -> Callable[..., Any] | None:
+    """Return an author's function; None if the author has given none."""
+    if function is None:
+        return None
+    value: Callable[..., Any] = function.value
+    return value
 
 
 _INTEGERS = frozenset({"tinyint", "smallint", "int", "bigint"})

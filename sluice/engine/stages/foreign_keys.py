@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from sluice.engine.batch.accounting import boolean_mask
 from sluice.engine.batch.row_schemas import SCHEMA, with_schema
 from sluice.operators.base import LEFT, MOVED
-from sluice.plan import Edge, Job
+from sluice.plan import Job
 from sluice.plan.operator_parameters import TableJoinParameters
 from sluice.support.arrays import Indices, Mask
 
@@ -36,11 +36,7 @@ class ForeignKeyMoves:
         for operator in job.operators:
             action = operator.action
             if isinstance(action, TableJoinParameters) and action.kind == "foreign-key":
-                lefts: list[Edge] = []
-                for edge in operator.edges:
-                    if edge.side == LEFT:
-                        lefts.append(edge)
-                if any(edge.stage == stage for edge in lefts):
+                if any(edge.side == LEFT and edge.stage == stage for edge in operator.edges):
                     joins.append(operator.number)
         return cls(tuple(joins))
 
@@ -57,8 +53,7 @@ class ForeignKeyMoves:
             held.append(with_schema(batch))
             table = pa.Table.from_batches(held)
             indices = self._indices_of_joins(table)
-            olds = boolean_mask(table.column("old"))
-            if not any(len(of_join) and olds[of_join[-1]] for of_join in indices.values()):
+            if not _ends_with_old_value(table, indices.values()):
                 yield from self._marked(table, indices)
                 held = []
         if held:
@@ -112,3 +107,9 @@ def _is_moved(rows: pa.Table) -> Mask:
     # The three cases of `ForeignKeyJoin`: an old value whose row leaves the foreign key; a new
     # value whose row had another foreign key; and a tombstone of a row that had a value.
     return np.where(old, ~keeps_a_key, replaces & (had_other_key | ~valued))
+
+
+def _ends_with_old_value(table: pa.Table, indices_of_joins: Iterable[Indices]) -> bool:
+    """Return whether the last row of any join is an old value."""
+    olds = boolean_mask(table.column("old"))
+    return any(len(indices) and olds[indices[-1]] for indices in indices_of_joins)

@@ -36,7 +36,7 @@ from sluice.engine.stages.advances import Advances, only_last_times
 from sluice.errors import EngineError, sentence
 from sluice.operators.base import LEFT
 from sluice.plan import AggregationGroup, Edge, Job, PlannedOperator
-from sluice.support.arrays import Integers, Mask, Times
+from sluice.support.arrays import Indices, Integers, Mask, Times
 from sluice.values.record_places import Partition
 from sluice.values.row_order import END_OF_RECORD, START
 
@@ -108,7 +108,9 @@ class Ingest(TaskOfBatch):
     def run(self, batches: Iterator[pa.RecordBatch], task: RunningTask) -> Iterator[pa.RecordBatch]:
         results: _TaskResults | None = None
         # The rows of one record have the number of them all, so they must be counted together.
-        for batch in whole_records(batches) if self.operators else batches:
+        if self.operators:
+            batches = whole_records(batches)
+        for batch in batches:
             if batch.num_rows:
                 results = results or self._new_task(task.start)
                 yield from self._rows(batch, results)
@@ -214,7 +216,7 @@ class Ingest(TaskOfBatch):
         columns["value"] = batch.column(side.value_column).take(taken)
         if side.foreign is not None:
             columns["foreign"] = batch.column(side.foreign_column).take(taken)
-        position = {name: pa.array(numbers[indices]) for name, numbers in positions.items()}
+        position = _positions_at(positions, indices)
         # If no step turns a record into several rows, all rows have the same path.
         if side.path_column is None:
             position["path"] = pa.repeat(pa.scalar(side.constant_path, pa.binary()), len(indices))
@@ -264,7 +266,7 @@ class Ingest(TaskOfBatch):
         of_topics = self._are_of(batch, operator.timed_by_topics)
         count = int(of_topics.sum())
         if count:
-            columns = {name: pa.array(numbers[of_topics]) for name, numbers in positions.items()}
+            columns = _positions_at(positions, of_topics)
             columns["path"] = pa.repeat(pa.scalar(START, pa.binary()), count)
             columns["time"] = batch.column("_time").filter(pa.array(of_topics))
             task.advances.add_rows(operator, LEFT, np.ones(count, bool), columns)
@@ -292,7 +294,7 @@ class Ingest(TaskOfBatch):
         """
         count = int(others.sum())
         if count:
-            columns = {name: pa.array(numbers[others]) for name, numbers in positions.items()}
+            columns = _positions_at(positions, others)
             columns["path"] = pa.repeat(pa.scalar(END_OF_RECORD, pa.binary()), count)
             columns["time"] = batch.column("_time").filter(pa.array(others))
             task.advances.add_rows(operator, side.side, np.ones(count, bool), columns)
@@ -361,3 +363,8 @@ def _rows_of_last_record(batch: pa.RecordBatch, following: pa.RecordBatch) -> in
         if len(others):
             begin = max(begin, int(others[-1]) + 1)
     return count - begin
+
+
+def _positions_at(positions: Mapping[str, Times], chosen: Indices | Mask) -> dict[str, pa.Array]:
+    """Return the columns of the positions of some rows, given by indices or as a mask."""
+    return {name: pa.array(numbers[chosen]) for name, numbers in positions.items()}

@@ -18,7 +18,7 @@ from sluice.engine.stages.ingest import Ingest
 from sluice.engine.stages.stage_output import StageOperator
 from sluice.engine.stages.stage_task import Stage
 from sluice.errors import TopologyError
-from sluice.operators.base import AHEAD, COGROUPED
+from sluice.operators.base import AHEAD, COGROUPED, LEFT, RIGHT
 from sluice.operators.changes import Changes
 from sluice.plan import Column, Edge, Job, Layers, PlannedOperator
 from sluice.plan.arrow_support import on_arrow
@@ -33,7 +33,7 @@ from sluice.plan.operator_parameters import (
     TableLookupParameters,
 )
 from sluice.plan.planned_operators import STORE, result_column
-from sluice.sql.aggregate_expressions import result_type
+from sluice.sql.aggregate_types import type_of_aggregate
 from sluice.values.shapes import Shape
 from sluice.values.sql_text import literal, struct_json, value_json
 from sluice.values.sql_types import compact, struct_fields, struct_type
@@ -73,7 +73,9 @@ class KnownTypes:
                     computed.append(Column(f"{edge.column}_{number}", sql, edge.target))
         # The types of all edges are found at once, because Spark analyzes the whole query again for
         # each call.
-        types = kinds(computed) if computed else {}
+        types: Mapping[str, str] = {}
+        if computed:
+            types = kinds(computed)
         columns: list[Column] = []
         arguments, values = dict(self.arguments), dict(self.values)
         for edge in edges:
@@ -93,7 +95,7 @@ class KnownTypes:
         return layers, replace(self, arguments=arguments, values=values)
 
     def with_shared_rows(self) -> KnownTypes:
-        """Return the types, with those of the edges that take the rows of other edges."""
+        """Return these types and those of the edges that share the rows of other edges."""
         values = dict(self.values)
         for operator in self.job.operators:
             for edge in operator.edges:
@@ -103,7 +105,7 @@ class KnownTypes:
         return replace(self, values=values)
 
     def with_results(self, stage: int) -> KnownTypes:
-        """Return the types, with those of the results of a stage's operators."""
+        """Return these types and the types of the results of a stage's operators."""
         results = dict(self.results)
         for operator in operators_of(self.job, stage):
             results.update(self._result_types(operator, results))
@@ -151,14 +153,18 @@ class KnownTypes:
                 yield operator.result, compact(shape.kind)
             case TableLookupParameters(row=of_table):
                 record = self.values[operator.number, 0]
-                kind = f"struct<left:{record},right:{compact(of_table.kind)}>" if record else ""
-                yield operator.result, kind
+                kind = f"struct<left:{record},right:{compact(of_table.kind)}>"
+                yield operator.result, kind if record else ""
             case StreamJoinParameters() | TableJoinParameters():
-                left, right = (self.values[operator.number, side] for side in (0, 1))
+                left = self.values[operator.number, LEFT]
+                right = self.values[operator.number, RIGHT]
                 fields = {"left": left, "right": right}
                 if isinstance(operator.action, TableJoinParameters) and operator.action.mapped_key:
                     fields[operator.action.mapped_key] = "string"
-                yield operator.result, compact(struct_type(fields)) if left and right else ""
+                kind = ""
+                if left and right:
+                    kind = compact(struct_type(fields))
+                yield operator.result, kind
             case Changes():
                 row = self.values[operator.number, 0]
                 yield operator.result, f"struct<kind:string,old:{row},new:{row}>" if row else ""
@@ -174,10 +180,12 @@ class KnownTypes:
         kinds = self.arguments[operator.number]
         results: list[str] = []
         for (name, _, _), kind in zip(action.functions, kinds, strict=True):
-            results.append(result_type(name, kind))
+            results.append(type_of_aggregate(name, kind))
         if action.scalar and action.plain:
             return results[0]
-        names = action.columns if action.plain else [f"a{i}" for i in range(len(results))]
+        names = action.columns
+        if not action.plain:
+            names = tuple([f"a{number}" for number in range(len(results))])
         return compact(struct_type(dict(zip(names, results, strict=True))))
 
 
@@ -327,12 +335,12 @@ def _one_type(operator: PlannedOperator, kinds: list[str]) -> str:
     if not all(kinds):
         return ""
     first, *rest = kinds
-    other = next((kind for kind in rest if _fields(kind) != _fields(first)), None)
-    if other is not None:
-        raise TopologyError(
-            f"{operator.step}: one stream has values of type {first}, another of type {other}.",
-            next_step="Convert them to the same type with CAST in select or map_values.",
-        )
+    for other in rest:
+        if _fields(other) != _fields(first):
+            raise TopologyError(
+                f"{operator.step}: one stream has values of type {first}, another of type {other}.",
+                next_step="Convert them to the same type with CAST in select or map_values.",
+            )
     return first
 
 
@@ -358,7 +366,9 @@ def _json(edge: Edge, kinds: list[str]) -> str:
     if edge.has_arguments:
         parts = [_argument(sql, kind) for sql, kind in zip(edge.values, kinds, strict=True)]
         return f"concat('[', {_JOINED.join(parts)}, ']')"
-    return (value_json if edge.scalar else struct_json)(edge.values[0])
+    if edge.scalar:
+        return value_json(edge.values[0])
+    return struct_json(edge.values[0])
 
 
 def _argument(sql: str, kind: str) -> str:
@@ -376,7 +386,9 @@ def kinds_by_name(types: Mapping[str, str]) -> Kinds:
     """
 
     def kinds(columns: Sequence[Column]) -> Mapping[str, str]:
-        typed = {column.name: on_arrow(column.sql, types) for column in columns}
-        return {name: compact(expression.type) for name, expression in typed.items()}
+        typed: dict[str, str] = {}
+        for column in columns:
+            typed[column.name] = compact(on_arrow(column.sql, types).type)
+        return typed
 
     return kinds

@@ -81,16 +81,13 @@ class OperatorRows:
             columns[name] = pa.concat_arrays([batch[name] for batch in batches])
             for batch in batches:
                 del batch[name]
-        given = {
-            name: np.asarray(pc.fill_null(columns.pop(name), BEFORE_ALL))
-            for name in ("before", "after")
-        }
+        given: dict[str, Times] = {}
+        for name in ("before", "after"):
+            given[name] = np.asarray(pc.fill_null(columns.pop(name), BEFORE_ALL))
         if timeline is None:
             return cls(columns, given)
-        return cls(
-            columns,
-            timeline.stream_times(pa.table({name: columns[name] for name in ("side", *SORT_KEY)})),
-        )
+        position_columns = {name: columns[name] for name in ("side", *SORT_KEY)}
+        return cls(columns, timeline.stream_times(pa.table(position_columns)))
 
     @classmethod
     def of_results(cls, emitted: pa.RecordBatch) -> Self:
@@ -213,9 +210,8 @@ class OperatorRows:
     def _take(self, indices: Indices) -> Self:
         places = pa.array(indices)
         columns = {name: taken(column, places) for name, column in self.columns.items()}
-        return type(self)(
-            columns, {name: times[indices] for name, times in self.stream_times.items()}
-        )
+        stream_times = {name: times[indices] for name, times in self.stream_times.items()}
+        return type(self)(columns, stream_times)
 
     def _part(self, indices: Indices) -> Self:
         """Like `_take`, but each column is made when it is first read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -89,15 +90,16 @@ class OperatorRun:
         plan, partitions = self.spec.plan, self._stored.before.partitions
         # A processor that has the stream time of topics may get several rows of one record, or
         # none.
-        fires_after_record = self.timeline is not None and (
-            bool(plan.timed_by_topics) or any(edge.counts_every_record for edge in plan.edges)
-        )
+        fires_after_record = False
+        latest_of_sides = BEFORE_ALL, BEFORE_ALL
+        if self.timeline is not None:
+            counts_every_record = any(edge.counts_every_record for edge in plan.edges)
+            fires_after_record = bool(plan.timed_by_topics) or counts_every_record
+            latest_of_sides = self.timeline.latest_of_sides
         return BatchOfOperator(
             now=self._stored.before.now,
             closed=self.closed,
-            latest_of_sides=(
-                (BEFORE_ALL, BEFORE_ALL) if self.timeline is None else self.timeline.latest_of_sides
-            ),
+            latest_of_sides=latest_of_sides,
             is_one_task=all(partitions[topic] == 1 for topic in plan.topics),
             fires_after_record=fires_after_record,
             only_last=self.spec.only_last,
@@ -147,10 +149,13 @@ class OperatorRun:
             releases: Releases = UnmatchedSearches(timeline, releasing.searches)
         else:
             plan = self.spec.plan
+            turn = b""
+            if releasing.after_record:
+                turn = turn_of_timers(plan.stage, plan.number)
             releases = Releases(
                 ClockTime(self._stored.before.now) if releasing.by_clock else timeline,
                 before_row=releasing.before_row,
-                turn=turn_of_timers(plan.stage, plan.number) if releasing.after_record else b"",
+                turn=turn,
             )
         self._schedule_due(releases)
         return releases
@@ -227,11 +232,10 @@ class OperatorRun:
         """Load the states of the keys that are not loaded, in one read."""
         keys = [key for key in keys if key not in self._loaded]
         self._loaded.update(keys)
-        self.states |= (
-            self._states_in_store(keys)
-            if self.spec.has_states_in_store
-            else self._stored_states(keys)
-        )
+        if self.spec.has_states_in_store:
+            self.states |= self._states_in_store(keys)
+        else:
+            self.states |= self._stored_states(keys)
         if self.spec.queryable_stores:
             for key in keys:
                 # A processor replaces entries, and never changes them in place, so copied
@@ -575,15 +579,12 @@ class OperatorRun:
         """Add the changes of a processor's stores that can be queried."""
         if not self.spec.queryable_stores:
             return
-        entries_after = [self.operator.entries(state) for state in self.states.values()]
+        entries_after = [*map(self.operator.entries, self.states.values())]
         entries_before = [self._entries_before[key] for key in self.states]
         for number, group_id in enumerate(self.spec.queryable_stores):
-            before = self.operator.rows_of_entries(
-                number, [entries[number] for entries in entries_before]
-            )
-            after = self.operator.rows_of_entries(
-                number, [entries[number] for entries in entries_after]
-            )
+            entries_of_store = itemgetter(number)
+            before = self.operator.rows_of_entries(number, [*map(entries_of_store, entries_before)])
+            after = self.operator.rows_of_entries(number, [*map(entries_of_store, entries_after)])
             keys: list[str] = []
             values: list[str | None] = []
             for key, text_before, text in zip(self.states, before, after, strict=True):
@@ -614,7 +615,7 @@ class OperatorRun:
                 yield State(number, key, None, replaces=replaced)
 
     def shared_states(self) -> Iterator[State]:
-        """Yield states of no single key: tables' copied rows, and what the worker's keys share."""
+        """Yield the states that belong to no single key: tables' copied rows, and shared state."""
         yield from self.copied_rows.states_to_store()
         if (shared := self.operator.shared) is not None:
             yield State(

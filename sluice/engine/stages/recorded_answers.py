@@ -59,19 +59,21 @@ class RecordedAnswers:
 
     def _answers(self, turn: Sequence[_Placed]) -> list[Answered]:
         """Return the answers of these rows; empty answers for rows that need none."""
-        ids = [
-            self._id(position, row) if self.operator.needs_answer(row) else ""
-            for position, row in turn
-        ]
-        answers = self._recorded([each for each in dict.fromkeys(ids) if each])
+        ids: list[str] = []
         # Rows with the same id are the same input of the same record, and share a call.
-        unanswered: dict[str, Row] = {}
-        for each, (_, row) in zip(ids, turn, strict=True):
-            if each and each not in answers:
-                unanswered.setdefault(each, row)
+        row_of_id: dict[str, Row] = {}
+        for position, row in turn:
+            answer_id = ""
+            if self.operator.needs_answer(row):
+                answer_id = self._id(position, row)
+                row_of_id.setdefault(answer_id, row)
+            ids.append(answer_id)
+        answers = self._recorded(list(row_of_id))
+        unanswered = {each: row for each, row in row_of_id.items() if each not in answers}
         if unanswered:
             answers |= self._ask(unanswered)
-        return [answers[each] if each else Answered() for each in ids]
+        answers[""] = Answered()
+        return [answers[each] for each in ids]
 
     def _ask(self, asked: Mapping[str, Row]) -> dict[str, Answered]:
         """Ask for these rows, and record the answers.

@@ -99,7 +99,7 @@ class Releases:
             heappush(self._heap, (due, key))
 
     def scheduled(self, keys: Sequence[str]) -> list[str]:
-        """Return those of the keys whose results are scheduled."""
+        """Return the keys that have scheduled results."""
         if not self._due:
             return []
         return [key for key in keys if key in self._due]

@@ -128,7 +128,12 @@ class ShuffleTarget:
             changed["side"] = pa.repeat(pa.scalar(self.side, pa.int32()), count)
         if self.foreign is not None:
             changed["foreign"] = chosen(self.foreign)
-        arrays = [changed[name] if name in changed else chosen(name) for name in SCHEMA.names]
+        arrays: list[pa.Array] = []
+        for name in SCHEMA.names:
+            if name in changed:
+                arrays.append(changed[name])
+            else:
+                arrays.append(chosen(name))
         return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 

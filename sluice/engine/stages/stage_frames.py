@@ -81,7 +81,8 @@ def _apply_transformation(frame: DataFrame, step: Transformation) -> DataFrame:
             next_step="Filter and aggregate with the steps of the pipeline, before or after "
             "transform.",
         )
-    missing = {_ROW, *(name for name, _, _ in step.outputs)} - set(result.columns)
+    declared_columns = [name for name, _, _ in step.outputs]
+    missing = {_ROW, *declared_columns} - set(result.columns)
     if missing:
         raise EngineError(
             f"The function at {step.at} returns a DataFrame without {', '.join(sorted(missing))}.",

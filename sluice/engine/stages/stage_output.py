@@ -99,8 +99,11 @@ class StageOperator:
     @cached_property
     def queryable_stores(self) -> tuple[int, ...]:
         """The group numbers of a processor's stores that can be queried."""
-        groups = [store.group_id for store in self.plan.stores.values()]
-        return tuple(group_id for group_id in groups if group_id is not None)
+        groups: list[int] = []
+        for store in self.plan.stores.values():
+            if store.group_id is not None:
+                groups.append(store.group_id)
+        return tuple(groups)
 
 
 class Released(NamedTuple):
@@ -423,8 +426,9 @@ class StageOutput:
             return
         origins = [origin for origin, _, _ in outcomes]
         indices = np.flatnonzero(np.isin(np.asarray(rows.columns["origin"]), origins))
-        names = "origin", "path", "side", "undecided"
-        of_rows = (rows.values_at(name, indices).to_pylist() for name in names)
+        of_rows: list[list[Any]] = []
+        for name in ("origin", "path", "side", "undecided"):
+            of_rows.append(rows.values_at(name, indices).to_pylist())
         decided: list[tuple[int, int, int]] = []
         for origin, path, side, undecided in zip(*of_rows, strict=True):
             passed_over = outcomes.get((origin, path, side))
@@ -491,9 +495,9 @@ class StageOutput:
         if results.headers is not None:
             columns["headers"] = results.headers.take(taken)
         if results.windows is not None:
-            columns["window_start"], columns["window_end"] = (
-                pa.array(bounds[chosen]) for bounds in results.windows
-            )
+            starts, ends = results.windows
+            columns["window_start"] = pa.array(starts[chosen])
+            columns["window_end"] = pa.array(ends[chosen])
         batch = rows(len(chosen), columns | {"before": BEFORE_ALL, "after": BEFORE_ALL})
         self._batches.append(batch)
         return batch
@@ -507,10 +511,9 @@ class StageOutput:
 
     def _send_late_rows(self, sink: int, rows_of: OperatorRows, late: Indices) -> None:
         """Send the original values of rows to the topic for late records."""
-        columns = {
-            name: rows_of.values_at(name, late)
-            for name in ("key", "time", "headers", "sequence", "origin")
-        }
+        columns: dict[str, pa.Array] = {}
+        for name in ("key", "time", "headers", "sequence", "origin"):
+            columns[name] = rows_of.values_at(name, late)
         columns["value"] = rows_of.values_at("foreign", late)
         columns["path"] = result_paths(
             rows_of.values_at("path", late), np.zeros(len(late), np.intp)
@@ -562,9 +565,9 @@ class StageOutput:
         is_kept = boolean_mask(pc.invert(pc.and_(batch.column("emitted"), of_stores)))
         stored = np.flatnonzero(~is_kept)
         table = pa.Table.from_batches([batch]).take(pa.array(stored))
-        state_row = [
-            ranks(table.column(name)) for name in ("window_end", "window_start", "key", "target")
-        ]
+        state_row: list[Indices] = []
+        for name in ("window_end", "window_start", "key", "target"):
+            state_row.append(ranks(table.column(name)))
         order = np.lexsort([*position_keys(table), *state_row])
         differs = np.zeros(len(order), bool)
         for numbers in state_row:

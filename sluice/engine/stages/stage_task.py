@@ -179,8 +179,9 @@ class StageRows:
         self.worker = batch.column("worker")[0].as_py()
         is_report = pc.equal(batch.column("side"), STREAM_TIME)
         reports = batch.filter(is_report)
-        columns = (reports.column(name).to_pylist() for name in ("target", "advances"))
-        for target, advances in zip(*columns, strict=True):
+        targets_of_reports = reports.column("target").to_pylist()
+        advances_reported = reports.column("advances").to_pylist()
+        for target, advances in zip(targets_of_reports, advances_reported, strict=True):
             self.reports.setdefault(target, []).append(advances)
         if reports.num_rows:
             batch = batch.filter(pc.invert(is_report))

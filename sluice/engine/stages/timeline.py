@@ -133,7 +133,7 @@ class Timeline:
     @cached_property
     def _positions(self) -> tuple[Times, Times, pa.ChunkedArray]:
         """The sequences, origins and paths of the advances."""
-        sequences, origins, paths = (self._table.column(name) for name in SORT_KEY)
+        sequences, origins, paths = self._table.select(SORT_KEY).columns
         return sequences.to_numpy(), origins.to_numpy(), paths
 
     @property
@@ -147,9 +147,8 @@ class Timeline:
         # It is the smallest closed time of the active partitions.
         closed = np.full(len(self._times) + 1, BEFORE_ALL)
         if self._active:
-            closed = np.minimum.reduce(
-                [clocks.closed.after[clocks.counts] for clocks in self._active]
-            )
+            closed_by_partition = [clocks.closed.after[clocks.counts] for clocks in self._active]
+            closed = np.minimum.reduce(closed_by_partition)
         closed = np.maximum(closed, self.closed_before)
         closed[0] = self.closed_before
         closings = np.flatnonzero(np.diff(closed) > 0)
@@ -204,8 +203,11 @@ class Timeline:
         # Kafka Streams searches for unmatched records only when it processes a record that is not
         # out of order.
         is_in_order = self._complete & (self._times == self._partitions[0].all_rows.after[1:])
-        indices = [np.flatnonzero(is_in_order & (self._sides == side)) for side in (LEFT, RIGHT)]
-        return tuple((of_side, self._times[of_side]) for of_side in indices)
+        searches: list[tuple[Indices, Times]] = []
+        for side in (LEFT, RIGHT):
+            of_side = np.flatnonzero(is_in_order & (self._sides == side))
+            searches.append((of_side, self._times[of_side]))
+        return tuple(searches)
 
     @property
     def after(self) -> dict[str, int]:

@@ -128,8 +128,8 @@ class Functions:
                     "or Python functions.",
                 )
         self.fields, self.scalar = fields, scalar
-        accumulator = table_accumulator_of if subtracts else accumulator_of
-        accumulators = [accumulator(function) for function in functions]
+        new_accumulator = table_accumulator_of if subtracts else accumulator_of
+        accumulators = [*map(new_accumulator, functions)]
         arguments = [function.json_type for function in functions]
         self.kind = tuple[tuple(accumulator.kind for accumulator in accumulators)]  # type: ignore[misc]
         self._decode = msgspec.json.Decoder(tuple[tuple(arguments)]).decode  # type: ignore[misc]
@@ -151,13 +151,14 @@ class Functions:
             if functions[at].name not in _COUNTING:
                 self._json_results.append(at)
         self.accumulators = accumulators
-        self._in_place = [
-            accumulator for accumulator in accumulators if isinstance(accumulator, InPlace)
-        ]
         self._adders = [accumulator.add for accumulator in accumulators]
-        self._has_only_counts = all(
-            isinstance(accumulator, Count | CountDistinct) for accumulator in accumulators
-        )
+        self._in_place: list[InPlace] = []
+        self._has_only_counts = True
+        for accumulator in accumulators:
+            if isinstance(accumulator, InPlace):
+                self._in_place.append(accumulator)
+            if not isinstance(accumulator, Count | CountDistinct):
+                self._has_only_counts = False
         """Whether all results are counts, which can always be written as JSON."""
         self._last: tuple[str | None, Any] = None, self._nulls
         """The last value read, and the arguments decoded from it. No accumulator changes arguments,
@@ -470,7 +471,7 @@ _WITHOUT_INTEGERS = IMMUTABLE - {int}
 
 
 def _plain_aggregates(declared: Declared) -> Callable[[Any], bool]:
-    """Return `Declared.is_plain`, except that None, which is no aggregate, is never plain."""
+    """Return `Declared.is_plain`, except that None, which is not an aggregate, is never plain."""
     is_plain = declared.is_plain
     if is_plain(None):
         return lambda value: value is not None and is_plain(value)

@@ -105,8 +105,9 @@ class _BatchWindows:
     def continued_windows(self) -> list[_Continued]:
         held = self.held
         chosen = np.flatnonzero(self.continued >= 0)
-        columns = held.keys, held.starts, held.times, self.continued
-        return list(map(_Continued, *(column[chosen].tolist() for column in columns)))
+        keys, starts = held.keys[chosen].tolist(), held.starts[chosen].tolist()
+        times, windows = held.times[chosen].tolist(), self.continued[chosen].tolist()
+        return [*map(_Continued, keys, starts, times, windows)]
 
 
 def _merged(
@@ -199,7 +200,7 @@ def _in_order(results: Results) -> Results:
 
 
 def _with_tombstones(results: Results, continued: Sequence[_Continued]) -> Results:
-    """Return the results after tombstones for the sessions that have changed their bounds."""
+    """Return the results, preceded by tombstones for sessions whose bounds have changed."""
     assert results.windows is not None
     starts, ends = results.windows
     new_bounds = list(zip(starts.tolist(), ends.tolist(), strict=True))

@@ -82,8 +82,8 @@ class WindowRanges:
 
     def tuples(self) -> Iterator[tuple[int, int, int, int]]:
         """Return the number of the key, the start, `first` and `behind` of each window."""
-        columns = (column.tolist() for column in (self.keys, self.starts, self.first, self.behind))
-        return zip(*columns, strict=True)
+        keys, starts = self.keys.tolist(), self.starts.tolist()
+        return zip(keys, starts, self.first.tolist(), self.behind.tolist(), strict=True)
 
     def over_ranges(self, combine: np.ufunc, values: Integers) -> Integers:
         """Combine the values of each window's records."""

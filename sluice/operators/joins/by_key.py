@@ -150,19 +150,11 @@ class TableJoin(Operator[TablePair]):
         if self._ahead or (rows.sides >= AHEAD).any():
             return None
         is_new = ~rows.is_old
-        sides = (
-            _SideOfRows(
-                rows,
-                is_new & (rows.sides == LEFT),
-                [(state.left, state.left_time) for state in states],
-            ),
-            _SideOfRows(
-                rows,
-                is_new & (rows.sides == RIGHT),
-                [(state.right, state.right_time) for state in states],
-            ),
-        )
-        left, right = sides
+        stored_left = [(state.left, state.left_time) for state in states]
+        stored_right = [(state.right, state.right_time) for state in states]
+        left = _SideOfRows(rows, is_new & (rows.sides == LEFT), stored_left)
+        right = _SideOfRows(rows, is_new & (rows.sides == RIGHT), stored_right)
+        sides = left, right
         had_result = self._has_result(left.had_value, right.had_value)
         has_result = self._has_result(left.has_value, right.has_value)
         # A row sends nothing in the same cases as in `process`.
@@ -289,9 +281,9 @@ class _SideOfRows:
         return list(zip(keys.tolist(), values, self._times[last].tolist(), strict=True))
 
     def _places(self, indices: Indices) -> Indices:
-        """Return indices into an array: the values of all rows, then those of the states.
+        """Return places in an array that has the values of all rows, then those of all states.
 
-        For the index -1, the result is the index of the state's value, for the key of the row.
+        An index of a row is its place. For -1, the place is that of the state of the row's key.
         """
         return np.where(indices >= 0, indices, len(self._rows) + self._rows.key_numbers)
 
@@ -381,9 +373,8 @@ class StreamTableJoin(Operator[TableValue]):
         dropped = {"null_value": np.flatnonzero(of_stream & ~rows.has_value)}
         if not self.mapped:
             return Results(sent, values, rows.times[sent], dropped=dropped)
-        starts, ends = (
-            np.asarray(rows.columns[name].take(taken)) for name in ("window_start", "window_end")
-        )
+        starts = np.asarray(rows.columns["window_start"].take(taken))
+        ends = np.asarray(rows.columns["window_end"].take(taken))
         own_keys = rows.columns["foreign"].take(taken)
         return Results(
             sent, values, rows.times[sent], keys=own_keys, windows=(starts, ends), dropped=dropped

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from sluice.operators.base import MOVED, RIGHT, Output, Row
 from sluice.operators.columns import BatchTimeline, KeyedRows, KeyStates, Results
 from sluice.operators.joins.by_key import joined
-from sluice.operators.joins.foreign_stays import join_columns
-from sluice.operators.joins.referred import Referred
+from sluice.operators.joins.foreign_key_columns import join_columns
+from sluice.operators.joins.foreign_key_state import Referred
 from sluice.operators.operator import Operator
 
 

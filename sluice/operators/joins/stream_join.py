@@ -262,14 +262,15 @@ class StreamJoin(Operator[Sides]):
         Forget stored records that can no longer be matched, too.
         """
         last = rows.last_of_keys(rows.has_value)
-        left, right = (rows.stream_times[name] for name in ("left", "right"))
+        left, right = rows.stream_times["left"], rows.stream_times["right"]
         for number, state in states.existing():
             if (index := last[number]) >= 0:
                 self._forget_expired(state, (int(left[index]), int(right[index])))
         stored = unexpired_rows(self.lateness, rows, self._passed)
         values = rows.columns["value"].take(pa.array(stored)).to_pylist()
-        columns = (each[stored].tolist() for each in (rows.key_numbers, rows.sides, rows.times))
-        for number, side, time, value in zip(*columns, values, strict=True):
+        numbers = rows.key_numbers[stored].tolist()
+        sides, times = rows.sides[stored].tolist(), rows.times[stored].tolist()
+        for number, side, time, value in zip(numbers, sides, times, values, strict=True):
             of_side = states[number].right if side == RIGHT else states[number].left
             insort(of_side.records, StoredRecord(time, value, False), key=_TIME)
 
@@ -362,12 +363,13 @@ class StreamJoin(Operator[Sides]):
                 continue
             records = side.records
             count = bisect_right(records, last, key=_TIME)
-            due += [
-                (record.time, number, record)
-                for record in records[:count]
-                if record.waits_for_match
-            ]
-            records[:count] = [record for record in records[:count] if not record.waits_for_match]
+            matched: list[StoredRecord] = []
+            for record in records[:count]:
+                if record.waits_for_match:
+                    due.append((record.time, number, record))
+                else:
+                    matched.append(record)
+            records[:count] = matched
             waiting = (record.time for record in records if record.waits_for_match)
             side.waits_from = next(waiting, NEVER)
         # Kafka Streams' store of unmatched records has this order, for all
@@ -409,12 +411,10 @@ class StreamJoin(Operator[Sides]):
         sent = self.release_due(state)
         if sent is not None:
             return sent
-        sides = enumerate((state.left, state.right))
-        expire = (
-            self.lateness.expires_at(number, side.records[0].time)
-            for number, side in sides
-            if side.records
-        )
+        expire: list[int] = []
+        for number, side in enumerate((state.left, state.right)):
+            if side.records:
+                expire.append(self.lateness.expires_at(number, side.records[0].time))
         return min(expire, default=None)
 
     def close(

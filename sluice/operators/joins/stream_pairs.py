@@ -92,7 +92,8 @@ class MatchingPairs:
         # A pair of two records in states was sent in an earlier batch. It gets the row -1, and is
         # left out below.
         row = records.order[cause].clip(-1)
-        left_time, right_time = (rows.stream_times[name][row] for name in ("left", "right"))
+        left_time = rows.stream_times["left"][row]
+        right_time = rows.stream_times["right"][row]
         last_expired = last_expired_of_sides(lateness, records.sides[other], left_time, right_time)
         is_match = (row >= 0) & (records.times[other] > last_expired)
         matching = np.flatnonzero(is_match)
@@ -117,8 +118,9 @@ def join_columns(
     # A key may have rows of several partitions, each with a stream time of its own. If stream time
     # falls from one row to the next, the earlier row has made more records expire than the times of
     # the later row show. The columns cannot express this.
-    if any(falls(rows.stream_times[name], rows.key_numbers).any() for name in ("left", "right")):
-        return None
+    for name in ("left", "right"):
+        if falls(rows.stream_times[name], rows.key_numbers).any():
+            return None
     records = JoinRecords.of(states, rows)
     matches = MatchingPairs.of(lateness, records, rows)
     if matches is None:
@@ -138,10 +140,9 @@ def unexpired_rows(lateness: JoinLateness, rows: KeyedRows, passed: tuple[int, i
     `passed`: for each side, the stream time that has been passed for all keys when the batch ends.
     """
     last = np.repeat(rows.last_of_keys(rows.has_value), np.diff(rows.starts))
-    left, right = (
-        np.maximum(rows.stream_times[name][last], of_all)
-        for name, of_all in zip(("left", "right"), passed, strict=True)
-    )
+    passed_left, passed_right = passed
+    left = np.maximum(rows.stream_times["left"][last], passed_left)
+    right = np.maximum(rows.stream_times["right"][last], passed_right)
     last_expired = last_expired_of_sides(lateness, rows.sides, left, right)
     return np.flatnonzero(rows.has_value & (rows.times > last_expired))
 
@@ -181,7 +182,8 @@ def _pairs(lateness: JoinLateness, records: JoinRecords) -> tuple[Indices, Indic
         return None
     first_of_key = records.keys * numbers_of_key
     places = first_of_key + (records.times - first_time)
-    left, right = (_sorted_side(records, side, places) for side in (LEFT, RIGHT))
+    left = _sorted_side(records, LEFT, places)
+    right = _sorted_side(records, RIGHT, places)
     earliest = records.times[left] - lateness.ahead[RIGHT] - first_time
     latest = records.times[left] + lateness.ahead[LEFT] - first_time
     places_of_right, first_of_left = places[right], first_of_key[left]

@@ -82,14 +82,16 @@ def _reached(rows: KeyedRows) -> Times:
 def _is_past(lateness: JoinLateness, rows: KeyedRows) -> Mask:
     """Return a mask of the rows whose window and grace have already passed when they come."""
     after = rows.stream_times["after"]
-    is_past = [lateness.is_past(side, rows.times, after) for side in (LEFT, RIGHT)]
-    return np.where(rows.sides == LEFT, *is_past)
+    is_past_left = lateness.is_past(LEFT, rows.times, after)
+    is_past_right = lateness.is_past(RIGHT, rows.times, after)
+    return np.where(rows.sides == LEFT, is_past_left, is_past_right)
 
 
 def _due(lateness: JoinLateness, sides: npt.NDArray[np.integer[Any]], times: Times) -> Times:
     """Return the stream time at which each record is sent unmatched if it waits for a match."""
-    due = [lateness.sent_unmatched_at(side, times) for side in (LEFT, RIGHT)]
-    return np.where(sides == LEFT, *due)
+    due_left = lateness.sent_unmatched_at(LEFT, times)
+    due_right = lateness.sent_unmatched_at(RIGHT, times)
+    return np.where(sides == LEFT, due_left, due_right)
 
 
 def join_outer(
@@ -210,9 +212,9 @@ class _Outcomes:
         first_match = np.full(len(records.keys), NEVER)
         first_match[matches.other[::-1]] = matches.cause[::-1]
         sender, released, advances = departures.sender, departures.released, departures.advances
-        until_sender, until_match = (
-            advances[np.minimum(row, len(advances) - 1)] for row in (sender, first_match)
-        )
+        last_advance = len(advances) - 1
+        until_sender = advances[np.minimum(sender, last_advance)]
+        until_match = advances[np.minimum(first_match, last_advance)]
         by_release = (
             waited & (released < NEVER) & (released <= until_sender) & (released <= until_match)
         )
@@ -261,7 +263,9 @@ def _results(
     sides_of_due = np.concatenate((records.sides[by_row], own))
     numbers = np.concatenate((records.order[by_row], np.arange(len(own))))
     order = np.lexsort((numbers, -sides_of_due, times_of_due, turns, causes))
-    times = np.maximum(*(np.where(each >= 0, records.times[each], -1) for each in (left, right)))
+    left_times = np.where(left >= 0, records.times[left], -1)
+    right_times = np.where(right >= 0, records.times[right], -1)
+    times = np.maximum(left_times, right_times)
     return Results(
         causes[order],
         records.texts(left[order], right[order]),
@@ -273,12 +277,19 @@ def _results(
 def _released(
     records: JoinRecords, outcomes: _Outcomes, key_texts: Sequence[str]
 ) -> ReleasedResults:
-    chosen = np.flatnonzero(outcomes.by_release)
-    keys, due, times, sides = (
-        each[chosen] for each in (records.keys, outcomes.due, records.times, records.sides)
+    released = np.flatnonzero(outcomes.by_release)
+    order = np.lexsort(
+        (
+            records.order[released],
+            -records.sides[released],
+            records.times[released],
+            outcomes.due[released],
+            records.keys[released],
+        )
     )
-    order = np.lexsort((records.order[chosen], -sides, times, due, keys))
-    chosen, keys, due, times, sides = (each[order] for each in (chosen, keys, due, times, sides))
+    chosen = released[order]
+    keys, due = records.keys[chosen], outcomes.due[chosen]
+    times, sides = records.times[chosen], records.sides[chosen]
     begins = np.ones(len(chosen), np.bool_)
     begins[1:] = (np.diff(keys) != 0) | (np.diff(due) != 0)
     indices = np.arange(len(chosen))

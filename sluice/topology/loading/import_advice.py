@@ -58,10 +58,14 @@ def _attribute(name: str, handle: object) -> str:
         return f"Group the records first: group_by(...).{name}(...)."
     public = [attribute for attribute in dir(handle) if not attribute.startswith("_")]
     close = difflib.get_close_matches(name, public, n=1)
-    did_you_mean = f"Did you mean {close[0]}?" if close else ""
+    did_you_mean = ""
+    if close:
+        did_you_mean = f"Did you mean {close[0]}?"
     handles = (Stream, Table, GroupedStream, GroupedTable)
     owners = [kind.__name__ for kind in handles if hasattr(kind, name)]
-    belongs = f"{name} is a method of {' and '.join(owners)}. " if owners else ""
+    belongs = ""
+    if owners:
+        belongs = f"{name} is a method of {' and '.join(owners)}. "
     return f"{belongs}{did_you_mean}".strip()
 
 
@@ -89,5 +93,7 @@ def _arguments(message: str) -> str:
             required.append(f"{parameter.name}=...")
         else:
             optional.append(parameter.name)
-    more = f" Optional: {', '.join(optional)}." if optional else ""
+    more = ""
+    if optional:
+        more = f" Optional: {', '.join(optional)}."
     return f"Write {name}({', '.join(required)}).{more}"

@@ -22,6 +22,7 @@ import msgspec
 
 from sluice.errors import SluiceError, TopologyError, sentence
 from sluice.support.processor_waits import waited_for_processor
+from sluice.topology.expressions import import_parser
 from sluice.topology.loading.pipeline_import import LOAD_SECONDS, load_file
 
 _AT_ONCE = 8
@@ -190,5 +191,6 @@ def main(load: Callable[[Path, float], str]) -> None:
     Its arguments are the time limit and the files; it prints outcomes as JSON.
     """
     paths = [Path(argument) for argument in sys.argv[2:]]
+    import_parser()
     results = _import_all(paths, float(sys.argv[1]), load)
     sys.stdout.buffer.write(msgspec.json.encode([results[path] for path in paths]))

@@ -155,13 +155,18 @@ def declared_names(file: Path) -> tuple[str, ...]:
         text = file.read_text()
     except (OSError, UnicodeDecodeError):
         return ()
+    names: dict[str, None] = {}
     try:
-        calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+        tree = ast.parse(text)
     # A file with a syntax error still needs a pipeline name, for the DAG that shows the error.
     except (SyntaxError, ValueError, RecursionError):
-        return tuple(dict.fromkeys(match[2] for match in _PIPELINE_CALL.finditer(text)))
-    names = [_literal_name(call) for call in calls]
-    return tuple(dict.fromkeys(name for name in names if name))
+        for match in _PIPELINE_CALL.finditer(text):
+            names[match[2]] = None
+        return tuple(names)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (name := _literal_name(node)):
+            names[name] = None
+    return tuple(names)
 
 
 def _literal_name(call: ast.Call) -> str | None:

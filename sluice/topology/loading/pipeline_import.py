@@ -133,4 +133,6 @@ def _place(file: Path, error: BaseException) -> str:
         and Path(error.filename) == file.absolute()
     ):
         lines.append(error.lineno)
-    return f"{file.name}:{lines[-1]}" if lines else file.name
+    if lines:
+        return f"{file.name}:{lines[-1]}"
+    return file.name

@@ -94,11 +94,15 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def timeout_ms(self) -> int | None:
-        return None if self.timeout is None else milliseconds(self.timeout)
+        if self.timeout is None:
+            return None
+        return milliseconds(self.timeout)
 
     @property
     def memory_mb(self) -> int | None:
-        return None if self.memory is None else _memory(self.memory)
+        if self.memory is None:
+            return None
+        return _memory(self.memory)
 
     def applied_to(self, settings: Settings) -> Settings:
         """Return the settings of a run with these options."""

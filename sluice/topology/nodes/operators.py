@@ -9,7 +9,7 @@ from typing import Any, Self
 from typing_extensions import override
 
 from sluice.operators.base import READ
-from sluice.sql.typed_expression import type_of
+from sluice.topology.expressions import type_of
 from sluice.topology.nodes.node import ChildNode, Foreign, Input, Node, StreamOperator, own_key_of
 from sluice.topology.serdes import Contract
 from sluice.topology.value_types import (

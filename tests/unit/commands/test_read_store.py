@@ -86,7 +86,7 @@ def test_a_limit_reads_the_first_entries_of_a_store_that_is_too_large_to_read_wh
 
 
 def test_a_bound_that_is_not_unicode_is_an_error(states: States) -> None:
-    with pytest.raises(QueryError, match=r"prefix is '\\ud800', which is not Unicode text"):
+    with pytest.raises(QueryError, match=r"prefix='\\ud800' is not valid Unicode text"):
         read_store("totals", prefix="\ud800")
 
 

@@ -28,7 +28,7 @@ WRONG: list[tuple[Callable[..., Any], str]] = [
     (lambda: tumbling("-5 s"), r"'-5 s' .* is not a duration\. Write"),
     (lambda: tumbling("1.5 minutes"), r"is not a duration\. Write"),
     (lambda: tumbling(5), r'5 .* is not a duration\. Write .*"5 seconds"'),  # type: ignore[arg-type]
-    (lambda: tumbling(timedelta(microseconds=1_500)), r"no whole number of milliseconds\. .*milliseconds=1\)"),
+    (lambda: tumbling(timedelta(microseconds=1_500)), r"not a whole number of milliseconds\. .*milliseconds=1\)"),
     (lambda: tumbling("1 m", grace=BEFORE), r'grace must be at least 0\. .*grace="15 seconds"'),
     (lambda: tumbling("1 day", zone="UTC", grace=BEFORE), r"grace must be at least 0\. Write"),
     (lambda: tumbling("1 day", zone="Berlin"), r"not the name of a time zone\. .*Europe/Berlin"),

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from sluice.operators.base import MOVED, RIGHT
 from sluice.operators.columns import KeyedRows, Results, pairs_of_ranges, take_or, validity
 from sluice.operators.joins.by_key import joined_texts
-from sluice.operators.joins.referred import Referred
+from sluice.operators.joins.foreign_key_state import Referred
 from sluice.support.arrays import Indices, Mask, Times
 
 
@@ -133,9 +133,8 @@ class _LeftChanges:
         changed = np.flatnonzero(is_last & (self.rows >= rows.starts[self.keys]))
         # A state has its left rows in the order in which they were changed.
         changed = changed[np.argsort(self.rows[changed])]
-        own_keys, values = (
-            column.take(pa.array(changed)).to_pylist() for column in (self.own_keys, self.values)
-        )
+        own_keys = self.own_keys.take(pa.array(changed)).to_pylist()
+        values = self.values.take(pa.array(changed)).to_pylist()
         numbers, adds = self.keys[changed].tolist(), self.adds[changed].tolist()
         for number, own_key, value, is_added in zip(numbers, own_keys, values, adds, strict=True):
             if is_added:
@@ -155,7 +154,8 @@ class _RightBefore:
     @classmethod
     def of(cls, states: Sequence[Referred], rows: KeyedRows, is_right: Mask) -> Self:
         """Return the right rows that precede the rows. The rows `is_right` change them."""
-        last, stored = rows.last_before(is_right), [state.right for state in states]
+        last = rows.last_before(is_right)
+        stored = [state.right for state in states]
         values = take_or(rows.columns["value"], last, stored, rows.key_numbers)
         times_stored = np.array([state.right_time for state in states], np.int64)
         times = np.where(last >= 0, rows.times[last], times_stored[rows.key_numbers])
