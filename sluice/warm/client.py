@@ -133,11 +133,11 @@ def run_warm(
 
     If this process gets a signal to end, kill the run and raise Interrupted.
     """
-    with (
-        interruptible() as begin,
-        warm_run(settings, kafka, master, arguments, delta=delta) as run,
-    ):
+    with ExitStack() as stack:
+        begin = stack.enter_context(interruptible())
+        # No child of this process must ignore SIGINT, and a signal from now on ends the run.
         begin()
+        run = stack.enter_context(warm_run(settings, kafka, master, arguments, delta=delta))
         if run is None:
             if settings.warm != OFF:
                 sys.stderr.write(f"{NO_DRIVER}\n")

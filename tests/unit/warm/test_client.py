@@ -12,14 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sluice.settings import OFF, START_WARM, USE_WARM, Settings
-from sluice.spark_submit import UNFINISHED
+from sluice.spark_submit import UNFINISHED, Interrupted
 from sluice.warm import client
 from sluice.warm.client import LOST, DriverLost, locked, run_warm, warm_run
 from sluice.warm.identity import driver_key, drivers_folder, socket_path
+from sluice.warm.messages import send_request
 from tests.support.fork_servers import Server, fork_server
 
 MASTER = "local[2]"
@@ -109,6 +111,7 @@ INTERRUPTED = """
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 from dataclasses import replace
 from sluice.settings import Settings
 from sluice.spark_submit import Interrupted
@@ -138,6 +141,24 @@ def test_a_run_is_killed_when_its_command_ends(settings: Settings, number: int) 
         assert process.wait() == (-number if number == signal.SIGKILL else 128 + number)
         with pytest.raises(ProcessLookupError):
             os.kill(run, 0)
+
+
+def test_a_signal_while_the_run_is_given_to_the_driver_is_not_lost(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A shell lets its background jobs, and so perhaps these tests, ignore SIGINT.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def send(*arguments: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        send_request(*arguments)
+
+    monkeypatch.setattr("sluice.warm.client.send_request", send)
+    try:
+        with driver(settings), pytest.raises(Interrupted):
+            run_warm(settings, {}, MASTER, ["pass"])
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(
