@@ -14,6 +14,7 @@
 | SLUICE_RUN | | name of the run in audits and notes; in Airflow, the task sets it |
 | SLUICE_COMMIT_OFFSETS | true | whether runs commit offsets to the group sluice-PIPELINE |
 | SLUICE_MEMORY | 1500m | memory of a run, which determines the sizes of its batches and the heap |
+| SLUICE_LIBRARIES | | folder of a pipeline's own libraries; Sluice sets it for a run |
 | SLUICE_WARM | off | whether runs use a warm driver: off, use, or start |
 | SLUICE_POOL | default_pool | Airflow pool of the pipelines' tasks |
 | SLUICE_SERVER_TOKEN | none | token that callers send to state servers; at least 16 characters |
@@ -75,6 +76,8 @@ class Settings:
     """Whether runs commit offsets to a consumer group (`engine/publish/consumer_group.py`)."""
     memory: int = MEMORY_MB
     """The memory that a run's processes may need together, in millions of bytes."""
+    libraries: Path | None = None
+    """The folder of the pipeline's own libraries; None if it has none."""
     warm: str = OFF
     """Whether runs use a warm driver: one of OFF, USE_WARM and START_WARM."""
     pool: str = "default_pool"
@@ -117,6 +120,7 @@ class Settings:
             run=environ.get("SLUICE_RUN", ""),
             commit_offsets=_boolean(environ, "SLUICE_COMMIT_OFFSETS", default=True),
             memory=megabytes("SLUICE_MEMORY", environ.get("SLUICE_MEMORY") or f"{MEMORY_MB}m"),
+            libraries=_path(environ, "SLUICE_LIBRARIES"),
             warm=_one_of(environ, "SLUICE_WARM", (OFF, USE_WARM, START_WARM)),
             pool=environ.get("SLUICE_POOL") or "default_pool",
             server_token=_token(environ),

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +164,11 @@ class SluiceOperator(SparkSubmitOperator):
             configuration = replace(
                 configuration, registry=registry_or_settings(), shards=self._shards(configuration)
             )
+            libraries = self.options.libraries(configuration.home)
+            if libraries is not None:
+                configuration = replace(
+                    configuration, libraries=libraries.build(partial(self.log.info, "%s"))
+                )
             urls = {
                 connection_variable(name): url for name, url in self._database_urls().items() if url
             }

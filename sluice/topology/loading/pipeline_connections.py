@@ -13,7 +13,8 @@ from pathlib import Path
 
 from sluice.errors import SettingsError, SluiceError, TopologyError
 from sluice.settings import Settings
-from sluice.topology.loading.pipeline_folders import declared_names, pipeline_files
+from sluice.topology.loading.declared_names import declared_names
+from sluice.topology.loading.pipeline_folders import pipeline_files
 from sluice.topology.loading.run_options import DEFAULTS, RunOptions, run_options
 
 _LISTED_SECONDS = 10.0

@@ -32,6 +32,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from sluice.errors import SettingsError, TopologyError
+from sluice.provision.libraries import Libraries
 from sluice.settings import LEAST_MEMORY_MB, Settings, megabytes
 from sluice.topology.window_definitions import milliseconds
 from sluice.values.sink_tables import connection_variable
@@ -68,6 +69,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Airflow's connection with the Spark master."""
     spark_conf: dict[str, str] = {}  # msgspec copies it
     """Spark settings, beside those in SLUICE_SPARK_CONF."""
+    requirements: str | None = None
+    """The path of a file with the pipeline's own libraries: for pip, or an archive of packages."""
     kafka_connection: Name | None = None
     """Airflow's connection with the pipeline's Kafka cluster, or the NAME of SLUICE_KAFKA_NAME."""
     shards_connection: Name | None = None
@@ -99,6 +102,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def memory_mb(self) -> int | None:
         return None if self.memory is None else _memory(self.memory)
+
+    def libraries(self, home: Path) -> Libraries | None:
+        """Return the pipeline's own libraries in a home (SLUICE_HOME); None if it has none."""
+        return Libraries(Path(self.requirements), home) if self.requirements else None
 
     def applied_to(self, settings: Settings) -> Settings:
         """Return the settings of a run with these options."""
@@ -237,7 +244,22 @@ def _read(file: Path) -> _File:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file}: {error}.", next_step=f"Correct the file. {_KNOWN}") from None
     _require_valid(file, content)
-    return content
+    pipelines = {
+        name: _with_whole_path(options, file) for name, options in content.pipelines.items()
+    }
+    defaults = _with_whole_path(content.defaults, file)
+    return msgspec.structs.replace(content, defaults=defaults, pipelines=pipelines)
+
+
+def _with_whole_path(options: RunOptions, file: Path) -> RunOptions:
+    """Return options whose requirements, relative to the folder of `file`, have their whole path.
+
+    Empty requirements stay empty: a pipeline has none, although the defaults have.
+    """
+    if not options.requirements:
+        return options
+    path = file.parent.absolute() / options.requirements
+    return msgspec.structs.replace(options, requirements=str(path))
 
 
 def _require_valid(file: Path, content: _File) -> None:
