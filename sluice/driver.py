@@ -39,6 +39,14 @@ CHECK = "--check-executors"
 _ACTIONS = (REBUILD, REPLAY, PROMOTE, DROP, ROLL_BACK, EXPLAIN, CHECK)
 
 
+def reads_records(options: Collection[str]) -> bool:
+    """Return whether the program reads records with these options.
+
+    A pipeline that is paused must not do so: those who start the program check it before.
+    """
+    return THEN_RUN in options or not {*options} & {*_ACTIONS}
+
+
 def main(arguments: list[str], jvm: Jvm = StartedJvm()) -> int:  # noqa: B008 (has no state)
     """Run or rebuild a pipeline. Print errors to standard error, and return the exit status."""
     status = _drive(arguments, jvm)
@@ -128,11 +136,10 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
         from sluice.observe.tracing import traced_run
         from sluice.operations.repair import RepairingRun
         from sluice.plan import Job, explain, load_plan
-        from sluice.state.ledger.run_ends import note_failure, require_running
+        from sluice.state.ledger.run_ends import note_failure
 
     begun = time.monotonic()
     log = structlog.get_logger()
-    require_running(configuration, name)
     with (
         traced_run(name, configuration.run),
         measured_run(configuration, name) as note_ready,

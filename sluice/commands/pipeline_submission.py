@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> NoReturn:
     """Run a pipeline's driver with these options, and end the command with the driver's status."""
     with errors_as_messages(), importing():
+        from sluice.driver import reads_records
         from sluice.errors import EngineError
         from sluice.spark_submit import Interrupted, submission
         from sluice.state.ledger.run_ends import (
@@ -39,7 +40,7 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
         libraries = run_with.libraries(own.home)
         if libraries is not None:
             own = replace(own, libraries=libraries.build(_say))
-        if not options:
+        if reads_records(options):
             require_running(settings(), pipeline)
     with errors_as_messages():
         started_at = now()

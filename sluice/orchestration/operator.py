@@ -32,6 +32,7 @@ from sluice.airflow_releases import (
     AirflowSkipException,
     send_gauge,
 )
+from sluice.driver import reads_records
 from sluice.errors import (
     BrokersUnreachable,
     EngineError,
@@ -222,7 +223,8 @@ class SluiceOperator(SparkSubmitOperator):
 
         A pipeline that runs continuously would be started again at once, so its task waits a while.
         """
-        if (context.get("params") or {}).get("action", "run") != "run":
+        action = (context.get("params") or {}).get("action", "run")
+        if not reads_records(ACTIONS.get(action, ())):
             return
         waits = _WAITS_WHILE_PAUSED if self.continuous else 1
         pause: Pause | None = None
