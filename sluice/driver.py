@@ -141,6 +141,7 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
     begun = time.monotonic()
     log = structlog.get_logger()
     with (
+        within_budgets(configuration, name),
         traced_run(name, configuration.run),
         measured_run(configuration, name) as note_ready,
         note_failure(configuration, name, run=configuration.run),
@@ -157,6 +158,18 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
 
         read = RepairingRun(spark, planned.job, configuration, plan_without).run()
     log.info("run done", pipeline=name, read=read, seconds=round(time.monotonic() - begun, 1))
+
+
+@contextmanager
+def within_budgets(configuration: Settings, name: str) -> Iterator[None]:
+    """Note after the run in the block whether the pipeline's budgets have been exceeded."""
+    try:
+        yield
+    finally:
+        from sluice.observe.budgets import note_budgets
+        from sluice.topology.loading.pipeline_connections import allowances_of
+
+        note_budgets(configuration, name, allowances_of(configuration.pipelines, name))
 
 
 def explain_tasks(configuration: Settings, spark: Future[SparkSession], name: str) -> None:

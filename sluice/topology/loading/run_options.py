@@ -34,7 +34,9 @@ import msgspec
 from sluice.errors import SettingsError, TopologyError
 from sluice.provision.libraries import Libraries
 from sluice.settings import LEAST_MEMORY_MB, Settings, megabytes
+from sluice.topology.loading.declared_names import declared_names
 from sluice.topology.window_definitions import milliseconds
+from sluice.values.budgets import Allowance, Budget
 from sluice.values.sink_tables import connection_variable
 
 FILE = "sluice.toml"
@@ -78,6 +80,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     SLUICE_CONNECTION_NAME."""
     executor_config: dict[str, Any] = {}  # msgspec copies it
     """What Airflow's executor gets with the task, such as a template of its pod."""
+    budget: Budget | None = None
+    """What the runs of a day may cost."""
     on_failure: str | None = None
     """The import path of a function that Airflow calls with its context when a run has failed."""
 
@@ -142,6 +146,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             if name in ("spark_conf", "executor_config"):
                 # The values may be secrets.
                 value = list(value)
+            if isinstance(value, Budget):
+                value = str(value)
             if isinstance(value, (tuple, list)):
                 value = ", ".join(value)
             if value not in (None, ""):
@@ -173,6 +179,9 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     defaults: RunOptions = RunOptions()
     pipelines: dict[str, RunOptions] = {}  # msgspec copies it
+    budget: Budget | None = None
+    """What the runs of all pipelines of the folder may cost together; in the platform's file, those
+    of all teams."""
     limits: _Limits | None = None
 
     def options(self, pipeline: str) -> RunOptions:
@@ -214,6 +223,27 @@ def run_options(folder: Path, file: Path | None, pipeline: str) -> RunOptions:
             f"[limits] of {folder / FILE}.",
         )
     return options
+
+
+def allowances(folder: Path, file: Path | None, pipeline: str) -> list[Allowance]:
+    """Return the budgets that count the runs of a pipeline: its own, its team's, the platform's.
+
+    Raise SettingsError if a `sluice.toml` is invalid.
+    """
+    own = run_options(folder, file, pipeline).budget
+    granted = [] if own is None else [Allowance(own, pipeline, frozenset({pipeline}))]
+    if file is not None and file.parent != folder:
+        of_team = _read(file.parent / FILE).budget
+        if of_team is not None:
+            names: set[str] = {pipeline}
+            for each in file.parent.glob("*.py"):
+                names.update(declared_names(each))
+            whose = f"The pipelines of {file.parent.name}"
+            granted.append(Allowance(of_team, whose, frozenset(names)))
+    of_all = _read(folder / FILE).budget
+    if of_all is not None:
+        granted.append(Allowance(of_all, "All pipelines", None))
+    return granted
 
 
 def unknown_names(folder: Path, pipelines: Iterable[str]) -> list[str]:
