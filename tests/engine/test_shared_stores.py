@@ -66,7 +66,9 @@ class Shop:
         def orders(names: Names) -> Pipeline:
             pipeline = names.pipeline(workers=2)
             store = pipeline.store_of(other, "by_id", value=Name)
-            found = pipeline.stream(names("orders"), value=Order).lookup_in(store, key="customer")
+            found = pipeline.stream(names("orders"), value=Order).lookup_in(
+                store, key="customer", retries=0
+            )
             found.to(names("out"))
             return pipeline
 

@@ -98,7 +98,8 @@ class StoreLookup(Lookup):
                 return {key: bytes(value).decode() for key, value in values.items()}
             except StateError as error:
                 reason = reason or error
-        raise StateError(
+        # Not an error of Sluice, which would end the run: the step repeats the read.
+        raise ConnectionError(
             f"Worker {worker} of {self._store.pipeline} cannot be read at snapshot {snapshot.id}: "
             f"{'it has no shard.' if reason is None else reason.detail}"
         )
