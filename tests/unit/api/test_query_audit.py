@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -15,9 +17,11 @@ KEY = "a-secret-key"
 
 
 @pytest.fixture
-def on(states: States, monkeypatch: pytest.MonkeyPatch) -> None:
+def on(states: States, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     states.publish({KEY: "[1,2]"})
     monkeypatch.setenv("SLUICE_AUDIT_QUERIES", "true")
+    settings.cache_clear()
+    yield
     settings.cache_clear()
 
 
