@@ -68,9 +68,9 @@ def test_records_without_a_value_can_be_dropped_or_rejected() -> None:
     with TopologyTestDriver(orders(on_missing="drop")) as driver:
         driver.pipe("orders", Order("a", 1), key="1")
         assert values(driver) == []
-        assert sum(
-            count for name, count in driver.counts().items() if name.startswith("missing")
-        ) == 1
+        assert (
+            sum(count for name, count in driver.counts().items() if name.startswith("missing")) == 1
+        )
     with TopologyTestDriver(orders(on_missing="error", on_error="dead_letter")) as driver:
         driver.pipe("orders", Order("a", 1), key="1")
         assert values(driver) == []
