@@ -169,7 +169,9 @@ def within_budgets(configuration: Settings, name: str) -> Iterator[None]:
         from sluice.observe.budgets import note_budgets
         from sluice.topology.loading.pipeline_connections import allowances_of
 
-        note_budgets(configuration, name, allowances_of(configuration.pipelines, name))
+        allowances = allowances_of(configuration.pipelines, name)
+        if allowances:
+            note_budgets(configuration, name, allowances)
 
 
 def explain_tasks(configuration: Settings, spark: Future[SparkSession], name: str) -> None:

@@ -22,7 +22,7 @@ def note_budgets(configuration: Settings, pipeline: str, allowances: Sequence[Al
 
     with suppress(SluiceError, OSError), Ledger.open(configuration.ledger) as ledger:
         today = datetime.now(UTC).date()
-        costs = ledger.finished_runs.costs(today) if allowances else []
+        costs = ledger.finished_runs.costs(today)
         spent: list[tuple[Allowance, float, float]] = []
         for allowance in allowances:
             shared = [cost for cost in costs if allowance.includes(cost.pipeline)]

@@ -255,12 +255,14 @@ def _contents(file: Path, seen: set[Path]) -> Iterator[bytes]:
             "relative to the folder of sluice.toml.",
         ) from None
     yield content
-    if file.suffix not in (".txt", ".in"):
+    if file.name.endswith((*_ARCHIVES, ".whl")):
         return
     for line in content.decode(errors="replace").splitlines():
         included = _INCLUDED.match(line.strip())
         if included is not None:
-            yield from _contents(file.parent / included[1], seen)
+            # What an address gives is not read: write exact versions.
+            if "://" not in included[1]:
+                yield from _contents(file.parent / included[1], seen)
             continue
         path = file.parent / line.strip().removeprefix("file://")
         with suppress(OSError):
@@ -293,7 +295,12 @@ def _run_pip(
 ) -> None:
     """Install the packages in a file of requirements, with stand-ins for the kept packages."""
     lines: list[str] = []
+    # The hashes of a locked file are those of the packages themselves.
+    is_locked = any(b"--hash" in content for content in _contents(requirements, set()))
     for package in kept_packages():
+        if is_locked:
+            lines.append(f"{package.name}=={package.version}\n")
+            continue
         wheel = package.write_stand_in(temporary)
         lines.append(f"{package.name} @ {wheel.as_uri()}\n")
     constraints = temporary / "kept.txt"
@@ -305,6 +312,8 @@ def _run_pip(
     ]  # fmt: skip
     # The libraries of another pipeline must not count as installed.
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # pip refuses --target if its configuration asks for installations of the user.
+    variables["PIP_USER"] = "0"
     output: list[str] = []
     with subprocess.Popen(
         command,

@@ -15,7 +15,14 @@ from sluice.errors import SettingsError, SluiceError, TopologyError
 from sluice.settings import Settings
 from sluice.topology.loading.declared_names import declared_names
 from sluice.topology.loading.pipeline_folders import pipeline_files
-from sluice.topology.loading.run_options import DEFAULTS, RunOptions, allowances, run_options
+from sluice.topology.loading.run_options import (
+    DEFAULTS,
+    FILE,
+    RunOptions,
+    allowances,
+    pipeline_folders,
+    run_options,
+)
 from sluice.values.budgets import Allowance
 
 _LISTED_SECONDS = 10.0
@@ -36,6 +43,10 @@ def options_of(folder: Path, pipeline: str, known: str = "") -> RunOptions:
 
 def allowances_of(folder: Path, pipeline: str) -> list[Allowance]:
     """Return the budgets of a pipeline; none if a `sluice.toml` is invalid."""
+    # A run must not read all pipelines' files if nobody has a budget.
+    files = [place / FILE for place in pipeline_folders(folder)]
+    if not any(file.is_file() and b"budget" in file.read_bytes() for file in files):
+        return []
     with suppress(SettingsError):
         return allowances(folder, _file_of(folder, pipeline), pipeline)
     return []

@@ -90,8 +90,13 @@ def test_the_warning_ends_with_a_higher_budget_or_with_the_day(settings: Setting
     with Ledger.open(settings.ledger) as ledger:
         tomorrow = datetime.now(UTC) + timedelta(days=1)
         assert ledger.failures.all(tomorrow) == []
-    (settings.pipelines / "shop" / "sluice.toml").write_text("")
+    (settings.pipelines / "shop" / "sluice.toml").write_text("[budget]\ncpu_hours_per_day = 3\n")
     assert warning(settings, "orders") == ""
+
+
+def test_without_a_budget_there_is_nothing_to_note(settings: Settings) -> None:
+    (settings.pipelines / "shop" / "sluice.toml").write_text("")
+    assert allowances_of(settings.pipelines, "orders") == []
 
 
 def test_the_options_name_the_budget(settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
@@ -111,6 +112,20 @@ def test_a_conflict_of_a_librarys_own_requirement_is_refused(requirements: Path)
     said = refusal(requirements)
     assert f"conflicts with msgspec {version('msgspec')}" in said
     assert "tinylib 4.0 depends on msgspec<0.1" in said
+
+
+def test_a_locked_file_with_hashes_is_installed(requirements: Path) -> None:
+    wheel = write_wheel(requirements.parent, "1.0")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    requirements.write_text(f"./{wheel.name} --hash=sha256:{digest}\n")
+    assert (of(requirements).build(print) / "tinylib.py").exists()
+    requirements.write_text(f"./{wheel.name} --hash=sha256:{'0' * 64}\n")
+    assert "HASHES" in refusal(requirements)
+
+
+def test_a_file_may_include_an_address(requirements: Path) -> None:
+    requirements.write_text("-c https://localhost/constraints.txt\n./tinylib-1.0.whl\n")
+    assert of(requirements).digest
 
 
 def test_mistakes_name_the_file(requirements: Path) -> None:

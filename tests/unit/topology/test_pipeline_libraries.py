@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sluice.errors import TopologyError
+from sluice.orchestration.cached_facts import facts_of_folder
 from sluice.orchestration.dag_facts import facts_text
 from sluice.settings import settings
 from sluice.topology import drawing, load_pipeline, load_pipelines
@@ -115,6 +117,27 @@ def test_airflows_processor_starts_the_installation(folder: Path) -> None:
     then = import_isolated([file], load=facts_text)[file]
     assert then.error == ""
     assert "new_2.0" in then.text
+
+
+def test_a_dag_stays_while_changed_requirements_are_installed(folder: Path, tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        install(folder, name)
+    # Facts of files that have just changed are not kept.
+    long_ago = time.time() - 60
+    for file in tmp_path.rglob("*"):
+        os.utime(file, (long_ago, long_ago))
+    home = settings().home
+    facts, broken = facts_of_folder(folder, home)
+    assert not broken
+    (folder / "new.txt").write_text("./tinylib-2.0-py3-none-any.whl\nno-such-library==1\n")
+    assert facts_of_folder(folder, home) == (facts, [])
+    libraries = libraries_of(folder / "new.py")
+    assert libraries is not None
+    begun = time.monotonic()
+    while not libraries.failure and time.monotonic() - begun < 120:
+        time.sleep(0.1)
+    (failed,) = facts_of_folder(folder, home)[1]
+    assert "Its libraries cannot be installed: " in failed.error.detail
 
 
 def test_a_failed_installation_is_told_and_not_repeated_at_once(folder: Path) -> None:
