@@ -224,7 +224,8 @@ class SluiceOperator(SparkSubmitOperator):
         A pipeline that runs continuously would be started again at once, so its task waits a while.
         """
         action = (context.get("params") or {}).get("action", "run")
-        if not reads_records(ACTIONS.get(action, ())):
+        # An unknown action fails later, with an error that names it.
+        if action not in [*ACTIONS] or not reads_records(ACTIONS[action]):
             return
         waits = _WAITS_WHILE_PAUSED if self.continuous else 1
         pause: Pause | None = None
