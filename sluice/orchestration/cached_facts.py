@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 import sluice
+from sluice.errors import SettingsError
 from sluice.orchestration.dag_facts import DagFacts, FileFacts, facts_text
 from sluice.support.file_modes import make_folder
 from sluice.topology.loading.isolated_imports import Outcome, import_isolated
@@ -77,7 +78,10 @@ def _facts_until_installed(file: Path, home: Path) -> DagFacts | None:
 
     Otherwise, the DAG would be broken for a minute whenever its requirements change.
     """
-    libraries = libraries_of(file)
+    try:
+        libraries = libraries_of(file)
+    except SettingsError:
+        return None
     if libraries is None or libraries.is_built or libraries.failure:
         return None
     entry = _entry(file, home)

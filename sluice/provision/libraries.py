@@ -30,6 +30,7 @@ from sluice.errors import PreflightError, SettingsError
 from sluice.provision.kept_packages import KeptPackage, kept_packages, normalized
 from sluice.support.file_modes import make_folder
 from sluice.support.tar_archives import unpack
+from sluice.values.phrases import counted
 
 FOLDER = "libraries"
 """The folder in SLUICE_HOME."""
@@ -161,7 +162,8 @@ class Libraries:
                 raise
             temporary.replace(self._place)
         failed.unlink(missing_ok=True)
-        say(f"Installed {len(installed_packages(self.folder))} packages in {self.folder}.")
+        count = counted(len(installed_packages(self.folder)), "package")
+        say(f"Installed {count} in {self.folder}.")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from confluent_kafka import Producer
 
 from sluice.kafka.topics import read_topic
 from sluice.local.broker import EmbeddedKafka
+from sluice.warm.client import NO_DRIVER
+from sluice.warm.warm_driver import READY
 from tests.integration.test_command_line import environment_of
 from tests.support.tiny_wheels import write_wheel
 
@@ -41,29 +43,43 @@ def run(home: Path, kafka: EmbeddedKafka, *command: str, **variables: str) -> st
     return process.stdout + process.stderr
 
 
-def test_each_pipeline_runs_with_its_own_version(
+@pytest.fixture
+def versions(
     tmp_path: Path, kafka: EmbeddedKafka, fresh_name: Callable[[str], str]
-) -> None:
+) -> dict[str, str]:
+    """Pipeline → the version of its library; each has a record to read."""
     folder = tmp_path / "pipelines"
     folder.mkdir()
     versions = {fresh_name("old"): "1.0", fresh_name("new"): "2.0"}
     lines: list[str] = []
-    producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for name, version in versions.items():
         write_wheel(folder, version)
         (folder / f"{name}.py").write_text(PIPELINE.format(name=name))
         (folder / f"{name}.txt").write_text(f"./tinylib-{version}-py3-none-any.whl\n")
         lines.append(f'[pipelines.{name}]\nrequirements = "{name}.txt"\n')
         kafka.create_topics({name: 2})
-        producer.produce(name, "word", key="A")
-    assert producer.flush(30) == 0
+        send(kafka, name)
     (folder / "sluice.toml").write_text("".join(lines))
+    return versions
 
+
+def send(kafka: EmbeddedKafka, name: str) -> None:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap})
+    producer.produce(name, "word", key="A")
+    assert producer.flush(30) == 0
+
+
+def written(kafka: EmbeddedKafka, name: str) -> list[bytes | None]:
+    messages = read_topic({"bootstrap.servers": kafka.bootstrap}, f"{name}_out")
+    return [message.value() for message in messages]
+
+
+def test_each_pipeline_runs_with_its_own_version(
+    tmp_path: Path, kafka: EmbeddedKafka, versions: dict[str, str]
+) -> None:
     for name, version in versions.items():
-        output = run(tmp_path, kafka, "run", name)
-        assert "Installing the libraries of" in output
-        messages = read_topic({"bootstrap.servers": kafka.bootstrap}, f"{name}_out")
-        assert [message.value() for message in messages] == [version.encode()]
+        assert "Installing the libraries of" in run(tmp_path, kafka, "run", name)
+        assert written(kafka, name) == [version.encode()]
 
     listed = run(tmp_path, kafka, "libraries", "list")
     for name, version in versions.items():
@@ -71,8 +87,31 @@ def test_each_pipeline_runs_with_its_own_version(
         assert f"tinylib=={version}" in listed
     assert "0 folders removed" in run(tmp_path, kafka, "libraries", "prune")
     # The second run finds what the first has installed.
-    producer.produce(name, "word", key="B")
-    assert producer.flush(30) == 0
+    send(kafka, name)
     assert "Installing" not in run(tmp_path, kafka, "run", name)
-    messages = read_topic({"bootstrap.servers": kafka.bootstrap}, f"{name}_out")
-    assert [message.value() for message in messages] == [b"2.0"] * 2
+    assert written(kafka, name) == [b"2.0"] * 2
+
+
+def test_a_warm_driver_takes_only_runs_with_its_libraries(
+    tmp_path: Path, kafka: EmbeddedKafka, versions: dict[str, str]
+) -> None:
+    old, new = versions
+    built = run(tmp_path, kafka, "libraries", "build", new)
+    libraries = built.partition(f"{new}: ")[2].splitlines()[0]
+    with subprocess.Popen(
+        [sys.executable, "-m", "sluice", "warm"],
+        env=environment_of(tmp_path, kafka) | {"SLUICE_LIBRARIES": libraries},
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as driver:
+        assert driver.stdout is not None
+        try:
+            while READY not in driver.stdout.readline():
+                assert driver.poll() is None
+            assert NO_DRIVER not in run(tmp_path, kafka, "run", new, SLUICE_WARM="use")
+            assert NO_DRIVER in run(tmp_path, kafka, "run", old, SLUICE_WARM="use")
+        finally:
+            driver.terminate()
+            driver.wait(60)
+    assert (written(kafka, old), written(kafka, new)) == ([b"1.0"], [b"2.0"])

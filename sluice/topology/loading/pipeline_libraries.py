@@ -22,8 +22,9 @@ _POLL_S = 0.2
 def libraries_of(file: Path) -> Libraries | None:
     """Return the libraries of the pipeline in a file; None if it has none.
 
-    A file that computes its pipeline's name has those of the defaults. So has a file whose
-    `sluice.toml` is invalid, which the pipeline's DAG reports.
+    A file that computes its pipeline's name has those of the defaults, and a file whose
+    `sluice.toml` is invalid, which the pipeline's DAG reports, has none. Raise SettingsError if the
+    requirements cannot be read.
     """
     names = declared_names(file) or ("",)
     try:
@@ -32,10 +33,10 @@ def libraries_of(file: Path) -> Libraries | None:
         if not file.absolute().is_relative_to(root):
             root = file.absolute().parent
         libraries = run_options(root, file.absolute(), names[0]).libraries(configured.home)
-        if libraries is not None:
-            libraries.digest  # noqa: B018 (raises an error if a file is missing)
     except SettingsError:
         return None
+    if libraries is not None:
+        libraries.digest  # noqa: B018 (raises an error if a file is missing)
     return libraries
 
 

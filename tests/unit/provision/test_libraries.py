@@ -49,7 +49,7 @@ def test_libraries_are_installed_once(requirements: Path) -> None:
     folder = of(requirements).build(said.append)
     assert (folder / "tinylib.py").exists()
     assert said[0] == f"Installing the libraries of {requirements}."
-    assert said[-1] == f"Installed 1 packages in {folder}."
+    assert said[-1] == f"Installed 1 package in {folder}."
 
     said.clear()
     assert of(requirements).build(said.append) == folder

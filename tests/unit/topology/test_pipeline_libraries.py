@@ -91,6 +91,17 @@ def test_an_import_without_the_libraries_says_how_to_install_them(folder: Path) 
     assert broken.error.next_step == "Install them: sluice libraries build new."
 
 
+def test_requirements_that_are_missing_are_told(folder: Path) -> None:
+    (folder / "new.txt").unlink()
+    (folder / "old.txt").unlink()
+    broken = load_pipelines(folder).broken
+    assert [each.error.detail for each in broken] == [
+        f"{folder / name} cannot be read: No such file or directory."
+        for name in ("new.txt", "old.txt")
+    ]
+    assert facts_of_folder(folder, settings().home)[0] == []
+
+
 def test_an_error_of_another_kind_stays_as_it_is(folder: Path) -> None:
     (folder / "new.py").write_text("1 / 0\n")
     with pytest.raises(TopologyError, match=r"ZeroDivisionError: division by zero\.$") as caught:
