@@ -28,6 +28,7 @@ from sluice.state.ledger.placement import Placement
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names
 from tests.servers.hosts import TOKEN, Host
+from tests.support.interruptions import POINTS, Crash, crash, interrupted
 from tests.support.postgres import new_database
 
 
@@ -149,6 +150,31 @@ def test_a_batch_whose_output_is_written_gets_the_same_values(shop: Shop) -> Non
     shop.order("a")
     shop.orders.run()
     assert shop.names == ["Ada", "Eve"]
+
+
+@pytest.mark.parametrize(
+    ("point", "name"),
+    [
+        # Without a plan, nothing says which snapshot the batch would have read.
+        ("before the plan", "Eve"),
+        ("after the plan", "Ada"),
+        ("before the shards", "Ada"),
+        ("after the shards", "Ada"),
+        ("before the output", "Ada"),
+        ("after the output", "Ada"),
+        ("after the ledger", "Ada"),
+    ],
+)
+def test_wherever_the_driver_ends_the_record_gets_one_value(
+    shop: Shop, point: str, name: str
+) -> None:
+    shop.set("a", "Ada")
+    shop.order("a")
+    with interrupted(POINTS[point], crash), pytest.raises((Crash, EngineError)):
+        shop.orders.run()
+    shop.set("a", "Eve")
+    shop.orders.run()
+    assert shop.names == [name]
 
 
 def test_an_unfinished_batch_keeps_its_snapshot(shop: Shop) -> None:
