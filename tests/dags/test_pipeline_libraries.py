@@ -14,7 +14,7 @@ from sluice.orchestration.dags import pipeline_dags
 from sluice.orchestration.operator import SluiceOperator
 from sluice.settings import settings
 from sluice.values.pipeline_modules import use_libraries
-from tests.support.tiny_wheels import write_wheel
+from tests.support.tiny_wheels import write_packages
 
 PIPELINE = """
 import tinylib
@@ -30,10 +30,9 @@ texts.to("priced_" + tinylib.VERSION)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "pipelines"
     folder.mkdir()
-    write_wheel(folder, "1.0")
+    write_packages(folder / "prices.zip", "1.0")
     (folder / "priced.py").write_text(PIPELINE)
-    (folder / "prices.txt").write_text("./tinylib-1.0-py3-none-any.whl\n")
-    (folder / "sluice.toml").write_text('[pipelines.priced]\nrequirements = "prices.txt"\n')
+    (folder / "sluice.toml").write_text('[pipelines.priced]\nrequirements = "prices.zip"\n')
     monkeypatch.setenv("SLUICE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("SLUICE_PIPELINES", str(folder))
     settings.cache_clear()

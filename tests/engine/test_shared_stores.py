@@ -263,6 +263,10 @@ def test_the_shards_may_be_at_a_state_server(
         away = Host(ledger, tmp_path / "away").start(pipeline=name)
         for worker in range(3):
             move(ledger, Placement(name, worker, "127.0.0.1", away.port))
+        # Tasks get the token of the run, because executors lack its environment.
+        shop.orders = replace(
+            shop.orders, settings=replace(shop.orders.settings, server_token=TOKEN)
+        )
         shop.order("a", "b")
         shop.orders.run()
         away.stop()

@@ -8,6 +8,12 @@ from pathlib import Path
 _WHEEL = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
+def write_packages(archive: Path, version: str) -> None:
+    """Write an archive of installed packages with the library, which needs no pip."""
+    # A wheel has the same layout.
+    write_wheel(archive.parent, version).rename(archive)
+
+
 def write_wheel(folder: Path, version: str, requires: str = "", name: str = "tinylib") -> Path:
     """Write a wheel whose module has the function `version` and the constant VERSION."""
     wheel = folder / f"{name}-{version}-py3-none-any.whl"

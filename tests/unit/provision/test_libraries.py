@@ -15,7 +15,7 @@ import pytest
 from sluice.errors import SettingsError
 from sluice.provision.kept_packages import kept_packages
 from sluice.provision.libraries import Libraries, archive_of, installed, remove_unused
-from tests.support.tiny_wheels import write_wheel
+from tests.support.tiny_wheels import write_packages, write_wheel
 
 
 @pytest.fixture
@@ -24,6 +24,14 @@ def requirements(tmp_path: Path) -> Path:
     write_wheel(tmp_path, "2.0")
     file = tmp_path / "requirements.txt"
     file.write_text("./tinylib-1.0-py3-none-any.whl\n")
+    return file
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """An archive of packages, which is unpacked without pip."""
+    file = tmp_path / "packages.zip"
+    write_packages(file, "1.0")
     return file
 
 
@@ -44,23 +52,21 @@ def test_the_packages_that_runs_import_are_kept() -> None:
     assert "pytest" not in names, "they are not needed by an extra of a run"
 
 
-def test_libraries_are_installed_once(requirements: Path) -> None:
+def test_libraries_are_installed_once(archive: Path) -> None:
     said: list[str] = []
-    folder = of(requirements).build(said.append)
+    folder = of(archive).build(said.append)
     assert (folder / "tinylib.py").exists()
-    assert said[0] == f"Installing the libraries of {requirements}."
+    assert said[0] == f"Installing the libraries of {archive}."
     assert said[-1] == f"Installed 1 package in {folder}."
 
     said.clear()
-    assert of(requirements).build(said.append) == folder
+    assert of(archive).build(said.append) == folder
     assert said == []
 
 
-def test_processes_that_install_at_once_install_once(requirements: Path) -> None:
+def test_processes_that_install_at_once_install_once(archive: Path) -> None:
     said: list[str] = []
-    threads = [
-        threading.Thread(target=of(requirements).build, args=(said.append,)) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=of(archive).build, args=(said.append,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -140,14 +146,17 @@ def test_mistakes_name_the_file(requirements: Path) -> None:
     assert refusal(requirements).startswith(f"{requirements} cannot be read: ")
 
 
-def test_a_success_ends_a_failure(requirements: Path) -> None:
-    libraries = of(requirements)
-    write_wheel(requirements.parent, "1.0", requires="msgspec<0.1")
-    with pytest.raises(SettingsError):
-        of(requirements).build(print)
-    write_wheel(requirements.parent, "1.0")
-    libraries.build(print)
-    assert libraries.failure == ""
+def test_a_success_ends_a_failure(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as full:
+        full.setattr("sluice.provision.libraries.zipfile.ZipFile.extractall", _fill_disk)
+        assert "cannot be unpacked: the disk is full" in refusal(archive)
+    assert "the disk is full" in of(archive).failure
+    of(archive).build(print)
+    assert of(archive).failure == ""
+
+
+def _fill_disk(*_: object) -> None:
+    raise OSError("the disk is full")
 
 
 @pytest.mark.parametrize("name", ["packages.zip", "packages.tar.gz"])
@@ -173,21 +182,21 @@ def test_an_archive_with_another_version_of_a_kept_package_is_refused(requiremen
     assert f"use pyarrow=={version('pyarrow')}" in said
 
 
-def test_unused_libraries_are_removed_after_a_month(requirements: Path) -> None:
-    old = of(requirements)
+def test_unused_libraries_are_removed_after_a_month(archive: Path) -> None:
+    old = of(archive)
     old.build(print)
     long_ago = time.time() - 31 * 86_400
     os.utime(old.folder.parent, (long_ago, long_ago))
-    requirements.write_text("./tinylib-2.0-py3-none-any.whl\n")
-    new = of(requirements)
+    write_packages(archive, "2.0")
+    new = of(archive)
     new.build(print)
     assert [each.digest for each in installed(new.home)] == [new.digest]
     assert [each.packages for each in installed(new.home)] == [["tinylib==2.0"]]
     assert remove_unused(new.home) == []
 
 
-def test_a_use_keeps_libraries(requirements: Path) -> None:
-    libraries = of(requirements)
+def test_a_use_keeps_libraries(archive: Path) -> None:
+    libraries = of(archive)
     libraries.build(print)
     long_ago = time.time() - 31 * 86_400
     os.utime(libraries.folder.parent, (long_ago, long_ago))
@@ -195,8 +204,8 @@ def test_a_use_keeps_libraries(requirements: Path) -> None:
     assert remove_unused(libraries.home) == []
 
 
-def test_an_archive_for_executors_has_all_modules(requirements: Path) -> None:
-    folder = of(requirements).build(print)
-    with zipfile.ZipFile(archive_of(folder)) as archive:
-        assert "tinylib.py" in archive.namelist()
+def test_an_archive_for_executors_has_all_modules(archive: Path) -> None:
+    folder = of(archive).build(print)
+    with zipfile.ZipFile(archive_of(folder)) as of_executors:
+        assert "tinylib.py" in of_executors.namelist()
     assert archive_of(folder).parent == folder.parent
