@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "r5"
+revision = "r7"
 down_revision = "r4"
 
 
