@@ -115,7 +115,7 @@ class Lookup(AskingOperator):
     def _expressions(self) -> str:
         recorded = _recorded_as(self.answers, self.policy)
         if isinstance(self.table, SharedStore):
-            return f"{self.by}{recorded}"
+            return f"by {self.by}{recorded}"
         columns = ", ".join(self.table.columns)
         return f"{self.table.column} = {self.by}, {columns}{recorded}"
 
