@@ -44,7 +44,8 @@ PUBLIC: dict[str, list[Any]] = {
     "Topology": [
         sluice.Pipeline, sluice.Serde, sluice.PostgresTable, sluice.DeltaTable, sluice.Stream,
         sluice.GroupedStream, sluice.WindowedStream,
-        sluice.Table, sluice.GlobalTable, sluice.GroupedTable, sluice.Processed, sluice.struct,
+        sluice.Table, sluice.GlobalTable, sluice.GroupedTable, sluice.Processed, sluice.StoreOf,
+        sluice.struct,
         sluice.tumbling, sluice.hopping, sluice.sliding, sluice.session, sluice.within,
         sluice.Window, contracts.Digits, key_text,
         topology.load_pipeline, topology.load_pipelines,

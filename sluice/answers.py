@@ -225,6 +225,7 @@ FailureKind = Literal[
     "clock",
     "growth",
     "retention",
+    "budget",
 ]
 
 
@@ -247,6 +248,7 @@ class Failure(msgspec.Struct, frozen=True):
     | `clock` | the clock of a host is off |
     | `growth` | the state grows without a bound |
     | `retention` | old snapshots and rows cannot be deleted |
+    | `budget` | the runs of today cost more than the budget |
     """
 
     kind: FailureKind

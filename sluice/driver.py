@@ -39,6 +39,14 @@ CHECK = "--check-executors"
 _ACTIONS = (REBUILD, REPLAY, PROMOTE, DROP, ROLL_BACK, EXPLAIN, CHECK)
 
 
+def reads_records(options: Collection[str]) -> bool:
+    """Return whether the program reads records with these options.
+
+    A pipeline that is paused must not do so: those who start the program check it before.
+    """
+    return THEN_RUN in options or not {*options} & {*_ACTIONS}
+
+
 def main(arguments: list[str], jvm: Jvm = StartedJvm()) -> int:  # noqa: B008 (has no state)
     """Run or rebuild a pipeline. Print errors to standard error, and return the exit status."""
     status = _drive(arguments, jvm)
@@ -128,12 +136,12 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
         from sluice.observe.tracing import traced_run
         from sluice.operations.repair import RepairingRun
         from sluice.plan import Job, explain, load_plan
-        from sluice.state.ledger.run_ends import note_failure, require_running
+        from sluice.state.ledger.run_ends import note_failure
 
     begun = time.monotonic()
     log = structlog.get_logger()
-    require_running(configuration, name)
     with (
+        within_budgets(configuration, name),
         traced_run(name, configuration.run),
         measured_run(configuration, name) as note_ready,
         note_failure(configuration, name, run=configuration.run),
@@ -150,6 +158,20 @@ def run(configuration: Settings, spark: Future[SparkSession], name: str) -> None
 
         read = RepairingRun(spark, planned.job, configuration, plan_without).run()
     log.info("run done", pipeline=name, read=read, seconds=round(time.monotonic() - begun, 1))
+
+
+@contextmanager
+def within_budgets(configuration: Settings, name: str) -> Iterator[None]:
+    """Note after the run in the block whether the pipeline's budgets have been exceeded."""
+    try:
+        yield
+    finally:
+        from sluice.observe.budgets import note_budgets
+        from sluice.topology.loading.pipeline_connections import allowances_of
+
+        allowances = allowances_of(configuration.pipelines, name)
+        if allowances:
+            note_budgets(configuration, name, allowances)
 
 
 def explain_tasks(configuration: Settings, spark: Future[SparkSession], name: str) -> None:

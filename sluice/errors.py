@@ -165,6 +165,13 @@ class RetentionFailed(EngineError):
     )
 
 
+class OverBudget(EngineError):
+    """The runs of a day have cost more than a budget in a file `sluice.toml`. They go on."""
+
+    title = "More than the budget"
+    next_step = "See Costs on the page. Let runs start less often, or raise budget in sluice.toml."
+
+
 class BrokersUnreachable(EngineError):
     """No Kafka broker answers at the configured address."""
 

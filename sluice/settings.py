@@ -14,6 +14,7 @@
 | SLUICE_RUN | | name of the run in audits and notes; in Airflow, the task sets it |
 | SLUICE_COMMIT_OFFSETS | true | whether runs commit offsets to the group sluice-PIPELINE |
 | SLUICE_MEMORY | 1500m | memory of a run, which determines the sizes of its batches and the heap |
+| SLUICE_LIBRARIES | | folder of a pipeline's own libraries; Sluice sets it for a run |
 | SLUICE_WARM | off | whether runs use a warm driver: off, use, or start |
 | SLUICE_POOL | default_pool | Airflow pool of the pipelines' tasks |
 | SLUICE_SERVER_TOKEN | none | token that callers send to state servers; at least 16 characters |
@@ -24,6 +25,7 @@
 | SLUICE_TOKEN | none | token that sluice query sends |
 | SLUICE_USER | none | Airflow user that sluice query logs in as, instead of a token |
 | SLUICE_PASSWORD | none | password of the user in SLUICE_USER |
+| SLUICE_AUDIT_QUERIES | false | whether API servers log who has queried which store |
 | SLUICE_REGISTRY | {} | settings of the schema registry's client, as JSON: url and others |
 | SLUICE_KAFKA_NAME | none | librdkafka settings of connection NAME, in capital letters, as JSON |
 | SLUICE_CONNECTION_NAME | none | URL of the database of connection NAME, in capital letters |
@@ -75,6 +77,8 @@ class Settings:
     """Whether runs commit offsets to a consumer group (`engine/publish/consumer_group.py`)."""
     memory: int = MEMORY_MB
     """The memory that a run's processes may need together, in millions of bytes."""
+    libraries: Path | None = None
+    """The folder of the pipeline's own libraries; None if it has none."""
     warm: str = OFF
     """Whether runs use a warm driver: one of OFF, USE_WARM and START_WARM."""
     pool: str = "default_pool"
@@ -86,6 +90,8 @@ class Settings:
     token: str = field(default="", repr=False)
     user: str = ""
     password: str = field(default="", repr=False)
+    audit_queries: bool = False
+    """Whether API servers and state servers log who has queried which store."""
     registry: dict[str, str] = field(default_factory=dict, repr=False)
     """The settings of the schema registry's client; empty without a registry."""
     connections: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -117,6 +123,7 @@ class Settings:
             run=environ.get("SLUICE_RUN", ""),
             commit_offsets=_boolean(environ, "SLUICE_COMMIT_OFFSETS", default=True),
             memory=megabytes("SLUICE_MEMORY", environ.get("SLUICE_MEMORY") or f"{MEMORY_MB}m"),
+            libraries=_path(environ, "SLUICE_LIBRARIES"),
             warm=_one_of(environ, "SLUICE_WARM", (OFF, USE_WARM, START_WARM)),
             pool=environ.get("SLUICE_POOL") or "default_pool",
             server_token=_token(environ),
@@ -129,6 +136,7 @@ class Settings:
             token=environ.get("SLUICE_TOKEN") or "",
             user=environ.get("SLUICE_USER") or "",
             password=environ.get("SLUICE_PASSWORD") or "",
+            audit_queries=_boolean(environ, "SLUICE_AUDIT_QUERIES", default=False),
             registry=_strings(environ, "SLUICE_REGISTRY", {}),
             connections=connections,
             kafka_connections=_kafka_connections(environ),

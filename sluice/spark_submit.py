@@ -33,6 +33,7 @@ from typing import Any
 
 from sluice.errors import SettingsError
 from sluice.provision.class_archive import ARCHIVE_OPTIONS, WRITE_OPTION, class_archive
+from sluice.provision.libraries import ON_EXECUTORS, archive_of
 from sluice.provision.machine_checks import LOOPBACK, find_spark
 from sluice.settings import Settings
 from sluice.support.startup import PREPARED_DAEMON
@@ -82,6 +83,7 @@ _LOCAL_CONF = {"spark.task.maxDirectResultSize": "128m"}
 By default, it stores a result of more than 1 MB as a block, and fetches the block from itself
 through a socket: 3 % of the time of ten million orders."""
 _EXTENSIONS = "spark.sql.extensions"
+_ARCHIVES = "spark.archives"
 DELTA_CONF = {
     _EXTENSIONS: "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -314,6 +316,10 @@ def submission(
         settings = replace(
             settings, spark_conf={**settings.spark_conf, _EXTENSIONS: conf[_EXTENSIONS]}
         )
+    archives = _archives(settings, master)
+    if archives:
+        conf = {**conf, _ARCHIVES: archives}
+        settings = replace(settings, spark_conf={**settings.spark_conf, _ARCHIVES: archives})
     variables = environment(settings, kafka)
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder())
@@ -399,6 +405,17 @@ def package_archive(folder: Path) -> Path:
     return archive
 
 
+def _archives(settings: Settings, master: str) -> str:
+    """Return the archives that Spark unpacks on a cluster's executors, with the user's own ones.
+
+    Return an empty text if the pipeline has no libraries.
+    """
+    if settings.libraries is None or is_local(master):
+        return ""
+    own = settings.spark_conf.get(_ARCHIVES, "").split(",")
+    return ",".join(filter(None, [*own, f"{archive_of(settings.libraries)}#{ON_EXECUTORS}"]))
+
+
 def executor_environment(settings: Settings) -> dict[str, str]:
     """Return the Spark settings that set environment variables of executors.
 
@@ -409,6 +426,8 @@ def executor_environment(settings: Settings) -> dict[str, str]:
     # there. Python searches PYTHONPATH first, so another version of Sluice that is installed
     # on an executor's host is not used.
     conf = {"spark.executorEnv.PYTHONPATH": CODE}
+    if settings.libraries is not None:
+        conf["spark.executorEnv.PYTHONPATH"] = f"{CODE}:{ON_EXECUTORS}"
     if settings.server_ca is not None:
         conf["spark.executorEnv.SLUICE_SERVER_CA"] = str(settings.server_ca)
     return conf
@@ -431,6 +450,7 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
         "SLUICE_COMMIT_OFFSETS": str(settings.commit_offsets).lower(),
         "SLUICE_SPARK_CONF": json.dumps(settings.spark_conf),
         "SLUICE_MEMORY": f"{settings.memory}m",
+        "SLUICE_LIBRARIES": str(settings.libraries or ""),
         "SLUICE_MAX_RECORDS": "" if settings.max_records is None else str(settings.max_records),
         "SLUICE_LINGER_MS": "" if settings.linger_ms is None else str(settings.linger_ms),
         "SLUICE_SERVER_TOKEN": settings.server_token,
@@ -449,9 +469,22 @@ def environment(settings: Settings, kafka: Mapping[str, str]) -> dict[str, str]:
     if spark is not None:
         # Tells spark-submit where PySpark is. Without it, spark-submit starts Python to find out.
         variables["SPARK_HOME"] = str(spark)
+    if settings.libraries is not None:
+        # Python searches the pipeline's own libraries before installed packages.
+        variables["PYTHONPATH"] = _first_of_path(str(settings.libraries))
     for name, default in _ALLOCATORS.items():
         variables[name] = os.environ.get(name, default)
     return variables
+
+
+def _first_of_path(folder: str) -> str:
+    """Return PYTHONPATH with a folder at its beginning."""
+    own = os.environ.get("PYTHONPATH")
+    paths = [folder]
+    for path in own.split(os.pathsep) if own else ():
+        if path != folder:
+            paths.append(path)
+    return os.pathsep.join(paths)
 
 
 def launcher_options(spark: Path | None) -> list[str]:

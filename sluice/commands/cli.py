@@ -23,6 +23,8 @@
 | pause, resume | pause_commands |
 | deploy | deploy_command |
 | warm | warm_command |
+| libraries | libraries_commands |
+| observe | observe_commands |
 
 A new command is a function in one of these files. Commands of a group are registered with its
 `app`, all others below. Commands import everything else inside their functions, so that --help is
@@ -42,6 +44,8 @@ from sluice.commands import (
     generations_commands,
     init_command,
     kafka_commands,
+    libraries_commands,
+    observe_commands,
     pause_commands,
     pipeline_commands,
     produce_commands,
@@ -69,6 +73,8 @@ app = typer.Typer(
 app.add_typer(produce_commands.app, name="produce")
 app.add_typer(kafka_commands.app, name="kafka")
 app.add_typer(topics_commands.app, name="topics")
+app.add_typer(libraries_commands.app, name="libraries")
+app.add_typer(observe_commands.app, name="observe")
 app.add_typer(schema_commands.app, name="schema")
 app.add_typer(query_commands.app, name="query")
 app.add_typer(generations_commands.app, name="generations")

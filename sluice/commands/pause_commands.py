@@ -55,7 +55,8 @@ def resume(pipeline: PipelineName) -> None:
 def _require_known(ledger: object, pipeline: str) -> None:
     """Raise NotFound unless the pipeline has run, or a file defines it."""
     from sluice.state.ledger.ledger import Ledger
-    from sluice.topology.loading.pipeline_folders import declared_names, pipeline_files
+    from sluice.topology.loading.declared_names import declared_names
+    from sluice.topology.loading.pipeline_folders import pipeline_files
 
     assert isinstance(ledger, Ledger)
     if ledger.generations.current_number(pipeline) is not None:

@@ -192,6 +192,10 @@ def _compare(plans: Sequence[Plan]) -> int:
             compared = compare(planned.job, settings(), ledger)
             worst = max(worst, compared.weight)
             _print_comparison(planned, compared)
+            readers = {ref.pipeline for ref in ledger.plans.readers(planned.pipeline.name)}
+            if readers and compared.changes:
+                text = f"  Other pipelines read its stores: {', '.join(sorted(readers))}."
+                out.print(text, markup=False, soft_wrap=True)
     return _STATUS[worst.name.lower()]
 
 

@@ -12,6 +12,7 @@ from sluice.settings import settings
 from sluice.support.startup import importing
 
 if TYPE_CHECKING:
+    from sluice.provision.libraries import Libraries
     from sluice.settings import Settings
     from sluice.topology.pipeline import Pipeline
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = None) -> NoReturn:
     """Run a pipeline's driver with these options, and end the command with the driver's status."""
     with errors_as_messages(), importing():
+        from sluice.driver import reads_records
         from sluice.errors import EngineError
         from sluice.spark_submit import Interrupted, submission
         from sluice.state.ledger.run_ends import (
@@ -30,10 +32,15 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
         from sluice.topology.loading.run_options import run_options
         from sluice.warm.client import run_warm
 
+        # The import of the file needs the libraries.
+        install_libraries(pipeline)
         definition = load(pipeline)
         run_with = run_options(settings().pipelines, definition.file, pipeline)
         own = run_with.with_connections(run_with.applied_to(settings()))
-        if not options:
+        libraries = run_with.libraries(own.home)
+        if libraries is not None:
+            own = replace(own, libraries=libraries.build(_say))
+        if reads_records(options):
             require_running(settings(), pipeline)
     with errors_as_messages():
         started_at = now()
@@ -63,6 +70,20 @@ def submit(pipeline: str, master: str, *options: str, linger_ms: int | None = No
         if status and not options:
             note_killed(settings(), pipeline, "", started_at, EngineError(detail))
     raise typer.Exit(status)
+
+
+def install_libraries(pipeline: str) -> Libraries | None:
+    """Install the libraries of a pipeline, of which only the name is known, if it has any."""
+    from sluice.topology.loading.pipeline_connections import options_of
+
+    libraries = options_of(settings().pipelines, pipeline).libraries(settings().home)
+    if libraries is not None:
+        libraries.build(_say)
+    return libraries
+
+
+def _say(line: str) -> None:
+    err.print(line, markup=False, soft_wrap=True)
 
 
 def settings_of(pipeline: str, file: str = "") -> Settings:

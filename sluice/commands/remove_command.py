@@ -29,7 +29,8 @@ def remove(
     from sluice.errors import Refused
     from sluice.operations.removal import find_removal, remove
     from sluice.state.ledger.ledger import Ledger
-    from sluice.topology.loading.pipeline_folders import declared_names, pipeline_files
+    from sluice.topology.loading.declared_names import declared_names
+    from sluice.topology.loading.pipeline_folders import pipeline_files
 
     with errors_as_messages():
         for file in pipeline_files(settings().pipelines):

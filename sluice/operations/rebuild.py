@@ -749,9 +749,9 @@ def remove_forgotten(ledger: Ledger, name: str) -> None:
         try:
             for worker in workers:
                 drop_shard(worker.location)
-        except StateError as error:
-            # The next call tries again. Meanwhile, a database or state server that is down stops no
-            # rebuild.
+        except (StateError, Refused) as error:
+            # The next call tries again. Meanwhile, a database or state server that is down, or that
+            # has not got the shard yet, stops no rebuild.
             log.warning(
                 "shards not removed", pipeline=name, generation=ref.generation, why=error.detail
             )

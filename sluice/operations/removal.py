@@ -104,8 +104,8 @@ def remove(
 ) -> Removal:
     """Remove a pipeline. Return what has been removed.
 
-    Raise LeaseError if the pipeline is running, Refused if it has standbys, and StateError if a
-    shard cannot be deleted now.
+    Raise LeaseError if the pipeline is running, Refused if it has standbys or other pipelines read
+    its stores, and StateError if a shard cannot be deleted now.
     """
     holder = this_process(settings.run or "remove")
     with Ledger.open(settings.ledger) as ledger:
@@ -118,6 +118,12 @@ def remove(
             raise Refused(
                 f"{pipeline} has standbys, of its workers {workers}.",
                 next_step=f"Remove them first: sluice standby remove {pipeline} WORKER.",
+            )
+        if readers := sorted({ref.pipeline for ref in ledger.plans.readers(pipeline)}):
+            raise Refused(
+                f"The newest batches of {joined(readers)} read stores of {pipeline}.",
+                next_step="Remove store_of from their files and run them once, or remove them "
+                "first.",
             )
         with current_lease(ledger, pipeline, holder, patience) as lease:
             ledger.generations.forget_pipeline(lease.row)

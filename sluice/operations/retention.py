@@ -5,7 +5,7 @@ The retention of windows is in `engine/publish/window_expiry.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -18,6 +18,7 @@ from sluice.state.model import Snapshot
 from sluice.state.remote.opening import open_shard
 
 _ALL = 2**31 - 1
+_LONGEST_BATCH = timedelta(days=7)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ def retain(
     """
     deadline = (now or datetime.now(UTC)) - timedelta(seconds=keep_seconds)
     snapshots = ledger.snapshots.recent(pipeline, limit=_ALL)
-    oldest = _oldest_kept(snapshots, max(keep_snapshots, 1), deadline)
+    read = _read_by_others(ledger, pipeline, now or datetime.now(UTC))
+    oldest = _oldest_kept(snapshots, max(keep_snapshots, 1), deadline, read)
     if oldest is None:
         return RetentionResult(pipeline, 0, 0, {})
     newest = snapshots[0]
@@ -122,21 +124,36 @@ def _oldest_kept(
     snapshots: list[Snapshot],
     keep_snapshots: int,
     deadline: datetime,
+    read: Collection[str] = (),
 ) -> Snapshot | None:
     """Return the oldest snapshot to keep: the one that was the newest at the deadline.
 
-    It is an earlier snapshot if otherwise fewer than `keep_snapshots` were kept. `snapshots` are
-    sorted from newest to oldest.
+    It is an earlier snapshot if otherwise fewer than `keep_snapshots` were kept, or one with an id
+    in `read` were not. `snapshots` are sorted from newest to oldest.
     """
     kept = None
     replaced_at: datetime | None = None
     for index, snapshot in enumerate(snapshots):
         # A snapshot was the newest until the next snapshot replaced it, so its age counts from then
         # on.
-        if replaced_at is None or index < keep_snapshots or replaced_at > deadline:
+        is_young = replaced_at is None or replaced_at > deadline
+        if is_young or index < keep_snapshots or snapshot.id in read:
             kept = snapshot
         replaced_at = snapshot.published_at
     return kept
+
+
+def _read_by_others(ledger: Ledger, pipeline: str, now: datetime) -> set[str]:
+    """Return the ids of the snapshots that unfinished batches of other pipelines read.
+
+    A batch that was planned long ago will hardly be repeated, and does not keep its snapshot.
+    """
+    oldest = (now - _LONGEST_BATCH).timestamp() * 1_000
+    read: set[str] = set()
+    for reader, plan in ledger.plans.readers(pipeline).items():
+        if plan.begun >= oldest and ledger.plans.unpublished(reader) is not None:
+            read.add(plan.snapshots[pipeline])
+    return read
 
 
 def _compact(location: str, keep_from: int) -> int:

@@ -153,11 +153,15 @@ missing."""
 class Lookup(_Stateless):
     """Joins each record with the table's row of its key: `{"left": value, "right": row}`.
 
+    The table is that of a database, or a store of another pipeline.
+
     `Row.key` is the key to look up, and `Row.foreign` is the record's own key. `read` reads the
     table's rows of many keys.
     """
 
     rows_at_once = _LOOKED_UP_AT_ONCE
+    source = "the database"
+    """What is read, in errors."""
 
     def __init__(
         self,
@@ -184,9 +188,9 @@ class Lookup(_Stateless):
         (rows_by_key,) = self._calls.all([partial(self._read, keys)])
         if isinstance(rows_by_key, BaseException):
             raise EngineError(
-                f"{self._step}: the database cannot be read: {sentence(error_text(rows_by_key))}",
+                f"{self._step}: {self.source} cannot be read: {sentence(error_text(rows_by_key))}",
                 next_step="Nothing from the batch was published. "
-                "Run again when the database answers.",
+                f"Run again when {self.source} answers.",
             )
         return [rows_by_key.get(row.key) for row in rows]
 

@@ -20,11 +20,13 @@ from pathlib import Path
 import msgspec
 
 import sluice
+from sluice.errors import SettingsError
 from sluice.orchestration.dag_facts import DagFacts, FileFacts, facts_text
 from sluice.support.file_modes import make_folder
 from sluice.topology.loading.isolated_imports import Outcome, import_isolated
 from sluice.topology.loading.pipeline_folders import Broken, pipeline_files, usable_files
 from sluice.topology.loading.pipeline_import import LOAD_SECONDS
+from sluice.topology.loading.pipeline_libraries import libraries_of
 from sluice.values.import_inputs import Inputs
 
 _LONGEST_SECONDS = 3_600.0
@@ -55,6 +57,11 @@ def facts_of_folder(
     imported = import_isolated([file for file in files if file not in cached], seconds, facts_text)
     for file in files:
         outcome = imported.get(file)
+        earlier = None
+        if outcome is not None and outcome.error:
+            earlier = _facts_until_installed(file, home)
+        if earlier is not None:
+            cached[file], outcome = earlier, None
         if outcome is not None and not outcome.error:
             imported_facts = msgspec.json.decode(outcome.text, type=FileFacts)
             cached[file] = imported_facts.facts
@@ -64,6 +71,21 @@ def facts_of_folder(
         )
     usable, broken = usable_files(outcomes)
     return [cached[file] for file in usable], broken
+
+
+def _facts_until_installed(file: Path, home: Path) -> DagFacts | None:
+    """Return the last facts of a file whose import fails while its libraries are being installed.
+
+    Otherwise, the DAG would be broken for a minute whenever its requirements change.
+    """
+    try:
+        libraries = libraries_of(file)
+    except SettingsError:
+        return None
+    if libraries is None or libraries.is_built or libraries.failure:
+        return None
+    entry = _entry(file, home)
+    return None if entry is None else entry.facts
 
 
 def cached_facts_of(folder: Path, home: Path, name: str) -> DagFacts | None:
@@ -78,9 +100,8 @@ def cached_facts_of(folder: Path, home: Path, name: str) -> DagFacts | None:
 
 def cached_facts(file: Path, home: Path) -> DagFacts | None:
     """Return the facts of a file's pipeline; None if they must be found again."""
-    try:
-        entry = msgspec.json.decode(_place(file, home).read_bytes(), type=_Entry)
-    except (OSError, msgspec.MsgspecError):
+    entry = _entry(file, home)
+    if entry is None:
         return None
     age = time.time() - entry.found_at
     # Files of one deployment expire at different times, so that they are not all imported at once.
@@ -92,6 +113,13 @@ def cached_facts(file: Path, home: Path) -> DagFacts | None:
 def _share_of(name: str) -> float:
     """Return a number from 0 to 1 that depends on a name only."""
     return hashlib.blake2b(name.encode(), digest_size=1).digest()[0] / 255
+
+
+def _entry(file: Path, home: Path) -> _Entry | None:
+    try:
+        return msgspec.json.decode(_place(file, home).read_bytes(), type=_Entry)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def _keep(file: Path, home: Path, imported: FileFacts) -> None:

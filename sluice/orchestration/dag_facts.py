@@ -5,16 +5,19 @@ This module imports nothing of Airflow, so that the process starts quickly.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import chain, starmap
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
-from sluice.errors import SluiceError, TopologyError, sentence
+from sluice.errors import SettingsError, SluiceError, TopologyError, sentence
 from sluice.plan import Job, plan
+from sluice.settings import settings
 from sluice.topology import Pipeline, drawing
 from sluice.topology.loading.pipeline_import import load_file
+from sluice.topology.loading.pipeline_libraries import start_installing
 from sluice.values.calendar_windows import CalendarWindow
 from sluice.values.import_inputs import Inputs, recorded_inputs
 from sluice.values.windows import TimeWindow, Window
@@ -110,10 +113,15 @@ def asset_names(pipeline: str, job: Job) -> tuple[str, ...]:
 
 def facts_text(file: Path, seconds: float) -> str:
     """Import a file, and return its `FileFacts` as JSON. Must run in a process of its own."""
+    # The facts do not depend on the variables of all settings, so these are read before.
+    with suppress(SettingsError):
+        settings()
     with recorded_inputs() as record:
         try:
             facts = facts_of(load_file(file, seconds))
         except SluiceError:
+            # Airflow imports the file again some seconds later.
+            start_installing(file)
             raise
         # Whatever a pipeline's file does wrong must not take the other pipelines' DAGs away.
         except Exception as error:

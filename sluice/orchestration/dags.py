@@ -29,14 +29,20 @@ from sluice.orchestration.window_events import assets_of, mark_of
 from sluice.settings import settings
 from sluice.state.ledger.run_ends import note_files
 from sluice.topology import Broken, Pipeline, load_pipeline
+from sluice.topology.loading.pipeline_connections import options_of
+from sluice.topology.loading.pipeline_libraries import install_within
 from sluice.topology.loading.run_options import DEFAULTS, OWNER, RunOptions, run_options
 from sluice.topology.pipeline import CONTINUOUS, ON_RECORDS, RESERVED
+from sluice.values.pipeline_modules import use_libraries
 from sluice.values.replay_span import LONGEST_POINT, POINT_PATTERN
 from sluice.values.shared_topics import shared_topics
 
 log = structlog.get_logger()
 
 _NOTE_SECONDS = 3.0
+_INSTALLING_SECONDS = 15.0
+"""How long a task's process waits for a pipeline's libraries. Airflow ends imports after 30 s. If
+the libraries are not installed by then, a later attempt of the task finds them."""
 _ACTION = (
     "run: read all unread records. replay: build the state again beside the current one. "
     "promote: make it the current one. drop: remove it. "
@@ -138,7 +144,12 @@ def _dag_of_task(folder: Path, alerts: Alerts) -> DAG | None:
     try:
         facts = cached_facts_of(folder, settings().home, wanted)
         if facts is None:
+            libraries = options_of(folder, wanted).libraries(settings().home)
+            if libraries is not None and not libraries.is_built:
+                install_within(libraries, _INSTALLING_SECONDS)
             facts = facts_of(load_pipeline(folder, wanted))
+            # Airflow's own imports must not find the pipeline's libraries.
+            use_libraries(None)
         return _dag(facts, _options(facts, folder), alerts)
     except SluiceError:
         return None

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from sluice.airflow_releases import (
     AirflowSkipException,
     send_gauge,
 )
+from sluice.driver import reads_records
 from sluice.errors import (
     BrokersUnreachable,
     EngineError,
@@ -163,6 +165,11 @@ class SluiceOperator(SparkSubmitOperator):
             configuration = replace(
                 configuration, registry=registry_or_settings(), shards=self._shards(configuration)
             )
+            libraries = self.options.libraries(configuration.home)
+            if libraries is not None:
+                configuration = replace(
+                    configuration, libraries=libraries.build(partial(self.log.info, "%s"))
+                )
             urls = {
                 connection_variable(name): url for name, url in self._database_urls().items() if url
             }
@@ -216,7 +223,9 @@ class SluiceOperator(SparkSubmitOperator):
 
         A pipeline that runs continuously would be started again at once, so its task waits a while.
         """
-        if (context.get("params") or {}).get("action", "run") != "run":
+        action = (context.get("params") or {}).get("action", "run")
+        # An unknown action fails later, with an error that names it.
+        if action not in [*ACTIONS] or not reads_records(ACTIONS[action]):
             return
         waits = _WAITS_WHILE_PAUSED if self.continuous else 1
         pause: Pause | None = None

@@ -23,6 +23,7 @@ from sluice.plan.operator_parameters import (
 from sluice.plan.planned_operators import STORE, Edge, PlannedOperator
 from sluice.plan.steps import Expectation, GlobalTableInput, PythonFunction, Sink, Source, Step
 from sluice.values.aggregate_calls import UNORDERED
+from sluice.values.call_parameters import LookedUpTable, SharedStore
 from sluice.values.references import Reference
 from sluice.values.registry_formats import RegistryFormat
 from sluice.values.sink_tables import PostgresTable
@@ -252,8 +253,19 @@ class Job:
         connections: dict[str, None] = {}
         for operator in self.operators:
             if isinstance(operator.action, TableLookupParameters):
-                connections[operator.action.table.connection] = None
+                if isinstance(operator.action.table, LookedUpTable):
+                    connections[operator.action.table.connection] = None
         return tuple(connections)
+
+    @property
+    def shared_stores(self) -> tuple[tuple[SharedStore, str], ...]:
+        """The stores of other pipelines that the job reads, each with the type that it reads."""
+        stores: dict[tuple[SharedStore, str], None] = {}
+        for operator in self.operators:
+            if isinstance(operator.action, TableLookupParameters):
+                if isinstance(operator.action.table, SharedStore):
+                    stores[operator.action.table, operator.action.row.kind] = None
+        return tuple(stores)
 
     @property
     def calls_out(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from sluice.values.aggregate_calls import AggregateFunction
-from sluice.values.call_parameters import CallPolicy, LookedUpTable
+from sluice.values.call_parameters import CallPolicy, LookedUpTable, SharedStore
 from sluice.values.expiry import Expiry
 from sluice.values.record_metadata import How, OnMissing, Until
 from sluice.values.references import Reference
@@ -191,9 +191,9 @@ class CallParameters:
 
 @dataclass(frozen=True)
 class TableLookupParameters:
-    """Looks up each record's key in a table of a database."""
+    """Looks up each record's key in a table of a database, or in another pipeline's store."""
 
-    table: LookedUpTable
+    table: LookedUpTable | SharedStore
     returns: Reference
     row: Shape
     """The shape of the table's rows."""

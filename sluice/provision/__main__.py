@@ -1,9 +1,10 @@
-"""`python -m sluice.provision jars | lock-jars | checks`: the Makefile's steps of set-up."""
+"""`python -m sluice.provision jars | libraries | lock-jars | checks`: steps of set-up."""
 
 from __future__ import annotations
 
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sluice.errors import SluiceError
 from sluice.provision import jars, machine_checks
 from sluice.provision.jars import Bundle
+from sluice.provision.libraries import Libraries
 from sluice.settings import settings
 
 app = typer.Typer(add_completion=False, help="Set up this machine for Sluice.")
@@ -54,6 +56,12 @@ def provide_jars(
         task = progress.add_task("Fetching jars", total=missing)
         jars.provide(root, java, bundles=bundles, on_jar=lambda: progress.advance(task))
     console.print(f"Downloaded {missing} jars to {root} and verified their checksums")
+
+
+@app.command("libraries")
+def install_libraries(requirements: Path) -> None:
+    """Install a pipeline's libraries, which its REQUIREMENTS in sluice.toml name."""
+    Libraries(requirements, settings().home).build(print)
 
 
 @app.command("lock-jars")

@@ -23,6 +23,7 @@ from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import GenerationInfo
 from sluice.testing.empty_databases import create_empty_shards, open_empty_ledger
 from sluice.testing.piped_records import OutputInMemory, TablesInMemory, UncontestedLease
+from sluice.values.call_parameters import SharedSnapshot
 from sluice.values.record_places import Place
 
 
@@ -74,6 +75,10 @@ class PipedRun:
         self._declared_partitions = partitions
         self.partitions = dict.fromkeys(job.topics, 1) | dict(partitions)
         """Topic → its number of partitions."""
+        self.shared: dict[str, SharedSnapshot] = {}
+        """Store of another pipeline → the values that a test has given it."""
+        for store, _ in job.shared_stores:
+            self.shared[str(store)] = SharedSnapshot(id="", rows={})
         self._headers: dict[Place, list[Mapping[str, str | bytes | None]]] = {}
         self._begun: BegunBatch | None = None
         self._ledger = open_empty_ledger(settings.ledger)
@@ -112,7 +117,9 @@ class PipedRun:
         self._begun = self._publisher.begin(
             planned, {}, self.partitions, reads_records=reads_records
         )
-        return BatchStart.of(batch, planned.begun, self._begun.times, self.job.read_clocks)
+        return BatchStart.of(
+            batch, planned.begun, self._begun.times, self.job.read_clocks, shared=self.shared
+        )
 
     def process(self, records: list[str]) -> None:
         """Process records as one batch, and wait until the batch is published."""

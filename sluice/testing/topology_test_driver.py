@@ -27,8 +27,10 @@ import msgspec
 import structlog
 
 from sluice.errors import TopologyError
+from sluice.operators.encoding import Declared
 from sluice.plan import Job, is_of_processor, matched_job, plan
 from sluice.plan.arrow_support import NeedsSparkError
+from sluice.plan.operator_parameters import TableLookupParameters
 from sluice.provision.class_archive import archive_file
 from sluice.provision.jars import bundles_for_this_machine
 from sluice.registry.opening import MEMORY, forget, memory_registry
@@ -44,6 +46,7 @@ from sluice.testing.piped_records import HeadersArgument, PipedRecords
 from sluice.testing.piped_run import ManualClock, PipedRun
 from sluice.testing.registered_records import RegisteredRecords
 from sluice.topology.pipeline import Pipeline
+from sluice.values.call_parameters import SharedStore
 from sluice.values.json_limits import refuse_nesting
 from sluice.values.json_text import encode_bytes, encode_text, plain_json
 from sluice.values.key_owners import owner
@@ -232,6 +235,33 @@ class TopologyTestDriver:
                     return None
                 return source.value_class
         return None
+
+    def pipe_store(self, pipeline: str, store: str, key: str, value: Any) -> None:
+        """Set the value of a key in a store of another pipeline, which `lookup_in` reads.
+
+        None removes the key. The values are those of a snapshot: the next batch reads them.
+        """
+        self.commit()
+        name = str(SharedStore(pipeline, store))
+        if name not in self._run.shared:
+            raise TopologyError(
+                f"{self.pipeline.name} does not read a store {name}.",
+                next_step=f"It reads {', '.join(sorted(self._run.shared)) or 'none'}.",
+            )
+        rows = self._run.shared[name].rows
+        assert rows is not None
+        if value is None:
+            rows.pop(key, None)
+        else:
+            rows[key] = self._stored_text(name, value)
+
+    def _stored_text(self, store: str, value: Any) -> str:
+        """Return the JSON of a value as another pipeline stores it."""
+        for operator in self._job.operators:
+            action = operator.action
+            if isinstance(action, TableLookupParameters) and str(action.table) == store:
+                return Declared(action.returns.value).json(value) or "null"
+        raise AssertionError(store)
 
     def commit(self) -> None:
         """Process all records that were piped after the last batch, as one batch.

@@ -14,7 +14,9 @@ from sluice.topology import arguments, drawing, nodes
 from sluice.topology.author_functions import require_callable
 from sluice.topology.expiries import require_no_versions
 from sluice.topology.graph import Graph
+from sluice.topology.handles import R
 from sluice.topology.serdes import V, Value, serde_of, topic_shape
+from sluice.topology.shared_stores import StoreOf
 from sluice.topology.source_line import files_running, source_line
 from sluice.topology.streams import Stream
 from sluice.topology.structs import key_expression, key_field_names
@@ -22,6 +24,7 @@ from sluice.topology.tables import GlobalTable, Table
 from sluice.topology.versioned_tables import history_in_ms
 from sluice.topology.window_definitions import Duration, milliseconds, milliseconds_if_given
 from sluice.values.calendar_windows import CalendarWindow
+from sluice.values.call_parameters import SharedStore
 from sluice.values.epochs import EpochTime, field_of_time
 from sluice.values.expiry import ExpiryClock
 from sluice.values.json_text import JSON_FIELD
@@ -399,6 +402,27 @@ class Pipeline(Graph):
         )
         self.claim("store", store or topic)
         return GlobalTable(self, source, source.shape, source.serde.contract)
+
+    def store_of(self, pipeline: str, store: str, *, value: type[R]) -> StoreOf[R]:
+        """Return a store of another pipeline, in which `Stream.lookup_in` looks records up.
+
+        No topic is between the pipelines: records are read from the other pipeline's newest
+        published snapshot. `value` is the type of the store's values, or a Struct with some of
+        their fields. A run compares it with the type that the other pipeline has published.
+        """
+        where = f"store_of at {source_line()}"
+        for what, name in (("pipeline", pipeline), ("store", store)):
+            if not isinstance(name, str) or not name:
+                raise TopologyError(
+                    f"{where}: {name!r} is not the name of a {what}.",
+                    next_step='Write for example store_of("customers", "by_id", value=Customer).',
+                )
+        if pipeline == self.name:
+            raise TopologyError(
+                f"{where}: {store!r} would be a store of this pipeline itself.",
+                next_step="Join the table, or read it in a processor.",
+            )
+        return StoreOf(SharedStore(pipeline, store), value)
 
     def _source(
         self,

@@ -30,6 +30,7 @@ from sluice.topology.graph import Graph
 from sluice.topology.groups import GroupedStream
 from sluice.topology.handles import Handle, Key, Partitioner, R, V, joined_shape
 from sluice.topology.serdes import Contract, Serde, shape_of
+from sluice.topology.shared_stores import StoreOf
 from sluice.topology.source_line import source_line
 from sluice.topology.structs import Column
 from sluice.topology.tables import GlobalTable, Table
@@ -627,6 +628,72 @@ class Stream(Handle[V]):
             by=key,
             table=looked_up,
             returns=returns,
+            row=row,
+            on_missing=on_missing,
+            policy=policy,
+            answers=name,
+            on_error=on_error,
+        )
+        return self._next(node, Shape({"left": self.shape.kind, "right": row.kind}))
+
+    def lookup_in(
+        self,
+        store: StoreOf[R],
+        *,
+        key: str,
+        on_missing: OnMissing = "null",
+        timeout: Duration = "30 seconds",
+        retries: int = 3,
+        backoff: Duration = "1 second",
+        answers: str | None = None,
+        keep: Duration = "7 days",
+        on_error: OnError | None = None,
+    ) -> Stream[dict[str, Any]]:
+        """Look each record up in a store of another pipeline, from `pipeline.store_of`.
+
+        The new value has the field `left`, with the record's value, and the field `right`, with the
+        store's value. `key` is an SQL expression for the key in the store. All records of a batch
+        read the same snapshot: the newest that the other pipeline had published when the batch was
+        planned. A later change of the store sends no new results.
+
+        If the store has no value for a record, or the record's key is null, `right` is null. With
+        `on_missing="drop"`, such a record is dropped. With `on_missing="error"`, `on_error` decides
+        what happens to it. A record with a null value is always dropped. A read that fails, or
+        takes longer than `timeout`, is repeated up to `retries` times. If the last repetition
+        fails, too, the run ends.
+
+        The values are recorded like the answers of `call`, under the name `answers` (by default,
+        the names of the pipeline and the store). So in a repeated batch or a rebuild, a record gets
+        the value that it got when it was first processed. `keep` says for how long.
+        """
+        where = self._where("lookup_in")
+        if not isinstance(store, StoreOf):
+            raise TopologyError(
+                f"{where}: {store!r} is no store of another pipeline.",
+                next_step='Write lookup_in(pipeline.store_of("PIPELINE", "STORE", value=...)).',
+            )
+        self._require_expression(key, "lookup_in", "key or null")
+        row = self._result_shape("lookup_in", store.value)
+        arguments.require_choice(where, "on_missing", on_missing, OnMissing)
+        require_whole(where, "retries", retries, 0)
+        if keep is None:
+            raise TopologyError(
+                f"{where}: without keep=, a repeated batch could get other values.",
+                next_step='Say how long values are recorded, such as keep="7 days".',
+            )
+        policy = call_policy(
+            where, concurrency=retries + 1, timeout=timeout, retries=retries, backoff=backoff,
+            keep=keep,
+        )  # fmt: skip
+        shared = store.shared
+        name = answers if answers is not None else f"{shared.pipeline}_{shared.store}"
+        self.pipeline.claim("answers", name)
+        node = self.pipeline.add(
+            nodes.Lookup,
+            parent=self.node,
+            by=key,
+            table=shared,
+            returns=store.value,
             row=row,
             on_missing=on_missing,
             policy=policy,

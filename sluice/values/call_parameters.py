@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 
 @dataclass(frozen=True)
 class FunctionBatch:
@@ -47,3 +49,32 @@ class LookedUpTable:
     """How old a cached row may be."""
     cached_rows: int
     """The largest number of cached rows, per process."""
+
+
+@dataclass(frozen=True)
+class SharedStore:
+    """A store of another pipeline in which records are looked up."""
+
+    pipeline: str
+    store: str
+
+    def __str__(self) -> str:
+        return f"{self.store} of {self.pipeline}"
+
+
+class SharedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Where tasks read a store of another pipeline: at one published snapshot."""
+
+    id: str
+    """The snapshot's id, such as `1.42`."""
+    group_id: int = 0
+    store_column: int = 0
+    batch: int = 0
+    with_headers: bool = False
+    """Whether the store keeps the headers of records."""
+    is_global: bool = False
+    """Whether every worker has all rows."""
+    workers: tuple[tuple[str, ...], ...] = ()
+    """The addresses of each worker's shard, without passwords: its own and that of its standby."""
+    rows: dict[str, str] | None = None
+    """In a test, key → value as JSON, in place of the shards."""

@@ -33,6 +33,8 @@ class _Import:
 
 _searched: list[Path] = []
 """The folders of pipelines in which imports search for modules, at most one."""
+_libraries: list[Path] = []
+"""The folders of libraries that `use_libraries` has added to Python's path, at most one."""
 _imports: dict[Path, _Import] = {}
 """File → its last import by `load_module`."""
 
@@ -136,6 +138,35 @@ def _search_in(folder: Path) -> None:
         sys.path.append(str(folder))
         _searched.append(folder)
         importlib.invalidate_caches()
+
+
+def use_libraries(folder: Path | None) -> None:
+    """Let imports find a pipeline's own libraries before all installed packages.
+
+    Two pipelines may have different versions of a library. Therefore only one folder is searched,
+    and the modules of the folder before it are forgotten. The pipelines that have imported them
+    keep them.
+    """
+    if _libraries == [folder] or (folder is None and not _libraries):
+        return
+    for earlier in _libraries:
+        if str(earlier) in sys.path:
+            sys.path.remove(str(earlier))
+        for name, module in sys.modules.copy().items():
+            if _is_below(module, earlier):
+                del sys.modules[name]
+    _libraries.clear()
+    # Python itself has added the libraries to the path of a run's driver.
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+        _libraries.append(folder)
+    importlib.invalidate_caches()
+
+
+def _is_below(module: ModuleType, folder: Path) -> bool:
+    # Packages without an `__init__.py` have no file.
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    return any(place and Path(place).is_relative_to(folder) for place in places)
 
 
 def modules_beside(file: Path) -> list[Path]:

@@ -53,7 +53,7 @@ def driver_key(settings: Settings, master: str, *, delta: bool) -> str:
         __version__,
         sys.executable,
         sys.version,
-        [*_dependencies()],
+        [*_dependencies(variables.get("PYTHONPATH", ""))],
         _newest_module(),
         master,
         settings.memory,
@@ -65,11 +65,14 @@ def driver_key(settings: Settings, master: str, *, delta: bool) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def _dependencies() -> Iterator[tuple[str, int]]:
-    """Yield the name, with its version, and the time of each installed distribution."""
+def _dependencies(paths: str) -> Iterator[tuple[str, int]]:
+    """Yield the name, with its version, and the time of each installed distribution.
+
+    `paths` is the PYTHONPATH of the driver.
+    """
     # Programs may have further folders on their paths, such as Airflow's folder of DAGs.
     folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    folders += os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    folders += paths.split(os.pathsep)
     for folder in dict.fromkeys(folders):
         if not folder or not Path(folder).is_dir():
             continue

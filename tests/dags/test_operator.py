@@ -36,6 +36,7 @@ from sluice.state.ledger.ledger import Ledger
 from sluice.topology.loading.run_options import RunOptions
 from tests.support.ports import free_port
 from tests.support.states import States, make_snapshot
+from tests.support.tiny_wheels import write_wheel
 
 SECRET = "hunter2-of-kafka"
 FINISHES = "open(os.environ['SLUICE_FINISHED'], 'w').close()"
@@ -222,6 +223,26 @@ def test_a_run_can_have_batches_and_a_linger_of_its_own(
     assert (given["SLUICE_MAX_RECORDS"], given["SLUICE_LINGER_MS"]) == ("500", "90000")
     plain = submit(recorder, given={"max_records": None, "linger_seconds": None}).environment
     assert (plain["SLUICE_MAX_RECORDS"], plain["SLUICE_LINGER_MS"]) == ("", "")
+
+
+def test_the_task_installs_the_libraries_of_its_pipeline(
+    recorder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    connect(monkeypatch)
+    write_wheel(tmp_path, "1.0")
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("./tinylib-1.0-py3-none-any.whl\n")
+    options = RunOptions(requirements=str(requirements))
+    given = submit(recorder, options=options).environment
+    libraries = Path(given["SLUICE_LIBRARIES"])
+    assert given["PYTHONPATH"].split(os.pathsep)[0] == str(libraries)
+    assert (libraries / "tinylib.py").exists()
+    assert libraries.is_relative_to(settings().home)
+    assert "SLUICE_LIBRARIES" not in os.environ
+
+    requirements.write_text("pyarrow<1\n")
+    with pytest.raises(AirflowFailException, match="conflicts with pyarrow"):
+        submit(recorder, options=options)
 
 
 def test_options_say_how_much_memory_a_run_has_and_its_spark_settings(

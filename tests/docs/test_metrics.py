@@ -16,7 +16,7 @@ from tests.docs.pages import read
 from tests.support.prometheus import RULES, promtool
 
 PAGE = read("docs/how-to/metrics.md")
-DASHBOARD = Path(__file__).parents[2] / "docker" / "grafana" / "sluice.json"
+DASHBOARD = Path(__file__).parents[2] / "sluice" / "observe" / "grafana" / "sluice.json"
 ALERTS = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 
 

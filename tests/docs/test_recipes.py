@@ -23,7 +23,7 @@ from sluice.plan import plan
 from sluice.settings import Settings, settings
 from sluice.testing import TopologyTestDriver
 from sluice.topology import Pipeline, load_pipeline
-from sluice.topology.loading.run_options import run_options
+from sluice.topology.loading.run_options import allowances, run_options
 from tests.docs.pages import read, steps, write_files
 from tests.support.spark_in_process import SparkInProcess
 
@@ -115,13 +115,26 @@ def stores(values: Settings) -> dict[str, dict[str, Any]]:
 
 def test_the_files_of_the_pages_say_how_pipelines_run(tmp_path: Path) -> None:
     """The files are those of the platform and of the shop's team."""
-    team, platform = toml_blocks(read("docs/how-to/teams.md"))
+    team, libraries, platform, budgets = toml_blocks(read("docs/how-to/teams.md"))
     (tmp_path / "shop").mkdir()
     (tmp_path / "sluice.toml").write_text(platform)
     (tmp_path / "shop" / "sluice.toml").write_text(team)
     orders = run_options(tmp_path, tmp_path / "shop" / "orders.py", "orders")
     assert (orders.owner, orders.pool, orders.memory) == ("shop", "shop", "4g")
     assert run_options(tmp_path, tmp_path / "audit.py", "audit").pool == "shared"
+
+    (tmp_path / "shop" / "sluice.toml").write_text(libraries)
+    prices = run_options(tmp_path, tmp_path / "shop" / "prices.py", "prices")
+    assert prices.requirements == str(tmp_path / "shop" / "prices.txt")
+    stock = run_options(tmp_path, tmp_path / "shop" / "stock.py", "stock")
+    assert stock.libraries(tmp_path) is None
+
+    (tmp_path / "shop" / "sluice.toml").write_text(budgets)
+    granted = allowances(tmp_path, tmp_path / "shop" / "orders.py", "orders")
+    assert [str(each.budget) for each in granted] == [
+        "2 CPU hours and 4 GB hours a day",
+        "20 CPU hours a day",
+    ]
 
     (single,) = toml_blocks(read("docs/how-to/airflow.md"))
     (tmp_path / "sluice.toml").write_text(single)

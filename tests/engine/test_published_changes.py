@@ -15,6 +15,7 @@ from sluice.commands.cli import app
 from sluice.engine.run.compatibility import CompatibilityError
 from sluice.local.broker import EmbeddedKafka
 from sluice.settings import settings
+from sluice.state.ledger.ledger_tables import PLANS
 from sluice.topology import load_pipeline
 from tests.engine.conftest import Running
 from tests.engine.shop import Names
@@ -109,6 +110,17 @@ def test_an_unchanged_pipeline(project: Project) -> None:
         0,
         f"{project.name}: 5 steps, no change since snapshot 1.0\n",
     )
+
+
+def test_a_change_names_the_pipelines_that_read_the_stores(project: Project) -> None:
+    project.run()
+    row = {"pipeline": "reader", "generation": 1, "number": 0, "begun": 0, "partitions": "{}", "ends": "{}"}  # fmt: skip
+    with project.running().ledger() as ledger, ledger.engine.begin() as connection:
+        snapshots = json.dumps({project.name: "1.0"})
+        connection.execute(PLANS.insert(), row | {"snapshots": snapshots})
+    assert "read its stores" not in project.check().stdout
+    project.change("return total + item.n", "return total - item.n")
+    assert "  Other pipelines read its stores: reader.\n" in project.check().stdout
 
 
 STOPS = {

@@ -14,13 +14,16 @@ from sluice.commands.cli import app
 from sluice.engine.run.driver_lease import current_lease, this_process
 from sluice.errors import LeaseError, NotFound, StateError
 from sluice.kafka.topics import topic_ids
+from sluice.operations.moves import move
 from sluice.operations.removal import Removal, find_removal, remove
 from sluice.settings import settings
 from sluice.state.ledger.generations import Generations
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.ledger_tables import LEASES, METADATA
+from sluice.state.ledger.placement import Placement
 from tests.engine.conftest import Running, Start
 from tests.engine.test_between_batches import FAST, numbered, pipeline, shard_files, totals
+from tests.servers.hosts import TOKEN, Host
 from tests.support.interruptions import Crash, Point, crash, interrupted
 
 
@@ -130,6 +133,36 @@ def test_a_shard_that_cannot_be_deleted_now_is_deleted_by_the_next_call(
     assert own_topics(started) != [], "the topics are deleted last"
     remove(started.settings, started.pipeline.name)
     assert (rows(started), shard_files(started), own_topics(started)) == ([], [], [])
+
+
+def test_shards_at_state_servers_are_deleted_there(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_SERVER_TOKEN", TOKEN)
+    settings.cache_clear()
+    started = start(pipeline)
+    started.send("in", *numbered(0, 6))
+    started.run()
+    name = started.pipeline.name
+    with started.ledger() as ledger:
+        first = Host(ledger, tmp_path / "away").start(pipeline=name)
+        for worker in (0, 1):
+            move(ledger, Placement(name, worker, "127.0.0.1", first.port))
+        assert len([*(tmp_path / "away").rglob("*.sqlite")]) == 2
+        # The command is killed before the shards are deleted, and the server is restarted.
+        forgotten = Point(Generations, "forget_pipeline", after=True)
+        with interrupted(forgotten, crash), pytest.raises(Crash):
+            remove(started.settings, name)
+        first.stop()
+        with pytest.raises(StateError, match="could not be deleted"):
+            remove(started.settings, name)
+        again = Host(ledger, tmp_path / "away", port=first.port).start()
+        remove(started.settings, name)
+        again.stop()
+        assert [*(tmp_path / "away").rglob("*.sqlite")] == []
+        assert ledger.placements.of(name) == {}
+    assert rows(started) == []
+    settings.cache_clear()
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import yaml
 
 from tests.support.ports import free_port
 
-RULES = Path(__file__).parents[2] / "docker" / "prometheus" / "sluice.rules.yml"
+RULES = Path(__file__).parents[2] / "sluice" / "observe" / "prometheus" / "sluice.rules.yml"
 
 
 def promtool(*arguments: str, text: str = "") -> str:

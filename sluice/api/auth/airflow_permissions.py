@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Any, Literal, TypeAlias
 
 from airflow.api_fastapi.app import get_auth_manager
@@ -46,6 +47,12 @@ class AirflowUser(Principal):
     @override
     async def may_edit(self, pipeline: str) -> bool:
         return await self.may_read(pipeline) and await self._is_allowed(pipeline, "PUT")
+
+    @override
+    async def readable(self, pipelines: Collection[str]) -> Collection[str]:
+        # A manager such as Keycloak's asks another server about each DAG.
+        allowed = await asyncio.gather(*[self.may_read(pipeline) for pipeline in pipelines])
+        return [pipeline for pipeline, may in zip(pipelines, allowed, strict=True) if may]
 
     async def _is_allowed(self, pipeline: str, method: _DagMethod) -> bool:
         permission = self._permissions.get((pipeline, method))

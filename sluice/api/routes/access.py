@@ -18,6 +18,7 @@ from sluice.api.http.replies import Payload, etag
 from sluice.api.http.request_headers import header
 from sluice.api.http.route import Unchanged
 from sluice.api.routes.api_state import API_STATE, ApiState, state_of_settings
+from sluice.api.routes.query_audit import note_query
 from sluice.api.routes.read_point import ReadPoint
 from sluice.api.services import NO_SERVICES, SERVICES, Services
 from sluice.errors import Incomplete, NotFound, QueryError
@@ -85,11 +86,9 @@ class Access:
 
     async def stores(self) -> list[StoreInfo]:
         """Return all stores that this user may read."""
-        readable: list[StoreInfo] = []
-        for store in await self.reader.catalogue.stores():
-            if await self.may_read(store.pipeline):
-                readable.append(store)
-        return readable
+        stores = await self.reader.catalogue.stores()
+        readable = {*await self.user.readable({store.pipeline for store in stores})}
+        return [store for store in stores if store.pipeline in readable]
 
     async def generation(self, pipeline: str) -> GenerationInfo:
         """Return the pipeline's current generation.
@@ -132,7 +131,9 @@ class Access:
         found = only_store(
             name, stores, unknown=_LIST_STORES, ambiguous="Add pipeline= one of: {pipelines}."
         )
-        return await self.reader.catalogue.pin(found, when or AsOf())
+        pin = await self.reader.catalogue.pin(found, when or AsOf())
+        note_query(self.request, self.user, pin)
+        return pin
 
     async def _require_not_renamed(self, store: str, pipeline: str | None) -> None:
         """Raise NotFound, with the name now, if the store or its pipeline was renamed."""

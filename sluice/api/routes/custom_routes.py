@@ -26,6 +26,7 @@ from sluice.answers import WorkerStatus
 from sluice.api.http.replies import JsonResponse, Payload, encoded, provenance, reply
 from sluice.api.http.route import PATH_PARAMETER, Route
 from sluice.api.routes.access import Access, access_of
+from sluice.api.routes.query_audit import note_query
 from sluice.errors import NotFound, NotReady, RouteError, TooSlow, sentence
 from sluice.query import Entry, Group, Pin
 from sluice.query.catalogue import PipelineSnapshot
@@ -199,7 +200,9 @@ class Stores:
     async def _pin(self, store: str) -> Pin:
         for snapshot in self.snapshots:
             if snapshot.holds(store):
-                return snapshot.pin(store)
+                pin = snapshot.pin(store)
+                note_query(self._access.request, self._access.user, pin)
+                return pin
         infos = await self._reader.catalogue.stores_named(store)
         if any(info.pipeline == self._pipeline for info in infos):
             raise NotReady(

@@ -10,12 +10,14 @@ from base64 import b64decode, b64encode
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Self
 from zlib import compress, decompress
 
 import msgspec
 
 from sluice.engine.batch.stream_time import CLOSED, split_times
+from sluice.values.call_parameters import SharedSnapshot
 from sluice.values.record_places import Range
 
 if TYPE_CHECKING:
@@ -39,6 +41,9 @@ class BatchStart(msgspec.Struct, frozen=True):
     """The other stream times, from which the stages continue. Empty while the previous batch's
     stages are still running."""
 
+    shared: Mapping[str, SharedSnapshot] = {}
+    """Store of another pipeline → where tasks read it."""
+
     @classmethod
     def of(
         cls,
@@ -47,13 +52,14 @@ class BatchStart(msgspec.Struct, frozen=True):
         times: Mapping[str, int],
         read_clocks: Collection[str],
         ranges: Sequence[Range] = (),
+        shared: Mapping[str, SharedSnapshot] = MappingProxyType({}),
     ) -> Self:
         """Return the start of a batch with these stream times.
 
         For `read_clocks`, see `Job.read_clocks`.
         """
         read_times, stage_times = split_times(times, read_clocks)
-        return cls(number, begun, read_times, ranges, stage_times)
+        return cls(number, begun, read_times, ranges, stage_times, {**shared})
 
     @property
     def times(self) -> Mapping[str, int]:
@@ -77,7 +83,7 @@ def _for_readers(start: BatchStart) -> BatchStart:
     for name, time in start.read_times.items():
         if not name.startswith(f"{CLOSED}/"):
             times[name] = time
-    return msgspec.structs.replace(start, read_times=times, stage_times={})
+    return msgspec.structs.replace(start, read_times=times, stage_times={}, shared={})
 
 
 def tell_tasks(spark: SparkContext, start: BatchStart) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
+import msgspec
 from pyspark.sql import DataFrame
 
 from sluice.engine.batch.batch_start import BatchStart
@@ -31,12 +32,14 @@ from sluice.engine.run.clocks import Clocks
 from sluice.engine.run.driver_lease import Lease
 from sluice.engine.run.read_ahead import BatchQueries, may_read_ahead
 from sluice.engine.run.replay import ReplayStep, divided, offsets_between
+from sluice.engine.run.shared_snapshots import newest_snapshots, shared_snapshots
 from sluice.engine.run.streaming_query import JobQuery
 from sluice.plan import Job
 from sluice.state.ledger.ledger import Ledger
 from sluice.state.ledger.plans import PlannedBatch
 from sluice.state.model import Snapshot
 from sluice.support.memory import release_unused_memory
+from sluice.values.call_parameters import SharedSnapshot
 from sluice.values.record_places import Partition, Range
 
 
@@ -186,6 +189,9 @@ class BatchLoop:
         lease, and WentBack if the ledger has lost the batch before.
         """
         positions = self.positions
+        if self.query.job.shared_stores:
+            snapshots = newest_snapshots(self.ledger, self.query.job)
+            plan = msgspec.structs.replace(plan, snapshots=snapshots)
         # From here on, a run that repeats the batch gives it the same records and the same clock.
         plan = self.ledger.plans.add(self.query.storage.ref, plan, self.lease.epoch)
         reads_records = offsets_between(positions, plan.ends) > 0
@@ -208,7 +214,12 @@ class BatchLoop:
 
     def _start(self, plan: PlannedBatch, begins: Positions, times: Mapping[str, int]) -> BatchStart:
         clocks = self.query.job.read_clocks
-        return BatchStart.of(plan.number, plan.begun, times, clocks, _ranges(begins, plan.ends))
+        shared: Mapping[str, SharedSnapshot] = {}
+        # A batch whose records are only read ahead has no snapshots yet.
+        if plan.snapshots:
+            shared = shared_snapshots(self.ledger, self.query.job, plan.snapshots)
+        ranges = _ranges(begins, plan.ends)
+        return BatchStart.of(plan.number, plan.begun, times, clocks, ranges, shared)
 
     def _batch_ends(
         self,

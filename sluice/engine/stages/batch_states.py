@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from sluice.engine.batch.stream_time import BEFORE_ALL, StreamTimes
 from sluice.state.model import NO_WINDOW
 from sluice.state.shard.operator_states import StoredState
 from sluice.state.shard.row_columns import RowIds
 from sluice.state.shard.shard import Shard
+from sluice.values.call_parameters import SharedSnapshot
 from sluice.values.kept_headers import value_of_row
 
 
@@ -23,6 +24,8 @@ class BatchStates:
     epoch: int
     before: StreamTimes
     """The stream times at the start of the batch."""
+    snapshots: Mapping[str, SharedSnapshot] = field(default_factory=dict)
+    """Store of another pipeline → where this batch reads it."""
 
     def read(self, operator: int, keys: Sequence[str]) -> dict[str, StoredState]:
         """Return the states of keys. Omits keys that never had a state."""

@@ -49,6 +49,7 @@ from sluice.plan import PlannedOperator
 from sluice.plan import operator_parameters as plan
 from sluice.values.aggregate_calls import OF_PAIRS
 from sluice.values.calendar_windows import CalendarWindow
+from sluice.values.call_parameters import LookedUpTable, SharedStore
 from sluice.values.references import Reference
 from sluice.values.sink_tables import connection_variable
 from sluice.values.sql_types import element_type, map_value_type, struct_fields
@@ -90,6 +91,8 @@ def stage_operator(
     if isinstance(action, plan.CallParameters):
         return StageOperator(operator, partial(_call, action, str(operator.step)))
     if isinstance(action, plan.TableLookupParameters):
+        if isinstance(action.table, SharedStore):
+            return StageOperator(operator, partial(_lookup_in, action, str(operator.step)))
         name = action.table.connection
         connection = Connection(name, connections.get(connection_variable(name), ""))
         return StageOperator(operator, partial(_lookup, action, str(operator.step), connection))
@@ -246,8 +249,17 @@ def _lookup(action: plan.TableLookupParameters, step: str, connection: Connectio
     # Imported only if it is needed, because importing SQLAlchemy takes a second.
     from sluice.lookups.database_table import DatabaseTable
 
+    assert isinstance(action.table, LookedUpTable)
     table = DatabaseTable(action.table, connection, action.returns.value, step)
     return Lookup(table.read, action.policy, step, action.on_missing)
+
+
+def _lookup_in(action: plan.TableLookupParameters, step: str) -> Operator[Any]:
+    # Imported only if it is needed, because the module imports clients of state servers.
+    from sluice.engine.stages.shared_store import StoreLookup
+
+    assert isinstance(action.table, SharedStore)
+    return StoreLookup(action.table, action.returns.value, action.policy, step, action.on_missing)
 
 
 def _table_aggregate(

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from sluice.engine.batch.accounting import StreamTimeReader
 from sluice.engine.batch.arrow_tasks import TaskOfBatch
-from sluice.engine.batch.batch_start import RunningTask
+from sluice.engine.batch.batch_start import BatchStart, RunningTask
 from sluice.engine.batch.row_schemas import SCHEMA, STREAM_TIME
 from sluice.engine.batch.side_outputs import BatchStats, SideOutputs, no_garbage_collection
 from sluice.engine.batch.stream_time import BEFORE_ALL, CLOSED, StreamTimes
@@ -29,6 +29,7 @@ from sluice.engine.stages.operator_rows import COLUMNS as OPERATOR_COLUMNS
 from sluice.engine.stages.operator_rows import OperatorRows
 from sluice.engine.stages.operator_run import OperatorRun
 from sluice.engine.stages.recorded_answers import NO_ANSWERS, RecordedAnswers
+from sluice.engine.stages.shared_store import StoreLookup
 from sluice.engine.stages.stage_output import StageOperator, StageOutput
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.base import LEFT, Row
@@ -73,7 +74,7 @@ class Stage(TaskOfBatch):
         worker = task.worker if received.worker is None else received.worker
         if received.worker is not None or self._has_due_results(before, worker):
             with no_garbage_collection():
-                yield from self._run(received, worker, start.number, before)
+                yield from self._run(received, worker, start, before)
 
     def _has_due_results(self, before: StreamTimes, worker: int) -> bool:
         """Return whether a wall-clock timer or a held-back result of the worker is due.
@@ -92,14 +93,14 @@ class Stage(TaskOfBatch):
         self,
         received: StageRows,
         worker: int,
-        batch: int,
+        start: BatchStart,
         before: StreamTimes,
     ) -> Iterator[pa.RecordBatch]:
+        batch = start.number
         timelines, row_bytes = self._timelines(received.reports, before), received.size
         with worker_shard(worker, self.locations[worker], self.token) as shard:
-            run = StageRun.of(
-                self, BatchStates(shard, worker, batch, self.epoch, before), timelines
-            )
+            states = BatchStates(shard, worker, batch, self.epoch, before, start.shared)
+            run = StageRun.of(self, states, timelines)
             yield from run.process(received.by_target)
             yield from run.close()
             shard.write_states(batch, run.operators, run.states_to_store(), self.epoch)
@@ -263,6 +264,9 @@ class StageRun:
         answers: dict[int, RecordedAnswers] = {}
         for number, run in operators.items():
             asking = run.operator.asking
+            if isinstance(asking, StoreLookup):
+                # Only a batch knows the snapshot that its records read.
+                asking.read_at(states.snapshots, stage.locations, stage.token)
             if asking is not None:
                 answers[number] = RecordedAnswers(run.spec, asking, states, stage.topics)
         return cls(operators, stage.only_stored, answers)

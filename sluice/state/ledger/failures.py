@@ -17,6 +17,7 @@
 | clock | the clock of a host is wrong | that host | it is right |
 | growth | the state has grown for a week | the DAG for retention | it stops growing |
 | retention | old state cannot be deleted | the DAG for retention | it has deleted it |
+| budget | the runs of today cost more than the budget | the driver | the day ends |
 
 Airflow's API server adds to the failures `run`, `slot` and `overdue` what only Airflow's database
 knows about them: see `api.airflow_causes`.
@@ -154,8 +155,11 @@ class Failures(LedgerPart):
 
     def all(self, now: datetime | None = None) -> list[Failure]:
         """Return all failures, sorted by pipeline, kind and host."""
-        expired = (now or datetime.now(UTC)) - timedelta(seconds=UNSEEN_SECONDS)
-        rows = self._read(_UNEXPIRED, {"expired": _as_text(expired)})
+        now = now or datetime.now(UTC)
+        expired = now - timedelta(seconds=UNSEEN_SECONDS)
+        today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        times = {"expired": _as_text(expired), "today": _as_text(today)}
+        rows = self._read(_UNEXPIRED, times)
         return [_failure(row) for row in rows]
 
     def add_if_new(self, failure: Failure) -> bool:
@@ -276,7 +280,9 @@ def _as_text(moment: datetime) -> str:
 _UNEXPIRED = (
     select(*(FAILURES.c[name] for name in Failure.__struct_fields__))
     .where(
-        not_(and_(FAILURES.c.kind.in_(OBSERVED_KINDS), FAILURES.c.seen_at < bindparam("expired")))
+        not_(and_(FAILURES.c.kind.in_(OBSERVED_KINDS), FAILURES.c.seen_at < bindparam("expired"))),
+        # A budget is that of a day.
+        not_(and_(FAILURES.c.kind == "budget", FAILURES.c.seen_at < bindparam("today"))),
     )
     .order_by(FAILURES.c.pipeline, FAILURES.c.kind, FAILURES.c.host)
 )

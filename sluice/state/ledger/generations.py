@@ -25,6 +25,8 @@ from sluice.state.ledger.ledger_tables import (
     LEASES,
     METADATA,
     PIPELINES,
+    PLACEMENTS,
+    PLACES,
     PLANS,
     QUARANTINE,
     SNAPSHOTS,
@@ -307,8 +309,10 @@ class Generations(LedgerPart):
     def forget_pipeline(self, lease: LeaseRow) -> None:
         """Remove all that the ledger knows of a pipeline, except its workers and leases.
 
-        The workers stay until `forget_workers`, because their shards still exist. The leases stay,
-        so that a driver that has lost one of them cannot write for a later pipeline of this name.
+        The workers stay until `forget_workers`, because their shards still exist. So do their
+        placements: a state server deletes only the shards that the ledger places there. The leases
+        stay, so that a driver that has lost one of them cannot write for a later pipeline of this
+        name.
 
         `lease` is the current generation's lease. Raise LeaseError, and change nothing, if it is no
         longer held.
@@ -320,8 +324,9 @@ class Generations(LedgerPart):
         ):
             require_epoch(connection, lease.ref, lease.epoch)
             for table in METADATA.sorted_tables:
-                if "pipeline" in table.c and table not in (WORKERS, LEASES):
+                if "pipeline" in table.c and table not in (WORKERS, LEASES, PLACEMENTS, PLACES):
                     connection.execute(delete(table).where(table.c.pipeline == pipeline))
+            _forget_places(connection, pipeline)
 
     def forgotten(self, pipeline: str) -> dict[GenerationRef, list[WorkerInfo]]:
         """Return forgotten generation → its workers, whose shards have not been removed yet."""
@@ -341,6 +346,7 @@ class Generations(LedgerPart):
             transaction(self._engine) as connection,
         ):
             connection.execute(delete(WORKERS).where(of_ref(WORKERS, ref)))
+            _forget_places(connection, ref.pipeline)
 
     def pipelines(self) -> list[str]:
         """Return the names of all pipelines with a current generation, sorted."""
@@ -431,6 +437,15 @@ class Generations(LedgerPart):
             info = None if standby is None else standby.info(ref)
             workers[ref].append(msgspec.structs.replace(worker, unavailable=reason, standby=info))
         return workers
+
+
+def _forget_places(connection: Connection, pipeline: str) -> None:
+    """Remove where the workers of a pipeline are, if it has neither workers nor a generation."""
+    for table in (WORKERS, GENERATIONS):
+        if connection.execute(select(table).where(table.c.pipeline == pipeline)).first():
+            return
+    for table in (PLACEMENTS, PLACES):
+        connection.execute(delete(table).where(table.c.pipeline == pipeline))
 
 
 def _write_info(connection: Connection, info: GenerationInfo) -> None:

@@ -322,6 +322,13 @@ PLANS = Table(
         "partitions", Text, nullable=False, comment="JSON object: topic to number of partitions"
     ),
     Column("ends", Text, nullable=False, comment="JSON object: the end offsets of all partitions"),
+    Column(
+        "snapshots",
+        Text,
+        nullable=False,
+        server_default="{}",
+        comment="JSON object: pipeline whose stores are read to snapshot",
+    ),
 )
 """The plan of each generation's newest batch, written before the batch begins."""
 

@@ -19,7 +19,7 @@ from sluice.state.ledger.ledger_tables import PLANS, SNAPSHOTS, of_ref
 from sluice.state.ledger.snapshots import last_batch, require_predecessor
 from sluice.state.model import GenerationRef
 
-_JSON_COLUMNS = ("partitions", "ends")
+_JSON_COLUMNS = ("partitions", "ends", "snapshots")
 
 
 class PlannedBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +32,8 @@ class PlannedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Topic → its number of partitions when the batch was planned."""
     ends: dict[str, dict[str, int]] = {}
     """Topic → partition as text → offset after the batch's last record, for all partitions."""
+    snapshots: dict[str, str] = {}
+    """Other pipeline whose stores the batch reads → the id of the snapshot that it reads."""
 
 
 class Plans(LedgerPart):
@@ -73,6 +75,19 @@ class Plans(LedgerPart):
     def newest(self, ref: GenerationRef) -> PlannedBatch | None:
         """Return the plan of the newest batch, published or not."""
         return self._first(select(PLANS).where(of_ref(PLANS, ref)))
+
+    def readers(self, pipeline: str) -> dict[GenerationRef, PlannedBatch]:
+        """Return the generations whose newest batches read stores of a pipeline, with the batches.
+
+        The pipelines of the generations are others.
+        """
+        readers: dict[GenerationRef, PlannedBatch] = {}
+        is_reader = PLANS.c.snapshots.contains(f'"{pipeline}"', autoescape=True)
+        for row in self._read(select(PLANS).where(is_reader)):
+            plan = _plan(row)
+            if pipeline in plan.snapshots:
+                readers[GenerationRef(row["pipeline"], row["generation"])] = plan
+        return readers
 
     def _first(self, statement: Select[Any]) -> PlannedBatch | None:
         rows = self._read(statement)

@@ -32,8 +32,10 @@ class RemoteWorker:
     The server executes queries itself and never calls another server.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, token: str = "") -> None:
         self._address = address
+        self._token = token
+        """The token of the state server; empty for that of the settings."""
         self._client: HttpClient | None = None
         self._waiting: dict[
             tuple[int, int, int], dict[str, list[asyncio.Future[msgspec.Raw | None]]]
@@ -95,7 +97,7 @@ class RemoteWorker:
 
     async def _call(self, query: Query[T]) -> T:
         if self._client is None:
-            self._client = HttpClient(self._address, server_token(), tls_context())
+            self._client = HttpClient(self._address, self._token or server_token(), tls_context())
         try:
             status, content = await self._client.post("/query", msgspec.json.encode(query))
         except OSError as error:

@@ -6,6 +6,8 @@ ledger.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sqlalchemy import URL
 
 from sluice.errors import SettingsError
@@ -23,16 +25,17 @@ def without_password(address: str) -> str:
     return _without_secrets(database_url(address)).render_as_string(hide_password=False)
 
 
-def with_password(url: URL) -> URL:
+def with_password(url: URL, known: Iterable[str] = ()) -> URL:
     """Return the shard's address with this process's own role, password and parameters.
 
     They come from `SLUICE_SHARDS`, from `SLUICE_LEDGER` for shards in the ledger's database, or
     from `SLUICE_CONNECTION_NAME` for shards of single pipelines. For shards in other databases,
-    libpq looks up the password as usual.
+    libpq looks up the password as usual. `known` are further addresses with passwords.
     """
     if url.get_backend_name() != "postgresql" or url.password is not None:
         return url
-    for address in (settings().shards, settings().ledger, *settings().connections.values()):
+    own_addresses = (settings().shards, settings().ledger, *settings().connections.values())
+    for address in (*own_addresses, *known):
         try:
             own = database_url(address)
         except SettingsError:  # a database that SQLAlchemy does not know has no shards

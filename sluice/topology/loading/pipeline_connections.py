@@ -13,8 +13,17 @@ from pathlib import Path
 
 from sluice.errors import SettingsError, SluiceError, TopologyError
 from sluice.settings import Settings
-from sluice.topology.loading.pipeline_folders import declared_names, pipeline_files
-from sluice.topology.loading.run_options import DEFAULTS, RunOptions, run_options
+from sluice.topology.loading.declared_names import declared_names
+from sluice.topology.loading.pipeline_folders import pipeline_files
+from sluice.topology.loading.run_options import (
+    DEFAULTS,
+    FILE,
+    RunOptions,
+    allowances,
+    pipeline_folders,
+    run_options,
+)
+from sluice.values.budgets import Allowance
 
 _LISTED_SECONDS = 10.0
 
@@ -27,6 +36,23 @@ def options_of(folder: Path, pipeline: str, known: str = "") -> RunOptions:
     Return the platform's defaults if no file defines it, and Sluice's if a `sluice.toml` is
     invalid: the pipeline's DAG reports that.
     """
+    with suppress(SettingsError):
+        return run_options(folder, _file_of(folder, pipeline, known), pipeline)
+    return DEFAULTS
+
+
+def allowances_of(folder: Path, pipeline: str) -> list[Allowance]:
+    """Return the budgets of a pipeline; none if a `sluice.toml` is invalid."""
+    # A run must not read all pipelines' files if nobody has a budget.
+    files = [place / FILE for place in pipeline_folders(folder)]
+    if not any(file.is_file() and b"budget" in file.read_bytes() for file in files):
+        return []
+    with suppress(SettingsError):
+        return allowances(folder, _file_of(folder, pipeline), pipeline)
+    return []
+
+
+def _file_of(folder: Path, pipeline: str, known: str = "") -> Path | None:
     file: Path | None = None
     if known and Path(known).is_relative_to(folder):
         file = Path(known)
@@ -34,9 +60,7 @@ def options_of(folder: Path, pipeline: str, known: str = "") -> RunOptions:
         for each in pipeline_files(folder):
             if pipeline in declared_names(each):
                 file = each
-    with suppress(SettingsError):
-        return run_options(folder, file, pipeline)
-    return DEFAULTS
+    return file
 
 
 def settings_of(settings: Settings, pipeline: str, file: str = "") -> Settings:

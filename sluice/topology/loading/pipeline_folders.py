@@ -5,14 +5,13 @@ A file that cannot be loaded affects only its own pipeline.
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from sluice.errors import SluiceError, TopologyError
+from sluice.topology.loading.declared_names import declared_names
 from sluice.topology.loading.isolated_imports import Outcome, import_isolated
 from sluice.topology.loading.pipeline_import import LOAD_SECONDS, load_file
 from sluice.topology.loading.run_options import pipeline_folders
@@ -20,7 +19,6 @@ from sluice.topology.pipeline import Pipeline
 
 _ROUTES = "_routes"
 """Suffix of the names of files with custom routes: see `sluice.routes`."""
-_PIPELINE_CALL = re.compile(r"\bPipeline\(\s*(?:name\s*=\s*)?[rR]?([\"'])(.*?)\1")
 
 
 @dataclass(frozen=True)
@@ -147,41 +145,6 @@ def load_pipeline(folder: Path, name: str) -> Pipeline:
         f"There is no pipeline {name!r} in {folder}.",
         next_step=f"Known pipelines: {', '.join(sorted(filter(None, all_names)))}.",
     )
-
-
-def declared_names(file: Path) -> tuple[str, ...]:
-    """Return the names of a file's pipelines that are literals, as in Pipeline("name")."""
-    try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError):
-        return ()
-    names: dict[str, None] = {}
-    try:
-        tree = ast.parse(text)
-    # A file with a syntax error still needs a pipeline name, for the DAG that shows the error.
-    except (SyntaxError, ValueError, RecursionError):
-        for match in _PIPELINE_CALL.finditer(text):
-            names[match[2]] = None
-        return tuple(names)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and (name := _literal_name(node)):
-            names[name] = None
-    return tuple(names)
-
-
-def _literal_name(call: ast.Call) -> str | None:
-    """Return the literal name in a call of Pipeline.
-
-    Return None for other calls and for computed names.
-    """
-    function = call.func
-    if getattr(function, "id", getattr(function, "attr", "")) != "Pipeline":
-        return None
-    names = call.args[:1]
-    names += [keyword.value for keyword in call.keywords if keyword.arg == "name"]
-    if names and isinstance(names[0], ast.Constant) and isinstance(names[0].value, str):
-        return names[0].value
-    return None
 
 
 def _same_name_error(files: list[Path], name: str) -> TopologyError:

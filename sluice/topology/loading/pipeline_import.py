@@ -14,8 +14,13 @@ from types import ModuleType
 from sluice.errors import SluiceError, TopologyError, error_text, sentence
 from sluice.support.processor_waits import waited_for_processor
 from sluice.topology.loading.import_advice import next_step as import_next_step
+from sluice.topology.loading.pipeline_libraries import (
+    installed_folder,
+    libraries_of,
+    missing_error,
+)
 from sluice.topology.pipeline import Pipeline, pipelines_made_by
-from sluice.values.pipeline_modules import load_module
+from sluice.values.pipeline_modules import load_module, use_libraries
 
 LOAD_SECONDS = 10.0
 """Time limit for importing a pipeline's file, not counting waits for a processor.
@@ -26,8 +31,16 @@ Airflow allows 30 s for the file that makes all pipelines' DAGs.
 
 def load_file(file: Path, seconds: float = LOAD_SECONDS) -> Pipeline:
     """Import a file and return its pipeline. Raises TopologyError with the mistake and its line."""
-    with pipelines_made_by(file) as made:
-        module = import_file(file, seconds)
+    libraries = libraries_of(file)
+    folder = installed_folder(libraries)
+    use_libraries(folder)
+    try:
+        with pipelines_made_by(file) as made:
+            module = import_file(file, seconds)
+    except TopologyError as error:
+        if libraries is not None and folder is None and isinstance(error.__cause__, ImportError):
+            raise missing_error(error, libraries, file) from error.__cause__
+        raise
     # An unchanged file is not executed again when it is loaded again, so `made` is then empty. The
     # module keeps the pipelines of its execution, so that each load reports the same mistakes.
     made = vars(module).setdefault("__pipelines__", made)

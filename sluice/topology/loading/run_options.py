@@ -32,8 +32,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from sluice.errors import SettingsError, TopologyError
+from sluice.provision.libraries import Libraries
 from sluice.settings import LEAST_MEMORY_MB, Settings, megabytes
+from sluice.topology.loading.declared_names import declared_names
 from sluice.topology.window_definitions import milliseconds
+from sluice.values.budgets import Allowance, Budget
 from sluice.values.sink_tables import connection_variable
 
 FILE = "sluice.toml"
@@ -68,6 +71,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Airflow's connection with the Spark master."""
     spark_conf: dict[str, str] = {}  # msgspec copies it
     """Spark settings, beside those in SLUICE_SPARK_CONF."""
+    requirements: str | None = None
+    """The path of a file with the pipeline's own libraries: for pip, or an archive of packages."""
     kafka_connection: Name | None = None
     """Airflow's connection with the pipeline's Kafka cluster, or the NAME of SLUICE_KAFKA_NAME."""
     shards_connection: Name | None = None
@@ -75,6 +80,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     SLUICE_CONNECTION_NAME."""
     executor_config: dict[str, Any] = {}  # msgspec copies it
     """What Airflow's executor gets with the task, such as a template of its pod."""
+    budget: Budget | None = None
+    """What the runs of a day may cost."""
     on_failure: str | None = None
     """The import path of a function that Airflow calls with its context when a run has failed."""
 
@@ -103,6 +110,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if self.memory is None:
             return None
         return _memory(self.memory)
+
+    def libraries(self, home: Path) -> Libraries | None:
+        """Return the pipeline's own libraries in a home (SLUICE_HOME); None if it has none."""
+        return Libraries(Path(self.requirements), home) if self.requirements else None
 
     def applied_to(self, settings: Settings) -> Settings:
         """Return the settings of a run with these options."""
@@ -139,6 +150,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             if name in ("spark_conf", "executor_config"):
                 # The values may be secrets.
                 value = list(value)
+            if isinstance(value, Budget):
+                value = str(value)
             if isinstance(value, (tuple, list)):
                 value = ", ".join(value)
             if value not in (None, ""):
@@ -170,6 +183,9 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     defaults: RunOptions = RunOptions()
     pipelines: dict[str, RunOptions] = {}  # msgspec copies it
+    budget: Budget | None = None
+    """What the runs of all pipelines of the folder may cost together; in the platform's file, those
+    of all teams."""
     limits: _Limits | None = None
 
     def options(self, pipeline: str) -> RunOptions:
@@ -213,6 +229,27 @@ def run_options(folder: Path, file: Path | None, pipeline: str) -> RunOptions:
     return options
 
 
+def allowances(folder: Path, file: Path | None, pipeline: str) -> list[Allowance]:
+    """Return the budgets that count the runs of a pipeline: its own, its team's, the platform's.
+
+    Raise SettingsError if a `sluice.toml` is invalid.
+    """
+    own = run_options(folder, file, pipeline).budget
+    granted = [] if own is None else [Allowance(own, pipeline, frozenset({pipeline}))]
+    if file is not None and file.parent != folder:
+        of_team = _read(file.parent / FILE).budget
+        if of_team is not None:
+            names: set[str] = {pipeline}
+            for each in file.parent.glob("*.py"):
+                names.update(declared_names(each))
+            whose = f"The pipelines of {file.parent.name}"
+            granted.append(Allowance(of_team, whose, frozenset(names)))
+    of_all = _read(folder / FILE).budget
+    if of_all is not None:
+        granted.append(Allowance(of_all, "All pipelines", None))
+    return granted
+
+
 def unknown_names(folder: Path, pipelines: Iterable[str]) -> list[str]:
     """Return a warning for each name in the files that no pipeline has."""
     known = {*pipelines}
@@ -241,7 +278,22 @@ def _read(file: Path) -> _File:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{file}: {error}.", next_step=f"Correct the file. {_KNOWN}") from None
     _require_valid(file, content)
-    return content
+    pipelines = {
+        name: _with_whole_path(options, file) for name, options in content.pipelines.items()
+    }
+    defaults = _with_whole_path(content.defaults, file)
+    return msgspec.structs.replace(content, defaults=defaults, pipelines=pipelines)
+
+
+def _with_whole_path(options: RunOptions, file: Path) -> RunOptions:
+    """Return options whose requirements, relative to the folder of `file`, have their whole path.
+
+    Empty requirements stay empty: a pipeline has none, although the defaults have.
+    """
+    if not options.requirements:
+        return options
+    path = file.parent.absolute() / options.requirements
+    return msgspec.structs.replace(options, requirements=str(path))
 
 
 def _require_valid(file: Path, content: _File) -> None:

@@ -16,7 +16,7 @@ from sluice.topology.value_types import (
     declared_type,
     type_of_value,
 )
-from sluice.values.call_parameters import CallPolicy, LookedUpTable
+from sluice.values.call_parameters import CallPolicy, LookedUpTable, SharedStore
 from sluice.values.phrases import duration_text
 from sluice.values.record_metadata import (
     OnMissing,
@@ -86,9 +86,12 @@ class Call(AskingOperator):
 
 @dataclass(frozen=True, eq=False)
 class Lookup(AskingOperator):
-    """Joins each record with its key's row in a database table, as fields `left` and `right`."""
+    """Joins each record with its key's row in a database table or in another pipeline's store.
 
-    table: LookedUpTable
+    The fields of the result are `left` and `right`.
+    """
+
+    table: LookedUpTable | SharedStore
     returns: Contract
     row: Shape
     """The shape of the table's rows."""
@@ -104,12 +107,16 @@ class Lookup(AskingOperator):
     @property
     @override
     def title(self) -> str:
+        if isinstance(self.table, SharedStore):
+            return f"look-up in store {self.table}"
         return f"look-up in table {self.table.table} of {self.table.connection}"
 
     @override
     def _expressions(self) -> str:
-        columns = ", ".join(self.table.columns)
         recorded = _recorded_as(self.answers, self.policy)
+        if isinstance(self.table, SharedStore):
+            return f"by {self.by}{recorded}"
+        columns = ", ".join(self.table.columns)
         return f"{self.table.column} = {self.by}, {columns}{recorded}"
 
     @property

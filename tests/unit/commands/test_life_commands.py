@@ -9,6 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from sluice.commands.cli import app
+from sluice.driver import reads_records
+from sluice.orchestration.operator import ACTIONS
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger
 from tests.support.states import States
@@ -45,6 +47,27 @@ def test_a_pipeline_that_has_never_run_can_be_paused(call: Call, tmp_path: Path)
     assert call("pause", "fresh", "--reason", "not yet").exit_code == 0
     with Ledger.open(settings().ledger) as ledger:
         assert ledger.pauses.all().keys() == {"fresh"}
+
+
+def test_whatever_reads_records_is_refused_while_the_pipeline_is_paused(call: Call) -> None:
+    (settings().pipelines / "fresh.py").write_text(
+        "from sluice import Pipeline\n"
+        "pipeline = Pipeline('fresh')\n"
+        "pipeline.stream('t', value=str).group_by_key().count(store='n')\n"
+    )
+    call("pause", "fresh", "--reason", "not yet")
+    result = call("run", "fresh")
+    assert result.exit_code == 1
+    assert "fresh is paused by ann since" in " ".join(result.output.split())
+    with Ledger.open(settings().ledger) as ledger:
+        assert ledger.failures.of("fresh") == [], "a pause is no failure"
+
+
+def test_actions_that_read_no_records_are_possible_while_a_pipeline_is_paused() -> None:
+    assert reads_records(())
+    assert reads_records(ACTIONS["change"])
+    assert not any(reads_records(ACTIONS[name]) for name in ("replay", "promote", "drop"))
+    assert not reads_records(["--rebuild", "--from-topics"])
 
 
 @pytest.mark.parametrize(

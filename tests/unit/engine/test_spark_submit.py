@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -246,6 +247,36 @@ def test_executors_get_no_secrets(configuration: Settings) -> None:
             "spark.executorEnv.PYTHONPATH": "sluice.zip",
             "spark.executorEnv.SLUICE_SERVER_CA": "/etc/sluice/ca.pem",
         }
+
+
+def test_libraries_of_a_pipeline_are_found_first(
+    configuration: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/own:/other")
+    with submission(configuration, {}, "local[2]", ["orders"]) as submitted:
+        assert "PYTHONPATH" not in submitted.environment
+        assert submitted.environment["SLUICE_LIBRARIES"] == ""
+    with_libraries = replace(configuration, libraries=tmp_path)
+    with submission(with_libraries, {}, "local[2]", ["orders"]) as submitted:
+        assert submitted.environment["PYTHONPATH"] == f"{tmp_path}:/own:/other"
+        assert submitted.environment["SLUICE_LIBRARIES"] == str(tmp_path)
+        assert "spark.archives" not in submitted.conf
+
+
+def test_libraries_of_a_pipeline_travel_to_executors(
+    configuration: Settings, tmp_path: Path
+) -> None:
+    folder = tmp_path / "hash" / "packages"
+    folder.mkdir(parents=True)
+    (folder / "tinylib.py").touch()
+    own = replace(configuration, libraries=folder, spark_conf={"spark.archives": "data.zip"})
+    with submission(own, {}, "spark://host:7077", ["orders"]) as submitted:
+        archives = f"data.zip,{folder.parent / 'packages.zip'}#sluice-libraries"
+        assert submitted.conf["spark.archives"] == archives
+        # The session gives these settings precedence.
+        assert json.loads(submitted.environment["SLUICE_SPARK_CONF"])["spark.archives"] == archives
+        paths = submitted.conf["spark.executorEnv.PYTHONPATH"]
+        assert paths == "sluice.zip:sluice-libraries"
 
 
 def test_executors_may_have_another_python(

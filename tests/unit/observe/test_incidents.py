@@ -29,6 +29,7 @@ from sluice.errors import (
 )
 from sluice.kafka.open_transactions import HeldPartitions
 from sluice.kafka.unread_records import Lag
+from sluice.observe.budgets import note_budgets
 from sluice.observe.health import input_away
 from sluice.observe.host_checks import check_hosts, needed_bytes
 from sluice.observe.metrics import gauges, of_pipeline, prometheus
@@ -39,8 +40,10 @@ from sluice.operations.state_growth import note_size
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger, held_back
 from sluice.settings import settings
 from sluice.state.ledger.failures import KINDS, Failure
+from sluice.state.ledger.finished_runs import FinishedRun
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.run_ends import note_failure, note_killed
+from sluice.values.budgets import Allowance, Budget
 from tests.docs.pages import read
 from tests.servers.hosts import TOKEN, placed
 from tests.support.api_client import Api
@@ -219,6 +222,17 @@ def state_grows(stage: Stage) -> None:
     note_size(stage.states.ledger, "orders", today)
 
 
+def over_budget(stage: Stage) -> None:
+    now = datetime.now(UTC)
+    run = FinishedRun(
+        pipeline="orders", began_at=now, ended_at=now, outcome="succeeded", host="host", version="1",
+        cpu_seconds=9_000,
+    )  # fmt: skip
+    stage.states.ledger.finished_runs.add(run)
+    allowance = Allowance(Budget(cpu_hours_per_day=2), "orders", frozenset({"orders"}))
+    note_budgets(settings(), "orders", [allowance])
+
+
 INCIDENTS: dict[Callable[[Stage], None], tuple[FailureKind, str]] = {
     run_failed: ("run", "Kafka is away. Start it."),
     driver_killed: ("run", "The driver ended without an error."),
@@ -239,6 +253,7 @@ INCIDENTS: dict[Callable[[Stage], None], tuple[FailureKind, str]] = {
     host_hangs: ("host", "accepts connections, but has not answered within 0.3 s. End its process"),
     disk_full: ("disk", "GiB left for"),
     clock_off: ("clock", "in the future of"),
+    over_budget: ("budget", "orders used 2.50 CPU hours of 2 today. See Costs on the page."),
     state_grows: (
         "growth",
         "KiB. Of its 1 rows, 1 belong to the store",

@@ -71,6 +71,20 @@ def test_another_dependency_needs_another_driver(
     assert key(settings) != before
 
 
+def test_other_libraries_of_a_pipeline_need_another_driver(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/own")
+    (tmp_path / "library-2.0.dist-info").mkdir()
+    with_libraries = replace(settings, libraries=tmp_path)
+    without, of_one = key(settings), key(with_libraries)
+    of_two = key(replace(settings, libraries=tmp_path / "other"))
+    assert len({without, of_one, of_two}) == 3
+    # A driver that a run has started computes the same key from its own environment.
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:/own")
+    assert key(with_libraries) == of_one
+
+
 def test_the_socket_is_in_the_home_of_sluice(settings: Settings) -> None:
     assert socket_path(settings, "key") == settings.home / "warm" / "key"
     with pytest.raises(SettingsError, match="is too long for a socket"):

@@ -1,0 +1,99 @@
+"""`sluice libraries`: the libraries of single pipelines, which sluice.toml names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sluice.commands.console import err, errors_as_messages, out
+from sluice.errors import SettingsError
+from sluice.settings import settings
+from sluice.values.phrases import counted
+
+if TYPE_CHECKING:
+    from sluice.provision.libraries import Libraries
+
+app = typer.Typer(no_args_is_help=True, help="The libraries of single pipelines, on this host.")
+_MB = 1_000_000
+
+
+@app.command("build")
+def build(
+    pipeline: Annotated[
+        str, typer.Argument(metavar="[PIPELINE]", help="The pipeline's name; default: all.")
+    ] = "",
+) -> None:
+    """Install the libraries that sluice.toml names, unless they are installed on this host.
+
+    A run does the same. Call this ahead of time, for example when an image is built.
+    """
+    with errors_as_messages():
+        wanted = [*_libraries(pipeline)]
+        of = f" for {pipeline}" if pipeline else ""
+        if not wanted:
+            out.print(f"No requirements in sluice.toml{of}.")
+        for name, libraries in wanted:
+            folder = libraries.build(_say)
+            out.print(f"{name}: {folder}", markup=False, soft_wrap=True)
+
+
+@app.command("list")
+def list_libraries() -> None:
+    """List the installed libraries, and which pipelines use them."""
+    from sluice.provision.libraries import installed
+
+    with errors_as_messages():
+        users: dict[str, list[str]] = {}
+        for name, libraries in _libraries(""):
+            with suppress(SettingsError):
+                users.setdefault(libraries.digest, []).append(name)
+        for each in installed(settings().home):
+            used_by = ", ".join(users.pop(each.digest, [])) or "no pipeline"
+            size = f"{each.size / _MB:.1f} MB"
+            used = f"used {each.unused_days:.0f} days ago"
+            out.print(f"{each.digest}  {used_by}, {size}, {used}", markup=False, soft_wrap=True)
+            for package in each.packages:
+                out.print(f"  {package}", markup=False)
+        for digest, names in users.items():
+            out.print(f"{digest}  {', '.join(names)}, not installed", markup=False, soft_wrap=True)
+
+
+@app.command("prune")
+def prune(
+    days: Annotated[
+        int, typer.Option(min=0, help="Remove what no run has used for so many days.")
+    ] = 30,
+) -> None:
+    """Remove libraries that no run has used for some time. No run may be using them."""
+    from sluice.provision.libraries import remove_unused
+
+    with errors_as_messages():
+        removed = remove_unused(settings().home, days)
+        for each in removed:
+            out.print(f"removed {each.digest}", markup=False)
+        out.print(f"{counted(len(removed), 'folder')} removed", markup=False)
+
+
+def _libraries(only: str) -> Iterator[tuple[str, Libraries]]:
+    """Yield the pipelines that have libraries, with their libraries.
+
+    Their files are not imported, because that may need the libraries.
+    """
+    from sluice.topology.loading.declared_names import declared_names
+    from sluice.topology.loading.pipeline_folders import pipeline_files
+    from sluice.topology.loading.run_options import run_options
+
+    for file in pipeline_files(settings().pipelines):
+        for name in declared_names(file) or (file.stem,):
+            if only in ("", name):
+                options = run_options(settings().pipelines, file, name)
+                libraries = options.libraries(settings().home)
+                if libraries is not None:
+                    yield name, libraries
+
+
+def _say(line: str) -> None:
+    err.print(line, markup=False, soft_wrap=True)

@@ -1,0 +1,172 @@
+"""The snapshots of other pipelines at which a batch reads their stores.
+
+The plan of a batch names the snapshots, and retention keeps them until the batch is published. So
+all records of a batch read the same snapshot, also if the batch is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import structlog
+
+from sluice.errors import EngineError, NotFound
+from sluice.plan import Job
+from sluice.query.former_names import renamed_pipeline, renamed_store
+from sluice.state.ledger.ledger import Ledger
+from sluice.state.model import GenerationInfo, GenerationRef, Snapshot, StoreInfo, WorkerInfo
+from sluice.state.shard.passwords import without_password
+from sluice.values.call_parameters import SharedSnapshot, SharedStore
+from sluice.values.sql_types import compact, struct_fields
+
+log = structlog.get_logger()
+
+_WIDER = {"tinyint": 1, "smallint": 2, "int": 3, "bigint": 4}
+"""Types of whole numbers, by their size: a larger one can take the values of a smaller one."""
+
+
+def newest_snapshots(ledger: Ledger, job: Job) -> dict[str, str]:
+    """Return other pipeline → its newest snapshot, for the plan of a batch.
+
+    Raise EngineError if a pipeline has none, or if a store does not fit what the job reads.
+    """
+    newest: dict[str, str] = {}
+    for store, kind in job.shared_stores:
+        snapshot = _newest(ledger, store)
+        _require_readable(_store_info(ledger, store, snapshot), store, kind, job.pipeline.name)
+        newest[store.pipeline] = snapshot.id
+    return newest
+
+
+def shared_snapshots(
+    ledger: Ledger, job: Job, planned: Mapping[str, str]
+) -> dict[str, SharedSnapshot]:
+    """Return where tasks read each store, at the snapshots of the batch's plan.
+
+    A snapshot that is gone is replaced by the newest: the values that an earlier attempt has read
+    are recorded, and nothing of the batch has been written before all of them were.
+    """
+    shared: dict[str, SharedSnapshot] = {}
+    for store, kind in job.shared_stores:
+        snapshot = _planned(ledger, store, planned.get(store.pipeline, ""))
+        info = ledger.generations.get(snapshot.ref)
+        if info is None:
+            raise _gone(store)
+        described = _store_info(ledger, store, snapshot)
+        _require_readable(described, store, kind, job.pipeline.name)
+        shared[str(store)] = SharedSnapshot(
+            id=snapshot.id,
+            group_id=described.group_id,
+            store_column=described.store_column,
+            batch=snapshot.batch,
+            with_headers=described.keeps_headers,
+            is_global=described.kind == "global",
+            workers=tuple(_addresses(worker, snapshot.batch) for worker in info.workers),
+        )
+    return shared
+
+
+def _addresses(worker: WorkerInfo, batch: int) -> tuple[str, ...]:
+    addresses: list[str] = []
+    if not worker.unavailable:
+        addresses.append(worker.server or without_password(worker.location))
+    standby = worker.at_standby(batch)
+    if standby is not None:
+        addresses.append(standby.server)
+    return tuple(addresses)
+
+
+def _planned(ledger: Ledger, store: SharedStore, snapshot_id: str) -> Snapshot:
+    generation, _, batch = snapshot_id.partition(".")
+    if batch:
+        ref = GenerationRef(store.pipeline, int(generation))
+        snapshot = ledger.snapshots.get(ref, int(batch))
+        if snapshot is not None and ledger.generations.get(ref) is not None:
+            return snapshot
+        log.warning(
+            "the planned snapshot is gone; the newest is read",
+            pipeline=store.pipeline,
+            snapshot=snapshot_id,
+        )
+    return _newest(ledger, store)
+
+
+def _newest(ledger: Ledger, store: SharedStore) -> Snapshot:
+    snapshot = ledger.snapshots.latest(store.pipeline)
+    if snapshot is not None:
+        return snapshot
+    moved = renamed_pipeline(ledger.renames, store.pipeline)
+    if moved is not None:
+        raise EngineError(moved.detail, next_step=f"Change store_of({store.pipeline!r}, ...).")
+    raise EngineError(
+        f"The pipeline {store.pipeline!r}, whose store {store.store!r} is read, has published no "
+        "snapshot.",
+        next_step=f"Run it first: sluice run {store.pipeline}. Or correct store_of.",
+    )
+
+
+def _store_info(ledger: Ledger, store: SharedStore, snapshot: Snapshot) -> StoreInfo:
+    info = ledger.generations.get(snapshot.ref)
+    if info is None:
+        raise _gone(store)
+    for described in info.stores:
+        if described.name == store.store:
+            return described
+    moved: NotFound | None = renamed_store(ledger.renames, store.store, store.pipeline)
+    if moved is not None:
+        raise EngineError(moved.detail, next_step="Change store_of(...) to this name.")
+    raise EngineError(
+        f"The pipeline {store.pipeline!r} has no store {store.store!r} in snapshot {snapshot.id}.",
+        next_step=f"Its stores: {', '.join(_names(info))}.",
+    )
+
+
+def _names(info: GenerationInfo) -> list[str]:
+    return sorted(described.name for described in info.stores)
+
+
+def _gone(store: SharedStore) -> EngineError:
+    return EngineError(
+        f"The pipeline {store.pipeline!r} has just got another generation.",
+        next_step="Run again.",
+    )
+
+
+def _require_readable(described: StoreInfo, store: SharedStore, kind: str, reader: str) -> None:
+    """Raise EngineError if a store does not have what a pipeline reads of it."""
+    if described.windows is not None:
+        raise EngineError(
+            f"The store {store} has windows, and lookup_in reads a value per key.",
+            next_step="Let its pipeline keep the newest window in a table, or write it to a topic.",
+        )
+    differences = [*_differences(described.value, kind)] if described.value else []
+    if differences:
+        raise EngineError(
+            f"The store {store} has changed what {reader} reads: {', '.join(differences)}.",
+            next_step=f"Change value= in store_of to the type that is published, "
+            f"{described.value}, or go back in {store.pipeline}.",
+        )
+
+
+def _differences(published: str, read: str) -> Iterator[str]:
+    """Yield how a published type lacks something that is read."""
+    fields, published_fields = struct_fields(read), struct_fields(published)
+    if not fields or not published_fields:
+        if not _fits(published, read):
+            yield f"its values are {compact(published)}, not {compact(read)}"
+        return
+    for name, kind in fields.items():
+        if name not in published_fields:
+            yield f"{name} is missing"
+        elif not _fits(published_fields[name], kind):
+            yield f"{name} is {compact(published_fields[name])}, not {compact(kind)}"
+
+
+def _fits(published: str, read: str) -> bool:
+    theirs, ours = compact(published), compact(read)
+    if theirs == ours or not ours:
+        return True
+    fields, published_fields = struct_fields(read), struct_fields(published)
+    if fields and published_fields:
+        return not [*_differences(published, read)]
+    return 0 < _WIDER.get(theirs, 0) < _WIDER.get(ours, 0)

@@ -1,0 +1,96 @@
+"""The packages of the running Python that a pipeline's own libraries must not replace.
+
+They are those that Sluice's runs import: the packages that Sluice depends on, without Airflow, and
+all that these depend on.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+_SLUICE = "sluice-streams"
+_EXTRAS = ("client", "state", "spark", "registry", "msk")
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?")
+_EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
+_WHEEL = "Wheel-Version: 1.0\nGenerator: sluice\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+@dataclass(frozen=True)
+class KeptPackage:
+    """An installed package that stays as it is."""
+
+    name: str
+    """The normalized name."""
+    version: str
+    metadata: str
+
+    @property
+    def info_folder(self) -> str:
+        """The name of the folder with its metadata in an environment of libraries."""
+        return f"{self.name.replace('-', '_')}-{self.version}.dist-info"
+
+    def write_stand_in(self, folder: Path) -> Path:
+        """Write a wheel that has this package's metadata, but no modules.
+
+        pip installs it in place of the package, so that it neither downloads another copy nor
+        another version.
+        """
+        wheel = folder / f"{self.name.replace('-', '_')}-{self.version}-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as written:
+            written.writestr(f"{self.info_folder}/METADATA", self.metadata)
+            written.writestr(f"{self.info_folder}/WHEEL", _WHEEL)
+            written.writestr(f"{self.info_folder}/RECORD", "")
+        return wheel
+
+
+@cache
+def kept_packages() -> tuple[KeptPackage, ...]:
+    """Return the installed packages that runs import, sorted by name."""
+    kept: dict[str, KeptPackage] = {}
+    waiting: list[tuple[str, tuple[str, ...]]] = [(_SLUICE, _EXTRAS)]
+    visited: set[tuple[str, str]] = set()
+    while waiting:
+        name, extras = waiting.pop()
+        wanted = [(name, extra) for extra in ("", *extras)]
+        new = [each for each in wanted if each not in visited]
+        visited.update(new)
+        try:
+            installed = distribution(name)
+        except PackageNotFoundError:
+            # A requirement of another platform or version of Python.
+            continue
+        metadata = _metadata(installed)
+        if metadata is not None:
+            kept[name] = KeptPackage(name, installed.version, metadata)
+        for _, extra in new:
+            waiting += _requirements(installed, extra)
+    return tuple(kept[name] for name in sorted(kept))
+
+
+def _metadata(installed: Distribution) -> str | None:
+    return installed.read_text("METADATA") or installed.read_text("PKG-INFO")
+
+
+def _requirements(installed: Distribution, extra: str) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the packages that an installed one needs for an extra, with their own extras."""
+    needed: list[tuple[str, tuple[str, ...]]] = []
+    for text in installed.requires or ():
+        requirement, _, marker = text.partition(";")
+        only_for = _EXTRA.search(marker)
+        if (only_for[1] if only_for else "") != extra:
+            continue
+        parsed = _REQUIREMENT.match(requirement)
+        if parsed is not None:
+            extras = [each.strip() for each in (parsed[2] or "").split(",")]
+            needed.append((normalized(parsed[1]), tuple(filter(None, extras))))
+    return needed
+
+
+def normalized(name: str) -> str:
+    """Return a package's name as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()

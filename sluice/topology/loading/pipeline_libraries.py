@@ -1,0 +1,105 @@
+"""Lets the import of a pipeline's file find the pipeline's own libraries.
+
+A process that only draws, checks or schedules a pipeline installs none: the import then finds what
+is installed in its Python.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from sluice.errors import SettingsError, TopologyError
+from sluice.provision.libraries import Libraries
+from sluice.settings import settings
+from sluice.topology.loading.declared_names import declared_names
+from sluice.topology.loading.run_options import run_options
+
+_POLL_S = 0.2
+
+
+def libraries_of(file: Path) -> Libraries | None:
+    """Return the libraries of the pipeline in a file; None if it has none.
+
+    A file that computes its pipeline's name has those of the defaults, and a file whose
+    `sluice.toml` is invalid, which the pipeline's DAG reports, has none. Raise SettingsError if the
+    requirements cannot be read.
+    """
+    names = declared_names(file) or ("",)
+    try:
+        configured = settings()
+        root = configured.pipelines
+        if not file.absolute().is_relative_to(root):
+            root = file.absolute().parent
+        libraries = run_options(root, file.absolute(), names[0]).libraries(configured.home)
+    except SettingsError:
+        return None
+    if libraries is not None:
+        libraries.digest  # noqa: B018 (raises an error if a file is missing)
+    return libraries
+
+
+def installed_folder(libraries: Libraries | None) -> Path | None:
+    """Return the folder of the packages if they are installed on this host.
+
+    In a run's process, it is the folder that the run was started with.
+    """
+    try:
+        given = settings().libraries
+    except SettingsError:
+        given = None
+    if given is not None:
+        return given
+    if libraries is None or not libraries.is_built:
+        return None
+    return libraries.folder
+
+
+def missing_error(error: TopologyError, libraries: Libraries, file: Path) -> TopologyError:
+    """Return the error of a file whose import needs libraries that are not installed here."""
+    if libraries.failure:
+        return TopologyError(
+            f"{error.detail} Its libraries cannot be installed: {libraries.failure}",
+            next_step=f"Correct {libraries.requirements}.",
+        )
+    if libraries.is_being_built():
+        return TopologyError(
+            f"{error.detail} The libraries of {libraries.requirements} are being installed.",
+            next_step=f"Wait a minute. The installation's output is in {libraries.log}.",
+        )
+    name = next(iter(declared_names(file)), file.stem)
+    return TopologyError(
+        f"{error.detail} The libraries of {libraries.requirements} are not installed on this host.",
+        next_step=f"Install them: sluice libraries build {name}.",
+    )
+
+
+def start_installing(file: Path) -> None:
+    """Start to install the libraries of a file's pipeline, in the background, if they are missing.
+
+    After a failure, wait some minutes before the next attempt.
+    """
+    libraries = libraries_of(file)
+    if libraries is None or libraries.is_built:
+        return
+    if libraries.failure or libraries.is_being_built():
+        return
+    _start(libraries)
+
+
+def install_within(libraries: Libraries, seconds: float) -> None:
+    """Wait until another process has installed libraries, or until the time is over.
+
+    The process goes on afterwards, so that a later attempt finds the libraries.
+    """
+    if not libraries.is_being_built():
+        _start(libraries)
+    ends_at = time.monotonic() + seconds
+    while not libraries.is_built and not libraries.failure and time.monotonic() < ends_at:
+        time.sleep(_POLL_S)
+
+
+def _start(libraries: Libraries) -> None:
+    requirements = str(libraries.requirements)
+    libraries.start_building([sys.executable, "-m", "sluice.provision", "libraries", requirements])
