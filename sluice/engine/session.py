@@ -122,6 +122,10 @@ def _is_no_lost_connection(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], Py4JNetworkError)
 
 
+_OF_OLDER_JAVA = "getSubject is not supported"
+"""What Java 24 and newer say to the Hadoop of Spark 4.0."""
+
+
 @contextmanager
 def settings_errors() -> Iterator[None]:
     """Raise SettingsError if Spark refuses its settings in the block."""
@@ -129,12 +133,15 @@ def settings_errors() -> Iterator[None]:
         yield
     except (PySparkException, Py4JJavaError) as error:
         cause = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error
+        first_line, _, _ = str(cause).strip().partition("\n")
+        next_step = (
+            "Correct SLUICE_SPARK_CONF. If Java has printed an error above, it names the setting, "
+            "or a module of Java without which Spark does not start."
+        )
+        if _OF_OLDER_JAVA in first_line:
+            next_step = "This Spark needs an older Java: set JAVA_HOME to Java 17 or 21."
         raise SettingsError(
-            f"Spark does not start: {sentence(str(cause).strip().partition(chr(10))[0])}",
-            next_step=(
-                "Correct SLUICE_SPARK_CONF. If Java has printed an error above, it names the "
-                "setting, or a module of Java without which Spark does not start."
-            ),
+            f"Spark does not start: {sentence(first_line)}", next_step=next_step
         ) from None
 
 

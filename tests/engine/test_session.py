@@ -11,9 +11,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyspark
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from sluice.engine.session import session
+from sluice.engine.session import session, settings_errors
 from sluice.errors import SettingsError
 from sluice.settings import Settings
 
@@ -39,6 +40,12 @@ def test_a_setting_that_spark_refuses_is_named() -> None:
     ) as refused:
         session(values, "refused")
     assert "Correct SLUICE_SPARK_CONF" in refused.value.next_step
+
+
+def test_a_java_that_is_too_new_for_spark_is_named() -> None:
+    with pytest.raises(SettingsError) as refused, settings_errors():
+        raise PySparkException("getSubject is not supported")
+    assert "JAVA_HOME to Java 17" in refused.value.next_step
 
 
 @pytest.mark.parametrize(
