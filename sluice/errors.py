@@ -434,3 +434,11 @@ def sentence(message: object) -> str:
     """Return the message of another program, with a full stop unless it ends like a sentence."""
     text = str(message).strip()
     return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def missing_extra(error: ImportError) -> SettingsError:
+    """Return the error for a package of the extra `registry` that is not installed."""
+    return SettingsError(
+        f"The package {error.name} is missing, which schema registries need.",
+        next_step="Run pip install 'sluice-streams[registry]'.",
+    )

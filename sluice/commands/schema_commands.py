@@ -22,17 +22,18 @@ def pull(
         bool, typer.Option("--structs", help="Print Structs for the values, too.")
     ] = False,
 ) -> None:
-    """Write a subject's schema to the folder `schemas` of the pipelines, for Avro("SUBJECT").
+    """Write a subject's schema to the folder `schemas` of the pipelines.
 
-    Nothing else ever asks the registry for this schema: neither Airflow when it loads the file,
-    nor a test.
+    Avro("SUBJECT"), Protobuf("SUBJECT") and JsonSchema("SUBJECT") take it as the contract. Nothing
+    else ever asks the registry for this schema: neither Airflow when it loads the file, nor a test.
     """
     from sluice.errors import NotFound, TopologyError
     from sluice.registry.opening import registry_of
     from sluice.registry.registry import UnknownSchemaError
     from sluice.topology.pulled_schemas import write_file
-    from sluice.values.avro_code import python_code
-    from sluice.values.avro_schemas import SchemaError, parse
+    from sluice.values.avro_schemas import SchemaError
+    from sluice.values.schema_code import python_code
+    from sluice.values.schema_structs import SchemaText
 
     with errors_as_messages():
         try:
@@ -47,7 +48,8 @@ def pull(
             out.print(f"wrote {path}: {schema}", markup=False, soft_wrap=True)
             return
         try:
-            code = python_code(parse(schema.text, schema.references), subject, schema.version)
+            origin = SchemaText(schema.kind, schema.text, schema.references)
+            code = python_code(origin, subject, schema.version)
         except SchemaError as error:
             raise TopologyError(
                 f"There are no Structs for {schema}: {error}.",

@@ -13,13 +13,7 @@ import msgspec
 
 from sluice.engine.publish.encode_registered import RegisteredEncoder
 from sluice.engine.read.avro_data import read_whole, value_reader
-from sluice.engine.read.proto_messages import (
-    message_class,
-    message_classes,
-    node_of,
-    plain_reader,
-    read_indexes,
-)
+from sluice.engine.read.proto_messages import plain_reader, read_indexes
 from sluice.errors import TopologyError
 from sluice.plan import Job
 from sluice.registry.memory import MemoryRegistry
@@ -28,6 +22,7 @@ from sluice.testing.piped_records import json_bytes
 from sluice.values import avro_schemas
 from sluice.values.avro_values import natural
 from sluice.values.avro_written import UnwritableError
+from sluice.values.proto_descriptors import message_class, message_classes, node_of
 from sluice.values.registered_schemas import (
     KEY_HEADER,
     VALUE_HEADER,
@@ -160,7 +155,7 @@ class RegisteredRecords:
             return msgspec.json.decode(value[begin:])
         if schema.kind == "PROTOBUF":
             places, begin = read_indexes(value, begin) if begin else ((0,), 0)
-            found = message_class(message_classes(schema.text), places)
+            found = message_class(message_classes(schema.text, schema.references), places)
             written = plain_reader(found.DESCRIPTOR)(found.FromString(value[begin:]))
             return natural(node_of(found.DESCRIPTOR))(written)
         node = avro_schemas.parse(schema.text, schema.references)

@@ -23,6 +23,7 @@ from sluice.values.contracts import (
     variants,
 )
 from sluice.values.epochs import Unit, unit_of
+from sluice.values.registered_schemas import ReferredSchema
 from sluice.values.stored_values import JsonText
 
 
@@ -216,15 +217,15 @@ def _logical(schema: Mapping[str, Any], kind: str, size: int = 0) -> tuple[str, 
     return "decimal", precision, scale
 
 
-def parse(text: str, references: Iterable[str] = ()) -> Node:
+def parse(text: str, references: Iterable[ReferredSchema] = ()) -> Node:
     """Parse a schema. Raises SchemaError.
 
-    `references` are the texts of the schemas to which it refers, each after its own references.
+    `references` are the schemas to which it refers, each after its own references.
     """
     parser = _Parser()
     try:
         for reference in references:
-            parser.parse(json.loads(reference))
+            parser.parse(json.loads(reference.text))
         return parser.parse(json.loads(text))
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SchemaError(f"the schema is invalid: {type(error).__name__}: {error}") from None

@@ -10,8 +10,8 @@ import pytest
 from msgspec import Struct
 
 from sluice import Decimal2, Pipeline, Protobuf, TopologyError
-from sluice.engine.read.proto_messages import message_classes
 from sluice.testing import TopologyTestDriver
+from sluice.values.proto_descriptors import message_classes
 
 pytestmark = pytest.mark.pipelines
 

@@ -19,7 +19,6 @@ from sluice.engine.read.avro_columns import (
 from sluice.engine.read.json_columns import JsonColumns
 from sluice.engine.read.json_lines import UnsureError
 from sluice.engine.read.proto_columns import ProtoColumns
-from sluice.engine.read.proto_messages import message_class, message_classes, node_of
 from sluice.engine.read.registered_values import RegisteredValues, RejectedValueError, schema_header
 from sluice.registry.registry import UnknownSchemaError
 from sluice.sql.arrow_types import arrow_type
@@ -27,6 +26,7 @@ from sluice.values import avro_schemas, stored_values
 from sluice.values.avro_values import Aliases, converter
 from sluice.values.contracts import ObjectType, type_info
 from sluice.values.json_limits import LONGEST_NAME
+from sluice.values.proto_descriptors import message_class, message_classes, node_of
 from sluice.values.registered_schemas import (
     PREFIX_BYTES,
     VALUE_HEADER,
@@ -161,7 +161,7 @@ class RegisteredColumns:
             kind = type_info(source.value_class)
             assert isinstance(kind, ObjectType)
             if schema.kind == "PROTOBUF":
-                found = message_class(message_classes(schema.text), (message,))
+                found = message_class(message_classes(schema.text, schema.references), (message,))
                 converter(node_of(found.DESCRIPTOR), kind, Aliases())
                 return ProtoColumns(found.DESCRIPTOR, kind)
             node = avro_schemas.parse(schema.text, schema.references)

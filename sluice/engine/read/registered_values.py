@@ -7,20 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
+from urllib.parse import urljoin
 
 import msgspec
 
 from sluice.engine.read.avro_data import AvroDataError, read_whole, value_reader
-from sluice.engine.read.proto_messages import (
-    message_class,
-    message_classes,
-    node_of,
-    plain_reader,
-    read_indexes,
-)
-from sluice.errors import RegistryAway, error_text
+from sluice.engine.read.proto_messages import plain_reader, read_indexes
+from sluice.errors import RegistryAway, error_text, missing_extra
 from sluice.plan import Source
-from sluice.registry.http_registry import missing_extra
 from sluice.registry.registry import Registry, UnknownSchemaError
 from sluice.values import avro_schemas, stored_values
 from sluice.values.avro_schemas import Node, SchemaError
@@ -33,7 +27,9 @@ from sluice.values.avro_values import (
 )
 from sluice.values.contracts import type_info
 from sluice.values.headers import decode_headers
+from sluice.values.json_schemas import identifier_of
 from sluice.values.keys import key_text
+from sluice.values.proto_descriptors import message_class, message_classes, node_of
 from sluice.values.registered_schemas import (
     KEY_HEADER,
     VALUE_HEADER,
@@ -257,11 +253,9 @@ class ProtoReader:
     """
 
     def __init__(self, schema: RegisteredSchema, contract: Any) -> None:
-        if schema.references:
-            raise SchemaError("schemas of Protobuf that refer to other subjects are not read")
         self._schema = schema
         self._contract = contract
-        self._classes = message_classes(schema.text)
+        self._classes = message_classes(schema.text, schema.references)
         self._readers: dict[tuple[int, ...], Callable[[bytes], Any]] = {}
         problems: list[MismatchError] = []
         for number in range(len(self._classes)):
@@ -329,6 +323,7 @@ def json_validator(schema: RegisteredSchema) -> Callable[[bytes], str]:
     """
     try:
         from jsonschema import exceptions, validators
+        from referencing.exceptions import Unresolvable
     except ImportError as error:
         raise missing_extra(error) from None
     try:
@@ -337,17 +332,42 @@ def json_validator(schema: RegisteredSchema) -> Callable[[bytes], str]:
         kind.check_schema(declared)
     except (ValueError, exceptions.SchemaError) as error:
         raise SchemaError(f"the schema is invalid: {error_text(error).splitlines()[0]}") from None
-    validator = kind(declared, format_checker=kind.FORMAT_CHECKER)
+    validator = kind(
+        declared,
+        registry=_referred_schemas(schema, declared),
+        format_checker=kind.FORMAT_CHECKER,
+    )
 
     def problem_of_json(text: bytes) -> str:
         try:
             value = json.loads(text)
         except ValueError as error:
             return f"it is no JSON: {error}"
-        found = exceptions.best_match(validator.iter_errors(value))
+        try:
+            found = exceptions.best_match(validator.iter_errors(value))
+        except Unresolvable as error:
+            return f"the schema refers to {error.ref}, which it lacks"
         return "" if found is None else f"{found.json_path}: {found.message[:300]}"
 
     return problem_of_json
+
+
+def _referred_schemas(schema: RegisteredSchema, declared: Any) -> Any:
+    """Return the schemas to which a JSON Schema refers, by each address that it may use."""
+    from referencing import Registry
+    from referencing.jsonschema import DRAFT7
+
+    base = identifier_of(declared)
+    resources: dict[str, Any] = {}
+    for each in schema.references:
+        contents = json.loads(each.text)
+        resource = DRAFT7.create_resource(contents)
+        if isinstance(contents, dict) and "$schema" in contents:
+            resource = resource.from_contents(contents)
+        for address in (each.name, urljoin(base, each.name), identifier_of(contents)):
+            resources[address] = resource
+    resources.pop("", None)
+    return Registry().with_resources(resources.items())
 
 
 def schema_header(headers: str | None, name: str) -> bytes | None:

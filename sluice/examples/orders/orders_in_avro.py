@@ -17,10 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sluice.errors import missing_extra
 from sluice.examples.example import Example, Results, Sample, json_bytes
 from sluice.examples.orders.orders_example import EXAMPLE
 from sluice.plan import plan
-from sluice.registry.http_registry import missing_extra
 from sluice.registry.registry import Registry
 from sluice.topology import load_pipeline
 from sluice.values.registered_schemas import RegisteredSchema, named_schema, prefix

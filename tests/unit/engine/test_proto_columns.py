@@ -15,9 +15,10 @@ from msgspec import Struct
 from sluice import Decimal2, Pipeline, Protobuf
 from sluice.engine.publish.encode_registered import RegisteredEncoder
 from sluice.engine.read.decode import ValueDecoder
-from sluice.engine.read.proto_messages import fill, message_classes
+from sluice.engine.read.proto_messages import fill
 from sluice.plan import plan
 from sluice.registry.memory import MemoryRegistry
+from sluice.values.proto_descriptors import message_classes
 
 pytestmark = pytest.mark.unit
 

@@ -1,10 +1,11 @@
-"""Structs for the values of an Avro schema."""
+"""Structs for the values of a registered schema."""
 
 from __future__ import annotations
 
 import keyword
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from functools import cache
@@ -28,9 +29,13 @@ from sluice.values.avro_schemas import (
 )
 from sluice.values.avro_values import unit_of_logical
 from sluice.values.contracts import Digits
+from sluice.values.json_schemas import parse_json_schema
+from sluice.values.proto_descriptors import message_named, node_of
+from sluice.values.registered_schemas import ReferredSchema, SchemaKind
 from sluice.values.sql_types import MOST_DIGITS
 
-SIMPLE: dict[str, type] = {
+SIMPLE: dict[str, Any] = {
+    "any": Any,
     "boolean": bool,
     "int": int,
     "long": int,
@@ -42,26 +47,62 @@ SIMPLE: dict[str, type] = {
 """Primitive type → the type of its values."""
 
 
-def struct_of_schema(text: str, references: tuple[str, ...] = (), name: str = "") -> Any:
+@dataclass(frozen=True)
+class SchemaText:
+    """The text of a schema, of which the same nodes and Structs can always be made again."""
+
+    kind: SchemaKind
+    text: str
+    references: tuple[ReferredSchema, ...] = ()
+    message: str = ""
+    """The name of Protobuf's message; empty for the first one."""
+
+    @property
+    def node(self) -> Node:
+        """The schema as a tree of nodes. Raises SchemaError."""
+        return _node(self)
+
+    @property
+    def keeps_nanoseconds(self) -> bool:
+        """Whether a time with nanoseconds is a number in the contract, which is exact.
+
+        In Protobuf, all times have nanoseconds, of which most programs use only microseconds.
+        """
+        return self.kind == "AVRO"
+
+
+@cache
+def _node(schema: SchemaText) -> Node:
+    match schema.kind:
+        case "AVRO":
+            return parse(schema.text, schema.references)
+        case "JSON":
+            return parse_json_schema(schema.text, schema.references)
+        case "PROTOBUF":
+            message = message_named(schema.text, schema.references, schema.message)
+            return node_of(message.DESCRIPTOR)
+
+
+def struct_of_schema(schema: SchemaText, name: str = "") -> Any:
     """Return the type of a schema's values; the Struct of its record `name`, if that is given.
 
     The same schema gives the same Structs, so a task makes the Structs that the driver has.
     Raises SchemaError for a schema that has no type in SQL.
     """
-    structs = _structs(text, references)
+    structs = _structs(schema)
     return structs.made[name] if name else structs.top
 
 
 @cache
-def _structs(text: str, references: tuple[str, ...]) -> _Structs:
-    return _Structs(text, references)
+def _structs(schema: SchemaText) -> _Structs:
+    return _Structs(schema)
 
 
 class _Structs:
-    def __init__(self, text: str, references: tuple[str, ...]) -> None:
-        self._origin = text, references
+    def __init__(self, schema: SchemaText) -> None:
+        self._schema = schema
         self.made: dict[str, Any] = {}
-        self.top = self.type_of(parse(text, references), "$")
+        self.top = self.type_of(schema.node, "$")
 
     def type_of(self, node: Node, path: str) -> Any:
         match node:
@@ -73,7 +114,8 @@ class _Structs:
                 return date
             case Primitive(kind="long", logical=logical) if unit_of_logical(logical)[0]:
                 # SQL's times have microseconds.
-                return int if logical.endswith("nanos") else datetime
+                is_number = logical.endswith("nanos") and self._schema.keeps_nanoseconds
+                return int if is_number else datetime
             case Primitive(kind="null"):
                 raise SchemaError(f"{path}: a field that is always null has no type in SQL")
             case Primitive(kind=kind):
@@ -115,20 +157,20 @@ class _Structs:
         fields: list[Any] = []
         for each in record.fields:
             kind = self.type_of(each.type, f"{path}.{each.name}")
-            fields.append((_identifier(each.name), kind, _declared(each)))
+            fields.append((identifier(each.name), kind, _declared(each)))
         tag = record.short_name if self._is_in_union(record) else None
         struct: Any = msgspec.defstruct(
             re.sub(r"\W", "_", record.short_name),
             fields,
             module=__name__,
-            namespace={"__avro_schema__": (*self._origin, record.name)},
+            namespace={"__registered_schema__": (self._schema, record.name)},
             kw_only=True,
             tag=tag,
         )
         return struct
 
     def _is_in_union(self, record: Record) -> bool:
-        return any(each.name == record.name for each in _in_unions(parse(*self._origin)))
+        return any(each.name == record.name for each in _in_unions(self._schema.node))
 
 
 def _in_unions(node: Node) -> Iterator[Record]:
@@ -147,12 +189,16 @@ def _in_unions(node: Node) -> Iterator[Record]:
             yield from _in_unions(inner)
 
 
-def _identifier(name: str) -> str:
-    return f"{name}_" if keyword.iskeyword(name) else name
+def identifier(name: str) -> str:
+    """Return the name of a field in Python."""
+    bare = re.sub(r"\W", "_", name)
+    if not bare[:1] or bare[0].isdigit():
+        bare = f"_{bare}"
+    return f"{bare}_" if keyword.iskeyword(bare) else bare
 
 
 def _declared(each: Field) -> Any:
-    renamed = each.name if _identifier(each.name) != each.name else None
+    renamed = each.name if identifier(each.name) != each.name else None
     if each.default is NO_DEFAULT:
         return msgspec.field(name=renamed)
     if each.default is None:
