@@ -94,7 +94,7 @@ def problem_of_reading(topic: RegisteredTopic, schema: RegisteredSchema) -> str:
         return ""
     try:
         node = avro_schemas.parse(schema.text, schema.references)
-        converter(node, type_info(topic.contract), Aliases(topic.format.aliases))
+        converter(node, type_info(topic.contract), Aliases.of(topic.format))
     except (SchemaError, MismatchError) as error:
         return error_text(error)
     return ""

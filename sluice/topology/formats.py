@@ -17,7 +17,12 @@ from sluice.values.avro_schemas import Record, SchemaError, parse, schema_of_con
 from sluice.values.proto_schemas import proto_of_contract
 from sluice.values.pydantic_models import is_model
 from sluice.values.registry_formats import RegistryFormat, SchemaIn, Strategy, Version
-from sluice.values.schema_structs import SchemaText, aliases_of, struct_of_schema
+from sluice.values.schema_structs import (
+    SchemaText,
+    aliases_of,
+    enum_defaults_of,
+    struct_of_schema,
+)
 
 V = TypeVar("V")
 _JSON_SCHEMA = "https://json-schema.org/draft/2020-12/schema"
@@ -154,6 +159,7 @@ def _of_subject(called: str, subject: str, chosen: RegistryFormat, message: str 
         subject=chosen.subject or subject,
         pulled=pulled.version,
         aliases=aliases_of(node),
+        enum_defaults=enum_defaults_of(node),
         references=pulled.references,
     )
     return _serde(contract, of_schema)

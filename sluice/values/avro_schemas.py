@@ -56,6 +56,12 @@ class Choice:
 
     name: str
     symbols: tuple[str, ...]
+    default: str = ""
+    """The symbol that a reader takes for symbols that it does not know; empty without one."""
+
+    @property
+    def short_name(self) -> str:
+        return self.name.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,9 @@ class _Parser:
                 return self._record(schema, namespace)
             case {"type": "enum", "symbols": list(symbols)}:
                 name = _full_name(schema, namespace)
-                return self._added(name, Choice(name, tuple(symbols)))
+                default = schema.get("default")
+                known = default if default in symbols else ""
+                return self._added(name, Choice(name, tuple(symbols), known))
             case {"type": "fixed", "size": int(size)}:
                 name = _full_name(schema, namespace)
                 return self._added(name, Fixed(name, size, *_logical(schema, "fixed", size)))

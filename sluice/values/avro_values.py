@@ -8,7 +8,7 @@ MismatchError with the path of the part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -40,6 +40,7 @@ from sluice.values.contracts import (
     variants,
 )
 from sluice.values.epochs import unit_of
+from sluice.values.registry_formats import RegistryFormat
 from sluice.values.stored_values import JsonText
 
 Convert: TypeAlias = Callable[[Any], Any]
@@ -69,6 +70,12 @@ class Aliases:
 
     by_field: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """`Record.field` → its aliases."""
+    enum_defaults: Mapping[str, str] = field(default_factory=dict)
+    """Name of an enum → the symbol that stands for those which the contract does not have."""
+
+    @classmethod
+    def of(cls, values: RegistryFormat) -> Aliases:
+        return cls(values.aliases, values.enum_defaults)
 
     def written(self, record: Record, kind: ObjectType, name: str) -> Field | None:
         """Return the field of a writer's record from which a field of the contract is read."""
@@ -194,7 +201,9 @@ def _of_entries(convert: Convert) -> Convert:
     return lambda values: {name: convert(value) for name, value in values.items()}
 
 
-def _of_type(kind: inspect.Type, aliases: Aliases, node: Node, path: str) -> Convert:
+def _of_type(  # noqa: C901  (a table)
+    kind: inspect.Type, aliases: Aliases, node: Node, path: str
+) -> Convert:
     match kind, node:
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType(), Record():
             return _record(node, kind, aliases, path)
@@ -204,6 +213,8 @@ def _of_type(kind: inspect.Type, aliases: Aliases, node: Node, path: str) -> Con
             return _of_entries(converter(node.values, kind.value_type, aliases, f"{path}[...]"))
         case ((inspect.DateTimeType() | inspect.DateType()), _):
             return _times(kind, node, path)
+        case inspect.LiteralType(values=known), Choice() if aliases.enum_defaults:
+            return partial(_known_symbol, known, aliases.enum_defaults.get(node.short_name))
         case ((inspect.LiteralType() | inspect.EnumType()), _):
             own = inspect.IntType() if choice_type(kind) is int else inspect.StrType()
             return _of_type(own, aliases, node, path)
@@ -227,6 +238,10 @@ def _of_type(kind: inspect.Type, aliases: Aliases, node: Node, path: str) -> Con
             return str.encode
         case _:
             raise MismatchError(path, f"{described(node)} is no {shown(kind)}")
+
+
+def _known_symbol(known: Container[Any], default: str | None, symbol: str) -> str:
+    return symbol if default is None or symbol in known else default
 
 
 def _record(node: Record, kind: ObjectType, aliases: Aliases, path: str) -> Convert:

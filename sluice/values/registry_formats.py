@@ -46,6 +46,8 @@ class RegistryFormat:
     """Whether a run registers the schema if the subject does not have it."""
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """`Record.field` → the names that the field had in earlier versions."""
+    enum_defaults: Mapping[str, str] = field(default_factory=dict)
+    """Name of an enum → the symbol that stands for those which its schema does not have."""
     references: tuple[ReferredSchema, ...] = ()
     validates: bool = False
     """Whether JSON is also checked against the registered schema, not only against the contract."""

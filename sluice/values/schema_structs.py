@@ -227,21 +227,33 @@ def _declared(each: Field) -> Any:
 def aliases_of(node: Node) -> dict[str, tuple[str, ...]]:
     """Return `Record.field` → the aliases of the field, for all fields that have some."""
     aliases: dict[str, tuple[str, ...]] = {}
-    for record in _records(node):
-        for each in record.fields:
+    for part in _parts(node):
+        if not isinstance(part, Record):
+            continue
+        for each in part.fields:
             if each.aliases:
-                aliases[f"{record.short_name}.{each.name}"] = each.aliases
+                aliases[f"{part.short_name}.{each.name}"] = each.aliases
     return aliases
 
 
-def _records(node: Node) -> Iterator[Record]:
+def enum_defaults_of(node: Node) -> dict[str, str]:
+    """Return the name of each enum with a default → the symbol that is the default."""
+    defaults: dict[str, str] = {}
+    for each in _parts(node):
+        if isinstance(each, Choice) and each.default:
+            defaults[each.short_name] = each.default
+    return defaults
+
+
+def _parts(node: Node) -> Iterator[Node]:
+    """Yield a node and all nodes within it."""
+    yield node
     match node:
         case Record(fields=fields):
-            yield node
             for each in fields:
-                yield from _records(each.type)
+                yield from _parts(each.type)
         case Array(items=inner) | Map(values=inner):
-            yield from _records(inner)
+            yield from _parts(inner)
         case Union(branches=branches):
             for branch in branches:
-                yield from _records(branch)
+                yield from _parts(branch)

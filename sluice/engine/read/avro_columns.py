@@ -9,7 +9,7 @@ each part must be one that the contract takes. Otherwise, the values are decoded
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, TypeAlias
@@ -218,6 +218,10 @@ class AvroColumns:
             ):
                 return _symbols(symbols, symbols)
             case ((inspect.LiteralType() | inspect.EnumType()), _):
+                if isinstance(kind, inspect.LiteralType) and isinstance(node, Choice):
+                    default = self.aliases.enum_defaults.get(node.short_name)
+                    if default is not None:
+                        return _known_symbols(node.symbols, kind.values, default)
                 return _choices(kind, node)
             case (
                 inspect.BytesType(min_length=None, max_length=None),
@@ -395,6 +399,12 @@ def _symbols(symbols: tuple[str, ...], allowed: tuple[str, ...]) -> Read:
         return names.take(pa.array(numbers))
 
     return read
+
+
+def _known_symbols(symbols: tuple[str, ...], known: Container[Any], default: str) -> Read:
+    """Return the function for an enum with a symbol that stands for unknown ones."""
+    names = tuple([symbol if symbol in known else default for symbol in symbols])
+    return _symbols(names, names)
 
 
 def _choices(kind: inspect.LiteralType | inspect.EnumType, node: Node) -> Read:

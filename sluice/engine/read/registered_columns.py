@@ -165,7 +165,7 @@ class RegisteredColumns:
                 converter(node_of(found.DESCRIPTOR), kind, Aliases())
                 return ProtoColumns(found.DESCRIPTOR, kind)
             node = avro_schemas.parse(schema.text, schema.references)
-            aliases = Aliases(self.values.format.aliases)
+            aliases = Aliases.of(self.values.format)
             return AvroColumns(node, kind, aliases, source.zone == "UTC")
         except (NotColumnarError, UnknownSchemaError, ValueError):
             return None

@@ -137,7 +137,7 @@ class RegisteredValues:
         if schema.kind == "PROTOBUF":
             return ProtoReader(schema, self._kind).read
         node = avro_schemas.parse(schema.text, schema.references)
-        return AvroReader(schema, node, self._kind, Aliases(self.format.aliases)).read
+        return AvroReader(schema, node, self._kind, Aliases.of(self.format)).read
 
     @property
     def _kind(self) -> Any:
