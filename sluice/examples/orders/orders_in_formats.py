@@ -140,6 +140,10 @@ class _Protobuf:
 
         (message, *_) = message_classes(schema.text)
         value = json.loads(text, parse_float=str, object_hook=_with_zones)
+        # Protobuf would write an order without a location as one of the location "".
+        names = {field.name for field in message.DESCRIPTOR.fields}
+        if not isinstance(value, dict) or value.keys() != names:
+            raise ValueError("the fields are not those of the message")
         try:
             written: bytes = json_format.ParseDict(value, message()).SerializeToString()
         except (json_format.ParseError, TypeError, AttributeError) as error:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from sluice import Avro, Decimal2, EpochMicros, EpochMillis, Pipeline
 from sluice.engine.publish.encode_registered import RegisteredEncoder
@@ -54,6 +54,11 @@ class Everything(Struct):
     maybe: int | None
     maybe_text: str | None = None
     later: str = "later"
+    counts: dict[str, int | None] = {}
+    by_name: dict[str, Part] = {}
+    positive: Annotated[int, Meta(gt=0, le=2**62)] = 1
+    share: Annotated[float, Meta(ge=0, lt=1)] = 0
+    short: Annotated[str, Meta(min_length=1, max_length=3)] = "a"
 
 
 LONGS = st.integers(-(2**63), 2**63 - 1)
@@ -87,6 +92,11 @@ VALUES = st.fixed_dictionaries(
         "maybe": st.none() | LONGS,
         "maybe_text": st.none() | st.text(max_size=5),
         "later": st.text(max_size=5),
+        "counts": st.dictionaries(st.text(max_size=3), st.none() | LONGS, max_size=3),
+        "by_name": st.dictionaries(st.text(max_size=3), PARTS, max_size=2),
+        "positive": st.integers(1, 2**62),
+        "share": st.floats(0, 1, exclude_max=True),
+        "short": st.text(min_size=1, max_size=3),
     }
 )
 
