@@ -225,6 +225,7 @@ FailureKind = Literal[
     "clock",
     "growth",
     "retention",
+    "schemas",
 ]
 
 
@@ -247,6 +248,7 @@ class Failure(msgspec.Struct, frozen=True):
     | `clock` | the clock of a host is off |
     | `growth` | the state grows without a bound |
     | `retention` | old snapshots and rows cannot be deleted |
+    | `schemas` | the schema registry and the pipeline did not fit when they were last compared |
     """
 
     kind: FailureKind

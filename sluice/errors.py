@@ -155,6 +155,16 @@ class StateGrows(EngineError):
     next_step = "Give its windows a retention, or its tables a way to delete keys."
 
 
+class SchemasDiffer(EngineError):
+    """A contract of the pipeline and a schema in the registry did not fit when last compared."""
+
+    title = "Contract and registry do not fit"
+    next_step = (
+        "Change the contract, or register a schema that fits: sluice schema push PIPELINE. Then "
+        "compare again: sluice schema check PIPELINE."
+    )
+
+
 class RetentionFailed(EngineError):
     """Old snapshots, or rows that only these need, could not be deleted, so the state grows."""
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
 from sluice.engine.publish.encode_registered import schema_in_registry
 from sluice.engine.read.registered_values import ProtoReader
-from sluice.errors import error_text
+from sluice.errors import SchemasDiffer, error_text
 from sluice.plan import Job, Source
 from sluice.registry.registry import Registry, UnknownSchemaError
+from sluice.state.ledger.failures import Failure
+from sluice.state.ledger.ledger import Ledger
 from sluice.values import avro_schemas
 from sluice.values.avro_schemas import SchemaError
 from sluice.values.avro_values import Aliases, MismatchError, converter
@@ -118,6 +121,23 @@ def _compare_written(topic: RegisteredTopic, registry: Registry) -> Comparison:
     if registry.is_compatible(subject, values.schema, values.kind):
         return Comparison(topic, "", "missing", "register it with sluice schema push")
     return Comparison(topic, "", "wrong", "the subject's rule of compatibility refuses the schema")
+
+
+def note(ledger: Ledger, pipeline: str, comparisons: Iterable[Comparison]) -> None:
+    """Record the failure `schemas` if a topic and the registry do not fit; otherwise clear it.
+
+    The page and the metrics show the record, so they never ask the registry.
+    """
+    problems: list[str] = []
+    for each in comparisons:
+        if each.verdict != "right":
+            problems.append(f"{each.topic.topic} ({each.topic.subject}): {each.detail}")
+    if not problems:
+        ledger.failures.clear(pipeline, "schemas")
+        return
+    compared = f"Compared on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    error = SchemasDiffer(f"{compared}: {'; '.join(problems)}.")
+    ledger.failures.keep(Failure.of(error, pipeline, kind="schemas"))
 
 
 def push(job: Job, registry: Registry) -> Iterator[tuple[RegisteredTopic, RegisteredSchema]]:

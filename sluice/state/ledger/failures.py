@@ -17,6 +17,7 @@
 | clock | the clock of a host is wrong | that host | it is right |
 | growth | the state has grown for a week | the DAG for retention | it stops growing |
 | retention | old state cannot be deleted | the DAG for retention | it has deleted it |
+| schemas | registry and pipeline do not fit | `sluice check` | a later comparison is right |
 
 Airflow's API server adds to the failures `run`, `slot` and `overdue` what only Airflow's database
 knows about them: see `api.airflow_causes`.

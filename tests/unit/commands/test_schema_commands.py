@@ -17,11 +17,13 @@ from sluice.plan import plan
 from sluice.registry.memory import MemoryRegistry
 from sluice.registry.opening import forget, memory_registry
 from sluice.settings import settings
+from sluice.state.ledger.ledger import Ledger
 from sluice.testing import TopologyTestDriver
 from sluice.topology import load_pipeline
 from sluice.topology.pulled_schemas import read_file
 from sluice.values.pipeline_modules import load_module
 from sluice.values.registered_schemas import SchemaKind
+from tests.support.states import States
 
 pytestmark = pytest.mark.unit
 
@@ -197,3 +199,26 @@ def test_check_names_what_cannot_be_read(folder: Path, registry: MemoryRegistry)
     text = json.dumps(SCHEMA).replace('"name": "payer"', '"name": "who"')
     registry.register("payments-value", text)
     assert "$.payer: the field is missing and has no default" in schema("check").output
+
+
+def test_what_does_not_fit_is_recorded_until_a_later_check_passes(
+    folder: Path, registry: MemoryRegistry
+) -> None:
+    schema("push", "bank")
+    registry.register("payments-value", json.dumps(SCHEMA).replace('"amount"', '"price"'))
+    assert schema("check").exit_code == 1
+    with Ledger.open(settings().ledger) as ledger:
+        assert not ledger.failures.all(), "the pipeline has never run"
+
+    database = f"sqlite:///{folder / 'states'}"
+    states = States(database, pipeline="bank", ledger_at=settings().ledger)
+    assert schema("check").exit_code == 1
+    (failure,) = states.ledger.failures.of("bank")
+    assert failure.kind == "schemas"
+    assert "payments (payments-value): $.amount: the field is missing" in failure.detail
+    assert "Compared on 20" in failure.detail
+
+    registry.register("payments-value", json.dumps(SCHEMA))
+    schema("push", "bank")
+    schema("check")
+    assert not states.ledger.failures.of("bank")
