@@ -187,10 +187,12 @@ class _JsonSchema:
         pass
 
     def write(self, schema: RegisteredSchema, text: bytes) -> bytes:
+        if not text:
+            raise ValueError("the value is empty")
         return text
 
     def read(self, schema: RegisteredSchema, data: bytes) -> dict[str, Any]:
-        value = json.loads(data)
+        value = json.loads(data, parse_float=Decimal)
         assert isinstance(value, dict)
         return value
 
