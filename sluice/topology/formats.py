@@ -13,7 +13,13 @@ from sluice.errors import TopologyError, sentence
 from sluice.topology.pulled_schemas import pulled_schema
 from sluice.topology.serdes import Serde
 from sluice.values import contracts
-from sluice.values.avro_schemas import Record, SchemaError, parse, schema_of_contract
+from sluice.values.avro_schemas import (
+    Record,
+    RecursiveSchemaError,
+    SchemaError,
+    parse,
+    schema_of_contract,
+)
 from sluice.values.proto_schemas import proto_of_contract
 from sluice.values.pydantic_models import is_model
 from sluice.values.registry_formats import RegistryFormat, SchemaIn, Strategy, Version
@@ -146,6 +152,11 @@ def _of_subject(called: str, subject: str, chosen: RegistryFormat, message: str 
     try:
         contract = struct_of_schema(origin)
         node = origin.node
+    except RecursiveSchemaError as error:
+        raise TopologyError(
+            f"{where}: {error}.",
+            next_step="Write a Serde whose decode function reads the values.",
+        ) from None
     except SchemaError as error:
         raise TopologyError(
             f"{where}: {error}.",

@@ -31,6 +31,13 @@ class SchemaError(ValueError):
     """A schema is invalid, or has a part that Sluice cannot read."""
 
 
+class RecursiveSchemaError(SchemaError):
+    """A record contains itself, so not even a part of it can be read."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} contains itself, and has no type in SQL")
+
+
 @dataclass(frozen=True)
 class Primitive:
     """`null`, `boolean`, `int`, `long`, `float`, `double`, `bytes` or `string`."""
@@ -172,7 +179,7 @@ class _Parser:
             if each in self.names:
                 node = self.names[each]
                 if node is None:
-                    raise SchemaError(f"{each} contains itself, and has no type in SQL")
+                    raise RecursiveSchemaError(each)
                 return node
         raise SchemaError(f"{name} is not defined")
 

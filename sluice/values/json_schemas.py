@@ -188,7 +188,8 @@ class _Parser:
         for key, each in properties.items():
             node = self.parse(each, base, f"{path}.{key}", _capitalized(key))
             default = each.get("default", NO_DEFAULT) if isinstance(each, dict) else NO_DEFAULT
-            if key not in required and default is NO_DEFAULT:
+            is_nested = isinstance(default, dict | list) and bool(default)
+            if key not in required and (default is NO_DEFAULT or is_nested):
                 default = None
             if default is None and not isinstance(node, Union):
                 node = Union((_NULL, node))

@@ -19,6 +19,7 @@ from sluice.values.avro_schemas import (
     Node,
     Primitive,
     Record,
+    RecursiveSchemaError,
     SchemaError,
     Union,
 )
@@ -256,7 +257,7 @@ def _fill(made: Any, message: ProtoMessage, scope: _Scope, outer: str, syntax: s
             added.proto3_optional = True
             synthetic.append((added, f"_{each.name}"))
         if each.default is not None:
-            added.default_value = each.default.strip("\"'")
+            added.default_value = _default_text(each)
     # Protobuf's own compiler puts each optional field of proto3 into a oneof of its own.
     for added, name in synthetic:
         added.oneof_index = len(made.oneof_decl)
@@ -265,6 +266,19 @@ def _fill(made: Any, message: ProtoMessage, scope: _Scope, outer: str, syntax: s
         _fill(made.nested_type.add(), inner, scope, path, syntax)
     for enum in message.enums:
         _fill_enum(made.enum_type.add(), enum)
+
+
+def _default_text(field: ProtoField) -> str:
+    """Return the default of a field as descriptors have it: only that of bytes has escapes."""
+    text = field.default or ""
+    if text[:1] not in ('"', "'"):
+        return text
+    if field.type != "string":
+        return text[1:-1]
+    from google.protobuf import text_encoding
+
+    unescaped: bytes = text_encoding.CUnescape(text[1:-1])
+    return unescaped.decode()
 
 
 def _set_type(added: Any, name: str, scope: _Scope, path: str) -> None:
@@ -322,7 +336,7 @@ def node_of(descriptor: Any, within: tuple[str, ...] = ()) -> Node:
     if is_wrapper(descriptor):
         return Primitive(_NODES[descriptor.fields_by_name["value"].type])
     if descriptor.full_name in within:
-        raise SchemaError(f"{descriptor.full_name} contains itself, and has no type in SQL")
+        raise RecursiveSchemaError(descriptor.full_name)
     inner = (*within, descriptor.full_name)
     fields: list[Field] = []
     for field in descriptor.fields:

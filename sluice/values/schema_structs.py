@@ -104,7 +104,7 @@ class _Structs:
         self.made: dict[str, Any] = {}
         self.top = self.type_of(schema.node, "$")
 
-    def type_of(self, node: Node, path: str) -> Any:
+    def type_of(self, node: Node, path: str) -> Any:  # noqa: C901  (a table)
         match node:
             case Primitive(logical="decimal") | Fixed(logical="decimal"):
                 if node.precision > MOST_DIGITS:
@@ -132,6 +132,8 @@ class _Structs:
                 return dict[str, self.type_of(values, f"{path}[...]")]  # type: ignore[misc]
             case Union():
                 return self._union(node, path)
+            case Record(fields=()) if path != "$":
+                raise SchemaError(f"{path}: a record without fields has no type in SQL")
             case Record():
                 if node.name not in self.made:
                     self.made[node.name] = self._struct(node, path)

@@ -249,7 +249,7 @@ RECURSIVE_JSON = {
 
 
 def test_schemas_that_contain_themselves_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TopologyError, match="Tree contains itself"):
+    with pytest.raises(TopologyError, match="Tree contains itself.* Write a Serde"):
         of_protobuf(tmp_path, RECURSIVE_PROTO)
     with pytest.raises(TopologyError, match=r"\$\.left: # contains itself"):
         of_json(tmp_path, RECURSIVE_JSON)
@@ -267,3 +267,17 @@ def test_values_of_several_types_are_refused_with_their_path(tmp_path: Path) -> 
     odd = {"type": "object", "properties": {"a": {"type": ["string", "integer"]}}}
     with pytest.raises(TopologyError, match=r"\$\.a: values of several types"):
         of_json(tmp_path, odd)
+
+
+def test_a_message_without_fields_is_refused_with_its_path(tmp_path: Path) -> None:
+    with_empty = ORDER_PROTO.replace("double class = 13;", "Nothing nothing = 13;")
+    with pytest.raises(TopologyError, match=r"\$\.nothing: a record without fields"):
+        of_protobuf(tmp_path, f"{with_empty} message Nothing {{ }}")
+
+
+def test_a_property_with_a_default_that_python_shares_may_be_missing(tmp_path: Path) -> None:
+    schema = json.loads(json.dumps(ORDER_JSON))
+    schema["properties"]["sizes"]["default"] = {"a": 1}
+    with of_json(tmp_path, schema) as driver:
+        driver.pipe("orders", {name: JSON_ORDER[name] for name in ORDER_JSON["required"]})
+        assert driver.read("large")[0].value["sizes"] is None

@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, TypeAlias
 
+from sluice.values.avro_values import unchanged
 from sluice.values.avro_written import UnwritableError
 from sluice.values.json_limits import shortened
 from sluice.values.proto_descriptors import is_entry, is_wrapper
@@ -15,6 +16,8 @@ from sluice.values.proto_schemas import TIMESTAMP
 
 _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 Plain: TypeAlias = Callable[[Any], Any]
+_BOOL, _STRING = 8, 9
+"""Numbers of types in Protobuf's descriptors."""
 
 
 # -- Message indexes
@@ -85,6 +88,9 @@ def plain_reader(descriptor: Any) -> Plain:
 def _part(field: Any) -> Plain | None:
     if field.message_type is not None and is_entry(field.message_type):
         inner = _single(field.message_type.fields_by_name["value"])
+        if field.message_type.fields_by_name["key"].type != _STRING:
+            value_of = inner or unchanged
+            return lambda entries: {_key_text(key): value_of(entries[key]) for key in entries}
         if inner is None:
             return dict
         return lambda entries: {name: inner(value) for name, value in entries.items()}
@@ -92,6 +98,20 @@ def _part(field: Any) -> Plain | None:
     if field.is_repeated:
         return list if convert is None else lambda values: [*map(convert, values)]
     return convert
+
+
+def _key_text(key: Any) -> str:
+    """Return the key of a map as JSON has it: a number or a bool is a text."""
+    return str(key).lower()
+
+
+def _map_key(field: Any, text: str) -> Any:
+    """Return the key of a map from its text. Raises ValueError."""
+    if field.type == _STRING or not isinstance(text, str):
+        return text
+    if field.type == _BOOL:
+        return {"true": True, "false": False}[text]
+    return int(text)
 
 
 def _single(field: Any) -> Plain | None:
@@ -137,7 +157,7 @@ def fill(message: Any, value: Any, path: str = "$") -> None:
             raise UnwritableError(f"{path}.{name}: the schema lacks this field of the value")
         try:
             _set(message, fields[name], each, f"{path}.{name}")
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, KeyError, OverflowError) as error:
             if isinstance(error, UnwritableError):
                 raise
             raise UnwritableError(f"{path}.{name}: {error}") from None
@@ -146,8 +166,10 @@ def fill(message: Any, value: Any, path: str = "$") -> None:
 def _set(message: Any, field: Any, value: Any, path: str) -> None:
     if field.message_type is not None and is_entry(field.message_type):
         inner = field.message_type.fields_by_name["value"]
+        of_key = field.message_type.fields_by_name["key"]
         entries = getattr(message, field.name)
-        for key, each in value.items():
+        for text, each in value.items():
+            key = _map_key(of_key, text)
             if inner.message_type is not None:
                 _fill_inner(entries[key], each, f"{path}[{key}]")
             else:
