@@ -18,6 +18,8 @@ from sluice.values import avro_schemas
 from sluice.values.avro_schemas import SchemaError
 from sluice.values.avro_values import Aliases, MismatchError, converter
 from sluice.values.contracts import type_info
+from sluice.values.json_compatibility import json_problem
+from sluice.values.json_schemas import parse_json_schema
 from sluice.values.registered_schemas import RegisteredSchema
 from sluice.values.registry_formats import RegistryFormat
 from sluice.values.topic_patterns import is_pattern
@@ -88,7 +90,12 @@ def problem_of_reading(topic: RegisteredTopic, schema: RegisteredSchema) -> str:
     if schema.kind != topic.format.kind:
         return f"it is a schema of {schema.kind}, not of {topic.format.kind}"
     if schema.kind == "JSON":
-        return ""
+        try:
+            node = parse_json_schema(schema.text, schema.references)
+        except SchemaError:
+            # JSON is read by the contract alone, so a schema without types in SQL is no problem.
+            return ""
+        return json_problem(node, topic.contract)
     if schema.kind == "PROTOBUF":
         try:
             ProtoReader(schema, topic.contract)

@@ -249,7 +249,7 @@ RECURSIVE_JSON = {
 
 
 def test_schemas_that_contain_themselves_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TopologyError, match="Tree contains itself.* Write a Serde"):
+    with pytest.raises(TopologyError, match=r"Tree contains itself.* Write a Serde"):
         of_protobuf(tmp_path, RECURSIVE_PROTO)
     with pytest.raises(TopologyError, match=r"\$\.left: # contains itself"):
         of_json(tmp_path, RECURSIVE_JSON)
