@@ -139,6 +139,73 @@ def avro_key(
     )
 
 
+def protobuf_key(
+    kind: type[Any] | None = None,
+    *,
+    subject: str = "",
+    strategy: Strategy = "topic",
+    version: Version = None,
+    schema_in: SchemaIn = "prefix",
+    register: bool = False,
+    package: str = "",
+) -> Callable[[Any], Any]:
+    """Return a format of keys in Protobuf, for `key=` of a source or of an output.
+
+    Inside a pipeline, a key is the JSON of the message. A key that is written has the schema of the
+    class `kind`, which is not needed to read keys. The other parameters are those of `avro_key`.
+    """
+    return RegistryFormat(
+        kind="PROTOBUF",
+        schema="" if kind is None else proto_of_contract(kind, package),
+        record="" if kind is None else kind.__name__,
+        subject=subject,
+        strategy=strategy,
+        version=version,
+        schema_in=schema_in,
+        registers=register,
+        is_key=True,
+    )
+
+
+def json_schema_key(
+    kind: type[Any] = str,
+    *,
+    subject: str = "",
+    strategy: Strategy = "topic",
+    version: Version = None,
+    schema_in: SchemaIn = "prefix",
+    register: bool = False,
+) -> Callable[[Any], Any]:
+    """Return a format of keys in JSON with a JSON Schema, for `key=` of a source or of an output.
+
+    Inside a pipeline, a key is a text, as with `avro_key`, which has the same parameters.
+    """
+    return RegistryFormat(
+        kind="JSON",
+        schema=_json_schema_of("json_schema_key", kind),
+        record=kind.__name__,
+        subject=subject,
+        strategy=strategy,
+        version=version,
+        schema_in=schema_in,
+        registers=register,
+        is_key=True,
+    )
+
+
+def _json_schema_of(called: str, value: Any) -> str:
+    try:
+        own = value.model_json_schema() if is_model(value) else msgspec.json.schema(value)
+    except TypeError as error:
+        raise TopologyError(
+            f"{called}({contracts.name_of(value)}): {sentence(error)}",
+            next_step="Declare the values as a class of types that JSON Schema has.",
+        ) from None
+    # Some registries find the kind of a schema only by the name of its version.
+    declared = {"$schema": _JSON_SCHEMA, **_with_numbers(own)}
+    return msgspec.json.encode(declared, order="sorted").decode()
+
+
 def _of_subject(called: str, subject: str, chosen: RegistryFormat, message: str = "") -> Serde[Any]:
     """Return the serde of the values of a subject, whose schema has been pulled."""
     where = f"{called}({subject!r})"
@@ -234,16 +301,7 @@ def JsonSchema(  # noqa: N802  (reads as a type)
     )
     if isinstance(value, str):
         return _of_subject("JsonSchema", value, chosen)
-    try:
-        own = value.model_json_schema() if is_model(value) else msgspec.json.schema(value)
-        # Some registries find the kind of a schema only by the name of its version.
-        declared = {"$schema": _JSON_SCHEMA, **_with_numbers(own)}
-        schema = msgspec.json.encode(declared, order="sorted").decode()
-    except TypeError as error:
-        raise TopologyError(
-            f"JsonSchema({contracts.name_of(value)}): {sentence(error)}",
-            next_step="Declare the values as a class of types that JSON Schema has.",
-        ) from None
+    schema = _json_schema_of("JsonSchema", value)
     return _serde(value, replace(chosen, schema=schema, record=value.__name__))
 
 

@@ -27,6 +27,7 @@ from sluice.values.avro_written import UnwritableError, Write, writer
 from sluice.values.proto_descriptors import message_classes
 from sluice.values.registered_schemas import RegisteredSchema, guid_header, prefix
 from sluice.values.registry_formats import RegistryFormat
+from sluice.values.schema_structs import SchemaText
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,24 @@ class RegisteredEncoder:
         return index_bytes(message_classes(self.schema.text, self.schema.references), self.record)
 
     def encode_key(self, text: str) -> bytes:
-        """Return the bytes of a key, which is a text inside a pipeline."""
-        if self._node == Primitive("string"):
+        """Return the bytes of a key, which is a text inside a pipeline.
+
+        Raises ValueError if the key does not fit the schema.
+        """
+        if self.takes_json:
+            return self(msgspec.json.encode(text).decode() if self._is_text else text)
+        if self._is_text:
             return self(text)
         try:
             return self(_decode(text))
         except msgspec.DecodeError:
             return self(text)  # an enum, or a text for which the schema has another type
+
+    @cached_property
+    def _is_text(self) -> bool:
+        """Whether all values are texts."""
+        schema = SchemaText(self.schema.kind, self.schema.text, self.schema.references)
+        return schema.kind != "PROTOBUF" and schema.node == Primitive("string")
 
     def _with_prefix(self, text: str) -> bytes:
         data = text.encode()

@@ -144,6 +144,10 @@ class RegisteredValues:
         return str if self.source.contract is None else self.source.value_class
 
 
+KeyReader: TypeAlias = Callable[[bytes, bool], str | None]
+"""Reads a key as a text: see `plain_values`."""
+
+
 @dataclass
 class RegisteredKeys:
     """Reads the keys of one source as texts."""
@@ -151,7 +155,9 @@ class RegisteredKeys:
     topic: str
     format: RegistryFormat
     registry: Registry
-    _texts: dict[SchemaRef, Callable[[bytes], str | None]] = field(default_factory=dict, init=False)
+    _texts: dict[SchemaRef, Callable[[bytes, bool], str | None]] = field(
+        default_factory=dict, init=False
+    )
 
     def decode(
         self, raw: Sequence[bytes | None], headers: Sequence[str | None] | None
@@ -167,7 +173,7 @@ class RegisteredKeys:
             header = None if headers is None else schema_header(headers[number], KEY_HEADER)
             try:
                 ref, begin = named_schema(data, header)
-                yield self._text_of(ref)(data[begin:])
+                yield self._text_of(ref)(data[begin:], not begin)
             except RegistryAway:
                 raise
             except UnknownSchemaError:
@@ -175,22 +181,51 @@ class RegisteredKeys:
             except Exception as error:
                 yield error
 
-    def _text_of(self, ref: SchemaRef) -> Callable[[bytes], str | None]:
+    def _text_of(self, ref: SchemaRef) -> KeyReader:
         if ref not in self._texts:
             schema = self.registry.schema(ref, self.format.subject_in(self.topic))
-            if schema.kind != "AVRO":
-                raise SchemaError(f"{schema} is a schema of {schema.kind}, not of AVRO")
-            node = avro_schemas.parse(schema.text, schema.references)
-            read, convert = value_reader(node), natural(node)
+            if schema.kind != self.format.kind:
+                wanted = self.format.kind
+                raise SchemaError(f"{schema} is a schema of {schema.kind}, not of {wanted}")
+            read = plain_values(schema)
 
-            def text(data: bytes) -> str | None:
+            def text(data: bytes, is_whole: bool) -> str | None:
                 try:
-                    return key_text(convert(read_whole(read, data)))
-                except AvroDataError as error:
-                    raise RejectedValueError("malformed", f"{error} - by {schema}") from None
+                    return key_text(read(data, is_whole))
+                except (ValueError, msgspec.DecodeError) as error:
+                    detail = f"{error_text(error)} - by {schema}"
+                    raise RejectedValueError("malformed", detail) from None
 
             self._texts[ref] = text
         return self._texts[ref]
+
+
+def plain_values(schema: RegisteredSchema) -> Callable[[bytes, bool], Any]:
+    """Return the function that reads a value of a schema as plain data, without a contract.
+
+    It takes the bytes, and whether a header names the schema: then, Protobuf's bytes have no place
+    of their message. It raises ValueError or DecodeError. Raises SchemaError.
+    """
+    if schema.kind == "JSON":
+        return lambda data, _: msgspec.json.decode(data)
+    if schema.kind == "AVRO":
+        node = avro_schemas.parse(schema.text, schema.references)
+        read, convert = value_reader(node), natural(node)
+        return lambda data, _: convert(read_whole(read, data))
+    from google.protobuf.message import DecodeError
+
+    classes = message_classes(schema.text, schema.references)
+
+    def of_message(data: bytes, is_whole: bool) -> Any:
+        places, at = ((0,), 0) if is_whole else read_indexes(data, 0)
+        found = message_class(classes, places)
+        try:
+            plain = plain_reader(found.DESCRIPTOR)(found.FromString(data[at:]))
+        except DecodeError as error:
+            raise ValueError(error) from None
+        return natural(node_of(found.DESCRIPTOR))(plain)
+
+    return of_message
 
 
 class ContractValues:
