@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact, InvalidOperation, Rounded
 from functools import partial
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -262,20 +262,39 @@ def _record(node: Record, kind: ObjectType, aliases: Aliases, path: str) -> Conv
     }:
         return unchanged
 
-    def convert_fields(value: Any) -> Any:
-        fields: dict[str, Any] = {}
-        for name, written, convert, takes_null in parts:
-            if written not in value:
-                if takes_null:
-                    fields[name] = None
-                continue
-            try:
-                fields[name] = convert(value[written])
-            except ValueError as error:
-                raise _within(error, f".{name}") from None
-        return fields
+    if node.may_lack_fields:
+        return partial(_present_fields, parts)
+    # A call of `unchanged` for each field would take longer than everything else.
+    converts = [
+        (name, written, None if convert is unchanged else convert)
+        for name, written, convert, _ in parts
+    ]
+    return partial(_all_fields, converts)
 
-    return convert_fields
+
+def _all_fields(parts: list[tuple[str, str, Convert | None]], value: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    name = ""
+    try:
+        for name, written, convert in parts:
+            fields[name] = value[written] if convert is None else convert(value[written])
+    except ValueError as error:
+        raise _within(error, f".{name}") from None
+    return fields
+
+
+def _present_fields(parts: list[tuple[str, str, Convert, bool]], value: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    name = ""
+    try:
+        for name, written, convert, takes_null in parts:
+            if written in value:
+                fields[name] = convert(value[written])
+            elif takes_null:
+                fields[name] = None
+    except ValueError as error:
+        raise _within(error, f".{name}") from None
+    return fields
 
 
 def _within(error: ValueError, place: str) -> InexactError:
@@ -313,9 +332,16 @@ def require_scale(node: Decimals, digits: tuple[int, int], path: str) -> None:
 
 def decimal_of(scale: int, data: bytes) -> Decimal:
     """Return the decimal that Avro writes as a whole number in two's complement."""
-    unscaled = int.from_bytes(data, "big", signed=True)
-    sign, digits, _ = Decimal(unscaled).as_tuple()
+    unscaled = Decimal(int.from_bytes(data, "big", signed=True))
+    if len(data) <= _MOST_BYTES_OF_DECIMAL and scale <= _MOST_SCALE:
+        return unscaled.scaleb(-scale, _EXACT)
+    sign, digits, _ = unscaled.as_tuple()
     return Decimal((sign, digits, -scale))
+
+
+_MOST_BYTES_OF_DECIMAL, _MOST_SCALE = 100, 1_000
+_EXACT = Context(prec=300, traps=[Inexact, Rounded, InvalidOperation])
+"""Holds the digits of every whole number of `_MOST_BYTES_OF_DECIMAL`."""
 
 
 def _times(kind: inspect.Type, node: Node, path: str, unit: Any = None) -> Convert:
