@@ -22,7 +22,13 @@ from msgspec import inspect
 
 from sluice.engine.read.column_limits import Check, maps_of, without_limits
 from sluice.engine.read.json_lines import require
-from sluice.engine.read.json_types import TIME, is_more_than_fields, may_be_null, present
+from sluice.engine.read.json_types import (
+    TIME,
+    column_type,
+    is_more_than_fields,
+    may_be_null,
+    present,
+)
 from sluice.values import avro_schemas
 from sluice.values.avro_schemas import Array, Choice, Field, Fixed, Map, Node, Primitive, Record
 from sluice.values.avro_values import Aliases, unit_of_logical
@@ -295,6 +301,11 @@ def _struct(parts: list[tuple[str, Any]], names: list[str], data: Data, at: Plac
 
 def constant(each: inspect.Field) -> pa.Scalar:
     """Return the default of a field that the writer lacks."""
+    if each.default_factory is list:
+        of_list = column_type(each.type)
+        if of_list is None:
+            raise NotColumnarError
+        return pa.scalar([], of_list)
     if each.required or not isinstance(each.default, str | int | float | None):
         raise NotColumnarError
     kind = present(each.type)
@@ -308,10 +319,12 @@ def constant(each: inspect.Field) -> pa.Scalar:
         inspect.BytesType: pa.binary(),
     }
     of_kind = types.get(type(kind))
+    if isinstance(kind, inspect.LiteralType) and choice_type(kind) is str:
+        of_kind = pa.string()
     digits = digits_of(kind)
     if digits is not None:
         of_kind = pa.decimal128(*digits)
-    if of_kind is None or (each.default is not None and type(kind) not in types):
+    if of_kind is None or (each.default is not None and digits is not None):
         raise NotColumnarError
     if isinstance(each.default, float) and not np.isfinite(each.default):
         raise NotColumnarError

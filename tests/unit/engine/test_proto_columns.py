@@ -65,6 +65,8 @@ class Everything(Struct):
     ready: bool | None = None
     added: int = 7
     added_note: str | None = None
+    added_kind: Literal["A", "B"] = "B"
+    added_parts: list[Part] = []
 
 
 SCHEMA = """
