@@ -411,3 +411,20 @@ def test_records_of_several_subjects_are_a_union_of_classes() -> None:
         (letter,) = driver.dead_letters()
         assert letter.headers["sluice.reason"] == "schema"
         assert "no class for the record bank.Closed" in letter.headers["sluice.detail"]
+
+
+def test_many_values_of_which_some_name_no_schema() -> None:
+    """The results and the order of dead letters are those of single values."""
+    pipeline = Pipeline("many")
+    sales = pipeline.stream("sales", value=Avro(AmountPaid), key="account")
+    sales.group_by_key().aggregate(store="paid", total="sum(amount)")
+    with TopologyTestDriver(pipeline) as driver:
+        records: list[Any] = [{"account": "a", "amount": number} for number in range(100)]
+        for place in (3, 50, 97):
+            records.insert(place, b'{"number": %d}' % place)
+        for record in records:
+            driver.pipe("sales", record)
+        assert driver.store("paid") == {"a": {"total": sum(range(100))}}
+        letters = driver.dead_letters()
+    assert [letter.value["number"] for letter in letters] == [3, 50, 97]
+    assert {letter.headers["sluice.reason"] for letter in letters} == {"no_schema"}

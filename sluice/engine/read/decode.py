@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from functools import cached_property, partial
@@ -21,6 +21,7 @@ from typing import Any, TypeVar, is_typeddict
 from zoneinfo import ZoneInfo
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from sluice.engine.batch.dead_letters import RejectedRecord
@@ -115,6 +116,32 @@ class ValueDecoder:
         if self._json_columns is None:
             return [TextRun(0, len(texts), None)]
         return self._json_columns.runs(texts)
+
+    def mostly_columns(
+        self, texts: pa.Array, keys: pa.Array, headers: pa.Array
+    ) -> tuple[pa.Array, pa.RecordBatch, list[RejectedRecord]] | None:
+        """Decode the values to columns, apart from those that name no schema, which are rejected.
+
+        Return the rows of the decoded values, the values, and the dead letters of the other rows;
+        None if the values have to be decoded one by one. Raises RegistryAway.
+        """
+        columns = self._registered_columns
+        is_without = None if columns is None else columns.without_schema(texts, headers)
+        if columns is None or is_without is None:
+            return None
+        rows, others = pa.array(np.flatnonzero(~is_without)), np.flatnonzero(is_without)
+        values = columns.read(texts.take(rows), headers.take(rows))
+        if values is None:
+            return None
+        taken = [each.take(pa.array(others)) for each in (texts, keys, headers)]
+        kept, _, dead_letters = self.decode(taken[0].to_pylist(), taken[1], taken[2])
+        if kept:
+            # A null value may be valid.
+            return None
+        rejected: list[RejectedRecord] = []
+        for letter in dead_letters:
+            rejected.append(replace(letter, row=int(others[letter.row])))
+        return rows, values, rejected
 
     @cached_property
     def _registered(self) -> RegisteredValues | None:

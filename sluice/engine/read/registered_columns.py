@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -82,6 +83,9 @@ class RegisteredColumns:
         """
         if len(texts) < _FEWEST or self._misses == _MOST_MISSES:
             return None
+        if self.without_schema(texts, headers) is not None:
+            # Without these values, the others may be read: see `ValueDecoder.mostly_columns`.
+            return None
         try:
             columns = self._read(texts, headers)
             if columns is None:
@@ -92,6 +96,28 @@ class RegisteredColumns:
             return None
         self._misses = 0
         return columns
+
+    def without_schema(
+        self, texts: pa.Array, headers: pa.Array | None
+    ) -> npt.NDArray[np.bool_] | None:
+        """Return which values are null or do not begin with the id of a schema; None if all do."""
+        if not len(texts) or self._is_named_in_headers(headers):
+            return None
+        _, offsets, buffer = texts.buffers()
+        bounds = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+        is_without = np.diff(bounds) < PREFIX_BYTES
+        if texts.null_count:
+            is_without |= texts.is_null().to_numpy(zero_copy_only=False)
+        if buffer is not None and buffer.size:
+            places = np.where(is_without, 0, bounds[:-1])
+            is_without |= np.frombuffer(buffer, np.uint8)[places] != 0
+        return is_without if is_without.any() else None
+
+    @staticmethod
+    def _is_named_in_headers(headers: pa.Array | None) -> bool:
+        if headers is None or headers.null_count == len(headers):
+            return False
+        return bool(pc.any(pc.match_substring(headers, VALUE_HEADER)).as_py())
 
     def _read(self, texts: pa.Array, headers: pa.Array | None) -> pa.RecordBatch | None:
         if texts.null_count:
@@ -174,9 +200,7 @@ class RegisteredColumns:
         self, texts: pa.Array, headers: pa.Array | None
     ) -> tuple[dict[SchemaRef, Places | None], Places] | None:
         """Return the rows of each schema, and where its data begin; None if no header names any."""
-        if headers is None or headers.null_count == len(headers):
-            return None
-        if not pc.any(pc.match_substring(headers, VALUE_HEADER)).as_py():
+        if headers is None or not self._is_named_in_headers(headers):
             return None
         rows: dict[SchemaRef, list[int]] = {}
         starts = np.zeros(len(texts), np.int64)

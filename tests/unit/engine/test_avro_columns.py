@@ -300,3 +300,31 @@ def test_fewer_values_than_pay_are_read_one_by_one() -> None:
     reading = Reading(Numbers)
     fields = {"wide": 1.0, "time": 0, "whole": 1, "identity": "x", "raw": b"x"}
     assert reading.columns([reading.encode(fields)] * 3) is None
+
+
+@pytest.mark.parametrize("bad", [b"", b"{}", b'{"wide":1.0}', b"\1\0\0\0\1abc", None])
+def test_values_without_a_schema_do_not_keep_others_from_columns(bad: bytes | None) -> None:
+    reading = Reading(Numbers)
+    fields = {"wide": 1.0, "time": 0, "whole": 1, "identity": "x", "raw": b"x"}
+    good = reading.encode(fields)
+    data = [good, bad, *[good] * 60, bad]
+    nothing = pa.nulls(len(data), pa.string())
+    texts = pa.array(data, pa.binary())
+    decoded = reading.decoder.mostly_columns(texts, texts, nothing)
+    assert decoded is not None
+    rows, values, dead_letters = decoded
+    kept, single, rejected = reading.decoder.decode(data, texts, nothing)
+    assert rows.to_pylist() == kept
+    assert dead_letters == rejected
+    for name in values.schema.names:
+        assert values.column(name).equals(reading.decoder.columns.column(single, name))
+
+
+def test_other_doubts_leave_all_values_to_the_decoder_of_single_values() -> None:
+    reading = Reading(Numbers)
+    fields = {"wide": 1.0, "time": 0, "whole": 1, "identity": "x", "raw": b"x"}
+    good = reading.encode(fields)
+    nothing = pa.nulls(62, pa.string())
+    for data in ([good] * 62, [b"{}", good + b"\0", *[good] * 60]):
+        texts = pa.array(data, pa.binary())
+        assert reading.decoder.mostly_columns(texts, texts, nothing) is None
