@@ -239,6 +239,8 @@ def _of_subject(called: str, subject: str, chosen: RegistryFormat, message: str 
         aliases=aliases_of(node),
         enum_defaults=enum_defaults_of(node),
         references=pulled.references,
+        # A registry takes a schema that refers to others only with their subjects and versions.
+        registers=chosen.registers and not pulled.references,
     )
     return _serde(contract, of_schema)
 

@@ -281,3 +281,23 @@ def test_a_property_with_a_default_that_python_shares_may_be_missing(tmp_path: P
     with of_json(tmp_path, schema) as driver:
         driver.pipe("orders", {name: JSON_ORDER[name] for name in ORDER_JSON["required"]})
         assert driver.read("large")[0].value["sizes"] is None
+
+
+def test_a_run_registers_a_pulled_schema_that_refers_to_no_other(tmp_path: Path) -> None:
+    alone = 'syntax = "proto3"; message Order { string shop = 1; }'
+    pipeline = """
+from sluice import Pipeline, Protobuf
+pipeline = Pipeline("shop")
+serde = Protobuf("orders-value", register=True)
+pipeline.stream("orders", value=serde).to("copies", value=serde)
+"""
+    for text, references, registers in ((alone, (), True), (ORDER_PROTO, PROTO_REFERENCES, False)):
+        write_file(
+            tmp_path,
+            RegisteredSchema(
+                id=7, text=text, kind="PROTOBUF", subject="orders-value", references=references
+            ),
+        )
+        (tmp_path / "shop.py").write_text(pipeline)
+        ((_, of_sink),) = plan(load_pipeline(tmp_path, "shop")).job.registered_sinks()
+        assert of_sink.registers == registers
