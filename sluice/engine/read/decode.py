@@ -112,6 +112,7 @@ class ValueDecoder:
                     texts.slice(begin, size),
                     None if headers is None else headers.slice(begin, size),
                 ),
+                self._registered_columns.size_of_piece,
             )
         if self._json_columns is None:
             return [TextRun(0, len(texts), None)]

@@ -17,7 +17,7 @@ from sluice.engine.read.avro_columns import (
     NotColumnarError,
     Places,
 )
-from sluice.engine.read.json_columns import JsonColumns
+from sluice.engine.read.json_columns import PIECE, JsonColumns
 from sluice.engine.read.json_lines import UnsureError
 from sluice.engine.read.proto_columns import ProtoColumns
 from sluice.engine.read.registered_values import RegisteredValues, RejectedValueError, schema_header
@@ -39,6 +39,11 @@ from sluice.values.registered_schemas import (
 _FEWEST = 50
 """For fewer values of a schema, the calls of NumPy take longer than reading them one by one."""
 _MOST_MISSES = 3
+_SMALL_PIECE = 400
+"""How many values are read at once after a piece with an invalid value, so that this value makes
+fewer others slow."""
+_SMALL_PIECES = 40
+"""How many small pieces follow a piece that could not be read."""
 
 
 @dataclass
@@ -50,6 +55,24 @@ class RegisteredColumns:
     """Reads the columns of JSON; None for Avro."""
     _misses: int = field(default=0, init=False)
     """How many pieces in a row could not be read."""
+    _small_pieces: int = field(default=0, init=False)
+    """How many small pieces are still to be read."""
+    _skipped: int = field(default=0, init=False)
+    """How many pieces in a row were not tried."""
+
+    def size_of_piece(self) -> int:
+        """Return how many values to read at once."""
+        return _SMALL_PIECE if self._small_pieces else PIECE
+
+    def _is_tried(self) -> bool:
+        """Return whether to try a piece after others that could not be read."""
+        if self._misses < _MOST_MISSES:
+            return True
+        if self.json is not None:
+            return False
+        # An attempt takes a tenth of the time of reading the values one by one.
+        self._skipped = (self._skipped + 1) % _MOST_MISSES
+        return self._skipped == 0
 
     @cached_property
     def _columns(self) -> dict[tuple[SchemaRef, int], AvroColumns | ProtoColumns | None]:
@@ -81,7 +104,8 @@ class RegisteredColumns:
 
         Raises RegistryAway.
         """
-        if len(texts) < _FEWEST or self._misses == _MOST_MISSES:
+        self._small_pieces = max(self._small_pieces - 1, 0)
+        if len(texts) < _FEWEST or not self._is_tried():
             return None
         if self.without_schema(texts, headers) is not None:
             # Without these values, the others may be read: see `ValueDecoder.mostly_columns`.
@@ -93,6 +117,8 @@ class RegisteredColumns:
         # NumPy raises IndexError for a value that would end after all bytes.
         except (UnsureError, NotColumnarError, IndexError, pa.ArrowInvalid):
             self._misses += 1
+            if self.json is None:
+                self._small_pieces = _SMALL_PIECES
             return None
         self._misses = 0
         return columns

@@ -328,3 +328,33 @@ def test_other_doubts_leave_all_values_to_the_decoder_of_single_values() -> None
     for data in ([good] * 62, [b"{}", good + b"\0", *[good] * 60]):
         texts = pa.array(data, pa.binary())
         assert reading.decoder.mostly_columns(texts, texts, nothing) is None
+
+
+def test_an_invalid_value_makes_few_others_slow() -> None:
+    reading = Reading(Numbers)
+    fields = {"wide": 1.0, "time": 0, "whole": 1, "identity": "x", "raw": b"x"}
+    good = reading.encode(fields)
+    data = [good] * 20_000
+    for place in (1, 8_000, 12_000, 16_000):
+        data[place] = good + b"\0"
+    runs = [*reading.decoder.runs(pa.array(data, pa.binary()))]
+    assert [run.begin for run in runs] == [0, *[run.end for run in runs[:-1]]]
+    assert runs[-1].end == 20_000
+    slow = sum(run.end - run.begin for run in runs if run.values is None)
+    assert slow <= 4_000 + 3 * 400
+    for run in runs:
+        if run.values is not None:
+            assert run.values.num_rows == run.end - run.begin
+
+
+def test_columns_are_tried_again_after_many_invalid_values() -> None:
+    reading = Reading(Numbers)
+    fields = {"wide": 1.0, "time": 0, "whole": 1, "identity": "x", "raw": b"x"}
+    good = reading.encode(fields)
+    damaged = pa.array([good + b"\0"] * 400, pa.binary())
+    for _ in range(20):
+        assert [run.values for run in reading.decoder.runs(damaged)] == [None]
+    valid = pa.array([good] * 400, pa.binary())
+    for _ in range(3):
+        *_, last = reading.decoder.runs(valid)
+    assert last.values is not None
