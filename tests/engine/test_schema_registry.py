@@ -215,9 +215,17 @@ def restart_when_waited_for(
         with shops.running.ledger() as ledger:
             failures = ledger.failures.of(shops.running.names.prefix)
     registry.stop()
-    registry.start()
-    # The schemas were in the registry's memory.
-    restore(shops.client, content)
+    # The schemas were in the registry's memory. Until it has them again, it counts as away.
+    known = HttpRegistry.schema
+
+    def still_away(*_: Any, **__: Any) -> Any:
+        raise RegistryAway.of(registry.url, "it has no schemas yet")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(HttpRegistry, "schema", still_away)
+        registry.start()
+        restore(shops.client, content)
+    assert HttpRegistry.schema is known
     return failures[0]
 
 
