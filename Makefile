@@ -24,7 +24,7 @@ help: ## List these targets
 setup: $(JARS) ## Create .venv and download the jars; does nothing if both are up to date
 
 .PHONY: demo
-demo: $(JARS) ## Start Kafka and Airflow, process sample orders and query the results; EXIT=1 stops after the queries; PIPELINE=words; FORMAT=avro
+demo: $(JARS) ## Start Kafka and Airflow, process sample orders and query the results; EXIT=1 stops after the queries; PIPELINE=words; FORMAT=avro, protobuf or json_schema
 	@$(BIN)/sluice demo $(PIPELINE) $(if $(EXIT),--exit) $(if $(FORMAT),--format $(FORMAT))
 
 .PHONY: test

@@ -1,5 +1,6 @@
 """Times the decoding and encoding of orders in each format: `formats.py [--records N] [--runs N]`.
 
+With `--rich`, orders also have a map, a list of numbers, and limits of their values.
 Both ways of decoding are timed: to columns, and value by value. The values become the columns that
 later steps read, in this process, without Kafka and Spark. The time is that of the process's CPU,
 without garbage collection, as tasks run; the best of several runs, with the formats in turn.
@@ -18,6 +19,7 @@ from typing import Annotated, Any
 import msgspec
 import pyarrow as pa
 import typer
+from msgspec import Meta
 from rich.console import Console
 from rich.table import Table
 
@@ -31,12 +33,25 @@ from sluice.registry.memory import MemoryRegistry
 from sluice.values.registered_schemas import prefix
 from spark_jobs.orders import Order
 
-FORMATS: dict[str, Any] = {
-    "JSON": Order,
-    "JSON Schema": JsonSchema(Order),
-    "Avro": Avro(Order),
-    "Protobuf": Protobuf(Order),
-}
+
+class RichOrder(Order):
+    """An order with parts of more types."""
+
+    points: Annotated[int, Meta(ge=0)]
+    coupon: Annotated[str, Meta(max_length=20)] | None
+    weights: list[float]
+    tags: dict[str, int]
+
+
+def formats_of(contract: type[Order]) -> dict[str, Any]:
+    return {
+        "JSON": contract,
+        "JSON Schema": JsonSchema(contract),
+        "Avro": Avro(contract),
+        "Protobuf": Protobuf(contract),
+    }
+
+
 _encode_json = msgspec.json.Encoder(decimal_format="number").encode
 
 
@@ -63,16 +78,26 @@ def orders(count: int) -> list[dict[str, Any]]:
     return made
 
 
+def add_parts(values: list[dict[str, Any]]) -> None:
+    """Add the parts of a RichOrder to each order."""
+    chosen = random.Random(2)
+    for value in values:
+        value["points"] = chosen.randrange(1, 1_000)
+        value["coupon"] = chosen.choice([None, "SPRING"])
+        value["weights"] = [chosen.randrange(1, 100) / 4 for _ in range(2)]
+        value["tags"] = {name: chosen.randrange(9) for name in chosen.sample("abcdef", 2)}
+
+
 class Format:
     """The orders in one format, and what reads and writes them."""
 
-    def __init__(self, name: str, values: list[dict[str, Any]]) -> None:
+    def __init__(self, name: str, serde: Any, values: list[dict[str, Any]]) -> None:
         pipeline = Pipeline("formats")
-        read = pipeline.stream("orders", value=FORMATS[name])
+        read = pipeline.stream("orders", value=serde)
         if name == "JSON":
             read.to("copies")
         else:
-            read.to("copies", value=FORMATS[name])
+            read.to("copies", value=serde)
         self._job = plan(pipeline).job
         self._registry = MemoryRegistry()
         (self._source,) = self._job.streams
@@ -134,10 +159,15 @@ def best(steps: list[Callable[[], None]], runs: int) -> list[float]:
 def main(
     records: Annotated[int, typer.Option(help="How many orders.")] = 20_000,
     runs: Annotated[int, typer.Option(help="How often each way is timed.")] = 5,
+    rich: Annotated[bool, typer.Option(help="Time orders with parts of more types.")] = False,
 ) -> None:
     """Time the formats, and print µs per order."""
     values = orders(records)
-    formats = {name: Format(name, values) for name in FORMATS}
+    if rich:
+        add_parts(values)
+    formats: dict[str, Format] = {}
+    for name, serde in formats_of(RichOrder if rich else Order).items():
+        formats[name] = Format(name, serde, values)
     table = Table("format", "bytes", "decode to columns", "decode one by one", "encode")
     columns = best([each.to_columns for each in formats.values()], runs)
     single = best([each.one_by_one for each in formats.values()], runs)

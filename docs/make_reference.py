@@ -50,6 +50,11 @@ PUBLIC: dict[str, list[Any]] = {
         sluice.Window, contracts.Digits, key_text,
         topology.load_pipeline, topology.load_pipelines,
     ],
+    "Formats": [
+        sluice.Avro, sluice.Protobuf, sluice.JsonSchema,
+        sluice.avro_key, sluice.protobuf_key, sluice.json_schema_key,
+        sluice.kafka_value, sluice.kafka_key, sluice.debezium, sluice.debezium_key,
+    ],
     "Processors": [
         processor.Processor,
         processor.Record,
@@ -290,6 +295,8 @@ def _type(annotation: Any) -> str:
 
 def _default(value: Any) -> str:
     """Write a default as an author would."""
+    if isinstance(value, type):
+        return f"`{value.__name__}`"
     if value is ...:
         return "left out"
     if inspect.isfunction(value):

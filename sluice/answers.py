@@ -226,6 +226,7 @@ FailureKind = Literal[
     "growth",
     "retention",
     "budget",
+    "schemas",
 ]
 
 
@@ -249,6 +250,7 @@ class Failure(msgspec.Struct, frozen=True):
     | `growth` | the state grows without a bound |
     | `retention` | old snapshots and rows cannot be deleted |
     | `budget` | the runs of today cost more than the budget |
+    | `schemas` | the schema registry and the pipeline did not fit when they were last compared |
     """
 
     kind: FailureKind

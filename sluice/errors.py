@@ -155,6 +155,16 @@ class StateGrows(EngineError):
     next_step = "Give its windows a retention, or its tables a way to delete keys."
 
 
+class SchemasDiffer(EngineError):
+    """A contract of the pipeline and a schema in the registry did not fit when last compared."""
+
+    title = "Contract and registry do not fit"
+    next_step = (
+        "Change the contract, or register a schema that fits: sluice schema push PIPELINE. Then "
+        "compare again: sluice schema check PIPELINE."
+    )
+
+
 class RetentionFailed(EngineError):
     """Old snapshots, or rows that only these need, could not be deleted, so the state grows."""
 
@@ -441,3 +451,11 @@ def sentence(message: object) -> str:
     """Return the message of another program, with a full stop unless it ends like a sentence."""
     text = str(message).strip()
     return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def missing_extra(error: ImportError) -> SettingsError:
+    """Return the error for a package of the extra `registry` that is not installed."""
+    return SettingsError(
+        f"The package {error.name} is missing, which schema registries need.",
+        next_step="Run pip install 'sluice-streams[registry]'.",
+    )

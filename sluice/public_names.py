@@ -30,7 +30,14 @@ from sluice.topology import (
     Table,
     WindowedStream,
 )
-from sluice.topology.formats import Avro, JsonSchema, Protobuf, avro_key
+from sluice.topology.formats import (
+    Avro,
+    JsonSchema,
+    Protobuf,
+    avro_key,
+    json_schema_key,
+    protobuf_key,
+)
 from sluice.topology.kafka_values import kafka_key, kafka_value
 from sluice.topology.serdes import Serde, debezium
 from sluice.topology.structs import Column, struct
@@ -135,10 +142,12 @@ __all__ = [
     "epoch_us",
     "every_records",
     "hopping",
+    "json_schema_key",
     "kafka_key",
     "kafka_value",
     "key_text",
     "last_records",
+    "protobuf_key",
     "session",
     "session_windowed_bytes",
     "sliding",

@@ -26,7 +26,9 @@ def demo(
     format_name: Annotated[
         str | None,
         typer.Option(
-            "--format", help="The orders' format, with a schema registry: avro.", metavar="FORMAT"
+            "--format",
+            help=f"The orders' format, with a schema registry: {', '.join(FORMATS)}.",
+            metavar="FORMAT",
         ),
     ] = None,
 ) -> None:
@@ -37,7 +39,7 @@ def demo(
         if format_name and (name != "orders" or format_name not in FORMATS):
             raise SettingsError(
                 f"The example {name} has no format {format_name}.",
-                next_step="Run sluice demo orders --format avro.",
+                next_step=f"Run sluice demo orders, with --format {', '.join(FORMATS)}, or none.",
             )
         options = demos.Options(leave, port, format_name or "")
         status = demos.demo(load_example(name), options, out)

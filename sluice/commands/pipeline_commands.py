@@ -226,6 +226,7 @@ def _warn_of_shared_topics(plans: Iterable[Plan]) -> None:
 
 def _warn_of_schemas(plans: Iterable[Plan]) -> None:
     """Print which topics the schema registry and the pipelines disagree about."""
+    from sluice.commands.schema_commands import note_comparisons
     from sluice.errors import RegistryAway
     from sluice.operations.registered_topics import compare
     from sluice.registry.opening import registry_of
@@ -234,7 +235,9 @@ def _warn_of_schemas(plans: Iterable[Plan]) -> None:
         return
     try:
         for planned in plans:
-            for each in compare(planned.job, registry_of(settings().registry)):
+            comparisons = [*compare(planned.job, registry_of(settings().registry))]
+            note_comparisons(planned.pipeline.name, comparisons)
+            for each in comparisons:
                 if each.verdict != "right":
                     topic = f"{planned.pipeline.name}: {each.topic.topic} ({each.topic.subject})"
                     out.print(f"warning: {topic}: {each.detail}", markup=False, soft_wrap=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +11,9 @@ from sluice.commands.command_arguments import PipelineName
 from sluice.commands.console import errors_as_messages, out
 from sluice.commands.pipeline_submission import load
 from sluice.settings import settings
+
+if TYPE_CHECKING:
+    from sluice.operations.registered_topics import Comparison
 
 app = typer.Typer(no_args_is_help=True, help="Compare pipelines with a schema registry.")
 
@@ -22,17 +26,18 @@ def pull(
         bool, typer.Option("--structs", help="Print Structs for the values, too.")
     ] = False,
 ) -> None:
-    """Write a subject's schema to the folder `schemas` of the pipelines, for Avro("SUBJECT").
+    """Write a subject's schema to the folder `schemas` of the pipelines.
 
-    Nothing else ever asks the registry for this schema: neither Airflow when it loads the file,
-    nor a test.
+    Avro("SUBJECT"), Protobuf("SUBJECT") and JsonSchema("SUBJECT") take it as the contract. Nothing
+    else ever asks the registry for this schema: neither Airflow when it loads the file, nor a test.
     """
     from sluice.errors import NotFound, TopologyError
     from sluice.registry.opening import registry_of
     from sluice.registry.registry import UnknownSchemaError
     from sluice.topology.pulled_schemas import write_file
-    from sluice.values.avro_code import python_code
-    from sluice.values.avro_schemas import SchemaError, parse
+    from sluice.values.avro_schemas import SchemaError
+    from sluice.values.schema_code import python_code
+    from sluice.values.schema_structs import SchemaText
 
     with errors_as_messages():
         try:
@@ -47,7 +52,8 @@ def pull(
             out.print(f"wrote {path}: {schema}", markup=False, soft_wrap=True)
             return
         try:
-            code = python_code(parse(schema.text, schema.references), subject, schema.version)
+            origin = SchemaText(schema.kind, schema.text, schema.references)
+            code = python_code(origin, subject, schema.version)
         except SchemaError as error:
             raise TopologyError(
                 f"There are no Structs for {schema}: {error}.",
@@ -65,7 +71,7 @@ def check(
     """Say for each topic with registered schemas whether the pipeline and the registry agree.
 
     A topic that is read is compared with the latest version of its subject. Exit with 1 if a
-    version is missing or does not fit.
+    version is missing or does not fit. The page shows what does not fit until a later check passes.
     """
     from sluice.operations.registered_topics import compare
     from sluice.plan import plan
@@ -80,7 +86,9 @@ def check(
             loaded = load_pipelines(settings().pipelines)
         registry = registry_of(settings().registry)
         for definition in loaded.pipelines:
-            for each in compare(plan(definition).job, registry):
+            comparisons = [*compare(plan(definition).job, registry)]
+            note_comparisons(definition.name, comparisons)
+            for each in comparisons:
                 reads = "reads" if each.topic.is_read else "writes"
                 version = f", version {each.version}" if each.version else ""
                 place = f"{definition.name} {reads} {each.topic.topic} ({each.topic.subject}"
@@ -90,6 +98,25 @@ def check(
                 )
                 status = max(status, each.verdict != "right")
     raise typer.Exit(int(status))
+
+
+def note_comparisons(pipeline: str, comparisons: Sequence[Comparison]) -> None:
+    """Record for the page what does not fit, if the ledger knows the pipeline and can be written.
+
+    A machine that only checks the files of pipelines need not reach the ledger.
+    """
+    from sluice.errors import StateError
+    from sluice.operations.registered_topics import note
+    from sluice.state.ledger.ledger import Ledger
+
+    if not comparisons:
+        return
+    try:
+        with Ledger.open(settings().ledger) as ledger:
+            if ledger.generations.current(pipeline) is not None:
+                note(ledger, pipeline, comparisons)
+    except StateError as error:
+        out.print(f"warning: the page does not show the result: {error}", markup=False)
 
 
 @app.command()

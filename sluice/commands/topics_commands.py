@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,10 @@ from sluice.commands.pipeline_submission import load, settings_of
 from sluice.errors import SettingsError
 from sluice.settings import settings
 from sluice.values.phrases import counted
+
+if TYPE_CHECKING:
+    from sluice.kafka.topics import Topic
+    from sluice.topology import Pipeline
 
 app = typer.Typer(no_args_is_help=True, help="Create, fill and read Kafka topics.")
 
@@ -38,24 +42,41 @@ def create(
         int, typer.Option(min=0, help="Replicas of each partition; 0: the broker's default.")
     ] = 0,
 ) -> None:
-    """Create the missing topics that a pipeline reads and writes, and the one for dead letters."""
-    from sluice.kafka.topics import Topic, create_topics
-    from sluice.plan import plan
-    from sluice.values.topic_patterns import is_pattern
+    """Create the missing topics of a pipeline: its inputs, its outputs, and those of its own.
+
+    Its own topics are those for dead letters, markers and re-drives.
+    """
+    from sluice.kafka.topics import create_topics
 
     with errors_as_messages():
-        definition = load(pipeline)
-        job = plan(definition).job
-        topics: list[Topic] = []
-        for name in dict.fromkeys((*job.topics, *job.outputs)):
-            # Patterns are left out, because Sluice does not know which topics will match them.
-            if not is_pattern(name):
-                topics.append(Topic(name, partitions, replication))
-        topics.append(Topic(definition.dead_letters, 1, replication))
+        topics = topics_of(load(pipeline), partitions, replication)
         created = create_topics(settings_of(pipeline).kafka, topics)
         for topic in topics:
             outcome = "created" if topic.name in created else "exists "
             out.print(f"{outcome} {topic.name}", markup=False)
+
+
+def topics_of(pipeline: Pipeline, partitions: int, replication: int) -> list[Topic]:
+    """Return the topics of a pipeline, and those that Sluice needs for it.
+
+    Patterns are left out, because Sluice does not know which topics will match them.
+    """
+    from sluice.engine.publish.markers import MARKER_SETTINGS
+    from sluice.kafka.dead_letter_topic import markers_of
+    from sluice.kafka.redrive_topic import REDRIVE_SETTINGS
+    from sluice.kafka.topics import Topic
+    from sluice.plan import plan
+    from sluice.values.topic_patterns import is_pattern
+
+    job = plan(pipeline).job
+    topics: list[Topic] = []
+    for name in dict.fromkeys((*job.topics, *job.outputs)):
+        if not is_pattern(name):
+            topics.append(Topic(name, partitions, replication))
+    topics.append(Topic(pipeline.dead_letters, 1, replication))
+    topics.append(Topic(pipeline.markers, 1, replication, MARKER_SETTINGS))
+    topics.append(Topic(markers_of(pipeline.name), 1, replication, REDRIVE_SETTINGS))
+    return topics
 
 
 @app.command()

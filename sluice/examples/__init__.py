@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sluice.examples.example import Example
 
 NAMES = ("greetings", "words", "products", "orders", "pos", "windows")
-FORMATS = ("avro",)
+FORMATS = ("avro", "protobuf", "json_schema")
 """The formats with a schema registry in which the orders example can run, besides JSON."""
 
 

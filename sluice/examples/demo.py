@@ -26,7 +26,7 @@ from sluice.examples.example import (
     produce_samples,
     read_samples,
 )
-from sluice.examples.orders.orders_in_avro import AvroOrders, require_fastavro, write_pipeline
+from sluice.examples.orders.orders_in_formats import CODECS, Codec, RegisteredOrders, write_pipeline
 from sluice.examples.progress import Steps
 from sluice.local.airflow_client import Airflow
 from sluice.local.platform import ROOT, LocalPlatform, clear, write_secret
@@ -102,7 +102,8 @@ def _demo(example: Example, options: Options, home: Path, console: Console) -> i
     try:
         with Steps(console, began) as steps:
             if registry is not None:
-                example = _start_registry(registry, platform, steps)
+                codec = CODECS[options.format]
+                example = _start_registry(registry, platform, codec, steps)
             _start(example, platform, steps)
             with platform.as_user() as airflow:
                 _wait_for_run(example.name, platform, airflow, steps)
@@ -141,22 +142,25 @@ def _registry(options: Options, platform: LocalPlatform) -> LocalRegistry | None
     """Return the schema registry, not started yet, and have the platform use it."""
     if not options.format:
         return None
-    require_fastavro()
+    codec = CODECS[options.format]
+    codec.require_packages()
     registry = LocalRegistry(platform.home / "registry")
     platform.environment["SLUICE_REGISTRY"] = json.dumps({"url": registry.url})
     platform.pipelines = platform.home / "pipelines"
-    write_pipeline(ROOT / "spark_jobs", platform.pipelines)
+    write_pipeline(ROOT / "spark_jobs", platform.pipelines, codec)
     return registry
 
 
-def _start_registry(registry: LocalRegistry, platform: LocalPlatform, steps: Steps) -> Example:
+def _start_registry(
+    registry: LocalRegistry, platform: LocalPlatform, codec: Codec, steps: Steps
+) -> Example:
     """Start the registry with the schemas of the orders example, and return this example."""
     with steps.step("Start the schema registry, and register the schemas") as step:
         registry.start()
-        avro = AvroOrders(HttpRegistry({"url": registry.url}), platform.pipelines)
-        avro.register()
+        orders = RegisteredOrders(HttpRegistry({"url": registry.url}), platform.pipelines, codec)
+        orders.register()
         step.conclude(registry.url)
-    return avro.example()
+    return orders.example()
 
 
 def _usual_port() -> int:

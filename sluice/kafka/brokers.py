@@ -118,6 +118,14 @@ def with_certificates(kafka: Mapping[str, str]) -> dict[str, str]:
     return settings
 
 
+def _missing_files(kafka: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the settings that name a file that does not exist, with its path."""
+    for name, path in kafka.items():
+        # Authorities may also be in a folder, or be the system's.
+        if name.endswith(".location") and path != "probe" and not Path(path).exists():
+            yield name, path
+
+
 @contextmanager
 def configuration_errors(kafka: Mapping[str, str]) -> Iterator[None]:
     """Raise SettingsError if a client cannot be made in the block, because of an invalid setting.
@@ -133,6 +141,8 @@ def configuration_errors(kafka: Mapping[str, str]) -> Iterator[None]:
         if isinstance(error, SystemError):
             raise
         reason = masked(error.args[0].str(), secrets_of_settings(kafka))
+        for name, path in _missing_files(kafka):
+            reason = f"{sentence(reason)} There is no file {path}, which {name} names"
         next_step = (
             "Correct the setting in SLUICE_KAFKA, or in the extra of Airflow's Kafka connection."
         )

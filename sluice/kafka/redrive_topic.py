@@ -21,6 +21,10 @@ from sluice.kafka.topics import Topic, as_bytes, create_topics, read_topic, topi
 TIMEOUT_S = 15.0
 
 
+REDRIVE_SETTINGS: Mapping[str, str] = {"cleanup.policy": "compact"}
+"""The settings of the topic of re-drives."""
+
+
 def batches_of(pipeline: str) -> str:
     """Return the topic of the markers of a pipeline's batches."""
     return f"{pipeline}_markers"
@@ -51,9 +55,8 @@ def require_redrive_topic(kafka: Mapping[str, str], pipeline: str, producer: Pro
             f"dead-letters redrive {pipeline} --since TIME.",
         )
     if remembered is None:
-        compacted = {"cleanup.policy": "compact"}
-        batches = Topic(batches_of(pipeline), config={**compacted, **STAMPED_BY_BROKER})
-        create_topics(kafka, [Topic(topic, config=compacted), batches])
+        batches = Topic(batches_of(pipeline), config={**REDRIVE_SETTINGS, **STAMPED_BY_BROKER})
+        create_topics(kafka, [Topic(topic, config=REDRIVE_SETTINGS), batches])
         _remember(pipeline, producer, topic_ids(kafka, [topic], ANSWER_SECONDS)[topic])
 
 

@@ -100,7 +100,11 @@ def create_topics(kafka: Mapping[str, str], topics: Iterable[Topic]) -> tuple[st
     with broker_errors(kafka):
         created: list[str] = []
         for name, future in futures.items():
-            if _was_created(kafka, name, future.exception(_TIMEOUT_S)):
+            error = future.exception(_TIMEOUT_S)
+            # Kafka denies the creation of a topic to a user without CREATE, even if it exists.
+            if _is_denied(error) and _is_listed(admin, name):
+                continue
+            if _was_created(kafka, name, error):
                 created.append(name)
     # Another client may have created a topic that exists only a moment ago.
     _wait_until_listed(kafka, admin, futures.keys())
@@ -143,7 +147,7 @@ def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: Set[
     with broker_errors(kafka):
         for name in sorted(names):
             # Without a name, the broker would describe every topic of the cluster.
-            while admin.list_topics(name, timeout=_TIMEOUT_S).topics[name].error is not None:
+            while not _is_listed(admin, name):
                 if time.monotonic() > until:
                     raise EngineError(
                         f"Topic {name} was created, but the broker has not listed it within "
@@ -151,6 +155,14 @@ def _wait_until_listed(kafka: Mapping[str, str], admin: AdminClient, names: Set[
                         next_step="Check that the brokers reach their controller.",
                     )
                 time.sleep(_LISTED_AFTER_S)
+
+
+def _is_listed(admin: AdminClient, name: str) -> bool:
+    return admin.list_topics(name, timeout=_TIMEOUT_S).topics[name].error is None
+
+
+def _is_denied(error: BaseException | None) -> bool:
+    return isinstance(error, KafkaException) and is_denial(error.args[0])
 
 
 def watermark_offsets(

@@ -22,7 +22,15 @@ Calm = Literal["not_started", "paused", "retired"]
 """The health of a pipeline that does not run, although nothing is wrong."""
 _WORST_FIRST: Sequence[Trouble] = get_args(Trouble)
 NOTHING: Mapping[str, Mapping[int, int]] = MappingProxyType({})
-_WHILE_PAUSED: Collection[FailureKind] = ("file", "host", "disk", "clock", "growth", "retention")
+_WHILE_PAUSED: Collection[FailureKind] = (
+    "file",
+    "host",
+    "disk",
+    "clock",
+    "growth",
+    "retention",
+    "schemas",
+)
 """The failures of a paused pipeline that a person has to look at. All others say that runs fail or
 do not start, which is what a pause is for."""
 _DELETED = (

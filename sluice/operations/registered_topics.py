@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
 from sluice.engine.publish.encode_registered import schema_in_registry
 from sluice.engine.read.registered_values import ProtoReader
-from sluice.errors import error_text
+from sluice.errors import SchemasDiffer, error_text
 from sluice.plan import Job, Source
 from sluice.registry.registry import Registry, UnknownSchemaError
+from sluice.state.ledger.failures import Failure
+from sluice.state.ledger.ledger import Ledger
 from sluice.values import avro_schemas
 from sluice.values.avro_schemas import SchemaError
 from sluice.values.avro_values import Aliases, MismatchError, converter
 from sluice.values.contracts import type_info
+from sluice.values.json_compatibility import json_problem
+from sluice.values.json_schemas import parse_json_schema
 from sluice.values.registered_schemas import RegisteredSchema
 from sluice.values.registry_formats import RegistryFormat
 from sluice.values.topic_patterns import is_pattern
@@ -85,7 +90,12 @@ def problem_of_reading(topic: RegisteredTopic, schema: RegisteredSchema) -> str:
     if schema.kind != topic.format.kind:
         return f"it is a schema of {schema.kind}, not of {topic.format.kind}"
     if schema.kind == "JSON":
-        return ""
+        try:
+            node = parse_json_schema(schema.text, schema.references)
+        except SchemaError:
+            # JSON is read by the contract alone, so a schema without types in SQL is no problem.
+            return ""
+        return json_problem(node, topic.contract)
     if schema.kind == "PROTOBUF":
         try:
             ProtoReader(schema, topic.contract)
@@ -94,7 +104,7 @@ def problem_of_reading(topic: RegisteredTopic, schema: RegisteredSchema) -> str:
         return ""
     try:
         node = avro_schemas.parse(schema.text, schema.references)
-        converter(node, type_info(topic.contract), Aliases(topic.format.aliases))
+        converter(node, type_info(topic.contract), Aliases.of(topic.format))
     except (SchemaError, MismatchError) as error:
         return error_text(error)
     return ""
@@ -118,6 +128,23 @@ def _compare_written(topic: RegisteredTopic, registry: Registry) -> Comparison:
     if registry.is_compatible(subject, values.schema, values.kind):
         return Comparison(topic, "", "missing", "register it with sluice schema push")
     return Comparison(topic, "", "wrong", "the subject's rule of compatibility refuses the schema")
+
+
+def note(ledger: Ledger, pipeline: str, comparisons: Iterable[Comparison]) -> None:
+    """Record the failure `schemas` if a topic and the registry do not fit; otherwise clear it.
+
+    The page and the metrics show the record, so they never ask the registry.
+    """
+    problems: list[str] = []
+    for each in comparisons:
+        if each.verdict != "right":
+            problems.append(f"{each.topic.topic} ({each.topic.subject}): {each.detail}")
+    if not problems:
+        ledger.failures.clear(pipeline, "schemas")
+        return
+    compared = f"Compared on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    error = SchemasDiffer(f"{compared}: {'; '.join(problems)}.")
+    ledger.failures.keep(Failure.of(error, pipeline, kind="schemas"))
 
 
 def push(job: Job, registry: Registry) -> Iterator[tuple[RegisteredTopic, RegisteredSchema]]:

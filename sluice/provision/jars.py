@@ -55,6 +55,8 @@ class Bundle(StrEnum):
     BROKER = "broker"
     REGISTRY = "registry"
     """The archive of a schema registry, which only some tests and demos need."""
+    PROTOBUF = "protobuf"
+    """Protobuf's library for Java, which only a test needs."""
 
 
 _DELTA = {
@@ -71,6 +73,7 @@ _ROOTS = {
     Bundle.REGISTRY: [
         Module("io.apicurio", "apicurio-registry-app", "2.6.13.Final", "all", "tar.gz"),
     ],
+    Bundle.PROTOBUF: [Module("com.google.protobuf", "protobuf-java", "4.33.6")],
 }
 
 

@@ -9,15 +9,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from sluice.errors import Refused, RegistryAway, SettingsError
+from sluice.errors import Refused, RegistryAway, SettingsError, missing_extra
 from sluice.registry.registry import UnknownSchemaError
 from sluice.settings import masked
 from sluice.support.masking import secrets_of_settings, without_log_in
 from sluice.values.registered_schemas import (
+    ReferredSchema,
     RegisteredSchema,
     SchemaKind,
     SchemaRef,
-    referred_texts,
 )
 
 if TYPE_CHECKING:
@@ -179,12 +179,14 @@ def _place(client: SchemaRegistryClient, schema_id: int, context: str) -> tuple[
         return "", 0
 
 
-def _references(client: SchemaRegistryClient, schema: Any) -> tuple[str, ...]:
-    schemas: list[RegisteredSchema] = []
+def _references(client: SchemaRegistryClient, schema: Any) -> tuple[ReferredSchema, ...]:
+    """Return the schemas to which a schema refers, each once and after its own references."""
+    referred: dict[ReferredSchema, None] = {}
     for reference in schema.references or ():
-        found: Any = client.get_version(reference.subject, reference.version)
-        schemas.append(_registered(client, found.schema, found.schema_id))
-    return referred_texts(schemas)
+        found: Any = client.get_version(reference.subject, reference.version).schema
+        referred |= dict.fromkeys(_references(client, found))
+        referred[ReferredSchema(reference.name, found.schema_str)] = None
+    return tuple(referred)
 
 
 def _as_sent(text: str, kind: SchemaKind) -> Any:
@@ -219,11 +221,3 @@ def registry_errors(settings: Mapping[str, str]) -> Iterator[None]:
             ) from None
         reason = message if status is None else f"it answers {status}: {message}"
         raise RegistryAway.of(without_log_in(settings.get("url", "")), reason[:300]) from None
-
-
-def missing_extra(error: ImportError) -> SettingsError:
-    """Return the error for a package of the extra `registry` that is not installed."""
-    return SettingsError(
-        f"The package {error.name} is missing, which schema registries need.",
-        next_step="Run pip install 'sluice-streams[registry]'.",
-    )

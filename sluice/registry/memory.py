@@ -7,6 +7,7 @@ from uuid import UUID, uuid5
 
 from sluice.registry.registry import UnknownSchemaError
 from sluice.values.registered_schemas import (
+    ReferredSchema,
     RegisteredSchema,
     SchemaKind,
     SchemaRef,
@@ -51,9 +52,9 @@ class MemoryRegistry:
         subject: str,
         text: str,
         kind: SchemaKind = "AVRO",
-        references: tuple[str, ...] = (),
+        references: tuple[ReferredSchema, ...] = (),
     ) -> RegisteredSchema:
-        """Register and return a schema; `references` are the texts of the schemas it refers to."""
+        """Register and return a schema; `references` are the schemas it refers to."""
         known = self.find(subject, text, kind)
         if known is not None:
             return known

@@ -12,21 +12,12 @@ from uuid import UUID
 import msgspec
 
 from sluice.engine.publish.encode_registered import RegisteredEncoder
-from sluice.engine.read.avro_data import read_whole, value_reader
-from sluice.engine.read.proto_messages import (
-    message_class,
-    message_classes,
-    node_of,
-    plain_reader,
-    read_indexes,
-)
+from sluice.engine.read.registered_values import plain_values
 from sluice.errors import TopologyError
 from sluice.plan import Job
 from sluice.registry.memory import MemoryRegistry
 from sluice.registry.registry import UnknownSchemaError
 from sluice.testing.piped_records import json_bytes
-from sluice.values import avro_schemas
-from sluice.values.avro_values import natural
 from sluice.values.avro_written import UnwritableError
 from sluice.values.registered_schemas import (
     KEY_HEADER,
@@ -125,6 +116,8 @@ class RegisteredRecords:
             return key
         schema = self.registry.version(of_topic.subject_in(topic))
         encoder = RegisteredEncoder(schema, in_header=False)
+        if encoder.takes_json:
+            return encoder(msgspec.json.encode(key).decode())
         return encoder(msgspec.to_builtins(key, builtin_types=_EXACT, enc_hook=plain_model))
 
     def decoded_key(
@@ -156,12 +149,4 @@ class RegisteredRecords:
         by_name = {header["key"]: header["value"] for header in headers}
         ref, begin = named_schema(value, by_name.get(name))
         schema = self.registry.schema(ref)
-        if schema.kind == "JSON":
-            return msgspec.json.decode(value[begin:])
-        if schema.kind == "PROTOBUF":
-            places, begin = read_indexes(value, begin) if begin else ((0,), 0)
-            found = message_class(message_classes(schema.text), places)
-            written = plain_reader(found.DESCRIPTOR)(found.FromString(value[begin:]))
-            return natural(node_of(found.DESCRIPTOR))(written)
-        node = avro_schemas.parse(schema.text, schema.references)
-        return natural(node)(read_whole(value_reader(node), value, begin))
+        return plain_values(schema)(value[begin:], not begin)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints, 
 from sluice.errors import TopologyError
 from sluice.operators.processor import Record
 from sluice.values import contracts
-from sluice.values.function_wrappers import WithHeaders, WithoutKey
+from sluice.values.function_wrappers import DecoderWithHeaders, WithHeaders, WithoutKey
 
 Function: TypeAlias = Callable[..., Any]
 
@@ -58,6 +58,18 @@ def partitioner(where: str, function: Any) -> Function:
             next_step="Change its parameters.",
         )
     return with_key(where, function, "value")
+
+
+def decoder(where: str, function: Any) -> Function:
+    """Return the decoder of a source's values, which may also take headers after the bytes."""
+    if _accepts(where, function, ("data",)):
+        return function  # type: ignore[no-any-return]
+    if _accepts(where, function, ("data", "headers")):
+        return DecoderWithHeaders(function)
+    raise TopologyError(
+        f"{where}: {_signature(function)} must take (data) or (data, headers).",
+        next_step="Change its parameters.",
+    )
 
 
 def require_callable(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import UnionType
 from typing import Any, TypeVar, overload
 
@@ -12,12 +13,22 @@ from sluice.errors import TopologyError, sentence
 from sluice.topology.pulled_schemas import pulled_schema
 from sluice.topology.serdes import Serde
 from sluice.values import contracts
-from sluice.values.avro_schemas import Record, SchemaError, parse, schema_of_contract
-from sluice.values.avro_structs import aliases_of, struct_of_schema
+from sluice.values.avro_schemas import (
+    Record,
+    RecursiveSchemaError,
+    SchemaError,
+    parse,
+    schema_of_contract,
+)
 from sluice.values.proto_schemas import proto_of_contract
 from sluice.values.pydantic_models import is_model
-from sluice.values.registered_schemas import RegisteredSchema
 from sluice.values.registry_formats import RegistryFormat, SchemaIn, Strategy, Version
+from sluice.values.schema_structs import (
+    SchemaText,
+    aliases_of,
+    enum_defaults_of,
+    struct_of_schema,
+)
 
 V = TypeVar("V")
 _JSON_SCHEMA = "https://json-schema.org/draft/2020-12/schema"
@@ -72,10 +83,17 @@ def Avro(  # noqa: N802  (reads as a type)
     `namespace`, or both; `subject` names another one. With `schema_in="header"`, written records
     name their schema in the header `__value_schema_id`. Both ways are read.
     """
-    where = f"Avro({contracts.name_of(value) if not isinstance(value, str) else repr(value)})"
+    chosen = RegistryFormat(
+        kind="AVRO",
+        subject=subject,
+        strategy=strategy,
+        version=version,
+        metadata=dict(metadata or {}),
+        schema_in=schema_in,
+        registers=register,
+    )
     if isinstance(value, str):
-        pulled = pulled_schema(where, value)
-        return _of_pulled(where, pulled, subject or value, strategy, version, metadata, schema_in)
+        return _of_subject("Avro", value, chosen)
     schema, record, problem, advice = "", "", "", ""
     contracts.sql_type(value)
     try:
@@ -85,22 +103,8 @@ def Avro(  # noqa: N802  (reads as a type)
     except TopologyError as error:
         # Such a class can still be read: only a schema to write does not follow from it.
         problem, advice = error.detail, error.next_step
-    return _serde(
-        value,
-        RegistryFormat(
-            kind="AVRO",
-            schema=schema,
-            problem=problem,
-            advice=advice,
-            record=record,
-            subject=subject,
-            strategy=strategy,
-            version=version,
-            metadata=dict(metadata or {}),
-            schema_in=schema_in,
-            registers=register,
-        ),
-    )
+    of_class = replace(chosen, schema=schema, problem=problem, advice=advice, record=record)
+    return _serde(value, of_class)
 
 
 def avro_key(
@@ -135,53 +139,142 @@ def avro_key(
     )
 
 
-def _of_pulled(
-    where: str,
-    pulled: RegisteredSchema,
-    subject: str,
-    strategy: Strategy,
-    version: Version,
-    metadata: Mapping[str, str] | None,
-    schema_in: SchemaIn,
-) -> Serde[Any]:
-    if pulled.kind != "AVRO":
+def protobuf_key(
+    kind: type[Any] | None = None,
+    *,
+    subject: str = "",
+    strategy: Strategy = "topic",
+    version: Version = None,
+    schema_in: SchemaIn = "prefix",
+    register: bool = False,
+    package: str = "",
+) -> Callable[[Any], Any]:
+    """Return a format of keys in Protobuf, for `key=` of a source or of an output.
+
+    Inside a pipeline, a key is the JSON of the message. A key that is written has the schema of the
+    class `kind`, which is not needed to read keys. The other parameters are those of `avro_key`.
+    """
+    return RegistryFormat(
+        kind="PROTOBUF",
+        schema="" if kind is None else proto_of_contract(kind, package),
+        record="" if kind is None else kind.__name__,
+        subject=subject,
+        strategy=strategy,
+        version=version,
+        schema_in=schema_in,
+        registers=register,
+        is_key=True,
+    )
+
+
+def json_schema_key(
+    kind: type[Any] = str,
+    *,
+    subject: str = "",
+    strategy: Strategy = "topic",
+    version: Version = None,
+    schema_in: SchemaIn = "prefix",
+    register: bool = False,
+) -> Callable[[Any], Any]:
+    """Return a format of keys in JSON with a JSON Schema, for `key=` of a source or of an output.
+
+    Inside a pipeline, a key is a text, as with `avro_key`, which has the same parameters.
+    """
+    return RegistryFormat(
+        kind="JSON",
+        schema=_json_schema_of("json_schema_key", kind),
+        record=kind.__name__,
+        subject=subject,
+        strategy=strategy,
+        version=version,
+        schema_in=schema_in,
+        registers=register,
+        is_key=True,
+    )
+
+
+def _json_schema_of(called: str, value: Any) -> str:
+    try:
+        own = value.model_json_schema() if is_model(value) else msgspec.json.schema(value)
+    except TypeError as error:
+        raise TopologyError(
+            f"{called}({contracts.name_of(value)}): {sentence(error)}",
+            next_step="Declare the values as a class of types that JSON Schema has.",
+        ) from None
+    # Some registries find the kind of a schema only by the name of its version.
+    declared = {"$schema": _JSON_SCHEMA, **_with_numbers(own)}
+    return msgspec.json.encode(declared, order="sorted").decode()
+
+
+def _of_subject(called: str, subject: str, chosen: RegistryFormat, message: str = "") -> Serde[Any]:
+    """Return the serde of the values of a subject, whose schema has been pulled."""
+    where = f"{called}({subject!r})"
+    pulled = pulled_schema(where, subject)
+    if pulled.kind != chosen.kind:
         raise TopologyError(
             f"{where}: {subject} has a schema of {pulled.kind}.",
             next_step="Use the serde of that format, or another subject.",
         )
+    origin = SchemaText(pulled.kind, pulled.text, pulled.references, message)
     try:
-        contract = struct_of_schema(pulled.text, pulled.references)
-        node = parse(pulled.text, pulled.references)
+        contract = struct_of_schema(origin)
+        node = origin.node
+    except RecursiveSchemaError as error:
+        raise TopologyError(
+            f"{where}: {error}.",
+            next_step="Write a Serde whose decode function reads the values.",
+        ) from None
     except SchemaError as error:
         raise TopologyError(
             f"{where}: {error}.",
             next_step="Declare a class with the fields that the pipeline reads, and write "
-            f'Avro(MyClass, subject="{subject}").',
+            f'{called}(MyClass, subject="{subject}").',
         ) from None
-    return _serde(
-        contract,
-        RegistryFormat(
-            kind="AVRO",
-            schema=pulled.text,
-            record=node.name if isinstance(node, Record) else "",
-            subject=subject,
-            strategy=strategy,
-            version=version,
-            metadata=dict(metadata or {}),
-            pulled=pulled.version,
-            schema_in=schema_in,
-            aliases=aliases_of(node),
-            references=pulled.references,
-        ),
+    of_schema = replace(
+        chosen,
+        schema=pulled.text,
+        record=node.name if isinstance(node, Record) else "",
+        subject=chosen.subject or subject,
+        pulled=pulled.version,
+        aliases=aliases_of(node),
+        enum_defaults=enum_defaults_of(node),
+        references=pulled.references,
+        # A registry takes a schema that refers to others only with their subjects and versions.
+        registers=chosen.registers and not pulled.references,
     )
+    return _serde(contract, of_schema)
 
 
 def _serde(contract: Any, serde_format: RegistryFormat) -> Serde[Any]:
     return Serde(contract, decode=serde_format, encode=serde_format)
 
 
-def JsonSchema(  # noqa: N802  (reads as a type)
+@overload
+def JsonSchema(
     value: type[V],
+    *,
+    subject: str = ...,
+    strategy: Strategy = ...,
+    version: Version = ...,
+    metadata: Mapping[str, str] | None = ...,
+    schema_in: SchemaIn = ...,
+    register: bool = ...,
+    validate: bool = ...,
+) -> Serde[V]: ...
+@overload
+def JsonSchema(
+    value: str,
+    *,
+    subject: str = ...,
+    strategy: Strategy = ...,
+    version: Version = ...,
+    metadata: Mapping[str, str] | None = ...,
+    schema_in: SchemaIn = ...,
+    register: bool = ...,
+    validate: bool = ...,
+) -> Serde[Any]: ...
+def JsonSchema(  # noqa: N802  (reads as a type)
+    value: Any,
     *,
     subject: str = "",
     strategy: Strategy = "topic",
@@ -190,43 +283,58 @@ def JsonSchema(  # noqa: N802  (reads as a type)
     schema_in: SchemaIn = "prefix",
     register: bool = False,
     validate: bool = False,
-) -> Serde[V]:
+) -> Serde[Any]:
     """Return a serde of values in JSON that name a JSON Schema in a schema registry.
 
-    Values are decoded by the class, as other JSON is. With `validate=True`, they are also checked
-    against the schema that they name, and written values against the schema with which they are
-    written. This takes many times as long. The other parameters are those of `Avro`.
+    `value` is the class of the values, or a subject whose schema `sluice schema pull` has written,
+    as for `Avro`. Values are decoded by the class, as other JSON is. With `validate=True`, they are
+    also checked against the schema that they name, and written values against the schema with which
+    they are written. This takes many times as long. The other parameters are those of `Avro`.
     """
-    try:
-        model: Any = value
-        own = model.model_json_schema() if is_model(value) else msgspec.json.schema(value)
-        # Some registries find the kind of a schema only by the name of its version.
-        declared = {"$schema": _JSON_SCHEMA, **_with_numbers(own)}
-        schema = msgspec.json.encode(declared, order="sorted").decode()
-    except TypeError as error:
-        raise TopologyError(
-            f"JsonSchema({contracts.name_of(value)}): {sentence(error)}",
-            next_step="Declare the values as a class of types that JSON Schema has.",
-        ) from None
-    return _serde(
-        value,
-        RegistryFormat(
-            kind="JSON",
-            schema=schema,
-            record=value.__name__,
-            subject=subject,
-            strategy=strategy,
-            version=version,
-            metadata=dict(metadata or {}),
-            schema_in=schema_in,
-            registers=register,
-            validates=validate,
-        ),
+    chosen = RegistryFormat(
+        kind="JSON",
+        subject=subject,
+        strategy=strategy,
+        version=version,
+        metadata=dict(metadata or {}),
+        schema_in=schema_in,
+        registers=register,
+        validates=validate,
     )
+    if isinstance(value, str):
+        return _of_subject("JsonSchema", value, chosen)
+    schema = _json_schema_of("JsonSchema", value)
+    return _serde(value, replace(chosen, schema=schema, record=value.__name__))
 
 
-def Protobuf(  # noqa: N802  (reads as a type)
+@overload
+def Protobuf(
     value: type[V],
+    *,
+    subject: str = ...,
+    strategy: Strategy = ...,
+    version: Version = ...,
+    metadata: Mapping[str, str] | None = ...,
+    schema_in: SchemaIn = ...,
+    register: bool = ...,
+    package: str = ...,
+    message: str = ...,
+) -> Serde[V]: ...
+@overload
+def Protobuf(
+    value: str,
+    *,
+    subject: str = ...,
+    strategy: Strategy = ...,
+    version: Version = ...,
+    metadata: Mapping[str, str] | None = ...,
+    schema_in: SchemaIn = ...,
+    register: bool = ...,
+    package: str = ...,
+    message: str = ...,
+) -> Serde[Any]: ...
+def Protobuf(  # noqa: N802  (reads as a type)
+    value: Any,
     *,
     subject: str = "",
     strategy: Strategy = "topic",
@@ -235,14 +343,28 @@ def Protobuf(  # noqa: N802  (reads as a type)
     schema_in: SchemaIn = "prefix",
     register: bool = False,
     package: str = "",
-) -> Serde[V]:
+    message: str = "",
+) -> Serde[Any]:
     """Return a serde of messages of Protobuf whose schemas are in a schema registry.
 
-    Each message is decoded by the schema that it names, and its fields are matched with those of
-    the class by name. Messages are written in proto3, with the fields of the class numbered in
-    their order: add new fields at the end. The other parameters are those of `Avro`; `package` is
-    the package of the written schema.
+    `value` is the class of the values, or a subject whose schema `sluice schema pull` has written,
+    as for `Avro`; `message` names a message of this schema, by default the first one. Each message
+    is decoded by the schema that it names, and its fields are matched with those of the class by
+    name. With a class, messages are written in proto3, with the fields of the class numbered in
+    their order: add new fields at the end. `package` is the package of the written schema. The
+    other parameters are those of `Avro`.
     """
+    chosen = RegistryFormat(
+        kind="PROTOBUF",
+        subject=subject,
+        strategy=strategy,
+        version=version,
+        metadata=dict(metadata or {}),
+        schema_in=schema_in,
+        registers=register,
+    )
+    if isinstance(value, str):
+        return _of_subject("Protobuf", value, chosen, message)
     schema, problem, advice = "", "", ""
     contracts.sql_type(value)
     try:
@@ -252,22 +374,8 @@ def Protobuf(  # noqa: N802  (reads as a type)
     record = value.__name__
     if package and strategy != "topic":
         record = f"{package}.{record}"
-    return _serde(
-        value,
-        RegistryFormat(
-            kind="PROTOBUF",
-            schema=schema,
-            problem=problem,
-            advice=advice,
-            record=record,
-            subject=subject,
-            strategy=strategy,
-            version=version,
-            metadata=dict(metadata or {}),
-            schema_in=schema_in,
-            registers=register,
-        ),
-    )
+    of_class = replace(chosen, schema=schema, problem=problem, advice=advice, record=record)
+    return _serde(value, of_class)
 
 
 def _with_numbers(schema: Any) -> Any:

@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sluice.errors import TopologyError
 from sluice.topology import arguments, drawing, nodes
-from sluice.topology.author_functions import require_callable
+from sluice.topology.author_functions import decoder, require_callable
 from sluice.topology.expiries import require_no_versions
 from sluice.topology.graph import Graph
 from sluice.topology.handles import R
@@ -466,7 +467,7 @@ class Pipeline(Graph):
         if key is not None and not key_fields:
             require_callable(where, key, "key")
         if serde.decode is not None:
-            require_callable(where, serde.decode, "data")
+            serde = replace(serde, decode=decoder(where, serde.decode))
         try:
             shape = topic_shape(serde.contract)
         except TopologyError as error:

@@ -23,11 +23,19 @@ from sluice.values.contracts import (
     variants,
 )
 from sluice.values.epochs import Unit, unit_of
+from sluice.values.registered_schemas import ReferredSchema
 from sluice.values.stored_values import JsonText
 
 
 class SchemaError(ValueError):
     """A schema is invalid, or has a part that Sluice cannot read."""
+
+
+class RecursiveSchemaError(SchemaError):
+    """A record contains itself, so not even a part of it can be read."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} contains itself, and has no type in SQL")
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,12 @@ class Choice:
 
     name: str
     symbols: tuple[str, ...]
+    default: str = ""
+    """The symbol that a reader takes for symbols that it does not know; empty without one."""
+
+    @property
+    def short_name(self) -> str:
+        return self.name.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
@@ -142,7 +156,9 @@ class _Parser:
                 return self._record(schema, namespace)
             case {"type": "enum", "symbols": list(symbols)}:
                 name = _full_name(schema, namespace)
-                return self._added(name, Choice(name, tuple(symbols)))
+                default = schema.get("default")
+                known = default if default in symbols else ""
+                return self._added(name, Choice(name, tuple(symbols), known))
             case {"type": "fixed", "size": int(size)}:
                 name = _full_name(schema, namespace)
                 return self._added(name, Fixed(name, size, *_logical(schema, "fixed", size)))
@@ -165,7 +181,7 @@ class _Parser:
             if each in self.names:
                 node = self.names[each]
                 if node is None:
-                    raise SchemaError(f"{each} contains itself, and has no type in SQL")
+                    raise RecursiveSchemaError(each)
                 return node
         raise SchemaError(f"{name} is not defined")
 
@@ -218,15 +234,15 @@ def _logical(schema: Mapping[str, Any], kind: str, size: int = 0) -> tuple[str, 
     return "decimal", precision, scale
 
 
-def parse(text: str, references: Iterable[str] = ()) -> Node:
+def parse(text: str, references: Iterable[ReferredSchema] = ()) -> Node:
     """Parse a schema. Raises SchemaError.
 
-    `references` are the texts of the schemas to which it refers, each after its own references.
+    `references` are the schemas to which it refers, each after its own references.
     """
     parser = _Parser()
     try:
         for reference in references:
-            parser.parse(json.loads(reference))
+            parser.parse(json.loads(reference.text))
         return parser.parse(json.loads(text))
     except (json.JSONDecodeError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SchemaError(f"the schema is invalid: {type(error).__name__}: {error}") from None

@@ -8,10 +8,10 @@ MismatchError with the path of the part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact, InvalidOperation, Rounded
 from functools import partial
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -40,6 +40,7 @@ from sluice.values.contracts import (
     variants,
 )
 from sluice.values.epochs import unit_of
+from sluice.values.registry_formats import RegistryFormat
 from sluice.values.stored_values import JsonText
 
 Convert: TypeAlias = Callable[[Any], Any]
@@ -69,6 +70,12 @@ class Aliases:
 
     by_field: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """`Record.field` → its aliases."""
+    enum_defaults: Mapping[str, str] = field(default_factory=dict)
+    """Name of an enum → the symbol that stands for those which the contract does not have."""
+
+    @classmethod
+    def of(cls, values: RegistryFormat) -> Aliases:
+        return cls(values.aliases, values.enum_defaults)
 
     def written(self, record: Record, kind: ObjectType, name: str) -> Field | None:
         """Return the field of a writer's record from which a field of the contract is read."""
@@ -196,7 +203,9 @@ def _of_entries(convert: Convert) -> Convert:
     return lambda values: {name: convert(value) for name, value in values.items()}
 
 
-def _of_type(kind: inspect.Type, aliases: Aliases, node: Node, path: str) -> Convert:
+def _of_type(  # noqa: C901  (a table)
+    kind: inspect.Type, aliases: Aliases, node: Node, path: str
+) -> Convert:
     match kind, node:
         case inspect.StructType() | inspect.DataclassType() | inspect.TypedDictType(), Record():
             return _record(node, kind, aliases, path)
@@ -206,6 +215,8 @@ def _of_type(kind: inspect.Type, aliases: Aliases, node: Node, path: str) -> Con
             return _of_entries(converter(node.values, kind.value_type, aliases, f"{path}[...]"))
         case ((inspect.DateTimeType() | inspect.DateType()), _):
             return _times(kind, node, path)
+        case inspect.LiteralType(values=known), Choice() if aliases.enum_defaults:
+            return partial(_known_symbol, known, aliases.enum_defaults.get(node.short_name))
         case ((inspect.LiteralType() | inspect.EnumType()), _):
             own = inspect.IntType() if choice_type(kind) is int else inspect.StrType()
             return _of_type(own, aliases, node, path)
@@ -231,6 +242,10 @@ def _of_type(kind: inspect.Type, aliases: Aliases, node: Node, path: str) -> Con
             raise MismatchError(path, f"{described(node)} is no {shown(kind)}")
 
 
+def _known_symbol(known: Container[Any], default: str | None, symbol: str) -> str:
+    return symbol if default is None or symbol in known else default
+
+
 def _record(node: Record, kind: ObjectType, aliases: Aliases, path: str) -> Convert:
     parts: list[tuple[str, str, Convert, bool]] = []
     is_same = not node.may_lack_fields
@@ -248,20 +263,39 @@ def _record(node: Record, kind: ObjectType, aliases: Aliases, path: str) -> Conv
     if is_same and names_read.issuperset(each.name for each in node.fields):
         return unchanged
 
-    def convert_fields(value: Any) -> Any:
-        fields: dict[str, Any] = {}
-        for name, written, convert, takes_null in parts:
-            if written not in value:
-                if takes_null:
-                    fields[name] = None
-                continue
-            try:
-                fields[name] = convert(value[written])
-            except ValueError as error:
-                raise _within(error, f".{name}") from None
-        return fields
+    if node.may_lack_fields:
+        return partial(_present_fields, parts)
+    # A call of `unchanged` for each field would take longer than everything else.
+    converts = [
+        (name, written, None if convert is unchanged else convert)
+        for name, written, convert, _ in parts
+    ]
+    return partial(_all_fields, converts)
 
-    return convert_fields
+
+def _all_fields(parts: list[tuple[str, str, Convert | None]], value: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    name = ""
+    try:
+        for name, written, convert in parts:
+            fields[name] = value[written] if convert is None else convert(value[written])
+    except ValueError as error:
+        raise _within(error, f".{name}") from None
+    return fields
+
+
+def _present_fields(parts: list[tuple[str, str, Convert, bool]], value: Any) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    name = ""
+    try:
+        for name, written, convert, takes_null in parts:
+            if written in value:
+                fields[name] = convert(value[written])
+            elif takes_null:
+                fields[name] = None
+    except ValueError as error:
+        raise _within(error, f".{name}") from None
+    return fields
 
 
 def _within(error: ValueError, place: str) -> InexactError:
@@ -299,9 +333,16 @@ def require_scale(node: Decimals, digits: tuple[int, int], path: str) -> None:
 
 def decimal_of(scale: int, data: bytes) -> Decimal:
     """Return the decimal that Avro writes as a whole number in two's complement."""
-    unscaled = int.from_bytes(data, "big", signed=True)
-    sign, digits, _ = Decimal(unscaled).as_tuple()
+    unscaled = Decimal(int.from_bytes(data, "big", signed=True))
+    if len(data) <= _MOST_BYTES_OF_DECIMAL and scale <= _MOST_SCALE:
+        return unscaled.scaleb(-scale, _EXACT)
+    sign, digits, _ = unscaled.as_tuple()
     return Decimal((sign, digits, -scale))
+
+
+_MOST_BYTES_OF_DECIMAL, _MOST_SCALE = 100, 1_000
+_EXACT = Context(prec=300, traps=[Inexact, Rounded, InvalidOperation])
+"""Holds the digits of every whole number of `_MOST_BYTES_OF_DECIMAL`."""
 
 
 def _times(kind: inspect.Type, node: Node, path: str, unit: Any = None) -> Convert:

@@ -37,7 +37,8 @@ def Digits(precision: int, scale: int) -> msgspec.Meta:  # noqa: N802  (reads as
 
     Use it in an annotation, such as `Annotated[Decimal, Digits(12, 2)]`. `precision` is 1 to 38.
     """
-    return msgspec.Meta(extra={"precision": precision, "scale": scale})
+    digits = {"precision": precision, "scale": scale}
+    return msgspec.Meta(extra=digits, extra_json_schema=digits)
 
 
 Decimal2 = Annotated[Decimal, Digits(12, 2)]

@@ -46,6 +46,13 @@ class WithHeaders(Wrapper):
         return self.function(key, value, headers)
 
 
+class DecoderWithHeaders(Wrapper):
+    """An author's decoder that takes a record's headers after the bytes of its value."""
+
+    def __call__(self, data: bytes, headers: Headers) -> Any:
+        return self.function(data, headers)
+
+
 def for_key(function: Callable[..., Any], key: str) -> Callable[..., Any]:
     """Return the function for many calls with this key as the first argument."""
     # The author's function itself is called, because a call of the wrapper takes longer than many

@@ -7,7 +7,6 @@ byte and the schema's id), or in a header (the same, or a byte of 1 and the sche
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from typing import Literal, TypeAlias
 from uuid import UUID
 
@@ -23,6 +22,15 @@ _BY_ID, _BY_GUID = 0, 1
 _PREFIX = struct.Struct(">BI")
 
 
+class ReferredSchema(msgspec.Struct, frozen=True):
+    """A schema to which another one refers."""
+
+    name: str
+    """The name by which the other schema refers to it: a type in Avro, a file in Protobuf, an
+    address in JSON Schema."""
+    text: str
+
+
 class RegisteredSchema(msgspec.Struct, frozen=True, kw_only=True):
     """A schema as the registry has it."""
 
@@ -34,9 +42,8 @@ class RegisteredSchema(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     """The schema's version in the subject; 0 if the registry did not say."""
     guid: str = ""
-    references: tuple[str, ...] = ()
-    """The texts of the schemas to which this one refers, each after those to which it refers
-    itself."""
+    references: tuple[ReferredSchema, ...] = ()
+    """The schemas to which this one refers, each after those to which it refers itself."""
 
     def __str__(self) -> str:
         if not self.subject:
@@ -101,12 +108,3 @@ def subject_of(topic: str, record: str, strategy: str, *, is_key: bool = False) 
             return f"{topic}-{record}"
         case _:
             return f"{topic}-{'key' if is_key else 'value'}"
-
-
-def referred_texts(schemas: Iterable[RegisteredSchema]) -> tuple[str, ...]:
-    """Return the texts of schemas and of their own references, each text once."""
-    texts: dict[str, None] = {}
-    for schema in schemas:
-        texts |= dict.fromkeys(schema.references)
-        texts[schema.text] = None
-    return tuple(texts)

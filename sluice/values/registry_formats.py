@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NoReturn, TypeAlias
 
-from sluice.values.registered_schemas import SchemaKind, subject_of
+from sluice.values.registered_schemas import ReferredSchema, SchemaKind, subject_of
 
 SchemaIn: TypeAlias = Literal["prefix", "header"]
 Strategy: TypeAlias = Literal["topic", "record", "topic_record"]
@@ -21,7 +21,7 @@ class RegistryFormat:
     """
 
     kind: SchemaKind
-    schema: str
+    schema: str = ""
     """The schema of the contract, as text: that of a pulled file, or derived from the class. Empty
     if the class has parts that the format lacks."""
     problem: str = ""
@@ -46,7 +46,9 @@ class RegistryFormat:
     """Whether a run registers the schema if the subject does not have it."""
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """`Record.field` → the names that the field had in earlier versions."""
-    references: tuple[str, ...] = ()
+    enum_defaults: Mapping[str, str] = field(default_factory=dict)
+    """Name of an enum → the symbol that stands for those which its schema does not have."""
+    references: tuple[ReferredSchema, ...] = ()
     validates: bool = False
     """Whether JSON is also checked against the registered schema, not only against the contract."""
     is_key: bool = False

@@ -183,12 +183,14 @@ def away(platform: Platform) -> Any:
 
 @pytest.mark.fault("F57", "tokens cannot be renewed while a run goes on")
 @pytest.mark.parametrize("way", ["oidc", "function"])
+@pytest.mark.parametrize("away_s", [0, pytest.param(120, marks=pytest.mark.heavy)])
 def test_an_endpoint_that_is_away_while_a_run_lingers_loses_nothing(
-    platform: Platform, start: Start, way: str
+    platform: Platform, start: Start, way: str, away_s: int
 ) -> None:
     """The tokens expire while the endpoint is away, and records arrive.
 
-    Either the run reads them with the tokens that it has, or it ends and names the cause.
+    Either the run reads them with the tokens that it has, or it ends and names the cause. The
+    endpoint is away for at least `away_s`.
     """
     platform.tokens.lifetime_s = 6
     running = start(platform.kafka if way == "oidc" else platform.kafka_by_function)
@@ -204,6 +206,7 @@ def test_an_endpoint_that_is_away_while_a_run_lingers_loses_nothing(
             time.sleep(4)
             send(running, 1, 2)
             ended.wait(60)
+            time.sleep(max(0, begun[0] + away_s - time.monotonic()))
 
     other = threading.Thread(target=interrupt)
     other.start()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
@@ -28,6 +28,9 @@ from sluice.registry.registry import UnknownSchemaError
 from sluice.state.ledger.failures import Failure
 from sluice.state.ledger.run_ends import note_failure
 from sluice.state.ledger.snapshots import Snapshots
+from sluice.topology import load_pipeline
+from sluice.topology.pulled_schemas import write_file
+from sluice.values.registered_schemas import SchemaKind
 from tests.engine.conftest import Running, Start
 from tests.engine.shop import Names, Sale, Shop
 from tests.faults.world import wait_until
@@ -212,9 +215,17 @@ def restart_when_waited_for(
         with shops.running.ledger() as ledger:
             failures = ledger.failures.of(shops.running.names.prefix)
     registry.stop()
-    registry.start()
-    # The schemas were in the registry's memory.
-    restore(shops.client, content)
+    # The schemas were in the registry's memory. Until it has them again, it counts as away.
+    known = HttpRegistry.schema
+
+    def still_away(*_: Any, **__: Any) -> Any:
+        raise RegistryAway.of(registry.url, "it has no schemas yet")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(HttpRegistry, "schema", still_away)
+        registry.start()
+        restore(shops.client, content)
+    assert HttpRegistry.schema is known
     return failures[0]
 
 
@@ -266,3 +277,57 @@ def test_secrets_are_in_no_error(registry: LocalRegistry) -> None:
     with pytest.raises(RegistryAway) as failed:
         closed.version("x")
     assert "geheimnis" not in f"{failed.value} {closed!r}"
+
+
+CUSTOMER = 'syntax = "proto3";\npackage shop;\nmessage Customer { string city = 1; }\n'
+ORDER = """syntax = "proto3";
+package shop;
+import "shop/customer.proto";
+import "google/protobuf/timestamp.proto";
+message Order { string id = 1; Customer customer = 2; google.protobuf.Timestamp at = 3; }
+"""
+CUSTOMER_JSON = {"title": "Customer", "type": "object", "properties": {"city": {"type": "string"}}}
+ORDER_JSON = {
+    "title": "Order",
+    "type": "object",
+    "properties": {"id": {"type": "string"}, "customer": {"$ref": "customer.json"}},
+    "required": ["id"],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "serde", "name", "referred", "text"),
+    [
+        ("PROTOBUF", "Protobuf", "shop/customer.proto", CUSTOMER, ORDER),
+        ("JSON", "JsonSchema", "customer.json", json.dumps(CUSTOMER_JSON), json.dumps(ORDER_JSON)),
+    ],
+)
+def test_a_schema_is_pulled_with_those_to_which_it_refers(
+    registry: LocalRegistry,
+    tmp_path: Path,
+    kind: SchemaKind,
+    serde: str,
+    name: str,
+    referred: str,
+    text: str,
+) -> None:
+    client = SchemaRegistryClient({"url": registry.url})
+    client.register_schema(f"customers-{kind}", Schema(referred, kind))
+    reference = SchemaReference(name, f"customers-{kind}", 1)
+    client.register_schema(f"orders-{kind}", Schema(text, kind, [reference]))
+
+    pulled = HttpRegistry({"url": registry.url}).version(f"orders-{kind}")
+    assert [each.name for each in pulled.references] == [name]
+    write_file(tmp_path, pulled)
+    (tmp_path / "shop.py").write_text(
+        f"from sluice import Pipeline, {serde}\n"
+        'pipeline = Pipeline("shop")\n'
+        f'orders = pipeline.stream("orders", value={serde}("orders-{kind}"), key="id")\n'
+        'orders.filter("customer.city = \'Bonn\'").to("copies", '
+        f'value={serde}("orders-{kind}"))\n'
+    )
+    job = plan(load_pipeline(tmp_path, "shop")).job
+    (source,) = job.streams
+    assert source.types["customer"] == "STRUCT<city: STRING>"
+    comparisons = [*compare(job, HttpRegistry({"url": registry.url}))]
+    assert [each.verdict for each in comparisons] == ["right", "right"], comparisons

@@ -13,6 +13,7 @@ import pytest
 from msgspec import Struct
 
 from sluice import Avro, Decimal2, EpochMillis, Pipeline, TopologyError, avro_key
+from sluice.engine.publish.encode_registered import RegisteredEncoder
 from sluice.testing import TopologyTestDriver
 from sluice.topology import load_pipeline
 from sluice.topology.pulled_schemas import write_file
@@ -376,3 +377,54 @@ def test_an_output_that_surely_does_not_fit_is_an_error_when_the_file_is_loaded(
     selected = pipeline.stream("numbers", value=Total).select(*columns, **named)
     with pytest.raises(TopologyError, match=re.escape(problem)):
         selected.to("totals", value=Avro(Total))
+
+
+class AccountOpened(Struct, tag="Opened"):
+    account: str
+
+
+class AmountPaid(Struct, tag="Paid"):
+    account: str
+    amount: int
+
+
+def test_records_of_several_subjects_are_a_union_of_classes() -> None:
+    account = {"name": "account", "type": "string"}
+    opened = {"type": "record", "name": "bank.Opened", "fields": [account]}
+    paid = {**opened, "name": "bank.Paid", "fields": [account, {"name": "amount", "type": "int"}]}
+    other = {**opened, "name": "bank.Closed"}
+    pipeline = Pipeline("accounts")
+    events = pipeline.stream(
+        "events", value=Avro(AccountOpened | AmountPaid, strategy="record"), key="account"
+    )
+    events.filter("type = 'Paid'").group_by_key().aggregate(store="paid", total="sum(amount)")
+    with TopologyTestDriver(pipeline) as driver:
+        for schema, value in (
+            (opened, {"account": "a"}),
+            (paid, {"account": "a", "amount": 5}),
+            (other, {"account": "a"}),
+        ):
+            registered = driver.registry.register(f"{schema['name']}", json.dumps(schema))
+            encode = RegisteredEncoder(registered, in_header=False)
+            driver.pipe("events", encode(value))
+        assert driver.store("paid") == {"a": {"total": 5}}
+        (letter,) = driver.dead_letters()
+        assert letter.headers["sluice.reason"] == "schema"
+        assert "no class for the record bank.Closed" in letter.headers["sluice.detail"]
+
+
+def test_many_values_of_which_some_name_no_schema() -> None:
+    """The results and the order of dead letters are those of single values."""
+    pipeline = Pipeline("many")
+    sales = pipeline.stream("sales", value=Avro(AmountPaid), key="account")
+    sales.group_by_key().aggregate(store="paid", total="sum(amount)")
+    with TopologyTestDriver(pipeline) as driver:
+        records: list[Any] = [{"account": "a", "amount": number} for number in range(100)]
+        for place in (3, 50, 97):
+            records.insert(place, b'{"number": %d}' % place)
+        for record in records:
+            driver.pipe("sales", record)
+        assert driver.store("paid") == {"a": {"total": sum(range(100))}}
+        letters = driver.dead_letters()
+    assert [letter.value["number"] for letter in letters] == [3, 50, 97]
+    assert {letter.headers["sluice.reason"] for letter in letters} == {"no_schema"}

@@ -10,8 +10,8 @@ import pytest
 from msgspec import Struct
 
 from sluice import Decimal2, Pipeline, Protobuf, TopologyError
-from sluice.engine.read.proto_messages import message_classes
 from sluice.testing import TopologyTestDriver
+from sluice.values.proto_descriptors import message_classes
 
 pytestmark = pytest.mark.pipelines
 
@@ -180,3 +180,44 @@ def test_an_absent_field_of_proto2_has_its_default() -> None:
             driver.pipe("sums", b"\0\0\0\0" + bytes([schema.id, 0]) + b"\x08\x05")
         copies = [copy.value for copy in driver.read("copies")]
     assert copies == [{"id": 5, "amount": 1.25}] * 60
+
+
+KEYS = """
+syntax = "proto2";
+message Keys {
+  map<int32, string> by_number = 1;
+  map<bool, int64> by_flag = 2;
+  optional string text = 3 [default = "a\\"b\\n'"];
+  optional bytes data = 4 [default = "\\000\\377'"];
+}
+"""
+
+
+class Keys(Struct):
+    by_number: dict[str, str]
+    by_flag: dict[str, int]
+    text: str
+    data: bytes
+
+
+@pytest.mark.parametrize("count", [1, 60])
+def test_keys_of_maps_are_texts_and_defaults_have_escapes(count: int) -> None:
+    pipeline = Pipeline("p")
+    serde = Protobuf(Keys, version="latest")
+    pipeline.stream("keys", value=serde).to("copies", value=serde)
+    with TopologyTestDriver(pipeline) as driver:
+        for subject in ("keys-value", "copies-value"):
+            schema = driver.registry.register(subject, KEYS, "PROTOBUF")
+        message = message_classes(KEYS)[0](by_number={-7: "x"}, by_flag={True: 1, False: 2})
+        data = b"\0\0\0\0" + bytes([schema.id, 0]) + message.SerializeToString()
+        for _ in range(count):
+            driver.pipe("keys", data)
+        copies = driver.read("copies")
+        assert not driver.dead_letters()
+    assert len(copies) == count
+    assert copies[0].value == {
+        "by_number": {"-7": "x"},
+        "by_flag": {"true": 1, "false": 2},
+        "text": "a\"b\n'",
+        "data": b"\0\xff'",
+    }

@@ -17,15 +17,17 @@ from sluice.engine.publish.column_parts import Part
 from sluice.engine.publish.json_column_encoder import JsonColumnEncoder
 from sluice.engine.publish.proto_column_writer import message_part
 from sluice.engine.read.avro_columns import NotColumnarError
-from sluice.engine.read.proto_messages import fill, index_bytes, message_classes
+from sluice.engine.read.proto_messages import fill, index_bytes
 from sluice.engine.read.registered_values import json_validator
 from sluice.errors import EngineError
 from sluice.registry.registry import Registry, UnknownSchemaError
 from sluice.values import avro_schemas
 from sluice.values.avro_schemas import Node, Primitive, Record, SchemaError
 from sluice.values.avro_written import UnwritableError, Write, writer
+from sluice.values.proto_descriptors import message_classes
 from sluice.values.registered_schemas import RegisteredSchema, guid_header, prefix
 from sluice.values.registry_formats import RegistryFormat
+from sluice.values.schema_structs import SchemaText
 
 
 @dataclass(frozen=True)
@@ -97,16 +99,27 @@ class RegisteredEncoder:
 
     @cached_property
     def _message(self) -> tuple[Any, bytes]:
-        return index_bytes(message_classes(self.schema.text), self.record)
+        return index_bytes(message_classes(self.schema.text, self.schema.references), self.record)
 
     def encode_key(self, text: str) -> bytes:
-        """Return the bytes of a key, which is a text inside a pipeline."""
-        if self._node == Primitive("string"):
+        """Return the bytes of a key, which is a text inside a pipeline.
+
+        Raises ValueError if the key does not fit the schema.
+        """
+        if self.takes_json:
+            return self(msgspec.json.encode(text).decode() if self._is_text else text)
+        if self._is_text:
             return self(text)
         try:
             return self(_decode(text))
         except msgspec.DecodeError:
             return self(text)  # an enum, or a text for which the schema has another type
+
+    @cached_property
+    def _is_text(self) -> bool:
+        """Whether all values are texts."""
+        schema = SchemaText(self.schema.kind, self.schema.text, self.schema.references)
+        return schema.kind != "PROTOBUF" and schema.node == Primitive("string")
 
     def _with_prefix(self, text: str) -> bytes:
         data = text.encode()

@@ -42,7 +42,7 @@ from sluice.engine.publish.column_parts import (
 )
 from sluice.engine.read.avro_columns import NotColumnarError
 from sluice.engine.read.json_lines import require, require_between
-from sluice.engine.read.proto_messages import is_entry, is_wrapper
+from sluice.values.proto_descriptors import is_entry, is_wrapper
 from sluice.values.proto_schemas import TIMESTAMP
 
 Numbers: TypeAlias = npt.NDArray[np.int64] | npt.NDArray[np.uint64]

@@ -9,7 +9,7 @@ each part must be one that the contract takes. Otherwise, the values are decoded
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, TypeAlias
@@ -20,8 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import inspect
 
+from sluice.engine.read.column_limits import Check, maps_of, without_limits
 from sluice.engine.read.json_lines import require
-from sluice.engine.read.json_types import TIME, is_more_than_fields, may_be_null, present
+from sluice.engine.read.json_types import (
+    TIME,
+    column_type,
+    is_more_than_fields,
+    may_be_null,
+    present,
+)
 from sluice.values import avro_schemas
 from sluice.values.avro_schemas import Array, Choice, Field, Fixed, Map, Node, Primitive, Record
 from sluice.values.avro_values import Aliases, unit_of_logical
@@ -151,7 +158,7 @@ class AvroColumns:
         for each in kind.fields:
             written = self.aliases.written(record, kind, each.encode_name)
             if written is None:
-                constants.append((each.encode_name, _constant(each, self.is_utc)))
+                constants.append((each.encode_name, constant(each)))
             elif written.name in by_written:
                 raise NotColumnarError
             else:
@@ -178,7 +185,10 @@ class AvroColumns:
             return lambda data, at: (data.longs(at), read(data, at))[1]
         return _optional(read, node.branches.index(inner), is_required=not may_be_null(kind))
 
-    def _reader(self, node: Node, kind: inspect.Type) -> Read:  # noqa: C901
+    def _reader(self, node: Node, declared: inspect.Type) -> Read:  # noqa: C901
+        kind, check = without_limits(declared)
+        if check is not None:
+            return _checked(self._reader(node, kind), check)
         match kind, node:
             case inspect.Metadata(), _ if (digits := digits_of(kind)) is not None:
                 return _decimals(node, digits)
@@ -218,6 +228,10 @@ class AvroColumns:
             ):
                 return _symbols(symbols, symbols)
             case ((inspect.LiteralType() | inspect.EnumType()), _):
+                if isinstance(kind, inspect.LiteralType) and isinstance(node, Choice):
+                    default = self.aliases.enum_defaults.get(node.short_name)
+                    if default is not None:
+                        return _known_symbols(node.symbols, kind.values, default)
                 return _choices(kind, node)
             case (
                 inspect.BytesType(min_length=None, max_length=None),
@@ -232,6 +246,11 @@ class AvroColumns:
                 Array(items=items),
             ):
                 return _list(self._nullable(items, kind.item_type), items)
+            case (
+                inspect.DictType(key_type=inspect.StrType(), min_length=None, max_length=None),
+                Map(values=values),
+            ):
+                return _map(self._nullable(values, kind.value_type))
             case inspect.StructType() | inspect.DataclassType(), Record():
                 if is_more_than_fields(kind):
                     raise NotColumnarError
@@ -280,8 +299,13 @@ def _struct(parts: list[tuple[str, Any]], names: list[str], data: Data, at: Plac
     return pa.StructArray.from_arrays([columns[name] for name in names], names)
 
 
-def _constant(each: inspect.Field, is_utc: bool) -> pa.Scalar:
+def constant(each: inspect.Field) -> pa.Scalar:
     """Return the default of a field that the writer lacks."""
+    if each.default_factory is list:
+        of_list = column_type(each.type)
+        if of_list is None:
+            raise NotColumnarError
+        return pa.scalar([], of_list)
     if each.required or not isinstance(each.default, str | int | float | None):
         raise NotColumnarError
     kind = present(each.type)
@@ -295,10 +319,12 @@ def _constant(each: inspect.Field, is_utc: bool) -> pa.Scalar:
         inspect.BytesType: pa.binary(),
     }
     of_kind = types.get(type(kind))
+    if isinstance(kind, inspect.LiteralType) and choice_type(kind) is str:
+        of_kind = pa.string()
     digits = digits_of(kind)
     if digits is not None:
         of_kind = pa.decimal128(*digits)
-    if of_kind is None or (each.default is not None and type(kind) not in types):
+    if of_kind is None or (each.default is not None and digits is not None):
         raise NotColumnarError
     if isinstance(each.default, float) and not np.isfinite(each.default):
         raise NotColumnarError
@@ -397,6 +423,12 @@ def _symbols(symbols: tuple[str, ...], allowed: tuple[str, ...]) -> Read:
     return read
 
 
+def _known_symbols(symbols: tuple[str, ...], known: Container[Any], default: str) -> Read:
+    """Return the function for an enum with a symbol that stands for unknown ones."""
+    names = tuple([symbol if symbol in known else default for symbol in symbols])
+    return _symbols(names, names)
+
+
 def _choices(kind: inspect.LiteralType | inspect.EnumType, node: Node) -> Read:
     values: list[Any] = []
     if isinstance(kind, inspect.LiteralType):
@@ -470,6 +502,38 @@ def _big_endian(data: Data, begins: Places, lengths: Places) -> npt.NDArray[np.i
         rows = np.flatnonzero(lengths > place)
         numbers[rows] = (numbers[rows] << 8) | data.bytes[begins[rows] + place]
     return numbers
+
+
+def _checked(read: Read, check: Check) -> Read:
+    def read_checked(data: Data, at: Places) -> pa.Array:
+        column = read(data, at)
+        check(column)
+        return column
+
+    return read_checked
+
+
+def _map(read: Read) -> Read:
+    """Return the function for maps of one block each."""
+
+    def read_maps(data: Data, at: Places) -> pa.Array:
+        names: list[pa.Array] = []
+        values: list[pa.Array] = []
+
+        def read_entries(inner: Places) -> None:
+            names.append(_strings(data, inner))
+            values.append(read(data, inner))
+
+        counts, begins = _walk_items(data, at, read_entries)
+        if not begins:
+            read_entries(np.empty(0, np.int64))
+            begins.append(np.empty(0, np.int64))
+        order = pa.array(np.argsort(np.concatenate(begins)))
+        rows = np.repeat(np.arange(len(counts)), counts)
+        keys, items = pa.concat_arrays(names).take(order), pa.concat_arrays(values).take(order)
+        return maps_of(rows, len(counts), keys, items)
+
+    return read_maps
 
 
 def _list(read: Read, items: Node) -> Read:

@@ -110,8 +110,16 @@ def _int(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _bytes(data: bytes, at: int) -> tuple[bytes, int]:
-    size, at = _long(data, at)
-    return _slice(data, at, size), at + size
+    byte = data[at]
+    # Most lengths have one byte, and reading them here saves a call.
+    if byte < 0x80 and not byte & 1:
+        size, at = byte >> 1, at + 1
+    else:
+        size, at = _long(data, at)
+    end = at + size
+    if size < 0 or end > len(data):
+        return _slice(data, at, size), end
+    return data[at:end], end
 
 
 def _slice(data: bytes, at: int, size: int) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from functools import cached_property, partial
@@ -21,6 +21,7 @@ from typing import Any, TypeVar, is_typeddict
 from zoneinfo import ZoneInfo
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from sluice.engine.batch.dead_letters import RejectedRecord
@@ -42,6 +43,8 @@ from sluice.values.change_values import (
     may_repeat_names,
     quote_counter_of_changes,
 )
+from sluice.values.function_wrappers import DecoderWithHeaders
+from sluice.values.headers import Headers
 from sluice.values.json_limits import (
     LONGEST_NAME,
     Amounts,
@@ -109,10 +112,37 @@ class ValueDecoder:
                     texts.slice(begin, size),
                     None if headers is None else headers.slice(begin, size),
                 ),
+                self._registered_columns.size_of_piece,
             )
         if self._json_columns is None:
             return [TextRun(0, len(texts), None)]
         return self._json_columns.runs(texts)
+
+    def mostly_columns(
+        self, texts: pa.Array, keys: pa.Array, headers: pa.Array
+    ) -> tuple[pa.Array, pa.RecordBatch, list[RejectedRecord]] | None:
+        """Decode the values to columns, apart from those that name no schema, which are rejected.
+
+        Return the rows of the decoded values, the values, and the dead letters of the other rows;
+        None if the values have to be decoded one by one. Raises RegistryAway.
+        """
+        columns = self._registered_columns
+        is_without = None if columns is None else columns.without_schema(texts, headers)
+        if columns is None or is_without is None:
+            return None
+        rows, others = pa.array(np.flatnonzero(~is_without)), np.flatnonzero(is_without)
+        values = columns.read(texts.take(rows), headers.take(rows))
+        if values is None:
+            return None
+        taken = [each.take(pa.array(others)) for each in (texts, keys, headers)]
+        kept, _, dead_letters = self.decode(taken[0].to_pylist(), taken[1], taken[2])
+        if kept:
+            # A null value may be valid.
+            return None
+        rejected: list[RejectedRecord] = []
+        for letter in dead_letters:
+            rejected.append(replace(letter, row=int(others[letter.row])))
+        return rows, values, rejected
 
     @cached_property
     def _registered(self) -> RegisteredValues | None:
@@ -161,8 +191,10 @@ class ValueDecoder:
         """
         if self._registered is not None:
             texts, decoded = self._decode_registered(self._registered, raw, headers)
+        elif self._with_headers is not None:
+            texts, decoded = raw, self._decode_with_headers(self._with_headers, raw, headers)
         elif self._envelope is None:
-            texts, decoded = raw, self._decode_each(raw)
+            texts, decoded = raw, self._decode_each(raw, raw)
         else:
             texts, decoded = self._decode_envelopes(self._envelope, raw, keys)
         if self._is_json:
@@ -172,13 +204,41 @@ class ValueDecoder:
             self._refuse_digits(decoded)
         return decoded.rows, decoded.values, decoded.dead_letters
 
-    def _decode_each(self, raw: list[bytes | None]) -> DecodedValues:
+    @cached_property
+    def _with_headers(self) -> DecoderWithHeaders | None:
+        """Return the author's decoder if it takes headers."""
+        decode = self.source.decode
+        if decode is not None and isinstance(decode.value, DecoderWithHeaders):
+            return decode.value
+        return None
+
+    def _decode_with_headers(
+        self, author: DecoderWithHeaders, raw: list[bytes | None], headers: pa.Array | None
+    ) -> DecodedValues:
+        """Give the author's decoder each value together with its headers."""
+        texts = repeat(None) if headers is None else headers.to_pylist()
+        pairs: list[tuple[bytes, Headers] | None] = []
+        for data, text in zip(raw, texts, strict=False):
+            pairs.append(None if data is None else (data, Headers.of_json(text)))
+
+        def decode(pair: tuple[bytes, Headers]) -> Any:
+            return self._decode_by_author(lambda data: author(data, pair[1]), pair[0])
+
+        return self._decode_each(raw, pairs, decode)
+
+    def _decode_each(
+        self,
+        raw: list[bytes | None],
+        inputs: Sequence[Any],
+        decode: Callable[[Any], Any] | None = None,
+    ) -> DecodedValues:
+        """Decode values. `inputs` is what the function takes of each value, which may be None."""
         values: list[Any] = []
         dead_letters: list[RejectedRecord] = []
-        decode: Callable[[Any], Any] = self._decode_value
+        decode = decode or self._decode_value
         if self.source.keeps_nulls:
             decode = partial(_unless_null, decode)
-        texts = iter(raw)
+        texts = iter(inputs)
         # One `try` around the loop costs less than a `try` for each value. The loop
         # continues after a value that fails.
         while len(values) + len(dead_letters) < len(raw):
@@ -548,7 +608,7 @@ _encode = msgspec.json.Encoder(decimal_format="number").encode
 _YEAR, _USUAL_YEARS = attrgetter("year"), frozenset(range(2, 9999))
 
 
-def _unless_null(decode: Callable[[bytes], Any], text: bytes | None) -> Any:
+def _unless_null(decode: Callable[[Any], Any], text: Any) -> Any:
     return None if text is None else decode(text)
 
 

@@ -58,7 +58,7 @@ from sluice.values.registry_formats import RegistryFormat
 
 _FEWEST = 100
 """For fewer texts, starting Arrow's reader takes longer than decoding the texts one by one."""
-_PIECE = 4_000
+PIECE = 4_000
 """How many texts are read at once. One invalid text makes a whole piece slow, and each piece takes
 the time of about 250 texts for itself."""
 _MOST_MISSES = 3
@@ -81,19 +81,25 @@ class TextRun(NamedTuple):
     decoded one by one."""
 
 
-def text_runs(count: int, read: Callable[[int, int], pa.RecordBatch | None]) -> Iterator[TextRun]:
+def text_runs(
+    count: int,
+    read: Callable[[int, int], pa.RecordBatch | None],
+    size_of_piece: Callable[[], int] = lambda: PIECE,
+) -> Iterator[TextRun]:
     """Read a batch's texts in pieces, and join pieces that could be read, or could not be read.
 
     `read` gets the beginning and the size of a piece, and returns its values if it could be read.
     """
-    begin, read_pieces = 0, list[pa.RecordBatch]()
-    for start in range(0, count, _PIECE):
-        values = read(start, min(_PIECE, count - start))
+    begin, start, read_pieces = 0, 0, list[pa.RecordBatch]()
+    while start < count:
+        size = min(size_of_piece(), count - start)
+        values = read(start, size)
         if bool(read_pieces) != (values is not None) and start > begin:
             yield TextRun(begin, start, _joined(read_pieces))
             begin, read_pieces = start, []
         if values is not None:
             read_pieces.append(values)
+        start += size
     if begin < count:
         yield TextRun(begin, count, _joined(read_pieces))
 

@@ -18,12 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import inspect
 
-from sluice.engine.read.avro_columns import Data, NotColumnarError, Places
+from sluice.engine.read.avro_columns import Data, NotColumnarError, Places, constant
+from sluice.engine.read.column_limits import choices_of, maps_of, without_limits
 from sluice.engine.read.json_lines import UnsureError, require
 from sluice.engine.read.json_types import TIME, is_more_than_fields, may_be_null, present
 from sluice.values.contract_parts import digits_of
 from sluice.values.contracts import ObjectType, choice_type
 from sluice.values.epochs import unit_of
+from sluice.values.proto_descriptors import is_entry, is_wrapper
 from sluice.values.proto_schemas import TIMESTAMP
 
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
@@ -72,10 +74,23 @@ class ProtoColumns:
         """
         makes: dict[str, tuple[int, Make]] = self._makes  # type: ignore[attr-defined]
         found = _scan(self.descriptor, data, begins, ends)
+        for oneof in self.descriptor.oneofs:
+            _require_one_of(oneof, found)
         columns: dict[str, pa.Array] = {}
         for name, (number, make) in makes.items():
             columns[name] = make(data, found.get(number, _NOTHING), len(begins))
         return columns
+
+
+def _require_one_of(oneof: Any, found: dict[int, Found]) -> None:
+    """Raise UnsureError if a value has several fields of a oneof, of which the last one counts."""
+    rows: list[Places] = []
+    for field in oneof.fields:
+        if field.number in found:
+            rows.append(found[field.number].rows)
+    if len(rows) > 1:
+        joined = np.concatenate(rows)
+        require(len(np.unique(joined)) == len(joined))
 
 
 _NONE = np.empty(0, np.int64)
@@ -89,7 +104,11 @@ def _makes(descriptor: Any, contract: ObjectType) -> dict[str, tuple[int, Make]]
     makes: dict[str, tuple[int, Make]] = {}
     for each in contract.fields:
         field = fields.get(each.encode_name)
-        if field is None or _is_in_choice(field) or field.has_default_value:
+        if field is None:
+            # Numbers of fields begin with 1, so nothing is found of a field that the writer lacks.
+            makes[each.encode_name] = 0, _missing(constant(each))
+            continue
+        if field.has_default_value:
             raise NotColumnarError
         if field.has_presence and not field.is_repeated and not each.required:
             # A field that is not there gets the default of the class.
@@ -99,9 +118,8 @@ def _makes(descriptor: Any, contract: ObjectType) -> dict[str, tuple[int, Make]]
     return makes
 
 
-def _is_in_choice(field: Any) -> bool:
-    """Return whether a field is one of several in a oneof, of which the last one counts."""
-    return field.containing_oneof is not None and len(field.containing_oneof.fields) > 1
+def _missing(default: pa.Scalar) -> Make:
+    return lambda data, found, count: pa.repeat(default, count)
 
 
 def _scan(descriptor: Any, data: Data, begins: Places, ends: Places) -> dict[int, Found]:
@@ -124,7 +142,11 @@ def _scan(descriptor: Any, data: Data, begins: Places, ends: Places) -> dict[int
             require(bool((found.ends <= ends[same_rows]).all()))
             at[same_rows] = found.ends
             if number in fields:
-                require(_WIRES.get(fields[number].type) == wire)
+                declared = _WIRES.get(fields[number].type)
+                if wire == _BYTES != declared and fields[number].is_repeated:
+                    found = _unpacked(data, found, declared)
+                else:
+                    require(declared == wire)
                 parts.setdefault(number, []).append(found)
         rows = rows[at[rows] < ends[rows]]
     require(not rows.size and bool((at == ends).all()))
@@ -155,6 +177,29 @@ def _passed(data: Data, rows: Places, at: Places, wire: int) -> Found:
     return Found(rows, numbers, begins, at.copy())
 
 
+def _unpacked(data: Data, found: Found, wire: int | None) -> Found:
+    """Return the places of numbers that are written one after the other in each of these places."""
+    sizes = found.ends - found.begins
+    starts = np.cumsum(sizes) - sizes
+    bytes_at = np.arange(int(sizes.sum())) + np.repeat(found.begins - starts, sizes)
+    rows = np.repeat(found.rows, sizes)
+    if wire in (_EIGHT, _FOUR):
+        size = 8 if wire == _EIGHT else 4
+        require(not (sizes % size).any())
+        begins = bytes_at[::size]
+        return Found(rows[::size], np.zeros(len(begins), np.uint64), begins, begins + size)
+    if not len(bytes_at):
+        return _NOTHING
+    is_last = data.bytes[bytes_at] <= 0x7F
+    # A number must not go on in the next place.
+    require(bool(is_last[(starts + sizes - 1)[sizes > 0]].all()))
+    places = np.flatnonzero(is_last)
+    begins = bytes_at[np.concatenate(([0], places[:-1] + 1))]
+    ends = begins.copy()
+    numbers = data.varints(ends)
+    return Found(rows[places], numbers, begins, ends)
+
+
 def _joined(parts: list[Found]) -> Found:
     """Join the places of a field, in their order in the buffer."""
     if len(parts) == 1:
@@ -175,19 +220,34 @@ def _check(field: Any, data: Data, found: Found) -> None:
 def _make(field: Any, declared: inspect.Type) -> Make:
     kind = present(declared)
     if field.is_repeated:
-        if not isinstance(kind, inspect.ListType | inspect.VarTupleType):
+        if not isinstance(kind, inspect.ListType | inspect.VarTupleType | inspect.DictType):
             raise NotColumnarError
         if kind.min_length is not None or kind.max_length is not None:
             raise NotColumnarError
-        return _lists(_values(field, present(kind.item_type)), field)
-    values = _values(field, kind)
+        if isinstance(kind, inspect.DictType):
+            return _maps(field, kind)
+        return _lists(_checked(field, present(kind.item_type)))
     if field.has_presence:
-        return _optional(values, is_required=not may_be_null(declared))
-    return _with_default(values, field)
+        return _optional(_checked(field, kind), is_required=not may_be_null(declared))
+    return _with_default(_checked(field, kind), field, kind)
 
 
 Values: TypeAlias = Callable[[Data, Found], pa.Array]
 """Makes a column of all places where a field occurs."""
+
+
+def _checked(field: Any, declared: inspect.Type) -> Values:
+    kind, check = without_limits(declared)
+    values = _values(field, kind)
+    if check is None:
+        return values
+
+    def checked(data: Data, found: Found) -> pa.Array:
+        column = values(data, found)
+        check(column)
+        return column
+
+    return checked
 
 
 def _optional(values: Values, *, is_required: bool) -> Make:
@@ -205,8 +265,10 @@ def _optional(values: Values, *, is_required: bool) -> Make:
     return make
 
 
-def _with_default(values: Values, field: Any) -> Make:
+def _with_default(values: Values, field: Any, kind: inspect.Type) -> Make:
     """Return the function for a field that is not written if it has its default."""
+    _, check = without_limits(kind)
+    choices = choices_of(kind)
 
     def make(data: Data, found: Found, count: int) -> pa.Array:
         _require_once(found.rows)
@@ -218,6 +280,9 @@ def _with_default(values: Values, field: Any) -> Make:
             default = field.enum_type.values_by_number[default].name
         elif pa.types.is_decimal(written.type):
             raise UnsureError  # the empty text is no number
+        require(not choices or default in choices)
+        if check is not None:
+            check(pa.array([default], written.type))
         column = pa.concat_arrays([written, pa.array([default], written.type)])
         indices = np.full(count, len(found.rows), np.int64)
         indices[found.rows] = np.arange(len(found.rows))
@@ -231,10 +296,32 @@ def _require_once(rows: Places) -> None:
     require(bool((np.diff(rows) > 0).all()))
 
 
-def _lists(values: Values, field: Any) -> Make:
-    if _WIRES[field.type] != _BYTES:
-        raise NotColumnarError  # numbers may be packed
+def _maps(field: Any, kind: inspect.DictType) -> Make:
+    """Return the function for a map, which is a list of messages with a key and a value."""
+    entry = field.message_type
+    if field.type != 11 or not is_entry(entry) or may_be_null(kind.value_type):
+        raise NotColumnarError
+    of_key, of_value = entry.fields_by_name["key"], entry.fields_by_name["value"]
+    if of_key.type != 9 or not isinstance(kind.key_type, inspect.StrType):
+        raise NotColumnarError
+    make_keys = _with_default(_checked(of_key, kind.key_type), of_key, kind.key_type)
+    value_kind = kind.value_type
+    if of_value.has_presence and of_value.type == 11:
+        make_values = _optional(_checked(of_value, value_kind), is_required=True)
+    else:
+        make_values = _with_default(_checked(of_value, value_kind), of_value, value_kind)
 
+    def make(data: Data, found: Found, count: int) -> pa.Array:
+        parts = _scan(entry, data, found.begins, found.ends)
+        entries = len(found.rows)
+        keys = make_keys(data, parts.get(1, _NOTHING), entries)
+        values = make_values(data, parts.get(2, _NOTHING), entries)
+        return maps_of(found.rows, count, keys, values)
+
+    return make
+
+
+def _lists(values: Values) -> Make:
     def make(data: Data, found: Found, count: int) -> pa.Array:
         counts = np.bincount(found.rows, minlength=count)
         bounds = np.zeros(count + 1, np.int32)
@@ -244,7 +331,7 @@ def _lists(values: Values, field: Any) -> Make:
     return make
 
 
-def _values(field: Any, kind: inspect.Type) -> Values:
+def _values(field: Any, kind: inspect.Type) -> Values:  # noqa: C901  (a table)
     type_number = field.type
     if isinstance(kind, inspect.Metadata):
         digits = digits_of(kind)
@@ -258,6 +345,8 @@ def _values(field: Any, kind: inspect.Type) -> Values:
         ):
             seconds = field.message_type
             return lambda data, found: _times(seconds, data, found)
+        case _ if type_number == 11 and is_wrapper(field.message_type):
+            return _wrapped(field.message_type, kind)
         case inspect.StructType() | inspect.DataclassType() if type_number == 11:
             return _structs(field.message_type, kind)
         case inspect.IntType(gt=None, ge=None, lt=None, le=None, multiple_of=None):
@@ -296,6 +385,18 @@ def _structs(descriptor: Any, kind: ObjectType) -> Values:
     return values
 
 
+def _wrapped(wrapper: Any, kind: inspect.Type) -> Values:
+    """Return the function for messages that wrap a single value."""
+    of_value = wrapper.fields_by_name["value"]
+    make = _with_default(_checked(of_value, kind), of_value, kind)
+
+    def values(data: Data, found: Found) -> pa.Array:
+        parts = _scan(wrapper, data, found.begins, found.ends)
+        return make(data, parts.get(of_value.number, _NOTHING), len(found.rows))
+
+    return values
+
+
 def _texts(data: Data, found: Found) -> pa.Array:
     return data.slices(found.begins, found.ends).cast(pa.string())
 
@@ -316,7 +417,14 @@ def _amounts(data: Data, found: Found, digits: tuple[int, int]) -> pa.Array:
     return column.cast(pa.decimal128(*digits))
 
 
+_FIXED = {6: "<u8", 7: "<u4", 15: "<i4", 16: "<i8"}
+"""Number of a type → how NumPy reads it."""
+
+
 def _whole_numbers(type_number: int) -> Values:
+    if type_number in _FIXED:
+        return lambda data, found: _fixed_numbers(data, found, _FIXED[type_number])
+
     def values(data: Data, found: Found) -> pa.Array:
         numbers = found.numbers
         if type_number in (17, 18):
@@ -335,6 +443,14 @@ def _whole_numbers(type_number: int) -> Values:
     if type_number not in (3, 4, 5, 13, 17, 18):
         raise NotColumnarError
     return values
+
+
+def _fixed_numbers(data: Data, found: Found, kind: str) -> pa.Array:
+    rows = data.fixed(found.begins.copy(), int(kind[-1]))
+    numbers = np.ascontiguousarray(rows).view(kind).ravel()
+    if kind == "<u8":
+        require(not len(numbers) or bool(numbers.max() < 2**63))
+    return pa.array(numbers.astype(np.int64))
 
 
 def _doubles(type_number: int) -> Values:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,10 +17,9 @@ from sluice.engine.read.avro_columns import (
     NotColumnarError,
     Places,
 )
-from sluice.engine.read.json_columns import JsonColumns
+from sluice.engine.read.json_columns import PIECE, JsonColumns
 from sluice.engine.read.json_lines import UnsureError
 from sluice.engine.read.proto_columns import ProtoColumns
-from sluice.engine.read.proto_messages import message_class, message_classes, node_of
 from sluice.engine.read.registered_values import RegisteredValues, RejectedValueError, schema_header
 from sluice.registry.registry import UnknownSchemaError
 from sluice.sql.arrow_types import arrow_type
@@ -27,6 +27,7 @@ from sluice.values import avro_schemas, stored_values
 from sluice.values.avro_values import Aliases, converter
 from sluice.values.contracts import ObjectType, type_info
 from sluice.values.json_limits import LONGEST_NAME
+from sluice.values.proto_descriptors import message_class, message_classes, node_of
 from sluice.values.registered_schemas import (
     PREFIX_BYTES,
     VALUE_HEADER,
@@ -38,6 +39,11 @@ from sluice.values.registered_schemas import (
 _FEWEST = 50
 """For fewer values of a schema, the calls of NumPy take longer than reading them one by one."""
 _MOST_MISSES = 3
+_SMALL_PIECE = 400
+"""How many values are read at once after a piece with an invalid value, so that this value makes
+fewer others slow."""
+_SMALL_PIECES = 40
+"""How many small pieces follow a piece that could not be read."""
 
 
 @dataclass
@@ -49,6 +55,24 @@ class RegisteredColumns:
     """Reads the columns of JSON; None for Avro."""
     _misses: int = field(default=0, init=False)
     """How many pieces in a row could not be read."""
+    _small_pieces: int = field(default=0, init=False)
+    """How many small pieces are still to be read."""
+    _skipped: int = field(default=0, init=False)
+    """How many pieces in a row were not tried."""
+
+    def size_of_piece(self) -> int:
+        """Return how many values to read at once."""
+        return _SMALL_PIECE if self._small_pieces else PIECE
+
+    def _is_tried(self) -> bool:
+        """Return whether to try a piece after others that could not be read."""
+        if self._misses < _MOST_MISSES:
+            return True
+        if self.json is not None:
+            return False
+        # An attempt takes a tenth of the time of reading the values one by one.
+        self._skipped = (self._skipped + 1) % _MOST_MISSES
+        return self._skipped == 0
 
     @cached_property
     def _columns(self) -> dict[tuple[SchemaRef, int], AvroColumns | ProtoColumns | None]:
@@ -80,7 +104,11 @@ class RegisteredColumns:
 
         Raises RegistryAway.
         """
-        if len(texts) < _FEWEST or self._misses == _MOST_MISSES:
+        self._small_pieces = max(self._small_pieces - 1, 0)
+        if len(texts) < _FEWEST or not self._is_tried():
+            return None
+        if self.without_schema(texts, headers) is not None:
+            # Without these values, the others may be read: see `ValueDecoder.mostly_columns`.
             return None
         try:
             columns = self._read(texts, headers)
@@ -89,9 +117,33 @@ class RegisteredColumns:
         # NumPy raises IndexError for a value that would end after all bytes.
         except (UnsureError, NotColumnarError, IndexError, pa.ArrowInvalid):
             self._misses += 1
+            if self.json is None:
+                self._small_pieces = _SMALL_PIECES
             return None
         self._misses = 0
         return columns
+
+    def without_schema(
+        self, texts: pa.Array, headers: pa.Array | None
+    ) -> npt.NDArray[np.bool_] | None:
+        """Return which values are null or do not begin with the id of a schema; None if all do."""
+        if not len(texts) or self._is_named_in_headers(headers):
+            return None
+        _, offsets, buffer = texts.buffers()
+        bounds = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+        is_without = np.diff(bounds) < PREFIX_BYTES
+        if texts.null_count:
+            is_without |= texts.is_null().to_numpy(zero_copy_only=False)
+        if buffer is not None and buffer.size:
+            places = np.where(is_without, 0, bounds[:-1])
+            is_without |= np.frombuffer(buffer, np.uint8)[places] != 0
+        return is_without if is_without.any() else None
+
+    @staticmethod
+    def _is_named_in_headers(headers: pa.Array | None) -> bool:
+        if headers is None or headers.null_count == len(headers):
+            return False
+        return bool(pc.any(pc.match_substring(headers, VALUE_HEADER)).as_py())
 
     def _read(self, texts: pa.Array, headers: pa.Array | None) -> pa.RecordBatch | None:
         if texts.null_count:
@@ -161,11 +213,11 @@ class RegisteredColumns:
             kind = type_info(source.value_class)
             assert isinstance(kind, ObjectType)
             if schema.kind == "PROTOBUF":
-                found = message_class(message_classes(schema.text), (message,))
+                found = message_class(message_classes(schema.text, schema.references), (message,))
                 converter(node_of(found.DESCRIPTOR), kind, Aliases())
                 return ProtoColumns(found.DESCRIPTOR, kind)
             node = avro_schemas.parse(schema.text, schema.references)
-            aliases = Aliases(self.values.format.aliases)
+            aliases = Aliases.of(self.values.format)
             return AvroColumns(node, kind, aliases, source.zone == "UTC")
         except (NotColumnarError, UnknownSchemaError, ValueError):
             return None
@@ -174,9 +226,7 @@ class RegisteredColumns:
         self, texts: pa.Array, headers: pa.Array | None
     ) -> tuple[dict[SchemaRef, Places | None], Places] | None:
         """Return the rows of each schema, and where its data begin; None if no header names any."""
-        if headers is None or headers.null_count == len(headers):
-            return None
-        if not pc.any(pc.match_substring(headers, VALUE_HEADER)).as_py():
+        if headers is None or not self._is_named_in_headers(headers):
             return None
         rows: dict[SchemaRef, list[int]] = {}
         starts = np.zeros(len(texts), np.int64)

@@ -7,20 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
+from urllib.parse import urljoin
 
 import msgspec
 
 from sluice.engine.read.avro_data import AvroDataError, read_whole, value_reader
-from sluice.engine.read.proto_messages import (
-    message_class,
-    message_classes,
-    node_of,
-    plain_reader,
-    read_indexes,
-)
-from sluice.errors import RegistryAway, error_text
+from sluice.engine.read.proto_messages import plain_reader, read_indexes
+from sluice.errors import RegistryAway, error_text, missing_extra
 from sluice.plan import Source
-from sluice.registry.http_registry import missing_extra
 from sluice.registry.registry import Registry, UnknownSchemaError
 from sluice.values import avro_schemas, stored_values
 from sluice.values.avro_schemas import Node, SchemaError
@@ -33,7 +27,9 @@ from sluice.values.avro_values import (
 )
 from sluice.values.contracts import type_info
 from sluice.values.headers import decode_headers
+from sluice.values.json_schemas import identifier_of
 from sluice.values.keys import key_text
+from sluice.values.proto_descriptors import message_class, message_classes, node_of
 from sluice.values.registered_schemas import (
     KEY_HEADER,
     VALUE_HEADER,
@@ -141,11 +137,15 @@ class RegisteredValues:
         if schema.kind == "PROTOBUF":
             return ProtoReader(schema, self._kind).read
         node = avro_schemas.parse(schema.text, schema.references)
-        return AvroReader(schema, node, self._kind, Aliases(self.format.aliases)).read
+        return AvroReader(schema, node, self._kind, Aliases.of(self.format)).read
 
     @property
     def _kind(self) -> Any:
         return str if self.source.contract is None else self.source.value_class
+
+
+KeyReader: TypeAlias = Callable[[bytes, bool], str | None]
+"""Reads a key as a text: see `plain_values`."""
 
 
 @dataclass
@@ -155,7 +155,9 @@ class RegisteredKeys:
     topic: str
     format: RegistryFormat
     registry: Registry
-    _texts: dict[SchemaRef, Callable[[bytes], str | None]] = field(default_factory=dict, init=False)
+    _texts: dict[SchemaRef, Callable[[bytes, bool], str | None]] = field(
+        default_factory=dict, init=False
+    )
 
     def decode(
         self, raw: Sequence[bytes | None], headers: Sequence[str | None] | None
@@ -171,7 +173,7 @@ class RegisteredKeys:
             header = None if headers is None else schema_header(headers[number], KEY_HEADER)
             try:
                 ref, begin = named_schema(data, header)
-                yield self._text_of(ref)(data[begin:])
+                yield self._text_of(ref)(data[begin:], not begin)
             except RegistryAway:
                 raise
             except UnknownSchemaError:
@@ -179,22 +181,51 @@ class RegisteredKeys:
             except Exception as error:
                 yield error
 
-    def _text_of(self, ref: SchemaRef) -> Callable[[bytes], str | None]:
+    def _text_of(self, ref: SchemaRef) -> KeyReader:
         if ref not in self._texts:
             schema = self.registry.schema(ref, self.format.subject_in(self.topic))
-            if schema.kind != "AVRO":
-                raise SchemaError(f"{schema} is a schema of {schema.kind}, not of AVRO")
-            node = avro_schemas.parse(schema.text, schema.references)
-            read, convert = value_reader(node), natural(node)
+            if schema.kind != self.format.kind:
+                wanted = self.format.kind
+                raise SchemaError(f"{schema} is a schema of {schema.kind}, not of {wanted}")
+            read = plain_values(schema)
 
-            def text(data: bytes) -> str | None:
+            def text(data: bytes, is_whole: bool) -> str | None:
                 try:
-                    return key_text(convert(read_whole(read, data)))
-                except AvroDataError as error:
-                    raise RejectedValueError("malformed", f"{error} - by {schema}") from None
+                    return key_text(read(data, is_whole))
+                except (ValueError, msgspec.DecodeError) as error:
+                    detail = f"{error_text(error)} - by {schema}"
+                    raise RejectedValueError("malformed", detail) from None
 
             self._texts[ref] = text
         return self._texts[ref]
+
+
+def plain_values(schema: RegisteredSchema) -> Callable[[bytes, bool], Any]:
+    """Return the function that reads a value of a schema as plain data, without a contract.
+
+    It takes the bytes, and whether a header names the schema: then, Protobuf's bytes have no place
+    of their message. It raises ValueError or DecodeError. Raises SchemaError.
+    """
+    if schema.kind == "JSON":
+        return lambda data, _: msgspec.json.decode(data)
+    if schema.kind == "AVRO":
+        node = avro_schemas.parse(schema.text, schema.references)
+        read, convert = value_reader(node), natural(node)
+        return lambda data, _: convert(read_whole(read, data))
+    from google.protobuf.message import DecodeError
+
+    classes = message_classes(schema.text, schema.references)
+
+    def of_message(data: bytes, is_whole: bool) -> Any:
+        places, at = ((0,), 0) if is_whole else read_indexes(data, 0)
+        found = message_class(classes, places)
+        try:
+            plain = plain_reader(found.DESCRIPTOR)(found.FromString(data[at:]))
+        except DecodeError as error:
+            raise ValueError(error) from None
+        return natural(node_of(found.DESCRIPTOR))(plain)
+
+    return of_message
 
 
 class ContractValues:
@@ -257,11 +288,9 @@ class ProtoReader:
     """
 
     def __init__(self, schema: RegisteredSchema, contract: Any) -> None:
-        if schema.references:
-            raise SchemaError("schemas of Protobuf that refer to other subjects are not read")
         self._schema = schema
         self._contract = contract
-        self._classes = message_classes(schema.text)
+        self._classes = message_classes(schema.text, schema.references)
         self._readers: dict[tuple[int, ...], Callable[[bytes], Any]] = {}
         problems: list[MismatchError] = []
         for number in range(len(self._classes)):
@@ -329,6 +358,7 @@ def json_validator(schema: RegisteredSchema) -> Callable[[bytes], str]:
     """
     try:
         from jsonschema import exceptions, validators
+        from referencing.exceptions import Unresolvable
     except ImportError as error:
         raise missing_extra(error) from None
     try:
@@ -337,17 +367,42 @@ def json_validator(schema: RegisteredSchema) -> Callable[[bytes], str]:
         kind.check_schema(declared)
     except (ValueError, exceptions.SchemaError) as error:
         raise SchemaError(f"the schema is invalid: {error_text(error).splitlines()[0]}") from None
-    validator = kind(declared, format_checker=kind.FORMAT_CHECKER)
+    validator = kind(
+        declared,
+        registry=_referred_schemas(schema, declared),
+        format_checker=kind.FORMAT_CHECKER,
+    )
 
     def problem_of_json(text: bytes) -> str:
         try:
             value = json.loads(text)
         except ValueError as error:
             return f"it is no JSON: {error}"
-        found = exceptions.best_match(validator.iter_errors(value))
+        try:
+            found = exceptions.best_match(validator.iter_errors(value))
+        except Unresolvable as error:
+            return f"the schema refers to {error.ref}, which it lacks"
         return "" if found is None else f"{found.json_path}: {found.message[:300]}"
 
     return problem_of_json
+
+
+def _referred_schemas(schema: RegisteredSchema, declared: Any) -> Any:
+    """Return the schemas to which a JSON Schema refers, by each address that it may use."""
+    from referencing import Registry
+    from referencing.jsonschema import DRAFT7
+
+    base = identifier_of(declared)
+    resources: dict[str, Any] = {}
+    for each in schema.references:
+        contents = json.loads(each.text)
+        resource = DRAFT7.create_resource(contents)
+        if isinstance(contents, dict) and "$schema" in contents:
+            resource = resource.from_contents(contents)
+        for address in (each.name, urljoin(base, each.name), identifier_of(contents)):
+            resources[address] = resource
+    resources.pop("", None)
+    return Registry().with_resources(resources.items())
 
 
 def schema_header(headers: str | None, name: str) -> bytes | None:

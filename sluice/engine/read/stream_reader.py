@@ -316,9 +316,33 @@ class StreamReader(RecordReader):
             columns = None
             if run.values is not None:
                 columns = self._valid_columns(decoder, records, run.values, output, clock)
+            else:
+                columns = self._mostly_valid_columns(decoder, records, output, clock)
             if columns is None:
                 columns = self._decode_each(decoder, records, output, clock)
             yield self._record_batch(columns)
+
+    def _mostly_valid_columns(
+        self,
+        decoder: ValueDecoder,
+        records: pa.RecordBatch,
+        output: PartitionOutput,
+        clock: int,
+    ) -> dict[str, pa.Array] | None:
+        """Return the rows' columns, and reject the records that name no schema.
+
+        Return None, and reject nothing, if other records may be invalid, too.
+        """
+        decoded = decoder.mostly_columns(
+            records.column("value"), records.column("key"), records.column("headers")
+        )
+        if decoded is None:
+            return None
+        rows, values, dead_letters = decoded
+        columns = self._valid_columns(decoder, records.take(rows), values, output, clock)
+        if columns is not None:
+            self._reject(records, output, dead_letters)
+        return columns
 
     def _record_batch(self, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
         schema, count = self.schema, len(columns["_time"])

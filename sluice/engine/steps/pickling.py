@@ -20,10 +20,10 @@ from pyspark.cloudpickle import CloudPickler
 from typing_extensions import override
 
 from sluice.errors import EngineError
-from sluice.values.avro_structs import struct_of_schema
 from sluice.values.contracts import is_class_with_fields
 from sluice.values.pipeline_modules import DriverStarts, is_name_of_file, load_module
 from sluice.values.references import Reference
+from sluice.values.schema_structs import struct_of_schema
 
 
 def _again(values: dict[str, Any]) -> msgspec.Meta:
@@ -96,7 +96,7 @@ class _Pickler(CloudPickler):
     @override
     def reducer_override(self, obj: Any) -> Any:
         if _is_of_schema(obj):
-            return struct_of_schema, obj.__avro_schema__
+            return struct_of_schema, obj.__registered_schema__
         if _is_named_class(obj) and obj.__module__ == "__main__":
             file = _file(obj)
             if file:
@@ -118,7 +118,7 @@ def _is_named_class(value: Any) -> bool:
 
 
 def _is_of_schema(value: Any) -> bool:
-    return isinstance(value, type) and hasattr(value, "__avro_schema__")
+    return isinstance(value, type) and hasattr(value, "__registered_schema__")
 
 
 def _file(owner: Any) -> str:

@@ -18,6 +18,7 @@
 | growth | the state has grown for a week | the DAG for retention | it stops growing |
 | retention | old state cannot be deleted | the DAG for retention | it has deleted it |
 | budget | the runs of today cost more than the budget | the driver | the day ends |
+| schemas | registry and pipeline do not fit | `sluice check` | a later comparison is right |
 
 Airflow's API server adds to the failures `run`, `slot` and `overdue` what only Airflow's database
 knows about them: see `api.airflow_causes`.

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import get_args, get_type_hints
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -14,10 +17,13 @@ from sluice.plan import plan
 from sluice.registry.memory import MemoryRegistry
 from sluice.registry.opening import forget, memory_registry
 from sluice.settings import settings
+from sluice.state.ledger.ledger import Ledger
 from sluice.testing import TopologyTestDriver
 from sluice.topology import load_pipeline
 from sluice.topology.pulled_schemas import read_file
 from sluice.values.pipeline_modules import load_module
+from sluice.values.registered_schemas import SchemaKind
+from tests.support.states import States
 
 pytestmark = pytest.mark.unit
 
@@ -122,6 +128,55 @@ def test_the_printed_structs_are_those_of_the_schema(
     assert module.Line().item is None
 
 
+PROTO = """
+syntax = "proto3";
+package bank;
+import "google/protobuf/timestamp.proto";
+message Payment {
+  enum Level { LOW = 0; HIGH = 1; }
+  string payer = 1;
+  google.protobuf.Timestamp at = 2;
+  Level level = 3;
+  repeated Line lines = 4;
+  bytes from = 5;
+  optional double rate = 6;
+}
+message Line { string item = 1; }
+"""
+JSON_SCHEMA = {
+    "title": "Payment",
+    "type": "object",
+    "properties": {
+        "payer": {"type": "string"},
+        "at": {"type": "string", "format": "date-time"},
+        "level": {"enum": ["LOW", "HIGH"], "default": "LOW"},
+        "lines": {"type": "array", "default": [], "items": {"$ref": "#/$defs/Line"}},
+        "from": {"type": "string", "contentEncoding": "base64", "default": ""},
+        "rate-of-tax": {"type": "number"},
+        "more": {},
+    },
+    "required": ["payer", "at"],
+    "$defs": {"Line": {"type": "object", "properties": {"item": {"type": "string"}}}},
+}
+
+
+@pytest.mark.parametrize(("kind", "text"), [("PROTOBUF", PROTO), ("JSON", json.dumps(JSON_SCHEMA))])
+def test_structs_are_printed_for_each_format(
+    folder: Path, registry: MemoryRegistry, kind: SchemaKind, text: str
+) -> None:
+    registry.register("payments-value", text, kind)
+    file = folder / "printed_structs.py"
+    file.write_text(schema("pull", "payments-value", "--structs").output)
+    module = load_module(file)
+    annotations = get_type_hints(module.Payment)
+    assert annotations["at"] in (datetime, datetime | None)
+    assert get_args(annotations["lines"]) == (module.Line,)
+    assert module.Line(item="tea").item == "tea"
+    payment = module.Payment(payer="a", at=datetime.now(UTC), from_=b"")
+    assert (payment.level, payment.lines) == ("LOW", [])
+    assert b'"from":""' in msgspec.json.encode(payment)
+
+
 def test_unknown_subjects_are_an_error(folder: Path) -> None:
     result = schema("pull", "nothing-value")
     assert result.exit_code == 1
@@ -144,3 +199,26 @@ def test_check_names_what_cannot_be_read(folder: Path, registry: MemoryRegistry)
     text = json.dumps(SCHEMA).replace('"name": "payer"', '"name": "who"')
     registry.register("payments-value", text)
     assert "$.payer: the field is missing and has no default" in schema("check").output
+
+
+def test_what_does_not_fit_is_recorded_until_a_later_check_passes(
+    folder: Path, registry: MemoryRegistry
+) -> None:
+    schema("push", "bank")
+    registry.register("payments-value", json.dumps(SCHEMA).replace('"amount"', '"price"'))
+    assert schema("check").exit_code == 1
+    with Ledger.open(settings().ledger) as ledger:
+        assert not ledger.failures.all(), "the pipeline has never run"
+
+    database = f"sqlite:///{folder / 'states'}"
+    states = States(database, pipeline="bank", ledger_at=settings().ledger)
+    assert schema("check").exit_code == 1
+    (failure,) = states.ledger.failures.of("bank")
+    assert failure.kind == "schemas"
+    assert "payments (payments-value): $.amount: the field is missing" in failure.detail
+    assert "Compared on 20" in failure.detail
+
+    registry.register("payments-value", json.dumps(SCHEMA))
+    schema("push", "bank")
+    schema("check")
+    assert not states.ledger.failures.of("bank")

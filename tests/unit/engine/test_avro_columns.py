@@ -7,13 +7,13 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from sluice import Avro, Decimal2, EpochMicros, EpochMillis, Pipeline
 from sluice.engine.publish.encode_registered import RegisteredEncoder
@@ -54,6 +54,11 @@ class Everything(Struct):
     maybe: int | None
     maybe_text: str | None = None
     later: str = "later"
+    counts: dict[str, int | None] = {}
+    by_name: dict[str, Part] = {}
+    positive: Annotated[int, Meta(gt=0, le=2**62)] = 1
+    share: Annotated[float, Meta(ge=0, lt=1)] = 0
+    short: Annotated[str, Meta(min_length=1, max_length=3)] = "a"
 
 
 LONGS = st.integers(-(2**63), 2**63 - 1)
@@ -87,6 +92,11 @@ VALUES = st.fixed_dictionaries(
         "maybe": st.none() | LONGS,
         "maybe_text": st.none() | st.text(max_size=5),
         "later": st.text(max_size=5),
+        "counts": st.dictionaries(st.text(max_size=3), st.none() | LONGS, max_size=3),
+        "by_name": st.dictionaries(st.text(max_size=3), PARTS, max_size=2),
+        "positive": st.integers(1, 2**62),
+        "share": st.floats(0, 1, exclude_max=True),
+        "short": st.text(min_size=1, max_size=3),
     }
 )
 
@@ -290,3 +300,61 @@ def test_fewer_values_than_pay_are_read_one_by_one() -> None:
     reading = Reading(Numbers)
     fields = {"wide": 1.0, "time": 0, "whole": 1, "identity": "x", "raw": b"x"}
     assert reading.columns([reading.encode(fields)] * 3) is None
+
+
+@pytest.mark.parametrize("bad", [b"", b"{}", b'{"wide":1.0}', b"\1\0\0\0\1abc", None])
+def test_values_without_a_schema_do_not_keep_others_from_columns(bad: bytes | None) -> None:
+    reading = Reading(Numbers)
+    fields = {"wide": 1.0, "time": 0, "whole": 1, "identity": "x", "raw": b"x"}
+    good = reading.encode(fields)
+    data = [good, bad, *[good] * 60, bad]
+    nothing = pa.nulls(len(data), pa.string())
+    texts = pa.array(data, pa.binary())
+    decoded = reading.decoder.mostly_columns(texts, texts, nothing)
+    assert decoded is not None
+    rows, values, dead_letters = decoded
+    kept, single, rejected = reading.decoder.decode(data, texts, nothing)
+    assert rows.to_pylist() == kept
+    assert dead_letters == rejected
+    for name in values.schema.names:
+        assert values.column(name).equals(reading.decoder.columns.column(single, name))
+
+
+def test_other_doubts_leave_all_values_to_the_decoder_of_single_values() -> None:
+    reading = Reading(Numbers)
+    fields = {"wide": 1.0, "time": 0, "whole": 1, "identity": "x", "raw": b"x"}
+    good = reading.encode(fields)
+    nothing = pa.nulls(62, pa.string())
+    for data in ([good] * 62, [b"{}", good + b"\0", *[good] * 60]):
+        texts = pa.array(data, pa.binary())
+        assert reading.decoder.mostly_columns(texts, texts, nothing) is None
+
+
+def test_an_invalid_value_makes_few_others_slow() -> None:
+    reading = Reading(Numbers)
+    fields = {"wide": 1.0, "time": 0, "whole": 1, "identity": "x", "raw": b"x"}
+    good = reading.encode(fields)
+    data = [good] * 20_000
+    for place in (1, 8_000, 12_000, 16_000):
+        data[place] = good + b"\0"
+    runs = [*reading.decoder.runs(pa.array(data, pa.binary()))]
+    assert [run.begin for run in runs] == [0, *[run.end for run in runs[:-1]]]
+    assert runs[-1].end == 20_000
+    slow = sum(run.end - run.begin for run in runs if run.values is None)
+    assert slow <= 4_000 + 3 * 400
+    for run in runs:
+        if run.values is not None:
+            assert run.values.num_rows == run.end - run.begin
+
+
+def test_columns_are_tried_again_after_many_invalid_values() -> None:
+    reading = Reading(Numbers)
+    fields = {"wide": 1.0, "time": 0, "whole": 1, "identity": "x", "raw": b"x"}
+    good = reading.encode(fields)
+    damaged = pa.array([good + b"\0"] * 400, pa.binary())
+    for _ in range(20):
+        assert [run.values for run in reading.decoder.runs(damaged)] == [None]
+    valid = pa.array([good] * 400, pa.binary())
+    for _ in range(3):
+        *_, last = reading.decoder.runs(valid)
+    assert last.values is not None

@@ -21,9 +21,9 @@ from sluice.engine.batch.dead_letters import RejectedOutput
 from sluice.engine.publish import json_column_encoder
 from sluice.engine.publish.encode import _decode, encode_records
 from sluice.engine.publish.encode_registered import RegisteredEncoder, encoder_of
-from sluice.engine.read.proto_messages import message_classes
 from sluice.plan import plan
 from sluice.registry.memory import MemoryRegistry
+from sluice.values.proto_descriptors import message_classes
 from sluice.values.registered_schemas import RegisteredSchema, SchemaKind
 from tests.engine.shop import Shop
 

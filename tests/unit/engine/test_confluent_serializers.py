@@ -23,9 +23,9 @@ from msgspec import Struct
 from sluice import Avro, Decimal2, Pipeline, Protobuf
 from sluice.engine.publish.encode_registered import RegisteredEncoder
 from sluice.engine.read.decode import ValueDecoder
-from sluice.engine.read.proto_messages import message_classes
 from sluice.plan import plan
 from sluice.registry.memory import MemoryRegistry
+from sluice.values.proto_descriptors import message_classes
 
 pytestmark = pytest.mark.unit
 

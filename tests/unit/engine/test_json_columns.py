@@ -295,7 +295,7 @@ def test_unknown_fields_may_be_within_objects_and_lists() -> None:
 def test_new_unknown_fields_are_looked_for_again_and_those_of_few_texts_are_left_to_the_decoder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(json_columns, "_PIECE", 3)
+    monkeypatch.setattr(json_columns, "PIECE", 3)
     monkeypatch.setattr(json_columns, "_SAMPLE_EVERY", 2)
     plain, more, other = b'{"value": 1}', b'{"value": 1, "more": 1}', b'{"value": 1, "other": "a"}'
     number, text = b'{"value": 1, "more": 1.5}', b'{"value": 1, "more": "b"}'
@@ -599,7 +599,7 @@ def runs_of(texts: Iterable[bytes]) -> list[tuple[int, int, bool]]:
 
 
 def test_a_bad_text_makes_only_its_piece_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_columns, "_PIECE", 2)
+    monkeypatch.setattr(json_columns, "PIECE", 2)
     good, bad = b'{"value": 1}', b"{"
     assert runs_of([good] * 5) == [(0, 5, True)]
     assert runs_of([good, good, good, bad, bad, good, good]) == [
@@ -614,7 +614,7 @@ def test_a_bad_text_makes_only_its_piece_slow(monkeypatch: pytest.MonkeyPatch) -
 def test_arrow_is_not_asked_again_after_some_pieces_in_a_row_were_bad(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(json_columns, "_PIECE", 1)
+    monkeypatch.setattr(json_columns, "PIECE", 1)
     monkeypatch.setattr(json_columns, "_MOST_MISSES", 2)
     good, bad = b'{"value": 1}', b"{"
     assert runs_of([bad, good, bad, good]) == [

@@ -19,7 +19,7 @@ from sluice.registry.http_registry import HttpRegistry
 from sluice.registry.memory import MemoryRegistry
 from sluice.topology import load_pipeline
 from sluice.topology.pulled_schemas import write_file
-from sluice.values.registered_schemas import RegisteredSchema
+from sluice.values.registered_schemas import RegisteredSchema, SchemaKind
 
 pytestmark = pytest.mark.unit
 
@@ -59,15 +59,39 @@ assert type(values[0]) is functions[0].takes.value
 """
 
 
-def test_tasks_make_the_structs_of_a_pulled_schema(tmp_path: Path) -> None:
-    (tmp_path / "events.py").write_text(PIPELINE)
-    text = json.dumps(SCHEMA)
-    write_file(tmp_path, RegisteredSchema(id=1, text=text, subject="events-value", version=1))
+PROTO = """
+syntax = "proto3";
+message Event { string id = 1; Part part = 2; }
+message Part { int32 n = 1; }
+"""
+JSON_SCHEMA = {
+    "title": "Event",
+    "properties": {
+        "id": {"type": "string"},
+        "part": {"properties": {"n": {"type": "integer"}}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("serde", "kind", "text"),
+    [
+        ("Avro", "AVRO", json.dumps(SCHEMA)),
+        ("Protobuf", "PROTOBUF", PROTO),
+        ("JsonSchema", "JSON", json.dumps(JSON_SCHEMA)),
+    ],
+)
+def test_tasks_make_the_structs_of_a_pulled_schema(
+    tmp_path: Path, serde: str, kind: SchemaKind, text: str
+) -> None:
+    (tmp_path / "events.py").write_text(PIPELINE.replace("Avro", serde))
+    schema = RegisteredSchema(id=1, kind=kind, text=text, subject="events-value", version=1)
+    write_file(tmp_path, schema)
     job = plan(load_pipeline(tmp_path, "events")).job
     registry = MemoryRegistry()
-    data = RegisteredEncoder(registry.register("events-value", text), in_header=False)(
-        {"id": "a", "part": {"n": 7}}
-    )
+    encoder = RegisteredEncoder(registry.register("events-value", text, kind), in_header=False)
+    value = {"id": "a", "part": {"n": 7}}
+    data = encoder(json.dumps(value) if encoder.takes_json else value)
     pickling.register()
     reader = StreamReader.of(job, SideOutputs(), registry=registry)
     pickled = CloudPickleSerializer().dumps((reader, job.functions, data))  # type: ignore[no-untyped-call]

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from sluice import Decimal2, Pipeline, Protobuf
 from sluice.engine.publish.encode_registered import RegisteredEncoder
 from sluice.engine.read.decode import ValueDecoder
-from sluice.engine.read.proto_messages import fill, message_classes
+from sluice.engine.read.proto_messages import fill
 from sluice.plan import plan
 from sluice.registry.memory import MemoryRegistry
+from sluice.values.proto_descriptors import message_classes
 
 pytestmark = pytest.mark.unit
 
@@ -44,12 +45,34 @@ class Everything(Struct):
     parts: list[Part]
     part: Part | None
     names: list[str]
+    packed: list[int]
+    unpacked: list[int]
+    doubles: list[float]
+    kinds: list[Literal["A", "B", "C"]]
+    flags: list[bool]
+    extra: dict[str, int]
+    by_name: dict[str, Part]
+    fixed: int
+    signed_fixed: int
+    positive: Annotated[int, Meta(ge=0)]
+    short: Annotated[str, Meta(max_length=3)]
     maybe: int | None = None
+    card: str | None = None
+    cash: int | None = None
+    note: str | None = None
+    limit: int | None = None
+    price: Decimal2 | None = None
+    ready: bool | None = None
+    added: int = 7
+    added_note: str | None = None
+    added_kind: Literal["A", "B"] = "B"
+    added_parts: list[Part] = []
 
 
 SCHEMA = """
 syntax = "proto3";
 import "google/protobuf/timestamp.proto";
+import "google/protobuf/wrappers.proto";
 message First { string text = 1; }
 message Everything {
   enum Kind { A = 0; B = 1; C = 2; }
@@ -71,7 +94,21 @@ message Everything {
   repeated string names = 15;
   optional int64 maybe = 16;
   map<string, int64> extra = 17;
-  oneof means { string card = 18; int64 cash = 19; }
+  oneof means { string card = 18; int64 cash = 19; bool free = 40; }
+  repeated sint64 packed = 21;
+  repeated int64 unpacked = 22 [packed = false];
+  repeated double doubles = 23;
+  repeated Kind kinds = 24;
+  repeated bool flags = 25;
+  map<string, Part> by_name = 26;
+  fixed64 fixed = 27;
+  sfixed32 signed_fixed = 28;
+  google.protobuf.StringValue note = 29;
+  google.protobuf.Int64Value limit = 30;
+  google.protobuf.StringValue price = 31;
+  google.protobuf.BoolValue ready = 32;
+  int64 positive = 33;
+  string short = 34;
 }
 """
 LONGS = st.integers(-(2**63), 2**63 - 1)
@@ -100,15 +137,44 @@ VALUES = st.fixed_dictionaries(
         "names": st.lists(st.text(max_size=3), max_size=3),
         "maybe": LONGS,
         "extra": st.dictionaries(st.text(max_size=3), LONGS, max_size=2),
-        "cash": LONGS,
+        "packed": st.lists(LONGS, max_size=4),
+        "unpacked": st.lists(LONGS, max_size=4),
+        "doubles": st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3),
+        "kinds": st.lists(st.sampled_from(["A", "B", "C"]), max_size=3),
+        "flags": st.lists(st.booleans(), max_size=3),
+        "by_name": st.dictionaries(st.text(max_size=3), PARTS, max_size=2),
+        "fixed": st.integers(0, 2**63 - 1),
+        "signed_fixed": st.integers(-(2**31), 2**31 - 1),
+        "note": st.text(max_size=3),
+        "limit": LONGS,
+        "price": AMOUNTS,
+        "ready": st.booleans(),
+        "positive": st.integers(0, 2**63 - 1),
+        "short": st.text(max_size=3),
+        "means": st.fixed_dictionaries({"cash": LONGS})
+        | st.fixed_dictionaries({"card": st.text(max_size=3)})
+        | st.fixed_dictionaries({"free": st.booleans()}),
     },
-)
+).map(lambda value: with_means(value))
+
+
+def with_means(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a value with a field of its oneof."""
+    means = value.pop("means", {})
+    return {**value, **means}
+
+
+def without_order(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Return columns with dicts in place of maps, because Protobuf gives maps no order."""
+    for name in {"extra", "by_name"} & columns.keys():
+        columns[name] = [dict(entries) for entries in columns[name]]
+    return columns
 
 
 class Reading:
-    def __init__(self) -> None:
+    def __init__(self, contract: type[Struct]) -> None:
         pipeline = Pipeline("p")
-        pipeline.stream("t", value=Protobuf(Everything))
+        pipeline.stream("t", value=Protobuf(contract))
         (source,) = plan(pipeline).job.streams
         registry = MemoryRegistry()
         schema = registry.register("t-value", SCHEMA, "PROTOBUF")
@@ -119,17 +185,17 @@ class Reading:
         assert self.decoder._registered_columns is not None
         self.decoder._registered_columns._misses = 0
         (run,) = self.decoder.runs(pa.array(data, pa.binary()))
-        return None if run.values is None else run.values.to_pydict()
+        return None if run.values is None else without_order(run.values.to_pydict())
 
     def each(self, data: list[bytes]) -> tuple[dict[str, list[Any]], list[str]]:
         _, values, dead_letters = self.decoder.decode([*data])
         columns: dict[str, list[Any]] = {}
         for name in self.decoder.source.types:
             columns[name] = self.decoder.columns.column(values, name).to_pylist()
-        return columns, [letter.reason for letter in dead_letters]
+        return without_order(columns), [letter.reason for letter in dead_letters]
 
 
-READING = Reading()
+READING = Reading(Everything)
 
 
 def repeated(values: list[bytes]) -> list[bytes]:
@@ -182,3 +248,22 @@ def test_fields_in_another_order_and_twice_are_as_protobuf_says(
     columns = READING.columns(texts)
     if columns is not None:
         assert (columns, []) == READING.each(texts)
+
+
+class Choices(Struct):
+    kind: Literal["B", "C"]
+    text: Literal["x", "y"]
+    short: Annotated[str, Meta(min_length=1)]
+    positive: Annotated[int, Meta(gt=0)]
+
+
+@pytest.mark.parametrize("missing", ["kind", "text", "short", "positive"])
+def test_a_default_that_the_contract_does_not_take_is_rejected(missing: str) -> None:
+    reading = Reading(Choices)
+    value = {"kind": "B", "text": "x", "short": "a", "positive": 1}
+    good = reading.encode(value)
+    assert reading.columns([good] * 60) is not None
+    del value[missing]
+    data = [good] * 59 + [reading.encode(value)]
+    assert reading.columns(data) is None
+    assert reading.each(data)[1] == ["contract"]

@@ -45,6 +45,14 @@ def test_settings_that_do_not_fit_together_are_named(monkeypatch: pytest.MonkeyP
         next(read_topic(kafka, "out"))
 
 
+@pytest.mark.parametrize("name", ["ssl.ca.location", "ssl.certificate.location"])
+def test_a_missing_file_is_named(name: str) -> None:
+    """The client's own message has only the name of the setting, or not even this."""
+    kafka = {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SSL", name: "/missing.pem"}
+    with pytest.raises(SettingsError, match=rf"There is no file /missing\.pem, which {name} names"):
+        require_brokers(kafka)
+
+
 @pytest.mark.parametrize("name", ["ssl.keystore.location", "ssl.crl.location"])
 def test_a_missing_file_that_executors_need_is_reported_with_what_to_do(name: str) -> None:
     kafka = {

@@ -35,6 +35,7 @@ from sluice.observe.host_checks import check_hosts, needed_bytes
 from sluice.observe.metrics import gauges, of_pipeline, prometheus
 from sluice.observe.monitoring import LedgerFigures
 from sluice.operations import state_growth
+from sluice.operations.registered_topics import Comparison, RegisteredTopic, note
 from sluice.operations.retention import note_retention
 from sluice.operations.state_growth import note_size
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger, held_back
@@ -44,6 +45,7 @@ from sluice.state.ledger.finished_runs import FinishedRun
 from sluice.state.ledger.leases import Holder
 from sluice.state.ledger.run_ends import note_failure, note_killed
 from sluice.values.budgets import Allowance, Budget
+from sluice.values.registry_formats import RegistryFormat
 from tests.docs.pages import read
 from tests.servers.hosts import TOKEN, placed
 from tests.support.api_client import Api
@@ -233,6 +235,12 @@ def over_budget(stage: Stage) -> None:
     note_budgets(settings(), "orders", [allowance])
 
 
+def schemas_differ(stage: Stage) -> None:
+    of_topic = RegisteredTopic("orders", True, RegistryFormat(kind="AVRO"), None)
+    problem = "$.amount: the field is missing and has no default"
+    note(stage.states.ledger, "orders", [Comparison(of_topic, "2", "wrong", problem)])
+
+
 INCIDENTS: dict[Callable[[Stage], None], tuple[FailureKind, str]] = {
     run_failed: ("run", "Kafka is away. Start it."),
     driver_killed: ("run", "The driver ended without an error."),
@@ -258,6 +266,7 @@ INCIDENTS: dict[Callable[[Stage], None], tuple[FailureKind, str]] = {
         "growth",
         "KiB. Of its 1 rows, 1 belong to the store",
     ),
+    schemas_differ: ("schemas", "orders (orders-value): $.amount: the field is missing"),
     retention_failed: ("retention", "Worker 1: The shard is locked. Remove the cause."),
 }
 """How to stage an incident → the kind of the failure, and a part of its text."""

@@ -1,10 +1,11 @@
-"""Structs for the values of an Avro schema."""
+"""Structs for the values of a registered schema."""
 
 from __future__ import annotations
 
 import keyword
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from functools import cache
@@ -28,9 +29,13 @@ from sluice.values.avro_schemas import (
 )
 from sluice.values.avro_values import unit_of_logical
 from sluice.values.contracts import Digits
+from sluice.values.json_schemas import parse_json_schema
+from sluice.values.proto_descriptors import message_named, node_of
+from sluice.values.registered_schemas import ReferredSchema, SchemaKind
 from sluice.values.sql_types import MOST_DIGITS
 
-SIMPLE: dict[str, type] = {
+SIMPLE: dict[str, Any] = {
+    "any": Any,
     "boolean": bool,
     "int": int,
     "long": int,
@@ -42,30 +47,66 @@ SIMPLE: dict[str, type] = {
 """Primitive type → the type of its values."""
 
 
-def struct_of_schema(text: str, references: tuple[str, ...] = (), name: str = "") -> Any:
+@dataclass(frozen=True)
+class SchemaText:
+    """The text of a schema, of which the same nodes and Structs can always be made again."""
+
+    kind: SchemaKind
+    text: str
+    references: tuple[ReferredSchema, ...] = ()
+    message: str = ""
+    """The name of Protobuf's message; empty for the first one."""
+
+    @property
+    def node(self) -> Node:
+        """The schema as a tree of nodes. Raises SchemaError."""
+        return _node(self)
+
+    @property
+    def keeps_nanoseconds(self) -> bool:
+        """Whether a time with nanoseconds is a number in the contract, which is exact.
+
+        In Protobuf, all times have nanoseconds, of which most programs use only microseconds.
+        """
+        return self.kind == "AVRO"
+
+
+@cache
+def _node(schema: SchemaText) -> Node:
+    match schema.kind:
+        case "AVRO":
+            return parse(schema.text, schema.references)
+        case "JSON":
+            return parse_json_schema(schema.text, schema.references)
+        case "PROTOBUF":
+            message = message_named(schema.text, schema.references, schema.message)
+            return node_of(message.DESCRIPTOR)
+
+
+def struct_of_schema(schema: SchemaText, name: str = "") -> Any:
     """Return the type of a schema's values; the Struct of its record `name`, if that is given.
 
     The same schema gives the same Structs, so a task makes the Structs that the driver has.
     Raises SchemaError for a schema that has no type in SQL.
     """
-    structs = _structs(text, references)
+    structs = _structs(schema)
     if name:
         return structs.made[name]
     return structs.top
 
 
 @cache
-def _structs(text: str, references: tuple[str, ...]) -> _Structs:
-    return _Structs(text, references)
+def _structs(schema: SchemaText) -> _Structs:
+    return _Structs(schema)
 
 
 class _Structs:
-    def __init__(self, text: str, references: tuple[str, ...]) -> None:
-        self._origin = text, references
+    def __init__(self, schema: SchemaText) -> None:
+        self._schema = schema
         self.made: dict[str, Any] = {}
-        self.top = self.type_of(parse(text, references), "$")
+        self.top = self.type_of(schema.node, "$")
 
-    def type_of(self, node: Node, path: str) -> Any:
+    def type_of(self, node: Node, path: str) -> Any:  # noqa: C901  (a table)
         match node:
             case Primitive(logical="decimal") | Fixed(logical="decimal"):
                 if node.precision > MOST_DIGITS:
@@ -75,7 +116,8 @@ class _Structs:
                 return date
             case Primitive(kind="long", logical=logical) if unit_of_logical(logical)[0]:
                 # SQL's times have microseconds.
-                return int if logical.endswith("nanos") else datetime
+                is_number = logical.endswith("nanos") and self._schema.keeps_nanoseconds
+                return int if is_number else datetime
             case Primitive(kind="null"):
                 raise SchemaError(f"{path}: a field that is always null has no type in SQL")
             case Primitive(kind=kind):
@@ -92,6 +134,8 @@ class _Structs:
                 return dict[str, self.type_of(values, f"{path}[...]")]  # type: ignore[misc]
             case Union():
                 return self._union(node, path)
+            case Record(fields=()) if path != "$":
+                raise SchemaError(f"{path}: a record without fields has no type in SQL")
             case Record():
                 if node.name not in self.made:
                     self.made[node.name] = self._struct(node, path)
@@ -117,7 +161,7 @@ class _Structs:
         fields: list[Any] = []
         for each in record.fields:
             kind = self.type_of(each.type, f"{path}.{each.name}")
-            fields.append((_identifier(each.name), kind, _declared(each)))
+            fields.append((identifier(each.name), kind, _declared(each)))
         tag = None
         if self._is_in_union(record):
             tag = record.short_name
@@ -125,14 +169,14 @@ class _Structs:
             re.sub(r"\W", "_", record.short_name),
             fields,
             module=__name__,
-            namespace={"__avro_schema__": (*self._origin, record.name)},
+            namespace={"__registered_schema__": (self._schema, record.name)},
             kw_only=True,
             tag=tag,
         )
         return struct
 
     def _is_in_union(self, record: Record) -> bool:
-        return any(each.name == record.name for each in _in_unions(parse(*self._origin)))
+        return any(each.name == record.name for each in _in_unions(self._schema.node))
 
 
 def _in_unions(node: Node) -> Iterator[Record]:
@@ -153,15 +197,19 @@ def _in_unions(node: Node) -> Iterator[Record]:
             yield from _in_unions(inner)
 
 
-def _identifier(name: str) -> str:
-    if keyword.iskeyword(name):
-        return f"{name}_"
-    return name
+def identifier(name: str) -> str:
+    """Return the name of a field in Python."""
+    bare = re.sub(r"\W", "_", name)
+    if not bare[:1] or bare[0].isdigit():
+        bare = f"_{bare}"
+    if keyword.iskeyword(bare):
+        return f"{bare}_"
+    return bare
 
 
 def _declared(each: Field) -> Any:
     renamed = None
-    if _identifier(each.name) != each.name:
+    if identifier(each.name) != each.name:
         renamed = each.name
     if each.default is NO_DEFAULT:
         return msgspec.field(name=renamed)
@@ -193,21 +241,33 @@ def _declared(each: Field) -> Any:
 def aliases_of(node: Node) -> dict[str, tuple[str, ...]]:
     """Return `Record.field` → the aliases of the field, for all fields that have some."""
     aliases: dict[str, tuple[str, ...]] = {}
-    for record in _records(node):
-        for each in record.fields:
+    for part in _parts(node):
+        if not isinstance(part, Record):
+            continue
+        for each in part.fields:
             if each.aliases:
-                aliases[f"{record.short_name}.{each.name}"] = each.aliases
+                aliases[f"{part.short_name}.{each.name}"] = each.aliases
     return aliases
 
 
-def _records(node: Node) -> Iterator[Record]:
+def enum_defaults_of(node: Node) -> dict[str, str]:
+    """Return the name of each enum with a default → the symbol that is the default."""
+    defaults: dict[str, str] = {}
+    for each in _parts(node):
+        if isinstance(each, Choice) and each.default:
+            defaults[each.short_name] = each.default
+    return defaults
+
+
+def _parts(node: Node) -> Iterator[Node]:
+    """Yield a node and all nodes within it."""
+    yield node
     match node:
         case Record(fields=fields):
-            yield node
             for each in fields:
-                yield from _records(each.type)
+                yield from _parts(each.type)
         case Array(items=inner) | Map(values=inner):
-            yield from _records(inner)
+            yield from _parts(inner)
         case Union(branches=branches):
             for branch in branches:
-                yield from _records(branch)
+                yield from _parts(branch)

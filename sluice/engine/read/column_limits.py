@@ -1,0 +1,81 @@
+"""Checks columns of decoded values against the limits of a contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec import inspect
+
+from sluice.engine.read.json_lines import require
+from sluice.values.contracts import choice_type
+
+Check: TypeAlias = Callable[[pa.Array], None]
+"""Raises UnsureError if a value of a column, other than null, is outside the limits."""
+
+
+def without_limits(kind: inspect.Type) -> tuple[inspect.Type, Check | None]:
+    """Return a type without its limits, and what checks them; None for a type without limits.
+
+    Limits that Arrow would check in another way stay: patterns, and multiples of a number.
+    """
+    match kind:
+        case inspect.IntType(multiple_of=None) | inspect.FloatType(multiple_of=None):
+            bare: inspect.Type = type(kind)()
+            if kind == bare:
+                return kind, None
+            return bare, partial(_check_numbers, kind)
+        case inspect.StrType(pattern=None) | inspect.BytesType():
+            bare = type(kind)()
+            if kind == bare:
+                return kind, None
+            return bare, partial(_check_lengths, kind)
+        case _:
+            return kind, None
+
+
+def _check_numbers(kind: inspect.IntType | inspect.FloatType, column: pa.Array) -> None:
+    bounds = pc.min_max(column)
+    least, most = bounds["min"].as_py(), bounds["max"].as_py()
+    if least is None:
+        return
+    require(kind.gt is None or least > kind.gt)
+    require(kind.ge is None or least >= kind.ge)
+    require(kind.lt is None or most < kind.lt)
+    require(kind.le is None or most <= kind.le)
+
+
+def _check_lengths(kind: inspect.StrType | inspect.BytesType, column: pa.Array) -> None:
+    lengths = pc.utf8_length if pa.types.is_string(column.type) else pc.binary_length
+    bounds = pc.min_max(lengths(column))
+    if bounds["min"].as_py() is None:
+        return
+    require(kind.min_length is None or bounds["min"].as_py() >= kind.min_length)
+    require(kind.max_length is None or bounds["max"].as_py() <= kind.max_length)
+
+
+def choices_of(kind: inspect.Type) -> list[Any]:
+    """Return the values of a Literal or an Enum of one type; nothing for another type."""
+    if isinstance(kind, inspect.LiteralType):
+        return [*kind.values] if choice_type(kind) is not None else []
+    if isinstance(kind, inspect.EnumType):
+        return [member.value for member in kind.cls]
+    return []
+
+
+def maps_of(rows: npt.NDArray[np.int64], count: int, keys: pa.Array, values: pa.Array) -> pa.Array:
+    """Return a column of maps, from entries in the order of their rows.
+
+    Raises UnsureError if a map has a key twice, of which the last one counts.
+    """
+    codes = keys.dictionary_encode().indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    places = rows * (len(keys) + 1) + codes
+    require(len(np.unique(places)) == len(places))
+    bounds = np.zeros(count + 1, np.int32)
+    np.cumsum(np.bincount(rows, minlength=count), out=bounds[1:])
+    return pa.MapArray.from_arrays(pa.array(bounds), keys, values)
