@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from sluice.client import AsyncClient as AsyncClient
     from sluice.client import Client as Client
     from sluice.public_names import *  # noqa: F403
-    from sluice.query.read_store import read_store as read_store
+    from sluice.query.read_without_server import read_store as read_store
 
 _MODULES = {
     "AsyncClient": "sluice.client",
     "Client": "sluice.client",
     "Routes": "sluice.api.routes.custom_routes",
     "Stores": "sluice.api.routes.custom_routes",
-    "read_store": "sluice.query.read_store",
+    "read_store": "sluice.query.read_without_server",
 }
 """Name that is not in `sluice.public_names`, because its module imports HTTP clients or a database
 → its module."""

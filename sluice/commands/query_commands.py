@@ -107,7 +107,7 @@ def get(
     if complete:
         read_point["require"] = "complete"
     if local:
-        from sluice.query.read_store import read_store
+        from sluice.query.read_without_server import read_store
 
         with errors_as_messages():
             entries: list[Entry] = []
@@ -151,7 +151,7 @@ def scan(
     )
     with errors_as_messages():
         if local:
-            from sluice.query.read_store import read_store
+            from sluice.query.read_without_server import read_store
             from sluice.query.time_texts import parse_time
 
             for option, text in (("--from", start), ("--to", end)):

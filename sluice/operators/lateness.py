@@ -15,7 +15,8 @@ For a session, `end` is the end after the record has joined the session and merg
 Streams, a sliding window and a session are closed one millisecond before records become late for
 them, so that a record can change a window after its final result.
 
-The functions also take NumPy arrays of times. All times are in ms.
+The functions also take NumPy arrays of times. All times are in ms. Late records are counted in
+`engine/batch/record_outcomes.py`.
 """
 
 from __future__ import annotations

@@ -8,6 +8,9 @@ key can delete this key's row.
 
 Stream time here is the time that all partitions have reached, because no partition may update a
 window after the window's result has been sent.
+
+If the aggregate before this step keeps each window until it closes, `suppressed_windows` sends the
+results from the aggregate's state. `early_results` also sends results of open windows.
 """
 
 from __future__ import annotations

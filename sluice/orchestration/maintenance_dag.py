@@ -14,7 +14,7 @@ from sluice.airflow_connections import KAFKA, kafka_config
 from sluice.errors import BrokersUnreachable, RetentionFailed, SettingsError, SluiceError
 from sluice.kafka.brokers import broker_errors, silent_admin
 from sluice.kafka.unread_records import Offsets, read_lag
-from sluice.operations.retention import merge_history, note_retention, retain
+from sluice.operations.snapshot_retention import merge_history, note_retention, retain
 from sluice.operations.state_growth import note_size
 from sluice.orchestration.retries import maintenance_task_defaults
 from sluice.settings import settings

@@ -1,5 +1,7 @@
 """The headers of a dead letter: the rejected record's, then Sluice's, which no producer can forge.
 
+This module has their names; `engine/batch/dead_letters.py` writes them.
+
 Names of Sluice's headers start with `sluice.`. A header of the record with such a name is written
 as `sluice.original.NAME`. Sluice's headers come last, and `sluice.reason` is the first of them.
 

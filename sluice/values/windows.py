@@ -54,7 +54,8 @@ class Window:
     def bounds_of(self, time: int) -> list[Bounds]:
         """Return the windows that contain `time`, the earliest first.
 
-        Windows with a negative start do not exist.
+        Windows with a negative start do not exist. For many times at once,
+        `operators.aggregation.window_bounds` computes the same.
         """
         size, every = self.size_ms, self.advance_ms or self.size_ms
         first = (time - size + every) // every * every

@@ -22,7 +22,7 @@ from sluice.engine.run.driver_lease import Lease
 from sluice.engine.run.job_run import JobRun
 from sluice.errors import EngineError, LeaseError
 from sluice.operations.rebuild import Rebuild
-from sluice.operations.retention import retain
+from sluice.operations.snapshot_retention import retain
 from sluice.plan import plan
 from sluice.state.ledger.generations import Generations
 from sluice.state.ledger.history import Batch

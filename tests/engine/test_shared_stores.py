@@ -19,7 +19,7 @@ from sluice.operations.moves import move
 from sluice.operations.rebuild import Rebuild
 from sluice.operations.removal import remove
 from sluice.operations.renaming import rename
-from sluice.operations.retention import retain
+from sluice.operations.snapshot_retention import retain
 from sluice.plan import plan
 from sluice.settings import settings
 from sluice.state.ledger.ledger import Ledger

@@ -88,7 +88,7 @@ def move(ledger: str, pipeline: str, worker: str, address: str) -> Callable[[], 
 
 def retain(ledger: str, pipeline: str, keep: str) -> Callable[[], object]:
     """Remove all snapshots but the newest `keep`."""
-    from sluice.operations.retention import retain as forget
+    from sluice.operations.snapshot_retention import retain as forget
     from sluice.state.ledger.ledger import Ledger
 
     return lambda: forget(Ledger.open(ledger), pipeline, int(keep), 0.0)
@@ -208,7 +208,7 @@ if __name__ == "__main__":
     import sluice.kafka.redrive
     import sluice.operations.moves
     import sluice.operations.repartition
-    import sluice.operations.retention
+    import sluice.operations.snapshot_retention
     import sluice.plan
     import sluice.query.differences  # noqa: F401
 

@@ -17,7 +17,7 @@ from sluice.commands.cli import app
 from sluice.commands.worker_arguments import place_of
 from sluice.errors import NotFound, Refused, StateError
 from sluice.operations.moves import move
-from sluice.operations.retention import retain
+from sluice.operations.snapshot_retention import retain
 from sluice.operations.state_growth import note_size
 from sluice.query import workers
 from sluice.server import served_shards

@@ -18,7 +18,7 @@ from sluice.engine.run.driver_lease import current_lease, this_process
 from sluice.engine.run.standby_upkeep import promote_standbys
 from sluice.errors import DamagedState, LeaseError, NotFound, Refused, StateError, Unreachable
 from sluice.operations.moves import move
-from sluice.operations.retention import retain
+from sluice.operations.snapshot_retention import retain
 from sluice.query import workers
 from sluice.settings import settings
 from sluice.state.ledger.placement import Placement

@@ -34,7 +34,7 @@ from sluice.errors import SluiceError
 from sluice.kafka.topics import Topic, create_topics
 from sluice.local.platform import LocalPlatform
 from sluice.local.service import Service, members, stop
-from sluice.operations.retention import retain
+from sluice.operations.snapshot_retention import retain
 from sluice.provision.machine_checks import free_port
 from sluice.settings import Settings, settings
 from sluice.state.ledger.ledger import Ledger

@@ -31,7 +31,6 @@ from sluice.operators.aggregation.sliding import SlidingAggregate
 from sluice.operators.base import RIGHT
 from sluice.operators.by_window import ByWindow
 from sluice.operators.call import Call, Lookup
-from sluice.operators.closing_windows import ClosingWindows
 from sluice.operators.early_results import EarlyResults
 from sluice.operators.expiring_table import ExpiringTable
 from sluice.operators.joins.by_key import StreamTableJoin, TableJoin
@@ -44,6 +43,7 @@ from sluice.operators.passed_rows import PassedRows
 from sluice.operators.processor import StoreOptions
 from sluice.operators.processor_operator import Process
 from sluice.operators.suppress import BufferLimit, Suppress
+from sluice.operators.suppressed_windows import ClosingWindows
 from sluice.operators.table import Latest, LatestVersion
 from sluice.plan import PlannedOperator
 from sluice.plan import operator_parameters as plan

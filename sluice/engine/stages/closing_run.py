@@ -15,7 +15,7 @@ from sluice.engine.stages.releases import Releases
 from sluice.engine.stages.stage_output import StageOperator, StageOutput
 from sluice.engine.stages.timeline import Timeline
 from sluice.operators.aggregation.aggregate import WindowAggregation
-from sluice.operators.closing_windows import ClosingWindows
+from sluice.operators.suppressed_windows import ClosingWindows
 
 _LATEST = 2**63 - 1
 

@@ -13,7 +13,7 @@ from sluice.engine.batch.storage import Storage
 from sluice.engine.stages.advances import ReportAdvances
 from sluice.engine.stages.build import stage_operator
 from sluice.engine.stages.driver_rows import DriverRows
-from sluice.engine.stages.foreign_keys import ForeignKeyMoves
+from sluice.engine.stages.foreign_key_moves import ForeignKeyMoves
 from sluice.engine.stages.ingest import Ingest
 from sluice.engine.stages.stage_output import StageOperator
 from sluice.engine.stages.stage_task import Stage

@@ -22,8 +22,8 @@ class ForeignKeyJoin(Operator[Referred]):
     `Row.foreign` is the left row's own key. If a left row's foreign key changes, its old value
     therefore goes to the state of the old foreign key, and its new value to the state of the new
     foreign key, in any order. Neither state has the other value, so the engine
-    (`engine/stages/foreign_keys.py`) gives some rows of the left table the side MOVED instead of
-    LEFT:
+    (`engine/stages/foreign_key_moves.py`) gives some rows of the left table the side MOVED instead
+    of LEFT:
 
     - an old value, unless a new value that has a foreign key replaces it,
     - a new value whose old value had another foreign key, and

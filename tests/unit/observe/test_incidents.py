@@ -36,7 +36,7 @@ from sluice.observe.metrics import gauges, of_pipeline, prometheus
 from sluice.observe.monitoring import LedgerFigures
 from sluice.operations import state_growth
 from sluice.operations.registered_topics import Comparison, RegisteredTopic, note
-from sluice.operations.retention import note_retention
+from sluice.operations.snapshot_retention import note_retention
 from sluice.operations.state_growth import note_size
 from sluice.orchestration.trigger import KafkaEndOffsetTrigger, held_back
 from sluice.settings import settings

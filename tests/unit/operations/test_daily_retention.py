@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sluice.errors import QueryError, RetentionFailed
-from sluice.operations.retention import retain
+from sluice.operations.snapshot_retention import retain
 from sluice.orchestration import maintenance_dag
 from sluice.settings import settings
 from tests.support.states import States, ledger_url

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import make_url
 
 from sluice.engine.run.replay import replay_steps
-from sluice.operations.retention import merge_history, retain
+from sluice.operations.snapshot_retention import merge_history, retain
 from sluice.state.ledger.history import Batch
 from sluice.state.model import GenerationRef
 from sluice.state.shard.local_shard import LocalShard

@@ -15,11 +15,11 @@ from sluice.operators.aggregation.aggregate import WindowedAggregate
 from sluice.operators.aggregation.aggregate_functions import Function
 from sluice.operators.aggregation.calculation import Functions
 from sluice.operators.base import LEFT
-from sluice.operators.closing_windows import ClosingWindows
 from sluice.operators.columns import KeyedRows, KeyStates, Results
 from sluice.operators.joins import stream_join
 from sluice.operators.joins.stream_join import StreamJoin
 from sluice.operators.suppress import Suppress, Waiting
+from sluice.operators.suppressed_windows import ClosingWindows
 from sluice.support.arrays import Times
 
 

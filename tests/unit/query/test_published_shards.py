@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import make_url
 
 from sluice.errors import StateError
-from sluice.operations.retention import retain
+from sluice.operations.snapshot_retention import retain
 from sluice.query import AsOf, Reader
 from sluice.query.results import Page
 from sluice.server.served_shards import ServedShards

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from sqlalchemy import make_url
 
 from sluice.errors import Busy, Gone, NotFound, NotReached, QueryError, StateError, TooSlow
-from sluice.operations.retention import retain
+from sluice.operations.snapshot_retention import retain
 from sluice.query import Answer, AsOf, Combined, Entry, Pin, Reader
 from sluice.query import catalogue as catalogue_module
 from sluice.query import reader as reader_module

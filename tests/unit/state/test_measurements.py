@@ -10,7 +10,7 @@ import pytest
 
 from sluice.errors import EngineError
 from sluice.observe.run_measurements import measured_run
-from sluice.operations.retention import retain
+from sluice.operations.snapshot_retention import retain
 from sluice.settings import Settings
 from sluice.state.ledger.audits import SourceAudit
 from sluice.state.ledger.leases import Holder

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from sluice.engine.batch.row_schemas import rows
-from sluice.engine.stages.foreign_keys import ForeignKeyMoves
+from sluice.engine.stages.foreign_key_moves import ForeignKeyMoves
 from sluice.operators.base import LEFT, MOVED, RIGHT
 
 JOIN = 7
