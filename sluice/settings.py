@@ -318,7 +318,7 @@ def settings() -> Settings:
 
 
 def masked(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return the text with these secrets masked, and those in this process's settings."""
+    """Mask these secrets, and those in this process's settings, in the text."""
     try:
         own_secrets = settings().secrets
     except SettingsError:

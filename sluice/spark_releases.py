@@ -62,7 +62,7 @@ def numbers_of_workers(workers: int) -> list[int]:
 
 
 def _hash(number: int) -> int:
-    """Spark's hash of an INT: Murmur3 for 32 bits with the seed 42, as a signed number."""
+    """Return Spark's hash of an INT: Murmur3 for 32 bits with the seed 42, as a signed number."""
     mixed = _rotated(number * 0xCC9E2D51 & _BITS, 15) * 0x1B873593 & _BITS
     state = (_rotated(42 ^ mixed, 13) * 5 + 0xE6546B64) & _BITS
     # The last step also takes the number of bytes.

@@ -162,6 +162,6 @@ def remove(pipeline: PipelineName, worker: Worker) -> None:
                 # The standby can be removed even if its server is gone for good.
                 kept = f" Its copy was not deleted: {error.detail}"
         out.print(
-            f"{standby.host_port} is no standby of worker {worker} of {pipeline} any more.{kept}",
+            f"{standby.host_port} is no longer a standby of worker {worker} of {pipeline}.{kept}",
             soft_wrap=True,
         )

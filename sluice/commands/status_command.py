@@ -166,7 +166,7 @@ def _file_failures(ledger: Ledger, loaded: Loaded, figures: LedgerFigures) -> di
 def _unseen_files(ledger: Ledger, loaded: Loaded) -> dict[str, str]:
     """Return the files of pipelines that no loaded file defines, and whose folder is not here.
 
-    The folder may be on another host, so this is no failure.
+    The folder may be on another host, so this is not a failure.
     """
     names = {pipeline.name for pipeline in loaded.pipelines} | {file.name for file in loaded.broken}
     unseen: dict[str, str] = {}

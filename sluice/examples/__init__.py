@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 NAMES = ("greetings", "words", "products", "orders", "pos", "windows")
 FORMATS = ("avro", "protobuf", "json_schema")
-"""The formats with a schema registry in which the orders example can run, besides JSON."""
+"""The formats, besides JSON, in which the orders example can run. They need a schema registry."""
 
 
 def load_example(name: str) -> Example:

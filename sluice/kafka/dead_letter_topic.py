@@ -128,7 +128,7 @@ class DeadLetter:
         )
 
     def header(self, name: str) -> str:
-        """Sluice's header `sluice.NAME`; an empty text if it is missing."""
+        """Return Sluice's header `sluice.NAME`; an empty text if it is missing."""
         return self.sluice_headers.get(f"{PREFIX}{name}", "")
 
     @property

@@ -330,7 +330,7 @@ def topic_ids(
     topics: Iterable[str],
     seconds: float = _TIMEOUT_S,
 ) -> dict[str, str]:
-    """Topic → its Kafka id, which is new after the topic is deleted and created again.
+    """Return topic → its Kafka id, which is new after a topic is deleted and created again.
 
     Omits missing topics. Raises BrokersUnreachable if no broker answers within `seconds`.
     """
@@ -355,7 +355,9 @@ def described_topics(
     *,
     with_operations: bool = False,
 ) -> dict[str, TopicDescription]:
-    """Topic → its description, without the missing topics. The broker reads only these topics.
+    """Return topic → its description, without the missing topics.
+
+    The broker reads only these topics.
 
     With `with_operations`, the broker also says which operations it allows to this client, unless
     it cannot say that.
@@ -464,7 +466,7 @@ def records_at(
 
 
 def _rounds(places: Iterable[Place]) -> Iterator[list[Range]]:
-    """Ranges that cover the places. Each list has at most one range of a partition.
+    """Yield ranges that cover the places. Each list has at most one range of a partition.
 
     Two places are in the same range if it is quicker to read on from one to the other than to ask
     the broker again.

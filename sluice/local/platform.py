@@ -283,7 +283,7 @@ def write_secret(file: Path, text: str) -> None:
 
 
 def _secrets() -> dict[str, str]:
-    """Secrets that Airflow's components share.
+    """Return secrets that Airflow's components share.
 
     Without them, each component would write secrets of its own to airflow.cfg.
     """

@@ -52,7 +52,7 @@ def failures_of(
     `lag` is None if it is unknown, and `lag_error` says why. `held_since` is the time since which a
     transaction holds back records, as far as the caller has seen; None if no transaction hangs.
 
-    A missing input is no failure of a pipeline that has never run, or that is retired.
+    A missing input is not a failure of a pipeline that has never run, or that is retired.
     """
     failures = recorded_failures(figures, pipeline)
     recorded = {failure.kind for failure in failures}
@@ -74,7 +74,7 @@ def recorded_failures(figures: LedgerFigures, pipeline: str) -> list[Failure]:
     """Return the failures that the ledger has of a pipeline.
 
     The trigger of a pipeline that has never run records that it waits for its topics. Nothing that
-    has worked is broken then, so this is no failure: see `awaited_by`.
+    has worked is broken then, so this is not a failure: see `awaited_by`.
     """
     failures = figures.failures.get(pipeline, ())
     calm = calm_of(figures, pipeline)

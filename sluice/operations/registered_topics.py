@@ -93,7 +93,7 @@ def problem_of_reading(topic: RegisteredTopic, schema: RegisteredSchema) -> str:
         try:
             node = parse_json_schema(schema.text, schema.references)
         except SchemaError:
-            # JSON is read by the contract alone, so a schema without types in SQL is no problem.
+            # JSON is read by the contract alone, so a schema without SQL types does no harm.
             return ""
         return json_problem(node, topic.contract)
     if schema.kind == "PROTOBUF":

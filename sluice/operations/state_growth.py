@@ -17,7 +17,7 @@ from sluice.state.remote.opening import open_shard, state_size
 from sluice.values.phrases import listed, size_text
 
 _SMALL = 2**30
-"""Growth of a state that is smaller than 1 GiB is no failure, because the state of a new pipeline
+"""Growth of a state that is smaller than 1 GiB is not a failure, because a new pipeline's state
 grows while its windows fill."""
 
 

@@ -221,7 +221,7 @@ class KeyStates(Sequence[S]):
     def __init__(
         self, keys: Sequence[str], states: MutableMapping[str, S], new_state: Callable[[], S]
     ) -> None:
-        """`states`: the key of each state that there is; new states are added."""
+        """Wrap `states`, which has key → state; new states are added to it."""
         self._keys = keys
         self._states = states
         self._new_state = new_state

@@ -250,7 +250,7 @@ class Store(Generic[V]):
         """Set the value of a key. The time to live of the value begins again.
 
         If the store keeps headers, it stores `headers`, by default the headers of the current
-        record. In a timer, the default is no headers.
+        record. A timer has no headers.
         """
         if type(key) is not str:
             raise TypeError(f"a key of store {self.name!r} must be a str, not {type(key).__name__}")

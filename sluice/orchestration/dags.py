@@ -156,7 +156,7 @@ def _dag_of_task(folder: Path, alerts: Alerts) -> DAG | None:
 
 
 def _files_by_dag_id(broken: list[Broken], taken: set[str]) -> dict[str, Broken]:
-    """DAG id → broken file.
+    """Return DAG id → broken file.
 
     The id is the pipeline's name if the file's text contains it, otherwise the file's name.
     """

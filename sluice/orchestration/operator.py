@@ -219,7 +219,7 @@ class SluiceOperator(SparkSubmitOperator):
             raise
 
     def _skip_if_paused(self, context: Context) -> None:
-        """Skip the task if somebody has paused the pipeline, which is no failure.
+        """Skip the task if somebody has paused the pipeline, which is not a failure.
 
         A pipeline that runs continuously would be started again at once, so its task waits a while.
         """

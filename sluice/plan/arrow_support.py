@@ -33,7 +33,7 @@ class NeedsSparkError(Exception):
     """
 
     def __init__(self, part: str, step: int | None = None) -> None:
-        """`step` is the number of the step, if it is known."""
+        """Name the expression's part; `step` is the number of the step, if it is known."""
         super().__init__(part)
         self.step = step
 

@@ -111,7 +111,7 @@ class FurtherProcesses:
             self._start_later(number, exit_code)
 
     def begin_stop(self) -> None:
-        """Let the processes take no more connections, and end after their last answers."""
+        """Stop the processes from accepting connections; each ends after its last answer."""
         loop = asyncio.get_running_loop()
         for restart in self._restarts.values():
             restart.cancel()

@@ -61,7 +61,7 @@ class ServedShards:
         return Card(self.host, self.port, self.database, self.identity)
 
     async def location(self, ref: GenerationRef, number: int) -> str:
-        """Address of a shard that this server serves or is receiving.
+        """Return the address of a shard that this server serves or is receiving.
 
         Raise Refused if another server has the shard.
         """
@@ -106,7 +106,7 @@ class ServedShards:
         return info
 
     def served_location(self, worker: WorkerInfo) -> str | None:
-        """Address of a worker's shard if this server serves it, else None."""
+        """Return the address of a worker's shard if this server serves it, else None."""
         if (worker.host, worker.port) != (self.host, self.port) or not self._is_own_address:
             return None
         # The URL of a shard at a server ends with /GENERATION/NUMBER.

@@ -85,7 +85,7 @@ def map_part(maps: pa.Array, place: int) -> pa.Array:
 
 
 def drop_nulls(lists: pa.Array) -> pa.Array:
-    """Return the lists without elements that are null."""
+    """Return the lists without their null elements."""
     elements = lists.flatten()
     is_valid = elements.is_valid().to_numpy(zero_copy_only=False)
     lengths = np.bincount(_rows_of_elements(lists)[is_valid], minlength=len(lists))

@@ -135,7 +135,7 @@ def require_valid(text: str, types: Mapping[str, str], where: str, need: Need = 
         if with_json:
             example = text_of(with_json[0])
         raise TopologyError(
-            f"{where} has JSON that is not looked into, which cannot be a key.",
+            f"{where} contains unparsed JSON, which cannot be a key.",
             next_step=f"Use the text of the JSON: {example}.{JSON_FIELD}.",
         )
     if need == "key" and kind == "NULL":

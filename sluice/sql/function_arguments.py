@@ -312,7 +312,7 @@ def _unlike(
     kinds: Sequence[str],
     fit: Callable[[str, str], bool],
 ) -> Misfit | None:
-    """Return the first argument after the first whose type does not fit `kind`."""
+    """Return the first of the further arguments whose type does not fit `kind`, the first one's."""
     for argument, other in zip(arguments[1:], kinds[1:], strict=False):
         if not fit(kind, other):
             return Misfit(argument, f"a value like {kind}", _SAME_TYPE)

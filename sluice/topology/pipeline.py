@@ -477,8 +477,7 @@ class Pipeline(Graph):
             _require_field(where, serde.name, fields, name)
             if JSON_FIELD in fields[name]:
                 raise TopologyError(
-                    f"{where}: the key {name} has JSON that is not looked into, which cannot be "
-                    "a key.",
+                    f"{where}: the key {name} contains unparsed JSON, which cannot be a key.",
                     next_step=f"Declare the type of {name}.",
                 )
         time_field = field_of_time(event_time)

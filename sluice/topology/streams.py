@@ -669,7 +669,7 @@ class Stream(Handle[V]):
         where = self._where("lookup_in")
         if not isinstance(store, StoreOf):
             raise TopologyError(
-                f"{where}: {store!r} is no store of another pipeline.",
+                f"{where}: {store!r} is not a store of another pipeline.",
                 next_step='Write lookup_in(pipeline.store_of("PIPELINE", "STORE", value=...)).',
             )
         self._require_expression(key, "lookup_in", "key or null")

@@ -171,7 +171,7 @@ def _parse_descriptor(file: Any, text: str) -> None:
     try:
         file.MergeFromString(b64decode(text, validate=False))
     except (ValueError, DecodeError) as error:
-        raise SchemaError(f"the schema is no schema of Protobuf: {error}") from None
+        raise SchemaError(f"this is not a Protobuf schema: {error}") from None
 
 
 class _Scope:

@@ -202,7 +202,7 @@ def warm_run(
             send_request(connected, request, *outputs)
             has_started = run.has_started()
         except (OSError, UnicodeEncodeError):
-            # JSON cannot hold variables that are no text.
+            # JSON cannot hold variables that are not valid text.
             has_started = False
         finally:
             if is_piped:

@@ -158,7 +158,7 @@ class Run:
 def _end_as_interpreter() -> None:
     """Do what the interpreter does at the end of a program.
 
-    It waits for threads that are no daemons, and runs the functions that were registered for it.
+    It waits for threads that are not daemons, and runs the functions that were registered for it.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

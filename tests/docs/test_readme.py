@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from sluice.examples import load_example
+from sluice.examples.demo import SEED
 from sluice.kafka.topics import read_topic
 from sluice.local.broker import EmbeddedKafka
 from sluice.plan import plan
@@ -35,6 +38,27 @@ def pages(tmp_path: Path) -> Pipeline:
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(content)
     return load_pipeline(tmp_path / "spark_jobs", "pages")
+
+
+def test_the_demo_compares_as_many_results_as_the_readme_says() -> None:
+    example = load_example("orders")
+    samples = sorted(
+        example.samples(example.count, SEED, example.start_ms),
+        key=lambda sample: sample.timestamp_ms,
+    )
+    compared = example.expected(samples).size
+    assert f"  {compared:,} entries and records, 0 differences\n" in read("README.md")
+
+
+def test_the_ratios_to_kafka_streams_are_those_of_the_benchmarks() -> None:
+    (row,) = re.findall(
+        r"^\| 1,000,000 \| Sluice .*\n.*\*\*(.+?)\*\* \| \*\*(.+?)\*\* \|$",
+        read("docs/benchmarks.md"),
+        re.MULTILINE,
+    )
+    time_ratio, cpu_ratio = row
+    claim = f"{time_ratio} of the time and {cpu_ratio} of the CPU time"
+    assert claim in read("README.md")
 
 
 def test_the_pipeline_has_thirty_lines() -> None:

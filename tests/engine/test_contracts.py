@@ -1,4 +1,4 @@
-"""Pydantic models, and JSON that is not looked into, in runs with a broker."""
+"""Pydantic models, and unparsed JSON, in runs with a broker."""
 
 from __future__ import annotations
 

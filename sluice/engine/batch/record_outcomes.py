@@ -164,7 +164,7 @@ def corrections(origins: Integers, outcomes: Integers) -> dict[tuple[int, int], 
 def corrected_counts(reports: Iterable[pa.Table], topics: Mapping[int, str]) -> BatchStats:
     """Return what to add to the counts of a batch, given the reports of all its stages.
 
-    `topics` are by the numbers of their sources.
+    `topics` has the number of each source → its topic.
     """
     table = pa.concat_tables([UNDECIDED.empty_table(), *reports])
     origins = np.asarray(table.column("origin"))

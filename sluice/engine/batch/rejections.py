@@ -78,7 +78,7 @@ def run_ending_error(caller: str, error: BaseException, subject: str) -> RecordF
         advice = "Use less memory in the function, or give the machine more, and run again."
     else:
         advice = (
-            "This exception ends the run, because it is no error of a record. Correct the "
+            "This exception ends the run, because it is not the fault of a record. Correct the "
             "function, and run again."
         )
     return RecordFailed(

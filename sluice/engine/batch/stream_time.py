@@ -46,7 +46,7 @@ IDLE = ":idle"
 without records."""
 
 OWN_TIMES = (ANNOUNCED, ANNOUNCED_FROM, CLOSED, DUE, IDLE, ORDER, SEEN, WALL)
-"""The names of times that are kept among the stream times, but are no operator's stream time.
+"""The names of times that are kept among the stream times, but are not an operator's.
 
 Snapshots do not show these times.
 """

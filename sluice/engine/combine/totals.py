@@ -35,8 +35,8 @@ _COMBINED_RECORDS = 50_000
 _MOST_ROWS = 150_000
 """A task makes state rows once it has this many combined rows of a group."""
 _SHARE_OF_OTHERS = 0.8
-"""A task also makes state rows if new records have added at least this share of the earlier rows.
-Hardly any new record then has the key and window of an earlier record."""
+"""A task also makes state rows if the new records have added many rows, at least this share of the
+earlier rows: then few new records have the key and window of an earlier record."""
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class Ingest(TaskOfBatch):
 
     @staticmethod
     def columns(job: Job) -> dict[str, str]:
-        """Column → its SQL, for the columns that the task reads."""
+        """Return column → its SQL, for the columns that the task reads."""
         names: list[str] = []
         for group in job.groups:
             names += [group.passed, group.key, *group.inputs]

@@ -120,7 +120,7 @@ class KnownTypes:
         return types
 
     def input_types(self) -> dict[int, str]:
-        """Operator → the types of its inputs on all sides of which it keeps values."""
+        """Return operator → the types of its inputs on all sides whose values it keeps."""
         types: dict[int, str] = {}
         for operator in self.job.operators:
             of_sides: list[str] = []

@@ -144,7 +144,7 @@ def stage_with_sql(
 
 
 def kinds_in(frame: DataFrame) -> Kinds:
-    """Return a function that returns the types that Spark finds for columns over a frame."""
+    """Return a function that lets Spark determine the types of columns over this frame."""
 
     def kinds(columns: Sequence[Column]) -> Mapping[str, str]:
         schema = select(frame, columns).schema

@@ -372,7 +372,7 @@ class SpreadAggregation(Aggregation):
         )
 
     def _replacing(self, new: Results, replaced: pa.Array) -> Results:
-        """Results after the results that they replace."""
+        """Return each new result after the result that it replaces."""
         is_sent = np.ones(len(new.rows), np.bool_)
         if self.only_changes:
             is_sent = ~np.asarray(pc.fill_null(pc.equal(new.values, replaced), False))

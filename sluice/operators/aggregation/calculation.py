@@ -284,7 +284,7 @@ _SORTING = msgspec.json.Encoder(decimal_format="number", order="deterministic")
 
 
 def _with_sorted_names(text: str) -> str:
-    """JSON text, with the names of each object's fields sorted."""
+    """Return the JSON text with the names of each object's fields sorted."""
     return _SORTING.encode(_DECODER.decode(text)).decode()
 
 

@@ -125,8 +125,8 @@ class SlidingAggregate(WindowAggregation):
     def _add_to_own(self, state: Windows, starts: list[int], row: Row, out: Output) -> bool:
         """Add a record to all windows that contain it: its own, which ends at it, and later ones.
 
-        Returns whether the record was added to any window; if not, it is late. `starts`: the starts
-        of nearby windows, the latest first.
+        Returns whether the record was added to any window; if not, it is late. `starts` has the
+        starts of nearby windows, the latest first.
         """
         own = row.time - self.window.size_ms
         has_own = own in state

@@ -45,7 +45,7 @@ class SourceAudit(msgspec.Struct, frozen=True, kw_only=True):
     passed_over: dict[str, int] = {}
     """`REASON/STEP` → how often a step skipped a record: `late` (once per window), `null_key`,
     `null_value`, `duplicate`, `missing`, `failed`. Other steps may still process the record, so
-    these counts are no part of the balance. A record that reaches an operator counts as applied,
+    these counts are not part of the balance. A record that reaches an operator counts as applied,
     even if the operator skips it."""
     dropped: dict[str, int] = {}
     """Reason → number of unusable records that were discarded, such as records with a null key."""

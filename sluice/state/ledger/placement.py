@@ -50,7 +50,7 @@ class Placement(msgspec.Struct, frozen=True):
         return f"{scheme}://{self.host_port}/local"
 
     def shard(self, ref: GenerationRef) -> str:
-        """URL of the worker's shard of one generation."""
+        """Return the URL of the worker's shard of one generation."""
         return f"{self.url}/{self.pipeline}/{ref.generation}/{self.number}"
 
 

@@ -56,7 +56,7 @@ class Quarantine(LedgerPart):
             return Inspection(ref, _since(connection, ref), epochs_of(connection, ref.pipeline))
 
     def conclude(self, before: Inspection, worker: int, reason: str = "") -> None:
-        """With a `reason`, keep readers and writers from opening the worker's shard.
+        """Keep readers and writers from opening the worker's shard, for this reason.
 
         Without a reason, let them open it.
 

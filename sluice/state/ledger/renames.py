@@ -188,7 +188,7 @@ class Renames(LedgerPart):
                 values = row | {"pipeline": name, "location": without_password(address)}
                 connection.execute(insert(WORKERS), values)
             own = RENAMES.c.kind == "pipeline", RENAMES.c.pipeline == name
-            # A former name that the pipeline has again is no former name any more.
+            # A former name that the pipeline has again is no longer a former name.
             connection.execute(delete(RENAMES).where(*own, RENAMES.c.former == name))
             connection.execute(update(RENAMES).where(*own).values(name=name))
             begun = update(RENAMES).where(*own, RENAMES.c.former == old)

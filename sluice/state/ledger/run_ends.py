@@ -33,7 +33,7 @@ def note_failure(configuration: Settings, pipeline: str, run: str = "") -> Itera
 
 
 def require_running(configuration: Settings, pipeline: str) -> None:
-    """Raise PausedPipeline if somebody has paused the pipeline. That is no failure of a run.
+    """Raise PausedPipeline if somebody has paused the pipeline. That is not a failure.
 
     If the ledger cannot be reached, do nothing: the run reports that.
     """
