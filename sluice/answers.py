@@ -515,7 +515,7 @@ class HistoryColumn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     phases: dict[str, float] = {}
     """Phase → its mean seconds in these batches."""
     freshness_seconds: float | None = None
-    """The longest time from the newest event up to a batch until the batch was published."""
+    """How old the newest event was, at most, when one of these batches was published."""
     read: dict[str, int] = {}
     written: dict[str, int] = {}
     late: dict[str, int] = {}

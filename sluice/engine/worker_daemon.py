@@ -5,9 +5,9 @@ It imports the modules that tasks need before it forks the processes that run ta
 So these processes start fast, and share the memory of the modules.
 
 The driver on the same host imports the same modules. It has therefore forked a process that waits
-to be the daemon (`prepare`). This program then only gives that process everything that it has got
-from Spark, and waits for its end. On the other hosts of a cluster, this program is the daemon
-itself.
+to be the daemon (`prepare`). This program then only passes on to that process what Spark gave it,
+such as stdin and arguments, and waits until the process ends. On the other hosts of a cluster, this
+program is the daemon itself.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def import_pandas_on_demand() -> None:
     sys.meta_path.insert(0, finder)
     import pyarrow as pa
 
-    # pyarrow looks for pandas only once. Afterwards, it takes pandas for missing.
+    # pyarrow looks for pandas only once, and from now on believes that pandas is missing.
     pa.array([])
     finder.hides = False
 

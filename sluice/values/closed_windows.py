@@ -12,8 +12,8 @@ ANNOUNCED = ":announced"
 announced store are closed."""
 
 ANNOUNCED_FROM = ":announced_from"
-"""The name of the same time before the first batch of a generation that announces the store's
-windows; -1 if that is the generation's first batch."""
+"""The name of the time from which on a generation announces the store's windows: the stream time
+before its first batch that announces them, or -1 if that is its very first batch."""
 
 
 def windows_ending(window: TimeWindow, after: int, until: int) -> Iterator[Bounds]:

@@ -164,7 +164,7 @@ class _Parser:
         for part in [*parts, own] if "properties" in own else parts:
             node = self.parse(part, base, path, name)
             if not isinstance(node, Record):
-                raise SchemaError(f"{path}: only objects are read of allOf")
+                raise SchemaError(f"{path}: Sluice reads allOf only if all its parts are objects")
             fields |= {each.name: each for each in node.fields}
         return self._record(_name(schema, name), tuple(fields.values()))
 

@@ -75,7 +75,7 @@ class BatchQueries:
     def query(self, start: BatchStart) -> BatchQuery:
         """Return the query of the current batch, whose turn has come. The caller must close it.
 
-        If its tasks have begun to read from anything else than this start, they have read in vain.
+        If its tasks have begun to read from anything other than this start, they have read in vain.
         """
         query, self._begun = self._begun, None
         if query is not None:
