@@ -17,7 +17,9 @@ function filled(node, attributes, content) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else node.setAttribute(name, value === true ? "" : String(value));
   }
-  const parts = content.flat(3).filter((part) => part !== null && part !== undefined && part !== false);
+  const parts = content
+    .flat(3)
+    .filter((part) => part !== null && part !== undefined && part !== false);
   node.append(...parts.map((part) => (part instanceof Node ? part : String(part))));
   return node;
 }
@@ -25,7 +27,8 @@ function filled(node, attributes, content) {
 export const link = (href, ...content) => element("a", { href }, ...content);
 
 // A link to a page of Airflow, which opens in the whole window and not in this frame.
-export const airflowLink = (path, ...content) => element("a", { href: path, target: "_top" }, ...content);
+export const airflowLink = (path, ...content) =>
+  element("a", { href: path, target: "_top" }, ...content);
 
 export const badge = (text, kind = "") => element("span", { class: `badge ${kind}` }, text);
 
@@ -42,17 +45,43 @@ export function table(columns, rows, { label, empty = "Nothing yet.", sorting = 
   if (!rows.length) return element("p", { class: "quiet" }, empty);
   const head = columns.map((column) => {
     const sorted = sorting && sorting.by === column.title;
-    const content = sorting && column.sort
-      ? button(column.title + (sorted ? (sorting.down ? " ↓" : " ↑") : ""), () => sorting.choose(column), { class: "sort" })
-      : column.title;
+    const content =
+      sorting && column.sort
+        ? button(
+            column.title + (sorted ? (sorting.down ? " ↓" : " ↑") : ""),
+            () => sorting.choose(column),
+            { class: "sort" },
+          )
+        : column.title;
     const order = sorted ? (sorting.down ? "descending" : "ascending") : null;
-    return element("th", { scope: "col", class: column.number ? "number" : null, "aria-sort": order }, content);
+    return element(
+      "th",
+      { scope: "col", class: column.number ? "number" : null, "aria-sort": order },
+      content,
+    );
   });
-  const body = rows.map((row) => element("tr", {}, columns.map((column, index) =>
-    element(index ? "td" : "th", { scope: index ? null : "row", class: column.number ? "number" : null, "data-label": column.title },
-      element("div", {}, column.cell(row))))));
-  return element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label },
-    element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body)));
+  const body = rows.map((row) =>
+    element(
+      "tr",
+      {},
+      columns.map((column, index) =>
+        element(
+          index ? "td" : "th",
+          {
+            scope: index ? null : "row",
+            class: column.number ? "number" : null,
+            "data-label": column.title,
+          },
+          element("div", {}, column.cell(row)),
+        ),
+      ),
+    ),
+  );
+  return element(
+    "div",
+    { class: "scroll", tabindex: 0, role: "region", "aria-label": label },
+    element("table", {}, element("thead", {}, element("tr", {}, head)), element("tbody", {}, body)),
+  );
 }
 
 // Does something, refreshes the page, and shows the message that was returned, or the error, in the element `done`.
@@ -77,11 +106,23 @@ export async function report(refresh, act) {
 // null if it is cancelled. A field has a name, a label and a note. If the server rejects a text, the dialog stays open.
 export function confirm(title, text, action, { fields = [], send = async () => true } = {}) {
   return new Promise((resolve, reject) => {
-    const inputs = fields.map(({ name, label, note }) =>
-      [name, element("input", { name, placeholder: note, "aria-describedby": "dialog-error" }), label]);
-    const error = element("p", { id: "dialog-error", role: "alert", class: "trouble", hidden: true });
-    const given = () => Object.fromEntries(inputs.map(([name, input]) => [name, input.value.trim()]));
-    const close = (end, value) => { dialog.remove(); end(value); };
+    const inputs = fields.map(({ name, label, note }) => [
+      name,
+      element("input", { name, placeholder: note, "aria-describedby": "dialog-error" }),
+      label,
+    ]);
+    const error = element("p", {
+      id: "dialog-error",
+      role: "alert",
+      class: "trouble",
+      hidden: true,
+    });
+    const given = () =>
+      Object.fromEntries(inputs.map(([name, input]) => [name, input.value.trim()]));
+    const close = (end, value) => {
+      dialog.remove();
+      end(value);
+    };
     const accept = async () => {
       try {
         close(resolve, await send(given()));
@@ -89,16 +130,36 @@ export function confirm(title, text, action, { fields = [], send = async () => t
         if (![400, 422].includes(problem.status) || !inputs.length) return close(reject, problem);
         error.replaceChildren(problem.message);
         error.hidden = false;
-        for (const [name, input] of inputs) input.setAttribute("aria-invalid", problem.message.startsWith(`${name} `));
-        (inputs.find(([, input]) => input.getAttribute("aria-invalid") === "true") ?? inputs[0])[1].focus();
+        for (const [name, input] of inputs)
+          input.setAttribute("aria-invalid", problem.message.startsWith(`${name} `));
+        (inputs.find(([, input]) => input.getAttribute("aria-invalid") === "true") ??
+          inputs[0])[1].focus();
       }
     };
-    const dialog = element("dialog", { "aria-labelledby": "dialog-title", onclose: () => close(resolve, null) },
-      element("form", { method: "dialog", onsubmit: (event) => { event.preventDefault(); accept(); } },
-        element("h2", { id: "dialog-title" }, title), element("p", {}, text),
-        inputs.map(([, input, label]) => element("label", { class: "field" }, label, " ", input)), error,
-        element("div", { class: "actions" },
-          button("Cancel", () => dialog.close()), element("button", { type: "submit", class: "primary" }, action))));
+    const dialog = element(
+      "dialog",
+      { "aria-labelledby": "dialog-title", onclose: () => close(resolve, null) },
+      element(
+        "form",
+        {
+          method: "dialog",
+          onsubmit: (event) => {
+            event.preventDefault();
+            accept();
+          },
+        },
+        element("h2", { id: "dialog-title" }, title),
+        element("p", {}, text),
+        inputs.map(([, input, label]) => element("label", { class: "field" }, label, " ", input)),
+        error,
+        element(
+          "div",
+          { class: "actions" },
+          button("Cancel", () => dialog.close()),
+          element("button", { type: "submit", class: "primary" }, action),
+        ),
+      ),
+    );
     document.body.append(dialog);
     dialog.showModal();
   });

@@ -6,12 +6,19 @@ const loading = new Map();
 
 function library(file, name) {
   if (!loading.has(file)) {
-    loading.set(file, new Promise((resolve, reject) => {
-      const src = new URL(`./vendor/${file}`, import.meta.url).href;
-      document.head.append(element("script", {
-        src, onload: () => resolve(globalThis[name]), onerror: () => reject(new Error(`${file} cannot be loaded.`)),
-      }));
-    }));
+    loading.set(
+      file,
+      new Promise((resolve, reject) => {
+        const src = new URL(`./vendor/${file}`, import.meta.url).href;
+        document.head.append(
+          element("script", {
+            src,
+            onload: () => resolve(globalThis[name]),
+            onerror: () => reject(new Error(`${file} cannot be loaded.`)),
+          }),
+        );
+      }),
+    );
   }
   return loading.get(file);
 }

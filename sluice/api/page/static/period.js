@@ -10,10 +10,16 @@ const RANGES = { hour: 3_600_000, day: 86_400_000, week: 604_800_000 };
 // { from, to } in epoch ms, and `text` for sentences.
 export function periodOf(search) {
   const [from, to] = [Number(search.get("from")), Number(search.get("to"))];
-  if (from > 0 && to > from && to < LATEST) return { from, to, text: `from ${timeText(from)} to ${timeText(to)}`, range: null };
+  if (from > 0 && to > from && to < LATEST)
+    return { from, to, text: `from ${timeText(from)} to ${timeText(to)}`, range: null };
   const range = RANGES[search.get("range")] ? search.get("range") : "day";
   const now = Date.now();
-  return { from: now - RANGES[range], to: now, text: `in the last ${range === "day" ? "24 hours" : range}`, range };
+  return {
+    from: now - RANGES[range],
+    to: now,
+    text: `in the last ${range === "day" ? "24 hours" : range}`,
+    range,
+  };
 }
 
 // The same address with other parameters of the time.
@@ -23,9 +29,26 @@ export function withPeriod(search, period) {
 }
 
 export function periodChoice(path, search, period) {
-  const choices = Object.keys(RANGES).map((range) => element("a", {
-    class: "choice", href: path + withPeriod(search, { range: range === "day" ? "" : range }), "aria-current": period.range === range ? "true" : null,
-  }, `Last ${range === "day" ? "24 hours" : range}`));
-  return element("nav", { class: "choices", "aria-label": "Time" }, choices,
-    !period.range && element("span", { class: "choice", "aria-current": "true" }, `${timeText(period.from)} to ${timeText(period.to)}`));
+  const choices = Object.keys(RANGES).map((range) =>
+    element(
+      "a",
+      {
+        class: "choice",
+        href: path + withPeriod(search, { range: range === "day" ? "" : range }),
+        "aria-current": period.range === range ? "true" : null,
+      },
+      `Last ${range === "day" ? "24 hours" : range}`,
+    ),
+  );
+  return element(
+    "nav",
+    { class: "choices", "aria-label": "Time" },
+    choices,
+    !period.range &&
+      element(
+        "span",
+        { class: "choice", "aria-current": "true" },
+        `${timeText(period.from)} to ${timeText(period.to)}`,
+      ),
+  );
 }

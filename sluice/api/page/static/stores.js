@@ -18,10 +18,13 @@ export function workers(all) {
   const lost = all.filter((worker) => worker.status !== "ok");
   if (!all.length) return "–";
   const degraded = all.filter((worker) => worker.standby);
-  if (!lost.length && !degraded.length) return all.length === 1 ? "The worker answers" : `All ${all.length} workers answer`;
+  if (!lost.length && !degraded.length)
+    return all.length === 1 ? "The worker answers" : `All ${all.length} workers answer`;
   return [
     ...lost.map((worker) => badge(`worker ${worker.number}: ${worker.reason}`, "failed")),
-    ...degraded.map((worker) => badge(`worker ${worker.number}: only its standby answers. ${worker.reason}`, "degraded")),
+    ...degraded.map((worker) =>
+      badge(`worker ${worker.number}: only its standby answers. ${worker.reason}`, "degraded"),
+    ),
   ];
 }
 
@@ -30,14 +33,18 @@ export function fieldNames(type) {
   const inner = /^struct<(.*)>$/is.exec(type)?.[1];
   if (inner === undefined) return element("code", {}, type.toLowerCase());
   const names = [];
-  let depth = 0, name = "";
+  let depth = 0,
+    name = "";
   let isName = true;
   for (const character of inner) {
     if ("<(".includes(character)) depth += 1;
     if (">)".includes(character)) depth -= 1;
     if (!depth && character === ":") isName = false;
-    else if (!depth && character === ",") { names.push(name.trim()); name = ""; isName = true; }
-    else if (isName) name += character;
+    else if (!depth && character === ",") {
+      names.push(name.trim());
+      name = "";
+      isName = true;
+    } else if (isName) name += character;
   }
   names.push(name.trim());
   return element("span", { title: type }, names.filter(Boolean).join(", "));
